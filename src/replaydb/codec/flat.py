@@ -1,0 +1,325 @@
+"""The columnar form of episodes: what is stored, and what batches are made from.
+
+Token-level fields lie end to end over all episodes, so packing is concatenation and padding one
+masked scatter. Text is not here; it has its own table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from replaydb.episodes import Episode
+from replaydb.episodes.arrays import Array, Versions, bits, dtype_name, from_bits
+from replaydb.episodes.turns import Turn, same_fields
+
+# A version column cannot hold None; no version is this low, they are 32-bit.
+UNKNOWN_VERSION = int(np.iinfo(np.int64).min)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FlatTurns:
+    """The turns of the episodes of one part: N in all, in order.
+
+    Their tokens, logprobs and per-token versions are those of `FlatEpisodes`, cut at `lengths`.
+
+    Attributes:
+        counts: Turns of each episode, int64 [E]; 0 where it was not built from turns.
+        lengths: Tokens of each turn, int64 [N].
+        prompt_lengths: Of which are context, int64 [N].
+        rewards: float64 [N]; NaN where there is none.
+        versions: int64 [N]; `UNKNOWN_VERSION` where unknown or per token.
+        has_logprobs: bool [N].
+        has_token_versions: bool [N].
+        finish_reasons: N strings or None.
+        metadata: N JSON objects.
+    """
+
+    counts: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    prompt_lengths: NDArray[np.int64]
+    rewards: NDArray[np.float64]
+    versions: NDArray[np.int64]
+    has_logprobs: NDArray[np.bool_]
+    has_token_versions: NDArray[np.bool_]
+    finish_reasons: tuple[str | None, ...]
+    metadata: tuple[dict[str, Any], ...]
+
+    def __eq__(self, other: object) -> bool:
+        return same_fields(self, other) if isinstance(other, FlatTurns) else NotImplemented
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FlatEpisodes:
+    """E episodes of T tokens in all.
+
+    Attributes:
+        lengths: Tokens of each episode, int64 [E].
+        prompt_lengths: Tokens before the (first) response, int64 [E].
+        rewards: float64 [E]; NaN where there is none.
+        advantages: float64 [E]; NaN where there is none.
+        versions: int64 [E]; `UNKNOWN_VERSION` where unknown or per token.
+        has_logprobs: bool [E].
+        has_token_versions: bool [E].
+        token_ids: int32 [T].
+        loss_mask: bool [T].
+        logprobs: float32 [T], NaN in episodes without; None if no episode has any.
+        token_versions: int32 [T], only meaningful in episodes (and turns) that say they have it;
+            None if there is none.
+        token_extras: [T, ...] by name: those that every episode has, of one dtype and shape.
+        extras: [E, ...] by name: those that every episode has, of one dtype and shape.
+        each_token_extras: The other ones, by episode position, then name.
+        each_extras: The other ones, by episode position, then name.
+        finish_reasons: E strings or None.
+        metadata: E JSON objects.
+        turns: None if no episode was built from turns.
+    """
+
+    lengths: NDArray[np.int64]
+    prompt_lengths: NDArray[np.int64]
+    rewards: NDArray[np.float64]
+    advantages: NDArray[np.float64]
+    versions: NDArray[np.int64]
+    has_logprobs: NDArray[np.bool_]
+    has_token_versions: NDArray[np.bool_]
+    token_ids: NDArray[np.int32]
+    loss_mask: NDArray[np.bool_]
+    logprobs: NDArray[np.float32] | None
+    token_versions: NDArray[np.int32] | None
+    token_extras: dict[str, Array]
+    extras: dict[str, Array]
+    each_token_extras: dict[int, dict[str, Array]]
+    each_extras: dict[int, dict[str, Array]]
+    finish_reasons: tuple[str | None, ...]
+    metadata: tuple[dict[str, Any], ...]
+    turns: FlatTurns | None
+
+    @property
+    def num_episodes(self) -> int:
+        """E."""
+        return len(self.lengths)
+
+    @property
+    def num_tokens(self) -> int:
+        """T, prompts included."""
+        return len(self.token_ids)
+
+    @property
+    def offsets(self) -> NDArray[np.int64]:
+        """Where each episode begins in the token-level fields, and T: int64 [E + 1]."""
+        offsets = np.zeros(self.num_episodes + 1, np.int64)
+        np.cumsum(self.lengths, out=offsets[1:])
+        return offsets
+
+    def episodes(self, texts: Sequence[str | None] | None = None) -> list[Episode]:
+        """The episodes, their arrays being views of these.
+
+        Args:
+            texts: Transcripts, one per episode.
+        """
+        turns = _unflatten_turns(self, self.turns) if self.turns is not None else None
+        ends = self.offsets.tolist()
+        return [
+            Episode._trusted(
+                token_ids=self.token_ids[begin:end],
+                loss_mask=self.loss_mask[begin:end],
+                logprobs=_cut(self.logprobs, begin, end, self.has_logprobs[i]),
+                prompt_length=int(self.prompt_lengths[i]),
+                reward=_known(self.rewards[i]),
+                advantage=_known(self.advantages[i]),
+                policy_version=_version(self.token_versions, begin, end, self, i),
+                finish_reason=self.finish_reasons[i],
+                token_extras={
+                    **{name: column[begin:end] for name, column in self.token_extras.items()},
+                    **self.each_token_extras.get(i, {}),
+                },
+                extras={
+                    # the ellipsis makes a 0-d array of what would be a scalar
+                    **{name: column[i, ...] for name, column in self.extras.items()},
+                    **self.each_extras.get(i, {}),
+                },
+                metadata=self.metadata[i],
+                text=texts[i] if texts is not None else None,
+                turns=turns[i] if turns is not None else (),
+            )
+            for i, (begin, end) in enumerate(pairwise(ends))
+        ]
+
+    def __eq__(self, other: object) -> bool:
+        return same_fields(self, other) if isinstance(other, FlatEpisodes) else NotImplemented
+
+
+def flatten(episodes: Sequence[Episode]) -> FlatEpisodes:
+    """Lay episodes end to end; tokens are copied once."""
+    token_extras, each_token_extras = _columns(
+        [episode.token_extras for episode in episodes],
+        lambda array: (dtype_name(array), *array.shape[1:]),
+        np.concatenate,
+    )
+    extras, each_extras = _columns(
+        [episode.extras for episode in episodes],
+        lambda array: (dtype_name(array), *array.shape),
+        np.stack,
+    )
+    lengths = [len(episode.token_ids) for episode in episodes]
+    logprobs = [episode.logprobs for episode in episodes]
+    versions = [episode.policy_version for episode in episodes]
+    return FlatEpisodes(
+        lengths=np.array(lengths, np.int64),
+        prompt_lengths=np.array([episode.prompt_length for episode in episodes], np.int64),
+        # numpy reads None as NaN when it is asked for floats
+        rewards=np.array([episode.reward for episode in episodes], np.float64),
+        advantages=np.array([episode.advantage for episode in episodes], np.float64),
+        versions=_scalar_versions(versions),
+        has_logprobs=np.array([array is not None for array in logprobs], np.bool_),
+        has_token_versions=_per_token(versions),
+        token_ids=_concatenate([episode.token_ids for episode in episodes], np.int32),
+        loss_mask=_concatenate([episode.loss_mask for episode in episodes], np.bool_),
+        logprobs=_filled(logprobs, lengths, np.float32, np.nan),
+        token_versions=_filled(
+            [_token_versions(episode) for episode in episodes], lengths, np.int32, 0
+        ),
+        token_extras=token_extras,
+        extras=extras,
+        each_token_extras=each_token_extras,
+        each_extras=each_extras,
+        finish_reasons=tuple([episode.finish_reason for episode in episodes]),
+        metadata=tuple([episode.metadata for episode in episodes]),
+        turns=_flatten_turns(episodes) if any(episode.turns for episode in episodes) else None,
+    )
+
+
+def _flatten_turns(episodes: Sequence[Episode]) -> FlatTurns:
+    turns = [turn for episode in episodes for turn in episode.turns]
+    versions = [turn.policy_version for turn in turns]
+    return FlatTurns(
+        counts=np.array([len(episode.turns) for episode in episodes], np.int64),
+        lengths=np.array([turn.num_tokens for turn in turns], np.int64),
+        prompt_lengths=np.array([len(turn.prompt_ids) for turn in turns], np.int64),
+        rewards=np.array([turn.reward for turn in turns], np.float64),
+        versions=_scalar_versions(versions),
+        has_logprobs=np.array([turn.logprobs is not None for turn in turns], np.bool_),
+        has_token_versions=_per_token(versions),
+        finish_reasons=tuple(turn.finish_reason for turn in turns),
+        metadata=tuple(turn.metadata for turn in turns),
+    )
+
+
+def _unflatten_turns(flat: FlatEpisodes, columns: FlatTurns) -> list[tuple[Turn, ...]]:
+    """The turns of each episode, cut out of the tokens of the episodes."""
+    starts = flat.offsets.tolist()
+    found, turn = [], 0
+    for begin, count in zip(starts, columns.counts.tolist(), strict=False):
+        mine = []
+        for i in range(turn, turn + count):
+            middle, end = begin + int(columns.prompt_lengths[i]), begin + int(columns.lengths[i])
+            mine.append(
+                Turn._trusted(
+                    prompt_ids=flat.token_ids[begin:middle],
+                    response_ids=flat.token_ids[middle:end],
+                    logprobs=_cut(flat.logprobs, middle, end, columns.has_logprobs[i]),
+                    reward=_known(columns.rewards[i]),
+                    policy_version=_version(flat.token_versions, middle, end, columns, i),
+                    finish_reason=columns.finish_reasons[i],
+                    metadata=columns.metadata[i],
+                )
+            )
+            begin = end
+        found.append(tuple(mine))
+        turn += count
+    return found
+
+
+def _token_versions(episode: Episode) -> NDArray[np.int32] | None:
+    """Per-token versions of the episode, or of those of its turns that have them."""
+    if isinstance(episode.policy_version, np.ndarray):
+        return episode.policy_version
+    if not any(isinstance(turn.policy_version, np.ndarray) for turn in episode.turns):
+        return None
+    row = np.zeros(episode.num_tokens, np.int32)
+    end = 0
+    for turn in episode.turns:
+        end += turn.num_tokens
+        if isinstance(turn.policy_version, np.ndarray):
+            row[end - len(turn.response_ids) : end] = turn.policy_version
+    return row
+
+
+def _columns(
+    rows: list[dict[str, Array]],
+    kind: Callable[[Array], tuple[object, ...]],
+    join: Callable[[list[NDArray[Any]]], NDArray[Any]],
+) -> tuple[dict[str, Array], dict[int, dict[str, Array]]]:
+    """Extras that all rows have in one kind, joined; and the other ones, by row."""
+    if not any(rows):
+        return {}, {}
+    joined: dict[str, Array] = {}
+    for name, first in rows[0].items():
+        column = [row[name] for row in rows if name in row]
+        if len(column) == len(rows) and all(kind(array) == kind(first) for array in column):
+            whole = join([bits(array) for array in column])
+            whole.setflags(write=False)
+            joined[name] = from_bits(whole, dtype_name(first))
+    each: dict[int, dict[str, Array]] = {}
+    for i, row in enumerate(rows):
+        others = {name: array for name, array in row.items() if name not in joined}
+        if others:
+            each[i] = others
+    return joined, each
+
+
+def _filled(
+    arrays: Sequence[NDArray[Any] | None], lengths: list[int], dtype: DTypeLike, absent: float
+) -> NDArray[Any] | None:
+    """The arrays end to end, `absent` in the place of those that are None; None if all are."""
+    if all(array is None for array in arrays):
+        return None
+    return _concatenate(
+        [
+            np.full(length, absent, dtype) if array is None else array
+            for array, length in zip(arrays, lengths, strict=True)
+        ],
+        dtype,
+    )
+
+
+def _concatenate(arrays: list[NDArray[Any]], dtype: DTypeLike) -> NDArray[Any]:
+    whole = np.concatenate(arrays) if arrays else np.empty(0, dtype)
+    whole.setflags(write=False)
+    return whole
+
+
+def _scalar_versions(versions: Sequence[Versions]) -> NDArray[np.int64]:
+    return np.array([v if isinstance(v, int) else UNKNOWN_VERSION for v in versions], np.int64)
+
+
+def _per_token(versions: Sequence[Versions]) -> NDArray[np.bool_]:
+    return np.array([isinstance(version, np.ndarray) for version in versions], np.bool_)
+
+
+def _cut(
+    column: NDArray[Any] | None, begin: int, end: int, present: np.bool_
+) -> NDArray[Any] | None:
+    return column[begin:end] if present and column is not None else None
+
+
+def _known(value: np.float64) -> float | None:
+    return None if np.isnan(value) else float(value)
+
+
+def _version(
+    column: NDArray[np.int32] | None,
+    begin: int,
+    end: int,
+    owner: FlatEpisodes | FlatTurns,
+    position: int,
+) -> Versions:
+    if owner.has_token_versions[position]:
+        return _cut(column, begin, end, owner.has_token_versions[position])
+    version = int(owner.versions[position])
+    return None if version == UNKNOWN_VERSION else version

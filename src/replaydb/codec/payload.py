@@ -1,0 +1,286 @@
+"""`FlatEpisodes` <-> bytes.
+
+The tensors of a payload, for E episodes of T tokens and N turns; those in brackets where needed:
+
+    lengths prompt_lengths versions  I64 [E]      rewards advantages  F64 [E]
+    token_ids [token_versions]       I32 [T]      loss_mask           BOOL [T]
+    [logprobs]                       F32 [T]      [has_logprobs has_token_versions]  BOOL [E]
+    [token/<name>]                   [T, ...]     [episode/<name>]    [E, ...]
+    [each/<position>/token/<name>]   [its T, ...] [each/<position>/episode/<name>]   any shape
+    [turn/counts]                    I64 [E]      [turn/<other columns>]             [N]
+    [json]  U8: finish reasons and metadata
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import zlib
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replaydb.codec import framing
+from replaydb.codec.flat import UNKNOWN_VERSION, FlatEpisodes, FlatTurns
+from replaydb.codec.framing import corrupt
+from replaydb.episodes import CORE_FIELDS
+from replaydb.episodes.arrays import TORCH_CODES, Array, from_bits
+from replaydb.errors import CorruptPayloadError, InvalidInputError
+from replaydb.inputs import INT32, optional, to_json_object, to_name, to_text
+
+VERSION = 1
+
+_T = TypeVar("_T")
+
+_TURN_COLUMNS = (
+    "counts",
+    "lengths",
+    "prompt_lengths",
+    "rewards",
+    "versions",
+    "has_logprobs",
+    "has_token_versions",
+)
+_EXTRA = re.compile(r"(?:each/(0|[1-9][0-9]{0,8})/)?(token|episode)/(.+)", re.DOTALL)
+
+
+def encode(flat: FlatEpisodes, *, compression: Literal["zstd"] | None = None) -> bytes:
+    """The episodes as bytes; the same episodes give the same bytes.
+
+    Raises:
+        NotSupportedError: `compression` asks for zstd, and zstandard is not installed.
+    """
+    blob = framing.write(_tensors(flat), VERSION)
+    return blob if compression is None else framing.compress(blob)
+
+
+def decode(data: bytes | memoryview, checksum: int | None = None) -> FlatEpisodes:
+    """The episodes in `data`; arrays are read-only views of it, if it is not compressed.
+
+    Args:
+        data: What `encode` returned.
+        checksum: What `checksum` said of it then. Without one, altered bytes may decode to other
+            episodes, though never to impossible ones.
+
+    Raises:
+        CorruptPayloadError: The bytes are truncated, altered, foreign, or of a newer version.
+        NotSupportedError: They are compressed, and zstandard is not installed.
+    """
+    view = memoryview(data).toreadonly()
+    if checksum is not None and (actual := zlib.crc32(view)) != checksum:
+        corrupt(f"checksum is {actual:#010x}, not {checksum:#010x}")
+    reader = _Reader(framing.read(framing.decompress(view), VERSION))
+    try:
+        return reader.episodes()
+    except InvalidInputError as error:
+        raise CorruptPayloadError(str(error)) from error
+
+
+def checksum(data: bytes | memoryview) -> int:
+    """CRC-32 of the bytes. It finds accidents; it is no signature."""
+    return zlib.crc32(data)
+
+
+def _tensors(flat: FlatEpisodes) -> dict[str, Array]:
+    tensors: dict[str, Array] = {
+        "lengths": flat.lengths,
+        "prompt_lengths": flat.prompt_lengths,
+        "rewards": flat.rewards,
+        "advantages": flat.advantages,
+        "versions": flat.versions,
+        "token_ids": flat.token_ids,
+        "loss_mask": flat.loss_mask,
+    }
+    if flat.logprobs is not None:
+        tensors["logprobs"] = flat.logprobs
+        if not flat.has_logprobs.all():
+            tensors["has_logprobs"] = flat.has_logprobs
+    if flat.token_versions is not None:
+        tensors["token_versions"] = flat.token_versions
+        tensors["has_token_versions"] = flat.has_token_versions
+    tensors |= {f"token/{name}": array for name, array in flat.token_extras.items()}
+    tensors |= {f"episode/{name}": array for name, array in flat.extras.items()}
+    for kind, each in (("token", flat.each_token_extras), ("episode", flat.each_extras)):
+        for i, arrays in each.items():
+            tensors |= {f"each/{i}/{kind}/{name}": array for name, array in arrays.items()}
+    if flat.turns is not None:
+        tensors |= {f"turn/{name}": getattr(flat.turns, name) for name in _TURN_COLUMNS}
+    columns = _json_columns("", flat) | (_json_columns("turn_", flat.turns) if flat.turns else {})
+    if columns:
+        text = json.dumps(columns, allow_nan=False, separators=(",", ":"))
+        tensors["json"] = np.frombuffer(text.encode(), np.uint8)
+    return tensors
+
+
+def _json_columns(prefix: str, rows: FlatEpisodes | FlatTurns) -> dict[str, Any]:
+    columns: dict[str, Any] = {}
+    if any(reason is not None for reason in rows.finish_reasons):
+        columns[f"{prefix}finish_reasons"] = rows.finish_reasons
+    if any(rows.metadata):
+        columns[f"{prefix}metadata"] = rows.metadata
+    return columns
+
+
+class _Reader:
+    """Takes the tensors of one payload apart, and holds them to what encode would have written."""
+
+    def __init__(self, tensors: framing.Tensors) -> None:
+        self._tensors = tensors
+        text = tensors.pop("json", None)
+        self._json = {} if text is None else framing.parse_json(text[1].tobytes())
+
+    def episodes(self) -> FlatEpisodes:
+        """Everything there is.
+
+        Raises:
+            CorruptPayloadError: Something is missing, too much, or does not fit the rest.
+            InvalidInputError: A name or a JSON value is one that no episode can have.
+        """
+        lengths = self._column("lengths", "I64")
+        token_ids = self._column("token_ids", "I32")
+        count, total = len(lengths), len(token_ids)
+        sizes = lengths.tolist()
+        if min(sizes, default=0) < 0 or sum(sizes) != total:
+            corrupt(f"lengths {sizes} do not add up to {total} tokens")
+        logprobs = self._optional("logprobs", "F32", total)
+        token_versions = self._optional("token_versions", "I32", total)
+        extras = self._extras(sizes, total)
+        flat = FlatEpisodes(
+            lengths=lengths,
+            prompt_lengths=self._column("prompt_lengths", "I64", count),
+            rewards=self._column("rewards", "F64", count),
+            advantages=self._column("advantages", "F64", count),
+            versions=self._column("versions", "I64", count),
+            has_logprobs=self._presence("has_logprobs", logprobs, count),
+            has_token_versions=self._presence("has_token_versions", token_versions, count),
+            token_ids=token_ids,
+            loss_mask=self._column("loss_mask", "BOOL", total),
+            logprobs=logprobs,
+            token_versions=token_versions,
+            token_extras=extras["token"],
+            extras=extras["episode"],
+            each_token_extras=extras["each token"],
+            each_extras=extras["each episode"],
+            finish_reasons=self._list("finish_reasons", count, _finish_reason),
+            metadata=self._list("metadata", count, _metadata),
+            turns=self._turns(count) if "turn/counts" in self._tensors else None,
+        )
+        if self._tensors or self._json:
+            corrupt(f"unknown sections {[*self._tensors, *self._json]}")
+        _check_rows(flat, flat)
+        if any(map(math.isinf, flat.advantages.tolist())):
+            corrupt("an advantage is infinite")
+        if flat.turns is not None:
+            _check_turns(flat, flat.turns)
+        return flat
+
+    def _turns(self, num_episodes: int) -> FlatTurns:
+        lengths = self._column("turn/lengths", "I64")
+        count = len(lengths)
+        return FlatTurns(
+            counts=self._column("turn/counts", "I64", num_episodes),
+            lengths=lengths,
+            prompt_lengths=self._column("turn/prompt_lengths", "I64", count),
+            rewards=self._column("turn/rewards", "F64", count),
+            versions=self._column("turn/versions", "I64", count),
+            has_logprobs=self._column("turn/has_logprobs", "BOOL", count),
+            has_token_versions=self._column("turn/has_token_versions", "BOOL", count),
+            finish_reasons=self._list("turn_finish_reasons", count, _finish_reason),
+            metadata=self._list("turn_metadata", count, _metadata),
+        )
+
+    def _column(self, name: str, code: str, length: int | None = None) -> NDArray[Any]:
+        found, array = self._tensors.pop(name, (None, None))
+        if array is None:
+            corrupt(f"there is no {name}")
+        if found != code or array.ndim != 1 or length not in (None, len(array)):
+            corrupt(f"{name} is {found} {list(array.shape)}, not {code} [{length or 'any'}]")
+        return array
+
+    def _optional(self, name: str, code: str, length: int) -> NDArray[Any] | None:
+        return self._column(name, code, length) if name in self._tensors else None
+
+    def _presence(self, name: str, column: NDArray[Any] | None, count: int) -> NDArray[np.bool_]:
+        """Which episodes have the column: all, where there is one and nothing else is said."""
+        if column is not None and name in self._tensors:
+            return self._column(name, "BOOL", count)
+        return np.full(count, column is not None)
+
+    def _extras(self, lengths: list[int], total: int) -> dict[str, dict[Any, Any]]:
+        """The extras as `token`, `episode`, `each token` and `each episode`."""
+        kinds = "token", "episode", "each token", "each episode"
+        found: dict[str, dict[Any, Any]] = {kind: {} for kind in kinds}
+        for section in list(self._tensors):
+            if (match := _EXTRA.fullmatch(section)) is None:
+                continue
+            code, array = self._tensors.pop(section)
+            position, kind, name = match.groups()
+            target = found[kind]
+            length: int | None = total if kind == "token" else len(lengths)
+            if position is not None:
+                if int(position) >= len(lengths):
+                    corrupt(f"{section} belongs to none of {len(lengths)} episodes")
+                target = found[f"each {kind}"].setdefault(int(position), {})
+                length = lengths[int(position)] if kind == "token" else None
+            if length is not None and array.shape[:1] != (length,):
+                corrupt(f"{section} is {list(array.shape)}, not [{length}, ...]")
+            target[to_name(section, name)] = from_bits(array, TORCH_CODES.get(code, ""))
+        if any(found.values()):
+            _check_names(found)
+        return found
+
+    def _list(self, name: str, count: int, check: Callable[[Any], _T]) -> tuple[_T, ...]:
+        values = self._json.pop(name, [None] * count)
+        if not isinstance(values, list) or len(values) != count:
+            corrupt(f"{name} is not a list of {count}")
+        return tuple([check(value) for value in values])
+
+
+def _check_names(extras: dict[str, dict[Any, Any]]) -> None:
+    """No episode may have two extras of one name, or one of the name of a field."""
+    for i in {None, *extras["each token"], *extras["each episode"]}:
+        own = [*extras["each token"].get(i, ()), *extras["each episode"].get(i, ())]
+        names = [*extras["token"], *extras["episode"], *own]
+        if len(set(names)) != len(names) or not CORE_FIELDS.isdisjoint(names):
+            corrupt(f"extras {names} of one episode have names that are taken")
+
+
+def _finish_reason(value: Any) -> str | None:
+    return optional(to_text, "finish_reason", value)
+
+
+def _metadata(value: Any) -> dict[str, Any]:
+    return to_json_object("metadata", value)
+
+
+def _check_rows(flat: FlatEpisodes, rows: FlatEpisodes | FlatTurns) -> None:
+    """Hold the columns that episodes and turns share to what an episode can be."""
+    lengths, prompt_lengths = rows.lengths.tolist(), rows.prompt_lengths.tolist()
+    if not all(0 <= prompt <= n for prompt, n in zip(prompt_lengths, lengths, strict=True)):
+        corrupt(f"prompt lengths {prompt_lengths} do not fit lengths {lengths}")
+    versions = rows.versions.tolist()
+    if not all(INT32[0] <= n <= INT32[1] or n == UNKNOWN_VERSION for n in versions):
+        corrupt(f"policy versions {versions} are not 32-bit")
+    if any(map(math.isinf, rows.rewards.tolist())):
+        corrupt("a reward is infinite")
+    if flat.logprobs is None and rows.has_logprobs.any():
+        corrupt("there are no logprobs, where some are announced")
+    if rows.has_token_versions.any() and (
+        flat.token_versions is None or not rows.lengths[rows.has_token_versions].all()
+    ):
+        corrupt("there are no versions per token, where some are announced")
+
+
+def _check_turns(flat: FlatEpisodes, turns: FlatTurns) -> None:
+    """The turns of an episode, where it has any, must make up its tokens."""
+    _check_rows(flat, turns)
+    lengths, begin = turns.lengths.tolist(), 0
+    for count, size in zip(turns.counts.tolist(), flat.lengths.tolist(), strict=True):
+        if count < 0 or (count and sum(lengths[begin : begin + count]) != size):
+            corrupt(f"turns of {lengths[begin : begin + count]} in an episode of {size} tokens")
+        begin += count
+    if begin != len(lengths):
+        corrupt(f"{begin} turns counted, {len(lengths)} described")

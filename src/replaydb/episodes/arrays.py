@@ -1,0 +1,236 @@
+"""Arrays as callers hand them over and as they are kept.
+
+They are numpy arrays wherever numpy has the dtype; bfloat16 and the float8 types stay torch
+tensors. torch is only looked for in `sys.modules`: a caller who has none made no tensor.
+"""
+
+from __future__ import annotations
+
+import sys
+from numbers import Number
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar, cast
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from replaydb.errors import InvalidInputError
+from replaydb.inputs import INT32, to_int
+
+if TYPE_CHECKING:
+    import torch
+
+Array: TypeAlias = "NDArray[Any] | torch.Tensor"
+Versions: TypeAlias = int | NDArray[np.int32] | None
+ArrayLike: TypeAlias = Any  # no type says "nested lists of numbers, or an array of any library"
+
+_A = TypeVar("_A", bound=Array)
+
+# Of numpy, and of those numpy has not; by safetensors' codes, which is what they are stored as.
+NUMPY_CODES = {
+    "BOOL": "bool",
+    "I8": "int8",
+    "I16": "int16",
+    "I32": "int32",
+    "I64": "int64",
+    "U8": "uint8",
+    "U16": "uint16",
+    "U32": "uint32",
+    "U64": "uint64",
+    "F16": "float16",
+    "F32": "float32",
+    "F64": "float64",
+    "C64": "complex64",
+}
+TORCH_CODES = {
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "F8_E8M0": "float8_e8m0fnu",
+}
+
+# `dtype.name` takes numpy two microseconds, `dtype.str` none; its first character is byte order.
+_NUMPY_NAMES = {np.dtype(name).str[1:]: name for name in NUMPY_CODES.values()}
+_TORCH_DTYPES = frozenset(TORCH_CODES.values())
+_CONVERSION_ERRORS = (ValueError, TypeError, OverflowError, RuntimeError)
+
+
+def to_int32(field: str, value: ArrayLike) -> NDArray[np.int32]:
+    """Integers [N] as read-only int32 copy; an empty sequence counts as integers."""
+    array = _vector(field, value)
+    if array.size and array.dtype.kind not in "iu":
+        raise InvalidInputError(field, "integers", f"dtype {array.dtype}")
+    if array.size and array.dtype != np.int32:
+        low, high = int(array.min()), int(array.max())
+        if low < INT32[0] or high > INT32[1]:
+            raise InvalidInputError(field, "32-bit integers", low if low < INT32[0] else high)
+    return frozen(array, "<i4")
+
+
+def to_bool(field: str, value: ArrayLike) -> NDArray[np.bool_]:
+    """A mask [N] as read-only bool copy, from bools or from integers 0 and 1."""
+    array = _vector(field, value)
+    if array.size and array.dtype.kind not in "biu":
+        raise InvalidInputError(field, "bools, or integers 0 and 1", f"dtype {array.dtype}")
+    if array.dtype.kind != "b" and ((array != 0) & (array != 1)).any():
+        actual = int(array[(array != 0) & (array != 1)][0])
+        raise InvalidInputError(field, "bools, or integers 0 and 1", actual)
+    return frozen(array, "?")
+
+
+def to_float32(field: str, value: ArrayLike) -> NDArray[np.float32]:
+    """Floats [N] as read-only float32 copy; half and bfloat16 widen, float64 is rounded."""
+    array = _vector(field, value)
+    whole_list = isinstance(value, list | tuple) and array.dtype.kind in "iu"
+    if array.size and array.dtype.kind != "f" and not whole_list:
+        raise InvalidInputError(field, "floats", f"dtype {array.dtype}")
+    with np.errstate(over="ignore", invalid="ignore"):
+        return frozen(array, "<f4")
+
+
+def to_array(field: str, value: ArrayLike) -> Array:
+    """Whatever came, as an array or tensor of a dtype that can be stored; not yet a copy.
+
+    Raises:
+        InvalidInputError: Ragged, strings, objects, or a dtype that has no stored form.
+    """
+    if is_tensor(value):
+        return _detached(field, value)
+    try:
+        array = np.asarray(value)
+    except _CONVERSION_ERRORS as error:
+        raise InvalidInputError(field, "a rectangular array of numbers", error) from error
+    if array.dtype.str[1:] not in _NUMPY_NAMES:
+        raise InvalidInputError(field, "a bool, integer or float array", f"dtype {array.dtype}")
+    return array
+
+
+def own(array: Array) -> Array:
+    """A little-endian, contiguous copy; read-only where it is numpy's."""
+    if isinstance(array, np.ndarray):
+        return frozen(array, array.dtype.newbyteorder("<"))
+    return array.clone(memory_format=sys.modules["torch"].contiguous_format)
+
+
+def frozen(value: ArrayLike, dtype: DTypeLike) -> NDArray[Any]:
+    """A read-only, contiguous copy: a caller may go on using the buffer it came from."""
+    return _read_only(np.array(value, dtype=dtype, order="C"))
+
+
+def spread(field: str, array: _A, total: int, response: int | None = None) -> _A:
+    """The array, if its length is `total`; if it is `response`, with zeros put in front.
+
+    Raises:
+        InvalidInputError: The array has neither length.
+    """
+    if array.ndim and len(array) == total:
+        return array
+    if not array.ndim or len(array) != response:
+        more = ", ..." if array.ndim > 1 else ""
+        lengths = dict.fromkeys([total] if response is None else [total, response])
+        expected = "shape " + " or ".join(f"[{length}{more}]" for length in lengths)
+        raise InvalidInputError(field, expected, _shape(array))
+    given = bits(array)
+    whole = np.zeros((total, *given.shape[1:]), given.dtype)
+    whole[total - response :] = given
+    return cast("_A", from_bits(_read_only(whole), dtype_name(array)))
+
+
+def to_versions(value: ArrayLike, total: int, response: int | None = None) -> Versions:
+    """A policy version: an int32, or one per token [total], from [total] or [response].
+
+    The prompt gets the lowest version of the response. No tokens, no version: None.
+    """
+    if value is None:
+        return None
+    if isinstance(value, Number) or getattr(value, "ndim", 1) == 0:
+        return to_int("policy_version", value)
+    given = to_int32("policy_version", value)
+    versions = np.array(spread("policy_version", given, total, response))
+    if not given.size:
+        return None
+    versions[: total - len(given)] = given.min()
+    return _read_only(versions)
+
+
+def same(one: object, other: object) -> bool:
+    """Whether two values, or all they contain, have the same types, dtypes, shapes and bits."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, np.ndarray) or is_tensor(one):
+        left, right = cast("Array", one), cast("Array", other)
+        alike = left.dtype == right.dtype and left.shape == right.shape
+        return alike and bits(left).tobytes() == bits(right).tobytes()
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, tuple | list) and isinstance(other, tuple | list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+def bits(array: Array) -> NDArray[Any]:
+    """The array itself, or a numpy view (uint8 or int16) of the bits of a tensor."""
+    if isinstance(array, np.ndarray):
+        return array
+    torch = sys.modules["torch"]
+    view: NDArray[Any] = array.view(torch.uint8 if array.itemsize == 1 else torch.int16).numpy()
+    return view
+
+
+def from_bits(array: NDArray[Any], dtype: str) -> Array:
+    """The reverse of `bits`: the array itself, or a tensor of (a copy of) its bits."""
+    if dtype not in _TORCH_DTYPES:
+        return array
+    import torch
+
+    if not array.flags.writeable:  # torch has no read-only tensors
+        array = array.copy()
+    return torch.from_numpy(array).view(getattr(torch, dtype))
+
+
+def dtype_name(array: Array) -> str:
+    """`float32`, `bfloat16`: the same spelling for numpy and torch."""
+    if isinstance(array, np.ndarray):
+        return _NUMPY_NAMES[array.dtype.str[1:]]
+    return str(array.dtype).removeprefix("torch.")
+
+
+def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
+    """Whether `value` is a torch tensor; never imports torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _read_only(array: NDArray[Any]) -> NDArray[Any]:
+    array.setflags(write=False)
+    return array
+
+
+def _shape(value: Array) -> str:
+    return f"shape {list(value.shape)}"
+
+
+def _vector(field: str, value: ArrayLike) -> NDArray[Any]:
+    """`value` as one-dimensional numpy array; bfloat16 and float8 become float32."""
+    array = to_array(field, value)
+    if not isinstance(array, np.ndarray):
+        array = array.float().numpy()
+    if array.ndim != 1:
+        raise InvalidInputError(field, "one dimension", _shape(array))
+    return array
+
+
+def _detached(field: str, value: torch.Tensor) -> Array:
+    try:
+        tensor = value.detach().cpu().resolve_conj().resolve_neg()
+        if dtype_name(tensor) in _TORCH_DTYPES and tensor.layout == sys.modules["torch"].strided:
+            return tensor
+        array: NDArray[Any] = tensor.numpy()
+    except _CONVERSION_ERRORS as error:
+        raise InvalidInputError(
+            field, "a dense tensor of bools, integers or floats", f"{value.dtype}, {value.layout}"
+        ) from error
+    if array.dtype.str[1:] not in _NUMPY_NAMES:
+        raise InvalidInputError(field, "a bool, integer or float array", f"dtype {value.dtype}")
+    return array

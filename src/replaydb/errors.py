@@ -1,0 +1,253 @@
+"""Everything replaydb raises on purpose.
+
+    ReplayDBError
+    ├── InvalidInputError (ValueError)      an argument is wrong: field, expected, actual
+    │   └── InvalidURLError                 the database URL cannot be used
+    ├── InvalidSettingsError (ValueError)   buffer settings that cannot work
+    ├── UnknownBufferError (LookupError)    no buffer of that name
+    ├── UnknownGroupError (LookupError)     no group of those ids in this buffer
+    ├── UnknownDrawError (LookupError)      no record of that draw in this buffer
+    ├── DuplicateGroupError                 a group_uid is already in the buffer
+    ├── NotEnoughGroups                     fewer eligible groups than asked for
+    ├── RateLimitedError                    a rate limit held the call back for too long
+    ├── BufferFullError                     no room, and nothing that may make room
+    ├── LeaseExpiredError                   the lease ended before it was acked
+    ├── GroupClosedError                    no more episodes may be added to the group
+    ├── DuplicateEpisodeError               that episode of the group has been added
+    ├── CorruptPayloadError                 stored bytes are not the bytes that went in
+    ├── PayloadGoneError (LookupError)      only the scalars of a group are left
+    ├── NotSupportedError                   this engine cannot do that
+    ├── StoreClosedError                    the store was closed
+    └── DatabaseError                       the database refused or was not there
+        ├── DatabaseUnavailableError        it cannot be reached, or the connection broke
+        ├── DatabaseReadOnlyError           it cannot be written
+        ├── DatabaseFullError               disk or quota exhausted
+        └── SchemaError                     the tables are not those this version needs
+            ├── SchemaOutOfDateError        an upgrade is due, or there are no tables yet
+            └── SchemaTooNewError           made by a newer replaydb
+
+The error of the driver, where there is one, is kept as `__cause__`; passwords are hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from replaydb.batch import Batch
+
+
+class ReplayDBError(Exception):
+    """Base class of every error raised by replaydb."""
+
+
+class InvalidInputError(ReplayDBError, ValueError):
+    """An argument was refused before anything was written.
+
+    Attributes:
+        field: Name of the argument, with its position where it is one of many.
+        expected: What would have been accepted.
+        actual: What came.
+    """
+
+    def __init__(self, field: str, expected: str, actual: object) -> None:
+        self.field = field
+        self.expected = expected
+        self.actual = actual
+        super().__init__(f"{field}: expected {expected}, got {actual}")
+
+
+class InvalidURLError(InvalidInputError):
+    """The database URL cannot be parsed, or names an engine that is not supported."""
+
+
+class InvalidSettingsError(ReplayDBError, ValueError):
+    """Buffer settings that are unknown, of the wrong kind, or impossible together."""
+
+
+class UnknownBufferError(ReplayDBError, LookupError):
+    """The store has no buffer of that name (or no longer has it)."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(f"there is no buffer named {name!r}")
+
+
+class UnknownGroupError(ReplayDBError, LookupError):
+    """Groups, by id or uid, that are not, or no longer, in the buffer."""
+
+    def __init__(self, group_ids: Iterable[int | str]) -> None:
+        self.group_ids = tuple(group_ids)
+        super().__init__(f"no such groups in this buffer: {_some(self.group_ids)}")
+
+
+class UnknownDrawError(ReplayDBError, LookupError):
+    """The buffer has no record of a draw."""
+
+    def __init__(self, draw_id: int) -> None:
+        self.draw_id = draw_id
+        super().__init__(f"no draw {draw_id} is recorded in this buffer")
+
+
+class DuplicateGroupError(ReplayDBError):
+    """A put named a `group_uid` that the buffer already holds; nothing of that put was stored."""
+
+    def __init__(self, group_uids: Iterable[str]) -> None:
+        self.group_uids = tuple(group_uids)
+        super().__init__(
+            f"already in the buffer: {_some(self.group_uids)} "
+            "(on_duplicate='ignore' keeps the stored group, 'replace' overwrites it)"
+        )
+
+
+class NotEnoughGroups(ReplayDBError):
+    """Fewer groups are eligible than were asked for, within the time allowed; none was taken.
+
+    Attributes:
+        wanted: Groups asked for.
+        available: Eligible groups there were.
+        task_name: The task whose quota could not be met; None where there was one total.
+    """
+
+    def __init__(self, wanted: int, available: int, task_name: str | None = None) -> None:
+        self.wanted = wanted
+        self.available = available
+        self.task_name = task_name
+        of_task = "" if task_name is None else f" of task {task_name!r}"
+        super().__init__(f"wanted {wanted} groups{of_task}, {available} eligible")
+
+
+class RateLimitedError(ReplayDBError):
+    """The buffer's rate limit held a draw or a put back for longer than it would wait."""
+
+
+class BufferFullError(ReplayDBError):
+    """Room could not be made: what is stored is leased or still arriving. Nothing was stored."""
+
+
+class LeaseExpiredError(ReplayDBError):
+    """The lease is over: its groups went back and may be held by somebody else.
+
+    Attributes:
+        lease_id: Which lease.
+        group_ids: The groups that could not be acked; empty where it was all of them.
+    """
+
+    def __init__(self, lease_id: int, group_ids: Sequence[int] = ()) -> None:
+        self.lease_id = lease_id
+        self.group_ids = tuple(group_ids)
+        of = f" on groups {_some(self.group_ids)}" if self.group_ids else ""
+        super().__init__(f"lease {lease_id}{of} has expired or was given back")
+
+
+class GroupClosedError(ReplayDBError):
+    """An episode was added to a group that takes no more.
+
+    Attributes:
+        group_uid: Which group.
+        status: Its status.
+    """
+
+    def __init__(self, group_uid: str, status: str) -> None:
+        self.group_uid = group_uid
+        self.status = status
+        super().__init__(f"group {group_uid!r} takes no more episodes: it is {status}")
+
+
+class DuplicateEpisodeError(ReplayDBError):
+    """An episode was added at a position that is taken; the stored one was kept.
+
+    Attributes:
+        group_uid: Which group.
+        position: Which of its episodes.
+    """
+
+    def __init__(self, group_uid: str, position: int) -> None:
+        self.group_uid = group_uid
+        self.position = position
+        super().__init__(f"episode {position} of group {group_uid!r} has been added before")
+
+
+class PayloadGoneError(ReplayDBError, LookupError):
+    """The payloads of groups were dropped when these were archived; their scalars are left.
+
+    Attributes:
+        group_ids: Which groups.
+    """
+
+    def __init__(self, group_ids: Iterable[int]) -> None:
+        self.group_ids = tuple(group_ids)
+        super().__init__(f"the payloads of groups {_some(self.group_ids)} were dropped or deleted")
+
+
+class CorruptPayloadError(ReplayDBError):
+    """Stored bytes are truncated, altered or foreign.
+
+    Attributes:
+        group_ids: The groups concerned; empty where bytes were decoded outside a store.
+        batch: From `sample`: the other groups of the draw, still usable. Else None.
+    """
+
+    def __init__(
+        self, reason: str, group_ids: Sequence[int] = (), batch: Batch | None = None
+    ) -> None:
+        self.reason = reason
+        self.group_ids = tuple(group_ids)
+        self.batch = batch
+        where = f"groups {_some(self.group_ids)}: " if self.group_ids else ""
+        super().__init__(f"{where}{reason}")
+
+
+class NotSupportedError(ReplayDBError):
+    """The engine, or this installation, cannot do what was asked."""
+
+
+class StoreClosedError(ReplayDBError):
+    """The store was closed, or has not been opened."""
+
+    def __init__(self) -> None:
+        super().__init__("the store is closed")
+
+
+class DatabaseError(ReplayDBError):
+    """The database reported an error; the driver's own is the `__cause__`."""
+
+
+class DatabaseUnavailableError(DatabaseError):
+    """The server or file cannot be reached, or the connection was lost."""
+
+
+class DatabaseReadOnlyError(DatabaseError):
+    """The file, folder or server does not accept writes."""
+
+
+class DatabaseFullError(DatabaseError):
+    """No space is left for the write; nothing of it was kept."""
+
+
+class SchemaError(DatabaseError):
+    """The database's tables are not the ones this version of replaydb works with.
+
+    Attributes:
+        current: Revision found, or None where there is none.
+        expected: Revision needed.
+    """
+
+    def __init__(self, message: str, current: str | None, expected: str) -> None:
+        self.current = current
+        self.expected = expected
+        super().__init__(message)
+
+
+class SchemaOutOfDateError(SchemaError):
+    """The tables are older than this replaydb, or not there yet; the message names the command."""
+
+
+class SchemaTooNewError(SchemaError):
+    """The tables were made by a newer or different replaydb; upgrade the package."""
+
+
+def _some(items: Sequence[object], most: int = 5) -> str:
+    shown = ", ".join(str(item) for item in items[:most])
+    return shown if len(items) <= most else f"{shown} and {len(items) - most} more"

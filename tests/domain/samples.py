@@ -1,0 +1,148 @@
+"""Episodes to test with: random ones of every kind, and a fixed set."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from replaydb.episodes import Episode, Turn
+from replaydb.episodes.arrays import NUMPY_CODES, TORCH_CODES, Array, from_bits
+
+DTYPES = [*NUMPY_CODES.values(), *TORCH_CODES.values()]
+NAN_BITS = [0x7FC00000, 0x7FC00001, 0xFFFFFFFF, 0x7FA00001]  # quiet, with payload, signalling
+
+
+def array_of(dtype: str, shape: tuple[int, ...], seed: int) -> Array:
+    """Random bits of any dtype: NaN payloads of all kinds, infinities, negative zeros."""
+    rng = np.random.default_rng(seed)
+    if dtype == "bool":
+        return rng.integers(0, 2, shape).astype(bool)
+    size = (
+        2 if dtype == "bfloat16" else 1 if dtype.startswith("float8") else np.dtype(dtype).itemsize
+    )
+    raw = rng.integers(0, 256, (*shape, size), np.uint8)
+    if dtype in TORCH_CODES.values():
+        return from_bits(raw.view(np.int16 if size == 2 else np.uint8).reshape(shape), dtype)
+    return raw.view(dtype).reshape(shape)
+
+
+def arrays(length: int | None) -> st.SearchStrategy[Array]:
+    """Arrays of any dtype, of `length` rows where that is asked for."""
+    trailing = st.lists(st.integers(0, 3), max_size=2).map(tuple)
+    shape = trailing if length is None else trailing.map(lambda rest: (length, *rest))
+    return st.builds(array_of, st.sampled_from(DTYPES), shape, st.integers(0, 2**32))
+
+
+def logprobs(length: int) -> st.SearchStrategy[NDArray[np.float32]]:
+    bits = st.sampled_from(NAN_BITS) | st.integers(0, 2**32 - 1)
+    values = st.lists(bits, min_size=length, max_size=length)
+    return values.map(lambda raw: np.array(raw, np.uint32).view(np.float32))
+
+
+versions = st.integers(-(2**31), 2**31 - 1)
+finite = st.none() | st.floats(allow_nan=False, allow_infinity=False, width=32)
+text = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=5)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | text | finite,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(text, inner, max_size=2),
+    max_leaves=4,
+)
+metadata = st.dictionaries(text, json_values, max_size=2)
+
+
+def versions_of(length: int) -> st.SearchStrategy[Any]:
+    return st.none() | versions | st.lists(versions, min_size=length, max_size=length)
+
+
+def extras_of(length: int | None, names: str) -> st.SearchStrategy[dict[str, Array]]:
+    return st.dictionaries(st.sampled_from(names), arrays(length), max_size=2)
+
+
+@st.composite
+def turn_of(draw: st.DrawFn) -> Turn:
+    response = draw(st.lists(st.integers(0, 9), max_size=3))
+    return Turn(
+        prompt_ids=draw(st.lists(versions, max_size=3)),
+        response_ids=response,
+        logprobs=draw(st.none() | logprobs(len(response))),
+        reward=draw(finite),
+        policy_version=draw(versions_of(len(response))),
+        finish_reason=draw(st.none() | text),
+        metadata=draw(metadata),
+    )
+
+
+@st.composite
+def episode(draw: st.DrawFn) -> Episode:
+    prompt, response = draw(st.integers(0, 3)), draw(st.integers(0, 4))
+    total = prompt + response
+    fields: dict[str, Any]
+    if draw(st.booleans()):
+        turns = draw(st.lists(turn_of(), min_size=1, max_size=3))
+        total = sum(one.num_tokens for one in turns)
+        fields = {"turns": turns, "reward": draw(st.none() | st.just(1.0))}
+    else:
+        fields = {
+            "token_ids": draw(st.lists(versions, min_size=total, max_size=total)),
+            "loss_mask": draw(st.lists(st.booleans(), min_size=total, max_size=total)),
+            "logprobs": draw(st.none() | logprobs(total)),
+            "reward": draw(finite),
+            "policy_version": draw(versions_of(total)),
+        }
+    return Episode(
+        **fields,
+        advantage=draw(finite),
+        finish_reason=draw(st.none() | text),
+        token_extras=draw(extras_of(total, "ab/")),
+        extras=draw(extras_of(None, "cd\u2028")),
+        metadata=draw(metadata),
+    )
+
+
+def sample_episodes() -> list[Episode]:
+    """One episode of each form, with every feature of the format; never to be changed."""
+    quiet_nan = np.array([0x7FC00001], np.uint32).view(np.float32)
+    first = Episode(
+        prompt_ids=[1, 2],
+        response_ids=[3, 4, 5],
+        logprobs=np.concatenate([quiet_nan, [-0.5, -1.25]]),
+        reward=1.0,
+        advantage=-0.5,
+        policy_version=12,
+        finish_reason="stop",
+        token_extras={"values": np.array([[1], [2], [3]], np.float16), "only/here": [1, 2, 3]},
+        extras={
+            "shared": np.arange(4, dtype=np.int16),
+            "state": torch.tensor([[1.5, -2.0]], dtype=torch.bfloat16),
+        },
+        metadata={"level": "hard", "nested": [1, 2.5, None, {"é": True}]},
+    )
+    second = Episode(
+        token_ids=[6, 7],
+        loss_mask=[False, True],
+        policy_version=[3, 4],
+        token_extras={"values": np.array([[4], [5]], np.float16)},
+        extras={"shared": np.arange(4, dtype=np.int16), "scalar": np.uint8(9)},
+    )
+    turns = [
+        Turn(
+            prompt_ids=[8],
+            response_ids=[9, 10],
+            logprobs=[-1.0, -2.0],
+            reward=0.25,
+            policy_version=[1, 2],
+            finish_reason="tool_call",
+            metadata={"tool": "search"},
+        ),
+        Turn(prompt_ids=[11], response_ids=[], reward=0.5),
+    ]
+    third = Episode(
+        turns=turns,
+        token_extras={"values": np.zeros((4, 1), np.float16)},
+        extras={"shared": np.arange(4, dtype=np.int16), "empty": np.empty((0, 2), bool)},
+    )
+    return [first, second, third]

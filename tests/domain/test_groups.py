@@ -1,0 +1,128 @@
+"""Groups of episodes: their numbers, and what each mistake says."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from replaydb.episodes import Episode, EpisodeGroup, GroupStatus
+from replaydb.errors import InvalidInputError
+
+A_NUMBER = "a finite number"
+
+
+def completion(**changes: Any) -> Episode:
+    return Episode(**{"prompt_ids": [1, 2, 3], "response_ids": [4, 5, 6, 7]} | changes)
+
+
+def group(**changes: Any) -> EpisodeGroup:
+    return EpisodeGroup(**{"task_name": "math", "episodes": [completion()]} | changes)
+
+
+def test_group_defaults() -> None:
+    made = group()
+    assert (made.status, made.priority, made.tags) == (GroupStatus.COMPLETED, 1.0, {})
+    assert (made.prompt_uid, made.expected_episodes) == (None, None)
+    assert len(made.group_uid) == 32
+    assert made.group_uid != group().group_uid
+    assert made.episodes == (completion(),)
+    assert (
+        repr(made)
+        == f"EpisodeGroup('math', 1 episodes, group_uid='{made.group_uid}', status='completed')"
+    )
+
+
+def test_group_numbers() -> None:
+    rewards: list[float | None] = [1.0, None, 0.0, 2.0]
+    made = group(
+        episodes=[completion(reward=r, policy_version=v) for v, r in enumerate(rewards, 3)]
+    )
+    assert (made.num_episodes, made.num_tokens, made.num_loss_tokens) == (4, 28, 16)
+    np.testing.assert_array_equal(made.rewards, [1, np.nan, 0, 2])
+    assert (made.reward_mean, made.reward_min, made.reward_max) == (1.0, 0.0, 2.0)
+    assert made.reward_std == pytest.approx(math.sqrt(2 / 3))
+    assert (made.min_policy_version, made.max_policy_version) == (3, 6)
+
+
+def test_group_without_rewards_or_versions() -> None:
+    made = group(episodes=[completion(policy_version=3), completion()])
+    assert made.reward_mean is made.reward_std is made.reward_min is made.reward_max is None
+    assert made.min_policy_version is made.max_policy_version is None
+    empty = group(episodes=[], status="pending", expected_episodes=4)
+    assert (empty.num_tokens, empty.rewards.shape, empty.min_policy_version) == (0, (0,), None)
+
+
+@pytest.mark.parametrize("reward", [0.1, 1 / 3, 0.7])
+def test_equal_rewards_have_no_deviation(reward: float) -> None:
+    assert group(episodes=[completion(reward=reward)] * 7).reward_std == 0.0
+
+
+def test_group_equality() -> None:
+    base = group(group_uid="a", tags={"level": 1})
+    assert base == group(group_uid="a", tags={"level": 1})
+    for change in (
+        {"group_uid": "b"},
+        {"task_name": "code"},
+        {"prompt_uid": "p"},
+        {"priority": 2},
+        {"status": "failed"},
+        {"tags": {"level": 1.0}},
+        {"expected_episodes": 3},
+        {"episodes": [completion(reward=1)]},
+    ):
+        assert base != group(**{"group_uid": "a", "tags": {"level": 1}} | change), change
+    assert base != "base"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field", "expected", "actual"),
+    [
+        ({"task_name": ""}, "task_name", "1 to 255 characters", "0 characters"),
+        ({"task_name": "x" * 256}, "task_name", "1 to 255 characters", "256 characters"),
+        ({"task_name": None}, "task_name", "a str", "None"),
+        ({"prompt_uid": 17}, "prompt_uid", "a str", "17"),
+        ({"group_uid": "a\0"}, "group_uid", "no NUL character", "one at 1"),
+        ({"group_uid": ""}, "group_uid", "1 to 255 characters", "0 characters"),
+        ({"priority": -1.0}, "priority", "at least 0", "-1.0"),
+        ({"priority": math.nan}, "priority", A_NUMBER, "nan"),
+        ({"status": "done"}, "status", "one of " + ", ".join(GroupStatus), "'done'"),
+        ({"tags": {"a": math.inf}}, "tags.a", A_NUMBER, "inf"),
+        ({"episodes": []}, "episodes", "at least one in a completed group", "none"),
+        ({"episodes": [completion(), 1]}, "episodes[1]", "Episode", "int"),
+        ({"episodes": None}, "episodes", "a sequence of Episode", "NoneType"),
+        ({"expected_episodes": 0}, "expected_episodes", "an integer from 1 to 2147483647", "0"),
+        ({"expected_episodes": 1.0}, "expected_episodes", "an integer", "1.0"),
+    ],
+)
+def test_mistakes_in_groups(
+    arguments: dict[str, Any], field: str, expected: str, actual: str
+) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        group(**arguments)
+    assert (caught.value.field, caught.value.expected) == (field, expected)
+    assert str(caught.value.actual) == actual
+
+
+def test_fewer_expected_than_there_are_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="expected_episodes: expected an integer from 2"):
+        group(episodes=[completion()] * 2, expected_episodes=1)
+
+
+def test_statuses_are_lower_case_names() -> None:
+    assert [status.value for status in GroupStatus] == [
+        name.lower() for name in GroupStatus.__members__
+    ]
+    assert group(status=GroupStatus.LEASED).status is group(status="leased").status
+
+
+def test_a_subclass_may_decode_its_episodes_late() -> None:
+    class Late(EpisodeGroup):
+        @property
+        def episodes(self) -> tuple[Episode, ...]:
+            return (completion(reward=1.0),)
+
+    late = Late("math", [], status="pending")
+    assert (late.num_episodes, late.reward_mean) == (1, 1.0)
