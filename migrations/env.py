@@ -1,0 +1,80 @@
+"""How alembic reaches the database.
+
+Called from code, on the connection it was given. Called as `alembic ...` in a checkout, on one
+made from `-x url=...`, else REPLAYDB_URL, else the url in alembic.ini.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from logging.config import fileConfig
+
+import sqlalchemy as sa
+from alembic import context
+from alembic.util import CommandError
+
+from replaydb.database.backend import backend_for
+from replaydb.database.migrate import alembic_options, schema_transaction
+
+_sequences = sa.table("sqlite_sequence", sa.column("name"), sa.column("seq"))
+
+
+def run(connection: sa.Connection) -> None:
+    context.configure(connection=connection, **alembic_options())
+    if connection.dialect.name == "sqlite":
+        with _tables_rebuildable(connection):
+            context.run_migrations()
+    else:
+        context.run_migrations()
+
+
+async def run_alone() -> None:
+    options = context.get_x_argument(as_dictionary=True)
+    url = (
+        options.get("url")
+        or os.environ.get("REPLAYDB_URL")
+        or context.config.get_main_option("sqlalchemy.url")
+    )
+    if not url:
+        raise CommandError("which database? -x url=..., or REPLAYDB_URL, or alembic.ini")
+    async with schema_transaction(backend_for(url)) as connection:
+        await connection.run_sync(run)
+
+
+@contextmanager
+def _tables_rebuildable(connection: sa.Connection) -> Iterator[None]:
+    """Let `batch_alter_table` keep all there is: it copies a table, drops it, renames the copy.
+
+    The rename would fail on views of the dropped table, unless SQLite does as before 3.25. And
+    the copy counts AUTOINCREMENT from the rows it has: ids of groups that are gone, which draws
+    still name, would be given again.
+    """
+    connection.execute(sa.text("PRAGMA legacy_alter_table = ON"))
+    given = _last_ids(connection)
+    yield
+    left = _last_ids(connection)
+    for table, last in given.items():
+        if left.get(table, 0) < last and sa.inspect(connection).has_table(table):
+            connection.execute(sa.delete(_sequences).where(_sequences.c.name == table))
+            connection.execute(sa.insert(_sequences).values(name=table, seq=last))
+
+
+def _last_ids(connection: sa.Connection) -> dict[str, int]:
+    if not sa.inspect(connection).has_table("sqlite_sequence"):
+        return {}
+    rows = connection.execute(sa.select(_sequences.c.name, _sequences.c.seq))
+    return {name: last for name, last in rows}
+
+
+if context.is_offline_mode():
+    raise CommandError("--sql is not supported: migrations look at the database they change")
+given_connection = context.config.attributes.get("connection")
+if given_connection is not None:
+    run(given_connection)
+else:
+    if context.config.config_file_name is not None:
+        fileConfig(context.config.config_file_name, disable_existing_loggers=False)
+    asyncio.run(run_alone())

@@ -1,0 +1,1 @@
+"""Everything that talks SQL: tables, statements, engines and the repository over them."""

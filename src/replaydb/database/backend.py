@@ -1,0 +1,99 @@
+"""What differs between SQLite and PostgreSQL, as one Protocol; everything else is shared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Literal, Protocol
+
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import ArgumentError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from replaydb.database.signals import Signal
+from replaydb.errors import InvalidURLError, ReplayDBError
+
+Durability = Literal["process", "full"]
+
+
+class Backend(Protocol):
+    """One database engine.
+
+    Engines made here emit their own BEGIN, so a transaction is one `connection.begin()`:
+    a writer's is exclusive where the engine has one writer, a reader's is a snapshot.
+    """
+
+    url: URL
+
+    @property
+    def file(self) -> Path | None:
+        """The file that holds the database, which may be made without asking; None: a server."""
+
+    def writer_engine(self) -> AsyncEngine:
+        """Connections for read-write transactions."""
+
+    def reader_engine(self) -> AsyncEngine:
+        """Connections for read-only snapshots: every statement of one sees the same data."""
+
+    def migration_engine(self) -> AsyncEngine:
+        """Connections on which tables may be rebuilt without touching their children."""
+
+    def signal(self, reader: AsyncEngine) -> Signal:
+        """Tells waiting coroutines, also of other processes, that something was committed."""
+
+    def translate(self, error: BaseException) -> ReplayDBError | None:
+        """The typed error for what a driver raised; None where it is not the driver's."""
+
+    def is_conflict(self, error: BaseException) -> bool:
+        """Whether the transaction lost a race, left nothing behind and may simply run again."""
+
+    async def check_target(self) -> None:
+        """Refuse, before anything is opened, what cannot work (such as a file on NFS)."""
+
+    async def lock_schema(self, connection: AsyncConnection) -> None:
+        """Let one migration run at a time, until the transaction ends."""
+
+    async def check_integrity(self, connection: AsyncConnection) -> None:
+        """Inside a migration's transaction: raise where rows refer to rows that are gone."""
+
+    async def now(self, connection: AsyncConnection) -> datetime:
+        """The time that leases and deadlines go by, the same for every client."""
+
+    async def allocate_group_ids(self, connection: AsyncConnection, count: int) -> Sequence[int]:
+        """Ids for new groups, ascending, never given twice."""
+
+
+def backend_for(url: str | URL, *, durability: Durability = "process") -> Backend:
+    """The backend of a database URL; the driver need not be named.
+
+    Raises:
+        InvalidURLError: Not a URL, or not one of `sqlite:///FILE` and `postgresql://...`.
+    """
+    # Each engine's module brings its dialect along; only the one in use is paid for.
+    parsed = _parsed(url)
+    match parsed.get_backend_name():
+        case "sqlite":
+            from replaydb.database.sqlite import SqliteBackend
+
+            return SqliteBackend(parsed, durability)
+        case "postgresql":
+            from replaydb.database.postgresql import PostgresqlBackend
+
+            return PostgresqlBackend(parsed)
+        case other:
+            raise InvalidURLError("url", "sqlite:///FILE or postgresql://...", f"engine {other!r}")
+
+
+def _parsed(url: str | URL) -> URL:
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        # The text is not repeated: what cannot be parsed may hold a password.
+        raise InvalidURLError(
+            "url", "sqlite:///FILE or postgresql://...", "something that is not a URL"
+        ) from None
+    if isinstance(password := parsed.query.get("password"), str):
+        # Where it is hidden when the URL is shown.
+        parsed = parsed.difference_update_query(["password"]).set(password=password)
+    return parsed

@@ -1,0 +1,318 @@
+"""The tables and the views, as the newest migration leaves them.
+
+`docs/architecture.md` explains the layout; `migrations/` holds the history. A test compares the
+two column by column, index by index.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    DateTime,
+    Dialect,
+    Double,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    SmallInteger,
+    String,
+    Table,
+    Text,
+    TypeDecorator,
+    UniqueConstraint,
+)
+
+from replaydb.episodes import GroupStatus
+
+#: Every revision of `migrations/`, the newest last: opening a store compares without alembic.
+REVISIONS: tuple[str, ...] = ("0001",)
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """Aware datetimes in UTC on both engines (SQLite keeps no zone)."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Only aware values are taken."""
+        return None if value is None else value.astimezone(UTC)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Put back the zone that SQLite dropped."""
+        if value is None or value.tzinfo is not None:
+            return value
+        return value.replace(tzinfo=UTC)
+
+
+# Only 64-bit INTEGER PRIMARY KEY is the rowid, and so free, on SQLite.
+Id = BigInteger().with_variant(Integer(), "sqlite")
+# Not JSONB, which reads 1e16 back as an integer and -0.0 as 0.0.
+Json = JSON(none_as_null=True)
+Name = String(255)
+
+run = Table(
+    "run",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("name", Name, nullable=False, unique=True),
+    # Policy versions compare only within a lineage; NULL goes along with whatever the buffer's is.
+    Column("lineage", Name),
+    Column("started_at", UtcDateTime, nullable=False),
+    Column("metadata", Json, nullable=False),
+    sqlite_autoincrement=True,
+)
+
+buffer = Table(
+    "buffer",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("name", Name, nullable=False, unique=True),
+    Column("settings", Json, nullable=False),
+    Column("policy_version", BigInteger, nullable=False),
+    Column("policy_lineage", Name),
+    # What SamplesPerInsert and Queue go by: counted since the limit was set.
+    Column("limited_inserts", BigInteger, nullable=False),
+    Column("limited_samples", BigInteger, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+    sqlite_autoincrement=True,
+)
+
+# One row a task: its lock is what makes clocks and counters exact under concurrency.
+task = Table(
+    "task",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("buffer_id", ForeignKey("buffer.id", ondelete="CASCADE"), nullable=False),
+    Column("task_name", Name, nullable=False),
+    Column("max_staleness", BigInteger),
+    Column("uniform_clock", Double, nullable=False),
+    Column("priority_clock", Double, nullable=False),
+    Column("random_counter", BigInteger, nullable=False),
+    Column("num_available", BigInteger, nullable=False),
+    Column("total_weight", Double, nullable=False),
+    Column("weight_error", Double, nullable=False),
+    Column("num_pending", BigInteger, nullable=False),
+    Column("num_leased", BigInteger, nullable=False),
+    # What capacity goes by: everything that is not archived.
+    Column("stored_groups", BigInteger, nullable=False),
+    Column("stored_tokens", BigInteger, nullable=False),
+    Column("stored_bytes", BigInteger, nullable=False),
+    Column("num_inserted", BigInteger, nullable=False),
+    Column("num_sampled", BigInteger, nullable=False),
+    UniqueConstraint("buffer_id", "task_name"),
+    sqlite_autoincrement=True,
+)
+
+lease = Table(
+    "lease",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("buffer_id", ForeignKey("buffer.id", ondelete="CASCADE"), nullable=False),
+    Column("owner", Name, nullable=False),
+    Column("acquired_at", UtcDateTime, nullable=False),
+    Column("expires_at", UtcDateTime, nullable=False),
+    Index("ix_lease_expires_at", "buffer_id", "expires_at"),
+    sqlite_autoincrement=True,
+)
+
+episode_group = Table(
+    "episode_group",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("buffer_id", Id, nullable=False),
+    Column("run_id", ForeignKey("run.id")),
+    Column("group_uid", Name, nullable=False),
+    Column("prompt_uid", Name),
+    Column("task_name", Name, nullable=False),
+    Column("group_status", String(16), nullable=False),
+    Column("staleness", BigInteger),
+    Column("priority", Double, nullable=False),
+    Column("weight", Double, nullable=False),
+    Column("uniform_key", Double, nullable=False),
+    Column("priority_key", Double, nullable=False),
+    Column("min_policy_version", BigInteger),
+    Column("max_policy_version", BigInteger),
+    Column("num_episodes", Integer, nullable=False),
+    Column("expected_episodes", Integer),
+    Column("min_episodes", Integer),
+    Column("deadline", UtcDateTime),
+    Column("num_tokens", BigInteger, nullable=False),
+    Column("num_bytes", BigInteger, nullable=False),
+    Column("reward_mean", Double),
+    Column("reward_std", Double),
+    Column("reward_min", Double),
+    Column("reward_max", Double),
+    Column("times_sampled", BigInteger, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("lease_id", ForeignKey("lease.id", ondelete="SET NULL")),
+    Column("leased_from", String(16)),
+    Column("has_transcript", Boolean, nullable=False),
+    Column("tags", Json, nullable=False),
+    Column("status_reason", Text),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("completed_at", UtcDateTime),
+    Column("first_sampled_at", UtcDateTime),
+    Column("last_sampled_at", UtcDateTime),
+    Column("archived_at", UtcDateTime),
+    ForeignKeyConstraint(
+        ["buffer_id", "task_name"], ["task.buffer_id", "task.task_name"], ondelete="CASCADE"
+    ),
+    CheckConstraint(
+        f"group_status IN ({', '.join(repr(status.value) for status in GroupStatus)})",
+        name="group_status",
+    ),
+    UniqueConstraint("buffer_id", "group_uid"),
+    sqlite_autoincrement=True,
+    # Room for `staleness` to change in place, without touching any index (see ix_..._staleness).
+    postgresql_with={"fillfactor": 70},
+)
+
+
+def _scheduling_index(name: str, *keys: str) -> Index:
+    """An index that is WHERE and ORDER BY of one kind of draw at once."""
+    columns = ["buffer_id", "task_name", "group_status", *keys, "id"]
+    return Index(f"ix_episode_group_{name}", *(episode_group.c[column] for column in columns))
+
+
+_scheduling_index("arrival")
+_scheduling_index("priority", "priority")
+_scheduling_index("uniform_key", "uniform_key")
+_scheduling_index("priority_key", "priority_key")
+_scheduling_index("policy_version", "min_policy_version")
+_scheduling_index("times_sampled", "times_sampled")
+_scheduling_index("last_sampled_at", "last_sampled_at")
+# BRIN on PostgreSQL: `advance_policy` rewrites this column of every live row, and a block range
+# summary, unlike a B-tree, does not stop such updates from being heap-only.
+Index(
+    "ix_episode_group_staleness",
+    episode_group.c.buffer_id,
+    episode_group.c.staleness,
+    postgresql_using="brin",
+)
+Index("ix_episode_group_prompt_uid", episode_group.c.buffer_id, episode_group.c.prompt_uid)
+Index(
+    "ix_episode_group_lease_id",
+    episode_group.c.lease_id,
+    sqlite_where=episode_group.c.lease_id.is_not(None),
+    postgresql_where=episode_group.c.lease_id.is_not(None),
+)
+Index(
+    "ix_episode_group_deadline",
+    episode_group.c.buffer_id,
+    episode_group.c.deadline,
+    sqlite_where=episode_group.c.deadline.is_not(None),
+    postgresql_where=episode_group.c.deadline.is_not(None),
+)
+
+
+def _group_id() -> Column[Any]:
+    return Column(
+        "group_id",
+        ForeignKey(
+            "episode_group.id",
+            ondelete="CASCADE",
+            # Checked at commit: what is large goes in first, before the lock of the task is taken.
+            deferrable=True,
+            initially="DEFERRED",
+        ),
+        primary_key=True,
+    )
+
+
+episode = Table(
+    "episode",
+    metadata,
+    _group_id(),
+    Column("position", Integer, primary_key=True),
+    Column("reward", Double),
+    Column("advantage", Double),
+    Column("num_tokens", BigInteger, nullable=False),
+    Column("num_loss_tokens", BigInteger, nullable=False),
+    Column("num_turns", Integer, nullable=False),
+    Column("min_policy_version", BigInteger),
+    Column("max_policy_version", BigInteger),
+    Column("finish_reason", Text),
+    Column("metadata", Json, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+# Blobs live here and nowhere else: no scheduling query touches a page of this table.
+# STORAGE EXTERNAL on PostgreSQL is set by the migration (metadata cannot express it).
+payload = Table(
+    "payload",
+    metadata,
+    _group_id(),
+    Column("part", Integer, primary_key=True),
+    Column("codec_version", SmallInteger, nullable=False),
+    Column("checksum", BigInteger, nullable=False),
+    Column("data", LargeBinary, nullable=False),
+)
+
+transcript = Table(
+    "transcript",
+    metadata,
+    _group_id(),
+    Column("position", Integer, primary_key=True),
+    Column("text", Text, nullable=False),
+)
+
+draw = Table(
+    "draw",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("buffer_id", ForeignKey("buffer.id", ondelete="CASCADE"), nullable=False),
+    Column("run_id", ForeignKey("run.id")),
+    Column("step", BigInteger),
+    Column("policy", Name, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+    Index("ix_draw_step", "buffer_id", "step"),
+    Index("ix_draw_latest", "buffer_id", "id"),
+    sqlite_autoincrement=True,
+)
+
+# `group_id` is no foreign key: lineage outlives the groups it names.
+draw_group = Table(
+    "draw_group",
+    metadata,
+    Column("draw_id", ForeignKey("draw.id", ondelete="CASCADE"), primary_key=True),
+    Column("position", Integer, primary_key=True),
+    Column("group_id", Id, nullable=False, index=True),
+    Column("probability", Double, nullable=False),
+    Column("weight", Double, nullable=False),
+    Column("staleness", BigInteger),
+    sqlite_with_rowid=False,
+)
+
+cursor = Table(
+    "cursor",
+    metadata,
+    Column("buffer_id", ForeignKey("buffer.id", ondelete="CASCADE"), primary_key=True),
+    Column("name", Name, primary_key=True),
+    Column("value", Json, nullable=False),
+    Column("updated_at", UtcDateTime, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+#: Columns for `where=` expressions: `group.reward_std > 0.1`.
+group = episode_group.c

@@ -1,0 +1,291 @@
+"""SQLite: one file, one writer at a time, readers that never wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import aiosqlite
+from sqlalchemy import URL, Connection, Select, column, event, func, select, table
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.pool import AsyncAdaptedQueuePool, NullPool, Pool
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.util import await_only
+
+from replaydb.database.expressions import among, seconds_between
+from replaydb.database.signals import Signal
+from replaydb.database.sqlite_driver import EagerConnection
+from replaydb.errors import (
+    DatabaseError,
+    DatabaseFullError,
+    DatabaseReadOnlyError,
+    DatabaseUnavailableError,
+    InvalidURLError,
+    NotSupportedError,
+    ReplayDBError,
+)
+
+READERS = 4
+#: How long a writer waits for writers of other processes before it gives up.
+LOCK_SECONDS = 60.0
+#: Waiting coroutines look for commits of other processes this often: (at first, when idle).
+WATCH_SECONDS = (0.002, 0.05)
+
+#: Writers wait for each other in `_begin_immediate`, not inside SQLite.
+_WAIT_IN_LOOP = "PRAGMA busy_timeout = 0"
+
+_NETWORK_FILESYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "fuse.sshfs",
+                        "fuse.glusterfs", "glusterfs", "lustre", "beegfs", "gpfs"}  # fmt: skip
+
+
+@compiles(among, "sqlite")
+def _compile_among(element: among, compiler: SQLCompiler, **kw: Any) -> str:
+    left, values = (compiler.process(clause, **kw) for clause in element.clauses)
+    return f"{left} IN (SELECT value FROM json_each({values}))"  # noqa: S608 - compiled clauses
+
+
+@compiles(seconds_between, "sqlite")
+def _compile_seconds_between(element: seconds_between, compiler: SQLCompiler, **kw: Any) -> str:
+    begin, end = (compiler.process(clause, **kw) for clause in element.clauses)
+    return f"((julianday({end}) - julianday({begin})) * 86400.0)"
+
+
+class SqliteBackend:
+    """`sqlite:///FILE`."""
+
+    def __init__(self, url: URL, durability: str) -> None:
+        if not url.database or url.database == ":memory:":
+            raise NotSupportedError("an in-memory SQLite database cannot be shared; name a file")
+        if url.query:
+            raise InvalidURLError("url", "sqlite:///FILE without parameters", sorted(url.query))
+        self.url = url.set(drivername="sqlite+aiosqlite")
+        self._path = Path(url.database)
+        self._synchronous = (
+            "PRAGMA synchronous = FULL" if durability == "full" else "PRAGMA synchronous = NORMAL"
+        )
+
+    @property
+    def file(self) -> Path:
+        """The database."""
+        return self._path
+
+    def writer_engine(self) -> AsyncEngine:
+        """One connection: its pool is the fair queue of this process's writers."""
+        return self._engine(
+            self._pragmas(_WAIT_IN_LOOP),
+            begin="IMMEDIATE",
+            poolclass=AsyncAdaptedQueuePool,
+            pool_size=1,
+            max_overflow=0,
+            pool_timeout=10 * LOCK_SECONDS,
+        )
+
+    def reader_engine(self) -> AsyncEngine:
+        """A few connections that cannot write."""
+        return self._engine(
+            self._pragmas("PRAGMA mmap_size = 1073741824", "PRAGMA query_only = ON"),
+            begin="DEFERRED",
+            poolclass=AsyncAdaptedQueuePool,
+            pool_size=READERS,
+            max_overflow=0,
+            pool_timeout=10 * LOCK_SECONDS,
+        )
+
+    def migration_engine(self) -> AsyncEngine:
+        """Foreign keys are off: rebuilding a table would otherwise delete its children."""
+        return self._engine(
+            self._pragmas("PRAGMA foreign_keys = OFF", _WAIT_IN_LOOP),
+            begin="IMMEDIATE",
+            poolclass=NullPool,
+        )
+
+    def signal(self, reader: AsyncEngine) -> Signal:
+        """Watches the file's change counter."""
+        return _SqliteSignal(self._path)
+
+    def translate(self, error: BaseException) -> ReplayDBError | None:
+        """By the error's name, never by its text."""
+        cause = error.orig if isinstance(error, DBAPIError) else error
+        name = getattr(cause, "sqlite_errorname", None)
+        if name is None:
+            return DatabaseError(str(cause)) if isinstance(cause, sqlite3.Error) else None
+        kind: type[DatabaseError] = DatabaseError
+        if name == "SQLITE_FULL":
+            kind = DatabaseFullError
+        elif name.startswith("SQLITE_READONLY"):
+            kind = DatabaseReadOnlyError
+        elif name.startswith(("SQLITE_CANTOPEN", "SQLITE_NOTADB", "SQLITE_IOERR", "SQLITE_BUSY")):
+            kind = DatabaseUnavailableError
+        return kind(f"{self._path}: {cause} ({name})")
+
+    def is_conflict(self, error: BaseException) -> bool:
+        """Never: a writer that has begun is alone."""
+        return False
+
+    async def check_target(self) -> None:
+        """WAL needs shared memory, which network filesystems do not have."""
+        kind = await asyncio.to_thread(_filesystem_of, self._path)
+        if kind in _NETWORK_FILESYSTEMS:
+            raise NotSupportedError(
+                f"{self._path} is on a network filesystem ({kind}), where SQLite loses data; "
+                "use a local disk, or PostgreSQL to share a store between machines"
+            )
+
+    async def lock_schema(self, connection: AsyncConnection) -> None:
+        """Nothing to do: BEGIN IMMEDIATE already let one writer in."""
+
+    async def check_integrity(self, connection: AsyncConnection) -> None:
+        """What foreign keys would have refused, had they been on."""
+        broken = (await connection.exec_driver_sql("PRAGMA foreign_key_check")).all()
+        if broken:
+            raise DatabaseError(
+                f"{self._path}: {len(broken)} rows would refer to rows that are gone, "
+                f"the first in table {broken[0][0]!r}"
+            )
+
+    async def now(self, connection: AsyncConnection) -> datetime:
+        """This machine's: every client of the file is on it."""
+        return datetime.now(UTC)
+
+    async def allocate_group_ids(self, connection: AsyncConnection, count: int) -> Sequence[int]:
+        """AUTOINCREMENT's own counter, so an id is not given again after a delete."""
+        last = await connection.scalar(_LAST_GROUP_ID) or 0
+        return range(last + 1, last + 1 + count)
+
+    def _pragmas(self, *more: str) -> list[str]:
+        return [
+            "PRAGMA page_size = 16384",  # takes effect in a new file, and only before WAL
+            "PRAGMA journal_mode = WAL",
+            self._synchronous,
+            "PRAGMA foreign_keys = ON",
+            "PRAGMA journal_size_limit = 67108864",
+            *more,
+        ]
+
+    def _connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(
+            self._path,
+            timeout=LOCK_SECONDS,
+            # The driver's own transactions are off: BEGIN is ours, see `_engine`.
+            isolation_level=None,
+            # SQLAlchemy sets attributes from the thread of the event loop.
+            check_same_thread=False,
+        )
+
+    def _engine(
+        self,
+        pragmas: Sequence[str],
+        *,
+        begin: str,
+        poolclass: type[Pool],
+        **pool: Any,
+    ) -> AsyncEngine:
+        engine = create_async_engine(
+            self.url,
+            poolclass=poolclass,
+            async_creator=partial(EagerConnection.open, self._connect),
+            hide_parameters=True,
+            **pool,
+        )
+
+        @event.listens_for(engine.sync_engine, "connect")
+        def configure(connection: Any, _record: object) -> None:
+            cursor = connection.cursor()
+            for pragma in pragmas:
+                cursor.execute(pragma)
+                if "journal_mode" in pragma and cursor.fetchone() != ("wal",):
+                    raise NotSupportedError(f"{self._path}: this filesystem cannot hold a WAL")
+            cursor.close()
+
+        @event.listens_for(engine.sync_engine, "begin")
+        def emit_begin(connection: Connection) -> None:
+            if begin == "IMMEDIATE":
+                _begin_immediate(connection)
+            else:
+                connection.exec_driver_sql("BEGIN")
+
+        return engine
+
+
+def _begin_immediate(connection: Connection) -> None:
+    """BEGIN IMMEDIATE, waiting for other processes in the event loop.
+
+    SQLite's own busy handler would wait inside the connection's thread, where a cancelled
+    coroutine cannot reach it.
+    """
+    deadline = time.monotonic() + LOCK_SECONDS
+    for pause in _pauses():
+        try:
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+        except DBAPIError as error:
+            name = getattr(error.orig, "sqlite_errorname", "")
+            if not name.startswith("SQLITE_BUSY") or time.monotonic() > deadline:
+                raise
+            await_only(asyncio.sleep(pause))
+        else:
+            return
+
+
+def _pauses() -> Iterator[float]:
+    """Seconds, up to 5 ms, with jitter so that waiters do not march in step."""
+    longest = 0.0005
+    while True:
+        yield random.uniform(longest / 2, longest)  # noqa: S311
+        longest = min(2 * longest, 0.005)
+
+
+_SEQUENCE = table("sqlite_sequence", column("name"), column("seq"))
+_LAST_GROUP_ID: Select[int] = select(func.max(_SEQUENCE.c.seq)).where(
+    _SEQUENCE.c.name == "episode_group"
+)
+
+
+class _SqliteSignal(Signal):
+    """`PRAGMA data_version` changes when another connection, of any process, has committed."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+
+    async def _watch(self) -> None:
+        async with aiosqlite.connect(self._path) as connection:
+            shortest, longest = WATCH_SECONDS
+            pause, seen = shortest, None
+            while True:
+                rows = await connection.execute_fetchall("PRAGMA data_version")
+                version = next(iter(rows))[0]
+                if version == seen:
+                    pause = min(2 * pause, longest)
+                else:
+                    pause = shortest
+                    self._wake()
+                seen = version
+                await asyncio.sleep(pause)
+
+    def _publish(self) -> None:
+        """The file itself tells."""
+
+
+def _filesystem_of(path: Path) -> str | None:
+    """Type of the filesystem that holds `path`, where the system lists its mounts."""
+    try:
+        mounts = Path("/proc/self/mounts").read_text(encoding="utf8").splitlines()
+    except OSError:
+        return None
+    resolved = path.resolve()
+    best, kind = -1, None
+    for mount in mounts:
+        _, point, filesystem, *_ = mount.split(" ")
+        folder = Path(point.replace("\\040", " "))
+        if resolved.is_relative_to(folder) and len(folder.parts) > best:
+            best, kind = len(folder.parts), filesystem
+    return kind

@@ -1,0 +1,131 @@
+"""Views for analysts: the tables joined the way people ask, names instead of ids, no blobs."""
+
+from __future__ import annotations
+
+from sqlalchemy import CreateView, Label, Select, case, func, select
+
+from replaydb.database.schema import (
+    buffer,
+    draw,
+    draw_group,
+    episode,
+    episode_group,
+    metadata,
+    run,
+    task,
+)
+from replaydb.episodes import GroupStatus
+
+_group = episode_group.c
+
+#: Columns that say something to the scheduler only, or that the overview has under a better name.
+_INTERNAL = {"id", "buffer_id", "run_id", "task_name", "uniform_key", "priority_key", "weight"} | {
+    "lease_id",
+    "leased_from",
+    "min_episodes",
+    "deadline",
+}
+
+
+def _group_overview() -> Select[tuple[object, ...]]:
+    facts = [column for column in _group if column.key not in _INTERNAL]
+    return (
+        select(
+            _group.id.label("group_id"),
+            buffer.c.name.label("buffer_name"),
+            run.c.name.label("run_name"),
+            _group.task_name,
+            *facts,
+        )
+        .join_from(episode_group, buffer, buffer.c.id == _group.buffer_id)
+        .outerjoin(run, run.c.id == _group.run_id)
+    )
+
+
+def _episode_overview() -> Select[tuple[object, ...]]:
+    return (
+        select(
+            episode.c.group_id,
+            episode.c.position,
+            buffer.c.name.label("buffer_name"),
+            _group.task_name,
+            _group.prompt_uid,
+            _group.group_status,
+            *(column for column in episode.c if column.key not in {"group_id", "position"}),
+        )
+        .join_from(episode, episode_group, _group.id == episode.c.group_id)
+        .join(buffer, buffer.c.id == _group.buffer_id)
+    )
+
+
+def _training_history() -> Select[tuple[object, ...]]:
+    return (
+        select(
+            draw.c.id.label("draw_id"),
+            draw.c.created_at.label("drawn_at"),
+            buffer.c.name.label("buffer_name"),
+            run.c.name.label("run_name"),
+            draw.c.step,
+            draw.c.policy,
+            draw_group.c.position,
+            draw_group.c.group_id,
+            draw_group.c.probability,
+            draw_group.c.weight,
+            draw_group.c.staleness,
+            _group.task_name,
+            _group.prompt_uid,
+            _group.reward_mean,
+            _group.reward_std,
+        )
+        .join_from(draw, draw_group, draw_group.c.draw_id == draw.c.id)
+        .join(buffer, buffer.c.id == draw.c.buffer_id)
+        .outerjoin(run, run.c.id == draw.c.run_id)
+        .outerjoin(episode_group, _group.id == draw_group.c.group_id)
+    )
+
+
+def _task_overview() -> Select[tuple[object, ...]]:
+    def of_status(status: GroupStatus) -> Label[int]:
+        return func.count(case((_group.group_status == status.value, 1))).label(
+            f"num_{status.value}"
+        )
+
+    return (
+        select(
+            buffer.c.name.label("buffer_name"),
+            task.c.task_name,
+            buffer.c.policy_version,
+            task.c.max_staleness,
+            task.c.num_inserted,
+            task.c.num_sampled,
+            func.count(_group.id).label("num_groups"),
+            *(of_status(status) for status in GroupStatus),
+            func.sum(_group.num_tokens).label("num_tokens"),
+            func.sum(_group.num_bytes).label("num_bytes"),
+            func.avg(_group.reward_mean).label("reward_mean"),
+            func.min(_group.staleness).label("min_staleness"),
+            func.max(_group.staleness).label("max_seen_staleness"),
+        )
+        .join_from(task, buffer, buffer.c.id == task.c.buffer_id)
+        .outerjoin(
+            episode_group,
+            (_group.buffer_id == task.c.buffer_id) & (_group.task_name == task.c.task_name),
+        )
+        .group_by(
+            task.c.id,
+            buffer.c.name,
+            task.c.task_name,
+            buffer.c.policy_version,
+            task.c.max_staleness,
+            task.c.num_inserted,
+            task.c.num_sampled,
+        )
+    )
+
+
+group_overview = CreateView(_group_overview(), "group_overview", metadata=metadata)
+episode_overview = CreateView(_episode_overview(), "episode_overview", metadata=metadata)
+training_history = CreateView(_training_history(), "training_history", metadata=metadata)
+task_overview = CreateView(_task_overview(), "task_overview", metadata=metadata)
+
+VIEWS = (group_overview, episode_overview, training_history, task_overview)

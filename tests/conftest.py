@@ -1,0 +1,82 @@
+"""Databases for the tests. Everything that takes `url` or `empty_url` runs on both engines."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from replaydb.database import migrate
+from support.postgres import PostgresServer, running_server
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A real PostgreSQL, one for each worker of pytest-xdist; without one the tests fail."""
+    with running_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def _migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("migrated") / "replay.db"
+    asyncio.run(migrate.upgrade(f"sqlite:///{path}"))
+    return path
+
+
+@pytest.fixture(scope="session")
+def _migrated_database(postgres: PostgresServer) -> str:
+    url = postgres.create_database("shared")
+    asyncio.run(migrate.upgrade(url))
+    return url
+
+
+@pytest.fixture
+def sqlite_url(_migrated_file: Path, tmp_path: Path) -> str:
+    """A migrated SQLite file without rows."""
+    return f"sqlite:///{shutil.copy(_migrated_file, tmp_path / 'replay.db')}"
+
+
+@pytest.fixture
+def postgresql_url(_migrated_database: str, postgres: PostgresServer) -> str:
+    """A migrated PostgreSQL database without rows; the tests of one worker take turns at it."""
+    postgres.empty_tables(_migrated_database)
+    return _migrated_database
+
+
+@pytest.fixture
+def empty_sqlite_url(tmp_path: Path) -> str:
+    """A SQLite file that is not there yet."""
+    return f"sqlite:///{tmp_path / 'empty.db'}"
+
+
+@pytest.fixture
+def empty_postgresql_url(postgres: PostgresServer) -> Iterator[str]:
+    """A PostgreSQL database of the test's own, without tables."""
+    url = postgres.create_database("empty")
+    yield url
+    postgres.drop_database(url)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def engine_name(request: pytest.FixtureRequest) -> str:
+    """The engine under test."""
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def url(engine_name: str, request: pytest.FixtureRequest) -> str:
+    """A migrated database without rows."""
+    address: str = request.getfixturevalue(f"{engine_name}_url")
+    return address
+
+
+@pytest.fixture
+def empty_url(engine_name: str, request: pytest.FixtureRequest) -> str:
+    """A database without tables."""
+    address: str = request.getfixturevalue(f"empty_{engine_name}_url")
+    return address

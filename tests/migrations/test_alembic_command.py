@@ -1,0 +1,77 @@
+"""`alembic ...` works in a checkout, as people who write migrations are used to."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from replaydb.database import migrate
+from support.revisions import CHECKOUT
+
+
+def alembic(
+    *arguments: str, url: str | None = None, ini: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "REPLAYDB_URL"}
+    if url is not None:
+        environment["REPLAYDB_URL"] = url
+    return subprocess.run(
+        [sys.executable, "-m", "alembic", "-c", str(ini or CHECKOUT / "alembic.ini"), *arguments],
+        cwd=CHECKOUT,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+
+
+async def test_up_check_and_down(empty_url: str) -> None:
+    up = alembic("upgrade", "head", url=empty_url)
+    assert up.returncode == 0, up.stderr
+    assert "Running upgrade  -> 0001" in up.stderr
+    assert await migrate.check(empty_url) == ()
+    assert "0001 (head)" in alembic("current", url=empty_url).stdout
+    assert "No new upgrade operations" in alembic("check", url=empty_url).stdout
+    assert alembic("downgrade", "base", url=empty_url).returncode == 0
+    assert await migrate.current(empty_url) is None
+
+
+async def test_x_argument_goes_before_the_environment(
+    empty_sqlite_url: str, tmp_path: Path
+) -> None:
+    other = f"sqlite:///{tmp_path / 'other.db'}"
+    alembic("-x", f"url={empty_sqlite_url}", "upgrade", "head", url=other)
+    assert await migrate.current(empty_sqlite_url) == "0001"
+    assert await migrate.current(other) is None
+
+
+async def test_the_file_names_the_database_last(empty_sqlite_url: str, tmp_path: Path) -> None:
+    ini = tmp_path / "alembic.ini"
+    lines = (CHECKOUT / "alembic.ini").read_text().replace("%(here)s", str(CHECKOUT))
+    ini.write_text(lines.replace("sqlalchemy.url =", f"sqlalchemy.url = {empty_sqlite_url}"))
+    up = alembic("upgrade", "head", ini=ini)
+    assert up.returncode == 0, up.stderr
+    assert await migrate.current(empty_sqlite_url) == "0001"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("upgrade", "head"), "which database?"),
+        (("upgrade", "head", "--sql"), "--sql is not supported"),
+    ],
+)
+def test_what_cannot_work_is_said(arguments: tuple[str, ...], message: str) -> None:
+    outcome = alembic(*arguments)
+    assert outcome.returncode != 0
+    assert message in outcome.stderr + outcome.stdout
+
+
+async def test_calls_from_code_say_nothing(
+    empty_url: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    await migrate.upgrade(empty_url)
+    assert capfd.readouterr() == ("", "")

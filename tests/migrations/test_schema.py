@@ -1,0 +1,137 @@
+"""The tables that migrations make are the tables that the code believes in."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import text
+
+from replaydb.database import migrate
+from replaydb.database.schema import REVISIONS, metadata
+from replaydb.errors import SchemaOutOfDateError, SchemaTooNewError
+from support.connections import transaction
+from support.snapshot import Snapshot, take_snapshot
+
+
+async def _snapshot(url: str) -> Snapshot:
+    async with transaction(url) as connection:
+        return await take_snapshot(connection)
+
+
+async def test_migrations_make_what_the_metadata_says(empty_url: str, engine_name: str) -> None:
+    async with transaction(empty_url) as connection:
+        await connection.run_sync(metadata.create_all)
+        expected = await take_snapshot(connection)
+        await connection.run_sync(metadata.drop_all)
+    await migrate.upgrade(empty_url)
+    made = await _snapshot(empty_url)
+    if engine_name == "postgresql":
+        # The one thing that metadata cannot say: payloads are not compressed.
+        assert _storage(made) == "e"
+        assert _storage(expected) == "x"
+        made["columns"] = _without_payload_data(made)
+        expected["columns"] = _without_payload_data(expected)
+    assert made == expected
+
+
+def _is_payload_data(column: tuple[object, ...]) -> bool:
+    return column[:2] == ("payload", "data")
+
+
+def _storage(snapshot: Snapshot) -> object:
+    (column,) = filter(_is_payload_data, snapshot["columns"])
+    return column[5]
+
+
+def _without_payload_data(snapshot: Snapshot) -> list[tuple[object, ...]]:
+    return [column for column in snapshot["columns"] if not _is_payload_data(column)]
+
+
+async def test_what_only_one_engine_has(url: str, engine_name: str) -> None:
+    snapshot = await _snapshot(url)
+    if engine_name == "postgresql":
+        assert ("episode_group", ["fillfactor=70"]) in [
+            (name, options) for name, _, options in snapshot["tables"]
+        ]
+        definitions = {name: str(definition) for _, name, definition in snapshot["indexes"]}
+        assert " USING brin (buffer_id, staleness)" in definitions["ix_episode_group_staleness"]
+        assert definitions["ix_episode_group_lease_id"].endswith("WHERE (lease_id IS NOT NULL)")
+    else:
+        tables = {str(name): (tail, clauses) for name, _, _, tail, *clauses in snapshot["table"]}
+        without_rowid = {name for name, (tail, _) in tables.items() if tail == "WITHOUT ROWID"}
+        assert without_rowid == {"episode", "draw_group", "cursor"}
+        counted = {name for name, (_, clauses) in tables.items() if "AUTOINCREMENT" in str(clauses)}
+        assert counted == {"run", "buffer", "task", "lease", "episode_group", "draw"}
+
+
+async def test_down_takes_everything_and_up_again_brings_it_back(url: str) -> None:
+    before = await _snapshot(url)
+    await migrate.downgrade(url, "base")
+    assert not any((await _snapshot(url)).values())
+    assert await migrate.current(url) is None
+    await migrate.upgrade(url)
+    assert await _snapshot(url) == before
+    assert await migrate.current(url) == REVISIONS[-1]
+
+
+def test_revisions_are_those_of_the_folder() -> None:
+    assert tuple(revision.id for revision in migrate.history()) == REVISIONS
+
+
+async def test_check_finds_nothing_in_migrated_tables(url: str) -> None:
+    assert await migrate.check(url) == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ("DROP INDEX ix_draw_step", "add index ix_draw_step"),
+        ("CREATE INDEX mine ON draw (policy)", "remove index mine"),
+        ("ALTER TABLE draw ADD COLUMN colour TEXT", "remove column draw.colour"),
+        ("DROP VIEW task_overview", "add view task_overview"),
+        ("DROP TABLE cursor", "add table cursor"),
+    ],
+)
+async def test_check_finds_what_was_changed_by_hand(
+    empty_url: str, change: str, found: str
+) -> None:
+    await migrate.upgrade(empty_url)
+    async with transaction(empty_url) as connection:
+        await connection.execute(text(change))
+    assert found in await migrate.check(empty_url)
+
+
+async def test_check_finds_a_view_with_other_columns(empty_url: str) -> None:
+    await migrate.upgrade(empty_url)
+    async with transaction(empty_url) as connection:
+        await connection.execute(text("DROP VIEW task_overview"))
+        await connection.execute(text("CREATE VIEW task_overview AS SELECT task_name FROM task"))
+    assert await migrate.check(empty_url) == (
+        "modify view task_overview: other columns than expected",
+    )
+
+
+async def test_check_finds_a_changed_column(empty_postgresql_url: str) -> None:
+    await migrate.upgrade(empty_postgresql_url)
+    async with transaction(empty_postgresql_url) as connection:
+        await connection.execute(text("ALTER TABLE lease ALTER COLUMN owner DROP NOT NULL"))
+    assert await migrate.check(empty_postgresql_url) == (
+        "modify nullable lease.owner: True, expected False",
+    )
+
+
+async def test_check_leaves_tables_of_others_alone(empty_url: str) -> None:
+    async with transaction(empty_url) as connection:
+        await connection.execute(text("CREATE TABLE alembic_version (version_num TEXT)"))
+        await connection.execute(text("CREATE TABLE experiments (id INTEGER PRIMARY KEY)"))
+    await migrate.upgrade(empty_url)
+    assert await migrate.check(empty_url) == ()
+
+
+async def test_check_wants_the_newest_revision_first(empty_url: str) -> None:
+    with pytest.raises(SchemaOutOfDateError):
+        await migrate.check(empty_url)
+    await migrate.upgrade(empty_url)
+    async with transaction(empty_url) as connection:
+        await connection.execute(text("UPDATE replaydb_alembic_version SET version_num = '9999'"))
+    with pytest.raises(SchemaTooNewError):
+        await migrate.check(empty_url)

@@ -1,0 +1,68 @@
+"""Episode groups to put: small ones, with just the facts a test is about."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from replaydb import Episode, EpisodeGroup, Turn
+
+
+def episode(reward: float | None = 1.0, version: int | None = None, **fields: Any) -> Episode:
+    """Two tokens of prompt, three of response."""
+    return Episode(
+        prompt_ids=[1, 2],
+        response_ids=[3, 4, 5],
+        logprobs=[-0.5, -0.25, -1.0],
+        reward=reward,
+        policy_version=version,
+        **fields,
+    )
+
+
+def group(
+    uid: str | None = None,
+    task: str = "gsm8k",
+    *,
+    rewards: Sequence[float | None] = (1.0, 0.0),
+    version: int | None = None,
+    **fields: Any,
+) -> EpisodeGroup:
+    """One episode for each reward."""
+    episodes = [episode(reward, version) for reward in rewards]
+    return EpisodeGroup(task, episodes, group_uid=uid, **fields)
+
+
+def groups(count: int, task: str = "gsm8k", **fields: Any) -> list[EpisodeGroup]:
+    """Several, named after their task and position: `gsm8k-0` and so on."""
+    return [group(f"{task}-{i}", task, **fields) for i in range(count)]
+
+
+def long_group(uid: str, num_tokens: int, task: str = "gsm8k", **fields: Any) -> EpisodeGroup:
+    """One episode of many tokens, with a text."""
+    row = Episode(
+        token_ids=list(range(num_tokens)),
+        loss_mask=[True] * num_tokens,
+        reward=1.0,
+        text="x" * num_tokens,
+    )
+    return EpisodeGroup(task, [row], group_uid=uid, **fields)
+
+
+def conversation() -> Episode:
+    """An episode of two turns."""
+    return Episode(
+        turns=[
+            Turn(
+                prompt_ids=[1, 2],
+                response_ids=[3],
+                logprobs=[-0.5],
+                reward=0.25,
+                policy_version=3,
+                finish_reason="tool_calls",
+                metadata={"tool": "python"},
+            ),
+            Turn(prompt_ids=[4], response_ids=[5, 6], reward=0.5, policy_version=[4, 5]),
+        ],
+        text="two turns",
+    )

@@ -1,0 +1,139 @@
+"""What must hold of the tables after every call, whatever the history, read from below."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from replaydb import BufferSettings
+from replaydb.database.schema import (
+    buffer,
+    episode,
+    episode_group,
+    lease,
+    payload,
+    task,
+    transcript,
+)
+from support.connections import transaction
+
+LIVE = {"pending", "completed", "leased", "aborted"}
+Row = dict[str, Any]
+
+
+async def check_books(url: str, *, idle_leases: bool = False) -> list[Row]:
+    """Accounts, staleness, leases and child rows agree with the groups there are.
+
+    A lease that is not over has groups, unless these were deleted or replaced (`idle_leases`).
+
+    Returns:
+        Every group.
+    """
+    async with transaction(url) as connection:
+        groups = await _rows(connection, select(episode_group))
+        accounts = await _rows(connection, select(task))
+        for one in await _rows(connection, select(buffer)):
+            mine = [row for row in groups if row["buffer_id"] == one["id"]]
+            of_buffer = [row for row in accounts if row["buffer_id"] == one["id"]]
+            _check_books(mine, of_buffer)
+            for row in mine:
+                _check_group(row, one)
+        await _check_leases(connection, groups, idle_leases)
+        await _check_children(connection, {row["id"]: row for row in groups})
+    return groups
+
+
+async def group_rows(url: str) -> list[Row]:
+    """Every group, in the order of ids."""
+    async with transaction(url) as connection:
+        return await _rows(connection, select(episode_group).order_by(episode_group.c.id))
+
+
+async def group_row(url: str, group_id: int) -> Row:
+    """One group."""
+    return next(row for row in await group_rows(url) if row["id"] == group_id)
+
+
+async def statuses(url: str) -> dict[str, str]:
+    """Status of every group, by uid."""
+    return {row["group_uid"]: row["group_status"] for row in await group_rows(url)}
+
+
+async def number_of(url: str, table: Any) -> int:
+    """Rows of a table."""
+    async with transaction(url) as connection:
+        return int(await connection.scalar(select(func.count()).select_from(table)) or 0)
+
+
+async def _rows(connection: AsyncConnection, statement: Any) -> list[Row]:
+    return [dict(row) for row in (await connection.execute(statement)).mappings()]
+
+
+def _check_books(groups: list[Row], accounts: list[Row]) -> None:
+    for account in accounts:
+        mine = [row for row in groups if row["task_name"] == account["task_name"]]
+        by_status = {
+            status: [row for row in mine if row["group_status"] == status]
+            for status in ("completed", "pending", "leased")
+        }
+        stored = [row for row in mine if row["group_status"] != "archived"]
+        weight = sum(row["weight"] for row in by_status["completed"])
+        assert account["num_available"] == len(by_status["completed"])
+        assert account["total_weight"] == pytest.approx(weight, rel=1e-9, abs=1e-9)
+        assert account["num_pending"] == len(by_status["pending"])
+        assert account["num_leased"] == len(by_status["leased"])
+        assert account["stored_groups"] == len(stored)
+        assert account["stored_tokens"] == sum(row["num_tokens"] for row in stored)
+        assert account["stored_bytes"] == sum(row["num_bytes"] for row in stored)
+
+
+def _check_group(row: Row, owner: Row) -> None:
+    settings = BufferSettings.from_json(owner["settings"])
+    limit, oldest = settings.max_staleness_of(row["task_name"]), row["min_policy_version"]
+    if row["group_status"] in LIVE:
+        expected = None if oldest is None else owner["policy_version"] - oldest
+        assert row["staleness"] == expected, row
+    if row["group_status"] in {"completed", "aborted"} and None not in (limit, oldest):
+        assert limit is not None
+        assert row["staleness"] <= limit
+    assert row["weight"] == settings.weight(row["priority"])
+    held = (row["group_status"] == "leased", row["lease_id"] is None, row["leased_from"] is None)
+    assert held in {(True, False, False), (False, True, True)}, row
+    assert (row["group_status"] == "archived") == (row["archived_at"] is not None)
+    assert row["deadline"] is None or row["group_status"] == "pending"
+    assert row["times_sampled"] >= 0
+    if row["times_sampled"]:
+        assert row["first_sampled_at"] <= row["last_sampled_at"]
+
+
+async def _check_leases(connection: AsyncConnection, groups: list[Row], idle_ok: bool) -> None:
+    leases = {row["id"]: row for row in await _rows(connection, select(lease))}
+    for row in groups:
+        if row["lease_id"] is not None:
+            assert leases[row["lease_id"]]["buffer_id"] == row["buffer_id"]
+    held = {row["lease_id"] for row in groups}
+    idle = [row for row in leases.values() if row["id"] not in held]
+    assert idle_ok or all(row["expires_at"] <= datetime.now(UTC) for row in idle), idle
+
+
+async def _check_children(connection: AsyncConnection, groups: dict[int, Row]) -> None:
+    size = func.length(payload.c.data)
+    payloads = select(payload.c.group_id, func.count(), func.sum(size)).group_by(payload.c.group_id)
+    stored = {row[0]: (row[1], row[2]) for row in await connection.execute(payloads)}
+    tokens = func.sum(episode.c.num_tokens)
+    episodes = select(episode.c.group_id, func.count(), tokens).group_by(episode.c.group_id)
+    members = {row[0]: (row[1], row[2]) for row in await connection.execute(episodes)}
+    found = select(transcript.c.group_id).distinct()
+    texts = set((await connection.scalars(found)).all())
+    assert stored.keys() | members.keys() | texts <= groups.keys()
+    for group_id, row in groups.items():
+        assert members.get(group_id, (0, 0)) == (row["num_episodes"], row["num_tokens"])
+        parts, num_bytes = stored.get(group_id, (0, 0))
+        assert num_bytes == row["num_bytes"]
+        if row["group_status"] != "archived":
+            assert (parts > 0) == (row["num_episodes"] > 0)
+        assert (group_id in texts) == row["has_transcript"]

