@@ -1,0 +1,116 @@
+"""What every side of a buffer stands on: its transactions, and waiting."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeVar
+
+import numpy as np
+from sqlalchemy import ColumnElement
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from replaydb import arguments
+from replaydb.database import filters
+from replaydb.database.engine import Database
+from replaydb.database.repository.buffers import BufferRow, RunRow
+from replaydb.database.repository.locking import Scope, SettingsChangedError
+from replaydb.database.statements.groups import selection
+from replaydb.errors import ReplayDBError
+from replaydb.settings import BufferSettings
+
+T = TypeVar("T")
+
+
+class BufferCore:
+    """A buffer of an open store.
+
+    Attributes:
+        id: Its row.
+        name: Its name in the store.
+        settings: Settings as this process last saw them.
+        policy_version: Policy version as this process last saw it.
+    """
+
+    def __init__(
+        self, database: Database, row: BufferRow, run: Callable[[], Awaitable[RunRow]]
+    ) -> None:
+        self._database = database
+        self._run = run
+        self.id = row.id
+        self.name = row.name
+        self.settings: BufferSettings = row.settings
+        self.policy_version: int = row.policy_version
+
+    def __repr__(self) -> str:
+        return f"Buffer({self.name!r})"
+
+    def saw(self, row: BufferRow) -> None:
+        """Remember the buffer's row as it was just read."""
+        self.settings, self.policy_version = row.settings, row.policy_version
+
+    async def _write(self, work: Callable[[AsyncConnection, Scope], Awaitable[T]]) -> T:
+        """One read-write transaction on behalf of this run."""
+        run = await self._run()
+        while True:
+            scope = Scope(self.id, self.name, run, self.settings, self.saw)
+
+            async def scoped(connection: AsyncConnection, scope: Scope = scope) -> T:
+                return await work(connection, scope)
+
+            try:
+                return await self._database.write(scoped)
+            except SettingsChangedError:
+                continue
+
+    async def _in_time(
+        self,
+        attempt: Callable[[bool], Awaitable[T]],
+        timeout: float | None,
+        *,
+        unless: type[ReplayDBError] | tuple[type[ReplayDBError], ...],
+        worthwhile: Callable[[], Awaitable[bool]] | None = None,
+    ) -> T:
+        """Try until it works or the time is up, looking again whenever something was committed.
+
+        Args:
+            attempt: Called with whether it is the last attempt.
+            timeout: Seconds; None: for ever.
+            unless: What is raised as long as it does not work.
+            worthwhile: A cheap look at whether an attempt could work; never asked about the last.
+        """
+        if timeout == 0:
+            return await attempt(True)
+        deadline = np.inf if timeout is None else time.monotonic() + timeout
+        try:
+            return await attempt(False)
+        except unless:
+            pass
+        signal = self._database.signal
+        async with signal.listening():
+            while True:
+                ticket = signal.ticket()
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return await attempt(True)
+                if worthwhile is None or await worthwhile():
+                    try:
+                        return await attempt(False)
+                    except unless:
+                        pass
+                await signal.wait(ticket, left)
+
+    def _selection(
+        self,
+        ids: Iterable[int] | None,
+        tasks: str | Iterable[str] | None,
+        statuses: str | Iterable[str] | None,
+        where: ColumnElement[bool] | None,
+    ) -> ColumnElement[bool]:
+        return selection(
+            self.id,
+            ids=None if ids is None else arguments.ids(ids),
+            tasks=arguments.names("tasks", tasks),
+            statuses=arguments.statuses(statuses),
+            where=filters.checked(where),
+        )

@@ -1,0 +1,364 @@
+"""The trainer's side of a buffer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Iterable, Mapping
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+from sqlalchemy import ColumnElement
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from replaydb import arguments
+from replaydb.batch import Batch
+from replaydb.buffer.core import BufferCore
+from replaydb.buffer.lease import Lease
+from replaydb.buffer.requests import describe, eligible, portions
+from replaydb.database.records import Decoded
+from replaydb.database.repository import (
+    buffers,
+    draws,
+    groups,
+    leases,
+    lineage,
+    transitions,
+)
+from replaydb.database.repository import (
+    tasks as accounts_of,
+)
+from replaydb.database.repository.leases import LeaseInfo
+from replaydb.database.repository.lineage import DrawInfo
+from replaydb.database.repository.locking import Scope
+from replaydb.database.repository.requests import Drawn, DrawRequest, LeaseTerms
+from replaydb.database.statements.groups import selection
+from replaydb.episodes import GroupStatus
+from replaydb.errors import (
+    CorruptPayloadError,
+    InvalidInputError,
+    LeaseExpiredError,
+    NotEnoughGroups,
+    PayloadGoneError,
+    RateLimitedError,
+    UnknownDrawError,
+)
+from replaydb.opening import Opening
+from replaydb.policies import Fifo, SamplingPolicy, Uniform
+
+#: What drawing waits out.
+_NOT_YET = (NotEnoughGroups, RateLimitedError)
+#: Statuses from which groups can be leased: nobody else has them in hand.
+_LEASABLE = frozenset(GroupStatus) - {
+    GroupStatus.PENDING,
+    GroupStatus.LEASED,
+    GroupStatus.ARCHIVED,
+}
+
+
+class Drawing(BufferCore):
+    """Drawing groups, to replay them or to hold them, and the record of what was drawn."""
+
+    async def sample(
+        self,
+        n: int | Mapping[str, int],
+        policy: SamplingPolicy = Uniform(),
+        *,
+        tasks: str | Iterable[str] | None = None,
+        where: ColumnElement[bool] | None = None,
+        max_staleness: int | None = None,
+        runs: str | Iterable[str] | None = None,
+        step: int | None = None,
+        timeout: float | None = 0,
+        allow_partial: bool = False,
+    ) -> Batch:
+        """Draw groups; they stay in the buffer and can be drawn again.
+
+        Args:
+            n: How many groups; or how many of each task, all or nothing.
+            policy: Which ones.
+            tasks: Only groups of these tasks (not together with quotas in `n`).
+            where: Only groups that meet this expression over `replaydb.group`.
+            max_staleness: Only groups at most this many policy versions behind. Groups of
+                unknown version are never among them.
+            runs: Only groups that these runs put.
+            step: The trainer step the batch is for, for the record.
+            timeout: Seconds to wait until there are enough; None waits for ever.
+            allow_partial: When the time is up, take what there is, unless that is nothing.
+
+        Returns:
+            The groups, in the order of the draw.
+
+        Raises:
+            NotEnoughGroups: There were not enough in time; nothing was drawn.
+            RateLimitedError: The rate limit did not let so many out, in time.
+            CorruptPayloadError: Stored bytes of some groups are damaged. They are marked
+                `failed`; `error.batch` holds the others.
+            InvalidInputError: An argument is wrong.
+        """
+        condition = eligible(where, max_staleness, runs)
+        request = DrawRequest(
+            portions(n, policy, tasks, condition), describe(policy), allow_partial, _step(step)
+        )
+        result = await self._draw(request, arguments.seconds("timeout", timeout))
+        result.raise_if_damaged()
+        return result.batch
+
+    def lease(
+        self,
+        n: int | Mapping[str, int],
+        policy: SamplingPolicy = Fifo(),
+        *,
+        ttl: float,
+        owner: str | None = None,
+        tasks: str | Iterable[str] | None = None,
+        where: ColumnElement[bool] | None = None,
+        max_staleness: int | None = None,
+        runs: str | Iterable[str] | None = None,
+        statuses: str | Iterable[str] = (GroupStatus.COMPLETED,),
+        step: int | None = None,
+        timeout: float | None = 0,
+        allow_partial: bool = False,
+    ) -> Opening[Lease]:
+        """Draw groups and hold them: nobody else is given them until ack, nack or expiry.
+
+        `async with buffer.lease(...) as lease:` acks what is left when the block ends and nacks
+        it when the block raises, and keeps the lease alive in between, as long as the event loop
+        runs. `await buffer.lease(...)` leaves all three to the caller.
+
+        Args:
+            n: As for `sample`; so are all arguments not listed here.
+            policy: Which ones.
+            ttl: Seconds after which the groups go back by themselves, unless it is extended.
+            owner: Shown by `leases()`; by default the host and the process.
+            tasks: See `sample`.
+            where: See `sample`.
+            max_staleness: See `sample`.
+            runs: See `sample`.
+            statuses: Statuses to take groups from: `aborted` ones to go on with, `expired` ones
+                to roll again. A nack gives them back the status they had.
+            step: See `sample`.
+            timeout: See `sample`.
+            allow_partial: See `sample`.
+
+        Raises:
+            NotEnoughGroups: When entered; as for `sample`, so are the others.
+        """
+        chosen = arguments.statuses(statuses) or frozenset()
+        if not chosen or not chosen <= _LEASABLE:
+            expected = ", ".join(sorted(_LEASABLE))
+            raise InvalidInputError("statuses", f"some of {expected}", repr(statuses))
+        seconds = arguments.duration("ttl", ttl)
+        who = f"{socket.gethostname()}:{os.getpid()}" if owner is None else owner
+        request = DrawRequest(
+            portions(n, policy, tasks, eligible(where, max_staleness, runs)),
+            describe(policy),
+            allow_partial,
+            _step(step),
+            tuple(GroupStatus(status) for status in sorted(chosen)),
+            LeaseTerms(arguments.one_name("owner", who), seconds),
+        )
+        wait = arguments.seconds("timeout", timeout)
+
+        async def opened() -> Lease:
+            result = await self._draw(request, wait)
+            lease_id = result.drawn.held_by()
+            if result.damaged:
+                await self._hand_back(lease_id, "other groups of the batch were damaged")
+            result.raise_if_damaged()
+            return Lease(self._database, self.id, self.name, lease_id, seconds, result.batch)
+
+        return Opening(opened)
+
+    async def leases(self) -> list[LeaseInfo]:
+        """Leases that have not expired, the oldest first."""
+        async with self._database.snapshot() as connection:
+            now = await self._database.backend.now(connection)
+            return await leases.live(connection, self.id, now)
+
+    async def draws(
+        self,
+        *,
+        step: int | None = None,
+        runs: str | Iterable[str] | None = None,
+        group_id: int | None = None,
+        before: int | None = None,
+        limit: int = 100,
+    ) -> list[DrawInfo]:
+        """Draws that were recorded, the newest first.
+
+        Args:
+            step: Only those for this trainer step.
+            runs: Only those made by these runs.
+            group_id: Only those that took this group.
+            before: Only those older than this draw id: where the next page begins.
+            limit: How many at most.
+        """
+        names = arguments.names("runs", runs)
+        async with self._database.snapshot() as connection:
+            return await lineage.draws(
+                connection,
+                self.id,
+                draw_id=None,
+                step=_step(step),
+                runs=None if names is None else sorted(names),
+                group_id=None if group_id is None else arguments.whole_number("group_id", group_id),
+                before=None if before is None else arguments.whole_number("before", before),
+                limit=arguments.whole_number("limit", limit, least=1),
+            )
+
+    async def redraw(self, draw_id: int) -> Batch:
+        """The very batch of an earlier draw again; nothing is counted.
+
+        Raises:
+            UnknownDrawError: There is no record of it.
+            PayloadGoneError: Groups of it were deleted, or only their scalars are left.
+            CorruptPayloadError: Stored bytes are damaged.
+        """
+        number = arguments.whole_number("draw_id", draw_id)
+        async with self._database.snapshot() as connection:
+            record = await lineage.find_draw(connection, self.id, number)
+            if record is None:
+                raise UnknownDrawError(number)
+            decoded = await groups.fetch(connection, self.id, record.group_ids)
+        if gone := [one for one in record.group_ids if one not in decoded.groups]:
+            if decoded.corrupt:
+                raise CorruptPayloadError(reasons(decoded.corrupt), sorted(decoded.corrupt))
+            raise PayloadGoneError(gone)
+        found = [decoded.groups[one] for one in record.group_ids]
+        for group, staleness in zip(found, record.staleness, strict=True):
+            group.staleness = staleness
+        probabilities, weights = np.array(record.probabilities), np.array(record.weights)
+        return Batch(found, probabilities, weights, number)
+
+    async def _draw(self, request: DrawRequest, timeout: float | None) -> _Result:
+        async def attempt(last: bool) -> _Result:
+            return await self._draw_now(
+                replace(request, allow_partial=last and request.allow_partial)
+            )
+
+        return await self._in_time(
+            attempt, timeout, unless=_NOT_YET, worthwhile=lambda: self._may_suffice(request)
+        )
+
+    async def _may_suffice(self, request: DrawRequest) -> bool:
+        """Whether there would be enough if all were eligible: a look that locks nothing."""
+        if request.statuses != (GroupStatus.COMPLETED,):
+            return True
+        async with self._database.snapshot() as connection:
+            available = await buffers.available(connection, self.id)
+        return all(
+            sum(
+                number
+                for name, number in available.items()
+                if portion.tasks is None or name in portion.tasks
+            )
+            >= portion.count
+            for portion in request.portions
+        )
+
+    async def _draw_now(self, request: DrawRequest) -> _Result:
+        lease_id: int | None = None
+        try:
+            async with AsyncExitStack() as stack:
+
+                async def work(
+                    connection: AsyncConnection, scope: Scope
+                ) -> tuple[Drawn, AsyncConnection]:
+                    backend = self._database.backend
+                    drawn = await draws.draw(connection, backend, scope, request)
+                    # A snapshot taken while the tasks are locked: nobody can delete what was
+                    # drawn before it is read, and yet no lock is held while payloads travel.
+                    reader = await stack.enter_async_context(self._database.snapshot())
+                    await buffers.state(reader, self.id, self.name)
+                    return drawn, reader
+
+                drawn, reader = await self._write(work)
+                lease_id = drawn.lease_id
+                self._database.signal.announce()
+                decoded = await groups.with_payloads(reader, drawn.rows)
+        except BaseException:
+            # Only here, where no reader is held: the writer may be waiting for one.
+            if lease_id is not None:
+                await asyncio.shield(self._hand_back(lease_id, "not delivered"))
+            raise
+        result = _Result.of(drawn, decoded)
+        if result.damaged:
+            await self._mark_failed(result.damaged)
+        return result
+
+    async def _hand_back(self, lease_id: int, reason: str) -> None:
+        """End a lease that never reached the caller: no attempt was made."""
+
+        async def work(connection: AsyncConnection) -> None:
+            now = await self._database.backend.now(connection)
+            settings = (await buffers.state(connection, self.id, self.name)).settings
+            await leases.nack(
+                connection, self.id, settings, lease_id, None, reason, now, attempts=0
+            )
+
+        with suppress(LeaseExpiredError):
+            await self._database.write(work)
+        self._database.signal.announce()
+
+    async def _mark_failed(self, damaged: Mapping[int, str]) -> None:
+        """Damaged groups must not come back in every later draw."""
+
+        async def work(connection: AsyncConnection) -> None:
+            accounts = await accounts_of.lock(connection, self.id)
+            for group_id, reason in damaged.items():
+                condition = selection(self.id, ids=[group_id])
+                values = {**transitions.RELEASED, "status_reason": reason}
+                await transitions.move(connection, accounts, condition, GroupStatus.FAILED, values)
+            await accounts_of.save(connection, accounts.values())
+
+        await self._database.write(work)
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """A draw that was made.
+
+    Attributes:
+        batch: What could be read of it.
+        drawn: What was drawn.
+        damaged: Why the other groups could not be read, by id.
+    """
+
+    batch: Batch
+    drawn: Drawn
+    damaged: Mapping[int, str]
+
+    @classmethod
+    def of(cls, drawn: Drawn, decoded: Decoded) -> Self:
+        """Put in order what was read."""
+        sound = np.array([one in decoded.groups for one in drawn.ids])
+        batch = Batch(
+            [decoded.groups[one] for one in drawn.ids if one in decoded.groups],
+            drawn.probabilities[sound],
+            drawn.weights[sound],
+            drawn.draw_id,
+        )
+        damaged = {
+            one: decoded.corrupt.get(one, "the payload is missing")
+            for one in drawn.ids
+            if one not in decoded.groups
+        }
+        return cls(batch, drawn, damaged)
+
+    def raise_if_damaged(self) -> None:
+        """Tell the caller, who still gets the rest."""
+        if self.damaged:
+            raise CorruptPayloadError(reasons(self.damaged), sorted(self.damaged), self.batch)
+
+
+def reasons(damaged: Mapping[int, str]) -> str:
+    """What is wrong with damaged groups, each thing once."""
+    return "; ".join(sorted(set(damaged.values())))
+
+
+def _step(step: Any) -> int | None:
+    return None if step is None else arguments.whole_number("step", step)

@@ -1,0 +1,307 @@
+"""Looking into a buffer, and looking after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import ColumnElement
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from replaydb import arguments
+from replaydb.buffer.core import BufferCore
+from replaydb.buffer.drawing import reasons
+from replaydb.database.repository import (
+    buffers,
+    groups,
+    lineage,
+    transitions,
+)
+from replaydb.database.repository import (
+    policy as policies,
+)
+from replaydb.database.repository import (
+    tasks as accounts_of,
+)
+from replaydb.database.repository.buffers import BufferRow
+from replaydb.database.repository.groups import BufferStats
+from replaydb.database.repository.lineage import PromptInfo
+from replaydb.database.repository.locking import Scope
+from replaydb.database.statements.groups import selection
+from replaydb.errors import (
+    CorruptPayloadError,
+    InvalidInputError,
+    PayloadGoneError,
+    RateLimitedError,
+    UnknownGroupError,
+)
+from replaydb.stored import StoredGroup
+
+
+class Keeping(BufferCore):
+    """Everything about stored groups but putting and drawing them."""
+
+    async def get(self, ids: Iterable[int]) -> list[StoredGroup]:
+        """Read groups of any status, in the order asked for.
+
+        Raises:
+            UnknownGroupError: Some are not in the buffer.
+            PayloadGoneError: Of some only the scalars are left.
+            CorruptPayloadError: Stored bytes of some are damaged.
+        """
+        wanted = arguments.ids(ids)
+        async with self._database.snapshot() as connection:
+            decoded = await groups.fetch(connection, self.id, wanted)
+        known = decoded.groups.keys() | decoded.corrupt.keys() | decoded.gone
+        if missing := [one for one in wanted if one not in known]:
+            raise UnknownGroupError(missing)
+        if decoded.corrupt:
+            raise CorruptPayloadError(reasons(decoded.corrupt), sorted(decoded.corrupt))
+        if decoded.gone:
+            raise PayloadGoneError(sorted(decoded.gone))
+        return [decoded.groups[one] for one in wanted]
+
+    async def count(
+        self,
+        *,
+        tasks: str | Iterable[str] | None = None,
+        statuses: str | Iterable[str] | None = None,
+        where: ColumnElement[bool] | None = None,
+    ) -> int:
+        """How many groups there are: of every task and status, unless some are named."""
+        condition = self._selection(None, tasks, statuses, where)
+        async with self._database.snapshot() as connection:
+            return await groups.count(connection, condition)
+
+    async def stats(self) -> BufferStats:
+        """Sizes, staleness and rewards of every task and status, at one moment."""
+        async with self._database.snapshot() as connection:
+            return await groups.stats(connection, self.id, self.name)
+
+    async def prompts(
+        self,
+        *,
+        tasks: str | Iterable[str] | None = None,
+        where: ColumnElement[bool] | None = None,
+    ) -> list[PromptInfo]:
+        """What became of every prompt that has a `prompt_uid`: how often it was generated,
+        sampled, expired, filtered, and with what rewards. Groups that were deleted do not count.
+        """  # noqa: D205
+        condition = self._selection(None, tasks, None, where)
+        async with self._database.snapshot() as connection:
+            return await lineage.prompts(connection, condition)
+
+    async def cursor(self, name: str) -> Any:
+        """The JSON value last written under a name by `put` or `ack`; None if there is none."""
+        arguments.one_name("name", name)
+        async with self._database.snapshot() as connection:
+            return await lineage.cursor(connection, self.id, name)
+
+    async def delete(
+        self,
+        ids: Iterable[int] | None = None,
+        *,
+        tasks: str | Iterable[str] | None = None,
+        statuses: str | Iterable[str] | None = None,
+        where: ColumnElement[bool] | None = None,
+    ) -> int:
+        """Delete groups, of any status, with everything that belongs to them.
+
+        Returns:
+            How many; ids that are not in the buffer are passed over.
+
+        Raises:
+            InvalidInputError: No condition at all was given.
+        """
+        if ids is None and tasks is None and statuses is None and where is None:
+            raise InvalidInputError("delete", "ids, tasks, statuses or where", "none of them")
+        condition = self._selection(ids, tasks, statuses, where)
+
+        async def work(connection: AsyncConnection) -> int:
+            accounts = await accounts_of.lock(connection, self.id)
+            deleted = await transitions.delete(connection, accounts, condition)
+            await accounts_of.save(connection, accounts.values())
+            return deleted
+
+        deleted = await self._database.write(work)
+        self._database.signal.announce()
+        return deleted
+
+    async def update_priorities(self, ids: Iterable[int], priorities: Iterable[float]) -> int:
+        """Give groups new priorities, which count from the next draw on.
+
+        Args:
+            ids: Groups; those that are gone are passed over. Of one named twice, the last counts.
+            priorities: As many finite numbers >= 0.
+
+        Returns:
+            How many groups were changed.
+
+        Raises:
+            InvalidInputError: Not as many, or NaN, infinite or negative; nothing was changed.
+        """
+        wanted = arguments.ids(ids)
+        new = dict(zip(wanted, arguments.priorities(priorities, len(wanted)), strict=True))
+        if not new:
+            return 0
+        condition = selection(self.id, ids=sorted(new))
+
+        async def work(connection: AsyncConnection) -> int:
+            accounts = await accounts_of.lock(connection, self.id)
+            settings = (await buffers.state(connection, self.id, self.name)).settings
+            changed = await groups.update_priorities(connection, accounts, settings, condition, new)
+            await accounts_of.save(connection, accounts.values())
+            return changed
+
+        return await self._database.write(work)
+
+    async def advance_policy(
+        self, version: int, *, rewind: bool = False, take_over: bool = False
+    ) -> int:
+        """Tell the buffer which policy version is being trained now.
+
+        In one transaction the staleness of every live group becomes `version` minus its
+        `min_policy_version`, and groups staler than their task allows expire.
+
+        Versions compare only within a lineage. The first named run to advance a buffer gives it
+        its own; groups put by runs of another lineage have unknown versions there.
+
+        Args:
+            version: The new version; the same again changes nothing.
+            rewind: Allow a lower version, for a trainer that resumed from an older checkpoint.
+                What was expired stays expired; groups of later versions have negative staleness.
+            take_over: Let the buffer follow this run's lineage from now on, at any version.
+
+        Returns:
+            How many groups expired.
+
+        Raises:
+            InvalidInputError: The version is lower than the buffer's, without `rewind`; or the
+                buffer follows another lineage, without `take_over`.
+        """
+        number = arguments.whole_number("version", version)
+
+        async def work(connection: AsyncConnection, scope: Scope) -> int:
+            return await policies.advance(
+                connection, scope, number, rewind=rewind, take_over=take_over
+            )
+
+        expired = await self._write(work)
+        self.policy_version = number
+        self._database.signal.announce()
+        return expired
+
+    async def update_settings(self, **changes: Any) -> None:
+        """Change settings, for every process; what is stored is brought in line at once.
+
+        A smaller capacity evicts at the next put.
+
+        Raises:
+            InvalidSettingsError: Unknown or impossible; nothing was changed.
+        """
+
+        async def work(connection: AsyncConnection) -> BufferRow:
+            before = await buffers.state(connection, self.id, self.name, lock=True)
+            settings = before.settings.updated(changes)
+            if settings != before.settings:
+                await policies.apply_settings(connection, before, settings)
+            return replace(before, settings=settings)
+
+        self.saw(await self._database.write(work))
+        self._database.signal.announce()
+
+    async def admission(
+        self,
+        batch_size: int,
+        *,
+        max_staleness: int,
+        n: int = 1,
+        tasks: str | Iterable[str] | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Wait until `n` more groups may be generated without becoming too stale to be trained.
+
+        Each trainer step uses up `batch_size` groups and makes one policy version, so whatever
+        is started now is trained about `ahead / batch_size` versions from now, where `ahead` are
+        the groups still arriving, leased, or not drawn yet. That stays within `max_staleness`
+        while `ahead < (max_staleness + 1) * batch_size`: the admission rule of AReaL and SkyRL,
+        in terms of what is stored, so that it holds across restarts.
+
+        Args:
+            batch_size: Groups of a trainer step.
+            max_staleness: Policy versions that a group may be behind when it is trained.
+            n: How many groups the caller wants to start.
+            tasks: Count only groups of these tasks.
+            timeout: Seconds to wait; None waits for ever.
+
+        Returns:
+            How many may be started now, at least n. Groups begun with `open_group` count from
+            then on; others from their put.
+
+        Raises:
+            RateLimitedError: Not in time.
+        """
+        size = arguments.whole_number("batch_size", batch_size, least=1)
+        most = size * (1 + arguments.whole_number("max_staleness", max_staleness))
+        wanted = arguments.whole_number("n", n, least=1)
+        if wanted > most:
+            raise InvalidInputError("n", f"at most (max_staleness + 1) * batch_size = {most}", n)
+        names = arguments.names("tasks", tasks)
+
+        async def attempt(_: bool) -> int:
+            async with self._database.snapshot() as connection:
+                ahead = await groups.count_ahead(connection, self.id, names)
+            if most - ahead < wanted:
+                raise RateLimitedError(f"{ahead} groups wait to be trained, {most} may be ahead")
+            return most - ahead
+
+        seconds = arguments.seconds("timeout", timeout)
+        return await self._in_time(attempt, seconds, unless=RateLimitedError)
+
+    async def copy_to(
+        self,
+        other: Any,
+        *,
+        tasks: str | Iterable[str] | None = None,
+        statuses: str | Iterable[str] | None = None,
+        where: ColumnElement[bool] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> int:
+        """Copy groups into another buffer, of this or another store.
+
+        What the other buffer has already is passed over, so a copy that was broken off goes on
+        where it was. Groups that are leased, still arriving, expired or archived are not copied.
+
+        Args:
+            other: The other buffer.
+            tasks: Only groups of these tasks.
+            statuses: Only groups of these statuses.
+            where: Only groups that meet this expression over `replaydb.group`.
+            progress: Called with how many groups are done, and how many there are.
+
+        Returns:
+            How many groups the other buffer has of those now.
+        """
+        if not hasattr(other, "put") or other is self:
+            raise InvalidInputError("other", "another Buffer", repr(other))
+        condition = self._selection(None, tasks, statuses, where) & groups.COPYABLE
+        async with self._database.snapshot() as connection:
+            ids = await groups.ids(connection, condition)
+        done = 0
+        for start in range(0, len(ids), COPY_PAGE):
+            async with self._database.snapshot() as connection:
+                decoded = await groups.fetch(connection, self.id, ids[start : start + COPY_PAGE])
+            if decoded.corrupt:
+                raise CorruptPayloadError(reasons(decoded.corrupt), sorted(decoded.corrupt))
+            await other.put(
+                [decoded.groups[one] for one in sorted(decoded.groups)], on_duplicate="ignore"
+            )
+            done += len(decoded.groups)
+            if progress is not None:
+                progress(min(start + COPY_PAGE, len(ids)), len(ids))
+        return done
+
+
+#: Groups that `copy_to` holds in memory at once.
+COPY_PAGE = 32

@@ -1,0 +1,166 @@
+"""Lease: groups held by one consumer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from replaydb import arguments
+from replaydb.batch import Batch
+from replaydb.database.engine import Database
+from replaydb.database.repository import buffers, leases, lineage
+from replaydb.errors import (
+    DatabaseError,
+    LeaseExpiredError,
+    StoreClosedError,
+)
+from replaydb.inputs import optional, to_text
+from replaydb.tracing import traced
+
+#: The heartbeat extends a lease this many times within its ttl.
+HEARTBEATS_PER_TTL = 3
+
+
+@traced
+class Lease:
+    """Groups that nobody else is given until ack, nack or expiry; got from `Buffer.lease`.
+
+    Attributes:
+        id: Which lease.
+        ttl: Seconds it lasts from its last extension.
+        batch: The groups it was given.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        buffer_id: int,
+        buffer_name: str,
+        lease_id: int,
+        ttl: float,
+        batch: Batch,
+    ) -> None:
+        self._database = database
+        self._buffer_id = buffer_id
+        self._buffer_name = buffer_name
+        self._held = set(batch.ids)
+        self._heartbeat: asyncio.Task[None] | None = None
+        self.id = lease_id
+        self.ttl = ttl
+        self.batch = batch
+
+    def __repr__(self) -> str:
+        return f"Lease(id={self.id}, {len(self._held)} of {len(self.batch)} groups held)"
+
+    async def __aenter__(self) -> Self:
+        self._heartbeat = asyncio.create_task(self._keep_alive())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+            await asyncio.wait([self._heartbeat])
+        if not self._held:
+            return
+        if error is None:
+            await self.ack()
+            return
+        with contextlib.suppress(LeaseExpiredError, DatabaseError, StoreClosedError):
+            # `error` says more
+            await self.nack(reason=_storable(f"{type(error).__name__}: {error}"))
+
+    async def ack(
+        self, ids: Iterable[int] | None = None, *, cursor: Mapping[str, Any] | None = None
+    ) -> None:
+        """Say that groups were used: they are archived, or return, as `on_ack` has it.
+
+        Args:
+            ids: Which of them; by default all that are still held.
+            cursor: JSON values by name, written in the same transaction.
+
+        Raises:
+            LeaseExpiredError: The lease is over, or does not hold one of the ids; nothing changed.
+        """
+        chosen = self._chosen(ids)
+        cursors = arguments.cursors(cursor)
+
+        async def work(connection: AsyncConnection) -> None:
+            now = await self._database.backend.now(connection)
+            settings = (
+                await buffers.state(connection, self._buffer_id, self._buffer_name)
+            ).settings
+            await leases.ack(connection, self._buffer_id, settings, self.id, chosen, now)
+            await lineage.set_cursors(connection, self._buffer_id, cursors, now)
+
+        await self._database.write(work)
+        self._let_go(chosen)
+
+    async def nack(self, ids: Iterable[int] | None = None, *, reason: str | None = None) -> None:
+        """Say that groups were not used: they go back, one attempt older.
+
+        Args:
+            ids: Which of them; by default all that are still held.
+            reason: Becomes their `status_reason`.
+
+        Raises:
+            LeaseExpiredError: The lease is over, or does not hold one of the ids; nothing changed.
+        """
+        chosen = self._chosen(ids)
+        why = optional(to_text, "reason", reason)
+
+        async def work(connection: AsyncConnection) -> None:
+            now = await self._database.backend.now(connection)
+            settings = (
+                await buffers.state(connection, self._buffer_id, self._buffer_name)
+            ).settings
+            await leases.nack(connection, self._buffer_id, settings, self.id, chosen, why, now)
+
+        await self._database.write(work)
+        self._let_go(chosen)
+
+    async def extend(self, ttl: float | None = None) -> None:
+        """Let the lease last `ttl` seconds from now (by default what it was given).
+
+        Raises:
+            LeaseExpiredError: It is over.
+        """
+        seconds = self.ttl if ttl is None else arguments.duration("ttl", ttl)
+
+        async def work(connection: AsyncConnection) -> None:
+            now = await self._database.backend.now(connection)
+            await leases.extend(connection, self.id, now, seconds)
+
+        await self._database.write(work)
+        self.ttl = seconds
+
+    async def _keep_alive(self) -> None:
+        while True:
+            await asyncio.sleep(self.ttl / HEARTBEATS_PER_TTL)
+            try:
+                await self.extend()
+            except (LeaseExpiredError, StoreClosedError):
+                return  # the ack will say so
+            except DatabaseError:
+                continue  # there is time for another beat
+
+    def _chosen(self, ids: Iterable[int] | None) -> list[int] | None:
+        return None if ids is None else arguments.ids(ids)
+
+    def _let_go(self, ids: list[int] | None) -> None:
+        self._held -= self._held if ids is None else set(ids)
+        self._database.signal.announce()
+
+
+def _storable(text: str) -> str:
+    """Text that any engine takes: a message may hold what its author did not choose."""
+    return text.replace("\0", "").encode(errors="replace").decode()

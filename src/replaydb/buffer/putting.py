@@ -1,0 +1,275 @@
+"""The rollout worker's side of a buffer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, get_args
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from replaydb import arguments
+from replaydb.buffer.core import BufferCore
+from replaydb.database.engine import Database
+from replaydb.database.group_commit import GroupCommit, Submission
+from replaydb.database.records import (
+    GroupRecord,
+    check_puttable,
+    to_episode_record,
+    to_record,
+)
+from replaydb.database.repository import pieces, puts
+from replaydb.database.repository.buffers import BufferRow
+from replaydb.database.repository.locking import Scope
+from replaydb.database.repository.pieces import Addition
+from replaydb.database.repository.puts import OnDuplicate, Put
+from replaydb.episodes import Episode, EpisodeGroup, GroupStatus
+from replaydb.errors import BufferFullError, InvalidInputError, RateLimitedError, ReplayDBError
+from replaydb.inputs import all_of
+
+#: Groups with more tokens than this together are encoded in a thread.
+ENCODE_INLINE_TOKENS = 32_768
+
+#: What putting waits out.
+_NO_ROOM = (RateLimitedError, BufferFullError)
+
+
+class Putting(BufferCore):
+    """Storing groups, whole or in pieces."""
+
+    def __init__(self, database: Database, row: BufferRow, run: Callable[[], Any]) -> None:
+        super().__init__(database, row, run)
+        self._known_tasks: frozenset[str] = frozenset()
+        self._puts: GroupCommit[Put, list[int]] = GroupCommit(self._commit_puts)
+        self._additions: GroupCommit[Addition, GroupStatus] = GroupCommit(self._commit_additions)
+
+    async def put(
+        self,
+        groups: EpisodeGroup | Iterable[EpisodeGroup],
+        *,
+        on_duplicate: OnDuplicate = "error",
+        priority: float | Callable[[EpisodeGroup], float] | None = None,
+        cursor: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+    ) -> list[int]:
+        """Store groups, all or none of them.
+
+        When this returns they survive the death of any process, and every later sample of any
+        process sees them. Concurrent puts of one process share transactions.
+
+        Args:
+            groups: One group or several; none is a no-op.
+            on_duplicate: What to do about a `group_uid` the buffer already holds: raise, keep the
+                stored group, or put the new one in its place (under the same id).
+            priority: Takes the place of the groups' own: a number, or a function of the group.
+            cursor: JSON values by name, written in the same transaction: where a dataset stands.
+                `Buffer.cursor` reads them.
+            timeout: Seconds to wait for a rate limit, or for room among groups that are leased or
+                still arriving; None waits for ever.
+
+        Returns:
+            The ids of the groups, in their order.
+
+        Raises:
+            DuplicateGroupError: Under `on_duplicate="error"`.
+            InvalidInputError: Not groups, one uid twice, a status that cannot be put, or more than
+                the buffer's limits can ever take.
+            RateLimitedError: The rate limit did not let them in, in time.
+            BufferFullError: No room could be made in time.
+            DatabaseError: The database refused.
+        """
+        several = _checked_put(groups, on_duplicate)
+        cursors = arguments.cursors(cursor)
+        seconds = arguments.seconds("timeout", timeout)
+        if not several and not cursors:
+            return []
+        records = await self._encode(several, priority)
+        return await self._submit(Put(records, on_duplicate, cursors), seconds)
+
+    async def open_group(
+        self,
+        task_name: str,
+        group_uid: str,
+        expected_episodes: int,
+        *,
+        prompt_uid: str | None = None,
+        deadline: float | None = None,
+        min_episodes: int | None = None,
+        priority: float = 1.0,
+        tags: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+    ) -> int:
+        """Begin a group whose episodes arrive one by one, from any process.
+
+        Args:
+            task_name: Its task.
+            group_uid: Its uid, by which episodes are added.
+            expected_episodes: The group is completed by so many.
+            prompt_uid: Its prompt.
+            deadline: Seconds from now after which it is completed with what it has, if that is
+                at least `min_episodes`, and otherwise fails.
+            min_episodes: See `deadline`; by default all that are expected.
+            priority: Its priority.
+            tags: JSON to keep with it.
+            timeout: As for `put`.
+
+        Returns:
+            Its id.
+
+        Raises:
+            DuplicateGroupError: The uid is taken.
+            InvalidInputError: An argument is wrong.
+        """
+        expected = arguments.whole_number("expected_episodes", expected_episodes, least=1)
+        least = None
+        if min_episodes is not None:
+            least = arguments.whole_number("min_episodes", min_episodes, least=1)
+            if least > expected:
+                raise InvalidInputError("min_episodes", f"at most {expected}", min_episodes)
+        group = EpisodeGroup(
+            task_name,
+            [],
+            prompt_uid=prompt_uid,
+            group_uid=group_uid,
+            priority=priority,
+            status=GroupStatus.PENDING,
+            tags=tags,
+            expected_episodes=expected,
+        )
+        record = to_record(group, None)
+        record.facts["min_episodes"] = least
+        if deadline is not None:
+            record.facts["deadline"] = await self._from_now(
+                arguments.duration("deadline", deadline)
+            )
+        put = Put([record], "error")
+        return (await self._submit(put, arguments.seconds("timeout", timeout)))[0]
+
+    async def add_episode(
+        self,
+        group_uid: str,
+        episode: Episode,
+        *,
+        position: int | None = None,
+        timeout: float | None = None,
+    ) -> GroupStatus:
+        """Add an episode to a group begun with `open_group`; the last one completes it.
+
+        Args:
+            group_uid: Which group.
+            episode: The episode.
+            position: Which of the expected episodes it is, from 0: makes a call that is repeated
+                after a lost answer recognisable. By default the next free one.
+            timeout: As for `put`.
+
+        Returns:
+            The status of the group now: `pending`, `completed`, or `expired` where it is too
+            stale already.
+
+        Raises:
+            UnknownGroupError: There is no such group.
+            GroupClosedError: It takes no more episodes.
+            DuplicateEpisodeError: The position is taken; the stored episode was kept.
+        """
+        arguments.one_name("group_uid", group_uid)
+        if not isinstance(episode, Episode):
+            raise InvalidInputError("episode", "an Episode", type(episode).__name__)
+        if position is not None:
+            position = arguments.whole_number("position", position)
+        record = to_episode_record(episode, self.settings.compression)
+        addition = Addition(group_uid, position, record)
+
+        async def attempt(_: bool) -> GroupStatus:
+            return await self._additions.submit(Submission(addition, (), record.num_bytes))
+
+        seconds = arguments.seconds("timeout", timeout)
+        return await self._in_time(attempt, seconds, unless=BufferFullError)
+
+    async def drain(self) -> None:
+        """Wait until every put under way has been answered."""
+        await self._puts.drain()
+        await self._additions.drain()
+
+    async def _from_now(self, seconds: float) -> datetime:
+        async with self._database.snapshot() as connection:
+            now = await self._database.backend.now(connection)
+        return now + timedelta(seconds=seconds)
+
+    async def _encode(
+        self,
+        several: Sequence[EpisodeGroup],
+        priority: float | Callable[[EpisodeGroup], float] | None,
+    ) -> list[GroupRecord]:
+        compression = self.settings.compression
+
+        def encode() -> list[GroupRecord]:
+            return [to_record(group, compression, priority) for group in several]
+
+        if sum(group.num_tokens for group in several) > ENCODE_INLINE_TOKENS:
+            return await asyncio.to_thread(encode)
+        return encode()
+
+    async def _submit(self, put: Put, timeout: float | None) -> list[int]:
+        num_bytes = sum(record.facts["num_bytes"] for record in put.records)
+        uids = [record.uid for record in put.records]
+        # Cursors of two puts may be the same; only uids keep them out of one transaction.
+        submission = Submission(put, uids, num_bytes)
+
+        async def attempt(_: bool) -> list[int]:
+            return await self._puts.submit(submission)
+
+        return await self._in_time(attempt, timeout, unless=_NO_ROOM)
+
+    async def _commit_puts(
+        self, several: Sequence[Put], check: Callable[[], None]
+    ) -> Sequence[list[int] | Exception]:
+        async def work(
+            connection: AsyncConnection, scope: Scope
+        ) -> list[list[int] | ReplayDBError]:
+            outcomes = await puts.put(
+                connection,
+                self._database.backend,
+                scope,
+                self._known_tasks,
+                several,
+                datetime.now(UTC),
+            )
+            check()
+            return outcomes
+
+        outcomes = await self._write(work)
+        self._known_tasks |= {record.task_name for one in several for record in one.records}
+        self._database.signal.announce()
+        return outcomes
+
+    async def _commit_additions(
+        self, several: Sequence[Addition], check: Callable[[], None]
+    ) -> Sequence[GroupStatus | Exception]:
+        async def work(
+            connection: AsyncConnection, scope: Scope
+        ) -> list[GroupStatus | ReplayDBError]:
+            outcomes = await pieces.add(connection, self._database.backend, scope, several)
+            check()
+            return outcomes
+
+        outcomes = await self._write(work)
+        self._database.signal.announce()
+        return outcomes
+
+
+def _checked_put(groups: Any, on_duplicate: str) -> Sequence[EpisodeGroup]:
+    if on_duplicate not in get_args(OnDuplicate):
+        expected = ", ".join(map(repr, get_args(OnDuplicate)))
+        raise InvalidInputError("on_duplicate", f"one of {expected}", repr(on_duplicate))
+    given = [groups] if isinstance(groups, EpisodeGroup) else groups
+    several = all_of(EpisodeGroup, "groups", given)
+    uids: set[str] = set()
+    for i, group in enumerate(several):
+        check_puttable(group)
+        if group.group_uid in uids:
+            raise InvalidInputError(
+                f"groups[{i}].group_uid", "a uid used once in a put", repr(group.group_uid)
+            )
+        uids.add(group.group_uid)
+    return several

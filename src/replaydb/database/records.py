@@ -1,0 +1,244 @@
+"""Groups to rows, and rows back to groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replaydb import codec
+from replaydb.codec.flat import flatten
+from replaydb.episodes import Episode, EpisodeGroup, GroupStatus
+from replaydb.errors import CorruptPayloadError, InvalidInputError
+from replaydb.policies import checked_priority
+from replaydb.stored import StoredGroup
+
+#: A row, by the names of its columns.
+Facts = Mapping[str, Any]
+
+#: What a group may be when it is put; it becomes the others by what happens to it.
+PUTTABLE = frozenset(
+    {
+        GroupStatus.COMPLETED,
+        GroupStatus.ABORTED,
+        GroupStatus.FAILED,
+        GroupStatus.FILTERED,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRecord:
+    """A group made ready to be stored: everything that does not depend on the buffer's state.
+
+    Attributes:
+        facts: Columns of `episode_group` that the group itself decides.
+        episodes: Rows of `episode`, without `group_id`.
+        transcripts: Rows of `transcript`, without `group_id`.
+        payloads: Rows of `payload`, without `group_id`.
+    """
+
+    facts: dict[str, Any]
+    episodes: list[dict[str, Any]]
+    transcripts: list[dict[str, Any]]
+    payloads: list[dict[str, Any]]
+
+    @property
+    def uid(self) -> str:
+        """Its idempotency key."""
+        uid: str = self.facts["group_uid"]
+        return uid
+
+    @property
+    def task_name(self) -> str:
+        """Its task."""
+        name: str = self.facts["task_name"]
+        return name
+
+    @property
+    def is_completed(self) -> bool:
+        """Whether all its episodes are there."""
+        return bool(self.facts["group_status"] == GroupStatus.COMPLETED.value)
+
+
+def check_puttable(group: EpisodeGroup) -> None:
+    """Refuse a status that a put cannot give.
+
+    Raises:
+        InvalidInputError: Naming the statuses it can.
+    """
+    if group.status not in PUTTABLE:
+        expected = ", ".join(sorted(PUTTABLE))
+        raise InvalidInputError("status", f"one of {expected}", repr(group.status.value))
+
+
+def to_record(
+    group: EpisodeGroup,
+    compression: Literal["zstd"] | None,
+    priority: float | Callable[[EpisodeGroup], float] | None = None,
+) -> GroupRecord:
+    """Encode a group; a priority given here, or what it makes of the group, replaces its own."""
+    episodes = group.episodes
+    if priority is None:
+        priority = group.priority
+    elif callable(priority):
+        priority = priority(group)
+    data = codec.encode(flatten(episodes), compression=compression)
+    facts = {
+        "group_uid": group.group_uid,
+        "prompt_uid": group.prompt_uid,
+        "task_name": group.task_name,
+        "group_status": group.status.value,
+        "priority": checked_priority("priority", priority),
+        "min_policy_version": group.min_policy_version,
+        "max_policy_version": group.max_policy_version,
+        "num_episodes": len(episodes),
+        "expected_episodes": group.expected_episodes,
+        "num_tokens": group.num_tokens,
+        "num_bytes": len(data) if episodes else 0,
+        **reward_facts(group.rewards),
+        "times_sampled": 0,
+        "attempts": 0,
+        "min_episodes": None,
+        "deadline": None,
+        "has_transcript": any(episode.text is not None for episode in episodes),
+        "tags": group.tags,
+    }
+    return GroupRecord(
+        facts,
+        [
+            {"position": position, **_episode_facts(episode)}
+            for position, episode in enumerate(episodes)
+        ],
+        [
+            {"position": position, "text": episode.text}
+            for position, episode in enumerate(episodes)
+            if episode.text is not None
+        ],
+        [{"part": 0, **_payload(data)}] if episodes else [],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeRecord:
+    """One episode made ready to be added to a pending group.
+
+    Attributes:
+        facts: Columns of `episode`, without `group_id` and `position`.
+        payload: Columns of `payload`, without `group_id` and `part`.
+        text: Its transcript, if it has one.
+    """
+
+    facts: dict[str, Any]
+    payload: dict[str, Any]
+    text: str | None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens, prompt included."""
+        tokens: int = self.facts["num_tokens"]
+        return tokens
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of its payload."""
+        return len(self.payload["data"])
+
+
+def to_episode_record(episode: Episode, compression: Literal["zstd"] | None) -> EpisodeRecord:
+    """Encode an episode on its own."""
+    data = codec.encode(flatten([episode]), compression=compression)
+    return EpisodeRecord(_episode_facts(episode), _payload(data), episode.text)
+
+
+def reward_facts(rewards: NDArray[np.float64]) -> dict[str, float | None]:
+    """Reward columns of a group: over the rewards that are known, the std of the population.
+
+    Equal rewards have a std of exactly 0.0, which rounding in the mean does not always give.
+    """
+    known = rewards[~np.isnan(rewards)]
+    if not known.size:
+        return dict.fromkeys(("reward_mean", "reward_std", "reward_min", "reward_max"))
+    low, high = float(known.min()), float(known.max())
+    return {
+        "reward_mean": float(known.mean()),
+        "reward_std": float(known.std()) if low < high else 0.0,
+        "reward_min": low,
+        "reward_max": high,
+    }
+
+
+def _payload(data: bytes) -> dict[str, Any]:
+    return {
+        "codec_version": codec.VERSION,
+        "checksum": codec.checksum(data),
+        "data": data,
+    }
+
+
+def _episode_facts(episode: Episode) -> dict[str, Any]:
+    return {
+        "reward": episode.reward,
+        "advantage": episode.advantage,
+        "num_tokens": episode.num_tokens,
+        "num_loss_tokens": episode.num_loss_tokens,
+        "num_turns": episode.num_turns,
+        "min_policy_version": episode.min_policy_version,
+        "max_policy_version": episode.max_policy_version,
+        "finish_reason": episode.finish_reason,
+        "metadata": episode.metadata,
+    }
+
+
+@dataclass(slots=True)
+class Decoded:
+    """Groups read back, in the order of their rows.
+
+    Attributes:
+        groups: The sound ones, by id.
+        corrupt: Why others are not, by id.
+        gone: Those of which only the scalars are left.
+    """
+
+    groups: dict[int, StoredGroup] = field(default_factory=dict)
+    corrupt: dict[int, str] = field(default_factory=dict)
+    gone: set[int] = field(default_factory=set)
+
+
+def from_rows(
+    groups: Iterable[Facts], payloads: Iterable[Facts], transcripts: Iterable[Facts]
+) -> Decoded:
+    """Decode groups from their own rows, those of their payloads and those of their texts."""
+    parts: dict[int, list[Facts]] = {}
+    for part in payloads:
+        parts.setdefault(part["group_id"], []).append(part)
+    texts: dict[int, dict[int, str]] = {}
+    for line in transcripts:
+        texts.setdefault(line["group_id"], {})[line["position"]] = line["text"]
+
+    decoded = Decoded()
+    for facts in groups:
+        group_id, mine = facts["id"], parts.get(facts["id"], [])
+        if not mine and facts["num_episodes"] > 0:
+            decoded.gone.add(group_id)
+            continue
+        try:
+            decoded.groups[group_id] = _from_parts(facts, mine, texts.get(group_id))
+        except CorruptPayloadError as error:
+            decoded.corrupt[group_id] = error.reason
+    return decoded
+
+
+def _from_parts(
+    facts: Facts, parts: Iterable[Facts], texts: Mapping[int, str] | None
+) -> StoredGroup:
+    ordered = sorted(parts, key=lambda part: int(part["part"]))
+    flat = {part["part"]: codec.decode(part["data"], part["checksum"]) for part in ordered}
+    found = sum(part.num_episodes for part in flat.values())
+    if found != facts["num_episodes"]:
+        reason = f"{found} episodes stored, {facts['num_episodes']} expected"
+        raise CorruptPayloadError(reason)
+    return StoredGroup(facts, flat, texts)

@@ -1,0 +1,201 @@
+"""Keeping a buffer within its capacity: room is made before anything comes in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import assert_never
+
+from sqlalchemy import ColumnElement
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from replaydb.database.repository import orders, transitions
+from replaydb.database.repository.tasks import TaskAccount
+from replaydb.database.repository.transitions import Accounts
+from replaydb.database.schema import group
+from replaydb.database.statements.draws import Order, Pool
+from replaydb.database.statements.groups import selection
+from replaydb.episodes import GroupStatus
+from replaydb.errors import BufferFullError, InvalidInputError
+from replaydb.policies import Capacity
+from replaydb.settings import BufferSettings
+
+#: Victims are looked up this many at a time, at least.
+PAGE = 16
+
+#: Can no longer be drawn, so they go first, the oldest first.
+_DEAD = (GroupStatus.EXPIRED, GroupStatus.FAILED, GroupStatus.FILTERED)
+#: Nobody holds them.
+_IDLE = (GroupStatus.COMPLETED, GroupStatus.ABORTED)
+
+
+@dataclass(slots=True)
+class Size:
+    """An amount of what capacity limits."""
+
+    groups: int = 0
+    tokens: int = 0
+    bytes: int = 0
+
+    def add(self, tokens: int, num_bytes: int) -> None:
+        """One group more."""
+        self.groups += 1
+        self.tokens += tokens
+        self.bytes += num_bytes
+
+    def over(self, capacity: Capacity) -> Size:
+        """By how much this exceeds a capacity, in each measure."""
+        return Size(
+            *(
+                0 if limit is None else max(0, amount - limit)
+                for amount, limit in (
+                    (self.groups, capacity.groups),
+                    (self.tokens, capacity.tokens),
+                    (self.bytes, capacity.bytes),
+                )
+            )
+        )
+
+    def __bool__(self) -> bool:
+        return self.groups > 0 or self.tokens > 0 or self.bytes > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Where room is made, and by what rules."""
+
+    connection: AsyncConnection
+    buffer_id: int
+    settings: BufferSettings
+    now: datetime
+
+
+async def make_room(room: Room, accounts: Accounts, incoming: Mapping[str, Size]) -> None:
+    """Evict what it takes for groups of some tasks to come in.
+
+    The tasks must be locked; with a capacity of the whole buffer, all its tasks.
+
+    Raises:
+        InvalidInputError: They would not even fit into an empty buffer.
+        BufferFullError: Too much of what is stored is leased or still arriving.
+    """
+    for task_name, size in incoming.items():
+        limit = room.settings.capacity_of(task_name)
+        if limit is not None:
+            await _fit(room, [accounts[task_name]], size, limit, f"task {task_name!r}")
+    limit = room.settings.capacity
+    if limit is not None:
+        everything = Size(
+            sum(size.groups for size in incoming.values()),
+            sum(size.tokens for size in incoming.values()),
+            sum(size.bytes for size in incoming.values()),
+        )
+        await _fit(room, list(accounts.values()), everything, limit, "the buffer")
+
+
+async def evict_old(room: Room, accounts: Accounts) -> None:
+    """Evict groups of locked tasks that have outlived `time_to_live`."""
+    if room.settings.time_to_live is None:
+        return
+    cutoff = room.now - timedelta(seconds=room.settings.time_to_live)
+    pools = _pools(room, accounts.values(), [*_DEAD, *_IDLE])
+    while True:
+        # Ids ascend with age, so the first that is young enough ends the search.
+        rows = await orders.first_of_all(room.connection, pools, Order(group.id), PAGE)
+        old = [row.id for row in rows if row.created_at < cutoff]
+        await _evict(room, accounts, old, "outlived time_to_live")
+        if len(old) < PAGE:
+            return
+
+
+async def _fit(
+    room: Room, accounts: Sequence[TaskAccount], incoming: Size, limit: Capacity, where: str
+) -> None:
+    if incoming.over(limit):
+        raise InvalidInputError("groups", f"no more at once than {limit} of {where}", incoming)
+    while excess := _total(accounts, incoming).over(limit):
+        victims = await _victims(room, accounts, excess)
+        if not victims:
+            raise BufferFullError(
+                f"no room in {where}: all that is stored is leased or still arriving ({limit})"
+            )
+        by_name = {account.task_name: account for account in accounts}
+        await _evict(room, by_name, victims, f"evicted: {room.settings.eviction}")
+
+
+def _total(accounts: Iterable[TaskAccount], incoming: Size) -> Size:
+    stored = list(accounts)
+    return Size(
+        incoming.groups + sum(account.stored_groups for account in stored),
+        incoming.tokens + sum(account.stored_tokens for account in stored),
+        incoming.bytes + sum(account.stored_bytes for account in stored),
+    )
+
+
+async def _victims(room: Room, accounts: Sequence[TaskAccount], excess: Size) -> list[int]:
+    """The next groups to go, no more than the excess takes; several calls may be needed."""
+    limit = max(PAGE, excess.groups)
+    rows = await orders.first_of_all(
+        room.connection, _pools(room, accounts, _DEAD), Order(group.id), limit
+    )
+    if not rows:
+        pools = _pools(room, accounts, _IDLE)
+        order, eligible = await _by_eviction(room, pools)
+        rows = await orders.first_of_all(room.connection, pools, order, limit, eligible)
+    freed, chosen = Size(), []
+    for row in rows:
+        chosen.append(row.id)
+        freed.add(row.num_tokens, row.num_bytes)
+        if (
+            freed.groups >= excess.groups
+            and freed.tokens >= excess.tokens
+            and freed.bytes >= excess.bytes
+        ):
+            break
+    return chosen
+
+
+async def _by_eviction(
+    room: Room, pools: Sequence[Pool]
+) -> tuple[Order, ColumnElement[bool] | None]:
+    """Order of the victims, and which groups it covers."""
+    match room.settings.eviction:
+        case "oldest":
+            return Order(group.id), None
+        case "stalest":
+            return Order(group.min_policy_version), None
+        case "lowest_priority":
+            return Order(group.priority), None
+        case "least_recently_sampled":
+            return Order(group.last_sampled_at), None
+        case "most_sampled":
+            # An index read backwards would give the newest among equals; one value of it, read
+            # forwards, gives the oldest.
+            order = Order(group.times_sampled, descending=True)
+            most = await orders.first_of_all(room.connection, pools, order, 1)
+            return Order(group.id), group.times_sampled == (most[0].key if most else 0)
+        case _:
+            assert_never(room.settings.eviction)
+
+
+def _pools(
+    room: Room, accounts: Iterable[TaskAccount], statuses: Iterable[GroupStatus]
+) -> list[Pool]:
+    return [
+        Pool(room.buffer_id, account.task_name, status.value)
+        for account in accounts
+        for status in statuses
+    ]
+
+
+async def _evict(room: Room, accounts: Accounts, ids: Sequence[int], reason: str) -> None:
+    if not ids:
+        return
+    condition = selection(room.buffer_id, ids=ids)
+    if room.settings.on_evict == "delete":
+        await transitions.delete(room.connection, accounts, condition)
+        return
+    await transitions.archive(
+        room.connection, accounts, condition, ids, reason, room.now, keep_payload=False
+    )

@@ -1,0 +1,335 @@
+"""Drawing groups: by arrival clocks, or in the order of an index (`docs/sampling.md`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import ColumnElement
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from replaydb.database.backend import Backend
+from replaydb.database.repository import (
+    buffers,
+    groups,
+    leases,
+    limits,
+    lineage,
+    orders,
+    tasks,
+    transitions,
+    upkeep,
+)
+from replaydb.database.repository.buffers import BufferRow
+from replaydb.database.repository.candidates import (
+    Candidates,
+    elapsed_until,
+    first,
+    odds,
+    rates,
+    waits,
+)
+from replaydb.database.repository.capacity import Room
+from replaydb.database.repository.locking import Scope
+from replaydb.database.repository.requests import Drawn, DrawRequest, Portion
+from replaydb.database.repository.tasks import GroupSums, TaskAccount, waiting
+from replaydb.database.schema import group
+from replaydb.database.statements import draws as statements
+from replaydb.database.statements import groups as group_statements
+from replaydb.database.statements.draws import Order, Pool
+from replaydb.database.statements.groups import selection
+from replaydb.episodes import GroupStatus
+from replaydb.errors import NotEnoughGroups
+from replaydb.settings import BufferSettings
+
+#: A walk along a clock gives way to one scan of the eligible groups once it has passed this many
+#: rows for every group wanted (so that fewer than about one in ten is eligible), and some.
+WALK_PER_GROUP = 10
+WALK_AT_LEAST = 200
+
+
+async def draw(
+    connection: AsyncConnection, backend: Backend, scope: Scope, request: DrawRequest
+) -> Drawn:
+    """Take groups, count them and give them new arrivals, in the caller's transaction.
+
+    Raises:
+        NotEnoughGroups: The transaction is to be rolled back; so for the next.
+        RateLimitedError: The buffer's rate limit does not let so many out now.
+    """
+    state, accounts = await scope.lock(connection, request.tasks)
+    now = datetime.now(UTC)  # not before: draws that wait for each other happen in this order
+    room = Room(connection, scope.buffer_id, state.settings, now)
+    await upkeep.sweep(backend, room, accounts)
+    limits.check_draw(state, accounts, request.count)
+    lease_id = None
+    if request.lease is not None:
+        start = await backend.now(connection)
+        lease_id = await leases.create(
+            connection, scope.buffer_id, request.lease.owner, start, request.lease.ttl
+        )
+    drawing = _Drawing(connection, scope, state, accounts, request, lease_id, now)
+    parts = []
+    for portion in request.portions:
+        parts.append(await drawing.take(portion))
+        drawing.taken.extend(parts[-1].ids)
+    if not drawing.taken:
+        raise NotEnoughGroups(request.count, 0)
+    drawn = Drawn(
+        drawing.taken,
+        [staleness for part in parts for staleness in part.staleness],
+        np.concatenate([part.probabilities for part in parts]),
+        np.concatenate([part.weights for part in parts]),
+        lease_id=lease_id,
+    )
+    if state.settings.record_draws:
+        drawn = replace(drawn, draw_id=await drawing.record(drawn))
+    await drawing.retire()
+    await drawing.set_back()
+    state.limited_samples += len(drawing.taken)
+    await buffers.save_limits(connection, state)
+    await tasks.save(connection, accounts.values())
+    return replace(drawn, rows=await groups.facts(connection, scope.buffer_id, drawn.ids))
+
+
+class _Drawing:
+    """One draw under way: reading candidates, choosing among them, and settling the choice."""
+
+    def __init__(
+        self,
+        connection: AsyncConnection,
+        scope: Scope,
+        state: BufferRow,
+        accounts: dict[str, TaskAccount],
+        request: DrawRequest,
+        lease_id: int | None,
+        now: datetime,
+    ) -> None:
+        self._connection = connection
+        self._scope = scope
+        self._settings: BufferSettings = state.settings
+        self._policy_version = state.policy_version
+        self._accounts = accounts
+        self._request = request
+        self._lease_id = lease_id
+        self._now = now
+        self.taken: list[int] = []
+
+    async def take(self, portion: Portion) -> Drawn:
+        """The first eligible groups of a portion, over all its tasks."""
+        order = statements.order_of(portion.policy)
+        accounts = [
+            account
+            for name, account in self._accounts.items()
+            if portion.tasks is None or name in portion.tasks
+        ]
+        candidates = [
+            await self._candidates(portion, order, account, status)
+            for account in accounts
+            for status in self._request.statuses
+            if status is not GroupStatus.COMPLETED or account.num_available
+        ]
+        available = sum(int(one.eligible.sum()) for one in candidates)
+        if available < portion.count and not self._request.allow_partial:
+            raise NotEnoughGroups(portion.count, available, portion.task_name)
+        if available == 0:
+            return Drawn([], [], np.zeros(0), np.zeros(0))
+        chosen = first(candidates, portion.count, descending=order.descending)
+        elapsed = elapsed_until(candidates, chosen)
+        weights = np.concatenate([one.weights for one in candidates])[chosen]
+        chances = odds(portion.policy, accounts, weights)
+        end = 0
+        for one in candidates:
+            start, end = end, end + len(one.ids)
+            mine = chosen[(chosen >= start) & (chosen < end)] - start
+            await self._settle(order, one, mine, elapsed)
+        ids = np.concatenate([one.ids for one in candidates])[chosen].tolist()
+        staleness = [value for one in candidates for value in one.staleness]
+        return Drawn(ids, [staleness[i] for i in chosen], *chances)
+
+    async def record(self, drawn: Drawn) -> int:
+        """Enter the draw in the lineage. Returns its id there."""
+        facts = {
+            "buffer_id": self._scope.buffer_id,
+            "run_id": self._scope.run.id,
+            "step": self._request.step,
+            "policy": self._request.policy,
+            "created_at": self._now,
+        }
+        columns = ("group_id", "probability", "weight", "staleness")
+        values = (
+            drawn.ids,
+            drawn.probabilities.tolist(),
+            drawn.weights.tolist(),
+            drawn.staleness,
+        )
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]
+        return await lineage.record(self._connection, facts, rows)
+
+    async def retire(self) -> None:
+        """Archive what has been drawn as often as it may be; what is leased waits for its ack."""
+        limit = self._settings.draw_limit
+        if limit is None or self._lease_id is not None:
+            return
+        mine = selection(self._scope.buffer_id, ids=self.taken)
+        condition = mine & (group.times_sampled >= limit)
+        ids = (await self._connection.scalars(group_statements.ids(condition))).all()
+        if ids:
+            await transitions.archive(
+                self._connection,
+                self._accounts,
+                selection(self._scope.buffer_id, ids=ids),
+                ids,
+                f"sampled {limit} times",
+                self._now,
+                keep_payload=self._settings.archived_payload == "keep",
+            )
+
+    async def set_back(self) -> None:
+        """Set clocks back to 0, with all arrivals, before they lose precision."""
+        for portion in self._request.portions:
+            order = statements.order_of(portion.policy)
+            if order.clock is None:
+                continue
+            for account in self._accounts.values():
+                if account.is_coarse(order.clock):
+                    time = account.time(order.clock)
+                    pool = Pool(
+                        self._scope.buffer_id, account.task_name, GroupStatus.COMPLETED.value
+                    )
+                    await self._connection.execute(statements.set_back(pool, order, time))
+                    account.advance_clock(order.clock, -time)
+
+    def _pool(self, account: TaskAccount, status: GroupStatus) -> Pool:
+        return Pool(self._scope.buffer_id, account.task_name, status.value)
+
+    async def _candidates(
+        self, portion: Portion, order: Order, account: TaskAccount, status: GroupStatus
+    ) -> Candidates:
+        eligible = portion.eligible
+        if self.taken:
+            others = ~selection(self._scope.buffer_id, ids=self.taken)
+            eligible = others if eligible is None else eligible & others
+        pool = self._pool(account, status)
+        if order.clock is None:
+            rows = await orders.first(self._connection, pool, order, portion.count, eligible)
+            keys = np.array([orders.sort_key(order, row) for row in rows], np.float64)
+            return Candidates.of(account, status, rows, keys)
+        if status is GroupStatus.COMPLETED:
+            walked = await self._walk(pool, order, account, portion.count, eligible)
+            if walked is not None:
+                return walked
+        # Other statuses keep no arrivals.
+        return await self._scan(pool, order, account, eligible)
+
+    async def _walk(
+        self,
+        pool: Pool,
+        order: Order,
+        account: TaskAccount,
+        count: int,
+        eligible: ColumnElement[bool] | None,
+    ) -> Candidates | None:
+        """The first arrivals of a task, up to `count` eligible ones, and whom they passed.
+
+        None where so few are eligible that a scan is the shorter way.
+        """
+        assert order.clock is not None  # noqa: S101
+        page = count if eligible is None else 2 * count
+        longest = max(WALK_PER_GROUP * count, WALK_AT_LEAST)
+        rows: list[Any] = []
+        found = 0
+        while found < count:
+            after = (rows[-1].key, rows[-1].id) if rows else None
+            statement = statements.arrivals(pool, order, page, eligible, after)
+            more = (await self._connection.execute(statement)).all()
+            rows.extend(more)
+            found += sum(row.eligible for row in more)
+            if len(more) < page:
+                break
+            if found < count and len(rows) >= longest:
+                await self._give_up(order, account, rows)
+                return None
+        keys = waits(account, order.clock, rows)
+        verdicts = np.array([bool(row.eligible) for row in rows], np.bool_)
+        return Candidates.of(
+            account,
+            GroupStatus.COMPLETED,
+            rows,
+            keys,
+            eligible=verdicts,
+            walked=order.clock,
+        )
+
+    async def _give_up(self, order: Order, account: TaskAccount, rows: Sequence[Any]) -> None:
+        """End a walk. Why it ends says something about the arrivals it saw: none may stay."""
+        assert order.clock is not None  # noqa: S101
+        passed = Candidates.of(
+            account,
+            GroupStatus.COMPLETED,
+            rows,
+            waits(account, order.clock, rows),
+            eligible=np.zeros(len(rows), np.bool_),
+            walked=order.clock,
+        )
+        elapsed = elapsed_until([passed], np.arange(len(rows)))
+        await self._settle(order, passed, np.zeros(0, np.int64), elapsed)
+
+    async def _scan(
+        self,
+        pool: Pool,
+        order: Order,
+        account: TaskAccount,
+        eligible: ColumnElement[bool] | None,
+    ) -> Candidates:
+        """Every eligible group of a pool, with arrivals made for this draw alone."""
+        statement = statements.all_eligible(pool, eligible)
+        rows = (await self._connection.execute(statement)).all()
+        weights = np.array([row.weight for row in rows], np.float64)
+        variates = account.exponentials(self._settings, len(rows))
+        keys = waiting(variates, rates(order.clock, weights))
+        return Candidates.of(account, GroupStatus(pool.status), rows, keys)
+
+    async def _settle(
+        self, order: Order, one: Candidates, chosen: NDArray[np.int64], elapsed: float
+    ) -> None:
+        """Count what was chosen of a pool; move its clock, and whoever that clock has passed."""
+        account = one.account
+        account.num_sampled += len(chosen)
+        ids = one.ids[chosen].tolist()
+        if self._lease_id is not None and ids:
+            version = self._policy_version
+            await self._connection.execute(
+                statements.mark_leased(ids, self._lease_id, self._now, version)
+            )
+            sums = GroupSums(len(ids), float(one.weights[chosen].sum()), 0, 0)
+            # The sizes stay: what is leased is stored like what can be drawn.
+            account.leave(one.status, sums)
+            account.enter(GroupStatus.LEASED, sums)
+        elif one.walked is None and ids:
+            await self._connection.execute(statements.mark_sampled(ids, self._now))
+        if one.walked is None:
+            return
+
+        account.advance_clock(one.walked, elapsed)
+        passed = np.flatnonzero(~one.eligible & (one.keys <= elapsed))
+        # What is leased gets its next arrival when it comes back.
+        again = passed if self._lease_id is not None else np.concatenate([chosen, passed])
+        variates = account.exponentials(self._settings, len(again))
+        arrivals = account.time(one.walked) + waiting(
+            variates, rates(one.walked, one.weights[again])
+        )
+        changes = [
+            {"group_id": group_id, "arrival": arrival, "now": self._now}
+            for group_id, arrival in zip(one.ids[again].tolist(), arrivals.tolist(), strict=True)
+        ]
+        counted = changes[: len(again) - len(passed)]
+        skipped = changes[len(counted) :]
+        if counted:
+            await self._connection.execute(statements.mark_sampled_and_rekey(order), counted)
+        if skipped:
+            await self._connection.execute(statements.rekey(order), skipped)

@@ -1,0 +1,205 @@
+"""Reading groups back, deleting them, and changing their priorities."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from sqlalchemy import ColumnElement
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from replaydb.database import records
+from replaydb.database.records import PUTTABLE, Decoded, Facts
+from replaydb.database.repository import buffers
+from replaydb.database.repository.tasks import TaskAccount, waiting
+from replaydb.database.schema import group
+from replaydb.database.statements import buffers as buffer_statements
+from replaydb.database.statements import groups as statements
+from replaydb.episodes import GroupStatus
+from replaydb.settings import BufferSettings
+
+#: Payloads larger than this together are decoded in a thread: checksums and copies of megabytes
+#: would hold up the event loop.
+DECODE_INLINE_BYTES = 256 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTotals:
+    """The groups of one task and status.
+
+    Attributes:
+        task_name: The task.
+        status: The status.
+        num_groups: How many groups.
+        num_episodes: How many episodes they hold.
+        num_tokens: How many tokens those hold.
+        num_bytes: Bytes of their payloads.
+        min_staleness: Of the groups whose policy version is known; so the next two.
+        mean_staleness: Mean over groups.
+        max_staleness: The stalest.
+        reward_mean: Mean over groups of the mean reward of their episodes.
+    """
+
+    task_name: str
+    status: GroupStatus
+    num_groups: int
+    num_episodes: int
+    num_tokens: int
+    num_bytes: int
+    min_staleness: int | None
+    mean_staleness: float | None
+    max_staleness: int | None
+    reward_mean: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCounters:
+    """What happened to one task since the buffer was made.
+
+    Attributes:
+        task_name: The task.
+        max_staleness: Groups staler than this expire.
+        num_available: Groups that can be drawn now.
+        num_pending: Groups whose episodes still arrive.
+        num_leased: Groups that somebody holds.
+        num_inserted: Groups ever put.
+        num_sampled: Groups ever drawn, counted once a draw.
+    """
+
+    task_name: str
+    max_staleness: int | None
+    num_available: int
+    num_pending: int
+    num_leased: int
+    num_inserted: int
+    num_sampled: int
+
+
+@dataclass(frozen=True, slots=True)
+class BufferStats:
+    """A buffer at one moment.
+
+    Attributes:
+        name: The buffer.
+        policy_version: Its policy version.
+        settings: Its settings.
+        tasks: Counters of every task.
+        totals: Sizes of every task and status that has groups.
+    """
+
+    name: str
+    policy_version: int
+    settings: BufferSettings
+    tasks: tuple[TaskCounters, ...]
+    totals: tuple[GroupTotals, ...]
+
+    @property
+    def num_groups(self) -> int:
+        """Groups of any task and status."""
+        return sum(one.num_groups for one in self.totals)
+
+
+async def stats(connection: AsyncConnection, buffer_id: int, name: str) -> BufferStats:
+    """Everything countable about a buffer."""
+    state = await buffers.state(connection, buffer_id, name)
+    counters = await connection.execute(buffer_statements.task_counters(buffer_id))
+    found = await connection.execute(statements.totals(buffer_id))
+    totals = []
+    for row in found.mappings():
+        facts = dict(row)
+        mean = facts.pop("mean_staleness")
+        totals.append(
+            GroupTotals(
+                status=GroupStatus(facts.pop("group_status")),
+                mean_staleness=None if mean is None else float(mean),
+                **facts,
+            )
+        )
+    return BufferStats(
+        name,
+        state.policy_version,
+        state.settings,
+        tuple(TaskCounters(**row) for row in counters.mappings()),
+        tuple(totals),
+    )
+
+
+async def count(connection: AsyncConnection, condition: ColumnElement[bool]) -> int:
+    """How many groups meet a condition."""
+    return (await connection.execute(statements.count(condition))).scalar_one()
+
+
+#: Groups that can be put elsewhere.
+COPYABLE = group.group_status.in_(sorted(PUTTABLE))
+
+
+async def ids(connection: AsyncConnection, condition: ColumnElement[bool]) -> Sequence[int]:
+    """Ids of the groups that meet a condition."""
+    return (await connection.scalars(statements.ids(condition))).all()
+
+
+async def count_ahead(
+    connection: AsyncConnection, buffer_id: int, tasks: frozenset[str] | None
+) -> int:
+    """Groups that are still to be trained: arriving, leased, or never drawn."""
+    return (await connection.execute(statements.count_ahead(buffer_id, tasks))).scalar_one()
+
+
+async def facts(connection: AsyncConnection, buffer_id: int, ids: Sequence[int]) -> Sequence[Facts]:
+    """Rows of groups, without payloads. Ids that are not in the buffer are left out."""
+    condition = statements.selection(buffer_id, ids=ids)
+    return list((await connection.execute(statements.facts(condition))).mappings())
+
+
+async def with_payloads(connection: AsyncConnection, rows: Sequence[Facts]) -> Decoded:
+    """Groups with their episodes, from their rows."""
+    ids = [row["id"] for row in rows]
+    parts = (await connection.execute(statements.payloads(ids))).mappings().all()
+    texts: Sequence[Facts] = ()
+    if with_text := [row["id"] for row in rows if row["has_transcript"]]:
+        texts = (await connection.execute(statements.transcripts(with_text))).mappings().all()
+    if sum(row["num_bytes"] for row in rows) > DECODE_INLINE_BYTES:
+        return await asyncio.to_thread(records.from_rows, rows, parts, texts)
+    return records.from_rows(rows, parts, texts)
+
+
+async def fetch(connection: AsyncConnection, buffer_id: int, ids: Sequence[int]) -> Decoded:
+    """Groups with their episodes. Ids that are not in the buffer are left out."""
+    return await with_payloads(connection, await facts(connection, buffer_id, ids))
+
+
+async def update_priorities(
+    connection: AsyncConnection,
+    accounts: Mapping[str, TaskAccount],
+    settings: BufferSettings,
+    condition: ColumnElement[bool],
+    priorities: Mapping[int, float],
+) -> int:
+    """Give groups of locked tasks new priorities and, with them, new arrivals.
+
+    Returns:
+        How many of the groups still exist.
+    """
+    found = (await connection.execute(statements.scalars(condition))).all()
+    changes = []
+    for task_name, account in accounts.items():
+        rows = [row for row in found if row.task_name == task_name]
+        weights = np.array([settings.weight(priorities[row.id]) for row in rows])
+        keys = account.priority_clock + waiting(account.exponentials(settings, len(rows)), weights)
+        for row, weight, key in zip(rows, weights.tolist(), keys.tolist(), strict=True):
+            if row.group_status == GroupStatus.COMPLETED.value:
+                account.add_weight(-row.weight)
+                account.add_weight(weight)
+            changes.append(
+                {
+                    "group_id": row.id,
+                    "priority": priorities[row.id],
+                    "weight": weight,
+                    "priority_key": key,
+                }
+            )
+    if changes:
+        await connection.execute(statements.set_priorities(), changes)
+    return len(changes)

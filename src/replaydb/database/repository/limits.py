@@ -1,0 +1,77 @@
+"""Rate limits: whether puts and draws may go on. The buffer and all its tasks must be locked."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from replaydb.database.repository.buffers import BufferRow
+from replaydb.database.repository.transitions import Accounts
+from replaydb.errors import InvalidInputError, RateLimitedError
+from replaydb.policies import MinSize, Queue, SamplesPerInsert
+
+
+def check_put(state: BufferRow, accounts: Accounts, count: int) -> None:
+    """Whether `count` groups more may come in.
+
+    Raises:
+        RateLimitedError: Not now.
+        InvalidInputError: Never.
+    """
+    limit = state.settings.rate_limit
+    match limit:
+        case None | MinSize():
+            return
+        case Queue(size=size):
+            if count > size:
+                raise InvalidInputError("groups", f"no more at once than {limit} lets in", count)
+            arriving = sum(account.num_pending for account in accounts.values())
+            waiting = _available(accounts) + arriving
+            if waiting + count > size:
+                raise RateLimitedError(f"{waiting} groups wait to be drawn ({limit})")
+        case SamplesPerInsert():
+            inserts = state.limited_inserts + count
+            if inserts <= limit.min_size:
+                return
+            highest = limit.min_size * limit.ratio + limit.error_buffer
+            if count * limit.ratio > 2 * limit.error_buffer:
+                raise InvalidInputError("groups", f"no more at once than {limit} lets in", count)
+            if inserts * limit.ratio - state.limited_samples > highest:
+                raise RateLimitedError(
+                    f"{state.limited_inserts} groups put, {state.limited_samples} drawn: "
+                    f"{count} more must wait for draws ({limit})"
+                )
+        case _:
+            assert_never(limit)
+
+
+def check_draw(state: BufferRow, accounts: Accounts, count: int) -> None:
+    """Whether `count` groups may be drawn.
+
+    Raises:
+        RateLimitedError: Not now.
+        InvalidInputError: Never.
+    """
+    limit = state.settings.rate_limit
+    match limit:
+        case None | Queue():
+            return
+        case MinSize(size=size):
+            available = _available(accounts)
+            if available < size:
+                raise RateLimitedError(f"{available} groups can be drawn ({limit})")
+        case SamplesPerInsert():
+            if count > 2 * limit.error_buffer:
+                raise InvalidInputError("n", f"at most what {limit} lets out at once", count)
+            inserts, samples = state.limited_inserts, state.limited_samples + count
+            lowest = limit.min_size * limit.ratio - limit.error_buffer
+            if inserts < limit.min_size or inserts * limit.ratio - samples < lowest:
+                raise RateLimitedError(
+                    f"{inserts} groups put, {state.limited_samples} drawn: "
+                    f"{count} more must wait for puts ({limit})"
+                )
+        case _:
+            assert_never(limit)
+
+
+def _available(accounts: Accounts) -> int:
+    return sum(account.num_available for account in accounts.values())

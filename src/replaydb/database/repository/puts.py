@@ -1,0 +1,247 @@
+"""Storing groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, Literal
+
+import numpy as np
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from replaydb.database.backend import Backend
+from replaydb.database.records import GroupRecord
+from replaydb.database.repository import (
+    buffers,
+    capacity,
+    limits,
+    lineage,
+    tasks,
+    transitions,
+    upkeep,
+)
+from replaydb.database.repository.buffers import BufferRow
+from replaydb.database.repository.capacity import Room, Size
+from replaydb.database.repository.locking import Scope
+from replaydb.database.repository.tasks import GroupSums, TaskAccount
+from replaydb.database.statements import groups as statements
+from replaydb.episodes import GroupStatus
+from replaydb.errors import DuplicateGroupError, ReplayDBError
+
+OnDuplicate = Literal["error", "ignore", "replace"]
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Groups, and cursors, that are stored together or not at all; no uid occurs twice."""
+
+    records: Sequence[GroupRecord]
+    on_duplicate: OnDuplicate
+    cursors: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ids:
+    """Ids of groups by uid: those stored before, and those given to new ones."""
+
+    stored: Mapping[str, int]
+    new: Mapping[str, int]
+
+    def __getitem__(self, record: GroupRecord) -> int:
+        return self.stored.get(record.uid) or self.new[record.uid]
+
+
+async def put(
+    connection: AsyncConnection,
+    backend: Backend,
+    scope: Scope,
+    known_tasks: frozenset[str],
+    puts: Sequence[Put],
+    now: datetime,
+) -> list[list[int] | ReplayDBError]:
+    """Store several puts in one transaction. No uid may occur in two of them.
+
+    Returns:
+        For each put the ids of its groups, in their order, or why it was left out whole.
+    """
+    uids = [record.uid for one in puts for record in one.records]
+    found = await connection.execute(statements.known_uids(scope.buffer_id, uids))
+    stored = {row.group_uid: row.id for row in found}
+    fresh = [uid for uid in uids if uid not in stored]
+    new = await backend.allocate_group_ids(connection, len(fresh))
+    ids = _Ids(stored, dict(zip(fresh, new, strict=True)))
+    task_names = {record.task_name for one in puts for record in one.records}
+    if unseen := task_names - known_tasks:
+        await buffers.ensure_tasks(connection, scope.buffer_id, scope.buffer_name, unseen)
+
+    # What is large is written before the locks are taken, where it is sure to be kept.
+    sure = [] if scope.settings.is_limited else [one for one in puts if not _known(one, stored)]
+    await _insert_children(connection, [record for one in sure for record in one.records], ids)
+    replacing = any(one.on_duplicate == "replace" and _known(one, stored) for one in puts)
+    state, accounts = await scope.lock(connection, None if replacing else task_names)
+    room = Room(connection, scope.buffer_id, state.settings, now)
+    await upkeep.sweep(backend, room, accounts)
+    session = _Session(room, scope, state, accounts, ids)
+    outcomes: list[list[int] | ReplayDBError] = []
+    for one in puts:
+        try:
+            await session.store(one, written=one in sure)
+            outcomes.append([ids[record] for record in one.records])
+        except ReplayDBError as error:
+            if one in sure:
+                raise  # what it has written goes with the transaction
+            outcomes.append(error)
+    await session.flush()
+    await lineage.set_cursors(connection, scope.buffer_id, session.cursors, now)
+    await buffers.save_limits(connection, state)
+    await tasks.save(connection, accounts.values())
+    return outcomes
+
+
+@dataclass(slots=True)
+class _Session:
+    """Several puts on their way into a locked buffer.
+
+    Attributes:
+        room: Where, and by what settings.
+        scope: Who puts.
+        state: The buffer.
+        accounts: Its locked tasks.
+        ids: Ids of the groups.
+        rows: Rows of `episode_group` that are not written yet.
+        cursors: Cursors that are not written yet.
+    """
+
+    room: Room
+    scope: Scope
+    state: BufferRow
+    accounts: dict[str, TaskAccount]
+    ids: _Ids
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    cursors: dict[str, Any] = field(default_factory=dict)
+
+    async def store(self, put: Put, *, written: bool) -> None:
+        """Take in one put, or raise and leave everything as it was."""
+        known = _known(put, self.ids.stored)
+        if put.on_duplicate == "error" and known:
+            raise DuplicateGroupError([record.uid for record in known])
+        if not self.state.settings.is_limited:
+            await self._take_in(put, written=written)
+            return
+        accounts = {name: replace(account) for name, account in self.accounts.items()}
+        limited_inserts = self.state.limited_inserts
+        try:
+            async with self.room.connection.begin_nested():
+                await self._take_in(put, written=False)
+                await self.flush()  # what is in can be a victim of the next put
+        except BaseException:
+            self.rows.clear()
+            self.accounts.update(accounts)
+            self.state.limited_inserts = limited_inserts
+            raise
+
+    async def flush(self) -> None:
+        """Write the rows taken in so far."""
+        if self.rows:
+            await self.room.connection.execute(statements.insert_groups(), self.rows)
+            self.rows = []
+
+    async def _take_in(self, put: Put, *, written: bool) -> None:
+        connection, stored = self.room.connection, self.ids.stored
+        accepted = [
+            record
+            for record in put.records
+            if put.on_duplicate == "replace" or record.uid not in stored
+        ]
+        replaced = [stored[record.uid] for record in accepted if record.uid in stored]
+        limits.check_put(self.state, self.accounts, len(accepted) - len(replaced))
+        kept: dict[int, Any] = {}
+        if replaced:
+            condition = statements.selection(self.scope.buffer_id, ids=replaced)
+            found = await connection.execute(statements.kept_on_replace(condition))
+            kept = {row["id"]: dict(row) for row in found.mappings()}
+            await transitions.delete(connection, self.accounts, condition)
+        await capacity.make_room(self.room, self.accounts, _sizes(accepted))
+        if not written:
+            await _insert_children(connection, accepted, self.ids)
+        self.state.limited_inserts += len(accepted) - len(replaced)
+        for row in self._group_rows(accepted):
+            self.rows.append(row | kept.get(row["id"], {}))
+        self.cursors |= put.cursors
+
+    def _group_rows(self, records: Sequence[GroupRecord]) -> list[dict[str, Any]]:
+        """Rows as the buffer's state has it, entered in the accounts of their tasks."""
+        rows = []
+        for task_name in dict.fromkeys(record.task_name for record in records):
+            account = self.accounts[task_name]
+            members = [record for record in records if record.task_name == task_name]
+            settings = self.state.settings
+            weights = np.array([settings.weight(one.facts["priority"]) for one in members])
+            keys = account.arrival_keys(settings, weights)
+            for record, weight, uniform_key, priority_key in zip(
+                members, weights.tolist(), *(key.tolist() for key in keys), strict=True
+            ):
+                row = record.facts | {
+                    "id": self.ids[record],
+                    "buffer_id": self.scope.buffer_id,
+                    "run_id": self.scope.run.id,
+                    "weight": weight,
+                    "uniform_key": uniform_key,
+                    "priority_key": priority_key,
+                    **self._standing(record, account),
+                    "created_at": self.room.now,
+                }
+                row["completed_at"] = self.room.now if record.is_completed else None
+                sums = GroupSums(1, weight, row["num_tokens"], row["num_bytes"])
+                account.enter(row["group_status"], sums)
+                account.num_inserted += 1
+                rows.append(row)
+        return sorted(rows, key=lambda row: int(row["id"]))
+
+    def _standing(self, record: GroupRecord, account: TaskAccount) -> dict[str, Any]:
+        """Versions and staleness at arrival, and whether that is already too stale."""
+        oldest, newest = record.facts["min_policy_version"], record.facts["max_policy_version"]
+        if not self.scope.compares(self.state):
+            oldest = newest = None
+        staleness = None if oldest is None else self.state.policy_version - oldest
+        status, reason = record.facts["group_status"], None
+        if status in statements.EXPIRING and account.is_too_stale(staleness):
+            status, reason = GroupStatus.EXPIRED.value, statements.TOO_STALE
+        return {
+            "min_policy_version": oldest,
+            "max_policy_version": newest,
+            "staleness": staleness,
+            "group_status": status,
+            "status_reason": reason,
+        }
+
+
+def _known(put: Put, stored: Mapping[str, int]) -> list[GroupRecord]:
+    """Groups of a put whose uid is stored already."""
+    return [record for record in put.records if record.uid in stored]
+
+
+def _sizes(records: Iterable[GroupRecord]) -> dict[str, Size]:
+    """What groups take up, by task."""
+    sizes: dict[str, Size] = {}
+    for record in records:
+        size = sizes.setdefault(record.task_name, Size())
+        size.add(record.facts["num_tokens"], record.facts["num_bytes"])
+    return sizes
+
+
+async def _insert_children(
+    connection: AsyncConnection, records: Iterable[GroupRecord], ids: _Ids
+) -> None:
+    """Everything large, which needs no lock."""
+    rows = [(ids[record], record) for record in records]
+    for statement, children in (
+        (statements.insert_payloads(), [(i, child) for i, one in rows for child in one.payloads]),
+        (statements.insert_episodes(), [(i, child) for i, one in rows for child in one.episodes]),
+        (statements.insert_transcripts(), [(i, c) for i, one in rows for c in one.transcripts]),
+    ):
+        if children:
+            await connection.execute(
+                statement, [{"group_id": group_id, **child} for group_id, child in children]
+            )

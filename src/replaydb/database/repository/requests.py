@@ -1,0 +1,106 @@
+"""What is asked of a draw, and what it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import ColumnElement
+
+from replaydb.database.records import Facts
+from replaydb.episodes import GroupStatus
+from replaydb.policies import SimplePolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """A part of a batch.
+
+    Attributes:
+        policy: How it is drawn.
+        count: Groups of it.
+        tasks: Tasks to draw from; None: every task of the buffer.
+        eligible: Only groups that meet this.
+        task_name: The task it is a quota of, for errors.
+    """
+
+    policy: SimplePolicy
+    count: int
+    tasks: frozenset[str] | None
+    eligible: ColumnElement[bool] | None
+    task_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTerms:
+    """Who wants to hold what is drawn, and for how many seconds."""
+
+    owner: str
+    ttl: float
+
+
+@dataclass(frozen=True, slots=True)
+class DrawRequest:
+    """What to draw.
+
+    Attributes:
+        portions: The parts of the batch, in order; no group is in two of them.
+        policy: How the draw is named in the lineage.
+        allow_partial: Take what there is where there is not enough (but not nothing).
+        step: The trainer step it is for.
+        statuses: Statuses to draw from.
+        lease: Hold the groups exclusively.
+    """
+
+    portions: tuple[Portion, ...]
+    policy: str
+    allow_partial: bool
+    step: int | None = None
+    statuses: tuple[GroupStatus, ...] = (GroupStatus.COMPLETED,)
+    lease: LeaseTerms | None = None
+
+    @property
+    def count(self) -> int:
+        """Groups in all."""
+        return sum(portion.count for portion in self.portions)
+
+    @property
+    def tasks(self) -> frozenset[str] | None:
+        """Every task that any portion draws from; None: all of the buffer."""
+        named: set[str] = set()
+        for portion in self.portions:
+            if portion.tasks is None:
+                return None
+            named |= portion.tasks
+        return frozenset(named)
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Groups taken, in the order of the draw.
+
+    Attributes:
+        ids: Their ids [n].
+        staleness: Their staleness [n]; None where it is unknown.
+        probabilities: Chance of each to be the next one drawn, float64 [n]; 1 where the policy
+            leaves nothing to chance.
+        weights: Importance weights, float64 [n], the largest of each portion being 1.
+        rows: The groups as the draw leaves them, in any order.
+        draw_id: Where the draw is recorded, if it is.
+        lease_id: The lease that holds the groups, if one was asked for.
+    """
+
+    ids: list[int]
+    staleness: list[int | None]
+    probabilities: NDArray[np.float64]
+    weights: NDArray[np.float64]
+    rows: Sequence[Facts] = ()
+    draw_id: int | None = None
+    lease_id: int | None = None
+
+    def held_by(self) -> int:
+        """The lease, of a draw that asked for one."""
+        assert self.lease_id is not None  # noqa: S101
+        return self.lease_id

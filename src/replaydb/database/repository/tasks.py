@@ -1,0 +1,187 @@
+"""The accounts of tasks: clocks, counters, and the right to change them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from replaydb.arrivals import exponentials
+from replaydb.database.statements import buffers as statements
+from replaydb.database.statements.draws import Clock
+from replaydb.episodes import GroupStatus
+from replaydb.settings import BufferSettings
+
+#: Relative error at which clocks are set back and sums are made anew.
+COARSE = 2.0**-20
+
+
+@dataclass(slots=True)
+class TaskAccount:
+    """A locked row of the `task` table; `save` writes it back.
+
+    Attributes:
+        task_id: Its row.
+        buffer_id: Its buffer.
+        task_name: Its name.
+        max_staleness: Groups staler than this expire; None: never.
+        uniform_clock: Time of the last arrival taken by `Uniform`.
+        priority_clock: Time of the last arrival taken by `Prioritized`.
+        random_counter: Where the seeded stream of exponentials goes on.
+        num_available: Samplable groups.
+        total_weight: Sum of their weights.
+        weight_error: Bound of what rounding has done to that sum.
+        num_pending: Groups whose episodes still arrive.
+        num_leased: Groups that somebody holds.
+        stored_groups: Groups that are not archived; so the next two.
+        stored_tokens: Their tokens.
+        stored_bytes: Bytes of their payloads.
+        num_inserted: Groups ever put.
+        num_sampled: Groups ever drawn, counted once a draw.
+    """
+
+    task_id: int
+    buffer_id: int
+    task_name: str
+    max_staleness: int | None
+    uniform_clock: float
+    priority_clock: float
+    random_counter: int
+    num_available: int
+    total_weight: float
+    weight_error: float
+    num_pending: int
+    num_leased: int
+    stored_groups: int
+    stored_tokens: int
+    stored_bytes: int
+    num_inserted: int
+    num_sampled: int
+
+    def time(self, clock: Clock) -> float:
+        """What a clock shows."""
+        return self.uniform_clock if clock == "uniform" else self.priority_clock
+
+    def advance_clock(self, clock: Clock, elapsed: float) -> None:
+        """Let time pass on one clock."""
+        if clock == "uniform":
+            self.uniform_clock += elapsed
+        else:
+            self.priority_clock += elapsed
+
+    def is_coarse(self, clock: Clock) -> bool:
+        """Whether a clock shows so late a time that arrivals could run into one another.
+
+        Arrivals are `1 / rate` apart, on a clock that ticks in units of its last bit. Long before
+        these come near each other the clock has to be set back.
+        """
+        rate = self.num_available if clock == "uniform" else self.total_weight
+        return math.ulp(self.time(clock)) * rate > COARSE
+
+    def exponentials(self, settings: BufferSettings, count: int) -> NDArray[np.float64]:
+        """The next `count` variates of this task's stream."""
+        variates, self.random_counter = exponentials(
+            settings.seed, self.task_name, self.random_counter, count
+        )
+        return variates
+
+    def arrival_keys(
+        self, settings: BufferSettings, weights: NDArray[np.float64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Next arrivals, by the uniform and the priority clock, of groups that become samplable.
+
+        The exponential is memoryless, so a group that comes now waits from now.
+        """
+        uniform, prioritized = self.exponentials(settings, 2 * len(weights)).reshape(2, -1)
+        return self.uniform_clock + uniform, self.priority_clock + waiting(prioritized, weights)
+
+    def is_too_stale(self, staleness: int | None) -> bool:
+        """Whether a group of this staleness expires. One of unknown staleness does not."""
+        limit = self.max_staleness
+        return limit is not None and staleness is not None and staleness > limit
+
+    def enter(self, status: str, sums: GroupSums, by: int = 1) -> None:
+        """Groups came to have a status; `by=-1`: they no longer have it."""
+        match status:
+            case GroupStatus.COMPLETED:
+                self.num_available += by * sums.num_groups
+                self.add_weight(by * sums.weight)
+            case GroupStatus.PENDING:
+                self.num_pending += by * sums.num_groups
+            case GroupStatus.LEASED:
+                self.num_leased += by * sums.num_groups
+        if status != GroupStatus.ARCHIVED:
+            self.stored_groups += by * sums.num_groups
+            self.stored_tokens += by * sums.num_tokens
+            self.stored_bytes += by * sums.num_bytes
+
+    def add_weight(self, weight: float) -> None:
+        """The sum of weights changes, in a way that rounding cannot spoil for long.
+
+        A large weight that comes and goes takes the digits of the small ones with it, so `save`
+        sums anew when the error could be seen.
+        """
+        before = self.total_weight
+        self.total_weight += weight
+        self.weight_error += math.ulp(max(before, self.total_weight, abs(weight)))
+        if self.num_available == 0:
+            self.total_weight = self.weight_error = 0.0
+
+    def leave(self, status: str, sums: GroupSums) -> None:
+        """Groups no longer have a status."""
+        self.enter(status, sums, by=-1)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSums:
+    """What some groups add to an account."""
+
+    num_groups: int
+    weight: float
+    num_tokens: int
+    num_bytes: int
+
+    @classmethod
+    def of(cls, row: Any) -> Self:
+        """Of a row that has one group's scalars."""
+        return cls(1, row.weight, row.num_tokens, row.num_bytes)
+
+
+def waiting(variates: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Waiting times of Poisson processes of these rates; infinite where the rate is 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(weights > 0.0, variates / weights, np.inf)
+
+
+async def lock(
+    connection: AsyncConnection, buffer_id: int, names: Collection[str] | None = None
+) -> dict[str, TaskAccount]:
+    """Lock some or all tasks until the transaction ends; those that do not exist are left out."""
+    rows = await connection.execute(statements.lock_tasks(buffer_id, names))
+    accounts = {}
+    for row in rows.mappings():
+        facts = {key: value for key, value in row.items() if key != "id"}
+        accounts[row["task_name"]] = TaskAccount(task_id=row["id"], **facts)
+    return accounts
+
+
+async def save(connection: AsyncConnection, accounts: Iterable[TaskAccount]) -> None:
+    """Write accounts back."""
+    rows = []
+    for account in accounts:
+        if account.weight_error > COARSE * account.total_weight:
+            total = await connection.scalar(
+                statements.total_weight(account.buffer_id, account.task_name)
+            )
+            account.total_weight, account.weight_error = total or 0.0, 0.0
+        row = asdict(account)
+        # They would be set too, and as a parent key make SQLite look at every group of the task.
+        del row["buffer_id"], row["task_name"]
+        rows.append(row)
+    if rows:
+        await connection.execute(statements.save_tasks(), rows)

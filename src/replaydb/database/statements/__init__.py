@@ -1,0 +1,1 @@
+"""SQLAlchemy Core statements, one small function each. Values are bound, never written in."""

@@ -1,0 +1,138 @@
+"""Runs, buffers and the accounts of their tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import cache
+from typing import Any
+
+from sqlalchemy import Insert, Select, Update, bindparam, func, insert, select, update
+
+from replaydb.database.expressions import among
+from replaydb.database.schema import buffer, episode_group, run, task
+from replaydb.episodes import GroupStatus
+
+
+def find_run(name: str) -> Select[Any]:
+    """Row of a run."""
+    return select(run).where(run.c.name == name)
+
+
+def all_runs() -> Select[Any]:
+    """Runs, the oldest first."""
+    return select(run).order_by(run.c.id)
+
+
+def insert_run() -> Insert:
+    """One run, as a dict of its columns."""
+    return insert(run)
+
+
+def find_buffer(name: str) -> Select[Any]:
+    """Row of a buffer, by name."""
+    return select(buffer).where(buffer.c.name == name)
+
+
+def buffer_state(buffer_id: int, *, lock: bool = False) -> Select[Any]:
+    """Row of a buffer, by id; locked against every change of it if asked."""
+    statement = select(buffer).where(buffer.c.id == buffer_id)
+    return statement.with_for_update(key_share=True) if lock else statement
+
+
+def all_buffers() -> Select[Any]:
+    """Buffers by name, with the number of their groups of any status."""
+    groups = (
+        select(func.count())
+        .select_from(episode_group)
+        .where(episode_group.c.buffer_id == buffer.c.id)
+        .scalar_subquery()
+    )
+    return select(buffer, groups.label("num_groups")).order_by(buffer.c.name)
+
+
+def insert_buffer() -> Insert:
+    """One buffer, as a dict of its columns."""
+    return insert(buffer)
+
+
+def save_buffer(buffer_id: int) -> Update:
+    """Change settings or policy version of one buffer (values are given on execution)."""
+    return update(buffer).where(buffer.c.id == buffer_id)
+
+
+def task_names(buffer_id: int) -> Select[str]:
+    """Tasks a buffer has seen."""
+    return select(task.c.task_name).where(task.c.buffer_id == buffer_id)
+
+
+def insert_tasks() -> Insert:
+    """Tasks, as dicts of their columns."""
+    return insert(task)
+
+
+def lock_tasks(buffer_id: int, names: Collection[str] | None = None) -> Select[Any]:
+    """Accounts of some or all tasks, locked; always in the same order, so nobody deadlocks.
+
+    Rows that refer to a locked one may still be inserted (`key_share`), here as for buffers: a
+    foreign key must not wait for what its own transaction may be holding up.
+    """
+    statement = select(task).where(task.c.buffer_id == buffer_id)
+    if names is not None:
+        statement = statement.where(among(task.c.task_name, sorted(names)))
+    return statement.order_by(task.c.id).with_for_update(key_share=True)
+
+
+def available(buffer_id: int) -> Select[Any]:
+    """How many groups of every task can be drawn, are leased, or are still arriving."""
+    columns = (task.c.task_name, task.c.num_available, task.c.num_leased, task.c.num_pending)
+    return select(*columns).where(task.c.buffer_id == buffer_id)
+
+
+def total_weight(buffer_id: int, task_name: str) -> Select[float]:
+    """Sum of the weights of the groups of a task that can be drawn."""
+    group = episode_group.c
+    return select(func.sum(group.weight)).where(
+        group.buffer_id == buffer_id,
+        group.task_name == task_name,
+        group.group_status == GroupStatus.COMPLETED.value,
+    )
+
+
+def task_counters(buffer_id: int) -> Select[Any]:
+    """What happened to every task."""
+    columns = (
+        task.c.task_name,
+        task.c.max_staleness,
+        task.c.num_available,
+        task.c.num_pending,
+        task.c.num_leased,
+        task.c.num_inserted,
+        task.c.num_sampled,
+    )
+    return select(*columns).where(task.c.buffer_id == buffer_id).order_by(task.c.task_name)
+
+
+@cache
+def save_tasks() -> Update:
+    """Accounts, each a dict with `task_id` and every changing column."""
+    changing = (
+        "max_staleness",
+        "uniform_clock",
+        "priority_clock",
+        "random_counter",
+        "num_available",
+        "total_weight",
+        "weight_error",
+        "num_pending",
+        "num_leased",
+        "stored_groups",
+        "stored_tokens",
+        "stored_bytes",
+        "num_inserted",
+        "num_sampled",
+    )
+    return (
+        update(task)
+        .where(task.c.id == bindparam("task_id"))
+        .values({task.c[name]: bindparam(name) for name in changing})
+    )

@@ -1,0 +1,360 @@
+"""Groups, their episodes and payloads."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Delete,
+    Insert,
+    Select,
+    Update,
+    bindparam,
+    case,
+    cast,
+    delete,
+    func,
+    insert,
+    literal,
+    select,
+    update,
+)
+
+from replaydb.database.expressions import among
+from replaydb.database.schema import episode, episode_group, group, payload, run, transcript
+from replaydb.episodes import GroupStatus
+
+#: Statuses whose groups age as the policy advances; the others keep the staleness they ended with.
+LIVE = tuple(
+    status.value
+    for status in (
+        GroupStatus.PENDING,
+        GroupStatus.COMPLETED,
+        GroupStatus.LEASED,
+        GroupStatus.ABORTED,
+    )
+)
+#: Statuses from which a group expires; what is pending or leased is in somebody's hands.
+EXPIRING = (GroupStatus.COMPLETED.value, GroupStatus.ABORTED.value)
+
+
+def known_uids(buffer_id: int, uids: Sequence[str]) -> Select[Any]:
+    """Ids of the groups that the buffer already holds."""
+    return select(group.group_uid, group.id).where(
+        group.buffer_id == buffer_id, among(group.group_uid, uids)
+    )
+
+
+def insert_groups() -> Insert:
+    """Groups, as dicts of their columns."""
+    return insert(episode_group)
+
+
+def insert_episodes() -> Insert:
+    """Episodes, as dicts of their columns."""
+    return insert(episode)
+
+
+def insert_payloads() -> Insert:
+    """Payload parts, as dicts of their columns."""
+    return insert(payload)
+
+
+def insert_transcripts() -> Insert:
+    """Texts, as dicts of their columns."""
+    return insert(transcript)
+
+
+def selection(
+    buffer_id: int,
+    *,
+    ids: Sequence[int] | None = None,
+    tasks: Collection[str] | None = None,
+    statuses: Collection[str] | None = None,
+    where: ColumnElement[bool] | None = None,
+) -> ColumnElement[bool]:
+    """The groups of a buffer that meet every condition given."""
+    condition = group.buffer_id == buffer_id
+    if ids is not None:
+        # SQLite, which has no statistics, would take any index of buffers before that of ids.
+        condition = (group.buffer_id + 0 == buffer_id) & among(group.id, ids)
+    if tasks is not None:
+        condition &= of_tasks(tasks)
+    if statuses is not None:
+        condition &= among(group.group_status, sorted(statuses))
+    return condition if where is None else condition & where
+
+
+def of_tasks(names: Collection[str]) -> ColumnElement[bool]:
+    """The groups of some tasks."""
+    return among(group.task_name, sorted(names))
+
+
+def facts(condition: ColumnElement[bool]) -> Select[Any]:
+    """Every column of some groups; no payload."""
+    return select(episode_group).where(condition)
+
+
+def payloads(ids: Sequence[int]) -> Select[Any]:
+    """Parts of the payloads of some groups."""
+    return select(payload).where(among(payload.c.group_id, ids))
+
+
+def positions(ids: Sequence[int]) -> Select[Any]:
+    """Which episodes of some groups there are."""
+    return select(episode.c.group_id, episode.c.position).where(among(episode.c.group_id, ids))
+
+
+def episodes_of(ids: Sequence[int]) -> Select[Any]:
+    """What the scalars of groups are made from, in the order of the episodes."""
+    columns = (
+        episode.c.group_id,
+        episode.c.reward,
+        episode.c.num_tokens,
+        episode.c.min_policy_version,
+        episode.c.max_policy_version,
+    )
+    return (
+        select(*columns)
+        .where(among(episode.c.group_id, ids))
+        .order_by(episode.c.group_id, episode.c.position)
+    )
+
+
+def summarise() -> Update:
+    """Scalars of groups: dicts of `summarised_id` and the columns."""
+    columns = (
+        "num_episodes",
+        "num_tokens",
+        "num_bytes",
+        "has_transcript",
+        "min_policy_version",
+        "max_policy_version",
+        "staleness",
+        "reward_mean",
+        "reward_std",
+        "reward_min",
+        "reward_max",
+    )
+    return (
+        update(episode_group)
+        .where(group.id == bindparam("summarised_id"))
+        .values({name: bindparam(name) for name in columns})
+    )
+
+
+def past_deadline(buffer_id: int, tasks: Collection[str], now: datetime) -> ColumnElement[bool]:
+    """Groups of some tasks that should have had all their episodes by now."""
+    return (
+        (group.buffer_id == buffer_id)
+        & (group.deadline <= now)
+        & (group.group_status == GroupStatus.PENDING.value)
+        & among(group.task_name, sorted(tasks))
+    )
+
+
+def transcripts(ids: Sequence[int]) -> Select[Any]:
+    """Texts of the episodes of some groups."""
+    return select(transcript).where(among(transcript.c.group_id, ids))
+
+
+def count(condition: ColumnElement[bool]) -> Select[int]:
+    """How many."""
+    return select(func.count()).select_from(episode_group).where(condition)
+
+
+def count_ahead(buffer_id: int, tasks: Collection[str] | None) -> Select[int]:
+    """Groups that are still to be trained: arriving, leased, or never drawn."""
+    in_hand = (GroupStatus.PENDING.value, GroupStatus.LEASED.value)
+    unseen = (group.group_status == GroupStatus.COMPLETED.value) & (group.times_sampled == 0)
+    mine = selection(buffer_id, tasks=tasks)
+    return count(mine & (group.group_status.in_(in_hand) | unseen))
+
+
+def totals(buffer_id: int) -> Select[Any]:
+    """Sizes and staleness of every task and status."""
+    return (
+        select(
+            group.task_name,
+            group.group_status,
+            func.count().label("num_groups"),
+            cast(func.sum(group.num_episodes), BigInteger).label("num_episodes"),
+            cast(func.sum(group.num_tokens), BigInteger).label("num_tokens"),
+            cast(func.sum(group.num_bytes), BigInteger).label("num_bytes"),
+            func.min(group.staleness).label("min_staleness"),
+            func.avg(group.staleness).label("mean_staleness"),
+            func.max(group.staleness).label("max_staleness"),
+            func.avg(group.reward_mean).label("reward_mean"),
+        )
+        .where(group.buffer_id == buffer_id)
+        .group_by(group.task_name, group.group_status)
+        .order_by(group.task_name, group.group_status)
+    )
+
+
+def kept_on_replace(condition: ColumnElement[bool]) -> Select[Any]:
+    """What a group keeps when other content takes its place."""
+    return select(group.id, group.attempts, group.created_at).where(condition)
+
+
+def sums(condition: ColumnElement[bool]) -> Select[Any]:
+    """Per task and status: what groups add to an account."""
+    return (
+        select(
+            group.task_name,
+            group.group_status,
+            func.count().label("num_groups"),
+            func.sum(group.weight).label("weight"),
+            cast(func.sum(group.num_tokens), BigInteger).label("num_tokens"),
+            cast(func.sum(group.num_bytes), BigInteger).label("num_bytes"),
+        )
+        .where(condition)
+        .group_by(group.task_name, group.group_status)
+    )
+
+
+def set_values(condition: ColumnElement[bool], values: Mapping[str, Any]) -> Update:
+    """The same values for every group selected."""
+    return update(episode_group).where(condition).values(dict(values))
+
+
+def set_arrivals(values: Mapping[str, Any]) -> Update:
+    """Make groups samplable: dicts of `group_id`, `uniform_arrival` and `priority_arrival`."""
+    return (
+        update(episode_group)
+        .where(group.id == bindparam("group_id"))
+        .values(
+            {
+                **values,
+                "uniform_key": bindparam("uniform_arrival"),
+                "priority_key": bindparam("priority_arrival"),
+            }
+        )
+    )
+
+
+def scalars(condition: ColumnElement[bool]) -> Select[Any]:
+    """What scheduling needs to know of groups, in the order of ids."""
+    columns = (
+        group.id,
+        group.task_name,
+        group.group_status,
+        group.leased_from,
+        group.staleness,
+        group.priority,
+        group.weight,
+        group.times_sampled,
+        group.attempts,
+        group.num_episodes,
+        group.expected_episodes,
+        group.min_episodes,
+        group.num_tokens,
+        group.num_bytes,
+        group.has_transcript,
+    )
+    return select(*columns).where(condition).order_by(group.id)
+
+
+def ids(condition: ColumnElement[bool]) -> Select[int]:
+    """Ids of the groups selected."""
+    return select(group.id).where(condition).order_by(group.id)
+
+
+def delete_payloads(ids: Sequence[int]) -> tuple[Delete, Delete]:
+    """What is large of some groups: payloads and texts."""
+    return (
+        delete(payload).where(among(payload.c.group_id, ids)),
+        delete(transcript).where(among(transcript.c.group_id, ids)),
+    )
+
+
+def delete_groups(condition: ColumnElement[bool]) -> Delete:
+    """Groups with everything that hangs on them."""
+    return delete(episode_group).where(condition)
+
+
+def set_priorities() -> Update:
+    """Dicts of `group_id`, `priority`, `weight` and `priority_key`."""
+    return (
+        update(episode_group)
+        .where(group.id == bindparam("group_id"))
+        .values(
+            {
+                column: bindparam(column.key)
+                for column in (group.priority, group.weight, group.priority_key)
+            }
+        )
+    )
+
+
+def too_stale(
+    buffer_id: int, task_name: str, policy_version: int, max_staleness: int
+) -> ColumnElement[bool]:
+    """Groups of a task that its tolerance no longer covers."""
+    return (
+        (group.buffer_id == buffer_id)
+        & (group.task_name == task_name)
+        & group.group_status.in_(EXPIRING)
+        & (group.min_policy_version < policy_version - max_staleness)
+    )
+
+
+def staleness_at(policy_version: int) -> ColumnElement[int]:
+    """Staleness of a group at a policy version."""
+    return literal(policy_version) - group.min_policy_version
+
+
+TOO_STALE = "staler than max_staleness"
+
+
+def relate_versions(buffer_id: int, lineage: str) -> tuple[Update, Update]:
+    """Let only versions of one lineage count, for a buffer that follows another one from now on.
+
+    What the episodes say stays; the versions of a group are those that compare with the buffer's.
+    """
+    comparable = select(run.c.id).where((run.c.lineage == lineage) | run.c.lineage.is_(None))
+    mine = (group.buffer_id == buffer_id) & group.run_id.in_(comparable)
+    others = (group.buffer_id == buffer_id) & group.run_id.not_in(comparable)
+    members = episode.c.group_id == group.id
+    known = func.count(episode.c.min_policy_version) == func.count()
+
+    def of_episodes(bound: ColumnElement[int]) -> ColumnElement[Any]:
+        return select(case((known, bound))).where(members).scalar_subquery()
+
+    return (
+        update(episode_group)
+        .where(mine)
+        .values(
+            {
+                group.min_policy_version: of_episodes(func.min(episode.c.min_policy_version)),
+                group.max_policy_version: of_episodes(func.max(episode.c.max_policy_version)),
+            }
+        ),
+        update(episode_group)
+        .where(others)
+        .values(
+            {
+                group.min_policy_version: None,
+                group.max_policy_version: None,
+                group.staleness: None,
+            }
+        ),
+    )
+
+
+def refresh_staleness(buffer_id: int, tasks: Collection[str], policy_version: int) -> Update:
+    """Staleness of every live group whose version is known."""
+    return (
+        update(episode_group)
+        .where(
+            group.buffer_id == buffer_id,
+            group.task_name.in_(sorted(tasks)),
+            group.group_status.in_(LIVE),
+            group.min_policy_version.is_not(None),
+        )
+        .values({group.staleness: staleness_at(policy_version)})
+    )

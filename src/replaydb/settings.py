@@ -1,0 +1,230 @@
+"""The settings of a buffer: kept with it in the database, so that every process obeys the same."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal, Self, get_args
+
+from replaydb.errors import InvalidSettingsError
+from replaydb.inputs import LONGEST_SECONDS
+from replaydb.policies import Capacity, Eviction, MinSize, Queue, RateLimit, SamplesPerInsert
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BufferSettings:
+    """What a buffer is told once and every process that opens it follows.
+
+    Attributes:
+        max_staleness: Groups whose staleness (policy versions behind the buffer's) exceeds this
+            expire when the policy advances, or at once when they are put. One number for every
+            task, or one for each task named; None, and tasks not named, have no limit.
+        priority_exponent: `Prioritized` draws in proportion to `priority ** priority_exponent`.
+            0 makes every group with a priority above 0 equal.
+        seed: Makes random draws reproducible: the same history of calls by one client draws the
+            same groups, on either engine. None draws fresh entropy.
+        compression: How payloads put from now on are compressed; None stores them as they are.
+        capacity: Of the whole buffer. Room is made before a put, in its transaction.
+        task_capacity: Of each task, or of each task named.
+        eviction: Which groups make room.
+        on_evict: "archive" keeps the scalars of an evicted group, "delete" nothing.
+        time_to_live: Seconds after which groups that nobody holds are evicted.
+        max_times_sampled: A group is archived by the draw, or the ack, that reaches this.
+        max_attempts: A group becomes `failed` when so many of its leases ended without an ack.
+        on_ack: "archive" a leased group that was acked, or "return" it to be drawn again.
+        archived_payload: "keep" or "drop" the payloads of groups archived by an ack or by
+            `max_times_sampled`.
+        rate_limit: Holds draws and puts in proportion.
+        record_draws: Keep the lineage: which groups every draw took.
+
+    Raises:
+        InvalidSettingsError: Naming the setting, what it takes and what came.
+    """
+
+    max_staleness: int | Mapping[str, int] | None = None
+    priority_exponent: float = 1.0
+    seed: int | None = None
+    compression: Literal["zstd"] | None = None
+    capacity: Capacity | None = None
+    task_capacity: Capacity | Mapping[str, Capacity] | None = None
+    eviction: Eviction = "oldest"
+    on_evict: Literal["archive", "delete"] = "archive"
+    time_to_live: float | None = None
+    max_times_sampled: int | None = None
+    max_attempts: int | None = None
+    on_ack: Literal["archive", "return"] = "archive"
+    archived_payload: Literal["keep", "drop"] = "keep"
+    rate_limit: RateLimit | None = None
+    record_draws: bool = True
+
+    def __post_init__(self) -> None:
+        for name, expected, fits in _RULES:
+            value = getattr(self, name)
+            if not fits(value):
+                raise _refused(name, expected, value)
+            if isinstance(value, Mapping):
+                object.__setattr__(self, name, dict(value))
+        self._check_together()
+
+    def _check_together(self) -> None:
+        """Refuse limits under which every put and every draw would wait for ever."""
+        room = self.capacity.groups if self.capacity else None
+        match self.rate_limit:
+            case MinSize(size=least) | Queue(size=least) | SamplesPerInsert(min_size=least):
+                if room is not None and least > room:
+                    raise InvalidSettingsError(
+                        f"rate_limit: waits for {least} groups, but capacity holds {room}"
+                    )
+
+    def updated(self, changes: Mapping[str, Any]) -> Self:
+        """These settings with some of them changed."""
+        known = {field.name for field in fields(self)}
+        for name in changes:
+            if name not in known:
+                raise _refused(name, f"one of {', '.join(sorted(known))}", "an unknown setting")
+        return replace(self, **changes)
+
+    def max_staleness_of(self, task_name: str) -> int | None:
+        """The limit for one task."""
+        if isinstance(self.max_staleness, Mapping):
+            return self.max_staleness.get(task_name)
+        return self.max_staleness
+
+    def capacity_of(self, task_name: str) -> Capacity | None:
+        """What one task may hold."""
+        if isinstance(self.task_capacity, Mapping):
+            return self.task_capacity.get(task_name)
+        return self.task_capacity
+
+    @property
+    def draw_limit(self) -> int | None:
+        """How often a group may be drawn: a queue's are drawn once."""
+        return 1 if isinstance(self.rate_limit, Queue) else self.max_times_sampled
+
+    @property
+    def is_exclusive(self) -> bool:
+        """Whether puts and draws must see the whole buffer stand still, not only their tasks."""
+        return self.capacity is not None or self.rate_limit is not None
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether a put can be refused, or has to make room."""
+        return self.is_exclusive or self.task_capacity is not None
+
+    def weight(self, priority: float) -> float:
+        """Sampling weight of a priority. A priority of 0 weighs 0, whatever the exponent.
+
+        Raises:
+            InvalidSettingsError: The weight is not a finite number above 0.
+        """
+        if priority == 0.0:
+            return 0.0
+        try:
+            weight = float(priority**self.priority_exponent)
+        except OverflowError:
+            weight = math.inf
+        if not 0.0 < weight < math.inf:
+            raise InvalidSettingsError(
+                f"priority {priority} ** priority_exponent {self.priority_exponent} is out of range"
+            )
+        return weight
+
+    def to_json(self) -> dict[str, Any]:
+        """As kept in the `buffer` table."""
+        stored = asdict(self)
+        if self.rate_limit is not None:
+            stored["rate_limit"] = {
+                "kind": type(self.rate_limit).__name__,
+                **asdict(self.rate_limit),
+            }
+        return stored
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> Self:
+        """From the `buffer` table; settings that this version does not know are refused."""
+        values = dict(stored)
+        if capacity := values.get("capacity"):
+            values["capacity"] = Capacity(**capacity)
+        if capacity := values.get("task_capacity"):
+            values["task_capacity"] = (
+                {task_name: Capacity(**own) for task_name, own in capacity.items()}
+                if any(isinstance(own, Mapping) for own in capacity.values())
+                else Capacity(**capacity)
+            )
+        if limit := values.get("rate_limit"):
+            facts = dict(limit)
+            values["rate_limit"] = _RATE_LIMITS[facts.pop("kind")](**facts)
+        return cls().updated(values)
+
+
+_RATE_LIMITS: dict[str, Callable[..., RateLimit]] = {
+    kind.__name__: kind for kind in get_args(RateLimit)
+}
+
+
+def _is_number(value: object) -> bool:
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and abs(value) <= sys.float_info.max
+    )
+
+
+def _is_int(value: object, least: int = 0, most: int = 2**62 - 1) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _each(setting: Any, fits: Callable[[Any], bool]) -> bool:
+    """Whether one value for all tasks, or a value for each task named, is what it should be."""
+    if isinstance(setting, Mapping):
+        return all(isinstance(name, str) and fits(value) for name, value in setting.items())
+    return setting is None or fits(setting)
+
+
+_RULES: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
+    ("max_staleness", "whole numbers >= 0", lambda value: _each(value, _is_int)),
+    ("priority_exponent", "a finite number >= 0", lambda value: _is_number(value) and value >= 0),
+    (
+        "seed",
+        "None or a whole number in [0, 2**63)",
+        lambda value: value is None or _is_int(value, most=2**63 - 1),
+    ),
+    ("compression", "None or 'zstd'", lambda value: value in (None, "zstd")),
+    ("capacity", "a Capacity", lambda value: value is None or isinstance(value, Capacity)),
+    (
+        "task_capacity",
+        "a Capacity, or one for each task",
+        lambda value: _each(value, lambda one: isinstance(one, Capacity)),
+    ),
+    ("eviction", f"one of {get_args(Eviction)}", lambda value: value in get_args(Eviction)),
+    ("on_evict", "'archive' or 'delete'", lambda value: value in ("archive", "delete")),
+    (
+        "time_to_live",
+        f"seconds > 0, at most {LONGEST_SECONDS:g}",
+        lambda value: value is None or (_is_number(value) and 0 < value <= LONGEST_SECONDS),
+    ),
+    (
+        "max_times_sampled",
+        "None or a whole number >= 1",
+        lambda value: value is None or _is_int(value, 1),
+    ),
+    (
+        "max_attempts",
+        "None or a whole number >= 1",
+        lambda value: value is None or _is_int(value, 1),
+    ),
+    ("on_ack", "'archive' or 'return'", lambda value: value in ("archive", "return")),
+    ("archived_payload", "'keep' or 'drop'", lambda value: value in ("keep", "drop")),
+    (
+        "rate_limit",
+        "MinSize, SamplesPerInsert or Queue",
+        lambda value: value is None or isinstance(value, RateLimit),
+    ),
+    ("record_draws", "True or False", lambda value: isinstance(value, bool)),
+)
+
+
+def _refused(setting: str, expected: str, actual: object) -> InvalidSettingsError:
+    return InvalidSettingsError(f"{setting}: expected {expected}, got {actual!r}")

@@ -1,0 +1,182 @@
+"""Store: a database of buffers, opened."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Self
+from uuid import uuid4
+
+from sqlalchemy import URL
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from replaydb import arguments
+from replaydb.buffer import Buffer
+from replaydb.database import migrate as migrations
+from replaydb.database.backend import Durability, backend_for
+from replaydb.database.engine import Database
+from replaydb.database.repository import buffers
+from replaydb.database.repository.buffers import BufferInfo, BufferRow, RunInfo, RunRow
+from replaydb.errors import InvalidInputError, UnknownBufferError
+from replaydb.inputs import to_json_object
+from replaydb.opening import Opening
+from replaydb.settings import BufferSettings
+from replaydb.tracing import traced
+
+
+@traced
+class Store:
+    """Buffers in one SQLite file or PostgreSQL database.
+
+    A store belongs to the event loop it was opened in. Any number of processes may open the same
+    database; they see each other's groups as soon as a put returns.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        run_name: str,
+        lineage: str | None,
+        run_metadata: Mapping[str, Any],
+    ) -> None:
+        self._database = database
+        self._run_name = run_name
+        self._lineage = lineage
+        self._run_metadata = run_metadata
+        self._run: RunRow | None = None
+        self._run_lock = asyncio.Lock()
+        self._buffers: dict[int, Buffer] = {}
+
+    @classmethod
+    def open(
+        cls,
+        url: str | URL,
+        *,
+        run: str | None = None,
+        lineage: str | None = None,
+        run_metadata: Mapping[str, Any] | None = None,
+        migrate: bool | None = None,
+        durability: Durability = "process",
+    ) -> Opening[Store]:
+        """Open a store: `async with Store.open(...) as store`, or `store = await Store.open(...)`.
+
+        Args:
+            url: `sqlite:///FILE` (made if it is not there) or `postgresql://USER:PASS@HOST/DB`.
+            run: Name of the training or generation job; processes of one job share it, and a job
+                that is started again goes on under it. By default a new name is made up.
+            lineage: The run whose policy versions this run's continue, such as the one it was
+                forked from; by default the run itself, if it is named. Versions of different
+                lineages do not compare, see `Buffer.advance_policy`.
+            run_metadata: JSON to keep with the run when it is new.
+            migrate: True upgrades the tables if they are not current, False never writes any;
+                None makes those of a new SQLite file and refuses whatever else is out of date.
+            durability: "process": what was put survives the death of every process. "full": also
+                a power cut (`synchronous=FULL` on SQLite; PostgreSQL always does, as the server
+                is configured).
+
+        Raises:
+            InvalidURLError: The URL cannot be used.
+            SchemaError: The tables are not those of this version; the message says what to run.
+            DatabaseError: The database cannot be opened.
+        """
+        if durability not in ("process", "full"):
+            raise InvalidInputError("durability", "'process' or 'full'", repr(durability))
+        name = _new_run_name() if run is None else arguments.one_name("run", run)
+        metadata = to_json_object("run_metadata", run_metadata)
+
+        async def opened() -> Store:
+            backend = backend_for(url, durability=durability)
+            await backend.check_target()
+            await migrations.prepare(backend, migrate=migrate)
+            store = cls(Database(backend), name, lineage or run, metadata)
+            if run is not None:
+                try:
+                    await store._current_run()
+                except BaseException:
+                    await store.close()
+                    raise
+            return store
+
+        return Opening(opened)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    @property
+    def run(self) -> str:
+        """Name of this run."""
+        return self._run_name
+
+    async def buffer(self, name: str, *, create: bool = True, **settings: Any) -> Buffer:
+        """The buffer of this name.
+
+        Args:
+            name: Its name.
+            create: Make it if there is none.
+            settings: Fields of `BufferSettings`. Those named are set, for every process, also if
+                the buffer is there already; the others stay as they are.
+
+        Raises:
+            InvalidSettingsError: Unknown or impossible settings; nothing was changed.
+            UnknownBufferError: There is none, and it was not to be made.
+        """
+        arguments.one_name("name", name)
+        fresh = BufferSettings().updated(settings)  # refuse before anything is written
+
+        async def make(connection: AsyncConnection) -> BufferRow | None:
+            if await buffers.find(connection, name) is None:
+                await buffers.create(connection, name, fresh, datetime.now(UTC))
+            return await buffers.find(connection, name)
+
+        async with self._database.snapshot() as connection:
+            row = await buffers.find(connection, name)
+        if row is None and create:
+            row = await self._database.write(make)
+        if row is None:
+            raise UnknownBufferError(name)
+        found = self._buffers.setdefault(row.id, Buffer(self._database, row, self._current_run))
+        found.saw(row)
+        if row.settings.updated(settings) != row.settings:
+            await found.update_settings(**settings)
+        return found
+
+    async def buffers(self) -> list[BufferInfo]:
+        """Every buffer of the store, by name."""
+        async with self._database.snapshot() as connection:
+            return await buffers.all_buffers(connection)
+
+    async def runs(self) -> list[RunInfo]:
+        """Every run that the store knows, the oldest first."""
+        async with self._database.snapshot() as connection:
+            return await buffers.all_runs(connection)
+
+    async def close(self) -> None:
+        """Finish the puts under way and let go of the database. Idempotent."""
+        for buffer in self._buffers.values():
+            await buffer.drain()
+        await self._database.close()
+
+    async def _current_run(self) -> RunRow:
+        """This run, entered in the database when it first writes something."""
+        async with self._run_lock:
+            if self._run is None:
+
+                async def work(connection: AsyncConnection) -> RunRow:
+                    return await buffers.find_or_add_run(
+                        connection,
+                        self._run_name,
+                        self._lineage,
+                        self._run_metadata,
+                        datetime.now(UTC),
+                    )
+
+                self._run = await self._database.write(work)
+            return self._run
+
+
+def _new_run_name() -> str:
+    return f"run-{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{uuid4().hex[:8]}"

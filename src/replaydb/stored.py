@@ -1,0 +1,99 @@
+"""A group as it came back from the database."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from replaydb.codec.flat import FlatEpisodes
+from replaydb.episodes import Episode, EpisodeGroup, GroupStatus
+
+
+class StoredGroup(EpisodeGroup):
+    """An `EpisodeGroup` with what the buffer knows of it; its episodes are built when asked for.
+
+    Attributes:
+        id: Identity within the store, ascending in the order of arrival.
+        run_id: The run that put it, if it named one.
+        staleness: Policy versions behind the buffer's, when it was read; None if unknown.
+        times_sampled: Draws that took it, this one included.
+        attempts: Leases that ended without an ack.
+        status_reason: Why it has its status, where there is something to say.
+        created_at: When it was put; also `completed_at`, `first_sampled_at`, `last_sampled_at`
+            and `archived_at`, aware, in UTC.
+        parts: The decoded payload, flat: what tensors are made from.
+    """
+
+    def __init__(
+        self,
+        facts: Mapping[str, Any],
+        parts: Mapping[int, FlatEpisodes],
+        texts: Mapping[int, str] | None = None,
+    ) -> None:
+        self.task_name: str = facts["task_name"]
+        self.prompt_uid: str | None = facts["prompt_uid"]
+        self.group_uid: str = facts["group_uid"]
+        self.priority: float = facts["priority"]
+        self.status = GroupStatus(facts["group_status"])
+        self.tags: dict[str, Any] = facts["tags"]
+        self.expected_episodes: int | None = facts["expected_episodes"]
+        self.id: int = facts["id"]
+        self.run_id: int | None = facts["run_id"]
+        self.staleness: int | None = facts["staleness"]
+        self.times_sampled: int = facts["times_sampled"]
+        self.attempts: int = facts["attempts"]
+        self.status_reason: str | None = facts["status_reason"]
+        self.created_at: datetime = facts["created_at"]
+        self.completed_at: datetime | None = facts["completed_at"]
+        self.first_sampled_at: datetime | None = facts["first_sampled_at"]
+        self.last_sampled_at: datetime | None = facts["last_sampled_at"]
+        self.archived_at: datetime | None = facts["archived_at"]
+        self.parts = tuple(parts.values())
+        self._first_positions = tuple(parts)
+        self._texts = texts or {}
+        self._decoded: tuple[Episode, ...] | None = None
+
+    @property
+    def episodes(self) -> tuple[Episode, ...]:
+        """The episodes, in the order they were put, with their texts; views of the payload."""
+        if self._decoded is None:
+            episodes: list[Episode] = []
+            for start, part in zip(self._first_positions, self.parts, strict=True):
+                texts = [self._texts.get(start + i) for i in range(part.num_episodes)]
+                episodes.extend(part.episodes(texts))
+            self._decoded = tuple(episodes)
+        return self._decoded
+
+    def without_stale_episodes(self, max_staleness: int) -> EpisodeGroup:
+        """What is left to go on with when an expired group is rolled again.
+
+        Lease it with `statuses=["expired"]`, generate what is missing from `expected_episodes`,
+        and put the whole under `on_duplicate="replace"`.
+
+        Args:
+            max_staleness: Episodes at most this many policy versions behind the buffer's are
+                kept; those of unknown version are not.
+
+        Returns:
+            The group under the same uid, `aborted`, expecting as many episodes as it had.
+        """
+        now = None
+        if self.staleness is not None and self.min_policy_version is not None:
+            now = self.staleness + self.min_policy_version
+        return EpisodeGroup(
+            self.task_name,
+            [
+                episode
+                for episode in self.episodes
+                if now is not None
+                and episode.min_policy_version is not None
+                and now - episode.min_policy_version <= max_staleness
+            ],
+            prompt_uid=self.prompt_uid,
+            group_uid=self.group_uid,
+            priority=self.priority,
+            status=GroupStatus.ABORTED,
+            tags=self.tags,
+            expected_episodes=self.expected_episodes or self.num_episodes,
+        )

@@ -1,0 +1,61 @@
+"""Several processes at one database at once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from processes.children import Child, child
+from processes.derived import derived_group
+from processes.stored import acknowledged, check_draws, check_stored
+from processes.worker import BUFFER
+from replaydb import Store
+
+SECONDS = 30
+
+
+async def test_two_processes_put_and_sample_for_half_a_minute(
+    sqlite_url: str, postgresql_url: str, tmp_path: Path
+) -> None:
+    """Both engines at the same time: no error, no torn group, nothing lost."""
+
+    async def trade(url: str, acks: Path) -> list[dict[str, int]]:
+        async with (
+            child("trade", url, str(acks), str(SECONDS)) as one,
+            child("trade", url, str(acks), str(SECONDS)) as two,
+        ):
+            return list(await asyncio.gather(one.hear(), two.hear()))
+
+    urls = {sqlite_url: tmp_path / "sqlite", postgresql_url: tmp_path / "postgresql"}
+    reports = await asyncio.gather(*(trade(url, acks) for url, acks in urls.items()))
+    for (url, acks), workers in zip(urls.items(), reports, strict=True):
+        assert all(worker["puts"] > 20 and worker["sampled"] > 50 for worker in workers)
+        stored = await check_stored(url, acks)
+        assert stored == len(acknowledged(acks))
+        assert await check_draws(url) == sum(worker["sampled"] for worker in workers)
+
+
+async def _waiting(worker: Child) -> None:
+    assert await worker.hear() == {"ready": True}
+    await asyncio.sleep(0.3)
+
+
+async def test_a_put_wakes_a_sampler_of_another_process(url: str) -> None:
+    async with Store.open(url) as store, child("wait", url) as worker:
+        buffer = await store.buffer(BUFFER)
+        await _waiting(worker)
+        await buffer.put(derived_group("at-last"))
+        put_at = time.time()
+        woken = await asyncio.wait_for(worker.hear(), 10)
+    assert woken["uid"] == "at-last"
+    assert woken["at"] - put_at < 0.7  # without a signal it looks again after a second
+
+
+@pytest.mark.parametrize("seconds", [3.0])
+async def test_waiting_costs_next_to_nothing(url: str, seconds: float) -> None:
+    async with child("idle", url, str(seconds)) as worker:
+        report = await worker.hear()
+    assert report["cpu"] < 0.05 * seconds

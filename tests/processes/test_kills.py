@@ -1,0 +1,130 @@
+"""Processes that are killed in the middle of something."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+from sqlalchemy import text
+
+from processes.children import Child, child
+from processes.derived import derived_group
+from processes.stored import acknowledged, check_draws, check_stored
+from processes.worker import BUFFER, Acks
+from replaydb import Buffer, DatabaseUnavailableError, NotEnoughGroups, Prioritized, Store
+from support.connections import transaction
+
+KILLS = 20
+
+
+async def _kill_one(nursery: Child, role: str, after: float) -> None:
+    """Let a child of the nursery work for some seconds, then kill it."""
+    await nursery.say(role)
+    pid = (await nursery.hear())["pid"]
+    await asyncio.sleep(after)
+    os.kill(pid, signal.SIGKILL)
+    assert os.WTERMSIG((await nursery.hear())["status"]) == signal.SIGKILL
+
+
+async def test_a_writer_killed_in_the_middle_of_puts(url: str, tmp_path: Path) -> None:
+    """What was acknowledged is there, whole puts or nothing, and the next one opens at once."""
+    acks = tmp_path / "acks"
+    async with child("nursery", url, str(acks)) as nursery:
+        assert await nursery.hear() == {"ready": True}
+        for _ in range(KILLS):
+            before = len(acknowledged(acks))
+            for _ in range(50):  # a machine under load may take long to start
+                await _kill_one(nursery, "put", random.uniform(0.1, 0.35))
+                if len(acknowledged(acks)) > before:
+                    break
+            start = time.monotonic()
+            async with Store.open(url) as store:
+                buffer = await store.buffer(BUFFER)
+                await buffer.sample(1)
+                assert await buffer.count() >= len(acknowledged(acks))
+            assert time.monotonic() - start < 5.0
+    assert await check_stored(url, acks) >= KILLS
+
+
+async def test_a_sampler_killed_in_the_middle_of_draws(url: str, tmp_path: Path) -> None:
+    """Its draws are counted whole or not at all, and its locks are gone with it."""
+    async with Store.open(url) as store:
+        buffer = await store.buffer(BUFFER)
+        await buffer.put([derived_group(f"7-{i}-0-of-1") for i in range(60)])
+        async with child("nursery", url, str(tmp_path / "acks")) as nursery:
+            assert await nursery.hear() == {"ready": True}
+            for _ in range(KILLS // 2):
+                await _kill_one(nursery, "sample", random.uniform(0.1, 0.3))
+                await buffer.sample(8, Prioritized(), timeout=10)
+    assert await check_draws(url) >= KILLS // 2 * 8
+    assert await check_stored(url, tmp_path / "acks") == 60
+
+
+async def _drop_clients(url: str, stop: asyncio.Event) -> None:
+    """Cut the connections of everybody else, again and again."""
+    async with transaction(url) as connection:
+        while not stop.is_set():
+            # Else the whole transaction would see who was there at its beginning.
+            await connection.execute(text("SELECT pg_stat_clear_snapshot()"))
+            await connection.execute(
+                text(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                    "WHERE datname = current_database() AND pid <> pg_backend_pid() "
+                    "AND application_name = 'replaydb'"
+                )
+            )
+            await asyncio.sleep(random.uniform(0.02, 0.15))
+
+
+async def _put_some(buffer: Buffer, acks: Acks) -> Counter[str]:
+    outcomes: Counter[str] = Counter()
+    for i in range(150):
+        uids = [f"{i}-0-{k}-of-3" for k in range(3)]
+        try:
+            await buffer.put([derived_group(uid) for uid in uids])
+        except DatabaseUnavailableError:
+            outcomes["unavailable"] += 1
+        else:
+            acks.add(uids)
+            outcomes["well"] += 1
+    return outcomes
+
+
+async def _sample_some(buffer: Buffer) -> Counter[str]:
+    outcomes: Counter[str] = Counter()
+    for _ in range(150):
+        try:
+            await buffer.sample(4, timeout=0.1)
+        except DatabaseUnavailableError:
+            outcomes["unavailable"] += 1
+        except NotEnoughGroups:
+            outcomes["empty"] += 1
+        else:
+            outcomes["well"] += 1
+    return outcomes
+
+
+async def test_a_server_that_drops_its_clients(postgresql_url: str, tmp_path: Path) -> None:
+    """Every call ends well or with a typed error, and the store recovers by itself."""
+    acks = tmp_path / "acks"
+    stop = asyncio.Event()
+    async with Store.open(postgresql_url) as store:
+        buffer = await store.buffer(BUFFER)
+        dropping = asyncio.create_task(_drop_clients(postgresql_url, stop))
+        try:
+            outcomes = await asyncio.gather(
+                _put_some(buffer, Acks(str(acks))), _sample_some(buffer)
+            )
+        finally:
+            stop.set()
+            await dropping
+        assert all(one["well"] for one in outcomes), outcomes
+        assert sum(one["unavailable"] for one in outcomes), outcomes
+        await buffer.put(derived_group("afterwards-0-0-of-1"))
+        await buffer.sample(8)
+    await check_stored(postgresql_url, acks)

@@ -1,0 +1,147 @@
+"""Damaged payloads: named, kept apart, and never in the way of sound ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from sqlalchemy import delete, insert, select, update
+
+import replaydb as rdb
+from replaydb import Buffer, GroupStatus, SamplingPolicy, Store
+from replaydb.database.schema import payload
+from store.ledger import group_facts
+from support.connections import transaction
+from support.groups import group, groups, long_group
+
+Damage = Callable[[bytes], bytes]
+
+DAMAGES: dict[str, Damage] = {
+    "a bit of the header": lambda data: bytes([data[0] ^ 1]) + data[1:],
+    "a bit in the middle": lambda data: (
+        data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 4]) + data[len(data) // 2 + 1 :]
+    ),
+    "the last bit": lambda data: data[:-1] + bytes([data[-1] ^ 128]),
+    "cut short": lambda data: data[:-1],
+    "longer": lambda data: data + b"\0",
+    "nothing left": lambda _: b"",
+    "something else": lambda _: b"not a payload at all",
+}
+
+
+async def damage(url: str, group_id: int, how: Damage = DAMAGES["the last bit"]) -> None:
+    """Change the stored bytes of a group, as a failing disk would."""
+    here = payload.c.group_id == group_id
+    async with transaction(url) as connection:
+        data = (await connection.execute(select(payload.c.data).where(here))).scalar_one()
+        await connection.execute(update(payload).where(here).values(data=how(data)))
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+@pytest.mark.parametrize("how", DAMAGES)
+async def test_any_damage_is_noticed(
+    store: Store, url: str, how: str, compression: str | None
+) -> None:
+    buffer = await store.buffer("math", compression=compression)
+    ids = await buffer.put([group("a"), group("b")])
+    await damage(url, ids[0], DAMAGES[how])
+    with pytest.raises(rdb.CorruptPayloadError, match=rf"groups {ids[0]}: ") as caught:
+        await buffer.get(ids)
+    assert caught.value.group_ids == (ids[0],)
+    assert caught.value.reason
+    assert caught.value.batch is None
+    assert [one.group_uid for one in await buffer.get(ids[1:])] == ["b"]
+    await buffer.delete(ids[:1])  # its size is not what it should be
+
+
+@pytest.mark.parametrize("policy", [rdb.Fifo(), rdb.Uniform(), rdb.Prioritized()], ids=str)
+async def test_the_others_of_a_draw_are_still_usable(
+    buffer: Buffer, url: str, policy: SamplingPolicy
+) -> None:
+    given = [group(f"{i}", priority=1.0 + i) for i in range(5)]
+    ids = await buffer.put(given)
+    await damage(url, ids[1])
+    await damage(url, ids[3])
+    with pytest.raises(rdb.CorruptPayloadError) as caught:
+        await buffer.sample(5, policy)
+    error = caught.value
+    assert sorted(error.group_ids) == [ids[1], ids[3]]
+    assert error.batch is not None
+    assert sorted(error.batch.ids) == [ids[0], ids[2], ids[4]]
+    assert len(error.batch) == len(error.batch.probabilities) == len(error.batch.weights) == 3
+    for one, chance in zip(error.batch.groups, error.batch.probabilities, strict=True):
+        assert one == given[one.id - 1]
+        if policy == rdb.Prioritized():
+            assert chance == pytest.approx(one.id / 15)
+
+
+async def test_damaged_groups_are_marked_and_not_drawn_again(buffer: Buffer, url: str) -> None:
+    ids = await buffer.put([*groups(3, priority=2.0), *groups(2, "code")])
+    await damage(url, ids[0])
+    await damage(url, ids[3])
+    with pytest.raises(rdb.CorruptPayloadError):
+        await buffer.sample(5)
+    for one in (ids[0], ids[3]):
+        facts = await group_facts(url, one)
+        assert facts["group_status"] == GroupStatus.FAILED
+        assert facts["status_reason"]
+    assert await buffer.count(statuses="failed") == 2
+    for _ in range(5):
+        assert set((await buffer.sample(3)).ids) == {ids[1], ids[2], ids[4]}
+    with pytest.raises(rdb.NotEnoughGroups):
+        await buffer.sample(4)
+    counters = {one.task_name: one.num_available for one in (await buffer.stats()).tasks}
+    assert counters == {"code": 1, "gsm8k": 2}
+
+
+async def test_a_draw_of_nothing_but_damage(buffer: Buffer, url: str) -> None:
+    [group_id] = await buffer.put(group())
+    await damage(url, group_id)
+    with pytest.raises(rdb.CorruptPayloadError) as caught:
+        await buffer.sample(1, rdb.Prioritized())
+    assert caught.value.batch is not None
+    assert len(caught.value.batch) == 0
+    assert caught.value.batch.weights.shape == (0,)
+    with pytest.raises(rdb.NotEnoughGroups):
+        await buffer.sample(1)
+
+
+@pytest.mark.parametrize("part", ["lost", "doubled", "of another group"])
+async def test_parts_that_do_not_make_the_group(buffer: Buffer, url: str, part: str) -> None:
+    ids = await buffer.put([group("a", rewards=[1, 2]), group("b", rewards=[1, 2, 3])])
+    here = payload.c.group_id == ids[0]
+    async with transaction(url) as connection:
+        rows = await connection.execute(select(payload).order_by(payload.c.group_id))
+        first, second = [dict(row) for row in rows.mappings()]
+        if part == "doubled":
+            await connection.execute(insert(payload), [first | {"part": 1}])
+        else:
+            await connection.execute(delete(payload).where(here))
+        if part == "of another group":
+            await connection.execute(insert(payload), [second | {"group_id": ids[0]}])
+    with pytest.raises(rdb.CorruptPayloadError) as caught:
+        await buffer.sample(2)
+    assert caught.value.group_ids == (ids[0],)
+    assert caught.value.batch is not None
+    assert caught.value.batch.ids == [ids[1]]
+    await buffer.delete(ids[:1])
+    assert (await buffer.sample(1)).ids == [ids[1]]
+
+
+async def test_damage_is_noticed_in_large_groups_too(buffer: Buffer, url: str) -> None:
+    """Those are decoded in a thread."""
+    ids = await buffer.put([long_group(f"{i}", 100_000) for i in range(3)])
+    await damage(url, ids[1], DAMAGES["a bit in the middle"])
+    with pytest.raises(rdb.CorruptPayloadError) as caught:
+        await buffer.sample(3, rdb.Fifo())
+    assert caught.value.batch is not None
+    assert caught.value.batch.ids == [ids[0], ids[2]]
+
+
+async def test_a_damaged_group_can_be_replaced(buffer: Buffer, url: str) -> None:
+    [group_id] = await buffer.put(group("a"))
+    await damage(url, group_id)
+    with pytest.raises(rdb.CorruptPayloadError):
+        await buffer.sample(1)
+    assert await buffer.put(group("a"), on_duplicate="replace") == [group_id]
+    assert (await buffer.sample(1)).ids == [group_id]
