@@ -1,0 +1,119 @@
+"""What a buffer is, without a database: a dict of groups and a dict of leases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+DEAD = {"expired", "failed", "filtered"}
+IDLE = {"completed", "aborted"}
+
+
+class FullError(Exception):
+    """Nothing is left that may make room."""
+
+
+@dataclass
+class Row:
+    id: int
+    task: str
+    status: str
+    version: int | None = None
+    times: int = 0
+    attempts: int = 0
+    leased_from: str = ""
+    rewards: list[float] = field(default_factory=list)
+    expected: int = 0
+    least: int = 0
+    closes: bool = False
+
+
+@dataclass
+class Model:
+    """The rules of a buffer; `capacity`, in groups, evicts the oldest."""
+
+    capacity: int | None
+    max_staleness: int | None
+    max_attempts: int | None
+    max_times: int | None
+    returns: bool
+    version: int = 0
+    rows: dict[str, Row] = field(default_factory=dict)
+    leases: dict[int, set[str]] = field(default_factory=dict)
+
+    def of(self, *statuses: str, task: str | None = None) -> list[str]:
+        """Uids by status, the oldest first."""
+        found = [
+            uid
+            for uid, row in self.rows.items()
+            if row.status in statuses and task in (None, row.task)
+        ]
+        return sorted(found, key=lambda uid: self.rows[uid].id)
+
+    def make_room(self, count: int) -> None:
+        stored = sum(row.status != "archived" for row in self.rows.values())
+        excess = 0 if self.capacity is None else max(0, stored + count - self.capacity)
+        victims = (self.of(*DEAD) + self.of(*IDLE))[:excess]
+        if len(victims) < excess:
+            raise FullError
+        for uid in victims:
+            self.rows[uid].status = "archived"
+
+    def settle(self, row: Row, status: str) -> None:
+        """Give a group a status, unless it is too stale for it."""
+        limit = self.max_staleness
+        known = row.version is not None and limit is not None
+        too_old = known and self.version - (row.version or 0) > (limit or 0)
+        row.status = "expired" if status in IDLE and too_old else status
+
+    def advance(self, version: int) -> int:
+        self.version = version
+        before = self.of(*IDLE)
+        for uid in before:
+            self.settle(self.rows[uid], self.rows[uid].status)
+        return len(before) - len(self.of(*IDLE))
+
+    def sample(self, uids: Iterable[str]) -> None:
+        for uid in uids:
+            row = self.rows[uid]
+            row.times += 1
+            if self.max_times is not None and row.times >= self.max_times:
+                row.status = "archived"
+
+    def lease(self, lease_id: int, uids: list[str]) -> None:
+        self.leases[lease_id] = set(uids)
+        for uid in uids:
+            row = self.rows[uid]
+            row.leased_from, row.status, row.times = row.status, "leased", row.times + 1
+
+    def let_go(self, uid: str) -> None:
+        """Whoever held a group no longer does."""
+        for held in self.leases.values():
+            held.discard(uid)
+
+    def ack(self, uid: str) -> None:
+        row = self.rows[uid]
+        self.let_go(uid)
+        if not self.returns or (self.max_times is not None and row.times >= self.max_times):
+            row.status = "archived"
+        else:
+            row.attempts = 0
+            self.settle(row, row.leased_from)
+
+    def undo(self, uid: str) -> None:
+        row = self.rows[uid]
+        self.let_go(uid)
+        row.attempts, row.times = row.attempts + 1, row.times - 1
+        if self.max_attempts is not None and row.attempts >= self.max_attempts:
+            row.status = "failed"
+        else:
+            self.settle(row, row.leased_from)
+
+    def time_passes(self) -> None:
+        """So much that every lease and every deadline is over."""
+        for uid in self.of("leased"):
+            self.undo(uid)
+        for uid in self.of("pending"):
+            row = self.rows[uid]
+            if row.closes:
+                self.settle(row, "completed" if len(row.rewards) >= row.least else "failed")

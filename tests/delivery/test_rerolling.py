@@ -1,0 +1,38 @@
+"""Expired groups are rolled again, keeping the episodes that are still fresh enough."""
+
+from __future__ import annotations
+
+import replaydb as rdb
+from replaydb import GroupStatus, Store
+from support.ledger import check_books
+
+
+def _episode(version: int | None, token: int) -> rdb.Episode:
+    return rdb.Episode(prompt_ids=[1], response_ids=[token], reward=1.0, policy_version=version)
+
+
+async def test_only_stale_episodes_are_cleared(store: Store, url: str) -> None:
+    buffer = await store.buffer("math", max_staleness=4)
+    old = [_episode(2, 10), _episode(6, 11), _episode(5, 12)]
+    [group_id] = await buffer.put(rdb.EpisodeGroup("gsm8k", old, group_uid="rolled"))
+    assert await buffer.advance_policy(9) == 1
+
+    async with buffer.lease(1, rdb.Fifo(), ttl=60, statuses=[GroupStatus.EXPIRED]) as lease:
+        left = lease.batch.groups[0].without_stale_episodes(4)
+        assert (left.status, left.group_uid) == (GroupStatus.ABORTED, "rolled")
+        assert (left.expected_episodes, list(left.episodes)) == (3, old[1:])
+        whole = [*left.episodes, _episode(9, 13)]
+        again = rdb.EpisodeGroup("gsm8k", whole, group_uid=left.group_uid)
+        assert await buffer.put(again, on_duplicate="replace") == [group_id]
+
+    [stored] = await buffer.get([group_id])
+    assert (stored.status, stored.staleness) == (GroupStatus.COMPLETED, 4)
+    assert list(stored.episodes) == whole
+    await check_books(url)
+
+
+async def test_an_unknown_version_counts_as_stale(store: Store) -> None:
+    buffer = await store.buffer("math")
+    [group_id] = await buffer.put(rdb.EpisodeGroup("gsm8k", [_episode(3, 10), _episode(None, 11)]))
+    [stored] = await buffer.get([group_id])
+    assert stored.without_stale_episodes(100).episodes == ()
