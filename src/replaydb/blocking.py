@@ -1,0 +1,341 @@
+"""The store for code that does not run in an event loop: same methods, same arguments.
+
+    with replaydb.blocking.Store.open("sqlite:///grpo.db") as store:
+        buffer = store.buffer("math")
+        batch = buffer.sample(64, timeout=30)
+
+One thread runs the event loop of a store; calls hand their work to it and wait. They may come
+from any number of threads. Methods are made from the async ones, so there is nothing here to keep
+in step: see `replaydb.Store` and `replaydb.Buffer` for what they do. A lease is taken by the call
+(`with` then acks or nacks it), and a loader is a plain iterator.
+
+A store does not outlive a fork: connections cannot be shared. In the child it raises
+`NotSupportedError`; open another one there.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+
+from anyio import to_thread
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from replaydb import buffer as asynchronous
+from replaydb import store as async_store
+from replaydb.batch import Batch
+from replaydb.buffer.loader import LoaderState
+from replaydb.episodes import EpisodeGroup
+from replaydb.errors import NotSupportedError, StoreClosedError
+from replaydb.opening import Opening
+from replaydb.settings import BufferSettings
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class _Runner:
+    """The thread of one store, and the process it belongs to."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._portal: BlockingPortal = self._stack.enter_context(start_blocking_portal("asyncio"))
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._open = True
+
+    def run(self, work: Callable[[], Awaitable[R]]) -> R:
+        """Run in the event loop; wait for the result.
+
+        Raises:
+            StoreClosedError: The store was closed.
+            NotSupportedError: It was opened by another process.
+        """
+        if os.getpid() != self._process:
+            raise NotSupportedError(
+                f"this store was opened by process {self._process}, before a fork; open one here"
+            )
+        if not self._open:
+            raise StoreClosedError
+        future = self._portal.start_task_soon(work)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # Ctrl-C while waiting: the call must not go on behind our back
+            raise
+
+    def close(self, last: Callable[[], Awaitable[None]]) -> None:
+        """Run `last` and end the thread. Idempotent; does nothing in a forked process."""
+        if os.getpid() != self._process:
+            return
+        with self._lock:
+            if not self._open:
+                return
+            try:
+                self.run(last)
+            finally:
+                self._open = False
+                self._stack.close()
+
+
+class _Facade:
+    """Something of a store, and the thread that it lives in."""
+
+    def __init__(self, runner: _Runner, wrapped: Any) -> None:
+        self._runner = runner
+        self._wrapped = wrapped
+
+    def __repr__(self) -> str:
+        return f"blocking {self._wrapped!r}"
+
+
+def _blocking(
+    method: Callable[Concatenate[Any, P], Awaitable[R]],
+) -> Callable[Concatenate[Any, P], R]:
+    """The method that waits for this one."""
+
+    @functools.wraps(method)
+    def call(self: _Facade, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        async def work() -> R:
+            return await method(self._wrapped, *args, **kwargs)
+
+        return self._runner.run(work)
+
+    return call
+
+
+def _making(
+    method: Callable[Concatenate[Any, P], Awaitable[Any]], kind: Callable[[_Runner, Any], R]
+) -> Callable[Concatenate[Any, P], R]:
+    """The same for a method whose result has methods to wait for."""
+    call = _blocking(method)
+
+    @functools.wraps(method)
+    def make(self: _Facade, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return kind(self._runner, call(self, *args, **kwargs))
+
+    return make
+
+
+def _loading(method: Callable[..., asynchronous.Loader[Any]]) -> Callable[..., Loader[Any]]:
+    @functools.wraps(method)
+    def call(self: _Facade, /, *args: Any, **kwargs: Any) -> Loader[Any]:
+        return Loader(self._runner, method(self._wrapped, *args, **kwargs))
+
+    return call
+
+
+def _opening(opened: Callable[P, Opening[async_store.Store]]) -> Callable[P, Store]:
+    """`Store.open`, which also starts the thread."""
+
+    @functools.wraps(opened)
+    def call(*args: P.args, **kwargs: P.kwargs) -> Store:
+        async def work() -> async_store.Store:
+            return await opened(*args, **kwargs)
+
+        runner = _Runner()
+        try:
+            return Store(runner, runner.run(work))
+        except BaseException:
+            runner.close(_nothing)
+            raise
+
+    return call
+
+
+async def _nothing() -> None:
+    pass
+
+
+class Lease(_Facade):
+    """A `replaydb.Lease`; `with` acks what is left when the block ends, or nacks it."""
+
+    _wrapped: asynchronous.Lease
+
+    @property
+    def id(self) -> int:
+        """Which lease."""
+        return self._wrapped.id
+
+    @property
+    def ttl(self) -> float:
+        """Seconds it lasts from its last extension."""
+        return self._wrapped.ttl
+
+    @property
+    def batch(self) -> Batch:
+        """The groups it was given."""
+        return self._wrapped.batch
+
+    ack = _blocking(asynchronous.Lease.ack)
+    nack = _blocking(asynchronous.Lease.nack)
+    extend = _blocking(asynchronous.Lease.extend)
+
+    def __enter__(self) -> Self:
+        self._runner.run(self._wrapped.__aenter__)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._runner.run(lambda: self._wrapped.__aexit__(kind, error, traceback))
+
+
+class Loader(_Facade, Generic[T]):
+    """A `replaydb.training.Loader` as a plain iterator; it goes on drawing between calls."""
+
+    _wrapped: asynchronous.Loader[T]
+
+    @property
+    def lease(self) -> Lease | None:
+        """The lease of the batch in hand."""
+        held = self._wrapped.lease
+        return None if held is None else Lease(self._runner, held)
+
+    def state_dict(self) -> LoaderState:
+        """Where it stands."""
+
+        async def work() -> LoaderState:
+            return self._wrapped.state_dict()
+
+        return self._runner.run(work)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another loader stood."""
+        self._wrapped.load_state_dict(state)
+
+    close = _blocking(asynchronous.Loader.aclose)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> T:
+        async def work() -> list[T]:
+            try:
+                return [await anext(self._wrapped)]
+            except StopAsyncIteration:  # which no coroutine can raise
+                return []
+
+        made = self._runner.run(work)
+        if not made:
+            raise StopIteration
+        return made[0]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._runner.run(lambda: self._wrapped.__aexit__(kind, error, traceback))
+
+
+class Buffer(_Facade):
+    """A `replaydb.Buffer`."""
+
+    _wrapped: asynchronous.Buffer
+
+    @property
+    def id(self) -> int:
+        """Its row."""
+        return self._wrapped.id
+
+    @property
+    def name(self) -> str:
+        """Its name in the store."""
+        return self._wrapped.name
+
+    @property
+    def settings(self) -> BufferSettings:
+        """Settings as this process last saw them."""
+        return self._wrapped.settings
+
+    @property
+    def policy_version(self) -> int:
+        """Policy version as this process last saw it."""
+        return self._wrapped.policy_version
+
+    # Overloads do not survive being wrapped, so what is collated to is not known here.
+    loader: Callable[..., Loader[Any]] = _loading(asynchronous.Buffer.loader)
+
+    def copy_to(self, other: Buffer, **options: Any) -> int:
+        """`replaydb.Buffer.copy_to`, also into a buffer of another blocking store."""
+        target = other._wrapped if other._runner is self._runner else _Elsewhere(other)
+
+        async def work() -> int:
+            return await self._wrapped.copy_to(target, **options)
+
+        return self._runner.run(work)
+
+    add_episode = _blocking(asynchronous.Buffer.add_episode)
+    admission = _blocking(asynchronous.Buffer.admission)
+    advance_policy = _blocking(asynchronous.Buffer.advance_policy)
+    count = _blocking(asynchronous.Buffer.count)
+    cursor = _blocking(asynchronous.Buffer.cursor)
+    delete = _blocking(asynchronous.Buffer.delete)
+    drain = _blocking(asynchronous.Buffer.drain)
+    draws = _blocking(asynchronous.Buffer.draws)
+    get = _blocking(asynchronous.Buffer.get)
+    lease = _making(asynchronous.Buffer.lease, Lease)
+    leases = _blocking(asynchronous.Buffer.leases)
+    metrics = _blocking(asynchronous.Buffer.metrics)
+    open_group = _blocking(asynchronous.Buffer.open_group)
+    prompts = _blocking(asynchronous.Buffer.prompts)
+    put = _blocking(asynchronous.Buffer.put)
+    redraw = _blocking(asynchronous.Buffer.redraw)
+    sample = _blocking(asynchronous.Buffer.sample)
+    stats = _blocking(asynchronous.Buffer.stats)
+    update_priorities = _blocking(asynchronous.Buffer.update_priorities)
+    update_settings = _blocking(asynchronous.Buffer.update_settings)  # type: ignore[arg-type]
+
+
+class _Elsewhere:
+    """A buffer of another store, whose calls are waited for in a thread."""
+
+    def __init__(self, target: Buffer) -> None:
+        self._target = target
+
+    async def put(self, groups: Iterable[EpisodeGroup], **options: Any) -> list[int]:
+        return await to_thread.run_sync(lambda: self._target.put(groups, **options))
+
+
+class Store(_Facade):
+    """A `replaydb.Store`."""
+
+    _wrapped: async_store.Store
+
+    open = staticmethod(_opening(async_store.Store.open))
+
+    @property
+    def run(self) -> str:
+        """Name of this run."""
+        return self._wrapped.run
+
+    buffer = _making(async_store.Store.buffer, Buffer)  # type: ignore[arg-type]
+    buffers = _blocking(async_store.Store.buffers)
+    runs = _blocking(async_store.Store.runs)
+
+    def close(self) -> None:
+        """Finish the puts under way, let go of the database, end the thread. Idempotent.
+
+        In a forked process, where the store cannot be used, it does nothing.
+        """
+        self._runner.close(self._wrapped.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()

@@ -1,0 +1,138 @@
+"""What feeds a training loop: batches made ready in the background, and its metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar, overload
+
+from sqlalchemy import ColumnElement
+
+from replaydb import arguments
+from replaydb.batch import Batch
+from replaydb.buffer.drawing import Drawing
+from replaydb.buffer.lease import Lease
+from replaydb.buffer.loader import Loader
+from replaydb.database.repository import metrics
+from replaydb.policies import SamplingPolicy, Uniform, checked_policy
+
+T = TypeVar("T")
+
+
+class Feeding(Drawing):
+    """The loader, and metrics for loggers."""
+
+    @overload
+    def loader(
+        self,
+        batch_size: int | Mapping[str, int],
+        policy: SamplingPolicy = Uniform(),
+        *,
+        prefetch: int = 2,
+        lease: bool = False,
+        ttl: float = 600.0,
+        collate: None = None,
+        tasks: str | Iterable[str] | None = None,
+        where: ColumnElement[bool] | None = None,
+        max_staleness: int | None = None,
+        runs: str | Iterable[str] | None = None,
+        first_step: int = 0,
+        num_steps: int | None = None,
+        timeout: float | None = None,
+    ) -> Loader[Batch]: ...
+
+    @overload
+    def loader(
+        self,
+        batch_size: int | Mapping[str, int],
+        policy: SamplingPolicy = Uniform(),
+        *,
+        prefetch: int = 2,
+        lease: bool = False,
+        ttl: float = 600.0,
+        collate: Callable[[Batch], T],
+        tasks: str | Iterable[str] | None = None,
+        where: ColumnElement[bool] | None = None,
+        max_staleness: int | None = None,
+        runs: str | Iterable[str] | None = None,
+        first_step: int = 0,
+        num_steps: int | None = None,
+        timeout: float | None = None,
+    ) -> Loader[T]: ...
+
+    def loader(
+        self,
+        batch_size: int | Mapping[str, int],
+        policy: SamplingPolicy = Uniform(),
+        *,
+        prefetch: int = 2,
+        lease: bool = False,
+        ttl: float = 600.0,
+        collate: Callable[[Batch], T] | None = None,
+        tasks: str | Iterable[str] | None = None,
+        where: ColumnElement[bool] | None = None,
+        max_staleness: int | None = None,
+        runs: str | Iterable[str] | None = None,
+        first_step: int = 0,
+        num_steps: int | None = None,
+        timeout: float | None = None,
+    ) -> Loader[T] | Loader[Batch]:
+        """Batches one after another, made ready while the trainer works on the one before.
+
+        Args:
+            batch_size: How many groups; or how many of each task, as for `sample`.
+            policy: Which ones. What was prefetched was chosen that much earlier.
+            prefetch: Batches to have ready at most; 0 draws only when one is asked for.
+            lease: Hold the groups of each batch, see `Loader`.
+            ttl: Seconds that leases last; they are extended while the event loop runs.
+            collate: Called in a thread with each `Batch`; what it returns is handed out instead.
+            tasks: See `sample`; so are `where`, `max_staleness` and `runs`.
+            where: See `sample`.
+            max_staleness: See `sample`.
+            runs: See `sample`.
+            first_step: The trainer step of the first batch, for the record; they count up.
+            num_steps: End after so many batches.
+            timeout: Seconds to wait for each batch; None waits for ever.
+
+        Raises:
+            InvalidInputError: An argument is wrong. What `sample` raises comes with the batch.
+        """
+        checked_policy(policy)
+        arguments.quotas(batch_size)
+
+        options: dict[str, Any] = {
+            "tasks": tasks,
+            "where": where,
+            "max_staleness": max_staleness,
+            "runs": runs,
+            "timeout": timeout,
+        }
+
+        async def draw(step: int) -> tuple[Batch, Lease | None]:
+            if not lease:
+                return await self.sample(batch_size, policy, step=step, **options), None
+            held = await self.lease(batch_size, policy, ttl=ttl, step=step, **options)
+            return held.batch, held
+
+        return Loader(
+            draw,
+            self.redraw,
+            collate,
+            prefetch=arguments.whole_number("prefetch", prefetch),
+            first_step=arguments.whole_number("first_step", first_step),
+            num_steps=None if num_steps is None else arguments.whole_number("num_steps", num_steps),
+        )
+
+    async def metrics(self, *, draws: int = 100) -> dict[str, float]:
+        """Numbers for a logger such as W&B or TensorBoard, at one moment.
+
+        Generated, kept, dropped, replayed and trained data are apart; `docs/training.md` lists
+        every name. What there is nothing to say about (the mean of no rewards) is left out.
+
+        Args:
+            draws: `train/` and `replay/` are about so many of the last recorded draws, and `gen/`
+                about what was put since the first of them.
+        """
+        number = arguments.whole_number("draws", draws, least=1)
+        async with self._database.snapshot() as connection:
+            now = await self._database.backend.now(connection)
+            return await metrics.collect(connection, self.id, number, now)

@@ -1,0 +1,226 @@
+"""Loader: batches made ready while the trainer works on the one before."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Generic, Self, TypedDict, TypeVar
+
+from replaydb import arguments
+from replaydb.batch import Batch
+from replaydb.buffer.lease import Lease
+from replaydb.errors import InvalidInputError, PayloadGoneError, UnknownDrawError
+
+T = TypeVar("T")
+
+#: How a loader gets a batch for a step, and the lease it is under, if any.
+Draw = Callable[[int], Awaitable[tuple[Batch, Lease | None]]]
+
+
+class LoaderState(TypedDict):
+    """Where a loader stands, as JSON.
+
+    Attributes:
+        step: Step of the batch that comes next.
+        draws: Draws that were made for it and those after it, but not handed out yet.
+    """
+
+    step: int
+    draws: list[int]
+
+
+class Loader(Generic[T]):
+    """An async iterator of batches; got from `Buffer.loader`.
+
+    Up to `prefetch` batches are drawn, decoded and collated in the background, in order, from the
+    first one asked for on. `async with` (or `aclose`) ends that. An error is raised in the place
+    of the batch that failed; asking on goes on.
+
+    With leases, asking for a batch acks the one before. Leaving `async with` acks the one in hand,
+    or nacks it where the block raises; `aclose` nacks it. What was prefetched goes back.
+    """
+
+    def __init__(
+        self,
+        draw: Draw,
+        redraw: Callable[[int], Awaitable[Batch]],
+        collate: Callable[[Batch], T] | None,
+        *,
+        prefetch: int,
+        first_step: int,
+        num_steps: int | None,
+    ) -> None:
+        self._draw = draw
+        self._redraw = redraw
+        self._collate = collate
+        self._prefetch = prefetch
+        self._next_step = first_step
+        self._end = None if num_steps is None else first_step + num_steps
+        self._to_redraw: deque[int] = deque()
+        self._ready: deque[_Item] = deque()
+        self._making: int | None = None  # the draw of what is being collated
+        self._producer: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+        self._lease: Lease | None = None
+
+    @property
+    def lease(self) -> Lease | None:
+        """The lease of the batch in hand: ack it by hand to write a cursor with it."""
+        return self._lease
+
+    def state_dict(self) -> LoaderState:
+        """Where it stands: to be kept with a checkpoint of the model."""
+        made = (*(item.draw_id for item in self._ready), self._making)
+        draws = [draw_id for draw_id in made if draw_id is not None]
+        return {"step": self._next_step, "draws": [*draws, *self._to_redraw]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another loader stood: with its step, and the batches it had drawn already.
+
+        Batches whose groups are gone since are drawn anew; those under leases always are.
+
+        Raises:
+            InvalidInputError: Batches were asked for already, or this is not a state.
+        """
+        if self._producer is not None or self._ready:
+            raise InvalidInputError("state", "a loader that has not begun", "one that has")
+        try:
+            step, draws = state["step"], list(state["draws"])
+        except (KeyError, TypeError) as error:
+            raise InvalidInputError("state", "what state_dict gave", repr(state)) from error
+        self._next_step = arguments.whole_number("state['step']", step)
+        self._to_redraw = deque(arguments.ids(draws))
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        if (lease := self._lease) is not None:
+            try:
+                await lease.__aexit__(None, None, None)
+            except Exception:
+                self._lease = None  # it is over; who was cancelled instead may ask again
+                raise
+            self._lease = None
+        if self._end is not None and self._next_step >= self._end:
+            raise StopAsyncIteration
+        item = await self._take()
+        if item.error is not None:
+            raise item.error
+        self._lease = item.lease
+        self._next_step += 1
+        made: T = item.value
+        return made
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        lease, self._lease = self._lease, None
+        try:
+            if lease is not None:
+                await lease.__aexit__(kind, error, traceback)
+        finally:
+            await self.aclose()
+
+    async def aclose(self) -> None:
+        """Stop drawing; give back what is under lease. Idempotent."""
+        if self._producer is not None:
+            self._producer.cancel()
+            await asyncio.wait([self._producer])
+            self._producer = None
+        if self._lease is not None:
+            await _give_back(self._lease)
+            self._lease = None
+        while self._ready:
+            item = self._ready.popleft()
+            if item.lease is not None:
+                await _give_back(item.lease)
+
+    async def _take(self) -> _Item:
+        """The next item, as soon as there is one."""
+        if self._prefetch == 0:
+            return await self._make(self._next_step)
+        if self._producer is None or self._producer.done():
+            self._producer = asyncio.create_task(self._produce())
+        while not self._ready:
+            await self._wait()
+        item = self._ready.popleft()
+        self._notify()
+        return item
+
+    async def _produce(self) -> None:
+        """Keep `prefetch` items ready, until one is an error."""
+        while True:
+            while len(self._ready) >= self._prefetch:
+                await self._wait()
+            step = self._next_step + len(self._ready)
+            if self._end is not None and step >= self._end:
+                return
+            self._ready.append(item := await self._make(step))
+            self._notify()
+            if item.error is not None:
+                return
+
+    async def _make(self, step: int) -> _Item:
+        lease: Lease | None = None
+        try:
+            batch, lease = await self._drawn(step)
+            if lease is not None:
+                await lease.__aenter__()
+            else:
+                self._making = batch.draw_id
+            value: Any = batch
+            if self._collate is not None:
+                value = await asyncio.to_thread(self._collate, batch)
+            return _Item(self._making, lease, value)
+        except BaseException as error:
+            if lease is not None:
+                await asyncio.shield(_give_back(lease))
+            if not isinstance(error, Exception):
+                raise
+            return _Item(error=error)
+        finally:
+            self._making = None
+
+    async def _drawn(self, step: int) -> tuple[Batch, Lease | None]:
+        while self._to_redraw:
+            with contextlib.suppress(PayloadGoneError, UnknownDrawError):
+                batch = await self._redraw(self._to_redraw[0])
+                self._to_redraw.popleft()
+                return batch, None
+            self._to_redraw.popleft()
+        return await self._draw(step)
+
+    async def _wait(self) -> None:
+        await self._changed.wait()
+
+    def _notify(self) -> None:
+        """Wake whoever waits for the items that are ready to become more or fewer."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """A batch made ready, collated if that was asked for; or the error that came instead."""
+
+    draw_id: int | None = None
+    lease: Lease | None = None
+    value: Any = None
+    error: Exception | None = None
+
+
+async def _give_back(lease: Lease) -> None:
+    """Nack a lease whose batch was not used."""
+    error = asyncio.CancelledError("the loader was closed")
+    await lease.__aexit__(type(error), error, None)

@@ -1,0 +1,132 @@
+"""Numbers for loggers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from replaydb.database.statements import buffers as buffer_statements
+from replaydb.database.statements import metrics as statements
+from replaydb.episodes import GroupStatus
+
+_Rows = Sequence[Mapping[str, Any]]
+
+#: Groups that were generated, but will not be trained on.
+_DROPPED = (GroupStatus.EXPIRED, GroupStatus.FAILED, GroupStatus.FILTERED)
+
+
+async def collect(
+    connection: AsyncConnection, buffer_id: int, num_draws: int, now: datetime
+) -> dict[str, float]:
+    """Everything about a buffer that a logger plots, by name; `docs/training.md` has the list.
+
+    Args:
+        connection: A snapshot.
+        buffer_id: Which buffer.
+        num_draws: How many of the last draws count as recent.
+        now: What ages are measured from.
+    """
+    found = await connection.execute(statements.last_draws(buffer_id, num_draws))
+    drawn = dict(found.mappings().one())
+    found = await connection.execute(statements.by_status(buffer_id, drawn["since"], now))
+    rows = [dict(row) for row in found.mappings()]
+    found = await connection.execute(buffer_statements.task_counters(buffer_id))
+    tasks = [dict(row) for row in found.mappings()]
+    found = await connection.execute(buffer_statements.buffer_state(buffer_id))
+    version = found.mappings().one()["policy_version"]
+    numbers = {
+        **_generated(rows, tasks),
+        **_stored(rows, tasks),
+        "buffer/policy_version": version,
+        **_replayed(drawn, tasks),
+        **_trained(drawn),
+    }
+    return {name: float(number) for name, number in numbers.items() if number is not None}
+
+
+def _generated(rows: _Rows, tasks: _Rows) -> dict[str, Any]:
+    rewarded = _sum(rows, "num_new_rewarded")
+    return {
+        "gen/groups": _sum(tasks, "num_inserted"),
+        "gen/recent_groups": _sum(rows, "num_new"),
+        "gen/reward_mean": _ratio(_sum(rows, "new_reward_sum"), rewarded),
+        "gen/reward_std": _ratio(_sum(rows, "new_reward_std_sum"), rewarded),
+        "gen/uninformative": _ratio(_sum(rows, "num_new_even"), rewarded),
+    }
+
+
+def _stored(rows: _Rows, tasks: _Rows) -> dict[str, Any]:
+    kept = [row for row in rows if row["group_status"] != GroupStatus.ARCHIVED]
+    ready = [row for row in rows if row["group_status"] == GroupStatus.COMPLETED]
+    dropped = [row for row in rows if row["group_status"] in _DROPPED]
+    total = _sum(rows, "num_groups")
+    numbers = {
+        "buffer/groups": _sum(kept, "num_groups"),
+        "buffer/episodes": _sum(kept, "num_episodes"),
+        "buffer/tokens": _sum(kept, "num_tokens"),
+        "buffer/bytes": _sum(kept, "num_bytes"),
+        "buffer/dropped": _sum(dropped, "num_groups"),
+        "buffer/deleted": max(0, _sum(tasks, "num_inserted") - total),
+        "buffer/unsampled": _sum(ready, "num_unsampled"),
+        "buffer/starved_tasks": sum(1 for task in tasks if not task["num_available"]),
+        "buffer/age_mean": _ratio(_sum(ready, "age_sum"), _sum(ready, "num_groups")),
+        "buffer/age_max": _max(ready, "age_max"),
+        "buffer/wait_mean": _ratio(_sum(rows, "wait_sum"), _sum(rows, "num_waited")),
+        "buffer/wait_max": _max(rows, "wait_max"),
+        "buffer/reward_mean": _ratio(_sum(ready, "reward_sum"), _sum(ready, "num_rewarded")),
+        "buffer/staleness_mean": _ratio(
+            _sum(ready, "staleness_sum"), _sum(ready, "num_known_staleness")
+        ),
+        "buffer/staleness_max": _max(ready, "staleness_max"),
+    }
+    for name, *_ in statements.STALENESS_BINS:
+        numbers[f"buffer/staleness/{name}"] = _sum(ready, f"staleness_{name}")
+    for status in GroupStatus:
+        mine = [row for row in rows if row["group_status"] == status]
+        numbers[f"buffer/status/{status.value}"] = _sum(mine, "num_groups")
+    for row in rows:
+        numbers[f"buffer/task/{row['task_name']}/{row['group_status']}"] = row["num_groups"]
+    return numbers
+
+
+def _replayed(drawn: Mapping[str, Any], tasks: _Rows) -> dict[str, Any]:
+    return {
+        "replay/groups": drawn["num_replayed"],
+        "replay/share": _ratio(drawn["num_replayed"], drawn["num_groups"]),
+        "replay/samples_per_insert": _ratio(
+            _sum(tasks, "num_sampled"), _sum(tasks, "num_inserted")
+        ),
+        "replay/reward_mean": drawn["replayed_reward_mean"],
+        "replay/staleness_mean": drawn["replayed_staleness_mean"],
+    }
+
+
+def _trained(drawn: Mapping[str, Any]) -> dict[str, Any]:
+    numbers = {
+        "train/draws": drawn["num_draws"],
+        "train/groups": drawn["num_groups"],
+        "train/tokens": drawn["num_tokens"] or 0,
+        "train/unique": _ratio(drawn["num_distinct"], drawn["num_groups"]),
+        "train/reward_mean": drawn["reward_mean"],
+        "train/reward_std": drawn["reward_std"],
+        "train/staleness_mean": drawn["staleness_mean"],
+        "train/staleness_max": drawn["staleness_max"],
+    }
+    for name, *_ in statements.STALENESS_BINS:
+        numbers[f"train/staleness/{name}"] = drawn[f"staleness_{name}"]
+    return numbers
+
+
+def _sum(rows: _Rows, name: str) -> Any:
+    return sum(row[name] or 0 for row in rows)
+
+
+def _max(rows: _Rows, name: str) -> Any:
+    return max((row[name] for row in rows if row[name] is not None), default=None)
+
+
+def _ratio(total: Any, count: Any) -> float | None:
+    return float(total) / float(count) if count else None

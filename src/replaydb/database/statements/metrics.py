@@ -1,0 +1,138 @@
+"""What a logger wants to know of a buffer: two statements, each one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Label,
+    Select,
+    case,
+    cast,
+    func,
+    literal,
+    select,
+    true,
+)
+
+from replaydb.database.expressions import seconds_between
+from replaydb.database.schema import UtcDateTime, draw, draw_group, episode_group, group
+
+#: Bins of staleness: their names, and the least and the most of each.
+STALENESS_BINS: tuple[tuple[str, int, int], ...] = (
+    ("below_0", -(2**62), -1),
+    ("0", 0, 0),
+    ("1", 1, 1),
+    ("2", 2, 2),
+    ("3_4", 3, 4),
+    ("5_8", 5, 8),
+    ("9_16", 9, 16),
+    ("above_16", 17, 2**62),
+)
+
+
+def last_draws(buffer_id: int, limit: int) -> Select[Any]:
+    """Sums over the groups of the last draws of a buffer: one row.
+
+    A group is replayed by a draw if an earlier one took it already.
+    """
+    recent = (
+        select(draw.c.id, draw.c.created_at)
+        .where(draw.c.buffer_id == buffer_id)
+        .order_by(draw.c.id.desc())
+        .limit(limit)
+        .subquery("recent")
+    )
+    earlier = draw_group.alias("earlier")
+    was_drawn = (
+        select(literal(1))
+        .where(
+            earlier.c.group_id == draw_group.c.group_id, earlier.c.draw_id < draw_group.c.draw_id
+        )
+        .exists()
+    )
+    drawn = (
+        select(
+            recent.c.id.label("draw_id"),
+            recent.c.created_at,
+            draw_group.c.group_id,
+            draw_group.c.staleness,
+            case((was_drawn, 1), else_=0).label("replayed"),
+            group.reward_mean,
+            group.reward_std,
+            group.num_tokens,
+        )
+        .join_from(recent, draw_group, draw_group.c.draw_id == recent.c.id)
+        .outerjoin(episode_group, group.id == draw_group.c.group_id)
+        .subquery("drawn")
+    )
+    row, again = drawn.c, drawn.c.replayed == 1
+    return select(
+        func.min(row.created_at, type_=UtcDateTime()).label("since"),
+        func.count(row.draw_id.distinct()).label("num_draws"),
+        func.count().label("num_groups"),
+        func.count(row.group_id.distinct()).label("num_distinct"),
+        func.count(case((again, 1))).label("num_replayed"),
+        cast(func.sum(row.num_tokens), BigInteger).label("num_tokens"),
+        func.avg(row.reward_mean).label("reward_mean"),
+        func.avg(row.reward_std).label("reward_std"),
+        func.avg(case((again, row.reward_mean))).label("replayed_reward_mean"),
+        func.avg(row.staleness).label("staleness_mean"),
+        func.max(row.staleness).label("staleness_max"),
+        func.avg(case((again, row.staleness))).label("replayed_staleness_mean"),
+        *_histogram(row.staleness),
+    )
+
+
+def by_status(buffer_id: int, since: datetime | None, now: datetime) -> Select[Any]:
+    """Sums over the groups of every task and status.
+
+    Args:
+        buffer_id: Which buffer.
+        since: Groups put from then on are the recent ones; None: all of them.
+        now: What ages are measured from.
+    """
+    age = seconds_between(group.created_at, literal(now, UtcDateTime()))
+    waited = seconds_between(group.completed_at, group.first_sampled_at)
+    new = true() if since is None else group.created_at >= since
+    even = group.reward_max == group.reward_min
+    return (
+        select(
+            group.task_name,
+            group.group_status,
+            func.count().label("num_groups"),
+            cast(func.sum(group.num_episodes), BigInteger).label("num_episodes"),
+            cast(func.sum(group.num_tokens), BigInteger).label("num_tokens"),
+            cast(func.sum(group.num_bytes), BigInteger).label("num_bytes"),
+            func.count(case((group.times_sampled == 0, 1))).label("num_unsampled"),
+            func.sum(age).label("age_sum"),
+            func.max(age).label("age_max"),
+            func.count(waited).label("num_waited"),
+            func.sum(waited).label("wait_sum"),
+            func.max(waited).label("wait_max"),
+            func.count(group.staleness).label("num_known_staleness"),
+            cast(func.sum(group.staleness), BigInteger).label("staleness_sum"),
+            func.max(group.staleness).label("staleness_max"),
+            func.count(group.reward_mean).label("num_rewarded"),
+            func.sum(group.reward_mean).label("reward_sum"),
+            func.count(case((new, 1))).label("num_new"),
+            func.count(case((new, group.reward_mean))).label("num_new_rewarded"),
+            func.count(case((new & even, 1))).label("num_new_even"),
+            func.sum(case((new, group.reward_mean))).label("new_reward_sum"),
+            func.sum(case((new, group.reward_std))).label("new_reward_std_sum"),
+            *_histogram(group.staleness),
+        )
+        .where(group.buffer_id == buffer_id)
+        .group_by(group.task_name, group.group_status)
+        .order_by(group.task_name, group.group_status)
+    )
+
+
+def _histogram(staleness: ColumnElement[int]) -> Iterable[Label[int]]:
+    for name, least, most in STALENESS_BINS:
+        inside = staleness.between(least, most)
+        yield func.count(case((inside, 1))).label(f"staleness_{name}")

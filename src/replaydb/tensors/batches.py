@@ -1,0 +1,247 @@
+"""What trainers are given: dataclasses of tensors of N sequences."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Self
+
+from replaydb.episodes.merging import MergeReport
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+#: The label that `torch.nn.functional.cross_entropy` passes over.
+IGNORED_LABEL = -100
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class SequenceTensors:
+    """What is known of each sequence: an episode, or a row that turns were merged to.
+
+    Attributes:
+        lengths: Tokens that are placed, int64 [N].
+        prompt_lengths: Of which are the prompt, int64 [N].
+        truncated: Whether tokens were left out, bool [N].
+        rewards: Of the episode, float32 [N]; NaN where there is none.
+        advantages: As stored, float32 [N]; NaN where there is none.
+        policy_versions: The oldest version that made a token, int64 [N];
+            `UNKNOWN_VERSION` (-2**62) where it is not known.
+        weights: Importance weights of the draw, float32 [N].
+        group_index: Position of the group in the batch, int64 [N].
+        group_ids: Id of the group in the store, int64 [N]; -1 for one that is not stored.
+        episode_index: Position of the episode among all episodes, int64 [N]; not an arange
+            where turns were merged to several rows, or episodes were dropped.
+        has_logprobs: Which have behaviour logprobs, bool [N].
+        extras: Episode-level extras, [N, ...] each, zeros where absent; those of several shapes
+            or dtypes are lists of N tensors or None.
+        present: For each extra that some do not have: which have it, bool [N].
+        merged: What merging turns did; None where there were none.
+    """
+
+    lengths: Tensor
+    prompt_lengths: Tensor
+    truncated: Tensor
+    rewards: Tensor
+    advantages: Tensor
+    policy_versions: Tensor
+    weights: Tensor
+    group_index: Tensor
+    group_ids: Tensor
+    episode_index: Tensor
+    has_logprobs: Tensor
+    extras: dict[str, Any]
+    present: dict[str, Tensor]
+    merged: MergeReport | None
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
+        """The same on a device; `non_blocking` as in `Tensor.to`, for pinned memory."""
+        return self._mapped(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Self:
+        """The same in page-locked memory: the hook that `torch.utils.data.DataLoader` calls."""
+        return self._mapped(lambda tensor: tensor.pin_memory())
+
+    def _mapped(self, change: Callable[[Tensor], Tensor]) -> Self:
+        return replace(
+            self,
+            **{field.name: _changed(getattr(self, field.name), change) for field in fields(self)},
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class TokenTensors(SequenceTensors):
+    """Tokens in places [A, B]: [N, L] when padded, [R, C] when packed.
+
+    Attributes:
+        token_ids: int64 [A, B], the padding token where there is none.
+        attention_mask: Where there is a token, bool [A, B].
+        loss_mask: Where the loss is, bool [A, B].
+        logprobs: Behaviour logprobs, float32 [A, B]: 0.0 in padding, NaN in sequences that have
+            none; None if no sequence has any.
+        token_versions: Policy version of each token, int64 [A, B]; None if no sequence has one
+            for each token.
+        token_extras: [A, B, ...] each, zeros in padding and where absent.
+    """
+
+    token_ids: Tensor
+    attention_mask: Tensor
+    loss_mask: Tensor
+    logprobs: Tensor | None
+    token_versions: Tensor | None
+    token_extras: dict[str, Tensor]
+
+    def shifted(self, values: Tensor, fill: float = 0) -> Tensor:
+        """Values at the token that is predicted from each place, which is the next one.
+
+        Args:
+            values: One for each token, [A, B, ...].
+            fill: Stands where nothing is predicted: at the last token of each sequence and in
+                padding.
+
+        Returns:
+            [A, B, ...]. No value crosses from one sequence to another.
+        """
+        import torch
+
+        result = torch.full_like(values, fill)
+        predicts = self._predicts.view(*self._predicts.shape, *[1] * (values.ndim - 2))
+        result[:, :-1] = torch.where(predicts, values[:, 1:], result[:, :-1])
+        return result
+
+    @property
+    def labels(self) -> Tensor:
+        """The token to predict from each place, int64 [A, B]; -100 where it is not in the loss."""
+        import torch
+
+        wanted = torch.where(self.loss_mask, self.token_ids, IGNORED_LABEL)
+        return self.shifted(wanted, IGNORED_LABEL)
+
+    @property
+    @abstractmethod
+    def _predicts(self) -> Tensor:
+        """Whether a token is followed by one of the same sequence, bool [A, B - 1]."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class PaddedBatch(TokenTensors):
+    """One row for each sequence: A is N, B is L, the longest of them."""
+
+    def per_token(self, values: Tensor) -> Tensor:
+        """Values of sequences [N] at each of their tokens [N, L]; 0 in padding."""
+        return values[:, None] * self.attention_mask
+
+    @property
+    def position_ids(self) -> Tensor:
+        """Position of each token in its sequence, int64 [N, L]; 0 in padding."""
+        return _positions(self.attention_mask)
+
+    @property
+    def _predicts(self) -> Tensor:
+        return self.attention_mask[:, 1:] & self.attention_mask[:, :-1]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class PackedBatch(TokenTensors):
+    """Several sequences in each row: A is R, B is C, what a row can hold.
+
+    Attributes:
+        position_ids: Position of each token in its sequence, int64 [R, C]; 0 in padding.
+        sequence_index: Which sequence each token is of, int64 [R, C]; -1 in padding. Attention
+            may only be within one sequence.
+        cu_seqlens: Where sequences begin in the flattened rows, and R * C: int32, as the
+            variable-length kernels of FlashAttention take it. The padding at the end of a row is
+            one of them.
+        max_seqlen: The longest of what `cu_seqlens` delimits.
+        row_lengths: Tokens in each row, int64 [R].
+        dropped: `episode_index` of sequences that were longer than a row, int64.
+    """
+
+    position_ids: Tensor
+    sequence_index: Tensor
+    cu_seqlens: Tensor
+    max_seqlen: int
+    row_lengths: Tensor
+    dropped: Tensor
+
+    def per_token(self, values: Tensor) -> Tensor:
+        """Values of sequences [N] at each of their tokens [R, C]; 0 in padding."""
+        if not len(values):
+            return values.new_zeros(self.token_ids.shape)
+        return values[self.sequence_index.clamp(min=0)] * self.attention_mask
+
+    @property
+    def _predicts(self) -> Tensor:
+        return self.position_ids[:, 1:] > 0
+
+    def row_cu_seqlens(self, row: int) -> Tensor:
+        """`cu_seqlens` of one row alone, from 0 to C, int32."""
+        width = self.token_ids.shape[1]
+        begin, end = row * width, (row + 1) * width
+        inside = (self.cu_seqlens >= begin) & (self.cu_seqlens <= end)
+        return self.cu_seqlens[inside] - begin
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class SplitBatch(SequenceTensors):
+    """Prompts and responses apart, as GRPO trainers keep them: P and R tokens wide.
+
+    Attributes:
+        prompt_ids: int64 [N, P].
+        prompt_mask: Where there is a token, bool [N, P].
+        response_ids: int64 [N, R]; of merged turns, later prompts included.
+        response_mask: Where there is a token, bool [N, R].
+        loss_mask: Where the loss is, bool [N, R].
+        logprobs: Behaviour logprobs of the response, float32 [N, R], as in `TokenTensors`.
+        token_versions: Policy version of each response token, int64 [N, R], or None.
+        token_extras: [N, R, ...] each: the part of them that belongs to responses.
+    """
+
+    prompt_ids: Tensor
+    prompt_mask: Tensor
+    response_ids: Tensor
+    response_mask: Tensor
+    loss_mask: Tensor
+    logprobs: Tensor | None
+    token_versions: Tensor | None
+    token_extras: dict[str, Tensor]
+
+    def per_token(self, values: Tensor) -> Tensor:
+        """Values of sequences [N] at each of their response tokens [N, R]; 0 in padding."""
+        return values[:, None] * self.response_mask
+
+    @property
+    def input_ids(self) -> Tensor:
+        """Prompts and responses side by side, int64 [N, P + R]."""
+        import torch
+
+        return torch.cat([self.prompt_ids, self.response_ids], dim=1)
+
+    @property
+    def attention_mask(self) -> Tensor:
+        """Where `input_ids` has a token, bool [N, P + R]."""
+        import torch
+
+        return torch.cat([self.prompt_mask, self.response_mask], dim=1)
+
+    @property
+    def position_ids(self) -> Tensor:
+        """Position of each of `input_ids` in its sequence, int64 [N, P + R]; 0 in padding."""
+        return _positions(self.attention_mask)
+
+
+def _positions(mask: Tensor) -> Tensor:
+    return (mask.cumsum(dim=1) - 1).clamp_(min=0).mul_(mask)
+
+
+def _changed(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(value, dict):
+        return {name: _changed(item, change) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_changed(item, change) for item in value]
+    return change(value) if hasattr(value, "pin_memory") else value

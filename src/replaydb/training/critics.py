@@ -1,0 +1,77 @@
+"""Advantages of tokens from a value function, for PPO."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from replaydb.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def terminal_rewards(rewards: Tensor, mask: Tensor) -> Tensor:
+    """Rewards of sequences on their last token in the loss: what an outcome reward is to PPO.
+
+    Args:
+        rewards: [N]; NaN (there is none) becomes 0.
+        mask: Loss mask, bool [N, L].
+
+    Returns:
+        [N, L], 0 everywhere else, and in sequences without a token in the loss.
+    """
+    import torch
+
+    places = torch.arange(1, mask.shape[1] + 1, device=mask.device) * mask
+    last = places == places.amax(dim=1, keepdim=True) if mask.shape[1] else mask
+    return torch.where(last & mask, rewards.nan_to_num(0.0)[:, None], 0.0)
+
+
+def gae(
+    rewards: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    *,
+    discount: float = 1.0,
+    decay: float = 0.95,
+) -> tuple[Tensor, Tensor]:
+    """Generalised advantage estimation over the tokens in the loss.
+
+    `A_t = sum_k (discount * decay)^k d_(t+k)` with `d_t = r_t + discount * V_(t+1) - V_t`, where
+    t + 1 is the next token in the loss of the same row (tokens between turns take no time) and the
+    value after the last one is 0 (Schulman et al., 2016). The sums are made by doubling, in
+    log2(L) passes over all rows at once.
+
+    Args:
+        rewards: Of tokens, [N, L]: `token_extras["token_rewards"]`, or `terminal_rewards(...)`.
+            Outside the mask they count for nothing.
+        values: The value function at each token, before it is taken, [N, L]; gradients are not
+            followed.
+        mask: Loss mask, bool [N, L].
+        discount: Gamma, 0 to 1.
+        decay: Lambda, 0 to 1.
+
+    Returns:
+        Advantages, and returns (advantages + values) to train the value function on: [N, L], 0
+        outside the mask.
+
+    Raises:
+        InvalidInputError: Shapes differ.
+    """
+    import torch
+
+    if not rewards.shape == values.shape == mask.shape:
+        shapes = f"{list(rewards.shape)}, {list(values.shape)}, {list(mask.shape)}"
+        raise InvalidInputError("rewards, values, mask", "one shape", shapes)
+    # Tokens in the loss come first, in their order; behind them everything is 0.
+    order = torch.argsort((~mask).to(torch.uint8), dim=1, stable=True)
+    chosen = mask.gather(1, order)
+    dense_values = torch.where(chosen, values.detach().gather(1, order), 0.0)
+    following = torch.nn.functional.pad(dense_values[:, 1:], (0, 1))
+    sums = torch.where(chosen, rewards.gather(1, order) + discount * following - dense_values, 0.0)
+    span, factor = 1, discount * decay
+    while span < mask.shape[1]:
+        sums = sums + factor * torch.nn.functional.pad(sums[:, span:], (0, span))
+        span, factor = 2 * span, factor * factor
+    found = torch.zeros_like(sums).scatter_(1, order, torch.where(chosen, sums, 0.0))
+    return found, torch.where(mask, found + values.detach(), 0.0)

@@ -1,0 +1,179 @@
+"""Training on what an older policy wrote: ratios, staleness masks, and how far off a step is.
+
+`logprobs` are those of the policy being trained, `behaviour` those stored when the tokens were
+sampled, `mask` is the loss mask: tensors of one shape, padded [N, L] or packed [R, C].
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from replaydb.arguments import whole_number
+from replaydb.errors import InvalidInputError
+from replaydb.tensors import PackedBatch, PaddedBatch, SplitBatch
+from replaydb.tensors.columns import UNKNOWN_VERSION
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def token_ratios(logprobs: Tensor, behaviour: Tensor, mask: Tensor) -> Tensor:
+    """`exp(logprob - behaviour logprob)` of each token; 1 outside the mask.
+
+    The ratio of PPO (Schulman et al., 2017), against the policy that wrote the tokens, however
+    many versions ago that was. Gradients flow through `logprobs`.
+
+    Returns:
+        The shape of the mask.
+
+    Raises:
+        InvalidInputError: A token of the mask has no behaviour logprob: it cannot be replayed.
+    """
+    return _log_ratios(logprobs, behaviour, mask).exp()
+
+
+def sequence_ratios(
+    logprobs: Tensor,
+    behaviour: Tensor,
+    mask: Tensor,
+    sequence_index: Tensor | None = None,
+) -> Tensor:
+    """The geometric mean of the token ratios of each sequence, at each of its tokens.
+
+    `exp(mean(logprob - behaviour logprob))` over the masked tokens: the sequence likelihood ratio
+    of GSPO (Zheng et al., 2025, Group Sequence Policy Optimization, equation 7).
+
+    Args:
+        logprobs: [A, B].
+        behaviour: [A, B].
+        mask: bool [A, B].
+        sequence_index: Sequence of each token, -1 in padding, as `PackedBatch` has it; by
+            default each row is one sequence.
+
+    Returns:
+        [A, B]; 1 in padding, and in sequences without masked tokens.
+
+    Raises:
+        InvalidInputError: As for `token_ratios`.
+    """
+    import torch
+
+    logs = _log_ratios(logprobs, behaviour, mask)
+    if sequence_index is None:
+        rows = torch.arange(len(mask), device=mask.device)
+        sequence_index = rows[:, None].expand(mask.shape)
+    count = int(sequence_index.max()) + 1 if sequence_index.numel() else 0
+    index = torch.where(sequence_index < 0, count, sequence_index)
+    sums = logs.new_zeros(count + 1).index_add(0, index.flatten(), logs.flatten())
+    sizes = logs.new_zeros(count + 1).index_add(0, index.flatten(), mask.flatten().to(logs.dtype))
+    return (sums / sizes.clamp(min=1)).exp()[index]
+
+
+def truncated(ratios: Tensor, cap: float = 2.0) -> Tensor:
+    """`min(ratio, cap)`, detached: weights that correct for the sampler.
+
+    Truncated importance sampling (Ionides, 2008; the c-bar of IMPALA, Espeholt et al., 2018; Yao
+    et al., 2025, Your Efficient RL Framework Secretly Brings You Off-Policy RL Training).
+    """
+    return ratios.detach().clamp(max=_positive("cap", cap))
+
+
+def clipped(ratios: Tensor, low: float = 0.2, high: float | None = None) -> Tensor:
+    """`clip(ratio, 1 - low, 1 + high)` of PPO (Schulman et al., 2017), with gradients.
+
+    Args:
+        ratios: Of tokens or sequences.
+        low: How far below 1.
+        high: How far above 1, by default as far; more is the "clip-higher" of DAPO (Yu et al.,
+            2025).
+    """
+    return ratios.clamp(1.0 - low, 1.0 + (low if high is None else high))
+
+
+def fresh_tokens(
+    batch: PaddedBatch | PackedBatch | SplitBatch, version: int, max_token_staleness: int
+) -> Tensor:
+    """The loss mask without tokens that are too stale, or whose version is not known.
+
+    An episode that was interrupted and resumed has tokens of several versions; with this, the
+    fresh ones of it are trained on.
+
+    Args:
+        batch: The batch.
+        version: The policy version being trained.
+        max_token_staleness: A token may be this many versions behind.
+
+    Returns:
+        bool, the shape of `batch.loss_mask`.
+    """
+    limit = whole_number("max_token_staleness", max_token_staleness)
+    return batch.loss_mask & (version - _versions(batch) <= limit)
+
+
+def off_policyness(
+    logprobs: Tensor,
+    behaviour: Tensor,
+    mask: Tensor,
+    *,
+    low: float = 0.2,
+    high: float | None = None,
+) -> dict[str, float]:
+    """How far a step was from the policy that wrote its tokens, for a logger.
+
+    Returns:
+        Over the masked tokens: `ratio/mean`, `ratio/min`, `ratio/max`; `ratio/clipped`, the share
+        outside `1 - low .. 1 + high`; `ratio/ess`, the effective sample size as a share
+        (Kish, 1965: `(sum w)^2 / (n sum w^2)`, 1 on-policy); `kl/k1` and `kl/k3`, the estimators
+        `-log r` and `r - 1 - log r` of KL(behaviour, policy) (Schulman, 2020, Approximating KL
+        Divergence). Empty if nothing is masked.
+
+    Raises:
+        InvalidInputError: As for `token_ratios`.
+    """
+    logs = _log_ratios(logprobs.detach(), behaviour, mask)[mask].double()
+    if not logs.numel():
+        return {}
+    ratios = logs.exp()
+    outside = (ratios < 1.0 - low) | (ratios > 1.0 + (low if high is None else high))
+    ess = ratios.sum() ** 2 / (ratios.numel() * (ratios**2).sum())
+    found = {
+        "ratio/mean": ratios.mean(),
+        "ratio/min": ratios.min(),
+        "ratio/max": ratios.max(),
+        "ratio/clipped": outside.double().mean(),
+        "ratio/ess": ess,
+        "kl/k1": -logs.mean(),
+        "kl/k3": (ratios - 1.0 - logs).mean(),
+    }
+    return {name: float(value) for name, value in found.items()}
+
+
+def _log_ratios(logprobs: Tensor, behaviour: Tensor, mask: Tensor) -> Tensor:
+    import torch
+
+    if not logprobs.shape == behaviour.shape == mask.shape:
+        shapes = f"{list(logprobs.shape)}, {list(behaviour.shape)}, {list(mask.shape)}"
+        raise InvalidInputError("logprobs, behaviour, mask", "one shape", shapes)
+    if bool((behaviour.isnan() & mask).any()):
+        raise InvalidInputError(
+            "behaviour", "logprobs of all tokens in the mask", "NaN: they were not recorded"
+        )
+    # Where first, and only then subtract: NaN outside the mask must not reach the gradient.
+    wanted = torch.where(mask, logprobs, 0.0)
+    return wanted - torch.where(mask, behaviour, 0.0)
+
+
+def _versions(batch: PaddedBatch | PackedBatch | SplitBatch) -> Tensor:
+    """Policy version of each token."""
+    import torch
+
+    versions = batch.token_versions
+    if versions is None:
+        versions = batch.per_token(batch.policy_versions)
+    return torch.where(batch.loss_mask, versions, UNKNOWN_VERSION)
+
+
+def _positive(name: str, value: float) -> float:
+    if not value > 0.0:
+        raise InvalidInputError(name, "a number > 0", value)
+    return value

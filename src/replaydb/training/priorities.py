@@ -1,0 +1,131 @@
+"""Scores of groups for prioritized sampling: finite numbers >= 0.
+
+Functions of a group go to `buffer.put(groups, priority=reward_std)` as they are, and to
+`buffer.update_priorities(batch.ids, map(reward_std, batch.groups))`; those with parameters are
+small callables. Any other function of a group does as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replaydb.episodes import EpisodeGroup
+from replaydb.episodes.arrays import is_tensor
+from replaydb.stored import StoredGroup
+from replaydb.training import advantages, segments
+
+
+def reward_std(group: EpisodeGroup) -> float:
+    """Standard deviation (of the population) of the rewards; 0 where they are all equal."""
+    return group.reward_std or 0.0
+
+
+def mean_absolute_advantage(group: EpisodeGroup) -> float:
+    """Mean |A|: of the stored advantages if every episode has one, else of GRPO's."""
+    found = np.abs(_advantages(group))
+    return float(found.mean()) if found.size else 0.0
+
+
+def advantage_times_std(group: EpisodeGroup) -> float:
+    """`sum |A| * std(r)`: by which TRL's replay buffer ranked groups.
+
+    Advantages as in `mean_absolute_advantage`; the standard deviation is the population's.
+    """
+    return float(np.abs(_advantages(group)).sum()) * reward_std(group)
+
+
+@dataclass(frozen=True, slots=True)
+class Learnability:
+    """`p * (1 - p)` for the share p of episodes that solved the prompt: 0.25 at most.
+
+    Sampling for learnability (Rutherford et al., 2024, No Regrets; Foster & Foerster, 2025,
+    Learning to Reason at the Frontier of Learnability).
+
+    Attributes:
+        solved: Rewards of at least this have solved it.
+    """
+
+    solved: float = 1.0
+
+    def __call__(self, group: EpisodeGroup) -> float:
+        """The score; 0 where no episode has a reward."""
+        rewards = group.rewards
+        known = rewards[~np.isnan(rewards)]
+        share = float((known >= self.solved).mean()) if known.size else 0.0
+        return share * (1.0 - share)
+
+
+@dataclass(frozen=True, slots=True)
+class LinearDecay:
+    """`policy version - decay * times sampled`, at least 0: newer and less used groups first.
+
+    `LinearDecayPriority` of Trinity-RFT, whose default decay this has.
+
+    Attributes:
+        decay: Versions that one use ages a group.
+    """
+
+    decay: float = 2.0
+
+    def __call__(self, group: EpisodeGroup) -> float:
+        """The score; 0 where the version is unknown."""
+        uses = group.times_sampled if isinstance(group, StoredGroup) else 0
+        return max(0.0, (group.min_policy_version or 0) - self.decay * uses)
+
+
+def td_errors(
+    errors: Any,
+    mask: Any,
+    group_index: Any,
+    num_groups: int,
+    *,
+    eta: float = 0.9,
+    eps: float = 1e-6,
+) -> NDArray[np.float64]:
+    """Priorities of groups from the TD errors of a value function.
+
+    `eta * max |d| + (1 - eta) * mean |d| + eps` over the tokens of each group: the mixture of
+    R2D2 (Kapturowski et al., 2019, section 2.3) of the priorities of prioritized experience
+    replay (Schaul et al., 2016).
+
+    Args:
+        errors: One for each token [N, L], an array or a tensor.
+        mask: Which tokens count, bool [N, L]: `loss_mask`.
+        group_index: Group of each sequence [N].
+        num_groups: Groups of the batch.
+        eta: Part of the largest error, 0 to 1.
+        eps: Keeps groups without error from never being drawn.
+
+    Returns:
+        float64 [num_groups], for `buffer.update_priorities(batch.ids, ...)`; eps for a group
+        without tokens that count.
+    """
+    size, chosen = np.abs(_to_numpy(errors)), _to_numpy(mask).astype(np.bool_)
+    index = np.broadcast_to(_to_numpy(group_index)[:, None], chosen.shape)[chosen]
+    values = size[chosen].astype(np.float64)
+    counts = np.bincount(index, minlength=num_groups)
+    largest = np.maximum(segments.most(values, index, num_groups), 0.0)
+    mean = segments.total(values, index, num_groups) / np.maximum(counts, 1)
+    mixed: NDArray[np.float64] = eta * largest + (1.0 - eta) * mean + eps
+    return mixed
+
+
+def _advantages(group: EpisodeGroup) -> NDArray[np.float64]:
+    stored = [episode.advantage for episode in group.episodes]
+    known = [advantage for advantage in stored if advantage is not None]
+    if len(known) == len(stored):
+        return np.array(known, np.float64)
+    rewards = group.rewards
+    return advantages.grpo(rewards, np.zeros(len(rewards), np.int64))
+
+
+def _to_numpy(values: Any) -> NDArray[Any]:
+    if not is_tensor(values):
+        return np.asarray(values)
+    plain = values.detach().cpu()
+    array: NDArray[Any] = (plain.float() if plain.is_floating_point() else plain).numpy()
+    return array

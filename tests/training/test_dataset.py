@@ -1,0 +1,123 @@
+"""Batches for blocking trainers, of ranks and workers that share a buffer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader
+
+from replaydb import (
+    Batch,
+    Fifo,
+    GroupStatus,
+    InvalidInputError,
+    UnknownBufferError,
+    blocking,
+    group,
+)
+from replaydb.tensors import PaddedBatch
+from replaydb.training.dataset import ReplayDataset
+from support.groups import groups
+
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
+
+
+def ids(batch: Batch) -> list[int]:
+    return batch.ids
+
+
+def padded(batch: Batch) -> PaddedBatch:
+    return batch.padded(0)
+
+
+@pytest.fixture
+def stored(url: str) -> list[int]:
+    """Twelve groups."""
+    with blocking.Store.open(url) as store:
+        return store.buffer("math").put(groups(12))
+
+
+def dataset(url: str, **options: Any) -> ReplayDataset:
+    given: dict[str, Any] = {"batch_size": 2, "collate": ids}
+    return ReplayDataset(url=url, buffer="math", **given | options)
+
+
+def test_one_process(url: str, stored: list[int]) -> None:
+    found = list(dataset(url, num_steps=3, shard="modulo"))
+    assert found == [stored[:2]] * 3
+    assert list(dataset(url, num_steps=2)) == [stored[:2], stored[2:4]]
+    with blocking.Store.open(url) as store:
+        assert store.buffer("math").count(statuses=GroupStatus.ARCHIVED) == 4
+
+
+def test_tensors_come_through_a_data_loader(url: str, stored: list[int]) -> None:
+    loader = DataLoader(dataset(url, num_steps=2, collate=padded), batch_size=None)
+    (first, second) = list(loader)
+    assert first.token_ids.shape == (4, 5)
+    assert first.group_ids.tolist() == [stored[0], stored[0], stored[1], stored[1]]
+    assert second.group_ids.tolist() == [stored[2], stored[2], stored[3], stored[3]]
+
+
+def test_leases_keep_workers_apart(url: str, stored: list[int]) -> None:
+    loader = DataLoader(
+        dataset(url, num_steps=3), batch_size=None, num_workers=2, multiprocessing_context="fork"
+    )
+    found = [one for batch in loader for one in batch]
+    assert sorted(found) == stored
+    with blocking.Store.open(url) as store:
+        assert store.buffer("math").count(statuses=GroupStatus.ARCHIVED) == 12
+
+
+def test_workers_of_ranks_have_shards_of_their_own(url: str, stored: list[int]) -> None:
+    found: list[list[int]] = []
+    for rank in range(2):
+        one = dataset(url, shard="modulo", num_steps=1, batch_size=3, rank=rank, world_size=2)
+        found += DataLoader(one, batch_size=None, num_workers=2, multiprocessing_context="fork")
+    assert [len({i % 4 for i in batch}) for batch in found] == [1, 1, 1, 1]
+    assert sorted(i for batch in found for i in batch) == stored
+
+
+def test_other_filters_hold_within_a_shard(url: str, stored: list[int]) -> None:
+    options = {"shard": "modulo", "num_steps": 1, "where": group.id > stored[5]}
+    found = [list(dataset(url, rank=rank, world_size=2, **options)) for rank in range(2)]
+    mine = [[i for i in stored[6:] if i % 2 == rank][:2] for rank in range(2)]
+    assert found == [[mine[0]], [mine[1]]]
+
+
+def test_a_loop_that_is_left_gives_back_what_it_did_not_use(url: str, stored: list[int]) -> None:
+    iterator = iter(dataset(url))
+    next(iterator)
+    next(iterator)
+    iterator.close()  # type: ignore[attr-defined]
+    with blocking.Store.open(url) as store:
+        buffer = store.buffer("math")
+        assert buffer.leases() == []
+        assert buffer.count(statuses=GroupStatus.ARCHIVED) == 2
+        assert buffer.count(statuses=GroupStatus.COMPLETED) == 10
+
+
+def test_it_goes_on_where_it_stood(url: str, stored: list[int]) -> None:
+    first = dataset(url, shard="modulo", num_steps=5)
+    assert first.state_dict() is None
+    iterator = iter(first)
+    next(iterator)
+    state = first.state_dict()
+    assert state is not None
+    assert state["step"] == 1
+    iterator.close()  # type: ignore[attr-defined]
+    again = dataset(url, shard="modulo", num_steps=5)
+    again.load_state_dict(state)
+    assert len(list(again)) == 4
+
+
+def test_wrong_arguments(url: str) -> None:
+    with pytest.raises(InvalidInputError, match="shard"):
+        dataset(url, shard="rank")
+    with pytest.raises(InvalidInputError, match="together"):
+        dataset(url, rank=1)
+    with pytest.raises(InvalidInputError, match="world_size"):
+        dataset(url, rank=2, world_size=2)
+    with pytest.raises(UnknownBufferError):
+        list(dataset(url))
+    assert dataset(url).policy == Fifo()

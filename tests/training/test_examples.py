@@ -1,0 +1,30 @@
+"""The examples learn what they say they learn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from examples import async_admission, grpo_replay, off_policy
+
+
+async def test_grpo_with_replay(url: str) -> None:
+    reward, metrics = await grpo_replay.train(url, steps=30)
+    assert reward > 0.4
+    assert metrics["replay/share"] > 0.1
+    assert metrics["gen/groups"] == 30 * grpo_replay.GROUPS_PER_STEP
+
+
+async def test_asynchronous_training_stays_within_the_staleness_admitted(url: str) -> None:
+    outcome = await async_admission.train(url, steps=20)
+    stale = [one for one in outcome.staleness if one is not None]
+    assert len(stale) == 20 * async_admission.GROUPS_PER_STEP
+    assert max(stale) <= async_admission.MAX_STALENESS
+    assert outcome.reward > 0.25
+
+
+def test_off_policy(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/replay.db"
+    off_policy.fill(url)
+    reward, off = off_policy.train(url, steps=40)
+    assert reward > 0.5
+    assert 0.0 < off["ratio/ess"] < 1.0
