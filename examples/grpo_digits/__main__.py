@@ -1,0 +1,130 @@
+"""Run the demo: `python -m examples.grpo_digits --database sqlite`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from datetime import datetime
+from pathlib import Path
+
+from rich.console import Console
+
+import replaydb as rdb
+from examples.grpo_digits.child import ChildFailedError
+from examples.grpo_digits.database import Database, postgresql_server, sqlite_file
+from examples.grpo_digits.display import Display
+from examples.grpo_digits.job import BUFFER_NAME, MAX_STALENESS, URL_VARIABLE, Job
+from examples.grpo_digits.report import Outcome, failures, print_report
+from examples.grpo_digits.supervisor import Supervisor
+
+INTRODUCTION = """\
+A transformer of 100,000 random parameters learns to sort eight digits by GRPO alone: it sees no
+examples, only the rewards of its own completions. Two rollout workers and a trainer, each a process
+of its own, share one database; halfway the trainer and a worker are killed with SIGKILL.
+"""
+
+STEPS_TO_LEARN = 150
+SECONDS_TO_LEARN = 30.0
+
+
+def main() -> int:
+    options = parse_options()
+    options.directory.mkdir(parents=True, exist_ok=True)
+    console = Console()
+    try:
+        with open_database(options) as database:
+            return asyncio.run(demo(options, database, console))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        console.print(f"Stopped, with every process of the demo. Files: {options.directory}")
+        return 130
+    except (ChildFailedError, rdb.ReplayDBError) as error:
+        console.print(str(error), style="red", markup=False, soft_wrap=True)
+        return 1
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.grpo_digits",
+        description="A small transformer learns to sort digits by GRPO from a replaydb buffer; "
+        "halfway the trainer and a rollout worker are killed with SIGKILL.",
+    )
+    parser.add_argument("--database", choices=["sqlite", "postgresql"], default="sqlite")
+    parser.add_argument(
+        "--url",
+        help=f"PostgreSQL server to use (default: ${URL_VARIABLE}, else one is started)",
+    )
+    parser.add_argument(
+        "--directory", type=Path, help="where files go (default: a new temporary folder)"
+    )
+    parser.add_argument("--steps", type=at_least(50), default=400, help="optimizer steps")
+    parser.add_argument("--seconds", type=float, default=65.0, help="limit of the training time")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--keep-server", action="store_true", help="leave the PostgreSQL server running afterwards"
+    )
+    options = parser.parse_args()
+    if options.url and options.database == "sqlite":
+        parser.error("--url goes with --database postgresql")
+    directory = options.directory or Path(tempfile.mkdtemp(prefix="replaydb-demo-"))
+    options.directory = directory.resolve()
+    return options
+
+
+def at_least(lowest: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if int(text) < lowest:
+            raise argparse.ArgumentTypeError(f"at least {lowest}, not {text}")
+        return int(text)
+
+    return parse
+
+
+def open_database(options: argparse.Namespace) -> AbstractContextManager[Database]:
+    if options.database == "sqlite":
+        return sqlite_file(options.directory)
+    return postgresql_server(options.url, keep_running=options.keep_server)
+
+
+async def demo(options: argparse.Namespace, database: Database, console: Console) -> int:
+    """Run one job on the database, then check what it left there; returns the exit code."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    run = f"digits-{datetime.now().astimezone():%Y%m%d-%H%M%S-%f}"
+    folder = options.directory / run
+    folder.mkdir()
+    # All demos on one database count versions in one lineage, so that `first_version` works.
+    async with rdb.Store.open(database.url, run=run, lineage=BUFFER_NAME, migrate=True) as store:
+        buffer = await store.buffer(BUFFER_NAME, max_staleness=MAX_STALENESS)
+        # A policy that starts from scratch must not learn from what an earlier run left in the
+        # buffer: it starts so many versions later that all of it is too stale.
+        first_version = buffer.policy_version + MAX_STALENESS + 1 if await buffer.count() else 0
+        await buffer.advance_policy(first_version)
+        job = Job(run, options.steps, options.seed, first_version)
+        job.save(folder)
+        console.print(INTRODUCTION, highlight=False, soft_wrap=True)
+        with Display(console, options.steps) as display:
+            supervisor = Supervisor(job, folder, database.url, options.seconds, display)
+            await supervisor.run(buffer)
+    outcome = await Outcome.of(run, supervisor.group_uids_acknowledged(), database)
+    print_report(console, database, outcome, supervisor.tally)
+    wrong = failures(outcome, supervisor.tally, expect_learning=is_long_enough(options))
+    if not supervisor.recovered:
+        wrong.append("the trainer was not killed and resumed: the run ended before")
+    for failure in wrong:
+        console.print(f"Failed: {failure}", style="red")
+    return 1 if wrong else 0
+
+
+def is_long_enough(options: argparse.Namespace) -> bool:
+    """Whether the model has time to learn; a shorter run only checks that nothing is lost."""
+    return bool(options.steps >= STEPS_TO_LEARN and options.seconds >= SECONDS_TO_LEARN)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""A process of the demo, as its parent holds it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from examples.grpo_digits.job import URL_VARIABLE
+
+CHECKOUT = Path(__file__).parents[2]
+SECONDS_TO_STOP = 10.0
+
+
+class ChildFailedError(Exception):
+    """A process ended when it should not have; the message ends with its last words."""
+
+
+class Child:
+    """A module of this package, run in a process of its own while the context is open.
+
+    It gets its own session, so that Ctrl-C in a terminal reaches only the parent.
+    """
+
+    def __init__(self, module: str, folder: Path, *arguments: str, url: str) -> None:
+        self.name = " ".join([module, *arguments])
+        self._command = ["-m", f"examples.grpo_digits.{module}", str(folder), *arguments]
+        self._environment = os.environ | {URL_VARIABLE: url, "OMP_NUM_THREADS": "1"}
+        self._log = folder / f"{self.name.replace(' ', '-')}.log"
+        self._process: asyncio.subprocess.Process | None = None
+        self._fine = {0}
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            await self._stop()
+            self.check()
+        else:
+            await self.kill()  # nobody waits for its result, and the store does not mind
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return None if self._process is None else self._process.returncode
+
+    async def start(self) -> None:
+        """Start it, or start it again."""
+        with self._log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *self._command,
+                stdout=log,
+                stderr=log,
+                cwd=CHECKOUT,
+                env=self._environment,
+                start_new_session=True,
+            )
+
+    async def kill(self) -> None:
+        """SIGKILL: no handler runs, nothing is flushed."""
+        self._send(signal.SIGKILL)
+        if self._process is not None:
+            await self._process.wait()
+
+    def ask_to_stop(self) -> None:
+        """SIGTERM: it finishes its step and ends."""
+        self._fine.add(-signal.SIGTERM)
+        self._send(signal.SIGTERM)
+
+    def check(self) -> None:
+        """Raise `ChildFailedError` if it has ended in a way that nobody asked for."""
+        if self.exit_code is not None and self.exit_code not in self._fine:
+            last_words = "\n".join(self._log.read_text(errors="replace").splitlines()[-15:])
+            raise ChildFailedError(f"{self.name} ended with {self.exit_code}:\n{last_words}")
+
+    async def _stop(self) -> None:
+        if self._process is None:
+            return
+        self.ask_to_stop()
+        try:
+            await asyncio.wait_for(self._process.wait(), SECONDS_TO_STOP)
+        except TimeoutError:
+            await self.kill()
+
+    def _send(self, number: signal.Signals) -> None:
+        if self._process is not None and self.exit_code is None:
+            self._process.send_signal(number)

@@ -1,0 +1,39 @@
+"""The command `replaydb`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from replaydb import __version__
+from replaydb.cli import db, inspect
+from replaydb.cli.console import ErrorsInOneLine
+
+app = typer.Typer(
+    name="replaydb",
+    help="A SQL-backed persistent experience store for RL post-training of language models.",
+    cls=ErrorsInOneLine,
+    no_args_is_help=True,
+    # The URLs of databases, and so passwords, are among the local variables it would print.
+    pretty_exceptions_show_locals=False,
+)
+app.add_typer(db.app, name="db")
+app.command()(inspect.buffers)
+app.command()(inspect.stats)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    pass

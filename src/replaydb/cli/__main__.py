@@ -1,0 +1,5 @@
+"""`python -m replaydb.cli`."""
+
+from replaydb.cli import app
+
+app()

@@ -1,0 +1,71 @@
+"""`replaydb db`: the tables and their revisions. What is slow to import waits for its command."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+from replaydb.cli.console import OptionalUrl, Url
+
+app = typer.Typer(help="Create, upgrade and check the tables.", no_args_is_help=True)
+
+
+@app.command()
+def upgrade(
+    url: Url,
+    revision: Annotated[str, typer.Argument(help="A revision, head, or +1.")] = "head",
+) -> None:
+    """Create the tables, or bring them up to date."""
+    from replaydb.database import migrate
+
+    asyncio.run(migrate.upgrade(url, revision))
+    typer.echo(f"revision {asyncio.run(migrate.current(url))}")
+
+
+@app.command(context_settings={"ignore_unknown_options": True})  # -1 is a revision
+def downgrade(
+    url: Url,
+    revision: Annotated[str, typer.Argument(help="A revision, -1, or base.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Take the tables back; what later revisions added is lost, with base everything."""
+    from replaydb.database import migrate
+
+    if not yes:
+        typer.confirm(f"Go back to {revision} and lose what was added since?", abort=True)
+    asyncio.run(migrate.downgrade(url, revision))
+    typer.echo(f"revision {asyncio.run(migrate.current(url)) or 'none'}")
+
+
+@app.command()
+def current(url: Url) -> None:
+    """Show the revision of the tables, or none."""
+    from replaydb.database import migrate
+
+    typer.echo(asyncio.run(migrate.current(url)) or "none")
+
+
+@app.command()
+def history(url: OptionalUrl = None) -> None:
+    """List the revisions, the oldest first; with a database, mark where it is."""
+    from replaydb.database import migrate
+
+    here = None if url is None else asyncio.run(migrate.current(url))
+    for revision in migrate.history():
+        mark = "*" if revision.id == here else " "
+        typer.echo(f"{mark} {revision.id}  {revision.description}")
+
+
+@app.command()
+def check(url: Url) -> None:
+    """Compare the tables with those this version needs; exit with 1 where they differ."""
+    from replaydb.database import migrate
+
+    differences = asyncio.run(migrate.check(url))
+    for difference in differences:
+        typer.echo(difference)
+    if differences:
+        raise typer.Exit(1)
+    typer.echo("the tables are as expected")

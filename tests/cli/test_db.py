@@ -1,0 +1,101 @@
+"""`replaydb db`, as people call it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+from typer.testing import CliRunner, Result
+
+import replaydb
+from replaydb.cli import app
+from support.connections import transaction
+
+
+def run(*arguments: str, url: str | None = None, answer: str | None = None) -> Result:
+    # As wide as the messages are: what is too long for a terminal is cut there, not here.
+    return CliRunner().invoke(
+        app, arguments, input=answer, env={"REPLAYDB_URL": url, "COLUMNS": "200"}
+    )
+
+
+def test_version() -> None:
+    assert run("--version").output == f"{replaydb.__version__}\n"
+
+
+def test_the_tables_come_and_go(empty_url: str) -> None:
+    assert run("db", "current", "--url", empty_url).output == "none\n"
+    assert run("db", "upgrade", "--url", empty_url).output == "revision 0001\n"
+    assert run("db", "check", "--url", empty_url).output == "the tables are as expected\n"
+    assert run("db", "history", "--url", empty_url).output.startswith("* 0001  ")
+    down = run("db", "downgrade", "-1", "--yes", "--url", empty_url)
+    assert down.output == "revision none\n"
+    assert run("db", "current", "--url", empty_url).output == "none\n"
+
+
+def test_the_url_may_come_from_the_environment(empty_sqlite_url: str) -> None:
+    assert run("db", "upgrade", url=empty_sqlite_url).exit_code == 0
+    assert run("db", "current", url=empty_sqlite_url).output == "0001\n"
+
+
+def test_history_needs_no_database() -> None:
+    assert run("db", "history").output.startswith("  0001  ")
+
+
+@pytest.mark.parametrize(("answer", "left"), [("n\n", "0001\n"), ("y\n", "none\n")])
+def test_downgrade_asks_first(sqlite_url: str, answer: str, left: str) -> None:
+    run("db", "downgrade", "base", url=sqlite_url, answer=answer)
+    assert run("db", "current", url=sqlite_url).output == left
+
+
+def test_check_tells_what_differs(empty_url: str) -> None:
+    run("db", "upgrade", url=empty_url)
+
+    async def drop_an_index() -> None:
+        async with transaction(empty_url) as connection:
+            await connection.execute(text("DROP INDEX ix_draw_step"))
+
+    asyncio.run(drop_an_index())
+    outcome = run("db", "check", url=empty_url)
+    assert (outcome.exit_code, outcome.stdout) == (1, "add index ix_draw_step\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "url", "message"),
+    [
+        ("check", "sqlite:///none.db", "no tables yet; run: replaydb db upgrade --url sqlite:///"),
+        ("upgrade", "nonsense && hunter2", "something that is not a URL"),
+        ("upgrade", "mysql://me:hunter2@host/db", "engine 'mysql'"),
+        ("upgrade", "postgresql://me:hunter2@localhost:1/db", "me:***@localhost"),
+        ("current", "postgresql://me:hunter2@localhost:1/db", "me:***@localhost"),
+    ],
+)
+def test_an_error_is_one_line_without_password(
+    command: str, url: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    outcome = run("db", command, url=url)
+    assert outcome.exit_code == 1
+    assert outcome.stdout == ""
+    assert outcome.stderr.startswith("error: ")
+    assert message in outcome.stderr
+    assert outcome.stderr.count("\n") == 1
+    assert "hunter2" not in outcome.stderr
+
+
+def test_without_a_database_the_command_says_how_to_name_one() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "REPLAYDB_URL"}
+    outcome = subprocess.run(
+        [sys.executable, "-m", "replaydb.cli", "db", "upgrade"],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert outcome.returncode == 2
+    assert "--url" in outcome.stderr
+    assert "REPLAYDB_URL" in outcome.stderr

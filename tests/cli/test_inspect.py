@@ -1,0 +1,69 @@
+"""`replaydb buffers` and `replaydb stats`, as people and scripts call them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import replaydb as rdb
+from replaydb.cli import app
+
+
+def run(*arguments: str, url: str) -> Result:
+    return CliRunner().invoke(app, arguments, env={"REPLAYDB_URL": url, "COLUMNS": "200"})
+
+
+@pytest.fixture
+def filled_url(url: str) -> str:
+    """Two buffers, one of them with two groups."""
+
+    async def fill() -> None:
+        async with rdb.Store.open(url) as store:
+            await store.buffer("[red]empty")
+            buffer = await store.buffer("math", max_staleness={"gsm8k": 4})
+            episode = rdb.Episode(prompt_ids=[1, 2], response_ids=[3], reward=0.5)
+            await buffer.put(
+                [rdb.EpisodeGroup(task_name="gsm8k", episodes=[episode] * 2) for _ in range(2)]
+            )
+
+    asyncio.run(fill())
+    return url
+
+
+def test_buffers(filled_url: str) -> None:
+    lines = run("buffers", url=filled_url).output.splitlines()
+    assert [line.split()[:2] for line in lines if line.split()[1:2] in (["0"], ["2"])] == [
+        ["[red]empty", "0"],
+        ["math", "2"],
+    ]
+    listed = json.loads(run("buffers", "--json", url=filled_url).output)
+    assert [(info["name"], info["num_groups"]) for info in listed] == [
+        ("[red]empty", 0),
+        ("math", 2),
+    ]
+    assert listed[1]["settings"]["max_staleness"] == {"gsm8k": 4}
+
+
+def test_stats(filled_url: str) -> None:
+    shown = run("stats", "math", url=filled_url).output
+    assert "math: 2 groups" in shown
+    assert ["gsm8k", "completed", "2", "12"] in [line.split()[:4] for line in shown.splitlines()]
+    facts = json.loads(run("stats", "math", "--json", url=filled_url).output)
+    assert facts["totals"][0]["num_tokens"] == 12
+    assert facts["totals"][0]["reward_mean"] == 0.5
+    assert facts["tasks"][0]["num_inserted"] == 2
+
+
+def test_stats_of_no_such_buffer(filled_url: str) -> None:
+    outcome = run("stats", "chess", url=filled_url)
+    assert outcome.exit_code == 1
+    assert outcome.stderr == "error: there is no buffer named 'chess'\n"
+
+
+def test_looking_does_not_make_a_file(empty_sqlite_url: str) -> None:
+    assert run("buffers", url=empty_sqlite_url).exit_code == 1
+    assert not Path(empty_sqlite_url.removeprefix("sqlite:///")).exists()

@@ -1,0 +1,252 @@
+"""What the documentation says is there, and what it shows works."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+import typer
+from typer.core import TyperGroup
+
+import replaydb as rdb
+from replaydb.cli import app
+from support.connections import transaction
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+GUIDES = [CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").rglob("*.md"))]
+PAGES = [*GUIDES, CHECKOUT / "CHANGELOG.md", CHECKOUT / "CONTRIBUTING.md"]
+
+_FENCE = re.compile(r"^```(?P<info>[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+_CODE_SPAN = re.compile(r"`([^`\n]+)`")
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"^#+ +(.+)$", re.MULTILINE)
+_TEST = re.compile(r"\b(tests/[\w/]+\.py)(?:::(\w+))?")
+
+
+@dataclass(frozen=True)
+class Block:
+    """Fenced code: what its fence says, and where it begins."""
+
+    page: Path
+    line: int
+    info: str
+    body: str
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(CHECKOUT)}:{self.line}"
+
+    @property
+    def runs(self) -> bool:
+        return self.info == "python run"
+
+    def compiled(self) -> CodeType:
+        """Its code, in which `await` is allowed at the top level."""
+        flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        code: CodeType = compile("\n" * self.line + self.body, self.page, "exec", flags)
+        return code
+
+
+def blocks_of(page: Path) -> Iterator[Block]:
+    text = page.read_text(encoding="utf8")
+    for match in _FENCE.finditer(text):
+        line = text.count("\n", 0, match.start()) + 1
+        yield Block(page, line, match["info"].strip(), match["body"])
+
+
+BLOCKS = [block for page in GUIDES for block in blocks_of(page)]
+PYTHON = [block for block in BLOCKS if block.info.split(" ")[0] == "python"]
+README, *OTHERS = GUIDES
+RUNNING_PAGES = sorted({block.page for block in PYTHON if block.runs and block.page in OTHERS})
+QUERIES = [block for block in blocks_of(CHECKOUT / "docs" / "analysis.md") if block.info == "sql"]
+
+
+def prose_of(page: Path) -> str:
+    return _FENCE.sub("", page.read_text(encoding="utf8"))
+
+
+def anchors_of(page: Path) -> set[str]:
+    """Names that the headings of a page get: lower case, no punctuation, dashes for spaces."""
+    headings = _HEADING.findall(prose_of(page))
+    return {re.sub(r"[^\w\- ]", "", one.lower()).strip().replace(" ", "-") for one in headings}
+
+
+def documented_code() -> str:
+    """Everything in the guides that is set as code."""
+    spans = [span for page in GUIDES for span in _CODE_SPAN.findall(prose_of(page))]
+    return "\n".join([*spans, *(block.body for block in BLOCKS)])
+
+
+def commands(group: TyperGroup, prefix: str) -> Iterator[str]:
+    for name, command in group.commands.items():
+        if isinstance(command, TyperGroup):
+            yield from commands(command, f"{prefix} {name}")
+        else:
+            yield f"{prefix} {name}"
+
+
+@pytest.mark.parametrize("block", PYTHON, ids=str)
+def test_python_compiles(block: Block) -> None:
+    assert block.info in {"python", "python run"}
+    block.compiled()
+
+
+def test_the_readme_runs(tmp_path: Path) -> None:
+    (block,) = (block for block in PYTHON if block.page == README and block.runs)
+    (tmp_path / "example.py").write_text(block.body, encoding="utf8")
+    outcome = subprocess.run(
+        [sys.executable, "-W", "error", "example.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(rdb.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+    )
+    assert outcome.returncode == 0, outcome.stderr
+    assert outcome.stderr == ""
+    assert (tmp_path / "grpo.db").exists()
+
+
+@pytest.mark.parametrize("page", RUNNING_PAGES, ids=lambda page: page.stem)
+async def test_a_page_runs(page: Path, url: str) -> None:
+    async with rdb.Store.open(url, run="docs") as store:
+        buffer = await store.buffer("docs")
+        names: dict[str, Any] = {"rdb": rdb, "store": store, "buffer": buffer, "url": url}
+        for block in PYTHON:
+            if block.page == page and block.runs:
+                outcome = FunctionType(block.compiled(), names)()
+                if inspect.isawaitable(outcome):
+                    await outcome
+
+
+async def put_something_of_everything(url: str) -> None:
+    """A small store in which every query of the analysis has something to find."""
+    async with rdb.Store.open(url, run="qwen-7b-a") as store:
+        buffer = await store.buffer("math", max_staleness=4)
+        await buffer.put(
+            rdb.EpisodeGroup(
+                "gsm8k",
+                [
+                    rdb.Episode(
+                        prompt_ids=[1],
+                        response_ids=[2, 3],
+                        reward=reward,
+                        policy_version=0,
+                        finish_reason="stop",
+                        text=f"wait, {number}",
+                    )
+                    for reward in (0.0, 1.0)
+                ],
+                prompt_uid=f"gsm8k/{number}",
+                tags={"level": "hard" if number % 2 else "easy"},
+            )
+            for number in range(6)
+        )
+        for step in range(3):
+            await buffer.sample(2, rdb.Prioritized(), step=step)
+            await buffer.advance_policy(step + 1)
+        await buffer.put(rdb.EpisodeGroup("gsm8k", [], status="failed"))
+
+
+@pytest.mark.parametrize("query", QUERIES, ids=str)
+async def test_a_query_finds_something(query: Block, url: str) -> None:
+    await put_something_of_everything(url)
+    async with transaction(url) as connection:
+        rows = (await connection.exec_driver_sql(query.body)).all()
+    assert rows
+
+
+def test_the_analysis_has_queries() -> None:
+    assert len(QUERIES) >= 5
+
+
+def test_every_public_name_is_documented() -> None:
+    words = set(re.findall(r"\w+", documented_code()))
+    assert [name for name in rdb.__all__ if name not in words] == []
+
+
+def test_every_status_is_documented() -> None:
+    words = set(re.findall(r"\w+", documented_code()))
+    assert [status.value for status in rdb.GroupStatus if status.value not in words] == []
+
+
+def test_every_setting_is_in_the_table() -> None:
+    text = (CHECKOUT / "docs" / "lifecycle.md").read_text(encoding="utf8")
+    rows = dict(re.findall(r"^\| `(\w+)` \| `([^`]+)` \|", text, re.MULTILINE))
+    shown = rdb.BufferSettings()
+    assert {name: ast.literal_eval(default) for name, default in rows.items()} == {
+        field.name: getattr(shown, field.name) for field in fields(shown)
+    }
+
+
+def test_every_column_of_the_views_is_documented() -> None:
+    from replaydb.database.views import VIEWS
+
+    text = prose_of(CHECKOUT / "docs" / "analysis.md")
+    for view in VIEWS:
+        (row,) = re.findall(rf"^\| `{view.table.name}` \|.*$", text, re.MULTILINE)
+        named = set(_CODE_SPAN.findall(row)) | {f"num_{status}" for status in rdb.GroupStatus}
+        assert [column.name for column in view.table.columns if column.name not in named] == []
+
+
+def test_every_command_is_documented() -> None:
+    code = documented_code()
+    listed = list(commands(typer.main.get_group(app), "replaydb"))
+    assert len(listed) >= 7
+    assert [name for name in listed if name not in code] == []
+
+
+def test_every_error_says_what_to_do() -> None:
+    text = prose_of(CHECKOUT / "docs" / "consistency.md")
+    errors = [
+        name
+        for name in rdb.__all__
+        if inspect.isclass(thing := getattr(rdb, name)) and issubclass(thing, rdb.ReplayDBError)
+    ]
+    assert [name for name in errors if f"`{name}`" not in text] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(CHECKOUT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    broken = []
+    for link in _LINK.findall(prose_of(page)):
+        path, _, anchor = unquote(link).partition("#")
+        if re.match(r"[a-z]+:", path):
+            continue
+        target = (page.parent / path).resolve() if path else page
+        there = target.is_relative_to(CHECKOUT) and target.exists()
+        if not there or (anchor and anchor not in anchors_of(target)):
+            broken.append(link)
+    assert broken == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(CHECKOUT)))
+def test_tests_that_are_named_exist(page: Path) -> None:
+    missing = []
+    for path, name in _TEST.findall(page.read_text(encoding="utf8")):
+        file = CHECKOUT / path
+        if not file.exists() or f"def {name or 'test_'}" not in file.read_text(encoding="utf8"):
+            missing.append(f"{path}::{name}")
+    assert missing == []
+
+
+def test_make_targets_that_are_named_exist() -> None:
+    makefile = (CHECKOUT / "Makefile").read_text(encoding="utf8")
+    targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
+    text = "\n".join(page.read_text(encoding="utf8") for page in PAGES)
+    named = set(re.findall(r"(?:^|`)make ([a-z]+)\b", text, re.MULTILINE))
+    assert {"demo", "test"} <= named <= targets
+
+
+def test_no_page_names_a_place_of_one_machine() -> None:
+    private = re.compile(r"(?<![\w.`/:])/(?:home|root|tmp|work|Users)/")
+    assert [page.name for page in PAGES if private.search(page.read_text(encoding="utf8"))] == []

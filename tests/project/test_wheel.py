@@ -1,0 +1,89 @@
+"""What people get from pip: the wheel alone, in an environment of its own, run from anywhere."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+ANYWHERE = "/"
+NO_PATHS = {"PATH": "/usr/bin:/bin"}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, CHECKOUT],
+        check=True,
+        capture_output=True,
+    )
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment with the wheel; what it depends on is borrowed from the one of the tests."""
+    folder = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    python = folder / "bin" / "python"
+    subprocess.run(
+        [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check",
+         "--python", python, "install", "--no-deps", "--no-index", wheel],
+        check=True,
+        capture_output=True,
+    )  # fmt: skip
+    (site_packages,) = folder.glob("lib/python*/site-packages")
+    # A path named here is searched last, and its own .pth files, such as that of an editable
+    # install, are not read.
+    (site_packages / "borrowed.pth").write_text(sysconfig.get_path("purelib"))
+    return folder
+
+
+def _run(environment: Path, *command: str) -> str:
+    outcome = subprocess.run(
+        [environment / "bin" / command[0], *command[1:]],
+        cwd=ANYWHERE,
+        env=NO_PATHS,
+        capture_output=True,
+        text=True,
+    )
+    assert outcome.returncode == 0, outcome.stderr
+    return outcome.stdout
+
+
+def test_the_wheel_holds_the_package_its_types_and_the_migrations(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {
+        "replaydb/__init__.py",
+        "replaydb/py.typed",
+        "replaydb/migrations/env.py",
+        "replaydb/migrations/script.py.mako",
+        "replaydb/migrations/versions/0001_initial.py",
+    } <= names
+    assert [name for name in names if "__pycache__" in name or name.endswith(".pyc")] == []
+    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"replaydb"}
+
+
+def test_it_is_the_wheel_that_is_imported(environment: Path) -> None:
+    place = _run(environment, "python", "-c", "import replaydb; print(replaydb.__file__)").strip()
+    assert Path(place).is_relative_to(environment)
+
+
+def test_the_version_is_that_of_the_package(environment: Path) -> None:
+    code = "import importlib.metadata as m, replaydb; print(m.version('replaydb'))"
+    assert _run(environment, "python", "-c", code) == _run(environment, "replaydb", "--version")
+
+
+def test_it_migrates(environment: Path, empty_url: str) -> None:
+    database = ("--url", empty_url)
+    assert _run(environment, "replaydb", "db", "current", *database) == "none\n"
+    assert _run(environment, "replaydb", "db", "upgrade", *database) == "revision 0001\n"
+    assert _run(environment, "replaydb", "db", "current", *database) == "0001\n"
+    assert _run(environment, "replaydb", "db", "check", *database) == "the tables are as expected\n"
