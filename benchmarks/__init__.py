@@ -1,0 +1,1 @@
+"""Measurements of replaydb on this machine: `python -m benchmarks --help`."""

