@@ -236,9 +236,14 @@ class Putting(BufferCore):
                 datetime.now(UTC),
             )
             check()
+            if all(isinstance(one, ReplayDBError) for one in outcomes):
+                raise _RefusedError(outcomes)
             return outcomes
 
-        outcomes = await self._write(work)
+        try:
+            outcomes = await self._write(work)
+        except _RefusedError as refused:
+            return refused.outcomes
         self._known_tasks |= {record.task_name for one in several for record in one.records}
         self._database.signal.announce()
         return outcomes
@@ -256,6 +261,17 @@ class Putting(BufferCore):
         outcomes = await self._write(work)
         self._database.signal.announce()
         return outcomes
+
+
+class _RefusedError(Exception):
+    """No put of a transaction was let in: there is nothing to commit, and nobody to wake.
+
+    Those who wait would otherwise wake each other, and themselves, without end.
+    """
+
+    def __init__(self, outcomes: Sequence[list[int] | ReplayDBError]) -> None:
+        super().__init__()
+        self.outcomes = outcomes
 
 
 def _checked_put(groups: Any, on_duplicate: str) -> Sequence[EpisodeGroup]:

@@ -131,6 +131,8 @@ async def count(connection: AsyncConnection, condition: ColumnElement[bool]) -> 
     return (await connection.execute(statements.count(condition))).scalar_one()
 
 
+_ARCHIVED = GroupStatus.ARCHIVED.value
+
 #: Groups that can be put elsewhere.
 COPYABLE = group.group_status.in_(sorted(PUTTABLE))
 
@@ -158,7 +160,9 @@ async def with_payloads(connection: AsyncConnection, rows: Sequence[Facts]) -> D
     ids = [row["id"] for row in rows]
     parts = (await connection.execute(statements.payloads(ids))).mappings().all()
     texts: Sequence[Facts] = ()
-    if with_text := [row["id"] for row in rows if row["has_transcript"]]:
+    # A draw that archives a group may have dropped its text, which the snapshot still has.
+    spoken = [row for row in rows if row["has_transcript"] or row["group_status"] == _ARCHIVED]
+    if with_text := [row["id"] for row in spoken]:
         texts = (await connection.execute(statements.transcripts(with_text))).mappings().all()
     if sum(row["num_bytes"] for row in rows) > DECODE_INLINE_BYTES:
         return await asyncio.to_thread(records.from_rows, rows, parts, texts)
