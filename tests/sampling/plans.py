@@ -63,7 +63,9 @@ class Plan:
 async def plan_of(
     connection: AsyncConnection, statement: Any, parameters: Mapping[str, Any] | None = None
 ) -> Plan:
-    """The plan of a statement with its parameters."""
+    """The plan of a statement with its parameters, or of a prepared one with its values."""
+    if isinstance(statement, tuple):
+        statement, parameters = statement
     rows = (await connection.execute(explain(statement), parameters or {})).all()
     if connection.dialect.name == "sqlite":
         return _from_sqlite([row[-1] for row in rows])

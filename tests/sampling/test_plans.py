@@ -203,7 +203,7 @@ STATEMENTS: dict[str, tuple[Callable[[], Any], dict[str, Any], set[str], set[str
         {"uq_episode_group_buffer_id_group_uid"}, {"episode_group"},
     ),
     "facts": (
-        lambda: groups.facts(groups.selection(1, ids=[5, 6, 7])), {},
+        lambda: groups.facts(1, [5, 6, 7]), {},
         {"pk_episode_group"}, {"episode_group"},
     ),
     "payloads": (
@@ -246,7 +246,8 @@ async def test_an_advance_touches_no_payload(connection: AsyncConnection) -> Non
 
 
 async def test_what_is_available_is_read_from_the_accounts(connection: AsyncConnection) -> None:
-    for statement in (buffers.available(1), buffers.lock_tasks(1), buffers.task_counters(1)):
+    locks = buffers.lock_all_tasks(1), buffers.lock_tasks(1, TASKS[:2])
+    for statement in (buffers.available(1), *locks, buffers.task_counters(1)):
         assert (await plan_of(connection, statement)).tables == {"task"}
 
 
@@ -254,9 +255,12 @@ BAD: dict[str, Any] = {
     "a full scan": select(group.id).where(group.num_bytes > 5).limit(3),
     "a sort": draws.arrivals(POOL, draws.Order(group.num_bytes), 64, None, None),
     "another index": draws.first_in_order(POOL, draws.Order(group.id), 64),
-    "a payload page": draws.first_in_order(POOL, draws.Order(group.uniform_key), 64).where(
+    "a payload page": draws.first_in_order(
+        POOL,
+        draws.Order(group.uniform_key),
+        64,
         select(func.length(payload.c.data)).where(payload.c.group_id == group.id).scalar_subquery()
-        > 0
+        > 0,
     ),
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -146,7 +146,7 @@ async def draw_often(buffer: rdb.Buffer, wanted: DrawRequest, times: int) -> lis
     """Draws without reading payloads, some to a transaction: much faster than `Buffer.sample`."""
     database: Database = buffer._database
 
-    def some(count: int) -> Callable[[AsyncConnection, Scope], Awaitable[list[Drawn]]]:
+    def some(count: int) -> Callable[[AsyncConnection, Scope], Coroutine[Any, Any, list[Drawn]]]:
         async def work(connection: AsyncConnection, scope: Scope) -> list[Drawn]:
             backend = database.backend
             return [await draws.draw(connection, backend, scope, wanted) for _ in range(count)]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any, TypeVar
 
 import numpy as np
 from sqlalchemy import ColumnElement
@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from replaydb import arguments
 from replaydb.database import filters
-from replaydb.database.engine import Database
+from replaydb.database.engine import Database, Transaction
 from replaydb.database.repository.buffers import BufferRow, RunRow
 from replaydb.database.repository.locking import Scope, SettingsChangedError
 from replaydb.database.statements.groups import selection
@@ -49,17 +49,25 @@ class BufferCore:
         """Remember the buffer's row as it was just read."""
         self.settings, self.policy_version = row.settings, row.policy_version
 
-    async def _write(self, work: Callable[[AsyncConnection, Scope], Awaitable[T]]) -> T:
+    async def _write(self, work: Callable[[AsyncConnection, Scope], Coroutine[Any, Any, T]]) -> T:
         """One read-write transaction on behalf of this run."""
+
+        async def steps(transaction: Transaction, scope: Scope) -> T:
+            return await transaction.run(lambda connection: work(connection, scope))
+
+        return await self._transact(steps)
+
+    async def _transact(self, steps: Callable[[Transaction, Scope], Awaitable[T]]) -> T:
+        """The same, in several steps."""
         run = await self._run()
         while True:
             scope = Scope(self.id, self.name, run, self.settings, self.saw)
 
-            async def scoped(connection: AsyncConnection, scope: Scope = scope) -> T:
-                return await work(connection, scope)
+            async def scoped(transaction: Transaction, scope: Scope = scope) -> T:
+                return await steps(transaction, scope)
 
             try:
-                return await self._database.write(scoped)
+                return await self._database.transact(scoped)
             except SettingsChangedError:
                 continue
 

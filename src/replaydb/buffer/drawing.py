@@ -19,6 +19,7 @@ from replaydb.batch import Batch
 from replaydb.buffer.core import BufferCore
 from replaydb.buffer.lease import Lease
 from replaydb.buffer.requests import describe, eligible, portions
+from replaydb.database.engine import Transaction
 from replaydb.database.records import Decoded
 from replaydb.database.repository import (
     buffers,
@@ -39,6 +40,7 @@ from replaydb.database.statements.groups import selection
 from replaydb.episodes import GroupStatus
 from replaydb.errors import (
     CorruptPayloadError,
+    DatabaseError,
     InvalidInputError,
     LeaseExpiredError,
     NotEnoughGroups,
@@ -265,21 +267,26 @@ class Drawing(BufferCore):
         try:
             async with AsyncExitStack() as stack:
 
-                async def work(
-                    connection: AsyncConnection, scope: Scope
-                ) -> tuple[Drawn, AsyncConnection]:
+                async def steps(
+                    transaction: Transaction, scope: Scope
+                ) -> tuple[Drawn, asyncio.Task[Decoded]]:
+                    nonlocal lease_id
                     backend = self._database.backend
-                    drawn = await draws.draw(connection, backend, scope, request)
+                    drawn = await transaction.run(
+                        lambda connection: draws.draw(connection, backend, scope, request)
+                    )
+                    lease_id = drawn.lease_id  # now: a commit that is cancelled may yet be made
                     # A snapshot taken while the tasks are locked: nobody can delete what was
                     # drawn before it is read, and yet no lock is held while payloads travel.
                     reader = await stack.enter_async_context(self._database.snapshot())
-                    await buffers.state(reader, self.id, self.name)
-                    return drawn, reader
+                    await buffers.pin(reader, self.id)
+                    reading = asyncio.create_task(groups.with_payloads(reader, drawn.rows))
+                    stack.push_async_callback(_end, reading)
+                    return drawn, reading
 
-                drawn, reader = await self._write(work)
-                lease_id = drawn.lease_id
+                drawn, reading = await self._transact(steps)
                 self._database.signal.announce()
-                decoded = await groups.with_payloads(reader, drawn.rows)
+                decoded = await reading
         except BaseException:
             # Only here, where no reader is held: the writer may be waiting for one.
             if lease_id is not None:
@@ -300,7 +307,8 @@ class Drawing(BufferCore):
                 connection, self.id, settings, lease_id, None, reason, now, attempts=0
             )
 
-        with suppress(LeaseExpiredError):
+        # Where it fails, the lease was not made, or it expires.
+        with suppress(LeaseExpiredError, DatabaseError):
             await self._database.write(work)
         self._database.signal.announce()
 
@@ -353,6 +361,14 @@ class _Result:
         """Tell the caller, who still gets the rest."""
         if self.damaged:
             raise CorruptPayloadError(reasons(self.damaged), sorted(self.damaged), self.batch)
+
+
+async def _end(reading: asyncio.Task[Any]) -> None:
+    """What a draw that failed has begun to read is not wanted any more."""
+    reading.cancel()
+    await asyncio.wait([reading])
+    if not reading.cancelled():
+        reading.exception()  # seen: the draw has told the caller, or its own error goes first
 
 
 def reasons(damaged: Mapping[int, str]) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
@@ -15,6 +15,9 @@ from replaydb.database.signals import Signal
 from replaydb.errors import InvalidURLError, ReplayDBError
 
 Durability = Literal["process", "full"]
+
+T = TypeVar("T")
+Work = Callable[[AsyncConnection], Coroutine[Any, Any, T]]
 
 
 class Backend(Protocol):
@@ -38,6 +41,9 @@ class Backend(Protocol):
 
     def migration_engine(self) -> AsyncEngine:
         """Connections on which tables may be rebuilt without touching their children."""
+
+    async def run(self, connection: AsyncConnection, work: Work[T]) -> T:
+        """Run what waits for this connection and for nothing else."""
 
     def signal(self, reader: AsyncEngine) -> Signal:
         """Tells waiting coroutines, also of other processes, that something was committed."""

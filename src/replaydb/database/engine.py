@@ -6,20 +6,28 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TypeVar
 
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from replaydb.database.backend import Backend
+from replaydb.database.backend import Backend, T, Work
 from replaydb.errors import DatabaseUnavailableError, StoreClosedError
-
-T = TypeVar("T")
-Work = Callable[[AsyncConnection], Awaitable[T]]
 
 #: How often a transaction that lost a race is run again, with growing random pauses.
 ATTEMPTS = 8
+
+
+class Transaction:
+    """A read-write transaction under way."""
+
+    def __init__(self, backend: Backend, connection: AsyncConnection) -> None:
+        self._backend = backend
+        self._connection = connection
+
+    async def run(self, work: Work[T]) -> T:
+        """One step: statements, and what is done with their rows; nothing else to wait for."""
+        return await self._backend.run(self._connection, work)
 
 
 class Database:
@@ -36,10 +44,19 @@ class Database:
         self._idle.set()
 
     async def write(self, work: Work[T]) -> T:
-        """Run `work` in one read-write transaction: all of it is kept, or nothing.
+        """Run `work`, which waits for its connection only, in one read-write transaction.
+
+        Raises:
+            DatabaseError: As for `transact`; so is the next.
+            StoreClosedError: See there.
+        """
+        return await self.transact(lambda transaction: transaction.run(work))
+
+    async def transact(self, steps: Callable[[Transaction], Awaitable[T]]) -> T:
+        """Take steps in one read-write transaction: all of it is kept, or nothing.
 
         A transaction that lost a race (deadlock, serialization, a unique key taken meanwhile)
-        was rolled back and is run again, so `work` must do nothing but talk to its connection.
+        was rolled back and is run again, so nothing else may come of the steps.
 
         Raises:
             DatabaseError: The driver's error, typed; nothing was kept.
@@ -48,7 +65,7 @@ class Database:
         for attempt in range(ATTEMPTS):
             try:
                 async with self._translated(), self._writer.begin() as connection:
-                    return await work(connection)
+                    return await steps(Transaction(self.backend, connection))
             except _LostRaceError as lost:
                 if attempt == ATTEMPTS - 1:
                     raise lost.error from lost.error.__cause__

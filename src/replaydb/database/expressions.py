@@ -9,6 +9,7 @@ from typing import Any, Self
 from sqlalchemy import (
     ARRAY,
     BigInteger,
+    BindParameter,
     Boolean,
     ColumnElement,
     Dialect,
@@ -51,9 +52,17 @@ class among(FunctionElement[bool]):
     type = Boolean()
     inherit_cache = True
 
-    def __init__(self, column: ColumnElement[Any], values: Sequence[int] | Sequence[str]) -> None:
+    def __init__(
+        self,
+        column: ColumnElement[Any],
+        values: Sequence[int] | Sequence[str] | BindParameter[Any],
+    ) -> None:
         kind = _IDS if isinstance(column.type, BigInteger) else _NAMES
-        super().__init__(column, bindparam(None, values, type_=kind, unique=True))
+        if isinstance(values, BindParameter):  # given when it is run
+            bound = bindparam(values.key, type_=kind)
+        else:
+            bound = bindparam(None, values, type_=kind, unique=True)
+        super().__init__(column, bound)
 
     def self_group(self, against: OperatorType | None = None) -> Self:
         """As it is. SQLAlchemy would add `= 1` on SQLite, and no index would be used any more."""

@@ -17,6 +17,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.pool import NullPool
 from sqlalchemy.sql.compiler import SQLCompiler
 
+from replaydb.database.backend import T, Work
 from replaydb.database.expressions import among, seconds_between
 from replaydb.database.signals import Signal
 from replaydb.errors import (
@@ -73,6 +74,10 @@ class PostgresqlBackend:
     def migration_engine(self) -> AsyncEngine:
         """DDL is transactional here; nothing special is needed."""
         return self._engine(isolation_level="READ COMMITTED", poolclass=NullPool)
+
+    async def run(self, connection: AsyncConnection, work: Work[T]) -> T:
+        """Where everything runs: the driver lives in the event loop."""
+        return await work(connection)
 
     def signal(self, reader: AsyncEngine) -> Signal:
         """LISTEN and NOTIFY, on connections of their own."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiosqlite
 from sqlalchemy import URL, Connection, Select, column, event, func, select, table
@@ -21,6 +21,7 @@ from sqlalchemy.pool import AsyncAdaptedQueuePool, NullPool, Pool
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.util import await_only
 
+from replaydb.database.backend import T, Work
 from replaydb.database.expressions import among, seconds_between
 from replaydb.database.signals import Signal
 from replaydb.database.sqlite_driver import EagerConnection
@@ -107,6 +108,11 @@ class SqliteBackend:
             begin="IMMEDIATE",
             poolclass=NullPool,
         )
+
+    async def run(self, connection: AsyncConnection, work: Work[T]) -> T:
+        """All of it in the thread of the connection: a hop costs more than most statements."""
+        driver: Any = (await connection.get_raw_connection()).driver_connection
+        return await cast("EagerConnection", driver).run(work(connection))
 
     def signal(self, reader: AsyncEngine) -> Signal:
         """Watches the file's change counter."""

@@ -1,13 +1,17 @@
-"""aiosqlite with one hop to its thread for each statement, instead of four."""
+"""aiosqlite with one hop to its thread for a statement, or for a transaction, instead of four."""
 
 from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Sequence
-from typing import Any, Self
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from typing import Any, Self, TypeVar
 
 import aiosqlite
+
+T = TypeVar("T")
 
 
 class EagerConnection(aiosqlite.Connection):
@@ -38,6 +42,27 @@ class EagerConnection(aiosqlite.Connection):
         """
         if self._conn.in_transaction:
             await super().rollback()
+
+    async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine that waits for nothing but this connection, all of it in its thread.
+
+        Its statements then need no hop at all. Who cancels waits until it has ended: nobody may
+        touch a connection that another thread uses.
+        """
+        hop = self._execute(_finish, coroutine)  # type: ignore[no-untyped-call]
+        running: asyncio.Future[T] = asyncio.ensure_future(hop)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            while not running.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait([running])
+            running.exception()  # seen: the caller is told of the cancellation instead
+            raise
+
+    def is_here(self) -> bool:
+        """Whether the caller is in the thread of this connection."""
+        return threading.current_thread() is self._thread
 
     def cursor(self) -> _EagerCursor:  # type: ignore[override]
         """A cursor that is closed as soon as it has executed."""
@@ -73,7 +98,10 @@ class _EagerCursor:
         """It was closed in its thread."""
 
     async def _in_thread(self, *work: Any) -> None:
-        await self._connection._execute(self._run, *work)  # type: ignore[no-untyped-call]
+        if self._connection.is_here():
+            self._run(*work)
+        else:
+            await self._connection._execute(self._run, *work)  # type: ignore[no-untyped-call]
 
     def _run(self, execute: Callable[..., object], sql: str, parameters: Sequence[Any]) -> None:
         cursor = self._connection._conn.cursor()
@@ -85,3 +113,14 @@ class _EagerCursor:
             self._rows = cursor.fetchall()
         finally:
             cursor.close()
+
+
+def _finish(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that never has to wait."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    coroutine.close()
+    raise AssertionError("a transaction may wait for its own connection only")

@@ -125,10 +125,16 @@ async def state(
     Raises:
         UnknownBufferError: The buffer was deleted.
     """
-    row = (await connection.execute(statements.buffer_state(buffer_id, lock=lock))).one_or_none()
+    statement = statements.lock_buffer if lock else statements.buffer_state
+    row = (await connection.execute(*statement(buffer_id))).one_or_none()
     if row is None:
         raise UnknownBufferError(name)
     return BufferRow.of(row)
+
+
+async def pin(connection: AsyncConnection, buffer_id: int) -> None:
+    """Let a snapshot begin, which it does with its first statement."""
+    await connection.execute(*statements.buffer_state(buffer_id))
 
 
 async def save_limits(connection: AsyncConnection, state: BufferRow) -> None:

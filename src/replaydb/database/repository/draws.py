@@ -13,6 +13,7 @@ from sqlalchemy import ColumnElement
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from replaydb.database.backend import Backend
+from replaydb.database.prepared import execute_many
 from replaydb.database.repository import (
     buffers,
     groups,
@@ -201,7 +202,7 @@ class _Drawing:
                     pool = Pool(
                         self._scope.buffer_id, account.task_name, GroupStatus.COMPLETED.value
                     )
-                    await self._connection.execute(statements.set_back(pool, order, time))
+                    await self._connection.execute(*statements.set_back(pool, order, time))
                     account.advance_clock(order.clock, -time)
 
     def _pool(self, account: TaskAccount, status: GroupStatus) -> Pool:
@@ -246,7 +247,7 @@ class _Drawing:
         while found < count:
             after = (rows[-1].key, rows[-1].id) if rows else None
             statement = statements.arrivals(pool, order, page, eligible, after)
-            more = (await self._connection.execute(statement)).all()
+            more = (await self._connection.execute(*statement)).all()
             rows.extend(more)
             found += sum(row.eligible for row in more)
             if len(more) < page:
@@ -288,7 +289,7 @@ class _Drawing:
     ) -> Candidates:
         """Every eligible group of a pool, with arrivals made for this draw alone."""
         statement = statements.all_eligible(pool, eligible)
-        rows = (await self._connection.execute(statement)).all()
+        rows = (await self._connection.execute(*statement)).all()
         weights = np.array([row.weight for row in rows], np.float64)
         variates = account.exponentials(self._settings, len(rows))
         keys = waiting(variates, rates(order.clock, weights))
@@ -304,14 +305,14 @@ class _Drawing:
         if self._lease_id is not None and ids:
             version = self._policy_version
             await self._connection.execute(
-                statements.mark_leased(ids, self._lease_id, self._now, version)
+                *statements.mark_leased(ids, self._lease_id, self._now, version)
             )
             sums = GroupSums(len(ids), float(one.weights[chosen].sum()), 0, 0)
             # The sizes stay: what is leased is stored like what can be drawn.
             account.leave(one.status, sums)
             account.enter(GroupStatus.LEASED, sums)
         elif one.walked is None and ids:
-            await self._connection.execute(statements.mark_sampled(ids, self._now))
+            await self._connection.execute(*statements.mark_sampled(ids, self._now))
         if one.walked is None:
             return
 
@@ -329,7 +330,5 @@ class _Drawing:
         ]
         counted = changes[: len(again) - len(passed)]
         skipped = changes[len(counted) :]
-        if counted:
-            await self._connection.execute(statements.mark_sampled_and_rekey(order), counted)
-        if skipped:
-            await self._connection.execute(statements.rekey(order), skipped)
+        await execute_many(self._connection, statements.mark_sampled_and_rekey(order), counted)
+        await execute_many(self._connection, statements.rekey(order), skipped)

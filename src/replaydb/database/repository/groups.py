@@ -11,6 +11,7 @@ from sqlalchemy import ColumnElement
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from replaydb.database import records
+from replaydb.database.prepared import execute_many
 from replaydb.database.records import PUTTABLE, Decoded, Facts
 from replaydb.database.repository import buffers
 from replaydb.database.repository.tasks import TaskAccount, waiting
@@ -151,19 +152,18 @@ async def count_ahead(
 
 async def facts(connection: AsyncConnection, buffer_id: int, ids: Sequence[int]) -> Sequence[Facts]:
     """Rows of groups, without payloads. Ids that are not in the buffer are left out."""
-    condition = statements.selection(buffer_id, ids=ids)
-    return list((await connection.execute(statements.facts(condition))).mappings())
+    return list((await connection.execute(*statements.facts(buffer_id, ids))).mappings())
 
 
 async def with_payloads(connection: AsyncConnection, rows: Sequence[Facts]) -> Decoded:
     """Groups with their episodes, from their rows."""
     ids = [row["id"] for row in rows]
-    parts = (await connection.execute(statements.payloads(ids))).mappings().all()
+    parts = (await connection.execute(*statements.payloads(ids))).mappings().all()
     texts: Sequence[Facts] = ()
     # A draw that archives a group may have dropped its text, which the snapshot still has.
     spoken = [row for row in rows if row["has_transcript"] or row["group_status"] == _ARCHIVED]
     if with_text := [row["id"] for row in spoken]:
-        texts = (await connection.execute(statements.transcripts(with_text))).mappings().all()
+        texts = (await connection.execute(*statements.transcripts(with_text))).mappings().all()
     if sum(row["num_bytes"] for row in rows) > DECODE_INLINE_BYTES:
         return await asyncio.to_thread(records.from_rows, rows, parts, texts)
     return records.from_rows(rows, parts, texts)
@@ -204,6 +204,5 @@ async def update_priorities(
                     "priority_key": key,
                 }
             )
-    if changes:
-        await connection.execute(statements.set_priorities(), changes)
+    await execute_many(connection, statements.set_priorities(), changes)
     return len(changes)

@@ -10,6 +10,7 @@ from typing import Any
 from sqlalchemy import ColumnElement
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from replaydb.database.prepared import execute_many
 from replaydb.database.repository.rows import inserted_id
 from replaydb.database.statements import lineage as statements
 
@@ -84,7 +85,7 @@ async def record(
     rows = [
         {"draw_id": draw_id, "position": position, **group} for position, group in enumerate(groups)
     ]
-    await connection.execute(statements.insert_draw_groups(), rows)
+    await execute_many(connection, statements.insert_draw_groups(), rows)
     return draw_id
 
 

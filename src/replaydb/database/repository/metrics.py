@@ -35,7 +35,7 @@ async def collect(
     rows = [dict(row) for row in found.mappings()]
     found = await connection.execute(buffer_statements.task_counters(buffer_id))
     tasks = [dict(row) for row in found.mappings()]
-    found = await connection.execute(buffer_statements.buffer_state(buffer_id))
+    found = await connection.execute(*buffer_statements.buffer_state(buffer_id))
     version = found.mappings().one()["policy_version"]
     numbers = {
         **_generated(rows, tasks),

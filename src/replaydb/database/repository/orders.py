@@ -27,7 +27,7 @@ async def first(
         statement = statements.first_in_order(
             pool, order, limit - len(rows), eligible, unknown=unknown
         )
-        rows.extend((await connection.execute(statement)).all())
+        rows.extend((await connection.execute(*statement)).all())
         if len(rows) == limit:
             break
     return rows

@@ -11,6 +11,7 @@ import numpy as np
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from replaydb.database.backend import Backend
+from replaydb.database.prepared import execute_many
 from replaydb.database.records import EpisodeRecord, reward_facts
 from replaydb.database.repository import capacity, tasks, transitions
 from replaydb.database.repository.capacity import Room, Size
@@ -55,7 +56,7 @@ async def add(
     """
     uids = sorted({one.group_uid for one in additions})
     known = statements.known_uids(scope.buffer_id, uids)
-    ids = {row.group_uid: row.id for row in await connection.execute(known)}
+    ids = {row.group_uid: row.id for row in await connection.execute(*known)}
     mine = selection(scope.buffer_id, ids=sorted(ids.values()))
     names = {row.task_name for row in await connection.execute(statements.scalars(mine))}
     state, accounts = await scope.lock(connection, names)
@@ -149,10 +150,9 @@ async def _insert(
         payloads.append({"group_id": group_id, "part": position, **record.payload})
         if record.text is not None:
             transcripts.append({"group_id": group_id, "position": position, "text": record.text})
-    await connection.execute(statements.insert_episodes(), episodes)
-    await connection.execute(statements.insert_payloads(), payloads)
-    if transcripts:
-        await connection.execute(statements.insert_transcripts(), transcripts)
+    await execute_many(connection, statements.insert_episodes(), episodes)
+    await execute_many(connection, statements.insert_payloads(), payloads)
+    await execute_many(connection, statements.insert_transcripts(), transcripts)
 
 
 async def _summarise(

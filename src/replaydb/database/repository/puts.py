@@ -11,6 +11,7 @@ import numpy as np
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from replaydb.database.backend import Backend
+from replaydb.database.prepared import execute_many
 from replaydb.database.records import GroupRecord
 from replaydb.database.repository import (
     buffers,
@@ -66,7 +67,7 @@ async def put(
         For each put the ids of its groups, in their order, or why it was left out whole.
     """
     uids = [record.uid for one in puts for record in one.records]
-    found = await connection.execute(statements.known_uids(scope.buffer_id, uids))
+    found = await connection.execute(*statements.known_uids(scope.buffer_id, uids))
     stored = {row.group_uid: row.id for row in found}
     fresh = [uid for uid in uids if uid not in stored]
     new = await backend.allocate_group_ids(connection, len(fresh))
@@ -143,9 +144,8 @@ class _Session:
 
     async def flush(self) -> None:
         """Write the rows taken in so far."""
-        if self.rows:
-            await self.room.connection.execute(statements.insert_groups(), self.rows)
-            self.rows = []
+        await execute_many(self.room.connection, statements.insert_groups(), self.rows)
+        self.rows = []
 
     async def _take_in(self, put: Put, *, written: bool) -> None:
         connection, stored = self.room.connection, self.ids.stored
@@ -241,7 +241,6 @@ async def _insert_children(
         (statements.insert_episodes(), [(i, child) for i, one in rows for child in one.episodes]),
         (statements.insert_transcripts(), [(i, c) for i, one in rows for c in one.transcripts]),
     ):
-        if children:
-            await connection.execute(
-                statement, [{"group_id": group_id, **child} for group_id, child in children]
-            )
+        await execute_many(
+            connection, statement, [{"group_id": group_id, **child} for group_id, child in children]
+        )

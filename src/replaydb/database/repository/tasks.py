@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from replaydb.arrivals import exponentials
+from replaydb.database.prepared import execute_many
 from replaydb.database.statements import buffers as statements
 from replaydb.database.statements.draws import Clock
 from replaydb.episodes import GroupStatus
@@ -162,7 +163,12 @@ async def lock(
     connection: AsyncConnection, buffer_id: int, names: Collection[str] | None = None
 ) -> dict[str, TaskAccount]:
     """Lock some or all tasks until the transaction ends; those that do not exist are left out."""
-    rows = await connection.execute(statements.lock_tasks(buffer_id, names))
+    statement = (
+        statements.lock_all_tasks(buffer_id)
+        if names is None
+        else statements.lock_tasks(buffer_id, sorted(names))
+    )
+    rows = await connection.execute(*statement)
     accounts = {}
     for row in rows.mappings():
         facts = {key: value for key, value in row.items() if key != "id"}
@@ -183,5 +189,4 @@ async def save(connection: AsyncConnection, accounts: Iterable[TaskAccount]) -> 
         # They would be set too, and as a parent key make SQLite look at every group of the task.
         del row["buffer_id"], row["task_name"]
         rows.append(row)
-    if rows:
-        await connection.execute(statements.save_tasks(), rows)
+    await execute_many(connection, statements.save_tasks(), rows)

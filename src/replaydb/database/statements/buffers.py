@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from functools import cache
 from typing import Any
 
 from sqlalchemy import Insert, Select, Update, bindparam, func, insert, select, update
 
 from replaydb.database.expressions import among
+from replaydb.database.prepared import prepared
 from replaydb.database.schema import buffer, episode_group, run, task
 from replaydb.episodes import GroupStatus
 
@@ -33,10 +33,16 @@ def find_buffer(name: str) -> Select[Any]:
     return select(buffer).where(buffer.c.name == name)
 
 
-def buffer_state(buffer_id: int, *, lock: bool = False) -> Select[Any]:
-    """Row of a buffer, by id; locked against every change of it if asked."""
-    statement = select(buffer).where(buffer.c.id == buffer_id)
-    return statement.with_for_update(key_share=True) if lock else statement
+@prepared
+def buffer_state(buffer_id: Any) -> Select[Any]:
+    """Row of a buffer, by id."""
+    return select(buffer).where(buffer.c.id == buffer_id)
+
+
+@prepared
+def lock_buffer(buffer_id: Any) -> Select[Any]:
+    """The same, locked against every change of it."""
+    return select(buffer).where(buffer.c.id == buffer_id).with_for_update(key_share=True)
 
 
 def all_buffers() -> Select[Any]:
@@ -70,15 +76,21 @@ def insert_tasks() -> Insert:
     return insert(task)
 
 
-def lock_tasks(buffer_id: int, names: Collection[str] | None = None) -> Select[Any]:
-    """Accounts of some or all tasks, locked; always in the same order, so nobody deadlocks.
+@prepared
+def lock_tasks(buffer_id: Any, names: Any) -> Select[Any]:
+    """Accounts of some tasks, locked; always in the same order, so nobody deadlocks.
 
     Rows that refer to a locked one may still be inserted (`key_share`), here as for buffers: a
     foreign key must not wait for what its own transaction may be holding up.
     """
+    statement = select(task).where(task.c.buffer_id == buffer_id, among(task.c.task_name, names))
+    return statement.order_by(task.c.id).with_for_update(key_share=True)
+
+
+@prepared
+def lock_all_tasks(buffer_id: Any) -> Select[Any]:
+    """Accounts of all tasks, in the same way."""
     statement = select(task).where(task.c.buffer_id == buffer_id)
-    if names is not None:
-        statement = statement.where(among(task.c.task_name, sorted(names)))
     return statement.order_by(task.c.id).with_for_update(key_share=True)
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cache
 from typing import Any, Literal, assert_never
 
@@ -19,10 +17,12 @@ from sqlalchemy import (
     select,
     true,
     tuple_,
+    type_coerce,
     update,
 )
 
 from replaydb.database.expressions import among
+from replaydb.database.prepared import prepared
 from replaydb.database.schema import episode_group, group
 from replaydb.episodes import GroupStatus
 from replaydb.policies import (
@@ -87,22 +87,24 @@ class Pool:
     status: str
 
     @property
-    def members(self) -> ColumnElement[bool]:
-        """Condition that selects them."""
-        return self._of_task & (group.group_status == self.status)
+    def values(self) -> dict[str, Any]:
+        """What the conditions below are run with."""
+        return {
+            "pool_buffer_id": self.buffer_id,
+            "pool_task_name": self.task_name,
+            "pool_status": self.status,
+        }
 
-    @property
-    def members_by_age(self) -> ColumnElement[bool]:
-        """The same for reading in the order of (status, id).
 
-        By id alone, PostgreSQL may walk the primary key past all groups of other tasks and
-        statuses. Only the index of arrivals has the order of a range of statuses.
-        """
-        return self._of_task & group.group_status.between(self.status, self.status)
-
-    @property
-    def _of_task(self) -> ColumnElement[bool]:
-        return (group.buffer_id == self.buffer_id) & (group.task_name == self.task_name)
+_OF_TASK = (group.buffer_id == bindparam("pool_buffer_id")) & (
+    group.task_name == bindparam("pool_task_name")
+)
+_MEMBERS = _OF_TASK & (group.group_status == bindparam("pool_status"))
+# By id alone, PostgreSQL may walk the primary key past all groups of other tasks and statuses.
+# Only the index of arrivals has the order of a range of statuses.
+_MEMBERS_BY_AGE = _OF_TASK & group.group_status.between(
+    bindparam("pool_status"), bindparam("pool_status")
+)
 
 
 def first_in_order(
@@ -112,7 +114,7 @@ def first_in_order(
     eligible: ColumnElement[bool] | None = None,
     *,
     unknown: bool = False,
-) -> Select[Any]:
+) -> tuple[Select[Any], dict[str, Any]]:
     """The first groups of a pool in an order, as (id, weight, staleness, key, sizes, age).
 
     Args:
@@ -123,14 +125,19 @@ def first_in_order(
         unknown: Take the groups whose sort column is NULL, instead of those where it is not: two
             reads of one index, because engines disagree about where NULLs sort.
     """
+    build = _all_in_order if eligible is None else _in_order
+    return build(order, eligible, unknown), pool.values | {"most": limit}
+
+
+def _in_order(order: Order, eligible: ColumnElement[bool] | None, unknown: bool) -> Select[Any]:
     key = order.column
     more = (group.num_tokens, group.num_bytes, group.created_at)
     statement = select(*_FACTS, key.label("key"), *more)
     if key is group.id:
-        statement = statement.where(pool.members_by_age)
+        statement = statement.where(_MEMBERS_BY_AGE)
         columns = [group.group_status, group.id]
     else:
-        statement = statement.where(pool.members)
+        statement = statement.where(_MEMBERS)
         columns = [key, group.id]
     if key.nullable:
         statement = statement.where(key.is_(None) if unknown else key.is_not(None))
@@ -138,7 +145,10 @@ def first_in_order(
         statement = statement.where(_verdict(eligible))
     return statement.order_by(
         *(column.desc() if order.descending else column for column in columns)
-    ).limit(limit)
+    ).limit(bindparam("most"))
+
+
+_all_in_order = cache(_in_order)
 
 
 def arrivals(
@@ -147,14 +157,26 @@ def arrivals(
     limit: int,
     eligible: ColumnElement[bool] | None,
     after: tuple[float, int] | None,
-) -> Select[Any]:
+) -> tuple[Select[Any], dict[str, Any]]:
     """A page of a pool's arrivals in clock order, as (id, weight, staleness, key, eligible)."""
+    values = pool.values | {"most": limit}
+    if after is not None:
+        values |= {"after_key": after[0], "after_id": after[1]}
+    build = _all_arrivals if eligible is None else _arrivals
+    return build(order, eligible, after is not None), values
+
+
+def _arrivals(order: Order, eligible: ColumnElement[bool] | None, later: bool) -> Select[Any]:
     key = order.column
     verdict = true() if eligible is None else _verdict(eligible)
-    statement = select(*_FACTS, key.label("key"), verdict.label("eligible")).where(pool.members)
-    if after is not None:
-        statement = statement.where(tuple_(key, group.id) > tuple_(*after))
-    return statement.order_by(key, group.id).limit(limit)
+    statement = select(*_FACTS, key.label("key"), verdict.label("eligible")).where(_MEMBERS)
+    if later:
+        after = tuple_(bindparam("after_key", type_=key.type), bindparam("after_id", type_=_ID))
+        statement = statement.where(tuple_(key, group.id) > after)
+    return statement.order_by(key, group.id).limit(bindparam("most"))
+
+
+_all_arrivals = cache(_arrivals)
 
 
 def _verdict(eligible: ColumnElement[bool]) -> ColumnElement[bool]:
@@ -162,34 +184,45 @@ def _verdict(eligible: ColumnElement[bool]) -> ColumnElement[bool]:
     return func.coalesce(eligible, literal(False))
 
 
-def all_eligible(pool: Pool, eligible: ColumnElement[bool] | None) -> Select[Any]:
+def all_eligible(
+    pool: Pool, eligible: ColumnElement[bool] | None
+) -> tuple[Select[Any], dict[str, Any]]:
     """Every eligible group of a pool, as (id, weight, staleness), in the order of ids."""
-    statement = select(*_FACTS).where(pool.members)
+    statement = select(*_FACTS).where(_MEMBERS)
     if eligible is not None:
         statement = statement.where(eligible)
-    return statement.order_by(group.id)
+    return statement.order_by(group.id), pool.values
 
 
-def set_back(pool: Pool, order: Order, time: float) -> Update:
+def set_back(pool: Pool, order: Order, time: float) -> tuple[Update, dict[str, Any]]:
     """Move all arrivals of a pool as its clock is moved: from `time` to 0."""
-    return update(episode_group).where(pool.members).values({order.column: order.column - time})
+    statement = update(episode_group).where(_MEMBERS).values({order.column: order.column - time})
+    return statement, pool.values
 
 
-def mark_leased(ids: Sequence[int], lease_id: int, now: datetime, policy_version: int) -> Update:
+@prepared
+def mark_leased(ids: Any, lease: Any, now: Any, policy_version: Any) -> Update:
     """Put groups into somebody's hands; counts as a draw until it is given back undone."""
     values = {
         # That of a group which had expired or failed was left as it was then.
-        group.staleness: literal(policy_version) - group.min_policy_version,
+        group.staleness: policy_version - group.min_policy_version,
         group.leased_from: group.group_status,
         group.group_status: GroupStatus.LEASED.value,
-        group.lease_id: lease_id,
+        group.lease_id: lease,
     }
-    return mark_sampled(ids, now).values(values)
+    return _mark_sampled(ids, now).values(values)
 
 
-def mark_sampled(ids: Sequence[int], now: datetime) -> Update:
+@prepared
+def mark_sampled(ids: Any, now: Any) -> Update:
     """Count one more draw of each group."""
-    return update(episode_group).where(among(group.id, ids)).values(_sampled(literal(now, _NOW)))
+    return _mark_sampled(ids, now)
+
+
+def _mark_sampled(ids: Any, now: Any) -> Update:
+    return (
+        update(episode_group).where(among(group.id, ids)).values(_sampled(type_coerce(now, _NOW)))
+    )
 
 
 @cache
@@ -209,6 +242,7 @@ def rekey(order: Order) -> Update:
 
 
 _FACTS = (group.id, group.weight, group.staleness)
+_ID = group.id.type
 _NOW = group.last_sampled_at.type
 
 

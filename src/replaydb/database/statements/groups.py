@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
+from functools import cache
 from typing import Any
 
 from sqlalchemy import (
@@ -25,6 +26,7 @@ from sqlalchemy import (
 )
 
 from replaydb.database.expressions import among
+from replaydb.database.prepared import prepared
 from replaydb.database.schema import episode, episode_group, group, payload, run, transcript
 from replaydb.episodes import GroupStatus
 
@@ -42,28 +44,33 @@ LIVE = tuple(
 EXPIRING = (GroupStatus.COMPLETED.value, GroupStatus.ABORTED.value)
 
 
-def known_uids(buffer_id: int, uids: Sequence[str]) -> Select[Any]:
+@prepared
+def known_uids(buffer_id: Any, uids: Any) -> Select[Any]:
     """Ids of the groups that the buffer already holds."""
     return select(group.group_uid, group.id).where(
         group.buffer_id == buffer_id, among(group.group_uid, uids)
     )
 
 
+@cache
 def insert_groups() -> Insert:
     """Groups, as dicts of their columns."""
     return insert(episode_group)
 
 
+@cache
 def insert_episodes() -> Insert:
     """Episodes, as dicts of their columns."""
     return insert(episode)
 
 
+@cache
 def insert_payloads() -> Insert:
     """Payload parts, as dicts of their columns."""
     return insert(payload)
 
 
+@cache
 def insert_transcripts() -> Insert:
     """Texts, as dicts of their columns."""
     return insert(transcript)
@@ -94,12 +101,14 @@ def of_tasks(names: Collection[str]) -> ColumnElement[bool]:
     return among(group.task_name, sorted(names))
 
 
-def facts(condition: ColumnElement[bool]) -> Select[Any]:
+@prepared
+def facts(buffer_id: Any, ids: Any) -> Select[Any]:
     """Every column of some groups; no payload."""
-    return select(episode_group).where(condition)
+    return select(episode_group).where(selection(buffer_id, ids=ids))
 
 
-def payloads(ids: Sequence[int]) -> Select[Any]:
+@prepared
+def payloads(ids: Any) -> Select[Any]:
     """Parts of the payloads of some groups."""
     return select(payload).where(among(payload.c.group_id, ids))
 
@@ -125,6 +134,7 @@ def episodes_of(ids: Sequence[int]) -> Select[Any]:
     )
 
 
+@cache
 def summarise() -> Update:
     """Scalars of groups: dicts of `summarised_id` and the columns."""
     columns = (
@@ -157,7 +167,8 @@ def past_deadline(buffer_id: int, tasks: Collection[str], now: datetime) -> Colu
     )
 
 
-def transcripts(ids: Sequence[int]) -> Select[Any]:
+@prepared
+def transcripts(ids: Any) -> Select[Any]:
     """Texts of the episodes of some groups."""
     return select(transcript).where(among(transcript.c.group_id, ids))
 
@@ -277,6 +288,7 @@ def delete_groups(condition: ColumnElement[bool]) -> Delete:
     return delete(episode_group).where(condition)
 
 
+@cache
 def set_priorities() -> Update:
     """Dicts of `group_id`, `priority`, `weight` and `priority_key`."""
     return (

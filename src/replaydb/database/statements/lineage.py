@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from sqlalchemy import (
@@ -24,11 +25,13 @@ from replaydb.database.schema import cursor, draw, draw_group, group, run
 from replaydb.episodes import GroupStatus
 
 
+@cache
 def insert_draw() -> Insert:
     """One draw, as a dict of its columns."""
     return insert(draw)
 
 
+@cache
 def insert_draw_groups() -> Insert:
     """The groups of a draw, as dicts of their columns."""
     return insert(draw_group)
