@@ -40,6 +40,29 @@ LIVE = tuple(
         GroupStatus.ABORTED,
     )
 )
+_FACTS = (
+    group.id,
+    group.run_id,
+    group.group_uid,
+    group.prompt_uid,
+    group.task_name,
+    group.group_status,
+    group.staleness,
+    group.priority,
+    group.num_episodes,
+    group.expected_episodes,
+    group.num_bytes,
+    group.times_sampled,
+    group.attempts,
+    group.has_transcript,
+    group.tags,
+    group.status_reason,
+    group.created_at,
+    group.completed_at,
+    group.first_sampled_at,
+    group.last_sampled_at,
+    group.archived_at,
+)
 #: Statuses from which a group expires; what is pending or leased is in somebody's hands.
 EXPIRING = (GroupStatus.COMPLETED.value, GroupStatus.ABORTED.value)
 
@@ -103,8 +126,8 @@ def of_tasks(names: Collection[str]) -> ColumnElement[bool]:
 
 @prepared
 def facts(buffer_id: Any, ids: Any) -> Select[Any]:
-    """Every column of some groups; no payload."""
-    return select(episode_group).where(selection(buffer_id, ids=ids))
+    """What is known of some groups without reading their payloads."""
+    return select(*_FACTS).where(selection(buffer_id, ids=ids))
 
 
 @prepared
