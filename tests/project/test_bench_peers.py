@@ -1,0 +1,53 @@
+"""The comparison with other stores still runs, for those that need no environment of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+PEERS = CHECKOUT / "benchmarks" / "peers"
+HERE = ("list", "replaydb-sqlite", "replaydb-postgresql")
+PIN = re.compile(r"[A-Za-z0-9._-]+==[0-9A-Za-z.]+")
+
+
+def test_it_runs(tmp_path: Path) -> None:
+    """On sizes too small to mean anything, but what was drawn is compared with what was put."""
+    written = tmp_path / "findings.json"
+    command = [sys.executable, "-m", "benchmarks.peers", "--peers", *HERE]
+    command += ["--groups", "100", "--rounds", "1", "--json", str(written)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(CHECKOUT), *sys.path])}
+    subprocess.run(command, check=True, cwd=CHECKOUT, env=environment, stdout=subprocess.DEVNULL)
+    results = json.loads(written.read_text(encoding="utf8"))["results"]
+    found = {(one["peer"], one["operation"]): one for one in results}
+    for operation in ("put one", "put 50", "sample uniform", "sample priority, columns"):
+        assert all(found[peer, operation]["value"] > 0 for peer in HERE)
+    assert [found[peer, "lost"]["value"] for peer in HERE] == [100, 0, 0]
+    assert all(one["note"] for one in results if one["value"] is None)
+
+
+@pytest.mark.parametrize("path", sorted(PEERS.glob("adapters/*.py")), ids=lambda path: path.stem)
+def test_adapters_compile(path: Path) -> None:
+    compile(path.read_text(encoding="utf8"), str(path), "exec")
+
+
+def test_every_environment_has_its_requirements() -> None:
+    catalog = (PEERS / "catalog.py").read_text(encoding="utf8")
+    named = set(re.findall(r'environment="([^"]+)"', catalog))
+    assert named == {path.stem for path in PEERS.glob("requirements/*.txt")}
+
+
+@pytest.mark.parametrize(
+    "path", sorted(PEERS.glob("requirements/*.txt")), ids=lambda path: path.stem
+)
+def test_requirements_are_names_and_versions(path: Path) -> None:
+    lines = path.read_text(encoding="utf8").splitlines()
+    pins = [line for line in lines if not line.startswith("# ")]
+    assert pins
+    assert all(PIN.fullmatch(line) for line in pins)
