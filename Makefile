@@ -8,10 +8,10 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench clean
+.PHONY: help demo test check bench bench-peers clean
 
 help: ## List the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -33,6 +33,9 @@ test: check ## Everything in check, then all tests on SQLite and PostgreSQL
 
 bench: $(VENV)/.installed ## Measure this machine: medians and ratios
 	$(BIN)/python -m benchmarks
+
+bench-peers: $(VENV)/.installed ## Measure replaydb beside other stores, each in an environment of its own
+	$(BIN)/python -m benchmarks.peers
 
 clean: ## Remove the environment and build output
 	rm -rf $(VENV) dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
