@@ -53,7 +53,8 @@ async def test_a_file_that_stays_locked(sqlite_url: str, monkeypatch: pytest.Mon
         buffer = await store.buffer("math")
         await buffer.put(groups(2))
         monkeypatch.setattr("replaydb.database.sqlite.LOCK_SECONDS", 0.2)
-        async with transaction(sqlite_url):
+        async with transaction(sqlite_url) as other:
+            await other.execute(select(1))  # BEGIN goes along with it
             with pytest.raises(rdb.DatabaseUnavailableError, match="SQLITE_BUSY"):
                 await buffer.put(group("a"))
             assert await buffer.count() == 2  # readers do not wait for writers
@@ -64,7 +65,8 @@ async def test_a_file_that_stays_locked(sqlite_url: str, monkeypatch: pytest.Mon
 async def test_a_put_waits_for_writers_of_other_processes(sqlite_url: str) -> None:
     async with Store.open(sqlite_url, run="a") as store:
         buffer = await store.buffer("math")
-        async with transaction(sqlite_url):
+        async with transaction(sqlite_url) as other:
+            await other.execute(select(1))
             put = asyncio.create_task(buffer.put(group("a")))
             await asyncio.sleep(0.3)
             assert not put.done()

@@ -50,7 +50,13 @@ class Database:
             DatabaseError: As for `transact`; so is the next.
             StoreClosedError: See there.
         """
-        return await self.transact(lambda transaction: transaction.run(work))
+
+        async def whole(connection: AsyncConnection) -> T:
+            result = await work(connection)
+            await connection.commit()
+            return result
+
+        return await self.transact(lambda transaction: transaction.run(whole))
 
     async def transact(self, steps: Callable[[Transaction], Awaitable[T]]) -> T:
         """Take steps in one read-write transaction: all of it is kept, or nothing.

@@ -6,7 +6,7 @@ import asyncio
 import random
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -19,12 +19,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.pool import AsyncAdaptedQueuePool, NullPool, Pool
 from sqlalchemy.sql.compiler import SQLCompiler
-from sqlalchemy.util import await_only
 
 from replaydb.database.backend import T, Work
 from replaydb.database.expressions import among, seconds_between
 from replaydb.database.signals import Signal
-from replaydb.database.sqlite_driver import EagerConnection
+from replaydb.database.sqlite_driver import Begin, EagerConnection
 from replaydb.errors import (
     DatabaseError,
     DatabaseFullError,
@@ -83,7 +82,7 @@ class SqliteBackend:
         """One connection: its pool is the fair queue of this process's writers."""
         return self._engine(
             self._pragmas(_WAIT_IN_LOOP),
-            begin="IMMEDIATE",
+            begin=_begin_immediate,
             poolclass=AsyncAdaptedQueuePool,
             pool_size=1,
             max_overflow=0,
@@ -94,7 +93,7 @@ class SqliteBackend:
         """A few connections that cannot write."""
         return self._engine(
             self._pragmas("PRAGMA mmap_size = 1073741824", "PRAGMA query_only = ON"),
-            begin="DEFERRED",
+            begin=_begin_deferred,
             poolclass=AsyncAdaptedQueuePool,
             pool_size=READERS,
             max_overflow=0,
@@ -105,7 +104,7 @@ class SqliteBackend:
         """Foreign keys are off: rebuilding a table would otherwise delete its children."""
         return self._engine(
             self._pragmas("PRAGMA foreign_keys = OFF", _WAIT_IN_LOOP),
-            begin="IMMEDIATE",
+            begin=_begin_immediate,
             poolclass=NullPool,
         )
 
@@ -191,14 +190,14 @@ class SqliteBackend:
         self,
         pragmas: Sequence[str],
         *,
-        begin: str,
+        begin: Begin,
         poolclass: type[Pool],
         **pool: Any,
     ) -> AsyncEngine:
         engine = create_async_engine(
             self.url,
             poolclass=poolclass,
-            async_creator=partial(EagerConnection.open, self._connect),
+            async_creator=partial(EagerConnection.open, self._connect, begin),
             hide_parameters=True,
             **pool,
         )
@@ -213,30 +212,31 @@ class SqliteBackend:
             cursor.close()
 
         @event.listens_for(engine.sync_engine, "begin")
-        def emit_begin(connection: Connection) -> None:
-            if begin == "IMMEDIATE":
-                _begin_immediate(connection)
-            else:
-                connection.exec_driver_sql("BEGIN")
+        def announce(connection: Connection) -> None:
+            driver: Any = connection.connection.driver_connection
+            cast("EagerConnection", driver).announce()
 
         return engine
 
 
-def _begin_immediate(connection: Connection) -> None:
-    """BEGIN IMMEDIATE, waiting for other processes in the event loop.
+def _begin_deferred(connection: sqlite3.Connection, check: Callable[[], None]) -> None:
+    connection.execute("BEGIN")
 
-    SQLite's own busy handler would wait inside the connection's thread, where a cancelled
-    coroutine cannot reach it.
+
+def _begin_immediate(connection: sqlite3.Connection, check: Callable[[], None]) -> None:
+    """BEGIN IMMEDIATE, waiting for other processes.
+
+    Inside SQLite's own busy handler a cancelled coroutine could not end the wait.
     """
     deadline = time.monotonic() + LOCK_SECONDS
     for pause in _pauses():
         try:
-            connection.exec_driver_sql("BEGIN IMMEDIATE")
-        except DBAPIError as error:
-            name = getattr(error.orig, "sqlite_errorname", "")
-            if not name.startswith("SQLITE_BUSY") or time.monotonic() > deadline:
+            connection.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            if not error.sqlite_errorname.startswith("SQLITE_BUSY") or time.monotonic() > deadline:
                 raise
-            await_only(asyncio.sleep(pause))
+            time.sleep(pause)
+            check()
         else:
             return
 

@@ -13,6 +13,14 @@ import aiosqlite
 
 T = TypeVar("T")
 
+#: Begins a transaction, in the thread of the connection. Where it has to wait for somebody, it
+#: calls its second argument now and then, which raises when the wait is to end.
+Begin = Callable[[sqlite3.Connection, Callable[[], None]], None]
+
+
+class _StoppedError(Exception):
+    """The transaction was cancelled."""
+
 
 class EagerConnection(aiosqlite.Connection):
     """A connection whose cursors run a statement and read all its rows in one go.
@@ -22,10 +30,15 @@ class EagerConnection(aiosqlite.Connection):
     streaming: read long tables in pages.
     """
 
+    _begin: Begin
+    _announced = False
+    _stopped = False
+
     @classmethod
-    async def open(cls, connect: Callable[[], sqlite3.Connection]) -> Self:
+    async def open(cls, connect: Callable[[], sqlite3.Connection], begin: Begin) -> Self:
         """Connect, in a thread that does not keep the process alive."""
         connection = cls(connect, iter_chunk_size=1)
+        connection._begin = begin
         connection._thread.daemon = True
         try:
             await connection
@@ -35,38 +48,66 @@ class EagerConnection(aiosqlite.Connection):
             raise
         return connection
 
+    def announce(self) -> None:
+        """A transaction begins; BEGIN itself goes along with its first statement."""
+        self._announced, self._stopped = True, False
+
+    async def commit(self) -> None:
+        """Keep what was done."""
+        self._announced = False
+        await self._in_thread(self._conn.commit)
+
     async def rollback(self) -> None:
         """Undo what is open, if anything is: the pool asks after every transaction.
 
         A connection whose statement was cancelled, and may still run, is closed and not asked.
         """
+        self._announced = False
         if self._conn.in_transaction:
-            await super().rollback()
+            await self._in_thread(self._conn.rollback)
 
     async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine that waits for nothing but this connection, all of it in its thread.
 
-        Its statements then need no hop at all. Who cancels waits until it has ended: nobody may
-        touch a connection that another thread uses.
+        Its statements then need no hop at all. Who cancels waits until it has ended, with its
+        next statement: nobody may touch a connection that another thread uses.
         """
         hop = self._execute(_finish, coroutine)  # type: ignore[no-untyped-call]
         running: asyncio.Future[T] = asyncio.ensure_future(hop)
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
+            self._stopped = True
             while not running.done():
                 with suppress(asyncio.CancelledError):
                     await asyncio.wait([running])
             running.exception()  # seen: the caller is told of the cancellation instead
             raise
 
-    def is_here(self) -> bool:
-        """Whether the caller is in the thread of this connection."""
-        return threading.current_thread() is self._thread
-
     def cursor(self) -> _EagerCursor:  # type: ignore[override]
         """A cursor that is closed as soon as it has executed."""
         return _EagerCursor(self)
+
+    async def _in_thread(self, work: Callable[..., object], *arguments: Any) -> None:
+        if threading.current_thread() is self._thread:
+            work(*arguments)
+            return
+        try:
+            await self._execute(work, *arguments)  # type: ignore[no-untyped-call]
+        except asyncio.CancelledError:
+            self._stopped = True
+            raise
+
+    def _prepare(self) -> None:
+        """Before a statement: begin the transaction, unless nobody waits for it any more."""
+        self._check()
+        if self._announced:
+            self._begin(self._conn, self._check)
+            self._announced = False
+
+    def _check(self) -> None:
+        if self._stopped:
+            raise _StoppedError
 
 
 class _EagerCursor:
@@ -85,10 +126,10 @@ class _EagerCursor:
         return self
 
     async def execute(self, sql: str, parameters: Sequence[Any] = ()) -> None:
-        await self._in_thread(sqlite3.Cursor.execute, sql, parameters)
+        await self._connection._in_thread(self._run, sqlite3.Cursor.execute, sql, parameters)
 
     async def executemany(self, sql: str, parameters: Sequence[Sequence[Any]]) -> None:
-        await self._in_thread(sqlite3.Cursor.executemany, sql, parameters)
+        await self._connection._in_thread(self._run, sqlite3.Cursor.executemany, sql, parameters)
 
     async def fetchall(self) -> list[Any]:
         rows, self._rows = self._rows, []
@@ -97,13 +138,8 @@ class _EagerCursor:
     async def close(self) -> None:
         """It was closed in its thread."""
 
-    async def _in_thread(self, *work: Any) -> None:
-        if self._connection.is_here():
-            self._run(*work)
-        else:
-            await self._connection._execute(self._run, *work)  # type: ignore[no-untyped-call]
-
     def _run(self, execute: Callable[..., object], sql: str, parameters: Sequence[Any]) -> None:
+        self._connection._prepare()
         cursor = self._connection._conn.cursor()
         try:
             execute(cursor, sql, parameters)
