@@ -1,60 +1,118 @@
-"""The same rows into the same tables with a driver and nothing else."""
+"""The same rows in the same tables, with a driver and nothing else."""
 
 from __future__ import annotations
 
+import json
 import sqlite3
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import cache
+from random import random
 from typing import Any, Protocol
 
 import asyncpg
-from sqlalchemy import event, make_url
+from sqlalchemy import Dialect, Table, insert, make_url
+from sqlalchemy.dialects import sqlite
+from sqlalchemy.dialects.postgresql import asyncpg as asyncpg_dialect
 
 import replaydb as rdb
+from benchmarks.groups import TASK
+from replaydb import codec
+from replaydb.database.records import to_record
+from replaydb.database.schema import episode, episode_group, payload
 
-Insert = tuple[str, Sequence[Any]]
+#: Rows for the tables, those of a table that others refer to first.
+Rows = Mapping[Table, Sequence[tuple[Any, ...]]]
+#: Group id, bytes and checksum of a payload.
+Payload = tuple[int, bytes, int]
 
-
-@contextmanager
-def recorded_inserts(buffer: rdb.Buffer) -> Iterator[list[Insert]]:
-    """What puts send for the groups' own rows, as statements and parameters."""
-    inserts: list[Insert] = []
-    engine = buffer._database._writer.sync_engine
-
-    def record(
-        _connection: Any, _cursor: Any, sql: str, values: Any, _context: Any, many: bool
-    ) -> None:
-        if sql.startswith("INSERT INTO"):
-            inserts.append((sql, list(values) if many else [values]))
-
-    event.listen(engine, "before_cursor_execute", record)
-    try:
-        yield inserts
-    finally:
-        event.remove(engine, "before_cursor_execute", record)
+_CLAIM = (
+    "SELECT id FROM episode_group WHERE buffer_id = {} AND task_name = {} "
+    "AND group_status = 'completed' ORDER BY id LIMIT {}"
+)
+_MARK = "UPDATE episode_group SET group_status = {} WHERE id {}"
+_FETCH = "SELECT group_id, data, checksum FROM payload WHERE group_id {}"
 
 
-class Bare(Protocol):
-    """A driver's connection."""
+class Driver(Protocol):
+    """One connection."""
 
-    async def write(self, inserts: Sequence[Insert]) -> None:
+    dialect: Dialect
+
+    async def write(self, rows: Rows) -> None:
         """All in one transaction."""
 
-    async def read(self, ids: Sequence[int]) -> int:
-        """Payloads by primary key; how many bytes."""
+    async def read(self, ids: Sequence[int]) -> list[Payload]:
+        """Payloads by primary key."""
+
+    async def claim(self, buffer_id: int, count: int) -> list[Payload]:
+        """Mark the oldest groups as leased and read them, in one transaction."""
+
+    async def release(self, ids: Sequence[int]) -> None:
+        """Make leased groups completed again."""
 
     async def close(self) -> None:
         """Let go."""
 
 
-async def connect(url: str) -> Bare:
+async def connect(url: str) -> Driver:
     """The bare connection of an engine, set up as ours are."""
     if url.startswith("sqlite"):
-        return _BareSqlite(make_url(url).database or "")
-    return _BarePostgresql(await asyncpg.connect(url))
+        return _Sqlite(make_url(url).database or "")
+    return _Postgresql(await asyncpg.connect(url))
 
 
-class _BareSqlite:
+class Encoder:
+    """Makes rows of groups by the codec, without a store."""
+
+    def __init__(self, driver: Driver, buffer_id: int, first_id: int = 1_000_000) -> None:
+        self._sqlite = isinstance(driver, _Sqlite)
+        self._buffer_id = buffer_id
+        self._next_id = first_id
+
+    def rows(self, groups: Iterable[rdb.EpisodeGroup]) -> Rows:
+        """Rows for every table that a put fills."""
+        now: Any = datetime.now(UTC)
+        if self._sqlite:
+            now = f"{now:%Y-%m-%d %H:%M:%S.%f}"
+        tables: dict[Table, list[tuple[Any, ...]]] = {episode_group: [], episode: [], payload: []}
+        for group in groups:
+            record, group_id = to_record(group, None), self._next_id
+            self._next_id += 1
+            row = record.facts | {
+                "id": group_id, "buffer_id": self._buffer_id, "weight": 1.0,
+                "uniform_key": random(), "priority_key": random(),
+                "created_at": now, "completed_at": now, "tags": json.dumps(record.facts["tags"]),
+            }  # fmt: skip
+            tables[episode_group].append(_values(episode_group, row))
+            for one in record.episodes:
+                row = one | {"group_id": group_id, "metadata": json.dumps(one["metadata"])}
+                tables[episode].append(_values(episode, row))
+            for one in record.payloads:
+                tables[payload].append(_values(payload, one | {"group_id": group_id}))
+        return tables
+
+
+def decode(payloads: Iterable[Payload]) -> None:
+    """What a trainer needs of them, by the codec alone."""
+    for _, data, checksum in payloads:
+        codec.decode(data, checksum)
+
+
+@cache
+def insert_statement(table: Table, dialect: Dialect, columns: tuple[str, ...] | None = None) -> str:
+    """INSERT with a place for every value."""
+    names = list(columns or table.columns.keys())
+    return str(insert(table).compile(dialect=dialect, column_keys=names))
+
+
+def _values(table: Table, row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(row.get(name) for name in table.columns.keys())  # noqa: SIM118 - of columns
+
+
+class _Sqlite:
+    dialect: Dialect = sqlite.dialect()
+
     def __init__(self, path: str) -> None:
         self._connection = sqlite3.connect(path, isolation_level=None)
         for pragma in (
@@ -65,37 +123,66 @@ class _BareSqlite:
         ):
             self._connection.execute(f"PRAGMA {pragma}")
 
-    async def write(self, inserts: Sequence[Insert]) -> None:
+    async def write(self, rows: Rows) -> None:
         self._connection.execute("BEGIN IMMEDIATE")
-        for sql, rows in inserts:
-            self._connection.executemany(sql, rows)
+        for table, values in rows.items():
+            statement = insert_statement(table, self.dialect)
+            self._connection.executemany(statement, values)
         self._connection.execute("COMMIT")
 
-    async def read(self, ids: Sequence[int]) -> int:
-        total = 0
-        for one in ids:
-            found = self._connection.execute("SELECT data FROM payload WHERE group_id = ?", (one,))
-            total += len(found.fetchone()[0])
-        return total
+    async def read(self, ids: Sequence[int]) -> list[Payload]:
+        fetch = _FETCH.format("= ?")
+        return [self._connection.execute(fetch, (one,)).fetchone() for one in ids]
+
+    async def claim(self, buffer_id: int, count: int) -> list[Payload]:
+        self._connection.execute("BEGIN IMMEDIATE")
+        found = self._connection.execute(_CLAIM.format("?", "?", "?"), (buffer_id, TASK, count))
+        ids = [row[0] for row in found]
+        self._mark("leased", ids)
+        payloads = await self.read(ids)
+        self._connection.execute("COMMIT")
+        return payloads
+
+    async def release(self, ids: Sequence[int]) -> None:
+        self._connection.execute("BEGIN IMMEDIATE")
+        self._mark("completed", ids)
+        self._connection.execute("COMMIT")
 
     async def close(self) -> None:
         self._connection.close()
 
+    def _mark(self, status: str, ids: Sequence[int]) -> None:
+        self._connection.executemany(_MARK.format("?", "= ?"), [(status, one) for one in ids])
 
-class _BarePostgresql:
+
+class _Postgresql:
+    dialect: Dialect = asyncpg_dialect.dialect()
+
     def __init__(self, connection: Any) -> None:
         self._connection = connection
 
-    async def write(self, inserts: Sequence[Insert]) -> None:
+    async def write(self, rows: Rows) -> None:
         async with self._connection.transaction():
-            for sql, rows in inserts:
-                await self._connection.executemany(sql, rows)
+            for table, values in rows.items():
+                statement = insert_statement(table, self.dialect)
+                await self._connection.executemany(statement, values)
 
-    async def read(self, ids: Sequence[int]) -> int:
-        rows = await self._connection.fetch(
-            "SELECT data FROM payload WHERE group_id = ANY ($1)", list(ids)
-        )
-        return sum(len(row["data"]) for row in rows)
+    async def read(self, ids: Sequence[int]) -> list[Payload]:
+        found: list[Payload] = await self._connection.fetch(_FETCH.format("= ANY ($1)"), list(ids))
+        return found
+
+    async def claim(self, buffer_id: int, count: int) -> list[Payload]:
+        claim = _CLAIM.format("$1", "$2", "$3") + " FOR UPDATE SKIP LOCKED"
+        async with self._connection.transaction():
+            ids = [row["id"] for row in await self._connection.fetch(claim, buffer_id, TASK, count)]
+            await self._mark("leased", ids)
+            return await self.read(ids)
+
+    async def release(self, ids: Sequence[int]) -> None:
+        await self._mark("completed", ids)
 
     async def close(self) -> None:
         await self._connection.close()
+
+    async def _mark(self, status: str, ids: Sequence[int]) -> None:
+        await self._connection.execute(_MARK.format("$1", "= ANY ($2)"), status, list(ids))

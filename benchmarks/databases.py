@@ -12,6 +12,7 @@ from urllib.parse import urlsplit, urlunsplit
 from uuid import uuid4
 
 import asyncpg
+import psutil
 
 from replaydb.database import migrate
 
@@ -24,6 +25,8 @@ class Databases:
     def __init__(self, stack: AsyncExitStack) -> None:
         self._stack = stack
         self._server: str | None = None
+        #: What the numbers depend on, as far as it is known by now.
+        self.facts: dict[str, str] = {}
 
     async def make(self, engine: str) -> str:
         """URL of a new database with all tables and no rows."""
@@ -35,9 +38,21 @@ class Databases:
         await migrate.upgrade(url)
         return url
 
+    async def server_process(self) -> psutil.Process | None:
+        """The server's first process, if it runs on this machine."""
+        if self._server is None:
+            return None
+        async with _connected(self._server) as connection:
+            try:
+                backend = psutil.Process(await connection.fetchval("SELECT pg_backend_pid()"))
+                return backend.parent()
+            except psutil.NoSuchProcess:
+                return None
+
     async def _make_on_server(self) -> str:
         if self._server is None:
             self._server = self._find_server()
+            self.facts["postgresql"] = await _ask(self._server, "SHOW server_version")
         name = f"replaydb_bench_{uuid4().hex[:12]}"
         await _execute(self._server, f'CREATE DATABASE "{name}"')
         self._stack.push_async_callback(
@@ -68,8 +83,19 @@ async def databases() -> AsyncIterator[Databases]:
 
 
 async def _execute(url: str, sql: str) -> None:
+    async with _connected(url) as connection:
+        await connection.execute(sql)
+
+
+async def _ask(url: str, sql: str) -> str:
+    async with _connected(url) as connection:
+        return str(await connection.fetchval(sql))
+
+
+@asynccontextmanager
+async def _connected(url: str) -> AsyncIterator[asyncpg.Connection]:
     connection = await asyncpg.connect(url)
     try:
-        await connection.execute(sql)
+        yield connection
     finally:
         await connection.close()

@@ -1,0 +1,163 @@
+"""How fast groups are put, next to a bare driver that writes the same rows.
+
+The bare driver gets its rows ready-made; "bare + encoding" makes them of the same groups by the
+codec, right before it writes them. Neither looks for uids, draws ids and keys, or keeps accounts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import replaydb as rdb
+from benchmarks import bare
+from benchmarks.bench import Bench
+from benchmarks.groups import Shape, Source, put_all
+from benchmarks.options import Options
+from benchmarks.results import Result, TimedWork, seconds
+from replaydb.database.records import to_record
+
+#: Groups of a put, as far as a put stays below `PUT_BYTES`.
+SIZES = (50, 1)
+PUT_BYTES = 12_000_000
+PRODUCERS = (1, 8, 64)
+#: Connections that the bare drivers write through at most: SQLite has one writer, and ten is what
+#: a pool of asyncpg opens.
+CONNECTIONS = {"sqlite": 1, "postgresql": 10}
+BATCH_BAR, SINGLE_BAR = 0.85, 0.7
+
+W = TypeVar("W")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """So many groups of a shape, so many in a put, by so many producers."""
+
+    shape: Shape
+    count: int
+    size: int
+    producers: int
+
+    def __str__(self) -> str:
+        return f"{self.shape}: {self.size} a put, {_plural(self.producers, 'producer')}"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The same for programs."""
+        return {"shape": str(self.shape), "size": self.size, "producers": self.producers}
+
+    @property
+    def warm_up(self) -> int:
+        """Rounds before those that count; long ones need none."""
+        return 1 if self.count * self.shape.num_bytes < 10**8 else 0
+
+    @property
+    def bar(self) -> float | None:
+        """What ours is to reach of the bare driver's speed: for groups of 72 KB."""
+        if self.shape.num_bytes > 100_000:
+            return None
+        return BATCH_BAR if self.size > 1 else SINGLE_BAR if self.producers == 64 else None
+
+
+async def run(bench: Bench) -> AsyncIterator[Result]:
+    """Groups per second of every case, and how they compare."""
+    for shape in bench.options.shapes:
+        async with _sides(bench, shape) as sides:
+            size = to_record(sides.source.take(1)[0], None).facts["num_bytes"]
+            yield bench.result(f"{shape}: payload of a group", size, "bytes", shape=str(shape))
+            for case in cases(bench.options, shape):
+                timings = await bench.race(
+                    str(case), sides.works(case), bench.options.long_rounds, warm_up=case.warm_up
+                )
+                facts: dict[str, Any] = {
+                    "shape": str(shape),
+                    "size": case.size,
+                    "producers": case.producers,
+                }
+                for side in timings:
+                    speed = case.count / timings.median(side)
+                    yield bench.result(f"{case}: {side}", speed, "groups/s", side=side, **facts)
+                for other, bar in (("bare", case.bar), ("bare + encoding", None)):
+                    yield bench.result(
+                        f"{case}: ours / {other}", timings.ratio(other, "ours"), "x", bar,
+                        more_is_better=True, side=f"ours / {other}", **facts,
+                    )  # fmt: skip
+
+
+def cases(options: Options, shape: Shape) -> list[Case]:
+    """Those that do not move too many bytes."""
+    found = []
+    most = max(1, min(PUT_BYTES // shape.num_bytes, options.groups(shape)))
+    for size in dict.fromkeys(min(size, most) for size in SIZES):
+        for producers in PRODUCERS:
+            count = max(producers, options.groups(shape) // size) * size
+            if count * shape.num_bytes <= 10**6 * options.most_megabytes:
+                found.append(Case(shape, count, size, producers))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Sides:
+    """A store and bare connections, each with a database of their own."""
+
+    buffer: rdb.Buffer
+    drivers: Sequence[bare.Driver]
+    encoder: bare.Encoder
+    source: Source
+
+    def works(self, case: Case) -> dict[str, TimedWork]:
+        drivers = self.drivers[: case.producers]
+
+        async def ours() -> float:
+            batches = list(self.source.batches(case.count, case.size))
+            buffers = [self.buffer] * case.producers
+            return await seconds(share_out(batches, buffers, lambda one, batch: one.put(batch)))
+
+        async def ready() -> float:
+            batches = self.source.batches(case.count, case.size)
+            rows = [self.encoder.rows(batch) for batch in batches]
+            return await seconds(share_out(rows, drivers, lambda one, rows: one.write(rows)))
+
+        async def encoded() -> float:
+            batches = list(self.source.batches(case.count, case.size))
+            return await seconds(
+                share_out(batches, drivers, lambda one, batch: one.write(self.encoder.rows(batch)))
+            )
+
+        return {"ours": ours, "bare": ready, "bare + encoding": encoded}
+
+
+@asynccontextmanager
+async def _sides(bench: Bench, shape: Shape) -> AsyncIterator[_Sides]:
+    source = Source(shape)
+    urls = [await bench.database() for _ in range(2)]
+    async with AsyncExitStack() as stack:
+        stores = [await stack.enter_async_context(rdb.Store.open(url)) for url in urls]
+        buffers = [await store.buffer("bench") for store in stores]
+        for buffer in buffers:  # makes the task
+            await put_all(buffer, source, 1)
+        await stores[1].close()
+        drivers = [await bare.connect(urls[1]) for _ in range(CONNECTIONS[bench.engine])]
+        for driver in drivers:
+            stack.push_async_callback(driver.close)
+        yield _Sides(buffers[0], drivers, bare.Encoder(drivers[0], buffers[1].id), source)
+
+
+async def share_out(
+    items: Sequence[T], workers: Sequence[W], work: Callable[[W, T], Awaitable[object]]
+) -> None:
+    """Every worker does its share of the items, one after another; all at once."""
+
+    async def one_after_another(first: int) -> None:
+        for item in items[first :: len(workers)]:
+            await work(workers[first], item)
+
+    await asyncio.gather(*(one_after_another(first) for first in range(len(workers))))
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -1,0 +1,63 @@
+"""How fast groups are drawn and decoded, next to a bare fetch of as many by primary key."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+import replaydb as rdb
+from benchmarks import bare
+from benchmarks.bench import Bench
+from benchmarks.groups import Shape, Source, put_all
+from benchmarks.options import Options
+from benchmarks.results import Result, Work
+from replaydb.policies import SamplingPolicy
+
+Fetch = Callable[[], Awaitable[list[bare.Payload]]]
+
+BAR = 2.0
+POLICIES: tuple[SamplingPolicy, ...] = (rdb.Uniform(), rdb.Prioritized(), rdb.Fifo())
+
+
+async def run(bench: Bench) -> AsyncIterator[Result]:
+    """Milliseconds, and the ratios to the bare driver."""
+    rng = np.random.default_rng(0)
+    for shape in bench.options.shapes:
+        url, count = await bench.database(), batch_size(bench.options, shape)
+        async with rdb.Store.open(url) as store:
+            buffer = await store.buffer("bench", seed=0)
+            bench.say(f"{shape}: putting")
+            ids = await put_all(buffer, Source(shape), bench.options.groups(shape, 3 * count))
+            driver = await bare.connect(url)
+
+            async def fetch(
+                ids: list[int] = ids, count: int = count, driver: bare.Driver = driver
+            ) -> list[bare.Payload]:
+                return await driver.read(rng.choice(ids, count, replace=False).tolist())
+
+            async def fetch_and_decode(fetch: Fetch = fetch) -> None:
+                bare.decode(await fetch())
+
+            works: dict[str, Work] = {"bare": fetch, "bare + decoding": fetch_and_decode}
+            works |= {type(one).__name__: partial(buffer.sample, count, one) for one in POLICIES}
+            timings = await bench.times(str(shape), works, bench.options.rounds, warm_up=3)
+            await driver.close()
+        facts: dict[str, Any] = {"shape": str(shape), "groups": count}
+        for name in works:
+            what = f"{count} of {shape}: {name}"
+            yield bench.result(what, 1e3 * timings.median(name), "ms", side=name, **facts)
+        for policy in POLICIES:
+            name = type(policy).__name__
+            for other, bar in (("bare", BAR), ("bare + decoding", None)):
+                yield bench.result(
+                    f"{count} of {shape}: {name} / {other}", timings.ratio(name, other), "x", bar,
+                    side=f"{name} / {other}", **facts,
+                )  # fmt: skip
+
+
+def batch_size(options: Options, shape: Shape) -> int:
+    """32 groups, or fewer where these are large."""
+    return min(32, options.groups(shape))

@@ -1,0 +1,1 @@
+"""What a process that uses a store goes through."""

@@ -1,0 +1,30 @@
+"""Every benchmark there is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from benchmarks.bench import Benchmark
+from benchmarks.engines import claim, fleet, put, sample
+from benchmarks.process import blocking, delivery, loop, opening
+from benchmarks.scaling import scale
+from benchmarks.training import loader, memory, step, tensors, trainers
+
+BENCHMARKS: Mapping[str, Benchmark] = {
+    "put": put.run,
+    "sample": sample.run,
+    "claim": claim.run,
+    "fleet": fleet.run,
+    "scale": scale.run,
+    "delivery": delivery.run,
+    "trainers": trainers.run,
+    "step": step.run,
+    "loader": loader.run,
+    "memory": memory.run,
+    "tensors": tensors.run,
+    "loop": loop.run,
+    "blocking": blocking.run,
+    "open": opening.run,
+}
+#: Run once, whatever the engines.
+WITHOUT_ENGINE = frozenset({"tensors"})

@@ -1,0 +1,1 @@
+"""Results to tables in docs/benchmarks.md, and to plots beside it."""

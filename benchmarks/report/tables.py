@@ -1,0 +1,104 @@
+"""Tables in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from benchmarks.report.findings import ENGINES, Findings
+from benchmarks.results import Result, bar, number
+
+MARKS = {"ok": "✓", "missed": "✗", "": ""}
+#: Facts that make up the rows, and the columns, of a table for each engine. Other benchmarks are
+#: listed line by line.
+PIVOTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "put": (("shape", "size", "producers"), ("side",)),
+    "sample": (("shape", "groups"), ("side",)),
+    "claim": (("shape", "groups"), ("side",)),
+    "fleet": (("shape", "layout"), ("load",)),
+    "scale": (("call",), ("rows",)),
+    "trainers": (("how", "trainers"), ("side",)),
+    "step": (("prefetch",), ("side",)),
+    "loader": (("prefetch",), ("side",)),
+    "blocking": (("call",), ("side",)),
+    "memory": (("shape", "prefetch"), ("side",)),
+    "loop": (("load",), ("side",)),
+    "tensors": (("layout",), ("lengths", "side")),
+}
+HEADINGS = {"size": "groups a put", "shape": "episodes x tokens", "how": "drawing from"}
+
+
+def table(name: str, findings: Findings) -> list[str]:
+    """Lines of the table of this name; none where there is nothing to show."""
+    if name == "machine":
+        return _machine(findings)
+    if name == "bars":
+        return _list([one for one in findings.results.values() if one.bar is not None])
+    results = findings.of(name)
+    if name not in PIVOTS:
+        return _list(results)
+    lines: list[str] = []
+    rest = list(results)
+    for engine, title in ENGINES.items():
+        pivoted = [one for one in results if one.database == engine and _fits(one, name)]
+        if pivoted:
+            lines += ["", f"{title}:", ""] if title else [""]
+            lines += _pivot(pivoted, *PIVOTS[name])
+            rest = [one for one in rest if one not in pivoted]
+    return [*lines[1:], *(["", *_list(rest)] if rest else [])]
+
+
+def _machine(findings: Findings) -> list[str]:
+    facts = [f"{name} {value}" for name, value in findings.machine.items()]
+    if not facts:
+        return []
+    return [f"{', '.join(facts)}.", f"All of it took {findings.seconds() / 60:.0f} minutes."]
+
+
+def _fits(one: Result, name: str) -> bool:
+    rows, columns = PIVOTS[name]
+    return {*rows, *columns} <= one.facts.keys()
+
+
+def _list(results: Sequence[Result]) -> list[str]:
+    """A line for each thing measured, a column for each engine."""
+    engines = [one for one in ENGINES if any(result.database == one for result in results)]
+    found = {(one.what, one.database): one for one in results}
+    rows = []
+    for what in dict.fromkeys(one.what for one in results):
+        several = [found.get((what, engine)) for engine in engines]
+        bars = dict.fromkeys(bar(one) for one in several if one is not None)
+        rows.append([what, *map(_cell, several), " / ".join(bars)])
+    headings = ["", *(ENGINES[one] or "here" for one in engines), "bar"]
+    if not any(row[-1] for row in rows):
+        headings, rows = headings[:-1], [row[:-1] for row in rows]
+    return _markdown(headings, rows, left=1)
+
+
+def _pivot(results: Sequence[Result], rows: Sequence[str], columns: Sequence[str]) -> list[str]:
+    found = {(_key(one, rows), _key(one, columns)): one for one in results}
+    names = dict.fromkeys(key for _, key in found)
+    cells = [
+        [*row, *(_cell(found.get((row, name))) for name in names)]
+        for row in dict.fromkeys(key for key, _ in found)
+    ]
+    headings = [HEADINGS.get(name, name) for name in rows]
+    headings += [", ".join(name).replace(" / ", "&nbsp;/ ") for name in names]
+    return _markdown(headings, cells, left=len(rows))
+
+
+def _key(one: Result, names: Iterable[str]) -> tuple[str, ...]:
+    values = (one.facts[name] for name in names)
+    return tuple(f"{value:,}" if isinstance(value, int) else str(value) for value in values)
+
+
+def _cell(one: Result | None) -> str:
+    if one is None:
+        return ""
+    return f"{number(one.value, one.unit)} {MARKS[one.verdict]}".rstrip()
+
+
+def _markdown(headings: Sequence[str], rows: Iterable[Sequence[str]], left: int) -> list[str]:
+    if not rows:
+        return []
+    ruler = ["---"] * left + ["--:"] * (len(headings) - left)
+    return [f"| {' | '.join(cells)} |" for cells in (headings, ruler, *rows)]

@@ -1,0 +1,1 @@
+"""What becomes slower when there is more of it."""

@@ -1,0 +1,92 @@
+"""Batches to tensors, beside a copy of the same bytes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from benchmarks.bench import Bench
+from benchmarks.results import Result, Work
+from replaydb.batch import Batch
+from replaydb.codec.flat import flatten
+from replaydb.episodes import Episode, GroupStatus
+from replaydb.stored import StoredGroup
+
+NUM_GROUPS, NUM_EPISODES, NUM_TOKENS = 64, 8, 4096
+PADDED_BAR = 3.0
+
+
+async def run(bench: Bench) -> AsyncIterator[Result]:
+    """Milliseconds, and how many copies could have been made meanwhile."""
+    tokens = NUM_TOKENS if bench.options.rounds > 1 else 64
+    for lengths in ("equal", "ragged"):
+        batch = make_batch(tokens, ragged=lengths == "ragged")
+        makers: dict[str, Callable[[], Any]] = {
+            "padded": partial(batch.padded, 0),
+            "padded, pad token 9": partial(batch.padded, 9),
+            "padded left": partial(batch.padded, 0, side="left"),
+            "split": partial(batch.split, 0),
+            "packed, next fit": partial(batch.packed, 4 * tokens),
+            "packed, first fit": partial(batch.packed, 4 * tokens, fit="first"),
+        }
+        for name, make in makers.items():
+            arrays = [one.numpy() for one in token_tensors(make())]
+            works = {"make": _called(make), "copy": _called(partial(copy_all, arrays))}
+            timings = await bench.times(f"{name}, {lengths}", works, min(bench.options.rounds, 9))
+            what = f"{NUM_GROUPS} of {NUM_EPISODES} x {tokens:,}, {lengths} lengths: {name}"
+            facts: dict[str, Any] = {"layout": name, "lengths": lengths}
+            yield bench.result(what, 1e3 * timings.median("make"), "ms", side="make", **facts)
+            bar = PADDED_BAR if (name, lengths) == ("padded", "equal") else None
+            ratio = timings.ratio("make", "copy")
+            yield bench.result(f"{what} / a copy", ratio, "x", bar, side="ratio", **facts)
+
+
+def make_batch(tokens: int, *, ragged: bool) -> Batch:
+    """A batch as a draw returns it, decoded."""
+    rng = np.random.default_rng(0)
+    groups = [_stored_group(i, tokens, rng, ragged=ragged) for i in range(NUM_GROUPS)]
+    return Batch(groups, np.ones(NUM_GROUPS), np.ones(NUM_GROUPS))
+
+
+def copy_all(arrays: list[Any]) -> None:
+    """The bytes, and nothing else."""
+    for array in arrays:
+        array.copy()
+
+
+def token_tensors(made: Any) -> list[Any]:
+    """Everything of a batch that has a value for each place."""
+    names = [name for kind in type(made).__mro__ for name in getattr(kind, "__slots__", ())]
+    values = [getattr(made, name) for name in names]
+    return [value for value in values if getattr(value, "ndim", 0) == 2]
+
+
+def _stored_group(i: int, tokens: int, rng: np.random.Generator, *, ragged: bool) -> StoredGroup:
+    episodes = []
+    for _ in range(NUM_EPISODES):
+        length = int(rng.integers(tokens // 4, tokens + 1)) if ragged else tokens
+        prompt = length // 4
+        episodes.append(
+            Episode(
+                prompt_ids=rng.integers(0, 150_000, prompt, np.int32),
+                response_ids=rng.integers(0, 150_000, length - prompt, np.int32),
+                logprobs=rng.standard_normal(length - prompt).astype(np.float32),
+                reward=float(rng.random()),
+                policy_version=3,
+            )
+        )
+    facts: dict[str, Any] = defaultdict(lambda: None)
+    facts |= {"id": i, "task_name": "t", "group_uid": str(i), "priority": 1.0, "tags": {}}
+    facts |= {"group_status": GroupStatus.COMPLETED, "times_sampled": 1, "attempts": 0}
+    return StoredGroup(facts, {0: flatten(episodes)})
+
+
+def _called(make: Callable[[], object]) -> Work:
+    async def work() -> None:
+        make()
+
+    return work
