@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from benchmarks.peers.report import SAFETY, SPEED
 from benchmarks.report.findings import ENGINES, Findings
 from benchmarks.results import Result, bar, number
 
@@ -33,6 +34,8 @@ def table(name: str, findings: Findings) -> list[str]:
         return _machine(findings)
     if name == "bars":
         return _list([one for one in findings.results.values() if one.bar is not None])
+    if name == "peers":
+        return [*_peers(findings, SPEED), "", *_peers(findings, SAFETY)] if findings.peers else []
     results = findings.of(name)
     if name not in PIVOTS:
         return _list(results)
@@ -45,6 +48,23 @@ def table(name: str, findings: Findings) -> list[str]:
             lines += _pivot(pivoted, *PIVOTS[name])
             rest = [one for one in rest if one not in pivoted]
     return [*lines[1:], *(["", *_list(rest)] if rest else [])]
+
+
+def _peers(findings: Findings, columns: Mapping[str, Sequence[str]]) -> list[str]:
+    """A line for each store; operations that share a heading share a cell."""
+    found = {(one.peer, one.operation): one.value for one in findings.peers}
+    rows = []
+    for peer in dict.fromkeys(one.peer for one in findings.peers):
+        cells = [
+            " / ".join(_value(found[peer, one]) for one in operations if (peer, one) in found)
+            for operations in columns.values()
+        ]
+        rows.append([peer, *cells])
+    return _markdown(["", *(heading.replace("\n", " ") for heading in columns)], rows, left=1)
+
+
+def _value(value: float | None) -> str:
+    return "none" if value is None else number(value, "").rstrip()
 
 
 def _machine(findings: Findings) -> list[str]:
