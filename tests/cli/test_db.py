@@ -14,7 +14,10 @@ from typer.testing import CliRunner, Result
 
 import replaydb
 from replaydb.cli import app
+from replaydb.database.schema import REVISIONS
 from support.connections import transaction
+
+NEWEST = REVISIONS[-1]
 
 
 def run(*arguments: str, url: str | None = None, answer: str | None = None) -> Result:
@@ -30,24 +33,24 @@ def test_version() -> None:
 
 def test_the_tables_come_and_go(empty_url: str) -> None:
     assert run("db", "current", "--url", empty_url).output == "none\n"
-    assert run("db", "upgrade", "--url", empty_url).output == "revision 0001\n"
+    assert run("db", "upgrade", "--url", empty_url).output == f"revision {NEWEST}\n"
     assert run("db", "check", "--url", empty_url).output == "the tables are as expected\n"
-    assert run("db", "history", "--url", empty_url).output.startswith("* 0001  ")
-    down = run("db", "downgrade", "-1", "--yes", "--url", empty_url)
+    assert f"* {NEWEST}  " in run("db", "history", "--url", empty_url).output
+    down = run("db", "downgrade", "base", "--yes", "--url", empty_url)
     assert down.output == "revision none\n"
     assert run("db", "current", "--url", empty_url).output == "none\n"
 
 
 def test_the_url_may_come_from_the_environment(empty_sqlite_url: str) -> None:
     assert run("db", "upgrade", url=empty_sqlite_url).exit_code == 0
-    assert run("db", "current", url=empty_sqlite_url).output == "0001\n"
+    assert run("db", "current", url=empty_sqlite_url).output == f"{NEWEST}\n"
 
 
 def test_history_needs_no_database() -> None:
     assert run("db", "history").output.startswith("  0001  ")
 
 
-@pytest.mark.parametrize(("answer", "left"), [("n\n", "0001\n"), ("y\n", "none\n")])
+@pytest.mark.parametrize(("answer", "left"), [("n\n", f"{NEWEST}\n"), ("y\n", "none\n")])
 def test_downgrade_asks_first(sqlite_url: str, answer: str, left: str) -> None:
     run("db", "downgrade", "base", url=sqlite_url, answer=answer)
     assert run("db", "current", url=sqlite_url).output == left

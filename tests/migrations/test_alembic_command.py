@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from replaydb.database import migrate
+from replaydb.database.schema import REVISIONS
 from support.revisions import CHECKOUT
 
 
@@ -33,7 +34,7 @@ async def test_up_check_and_down(empty_url: str) -> None:
     assert up.returncode == 0, up.stderr
     assert "Running upgrade  -> 0001" in up.stderr
     assert await migrate.check(empty_url) == ()
-    assert "0001 (head)" in alembic("current", url=empty_url).stdout
+    assert f"{REVISIONS[-1]} (head)" in alembic("current", url=empty_url).stdout
     assert "No new upgrade operations" in alembic("check", url=empty_url).stdout
     assert alembic("downgrade", "base", url=empty_url).returncode == 0
     assert await migrate.current(empty_url) is None
@@ -44,7 +45,7 @@ async def test_x_argument_goes_before_the_environment(
 ) -> None:
     other = f"sqlite:///{tmp_path / 'other.db'}"
     alembic("-x", f"url={empty_sqlite_url}", "upgrade", "head", url=other)
-    assert await migrate.current(empty_sqlite_url) == "0001"
+    assert await migrate.current(empty_sqlite_url) == REVISIONS[-1]
     assert await migrate.current(other) is None
 
 
@@ -54,7 +55,7 @@ async def test_the_file_names_the_database_last(empty_sqlite_url: str, tmp_path:
     ini.write_text(lines.replace("sqlalchemy.url =", f"sqlalchemy.url = {empty_sqlite_url}"))
     up = alembic("upgrade", "head", ini=ini)
     assert up.returncode == 0, up.stderr
-    assert await migrate.current(empty_sqlite_url) == "0001"
+    assert await migrate.current(empty_sqlite_url) == REVISIONS[-1]
 
 
 @pytest.mark.parametrize(

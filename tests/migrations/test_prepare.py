@@ -21,7 +21,7 @@ from replaydb.errors import (
     SchemaTooNewError,
 )
 from support.connections import transaction
-from support.revisions import release_0002
+from support.revisions import NEXT, release_next
 
 CHOICES = [None, True, False]
 
@@ -116,24 +116,24 @@ async def test_old_tables_are_refused_with_the_command_to_run(
     empty_url: str, choice: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await migrate.upgrade(empty_url)
-    release_0002(tmp_path, monkeypatch, "pass")
+    release_next(tmp_path, monkeypatch, "pass")
     with pytest.raises(SchemaOutOfDateError) as refused:
         await migrate.prepare(backend_for(empty_url), migrate=choice)
     message, _, command = str(refused.value).partition("; run: ")
-    assert message == "the tables are of revision 0001, 0002 is needed"
+    assert message == f"the tables are of revision {REVISIONS[-1]}, {NEXT} is needed"
     *words, url = shlex.split(command)
     assert words == ["replaydb", "db", "upgrade", "--url"]
     await migrate.upgrade(url)
-    assert await migrate.current(empty_url) == "0002"
+    assert await migrate.current(empty_url) == NEXT
 
 
 async def test_migrate_true_upgrades_old_tables(
     empty_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await migrate.upgrade(empty_url)
-    release_0002(tmp_path, monkeypatch, "pass")
+    release_next(tmp_path, monkeypatch, "pass")
     await migrate.prepare(backend_for(empty_url), migrate=True)
-    assert await migrate.current(empty_url) == "0002"
+    assert await migrate.current(empty_url) == NEXT
 
 
 @pytest.mark.parametrize("choice", CHOICES)

@@ -73,6 +73,16 @@ async def test_down_takes_everything_and_up_again_brings_it_back(url: str) -> No
     assert await migrate.current(url) == REVISIONS[-1]
 
 
+async def test_every_step_can_be_taken_back(empty_url: str) -> None:
+    made: list[Snapshot] = []
+    for revision in REVISIONS:
+        await migrate.upgrade(empty_url, revision)
+        made.append(await _snapshot(empty_url))
+    for revision, expected in list(zip(REVISIONS, made, strict=True))[-2::-1]:
+        await migrate.downgrade(empty_url, revision)
+        assert await _snapshot(empty_url) == expected
+
+
 def test_revisions_are_those_of_the_folder() -> None:
     assert tuple(revision.id for revision in migrate.history()) == REVISIONS
 

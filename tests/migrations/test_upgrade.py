@@ -13,10 +13,10 @@ from sqlalchemy.exc import IntegrityError
 
 from replaydb.database import migrate
 from replaydb.database.backend import backend_for
-from replaydb.database.schema import episode_group
+from replaydb.database.schema import REVISIONS, episode_group
 from replaydb.errors import DatabaseError, InvalidInputError
 from support.connections import transaction
-from support.revisions import release_0002
+from support.revisions import NEXT, release_next
 from support.rows import contents, fill, group_row, view_counts
 from support.snapshot import take_snapshot
 
@@ -30,8 +30,8 @@ FORWARD, BACK = REBUILD % True, REBUILD % False
 
 @pytest.fixture
 async def filled_url(empty_url: str) -> str:
-    """A database of its own at revision 0001, with rows in every table."""
-    await migrate.upgrade(empty_url, "0001")
+    """A database of its own, with rows in every table."""
+    await migrate.upgrade(empty_url)
     async with transaction(empty_url) as connection:
         await fill(connection)
     return empty_url
@@ -45,10 +45,10 @@ async def test_rebuilding_a_table_keeps_every_row(
         schema = await take_snapshot(connection)
         views = await view_counts(connection)
     assert all(before.values())
-    release_0002(tmp_path, monkeypatch, FORWARD, BACK)
+    release_next(tmp_path, monkeypatch, FORWARD, BACK)
 
     await migrate.upgrade(filled_url)
-    assert await migrate.current(filled_url) == "0002"
+    assert await migrate.current(filled_url) == NEXT
     async with transaction(filled_url) as connection:
         assert await contents(connection) == before
         assert await view_counts(connection) == views
@@ -66,7 +66,7 @@ async def test_rebuilding_a_table_does_not_give_ids_again(
     await migrate.upgrade(empty_sqlite_url)
     async with transaction(empty_sqlite_url) as connection:
         await fill(connection)
-    release_0002(tmp_path, monkeypatch, FORWARD)
+    release_next(tmp_path, monkeypatch, FORWARD)
     await migrate.upgrade(empty_sqlite_url)
     backend = backend_for(empty_sqlite_url)
     async with transaction(empty_sqlite_url) as connection:
@@ -96,10 +96,10 @@ op.create_table("extra", sa.Column("id", sa.Integer(), primary_key=True))
 op.execute(sa.text("DELETE FROM draw"))
 raise RuntimeError("midway")
 """
-    release_0002(tmp_path, monkeypatch, FORWARD + midway)
+    release_next(tmp_path, monkeypatch, FORWARD + midway)
     with pytest.raises(RuntimeError, match="midway"):
         await migrate.upgrade(filled_url)
-    assert await migrate.current(filled_url) == "0001"
+    assert await migrate.current(filled_url) == REVISIONS[-1]
     async with transaction(filled_url) as connection:
         assert await contents(connection) == before
         assert await take_snapshot(connection) == schema
@@ -108,7 +108,7 @@ raise RuntimeError("midway")
 async def test_a_new_database_is_made_whole_or_not_at_all(
     empty_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    release_0002(tmp_path, monkeypatch, 'op.execute(sa.text("SELECT * FROM nowhere"))')
+    release_next(tmp_path, monkeypatch, 'op.execute(sa.text("SELECT * FROM nowhere"))')
     with pytest.raises(DatabaseError, match="nowhere"):
         await migrate.upgrade(empty_url)
     assert await migrate.current(empty_url) is None
@@ -123,7 +123,7 @@ async def test_an_upgrade_that_leaves_orphans_is_refused(
     async with transaction(empty_sqlite_url) as connection:
         await fill(connection)
         before = await contents(connection)
-    release_0002(tmp_path, monkeypatch, 'op.execute(sa.text("DELETE FROM episode_group"))')
+    release_next(tmp_path, monkeypatch, 'op.execute(sa.text("DELETE FROM episode_group"))')
     with pytest.raises(DatabaseError, match="rows that are gone"):
         await migrate.upgrade(empty_sqlite_url)
     async with transaction(empty_sqlite_url) as connection:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from replaydb.database.schema import REVISIONS
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 ANYWHERE = "/"
 NO_PATHS = {"PATH": "/usr/bin:/bin"}
@@ -66,6 +68,7 @@ def test_the_wheel_holds_the_package_its_types_and_the_migrations(wheel: Path) -
         "replaydb/migrations/env.py",
         "replaydb/migrations/script.py.mako",
         "replaydb/migrations/versions/0001_initial.py",
+        "replaydb/migrations/versions/0002_idle_indexes.py",
     } <= names
     assert [name for name in names if "__pycache__" in name or name.endswith(".pyc")] == []
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"replaydb"}
@@ -84,6 +87,7 @@ def test_the_version_is_that_of_the_package(environment: Path) -> None:
 def test_it_migrates(environment: Path, empty_url: str) -> None:
     database = ("--url", empty_url)
     assert _run(environment, "replaydb", "db", "current", *database) == "none\n"
-    assert _run(environment, "replaydb", "db", "upgrade", *database) == "revision 0001\n"
-    assert _run(environment, "replaydb", "db", "current", *database) == "0001\n"
+    newest = f"{REVISIONS[-1]}\n"
+    assert _run(environment, "replaydb", "db", "upgrade", *database) == f"revision {newest}"
+    assert _run(environment, "replaydb", "db", "current", *database) == newest
     assert _run(environment, "replaydb", "db", "check", *database) == "the tables are as expected\n"

@@ -125,3 +125,10 @@ def assert_reads_only(
     assert not plan.sorts, plan.text
     assert plan.indexes == {index}, plan.text
     assert plan.tables == tables, plan.text
+
+
+def assert_stays_within(plan: Plan, *indexes: str) -> None:
+    """One range of one of these gives the rows, in whatever order, and nothing else is touched."""
+    assert not plan.scans, plan.text
+    assert plan.indexes in [{index} for index in indexes], plan.text
+    assert plan.tables == {"episode_group"}, plan.text

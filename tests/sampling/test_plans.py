@@ -16,6 +16,7 @@ import replaydb as rdb
 from replaydb.database import migrate
 from replaydb.database.repository import tasks
 from replaydb.database.schema import (
+    IDLE,
     buffer,
     draw,
     draw_group,
@@ -26,19 +27,22 @@ from replaydb.database.schema import (
     task,
     transcript,
 )
-from replaydb.database.statements import buffers, draws, groups
+from replaydb.database.statements import buffers, draws, groups, leases
 from replaydb.policies import SimplePolicy
-from sampling.plans import assert_reads_only, plan_of
+from sampling.plans import assert_reads_only, assert_stays_within, plan_of
 from support.connections import transaction
 from support.postgres import PostgresServer
 
 TASKS = [f"task-{number}" for number in range(10)]
 NUM_GROUPS = 20_000
+#: By id modulo 22; what is not here is completed.
+STATUSES = dict(enumerate(("expired", "archived", "leased", "failed", *["aborted"] * 4)))
+ARRIVAL = "ix_episode_group_arrival"
 POOL = draws.Pool(1, "task-3", "completed")
 NOW = datetime(2026, 1, 15, tzinfo=UTC)
 INDEXES: list[tuple[SimplePolicy, str]] = [
-    (rdb.Fifo(), "ix_episode_group_arrival"),
-    (rdb.Lifo(), "ix_episode_group_arrival"),
+    (rdb.Fifo(), ARRIVAL),
+    (rdb.Lifo(), ARRIVAL),
     (rdb.StalestFirst(), "ix_episode_group_policy_version"),
     (rdb.FreshestFirst(), "ix_episode_group_policy_version"),
     (rdb.TopPriority(), "ix_episode_group_priority"),
@@ -46,6 +50,8 @@ INDEXES: list[tuple[SimplePolicy, str]] = [
     (rdb.Uniform(), "ix_episode_group_uniform_key"),
     (rdb.Prioritized(), "ix_episode_group_priority_key"),
 ]
+#: PostgreSQL takes the smallest where it is going to sort anyway: all begin with the task.
+SCHEDULING = {index for _, index in INDEXES}
 BY_POLICY = pytest.mark.parametrize(
     ("policy", "index"), INDEXES, ids=[type(policy).__name__ for policy, _ in INDEXES]
 )
@@ -59,20 +65,20 @@ BY_FILTER = pytest.mark.parametrize("eligible", FILTERS.values(), ids=FILTERS.ke
 
 
 def group_rows() -> Iterator[dict[str, Any]]:
-    """Ten tasks, one in ten of the groups leased, one in twenty of unknown version."""
+    """Ten tasks, seven groups in eleven completed; one in twenty of unknown version."""
     for i in range(1, NUM_GROUPS + 1):
         version = None if i % 20 == 0 else i % 50
         yield {
             "id": i, "buffer_id": 1, "group_uid": f"uid-{i}", "prompt_uid": f"prompt-{i % 500}",
             "task_name": TASKS[i * 7 % 10],
-            "group_status": "expired" if i % 11 == 0 else "completed",
+            "group_status": STATUSES.get(i % 22, "completed"),
             "staleness": None if version is None else 50 - version, "priority": 1.0 + i % 100,
             "weight": 1.0 + i % 100, "uniform_key": (i * 7919 % NUM_GROUPS) / 100,
             "priority_key": (i * 104_729 % NUM_GROUPS) / 1000, "min_policy_version": version,
             "max_policy_version": version, "num_episodes": 1, "num_tokens": 100, "num_bytes": 100,
             "reward_std": i % 7 / 10, "times_sampled": i % 9, "attempts": 0,
             "has_transcript": False, "tags": {"level": "hard" if i % 3 else "easy"},
-            "created_at": NOW,
+            "created_at": NOW, "last_sampled_at": NOW if i % 3 else None,
         }  # fmt: skip
 
 
@@ -187,11 +193,83 @@ async def test_new_arrivals(connection: AsyncConnection, policy: SimplePolicy) -
         assert_reads_only(await plan_of(connection, statement, values), "pk_episode_group")
 
 
-async def test_a_scan_of_the_eligible_stays_within_its_task(connection: AsyncConnection) -> None:
-    statement = draws.all_eligible(POOL, group.reward_std > 0.5)
-    plan = await plan_of(connection, statement)
-    assert not plan.scans, plan.text
-    assert plan.tables == {"episode_group"}, plan.text
+@pytest.mark.parametrize("status", list(rdb.GroupStatus))
+async def test_a_scan_of_the_eligible_stays_within_its_task(
+    connection: AsyncConnection, status: str
+) -> None:
+    pool = draws.Pool(1, "task-3", status)
+    plan = await plan_of(connection, draws.all_eligible(pool, group.reward_std > 0.5))
+    assert_stays_within(plan, *SCHEDULING)
+
+
+async def test_a_clock_that_is_set_back_stays_within_its_task(connection: AsyncConnection) -> None:
+    plan = await plan_of(connection, draws.set_back(POOL, draws.order_of(rdb.Uniform()), 5.0))
+    assert_stays_within(plan, *SCHEDULING)
+
+
+ORDERED = pytest.mark.parametrize(
+    ("policy", "index"),
+    [(policy, index) for policy, index in INDEXES if draws.order_of(policy).clock is None],
+    ids=[type(policy).__name__ for policy, _ in INDEXES if draws.order_of(policy).clock is None],
+)
+
+
+@ORDERED
+@BY_FILTER
+async def test_what_was_aborted_is_in_the_same_indexes(
+    connection: AsyncConnection, policy: SimplePolicy, index: str, eligible: Any
+) -> None:
+    pool = draws.Pool(1, "task-3", "aborted")
+    statement = draws.first_in_order(pool, draws.order_of(policy), 16, eligible)
+    assert_reads_only(await plan_of(connection, statement), index)
+
+
+@ORDERED
+@pytest.mark.parametrize("status", ["expired", "failed", "archived"])
+async def test_a_draw_from_other_statuses_stays_within_its_task(
+    connection: AsyncConnection, policy: SimplePolicy, index: str, status: str
+) -> None:
+    """It may sort them, but in the order of ids it need not."""
+    order = draws.order_of(policy)
+    for unknown in (False, True) if order.column.nullable else (False,):
+        statement = draws.first_in_order(
+            draws.Pool(1, "task-3", status), order, 64, unknown=unknown
+        )
+        plan = await plan_of(connection, statement)
+        assert_stays_within(plan, ARRIVAL)
+        assert index != ARRIVAL or not plan.sorts, plan.text
+
+
+EVICTIONS = [
+    (draws.Order(group.id), "arrival", False),
+    (draws.Order(group.min_policy_version), "policy_version", False),
+    (draws.Order(group.min_policy_version), "policy_version", True),
+    (draws.Order(group.priority), "priority", False),
+    (draws.Order(group.last_sampled_at), "last_sampled_at", False),
+    (draws.Order(group.last_sampled_at), "arrival", True),
+    (draws.Order(group.times_sampled, descending=True), "times_sampled", False),
+]
+
+
+@pytest.mark.parametrize(
+    ("order", "index", "unknown"),
+    EVICTIONS,
+    ids=[f"{order.column.name}{' is null' * unknown}" for order, _, unknown in EVICTIONS],
+)
+@pytest.mark.parametrize("status", IDLE)
+async def test_victims(
+    connection: AsyncConnection, order: draws.Order, index: str, unknown: bool, status: str
+) -> None:
+    pool = draws.Pool(1, "task-3", status)
+    statement = draws.first_in_order(pool, order, 16, unknown=unknown)
+    assert_reads_only(await plan_of(connection, statement), f"ix_episode_group_{index}")
+
+
+@pytest.mark.parametrize("status", ["expired", "failed", "filtered"])
+async def test_victims_that_nobody_can_draw(connection: AsyncConnection, status: str) -> None:
+    pool = draws.Pool(1, "task-3", status)
+    statement = draws.first_in_order(pool, draws.Order(group.id), 16)
+    assert_reads_only(await plan_of(connection, statement), ARRIVAL)
 
 
 STATEMENTS: dict[str, tuple[Callable[[], Any], dict[str, Any], set[str], set[str]]] = {
@@ -217,6 +295,24 @@ STATEMENTS: dict[str, tuple[Callable[[], Any], dict[str, Any], set[str], set[str
         {"group_id": 7, "priority": 1.0, "weight": 1.0, "priority_key": 0.5},
         {"pk_episode_group"}, {"episode_group"},
     ),
+    "mark_leased": (
+        lambda: draws.mark_leased([3, 4, 5], 1, NOW, 7), {},
+        {"pk_episode_group"}, {"episode_group"},
+    ),
+    "held_by": (
+        lambda: select(group.id).where(leases.held_by(1, None)), {},
+        {"ix_episode_group_lease_id"}, {"episode_group"},
+    ),
+    "past_deadline": (
+        lambda: select(group.id).where(groups.past_deadline(1, TASKS, NOW)), {},
+        {"ix_episode_group_deadline"}, {"episode_group"},
+    ),
+    "archive": (
+        lambda: groups.set_values(
+            groups.selection(1, ids=[3, 4, 5]), {"group_status": "archived"}
+        ), {},
+        {"pk_episode_group"}, {"episode_group"},
+    ),
     "expire": (
         lambda: groups.set_values(
             groups.too_stale(1, "task-3", 51, 49), {"group_status": "expired"}
@@ -236,6 +332,11 @@ async def test_statements_find_their_rows_by_an_index(
     assert not plan.sorts, plan.text
     assert plan.indexes == indexes, plan.text
     assert plan.tables == tables, plan.text
+
+
+async def test_what_expires_is_summed_up_by_the_same_index(connection: AsyncConnection) -> None:
+    plan = await plan_of(connection, groups.sums(groups.too_stale(1, "task-3", 51, 49)))
+    assert_stays_within(plan, "ix_episode_group_policy_version")
 
 
 async def test_an_advance_touches_no_payload(connection: AsyncConnection) -> None:

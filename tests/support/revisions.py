@@ -9,8 +9,11 @@ from textwrap import dedent, indent
 import pytest
 
 from replaydb.database import migrate
+from replaydb.database.schema import REVISIONS
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+#: The revision after the newest.
+NEXT = f"{int(REVISIONS[-1]) + 1:04}"
 
 _REVISION = '''\
 """A revision of the tests."""
@@ -18,8 +21,8 @@ _REVISION = '''\
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0002"
-down_revision = "0001"
+revision = "{revision}"
+down_revision = "{newest}"
 
 
 def upgrade() -> None:
@@ -31,14 +34,18 @@ def downgrade() -> None:
 '''
 
 
-def release_0002(
+def release_next(
     folder: Path, monkeypatch: pytest.MonkeyPatch, upgrade: str, downgrade: str = "pass"
 ) -> None:
-    """From here on this process has a revision 0002, with these bodies."""
+    """From here on this process has one revision more, with these bodies."""
     copy = shutil.copytree(CHECKOUT / "migrations", folder / "migrations")
     bodies = {"upgrade": upgrade, "downgrade": downgrade}
-    (copy / "versions" / "0002_next.py").write_text(
-        _REVISION.format(**{name: indent(dedent(body), "    ") for name, body in bodies.items()})
+    (copy / "versions" / f"{NEXT}_next.py").write_text(
+        _REVISION.format(
+            revision=NEXT,
+            newest=REVISIONS[-1],
+            **{name: indent(dedent(body), "    ") for name, body in bodies.items()},
+        )
     )
     monkeypatch.setattr(migrate, "_folder", lambda: copy)
-    monkeypatch.setattr(migrate, "REVISIONS", ("0001", "0002"))
+    monkeypatch.setattr(migrate, "REVISIONS", (*REVISIONS, NEXT))

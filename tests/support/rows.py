@@ -85,7 +85,7 @@ async def fill(connection: AsyncConnection) -> None:
 
 
 async def contents(connection: AsyncConnection) -> Contents:
-    """All rows of all tables, in the columns that revision 0001 has."""
+    """All rows of all tables, in the columns that the metadata has."""
     found: Contents = {}
     for table in TABLES:
         rows = await connection.execute(table.select().order_by(*table.primary_key))

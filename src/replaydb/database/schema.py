@@ -15,6 +15,7 @@ from sqlalchemy import (
     Boolean,
     CheckConstraint,
     Column,
+    ColumnElement,
     DateTime,
     Dialect,
     Double,
@@ -30,12 +31,13 @@ from sqlalchemy import (
     Text,
     TypeDecorator,
     UniqueConstraint,
+    literal_column,
 )
 
 from replaydb.episodes import GroupStatus
 
 #: Every revision of `migrations/`, the newest last: opening a store compares without alembic.
-REVISIONS: tuple[str, ...] = ("0001",)
+REVISIONS: tuple[str, ...] = ("0001", "0002")
 
 metadata = MetaData(
     naming_convention={
@@ -189,19 +191,36 @@ episode_group = Table(
 )
 
 
-def _scheduling_index(name: str, *keys: str) -> Index:
+#: Statuses of what nobody holds and is still of use: it is drawn, it expires, it is evicted.
+IDLE = (GroupStatus.COMPLETED, GroupStatus.ABORTED)
+#: Written out, not bound: a planner uses a partial index only where it sees the condition of it.
+IS_IDLE = episode_group.c.group_status.in_([literal_column(repr(status.value)) for status in IDLE])
+
+
+def _scheduling_index(name: str, *keys: str, where: ColumnElement[bool] | None = None) -> None:
     """An index that is WHERE and ORDER BY of one kind of draw at once."""
     columns = ["buffer_id", "task_name", "group_status", *keys, "id"]
-    return Index(f"ix_episode_group_{name}", *(episode_group.c[column] for column in columns))
+    Index(
+        f"ix_episode_group_{name}",
+        *(episode_group.c[column] for column in columns),
+        sqlite_where=where,
+        postgresql_where=where,
+    )
 
 
 _scheduling_index("arrival")
-_scheduling_index("priority", "priority")
-_scheduling_index("uniform_key", "uniform_key")
-_scheduling_index("priority_key", "priority_key")
-_scheduling_index("policy_version", "min_policy_version")
-_scheduling_index("times_sampled", "times_sampled")
-_scheduling_index("last_sampled_at", "last_sampled_at")
+# What is leased or archived is in none of these: a lease takes it out, an ack leaves it out.
+_scheduling_index("priority", "priority", where=IS_IDLE)
+_scheduling_index("uniform_key", "uniform_key", where=IS_IDLE)
+_scheduling_index("priority_key", "priority_key", where=IS_IDLE)
+_scheduling_index("policy_version", "min_policy_version", where=IS_IDLE)
+_scheduling_index("times_sampled", "times_sampled", where=IS_IDLE)
+# Nor is what was never drawn in the last one: most queues draw a group once.
+_scheduling_index(
+    "last_sampled_at",
+    "last_sampled_at",
+    where=IS_IDLE & episode_group.c.last_sampled_at.is_not(None),
+)
 # BRIN on PostgreSQL: `advance_policy` rewrites this column of every live row, and a block range
 # summary, unlike a B-tree, does not stop such updates from being heap-only.
 Index(

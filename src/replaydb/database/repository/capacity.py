@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from replaydb.database.repository import orders, transitions
 from replaydb.database.repository.tasks import TaskAccount
 from replaydb.database.repository.transitions import Accounts
-from replaydb.database.schema import group
+from replaydb.database.schema import IDLE, group
 from replaydb.database.statements.draws import Order, Pool
 from replaydb.database.statements.groups import selection
 from replaydb.episodes import GroupStatus
@@ -26,8 +26,6 @@ PAGE = 16
 
 #: Can no longer be drawn, so they go first, the oldest first.
 _DEAD = (GroupStatus.EXPIRED, GroupStatus.FAILED, GroupStatus.FILTERED)
-#: Nobody holds them.
-_IDLE = (GroupStatus.COMPLETED, GroupStatus.ABORTED)
 
 
 @dataclass(slots=True)
@@ -99,7 +97,7 @@ async def evict_old(room: Room, accounts: Accounts) -> None:
     if room.settings.time_to_live is None:
         return
     cutoff = room.now - timedelta(seconds=room.settings.time_to_live)
-    pools = _pools(room, accounts.values(), [*_DEAD, *_IDLE])
+    pools = _pools(room, accounts.values(), [*_DEAD, *IDLE])
     while True:
         # Ids ascend with age, so the first that is young enough ends the search.
         rows = await orders.first_of_all(room.connection, pools, Order(group.id), PAGE)
@@ -140,7 +138,7 @@ async def _victims(room: Room, accounts: Sequence[TaskAccount], excess: Size) ->
         room.connection, _pools(room, accounts, _DEAD), Order(group.id), limit
     )
     if not rows:
-        pools = _pools(room, accounts, _IDLE)
+        pools = _pools(room, accounts, IDLE)
         order, eligible = await _by_eviction(room, pools)
         rows = await orders.first_of_all(room.connection, pools, order, limit, eligible)
     freed, chosen = Size(), []

@@ -23,7 +23,7 @@ from sqlalchemy import (
 
 from replaydb.database.expressions import among
 from replaydb.database.prepared import prepared
-from replaydb.database.schema import episode_group, group
+from replaydb.database.schema import IDLE, IS_IDLE, episode_group, group
 from replaydb.episodes import GroupStatus
 from replaydb.policies import (
     Fifo,
@@ -80,7 +80,10 @@ def order_of(policy: SimplePolicy) -> Order:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The groups of one task and status: what an index has side by side."""
+    """The groups of one task and status: what an index has side by side.
+
+    Only idle ones are in the index of every order; of others, those of a task are sorted.
+    """
 
     buffer_id: int
     task_name: str
@@ -94,6 +97,11 @@ class Pool:
             "pool_task_name": self.task_name,
             "pool_status": self.status,
         }
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the groups are in every index."""
+        return self.status in IDLE
 
 
 _OF_TASK = (group.buffer_id == bindparam("pool_buffer_id")) & (
@@ -126,18 +134,22 @@ def first_in_order(
             reads of one index, because engines disagree about where NULLs sort.
     """
     build = _all_in_order if eligible is None else _in_order
-    return build(order, eligible, unknown), pool.values | {"most": limit}
+    return build(order, eligible, unknown, pool.is_idle), pool.values | {"most": limit}
 
 
-def _in_order(order: Order, eligible: ColumnElement[bool] | None, unknown: bool) -> Select[Any]:
+def _in_order(
+    order: Order, eligible: ColumnElement[bool] | None, unknown: bool, idle: bool
+) -> Select[Any]:
     key = order.column
     more = (group.num_tokens, group.num_bytes, group.created_at)
     statement = select(*_FACTS, key.label("key"), *more)
-    if key is group.id:
+    # What was never drawn is not in the index of last draws. `first` asks for it when it has read
+    # all that were drawn, and had fewer than it wanted: so many does the walk by age pass at most.
+    if key is group.id or (unknown and key is group.last_sampled_at):
         statement = statement.where(_MEMBERS_BY_AGE)
         columns = [group.group_status, group.id]
     else:
-        statement = statement.where(_MEMBERS)
+        statement = statement.where(_MEMBERS & IS_IDLE if idle else _MEMBERS)
         columns = [key, group.id]
     if key.nullable:
         statement = statement.where(key.is_(None) if unknown else key.is_not(None))
@@ -158,7 +170,7 @@ def arrivals(
     eligible: ColumnElement[bool] | None,
     after: tuple[float, int] | None,
 ) -> tuple[Select[Any], dict[str, Any]]:
-    """A page of a pool's arrivals in clock order, as (id, weight, staleness, key, eligible)."""
+    """A page of an idle pool's arrivals by clock, as (id, weight, staleness, key, eligible)."""
     values = pool.values | {"most": limit}
     if after is not None:
         values |= {"after_key": after[0], "after_id": after[1]}
@@ -169,7 +181,8 @@ def arrivals(
 def _arrivals(order: Order, eligible: ColumnElement[bool] | None, later: bool) -> Select[Any]:
     key = order.column
     verdict = true() if eligible is None else _verdict(eligible)
-    statement = select(*_FACTS, key.label("key"), verdict.label("eligible")).where(_MEMBERS)
+    statement = select(*_FACTS, key.label("key"), verdict.label("eligible"))
+    statement = statement.where(_MEMBERS & IS_IDLE)
     if later:
         after = tuple_(bindparam("after_key", type_=key.type), bindparam("after_id", type_=_ID))
         statement = statement.where(tuple_(key, group.id) > after)

@@ -27,7 +27,16 @@ from sqlalchemy import (
 
 from replaydb.database.expressions import among
 from replaydb.database.prepared import prepared
-from replaydb.database.schema import episode, episode_group, group, payload, run, transcript
+from replaydb.database.schema import (
+    IDLE,
+    IS_IDLE,
+    episode,
+    episode_group,
+    group,
+    payload,
+    run,
+    transcript,
+)
 from replaydb.episodes import GroupStatus
 
 #: Statuses whose groups age as the policy advances; the others keep the staleness they ended with.
@@ -64,7 +73,7 @@ _FACTS = (
     group.archived_at,
 )
 #: Statuses from which a group expires; what is pending or leased is in somebody's hands.
-EXPIRING = (GroupStatus.COMPLETED.value, GroupStatus.ABORTED.value)
+EXPIRING = tuple(status.value for status in IDLE)
 
 
 @prepared
@@ -333,7 +342,7 @@ def too_stale(
     return (
         (group.buffer_id == buffer_id)
         & (group.task_name == task_name)
-        & group.group_status.in_(EXPIRING)
+        & IS_IDLE
         & (group.min_policy_version < policy_version - max_staleness)
     )
 
