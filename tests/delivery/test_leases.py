@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 import replaydb as rdb
 from delivery.conftest import Clock
 from replaydb import Buffer, Store
 from replaydb.database.schema import lease as lease_table
+from support.connections import transaction
 from support.groups import group, groups
 from support.ledger import group_row, number_of, statuses
 
@@ -48,6 +51,28 @@ async def test_nobody_else_is_given_what_is_leased(buffer: Buffer, other: Store)
         with pytest.raises(rdb.NotEnoughGroups):
             await theirs.lease(1, ttl=60)
         await second.nack()
+
+
+@pytest.mark.parametrize("live", [True, False])
+async def test_an_ack_that_waits_goes_by_what_has_become_of_the_lease(
+    buffer: Buffer, url: str, live: bool
+) -> None:
+    await buffer.put([*groups(3), group("another", "code")])
+    lease = await buffer.lease(4, ttl=60)
+    async with transaction(url) as connection:
+        end = datetime.now(UTC) + timedelta(seconds=90 if live else -1)
+        await connection.execute(update(lease_table).values(expires_at=end))
+        ack = asyncio.create_task(lease.ack())
+        await asyncio.sleep(0.1)
+        assert not ack.done()
+    if live:
+        await ack
+        assert set((await statuses(url)).values()) == {"archived"}
+        assert await number_of(url, lease_table) == 0
+        return
+    with pytest.raises(rdb.LeaseExpiredError):
+        await ack
+    assert set((await statuses(url)).values()) == {"leased"}
 
 
 async def test_some_of_a_lease(buffer: Buffer, url: str) -> None:

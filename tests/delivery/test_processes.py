@@ -196,7 +196,7 @@ async def _nothing_drawn(store: Store, url: str) -> None:
     ("action", "where", "check"),
     [
         ("ack", f"{_REPOSITORY}.leases:ack", _back_in_time),
-        ("ack", f"{_REPOSITORY}.transitions:move", _back_in_time),
+        ("ack", f"{_REPOSITORY}.transitions:archive", _back_in_time),
         ("ack", f"{_REPOSITORY}.lineage:set_cursors", _back_in_time),
         ("put", f"{_REPOSITORY}.lineage:set_cursors", _nothing_put),
         ("put", f"{_REPOSITORY}.tasks:save", _nothing_put),

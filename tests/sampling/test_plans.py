@@ -291,7 +291,7 @@ STATEMENTS: dict[str, tuple[Callable[[], Any], dict[str, Any], set[str], set[str
         lambda: groups.transcripts([5, 6, 7]), {}, {"pk_transcript"}, {"transcript"},
     ),
     "set_priorities": (
-        groups.set_priorities,
+        groups.change,
         {"group_id": 7, "priority": 1.0, "weight": 1.0, "priority_key": 0.5},
         {"pk_episode_group"}, {"episode_group"},
     ),
@@ -337,6 +337,17 @@ async def test_statements_find_their_rows_by_an_index(
 async def test_what_expires_is_summed_up_by_the_same_index(connection: AsyncConnection) -> None:
     plan = await plan_of(connection, groups.sums(groups.too_stale(1, "task-3", 51, 49)))
     assert_stays_within(plan, "ix_episode_group_policy_version")
+
+
+@pytest.mark.parametrize(
+    "statement", [leases.held(7), leases.held_among(7, [5, 6]), buffers.lock_leased_tasks(1, 7)]
+)
+async def test_what_is_leased_is_found_by_its_lease(
+    connection: AsyncConnection, statement: Any
+) -> None:
+    plan = await plan_of(connection, statement)
+    assert "episode_group" not in plan.scans, plan.text
+    assert plan.indexes & {"ix_episode_group_lease_id", "pk_episode_group"}, plan.text
 
 
 async def test_an_advance_touches_no_payload(connection: AsyncConnection) -> None:

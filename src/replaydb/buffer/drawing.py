@@ -36,7 +36,6 @@ from replaydb.database.repository.leases import LeaseInfo
 from replaydb.database.repository.lineage import DrawInfo
 from replaydb.database.repository.locking import Scope
 from replaydb.database.repository.requests import Drawn, DrawRequest, LeaseTerms
-from replaydb.database.statements.groups import selection
 from replaydb.episodes import GroupStatus
 from replaydb.errors import (
     CorruptPayloadError,
@@ -317,10 +316,9 @@ class Drawing(BufferCore):
 
         async def work(connection: AsyncConnection) -> None:
             accounts = await accounts_of.lock(connection, self.id)
-            for group_id, reason in damaged.items():
-                condition = selection(self.id, ids=[group_id])
-                values = {**transitions.RELEASED, "status_reason": reason}
-                await transitions.move(connection, accounts, condition, GroupStatus.FAILED, values)
+            rows = await groups.scalars(connection, self.id, sorted(damaged))
+            changes = [(row, {"status_reason": damaged[row.id]}) for row in rows]
+            await transitions.move(connection, accounts, changes, GroupStatus.FAILED)
             await accounts_of.save(connection, accounts.values())
 
         await self._database.write(work)

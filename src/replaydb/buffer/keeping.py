@@ -28,7 +28,6 @@ from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.groups import BufferStats
 from replaydb.database.repository.lineage import PromptInfo
 from replaydb.database.repository.locking import Scope
-from replaydb.database.statements.groups import selection
 from replaydb.errors import (
     CorruptPayloadError,
     InvalidInputError,
@@ -145,12 +144,12 @@ class Keeping(BufferCore):
         new = dict(zip(wanted, arguments.priorities(priorities, len(wanted)), strict=True))
         if not new:
             return 0
-        condition = selection(self.id, ids=sorted(new))
 
         async def work(connection: AsyncConnection) -> int:
             accounts = await accounts_of.lock(connection, self.id)
             settings = (await buffers.state(connection, self.id, self.name)).settings
-            changed = await groups.update_priorities(connection, accounts, settings, condition, new)
+            rows = await groups.scalars(connection, self.id, sorted(new))
+            changed = await groups.update_priorities(connection, accounts, settings, rows, new)
             await accounts_of.save(connection, accounts.values())
             return changed
 

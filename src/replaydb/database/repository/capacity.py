@@ -10,7 +10,7 @@ from typing import assert_never
 from sqlalchemy import ColumnElement
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from replaydb.database.repository import orders, transitions
+from replaydb.database.repository import groups, orders, transitions
 from replaydb.database.repository.tasks import TaskAccount
 from replaydb.database.repository.transitions import Accounts
 from replaydb.database.schema import IDLE, group
@@ -190,10 +190,9 @@ def _pools(
 async def _evict(room: Room, accounts: Accounts, ids: Sequence[int], reason: str) -> None:
     if not ids:
         return
-    condition = selection(room.buffer_id, ids=ids)
     if room.settings.on_evict == "delete":
+        condition = selection(room.buffer_id, ids=ids)
         await transitions.delete(room.connection, accounts, condition)
         return
-    await transitions.archive(
-        room.connection, accounts, condition, ids, reason, room.now, keep_payload=False
-    )
+    rows = await groups.scalars(room.connection, room.buffer_id, ids)
+    await transitions.archive(room.connection, accounts, rows, reason, room.now, keep_payload=False)

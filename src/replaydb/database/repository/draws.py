@@ -38,9 +38,7 @@ from replaydb.database.repository.capacity import Room
 from replaydb.database.repository.locking import Scope
 from replaydb.database.repository.requests import Drawn, DrawRequest, Portion
 from replaydb.database.repository.tasks import GroupSums, TaskAccount, waiting
-from replaydb.database.schema import group
 from replaydb.database.statements import draws as statements
-from replaydb.database.statements import groups as group_statements
 from replaydb.database.statements.draws import Order, Pool
 from replaydb.database.statements.groups import selection
 from replaydb.episodes import GroupStatus
@@ -176,19 +174,15 @@ class _Drawing:
         limit = self._settings.draw_limit
         if limit is None or self._lease_id is not None:
             return
-        mine = selection(self._scope.buffer_id, ids=self.taken)
-        condition = mine & (group.times_sampled >= limit)
-        ids = (await self._connection.scalars(group_statements.ids(condition))).all()
-        if ids:
-            await transitions.archive(
-                self._connection,
-                self._accounts,
-                selection(self._scope.buffer_id, ids=ids),
-                ids,
-                f"sampled {limit} times",
-                self._now,
-                keep_payload=self._settings.archived_payload == "keep",
-            )
+        rows = await groups.scalars(self._connection, self._scope.buffer_id, self.taken)
+        await transitions.archive(
+            self._connection,
+            self._accounts,
+            [row for row in rows if row.times_sampled >= limit],
+            f"sampled {limit} times",
+            self._now,
+            keep_payload=self._settings.archived_payload == "keep",
+        )
 
     async def set_back(self) -> None:
         """Set clocks back to 0, with all arrivals, before they lose precision."""
@@ -309,8 +303,7 @@ class _Drawing:
             )
             sums = GroupSums(len(ids), float(one.weights[chosen].sum()), 0, 0)
             # The sizes stay: what is leased is stored like what can be drawn.
-            account.leave(one.status, sums)
-            account.enter(GroupStatus.LEASED, sums)
+            account.move(one.status, GroupStatus.LEASED, sums)
         elif one.walked is None and ids:
             await self._connection.execute(*statements.mark_sampled(ids, self._now))
         if one.walked is None:

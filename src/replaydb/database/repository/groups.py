@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from sqlalchemy import ColumnElement
@@ -143,6 +144,12 @@ async def ids(connection: AsyncConnection, condition: ColumnElement[bool]) -> Se
     return (await connection.scalars(statements.ids(condition))).all()
 
 
+async def scalars(connection: AsyncConnection, buffer_id: int, ids: Sequence[int]) -> Sequence[Any]:
+    """What scheduling needs to know of groups. Ids that are not in the buffer are left out."""
+    rows: Sequence[Any] = (await connection.execute(*statements.scalars_of(buffer_id, ids))).all()
+    return rows
+
+
 async def count_ahead(
     connection: AsyncConnection, buffer_id: int, tasks: frozenset[str] | None
 ) -> int:
@@ -178,21 +185,24 @@ async def update_priorities(
     connection: AsyncConnection,
     accounts: Mapping[str, TaskAccount],
     settings: BufferSettings,
-    condition: ColumnElement[bool],
+    rows: Sequence[Any],
     priorities: Mapping[int, float],
 ) -> int:
-    """Give groups of locked tasks new priorities and, with them, new arrivals.
+    """Give groups of locked tasks, by their scalars, new priorities and, with them, new arrivals.
 
     Returns:
-        How many of the groups still exist.
+        How many.
     """
-    found = (await connection.execute(statements.scalars(condition))).all()
+    by_task: dict[str, list[Any]] = {}
+    for row in rows:
+        if row.task_name in accounts:  # a task made since is not locked
+            by_task.setdefault(row.task_name, []).append(row)
     changes = []
-    for task_name, account in accounts.items():
-        rows = [row for row in found if row.task_name == task_name]
-        weights = np.array([settings.weight(priorities[row.id]) for row in rows])
-        keys = account.priority_clock + waiting(account.exponentials(settings, len(rows)), weights)
-        for row, weight, key in zip(rows, weights.tolist(), keys.tolist(), strict=True):
+    for task_name, mine in by_task.items():
+        account = accounts[task_name]
+        weights = np.array([settings.weight(priorities[row.id]) for row in mine])
+        keys = account.priority_clock + waiting(account.exponentials(settings, len(mine)), weights)
+        for row, weight, key in zip(mine, weights.tolist(), keys.tolist(), strict=True):
             if row.group_status == GroupStatus.COMPLETED.value:
                 account.add_weight(-row.weight)
                 account.add_weight(weight)
@@ -204,5 +214,5 @@ async def update_priorities(
                     "priority_key": key,
                 }
             )
-    await execute_many(connection, statements.set_priorities(), changes)
+    await execute_many(connection, statements.change(), changes)
     return len(changes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -11,11 +11,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from replaydb.database.repository import tasks, transitions
 from replaydb.database.repository.rows import inserted_id
-from replaydb.database.repository.transitions import RELEASED, Accounts
-from replaydb.database.schema import group
+from replaydb.database.repository.transitions import Accounts, Change
 from replaydb.database.statements import groups as group_statements
 from replaydb.database.statements import leases as statements
-from replaydb.database.statements.groups import TOO_STALE, selection
+from replaydb.database.statements.groups import TOO_STALE
 from replaydb.episodes import GroupStatus
 from replaydb.errors import LeaseExpiredError
 from replaydb.settings import BufferSettings
@@ -66,7 +65,7 @@ async def extend(connection: AsyncConnection, lease_id: int, now: datetime, ttl:
         LeaseExpiredError: It is over.
     """
     end = now + timedelta(seconds=ttl)
-    if (await connection.execute(statements.extend(lease_id, now, end))).rowcount == 0:
+    if (await connection.execute(*statements.extend(lease_id, now, end))).rowcount == 0:
         raise LeaseExpiredError(lease_id)
 
 
@@ -91,19 +90,9 @@ async def ack(
             settings.on_ack == "archive" or (limit is not None and row.times_sampled >= limit)
         ),
     )
-    if done:
-        await transitions.archive(
-            connection,
-            accounts,
-            selection(buffer_id, ids=done),
-            done,
-            "acked",
-            now,
-            keep_payload=settings.archived_payload == "keep",
-        )
-    if again:
-        values = {**RELEASED, "attempts": 0}
-        await _give_back(connection, accounts, buffer_id, settings, rows, again, values)
+    keep_payload = settings.archived_payload == "keep"
+    await transitions.archive(connection, accounts, done, "acked", now, keep_payload=keep_payload)
+    await _give_back(connection, accounts, settings, [(row, {"attempts": 0}) for row in again])
     await _close(connection, lease_id, accounts)
 
 
@@ -124,7 +113,7 @@ async def nack(
         LeaseExpiredError: The lease is over, or does not hold one of the ids.
     """
     accounts, rows = await _held(connection, buffer_id, lease_id, ids, now)
-    await _undo(connection, accounts, buffer_id, settings, rows, reason or "nacked", attempts)
+    await _undo(connection, accounts, settings, rows, reason or "nacked", attempts)
     await _close(connection, lease_id, accounts)
 
 
@@ -136,12 +125,12 @@ async def reap(
     now: datetime,
 ) -> None:
     """Give back the groups, of locked tasks, whose lease has expired."""
-    if (await connection.execute(statements.end_overdue(buffer_id, now))).rowcount == 0:
+    if (await connection.execute(*statements.end_overdue(buffer_id, now))).rowcount == 0:
         return
     condition = statements.overdue(buffer_id, accounts, now)
     rows = (await connection.execute(group_statements.scalars(condition))).all()
     if rows:
-        await _undo(connection, accounts, buffer_id, settings, rows, "lease expired")
+        await _undo(connection, accounts, settings, rows, "lease expired")
     await connection.execute(statements.delete_overdue(buffer_id, now))
 
 
@@ -153,13 +142,12 @@ async def _held(
     now: datetime,
 ) -> tuple[Accounts, Sequence[Any]]:
     """The groups that a lease holds, their tasks being locked."""
-    names = (await connection.scalars(statements.tasks_of(lease_id))).all()
-    accounts = await tasks.lock(connection, buffer_id, names)
-    row = (await connection.execute(statements.find(lease_id))).one_or_none()
-    if row is None or row.expires_at <= now:
+    accounts = await tasks.lock_leased(connection, buffer_id, lease_id)
+    statement = statements.held(lease_id) if ids is None else statements.held_among(lease_id, ids)
+    found = (await connection.execute(*statement)).all()
+    if not found or found[0].expires_at <= now:
         raise LeaseExpiredError(lease_id)
-    condition = statements.held_by(lease_id, ids)
-    rows = (await connection.execute(group_statements.scalars(condition))).all()
+    rows = [row for row in found if row.id is not None]
     if ids is not None and (lost := set(ids) - {row.id for row in rows}):
         raise LeaseExpiredError(lease_id, sorted(lost))
     return accounts, rows
@@ -168,65 +156,62 @@ async def _held(
 async def _undo(
     connection: AsyncConnection,
     accounts: Accounts,
-    buffer_id: int,
     settings: BufferSettings,
     rows: Sequence[Any],
     reason: str,
     attempts: int = 1,
 ) -> None:
     """End leases without an ack: the draw does not count, the attempt does."""
-    values = {
-        **RELEASED,
-        "attempts": group.attempts + attempts,
-        "times_sampled": group.times_sampled - 1,
-        "status_reason": reason,
-    }
     limit = settings.max_attempts
+
+    def undone(rows: Sequence[Any], why: str) -> list[Change]:
+        return [
+            (
+                row,
+                {
+                    "attempts": row.attempts + attempts,
+                    "times_sampled": row.times_sampled - 1,
+                    "status_reason": why,
+                },
+            )
+            for row in rows
+        ]
+
     failed, again = _split(rows, lambda row: limit is not None and row.attempts + attempts >= limit)
-    if failed:
-        why = {**values, "status_reason": f"{reason} (attempt {limit} of {limit})"}
-        condition = selection(buffer_id, ids=failed)
-        await transitions.move(connection, accounts, condition, GroupStatus.FAILED, why)
-    if again:
-        await _give_back(connection, accounts, buffer_id, settings, rows, again, values)
+    last = undone(failed, f"{reason} (attempt {limit} of {limit})")
+    await transitions.move(connection, accounts, last, GroupStatus.FAILED)
+    await _give_back(connection, accounts, settings, undone(again, reason))
 
 
 async def _give_back(
     connection: AsyncConnection,
     accounts: Accounts,
-    buffer_id: int,
     settings: BufferSettings,
-    rows: Sequence[Any],
-    ids: Sequence[int],
-    values: Mapping[str, Any],
+    changes: Sequence[Change],
 ) -> None:
     """Groups get the status they were leased from, unless they have become too stale for it."""
-    wanted = set(ids)
-    by_status: dict[GroupStatus, list[int]] = {}
-    for row in rows:
-        if row.id in wanted:
-            status = GroupStatus(row.leased_from)
-            if status in group_statements.EXPIRING and accounts[row.task_name].is_too_stale(
-                row.staleness
-            ):
-                status = GroupStatus.EXPIRED
-            by_status.setdefault(status, []).append(row.id)
-    for status, members in by_status.items():
-        condition = selection(buffer_id, ids=members)
-        if status is GroupStatus.COMPLETED:
-            await transitions.reopen(connection, accounts, settings, condition, values)
-            continue
-        new = dict(values)
+    by_status: dict[GroupStatus, list[Change]] = {}
+    for row, values in changes:
+        status = GroupStatus(row.leased_from)
+        if status in group_statements.EXPIRING and accounts[row.task_name].is_too_stale(
+            row.staleness
+        ):
+            status = GroupStatus.EXPIRED
         if status is GroupStatus.EXPIRED:
-            new.setdefault("status_reason", TOO_STALE)
-        await transitions.move(connection, accounts, condition, status, new)
+            values = {"status_reason": TOO_STALE, **values}
+        by_status.setdefault(status, []).append((row, values))
+    for status, members in by_status.items():
+        if status is GroupStatus.COMPLETED:
+            await transitions.reopen(connection, accounts, settings, members)
+        else:
+            await transitions.move(connection, accounts, members, status)
 
 
 async def _close(connection: AsyncConnection, lease_id: int, accounts: Accounts) -> None:
-    await connection.execute(statements.delete_empty(lease_id))
+    await connection.execute(*statements.delete_empty(lease_id))
     await tasks.save(connection, accounts.values())
 
 
-def _split(rows: Sequence[Any], first: Callable[[Any], bool]) -> tuple[list[int], list[int]]:
-    """Ids of the rows that meet a condition, and of the others."""
-    return [row.id for row in rows if first(row)], [row.id for row in rows if not first(row)]
+def _split(rows: Sequence[Any], first: Callable[[Any], bool]) -> tuple[list[Any], list[Any]]:
+    """The rows that meet a condition, and the others."""
+    return [row for row in rows if first(row)], [row for row in rows if not first(row)]

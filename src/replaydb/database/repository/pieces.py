@@ -13,13 +13,13 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from replaydb.database.backend import Backend
 from replaydb.database.prepared import execute_many
 from replaydb.database.records import EpisodeRecord, reward_facts
-from replaydb.database.repository import capacity, tasks, transitions
+from replaydb.database.repository import capacity, groups, tasks, transitions
 from replaydb.database.repository.capacity import Room, Size
 from replaydb.database.repository.locking import Scope
 from replaydb.database.repository.tasks import GroupSums
-from replaydb.database.repository.transitions import Accounts
+from replaydb.database.repository.transitions import Accounts, Change
 from replaydb.database.statements import groups as statements
-from replaydb.database.statements.groups import TOO_STALE, selection
+from replaydb.database.statements.groups import TOO_STALE
 from replaydb.episodes import GroupStatus
 from replaydb.errors import (
     DuplicateEpisodeError,
@@ -57,22 +57,22 @@ async def add(
     uids = sorted({one.group_uid for one in additions})
     known = statements.known_uids(scope.buffer_id, uids)
     ids = {row.group_uid: row.id for row in await connection.execute(*known)}
-    mine = selection(scope.buffer_id, ids=sorted(ids.values()))
-    names = {row.task_name for row in await connection.execute(statements.scalars(mine))}
+    mine = sorted(ids.values())
+    names = {row.task_name for row in await groups.scalars(connection, scope.buffer_id, mine)}
     state, accounts = await scope.lock(connection, names)
     now = await backend.now(connection)
     await close_overdue(connection, accounts, scope.buffer_id, state.settings, now)
 
-    groups = {row.id: row for row in await connection.execute(statements.scalars(mine))}
-    taken: dict[int, set[int]] = {group_id: set() for group_id in groups}
-    for row in await connection.execute(statements.positions(list(groups))):
+    found = {row.id: row for row in await groups.scalars(connection, scope.buffer_id, mine)}
+    taken: dict[int, set[int]] = {group_id: set() for group_id in found}
+    for row in await connection.execute(statements.positions(list(found))):
         taken[row.group_id].add(row.position)
     outcomes: list[GroupStatus | ReplayDBError] = []
     placed: list[tuple[int, int, EpisodeRecord]] = []
     for one in additions:
         group_id = ids.get(one.group_uid, -1)
         try:
-            position = _place(one, groups.get(group_id), taken)
+            position = _place(one, found.get(group_id), taken)
         except ReplayDBError as error:
             outcomes.append(error)
             continue
@@ -85,14 +85,14 @@ async def add(
 
     incoming: dict[str, Size] = {}
     for group_id, _, record in placed:
-        size = incoming.setdefault(groups[group_id].task_name, Size())
+        size = incoming.setdefault(found[group_id].task_name, Size())
         size.tokens += record.num_tokens
         size.bytes += record.num_bytes
     room = Room(connection, scope.buffer_id, state.settings, now)
     await capacity.make_room(room, accounts, incoming)
     await _insert(connection, placed)
     version = state.policy_version if scope.compares(state) else None
-    whole = await _summarise(connection, accounts, groups, placed, version)
+    whole = await _summarise(connection, accounts, found, placed, version)
     closed = await _complete(connection, accounts, scope.buffer_id, state.settings, whole, now, {})
     await tasks.save(connection, accounts.values())
     return [
@@ -118,8 +118,7 @@ async def close_overdue(
         if row.num_episodes >= least:
             await _complete(connection, accounts, buffer_id, settings, [row.id], now, reason)
         else:
-            condition = selection(buffer_id, ids=[row.id])
-            await transitions.move(connection, accounts, condition, GroupStatus.FAILED, reason)
+            await transitions.move(connection, accounts, [(row, reason)], GroupStatus.FAILED)
 
 
 def _place(one: Addition, group: Any, taken: Mapping[int, set[int]]) -> int:
@@ -158,7 +157,7 @@ async def _insert(
 async def _summarise(
     connection: AsyncConnection,
     accounts: Accounts,
-    groups: Mapping[int, Any],
+    found: Mapping[int, Any],
     placed: Sequence[tuple[int, int, EpisodeRecord]],
     policy_version: int | None,
 ) -> list[int]:
@@ -170,33 +169,33 @@ async def _summarise(
     members: dict[int, list[Any]] = {group_id: [] for group_id, _, _ in placed}
     for row in await connection.execute(statements.episodes_of(sorted(members))):
         members[row.group_id].append(row)
-    num_bytes = {group_id: groups[group_id].num_bytes for group_id in members}
-    spoken = {group_id for group_id in members if groups[group_id].has_transcript}
+    num_bytes = {group_id: found[group_id].num_bytes for group_id in members}
+    spoken = {group_id for group_id in members if found[group_id].has_transcript}
     for group_id, _, record in placed:
         num_bytes[group_id] += record.num_bytes
         if record.text is not None:
             spoken.add(group_id)
     changes = []
     for group_id, rows in members.items():
-        group = groups[group_id]
+        group = found[group_id]
         facts = _facts(rows, policy_version)
         account = accounts[group.task_name]
-        account.leave(group.group_status, GroupSums.of(group))
+        account.leave(group.group_status, GroupSums.of([group]))
         grown = GroupSums(1, group.weight, facts["num_tokens"], num_bytes[group_id])
         account.enter(group.group_status, grown)
         changes.append(
             {
-                "summarised_id": group_id,
+                "group_id": group_id,
                 "num_bytes": num_bytes[group_id],
                 "has_transcript": group_id in spoken,
                 **facts,
             }
         )
-    await connection.execute(statements.summarise(), changes)
+    await execute_many(connection, statements.change(), changes)
     return [
         group_id
         for group_id, rows in members.items()
-        if len(rows) == groups[group_id].expected_episodes
+        if len(rows) == found[group_id].expected_episodes
     ]
 
 
@@ -212,18 +211,18 @@ async def _complete(
     """Make groups samplable, but those that are too stale already. Returns what became of each."""
     if not ids:
         return {}
-    rows = (await connection.execute(statements.scalars(selection(buffer_id, ids=ids)))).all()
-    stale = [row.id for row in rows if accounts[row.task_name].is_too_stale(row.staleness)]
-    fresh = [row.id for row in rows if row.id not in stale]
-    if stale:
-        new = {**values, "status_reason": TOO_STALE, "deadline": None}
-        condition = selection(buffer_id, ids=stale)
-        await transitions.move(connection, accounts, condition, GroupStatus.EXPIRED, new)
-    if fresh:
-        new = {**values, "completed_at": now, "deadline": None}
-        condition = selection(buffer_id, ids=fresh)
-        await transitions.reopen(connection, accounts, settings, condition, new)
-    return dict.fromkeys(stale, GroupStatus.EXPIRED) | dict.fromkeys(fresh, GroupStatus.COMPLETED)
+    stale: list[Change] = []
+    fresh: list[Change] = []
+    for row in await groups.scalars(connection, buffer_id, ids):
+        if accounts[row.task_name].is_too_stale(row.staleness):
+            stale.append((row, {**values, "status_reason": TOO_STALE, "deadline": None}))
+        else:
+            fresh.append((row, {**values, "completed_at": now, "deadline": None}))
+    await transitions.move(connection, accounts, stale, GroupStatus.EXPIRED)
+    await transitions.reopen(connection, accounts, settings, fresh)
+    return {row.id: GroupStatus.EXPIRED for row, _ in stale} | {
+        row.id: GroupStatus.COMPLETED for row, _ in fresh
+    }
 
 
 def _facts(rows: Sequence[Any], policy_version: int | None) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from replaydb.database.repository.locking import Scope
 from replaydb.database.repository.transitions import Accounts
 from replaydb.database.statements import buffers as buffer_statements
 from replaydb.database.statements import groups as statements
-from replaydb.episodes import GroupStatus
 from replaydb.errors import InvalidInputError
 from replaydb.settings import BufferSettings
 
@@ -85,9 +84,7 @@ async def _expire(
                 "status_reason": statements.TOO_STALE,
                 "staleness": statements.staleness_at(version),
             }
-            expired += await transitions.move(
-                connection, accounts, condition, GroupStatus.EXPIRED, values
-            )
+            expired += await transitions.expire(connection, accounts, condition, values)
     return expired
 
 
@@ -96,6 +93,6 @@ async def _reweigh(
 ) -> None:
     """Every group keeps its priority, under another exponent."""
     condition = statements.selection(buffer_id)
-    found = await connection.execute(statements.scalars(condition))
-    priorities = {row.id: row.priority for row in found}
-    await groups.update_priorities(connection, accounts, settings, condition, priorities)
+    rows = (await connection.execute(statements.scalars(condition))).all()
+    priorities = {row.id: row.priority for row in rows}
+    await groups.update_priorities(connection, accounts, settings, rows, priorities)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from sqlalchemy import Result
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from replaydb.arrivals import exponentials
@@ -111,7 +112,7 @@ class TaskAccount:
         match status:
             case GroupStatus.COMPLETED:
                 self.num_available += by * sums.num_groups
-                self.add_weight(by * sums.weight)
+                self.add_weight(by * sums.weight, sums.num_groups)
             case GroupStatus.PENDING:
                 self.num_pending += by * sums.num_groups
             case GroupStatus.LEASED:
@@ -121,21 +122,27 @@ class TaskAccount:
             self.stored_tokens += by * sums.num_tokens
             self.stored_bytes += by * sums.num_bytes
 
-    def add_weight(self, weight: float) -> None:
+    def add_weight(self, weight: float, terms: int = 1) -> None:
         """The sum of weights changes, in a way that rounding cannot spoil for long.
 
         A large weight that comes and goes takes the digits of the small ones with it, so `save`
-        sums anew when the error could be seen.
+        sums anew when the error could be seen. A weight that is itself a sum of several `terms`
+        was rounded as often.
         """
         before = self.total_weight
         self.total_weight += weight
-        self.weight_error += math.ulp(max(before, self.total_weight, abs(weight)))
+        self.weight_error += terms * math.ulp(max(before, self.total_weight, abs(weight)))
         if self.num_available == 0:
             self.total_weight = self.weight_error = 0.0
 
     def leave(self, status: str, sums: GroupSums) -> None:
         """Groups no longer have a status."""
         self.enter(status, sums, by=-1)
+
+    def move(self, before: str, after: str, sums: GroupSums) -> None:
+        """Groups have another status."""
+        self.leave(before, sums)
+        self.enter(after, sums)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +155,14 @@ class GroupSums:
     num_bytes: int
 
     @classmethod
-    def of(cls, row: Any) -> Self:
-        """Of a row that has one group's scalars."""
-        return cls(1, row.weight, row.num_tokens, row.num_bytes)
+    def of(cls, rows: Sequence[Any]) -> Self:
+        """Of rows that have the scalars of a group each."""
+        return cls(
+            len(rows),
+            sum(row.weight for row in rows),
+            sum(row.num_tokens for row in rows),
+            sum(row.num_bytes for row in rows),
+        )
 
 
 def waiting(variates: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -168,7 +180,17 @@ async def lock(
         if names is None
         else statements.lock_tasks(buffer_id, sorted(names))
     )
-    rows = await connection.execute(*statement)
+    return _accounts(await connection.execute(*statement))
+
+
+async def lock_leased(
+    connection: AsyncConnection, buffer_id: int, lease_id: int
+) -> dict[str, TaskAccount]:
+    """Lock the tasks of which a lease holds groups."""
+    return _accounts(await connection.execute(*statements.lock_leased_tasks(buffer_id, lease_id)))
+
+
+def _accounts(rows: Result[Any]) -> dict[str, TaskAccount]:
     accounts = {}
     for row in rows.mappings():
         facts = {key: value for key, value in row.items() if key != "id"}

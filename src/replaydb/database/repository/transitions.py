@@ -1,7 +1,7 @@
 """Groups changing status, with the accounts of their tasks changing alike.
 
-Every function takes the accounts of locked tasks, and a condition that selects groups of no
-others.
+Every function takes the accounts of locked tasks, and groups of no others: their scalars, read
+under those locks, or a condition that selects them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 from sqlalchemy import ColumnElement
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from replaydb.database.prepared import execute_many
 from replaydb.database.repository.tasks import GroupSums, TaskAccount
 from replaydb.database.statements import groups as statements
 from replaydb.episodes import GroupStatus
@@ -21,77 +22,81 @@ from replaydb.settings import BufferSettings
 
 Accounts = Mapping[str, TaskAccount]
 
-#: Columns of a group that is in nobody's hands.
-RELEASED: Mapping[str, Any] = {"lease_id": None, "leased_from": None}
+#: A group's scalars, and what else is to change with its status: the same columns for all.
+Change = tuple[Any, Mapping[str, Any]]
 
 
 async def move(
     connection: AsyncConnection,
     accounts: Accounts,
-    condition: ColumnElement[bool],
+    changes: Sequence[Change],
     status: GroupStatus,
-    values: Mapping[str, Any],
-) -> int:
-    """Give groups a status from which they are not drawn, and other values. Returns how many."""
-    moved = 0
-    for row in await connection.execute(statements.sums(condition)):
-        sums = _sums(row)
-        accounts[row.task_name].leave(row.group_status, sums)
-        accounts[row.task_name].enter(status, sums)
-        moved += sums.num_groups
-    if moved:
-        new = {"group_status": status.value, **values}
-        await connection.execute(statements.set_values(condition, new))
-    return moved
+) -> None:
+    """Give groups, which nobody holds any more, a status from which they are not drawn."""
+    _recount(accounts, [row for row, _ in changes], status)
+    new = [_changed(row, status, values) for row, values in changes]
+    await execute_many(connection, statements.change(), new)
 
 
 async def reopen(
     connection: AsyncConnection,
     accounts: Accounts,
     settings: BufferSettings,
-    condition: ColumnElement[bool],
-    values: Mapping[str, Any],
+    changes: Sequence[Change],
 ) -> None:
-    """Make groups samplable, with arrivals from now on, and give them other values."""
-    found = (await connection.execute(statements.scalars(condition))).all()
-    changes: list[dict[str, Any]] = []
-    for task_name, account in accounts.items():
-        rows = [row for row in found if row.task_name == task_name]
-        weights = np.array([row.weight for row in rows], np.float64)
-        uniform, prioritized = account.arrival_keys(settings, weights)
-        for row, *arrivals in zip(rows, uniform.tolist(), prioritized.tolist(), strict=True):
-            sums = GroupSums.of(row)
-            account.leave(row.group_status, sums)
-            account.enter(GroupStatus.COMPLETED, sums)
-            changes.append(
-                {
-                    "group_id": row.id,
-                    "uniform_arrival": arrivals[0],
-                    "priority_arrival": arrivals[1],
-                }
-            )
-    if changes:
-        new = {"group_status": GroupStatus.COMPLETED.value, **values}
-        await connection.execute(statements.set_arrivals(new), changes)
+    """Make groups, which nobody holds any more, samplable, with arrivals from now on."""
+    status = GroupStatus.COMPLETED
+    _recount(accounts, [row for row, _ in changes], status)
+    by_task: dict[str, list[Change]] = {}
+    for change in changes:
+        by_task.setdefault(change[0].task_name, []).append(change)
+    new = []
+    for task_name, mine in by_task.items():
+        weights = np.array([row.weight for row, _ in mine], np.float64)
+        keys = (key.tolist() for key in accounts[task_name].arrival_keys(settings, weights))
+        for (row, values), uniform, prioritized in zip(mine, *keys, strict=True):
+            arrivals = {"uniform_key": uniform, "priority_key": prioritized}
+            new.append(_changed(row, status, values) | arrivals)
+    await execute_many(connection, statements.change(), new)
 
 
 async def archive(
     connection: AsyncConnection,
     accounts: Accounts,
-    condition: ColumnElement[bool],
-    ids: Sequence[int],
+    rows: Sequence[Any],
     reason: str,
     now: datetime,
     *,
     keep_payload: bool,
 ) -> None:
-    """Take groups, given by condition and by id, out of use but not out of the tables."""
-    values = {**RELEASED, "status_reason": reason, "archived_at": now}
-    if not keep_payload:
-        for statement in statements.delete_payloads(ids):
-            await connection.execute(statement)
-        values |= {"has_transcript": False, "num_bytes": 0}
-    await move(connection, accounts, condition, GroupStatus.ARCHIVED, values)
+    """Take groups, given by their scalars, out of use but not out of the tables."""
+    if not rows:
+        return
+    _recount(accounts, rows, GroupStatus.ARCHIVED)
+    ids = [row.id for row in rows]
+    if keep_payload:
+        await connection.execute(*statements.archive(ids, reason, now))
+        return
+    await connection.execute(*statements.archive_scalars(ids, reason, now))
+    await connection.execute(*statements.delete_payloads(ids))
+    await connection.execute(*statements.delete_transcripts(ids))
+
+
+async def expire(
+    connection: AsyncConnection,
+    accounts: Accounts,
+    condition: ColumnElement[bool],
+    values: Mapping[str, Any],
+) -> int:
+    """Expire any number of groups, and give them other values. Returns how many."""
+    expired = 0
+    for row in await connection.execute(statements.sums(condition)):
+        accounts[row.task_name].move(row.group_status, GroupStatus.EXPIRED, _sums(row))
+        expired += row.num_groups
+    if expired:
+        new = {"group_status": GroupStatus.EXPIRED.value, **values}
+        await connection.execute(statements.set_values(condition, new))
+    return expired
 
 
 async def delete(
@@ -102,6 +107,24 @@ async def delete(
     for row in await connection.execute(statements.sums(condition)):
         accounts[row.task_name].leave(row.group_status, _sums(row))
     return (await connection.execute(statements.delete_groups(condition))).rowcount
+
+
+def _recount(accounts: Accounts, rows: Sequence[Any], status: GroupStatus) -> None:
+    alike: dict[tuple[str, str], list[Any]] = {}
+    for row in rows:
+        alike.setdefault((row.task_name, row.group_status), []).append(row)
+    for (task_name, before), some in alike.items():
+        accounts[task_name].move(before, status, GroupSums.of(some))
+
+
+def _changed(row: Any, status: GroupStatus, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "group_id": row.id,
+        "group_status": status.value,
+        "lease_id": None,
+        "leased_from": None,
+        **values,
+    }
 
 
 def _sums(row: Any) -> GroupSums:

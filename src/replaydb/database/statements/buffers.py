@@ -9,7 +9,7 @@ from sqlalchemy import Insert, Select, Update, bindparam, func, insert, select, 
 
 from replaydb.database.expressions import among
 from replaydb.database.prepared import prepared
-from replaydb.database.schema import buffer, episode_group, run, task
+from replaydb.database.schema import buffer, episode_group, group, run, task
 from replaydb.episodes import GroupStatus
 
 
@@ -83,13 +83,23 @@ def lock_tasks(buffer_id: Any, names: Any) -> Select[Any]:
     Rows that refer to a locked one may still be inserted (`key_share`), here as for buffers: a
     foreign key must not wait for what its own transaction may be holding up.
     """
-    statement = select(task).where(task.c.buffer_id == buffer_id, among(task.c.task_name, names))
-    return statement.order_by(task.c.id).with_for_update(key_share=True)
+    return _lock_tasks(buffer_id).where(among(task.c.task_name, names))
 
 
 @prepared
 def lock_all_tasks(buffer_id: Any) -> Select[Any]:
     """Accounts of all tasks, in the same way."""
+    return _lock_tasks(buffer_id)
+
+
+@prepared
+def lock_leased_tasks(buffer_id: Any, lease_id: Any) -> Select[Any]:
+    """Accounts of the tasks of which a lease holds groups, in the same way."""
+    names = select(group.task_name).where(group.lease_id == lease_id)
+    return _lock_tasks(buffer_id).where(task.c.task_name.in_(names))
+
+
+def _lock_tasks(buffer_id: Any) -> Select[Any]:
     statement = select(task).where(task.c.buffer_id == buffer_id)
     return statement.order_by(task.c.id).with_for_update(key_share=True)
 
@@ -102,7 +112,6 @@ def available(buffer_id: int) -> Select[Any]:
 
 def total_weight(buffer_id: int, task_name: str) -> Select[float]:
     """Sum of the weights of the groups of a task that can be drawn."""
-    group = episode_group.c
     return select(func.sum(group.weight)).where(
         group.buffer_id == buffer_id,
         group.task_name == task_name,
@@ -126,25 +135,5 @@ def task_counters(buffer_id: int) -> Select[Any]:
 
 @cache
 def save_tasks() -> Update:
-    """Accounts, each a dict with `task_id` and every changing column."""
-    changing = (
-        "max_staleness",
-        "uniform_clock",
-        "priority_clock",
-        "random_counter",
-        "num_available",
-        "total_weight",
-        "weight_error",
-        "num_pending",
-        "num_leased",
-        "stored_groups",
-        "stored_tokens",
-        "stored_bytes",
-        "num_inserted",
-        "num_sampled",
-    )
-    return (
-        update(task)
-        .where(task.c.id == bindparam("task_id"))
-        .values({task.c[name]: bindparam(name) for name in changing})
-    )
+    """Accounts, each a dict of `task_id` and the columns that change."""
+    return update(task).where(task.c.id == bindparam("task_id"))

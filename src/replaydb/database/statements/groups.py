@@ -72,6 +72,24 @@ _FACTS = (
     group.last_sampled_at,
     group.archived_at,
 )
+#: What scheduling needs to know of a group.
+SCALARS = (
+    group.id,
+    group.task_name,
+    group.group_status,
+    group.leased_from,
+    group.staleness,
+    group.priority,
+    group.weight,
+    group.times_sampled,
+    group.attempts,
+    group.num_episodes,
+    group.expected_episodes,
+    group.min_episodes,
+    group.num_tokens,
+    group.num_bytes,
+    group.has_transcript,
+)
 #: Statuses from which a group expires; what is pending or leased is in somebody's hands.
 EXPIRING = tuple(status.value for status in IDLE)
 
@@ -166,29 +184,6 @@ def episodes_of(ids: Sequence[int]) -> Select[Any]:
     )
 
 
-@cache
-def summarise() -> Update:
-    """Scalars of groups: dicts of `summarised_id` and the columns."""
-    columns = (
-        "num_episodes",
-        "num_tokens",
-        "num_bytes",
-        "has_transcript",
-        "min_policy_version",
-        "max_policy_version",
-        "staleness",
-        "reward_mean",
-        "reward_std",
-        "reward_min",
-        "reward_max",
-    )
-    return (
-        update(episode_group)
-        .where(group.id == bindparam("summarised_id"))
-        .values({name: bindparam(name) for name in columns})
-    )
-
-
 def past_deadline(buffer_id: int, tasks: Collection[str], now: datetime) -> ColumnElement[bool]:
     """Groups of some tasks that should have had all their episodes by now."""
     return (
@@ -265,41 +260,45 @@ def set_values(condition: ColumnElement[bool], values: Mapping[str, Any]) -> Upd
     return update(episode_group).where(condition).values(dict(values))
 
 
-def set_arrivals(values: Mapping[str, Any]) -> Update:
-    """Make groups samplable: dicts of `group_id`, `uniform_arrival` and `priority_arrival`."""
-    return (
-        update(episode_group)
-        .where(group.id == bindparam("group_id"))
-        .values(
-            {
-                **values,
-                "uniform_key": bindparam("uniform_arrival"),
-                "priority_key": bindparam("priority_arrival"),
-            }
-        )
-    )
+@cache
+def change() -> Update:
+    """Other values of groups: dicts of `group_id` and the columns that change."""
+    return update(episode_group).where(group.id == bindparam("group_id"))
+
+
+@prepared
+def archive(ids: Any, reason: Any, now: Any) -> Update:
+    """Take groups out of use."""
+    return _archive(ids, reason, now)
+
+
+@prepared
+def archive_scalars(ids: Any, reason: Any, now: Any) -> Update:
+    """The same with groups whose payloads go."""
+    gone = {group.has_transcript: False, group.num_bytes: 0}
+    return _archive(ids, reason, now).values(gone)
+
+
+def _archive(ids: Any, reason: Any, now: Any) -> Update:
+    values = {
+        group.group_status: GroupStatus.ARCHIVED.value,
+        group.lease_id: None,
+        group.leased_from: None,
+        group.status_reason: reason,
+        group.archived_at: now,
+    }
+    return update(episode_group).where(among(group.id, ids)).values(values)
 
 
 def scalars(condition: ColumnElement[bool]) -> Select[Any]:
     """What scheduling needs to know of groups, in the order of ids."""
-    columns = (
-        group.id,
-        group.task_name,
-        group.group_status,
-        group.leased_from,
-        group.staleness,
-        group.priority,
-        group.weight,
-        group.times_sampled,
-        group.attempts,
-        group.num_episodes,
-        group.expected_episodes,
-        group.min_episodes,
-        group.num_tokens,
-        group.num_bytes,
-        group.has_transcript,
-    )
-    return select(*columns).where(condition).order_by(group.id)
+    return select(*SCALARS).where(condition).order_by(group.id)
+
+
+@prepared
+def scalars_of(buffer_id: Any, ids: Any) -> Select[Any]:
+    """The same of groups given by id."""
+    return scalars(selection(buffer_id, ids=ids))
 
 
 def ids(condition: ColumnElement[bool]) -> Select[int]:
@@ -307,32 +306,21 @@ def ids(condition: ColumnElement[bool]) -> Select[int]:
     return select(group.id).where(condition).order_by(group.id)
 
 
-def delete_payloads(ids: Sequence[int]) -> tuple[Delete, Delete]:
-    """What is large of some groups: payloads and texts."""
-    return (
-        delete(payload).where(among(payload.c.group_id, ids)),
-        delete(transcript).where(among(transcript.c.group_id, ids)),
-    )
+@prepared
+def delete_payloads(ids: Any) -> Delete:
+    """Payloads of some groups."""
+    return delete(payload).where(among(payload.c.group_id, ids))
+
+
+@prepared
+def delete_transcripts(ids: Any) -> Delete:
+    """Texts of some groups."""
+    return delete(transcript).where(among(transcript.c.group_id, ids))
 
 
 def delete_groups(condition: ColumnElement[bool]) -> Delete:
     """Groups with everything that hangs on them."""
     return delete(episode_group).where(condition)
-
-
-@cache
-def set_priorities() -> Update:
-    """Dicts of `group_id`, `priority`, `weight` and `priority_key`."""
-    return (
-        update(episode_group)
-        .where(group.id == bindparam("group_id"))
-        .values(
-            {
-                column: bindparam(column.key)
-                for column in (group.priority, group.weight, group.priority_key)
-            }
-        )
-    )
 
 
 def too_stale(

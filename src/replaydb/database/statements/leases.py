@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from datetime import datetime
+from functools import cache
 from typing import Any
 
 from sqlalchemy import (
@@ -16,21 +17,20 @@ from sqlalchemy import (
     func,
     insert,
     select,
+    true,
     update,
 )
 
 from replaydb.database.expressions import among
-from replaydb.database.schema import group, lease
+from replaydb.database.prepared import prepared
+from replaydb.database.schema import episode_group, group, lease
+from replaydb.database.statements.groups import SCALARS
 
 
+@cache
 def insert_lease() -> Insert:
     """One lease, as a dict of its columns."""
     return insert(lease)
-
-
-def find(lease_id: int) -> Select[Any]:
-    """Row of a lease, locked."""
-    return select(lease).where(lease.c.id == lease_id).with_for_update()
 
 
 def live(buffer_id: int, now: datetime) -> Select[Any]:
@@ -43,26 +43,46 @@ def live(buffer_id: int, now: datetime) -> Select[Any]:
     )
 
 
-def extend(lease_id: int, now: datetime, expires_at: datetime) -> Update:
+@prepared
+def extend(lease_id: Any, now: Any, end: Any) -> Update:
     """Move the end of a lease that has not expired."""
     return (
-        update(lease)
-        .where(lease.c.id == lease_id, lease.c.expires_at > now)
-        .values(expires_at=expires_at)
+        update(lease).where(lease.c.id == lease_id, lease.c.expires_at > now).values(expires_at=end)
     )
 
 
-def held_by(lease_id: int, ids: Sequence[int] | None) -> ColumnElement[bool]:
-    """Groups that a lease holds; only some of them if ids are given."""
-    condition = group.lease_id == lease_id
-    return condition if ids is None else condition & among(group.id, ids)
+@prepared
+def held(lease_id: Any) -> Select[Any]:
+    """End of a lease, locked, with the scalars of every group it holds, in the order of ids.
+
+    A lease that holds nothing is one row, without a group.
+    """
+    return _held(lease_id)
 
 
-def end_overdue(buffer_id: int, now: datetime) -> Update:
+@prepared
+def held_among(lease_id: Any, ids: Any) -> Select[Any]:
+    """The same with some of its groups only."""
+    return _held(lease_id, among(group.id, ids))
+
+
+def _held(lease_id: Any, some: ColumnElement[bool] | None = None) -> Select[Any]:
+    mine = (group.lease_id == lease_id) & (true() if some is None else some)
+    return (
+        select(lease.c.expires_at, *SCALARS)
+        .outerjoin_from(lease, episode_group, mine)
+        .where(lease.c.id == lease_id)
+        .order_by(group.id)
+        .with_for_update(of=lease)
+    )
+
+
+@prepared
+def end_overdue(of_buffer: Any, now: Any) -> Update:
     """Put an end to expired leases: no heartbeat that is just under way can revive them."""
     return (
         update(lease)
-        .where(lease.c.buffer_id == buffer_id, lease.c.expires_at <= now)
+        .where(lease.c.buffer_id == of_buffer, lease.c.expires_at <= now)
         .values(expires_at=lease.c.acquired_at)
     )
 
@@ -73,7 +93,8 @@ def overdue(buffer_id: int, tasks: Collection[str], now: datetime) -> ColumnElem
     return group.lease_id.in_(expired) & among(group.task_name, sorted(tasks))
 
 
-def delete_empty(lease_id: int) -> Delete:
+@prepared
+def delete_empty(lease_id: Any) -> Delete:
     """A lease, if it holds nothing any more."""
     return delete(lease).where(lease.c.id == lease_id, ~_HOLDS)
 
@@ -84,8 +105,3 @@ def delete_overdue(buffer_id: int, now: datetime) -> Delete:
 
 
 _HOLDS = select(group.id).where(group.lease_id == lease.c.id).exists()
-
-
-def tasks_of(lease_id: int) -> Select[str]:
-    """Tasks of the groups that a lease holds."""
-    return select(group.task_name).where(group.lease_id == lease_id).distinct()

@@ -1,0 +1,60 @@
+"""How many statements the calls of a trainer take: every one is a round trip on PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+
+from replaydb import Buffer, Store
+from support.groups import groups, long_group
+
+
+@contextmanager
+def counted_statements(store: Store) -> Iterator[list[str]]:
+    """Grows by one with every statement of this store."""
+    statements: list[str] = []
+
+    def count(_connection: Any, _cursor: Any, sql: str, *_rest: Any) -> None:
+        statements.append(sql)
+
+    engines = [store._database._writer.sync_engine, store._database._reader.sync_engine]
+    for engine in engines:
+        event.listen(engine, "before_cursor_execute", count)
+    yield statements
+    for engine in engines:
+        event.remove(engine, "before_cursor_execute", count)
+
+
+async def number(store: Store, call: Awaitable[object]) -> int:
+    """Statements of a call, without asking a server for its time."""
+    with counted_statements(store) as statements:
+        await call
+    return sum("clock_timestamp" not in sql for sql in statements)
+
+
+async def leased(buffer: Buffer, count: int = 8) -> Any:
+    return await buffer.lease(count, ttl=60)
+
+
+@pytest.mark.parametrize("on_ack", ["archive", "return"])
+async def test_of_a_lease(store: Store, on_ack: str) -> None:
+    buffer = await store.buffer("math", on_ack=on_ack)
+    ids = await buffer.put([*groups(20), long_group("long", 9, "code")])
+    assert await number(store, buffer.lease(8, ttl=60, tasks="gsm8k")) == 11
+    one, two, three = [await leased(buffer, 3) for _ in range(3)]
+    assert await number(store, one.extend()) == 1
+    assert await number(store, one.ack()) == 6
+    assert await number(store, two.ack(two.batch.ids[:2])) == 6
+    assert await number(store, three.nack()) == 6
+    assert await number(store, buffer.update_priorities(ids, [2.0] * 21)) == 5
+
+
+async def test_an_ack_that_drops_payloads_deletes_two_kinds_of_rows(store: Store) -> None:
+    buffer = await store.buffer("math", archived_payload="drop")
+    await buffer.put(groups(8))
+    lease = await leased(buffer)
+    assert await number(store, lease.ack()) == 8
