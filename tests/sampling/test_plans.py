@@ -299,10 +299,6 @@ STATEMENTS: dict[str, tuple[Callable[[], Any], dict[str, Any], set[str], set[str
         lambda: draws.mark_leased([3, 4, 5], 1, NOW, 7), {},
         {"pk_episode_group"}, {"episode_group"},
     ),
-    "held_by": (
-        lambda: select(group.id).where(leases.held_by(1, None)), {},
-        {"ix_episode_group_lease_id"}, {"episode_group"},
-    ),
     "past_deadline": (
         lambda: select(group.id).where(groups.past_deadline(1, TASKS, NOW)), {},
         {"ix_episode_group_deadline"}, {"episode_group"},
