@@ -304,9 +304,7 @@ STATEMENTS: dict[str, tuple[Callable[[], Any], dict[str, Any], set[str], set[str
         {"ix_episode_group_deadline"}, {"episode_group"},
     ),
     "archive": (
-        lambda: groups.set_values(
-            groups.selection(1, ids=[3, 4, 5]), {"group_status": "archived"}
-        ), {},
+        lambda: groups.archive([3, 4, 5], "acked", NOW), {},
         {"pk_episode_group"}, {"episode_group"},
     ),
     "expire": (
