@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 
 import asyncpg
@@ -35,6 +36,7 @@ IDLE_IN_TRANSACTION_SECONDS = 60
 #: Changes made within this time share one NOTIFY, which locks database-wide at commit.
 NOTIFY_SECONDS = 0.01
 CHANNEL = "replaydb"
+_NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
 _SCHEMA_LOCK = 0x7265_706C_6179_6462  # "replaydb"
 
 _CONFLICTS = {"40001", "40P01", "23505"}  # serialization, deadlock, unique violation
@@ -81,7 +83,11 @@ class PostgresqlBackend:
 
     def signal(self, reader: AsyncEngine) -> Signal:
         """LISTEN and NOTIFY, on connections of their own."""
-        return _PostgresqlSignal(self._engine(isolation_level="AUTOCOMMIT", pool_pre_ping=True))
+        # A NOTIFY commits, and a hint is not worth waiting for the disk.
+        settings = {"synchronous_commit": "off"}
+        return _PostgresqlSignal(
+            self._engine(settings, isolation_level="AUTOCOMMIT", pool_pre_ping=True)
+        )
 
     def translate(self, error: BaseException) -> ReplayDBError | None:
         """By SQLSTATE, never by the error's text."""
@@ -129,7 +135,7 @@ class PostgresqlBackend:
         )
         return ids.all()
 
-    def _engine(self, **options: Any) -> AsyncEngine:
+    def _engine(self, settings: Mapping[str, str] = _NO_SETTINGS, **options: Any) -> AsyncEngine:
         return create_async_engine(
             self.url,
             connect_args={
@@ -137,6 +143,7 @@ class PostgresqlBackend:
                 "server_settings": {
                     "application_name": "replaydb",
                     "idle_in_transaction_session_timeout": str(1000 * IDLE_IN_TRANSACTION_SECONDS),
+                    **settings,
                 },
             },
             hide_parameters=True,
