@@ -18,7 +18,7 @@ from replaydb.policies import SamplingPolicy
 
 Fetch = Callable[[], Awaitable[list[bare.Payload]]]
 
-BAR = 2.0
+BARS = {"sqlite": 2.0, "postgresql": 1.5}
 POLICIES: tuple[SamplingPolicy, ...] = (rdb.Uniform(), rdb.Prioritized(), rdb.Fifo())
 
 
@@ -51,7 +51,7 @@ async def run(bench: Bench) -> AsyncIterator[Result]:
             yield bench.result(what, 1e3 * timings.median(name), "ms", side=name, **facts)
         for policy in POLICIES:
             name = type(policy).__name__
-            for other, bar in (("bare", BAR), ("bare + decoding", None)):
+            for other, bar in (("bare", BARS[bench.engine]), ("bare + decoding", None)):
                 yield bench.result(
                     f"{count} of {shape}: {name} / {other}", timings.ratio(name, other), "x", bar,
                     side=f"{name} / {other}", **facts,

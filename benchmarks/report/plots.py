@@ -60,8 +60,8 @@ def _scale(findings: Findings) -> Figure | None:
             for name, several in lines.items():
                 panel.plot([one.facts["rows"] for one in several], _values(several), label=name)
             panel.set_xscale("log")
-            panel.set_ylim(bottom=0)
         if axes:
+            axes[0][0].set_ylim(bottom=0)  # only now: it is the same for all
             axes[0][0].set_ylabel("sample 64, ms")
             axes[-1][0].legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
@@ -96,8 +96,8 @@ def _ratios(findings: Findings) -> Figure | None:
                     label=f"{ENGINES[engine]} / bare{'' if other == 'bare' else ' + codec'}",
                 )  # fmt: skip
             panel.axhline(100, color=INK, linewidth=0.8, marker="")
-            panel.set_ylim(bottom=0)
         if axes:
+            axes[0][0].set_ylim(bottom=0)  # only now: it is the same for all
             axes[0][0].set_ylabel("% of the driver's speed")
             axes[-1][0].legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
@@ -115,9 +115,9 @@ def _trainers(findings: Findings) -> Figure | None:
             panel.set_xscale("log", base=2)
             panel.set_xticks(sorted({one.facts["trainers"] for one in results}))
             panel.xaxis.set_major_formatter("{x:.0f}")
-            panel.set_ylim(bottom=0)
             panel.legend(loc="lower right")
         if axes:
+            axes[0][0].set_ylim(bottom=0)  # only now: it is the same for all
             axes[0][0].set_ylabel("groups/s")
     return figure
 
