@@ -71,11 +71,6 @@ async def put_all(buffer: rdb.Buffer, source: Source, count: int) -> list[int]:
     ]
 
 
-def large_group(rng: np.random.Generator, task_name: str = TASK) -> rdb.EpisodeGroup:
-    """8 episodes of 1,024 tokens: 72 KB."""
-    return rdb.EpisodeGroup(task_name, _episodes(SMALL, rng), group_uid=uuid4().hex)
-
-
 def small_group(task_name: str = TASK) -> rdb.EpisodeGroup:
     """One episode of two tokens."""
     episode = rdb.Episode(prompt_ids=[1], response_ids=[2], reward=1.0, policy_version=0)

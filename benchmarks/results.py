@@ -112,12 +112,6 @@ def timed(works: Mapping[Any, Work]) -> dict[Any, TimedWork]:
     return {name: partial(whole, work) for name, work in works.items()}
 
 
-async def medians(works: Mapping[str, Work], rounds: int, *, warm_up: int = 1) -> dict[str, float]:
-    """Median seconds of each."""
-    timings = await race(timed(works), rounds, warm_up=warm_up)
-    return {name: timings.median(name) for name in works}
-
-
 def machine() -> dict[str, Any]:
     """What the numbers depend on."""
     return {

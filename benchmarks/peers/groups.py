@@ -17,9 +17,6 @@ FIELDS = {
     "reward": ((), np.float32),
     "row": ((), np.int64),
 }
-NUM_BYTES = sum(
-    EPISODES * int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in FIELDS.values()
-)
 _PAGE = 4096
 
 
