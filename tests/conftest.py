@@ -11,6 +11,7 @@ import pytest
 
 from replaydb.database import migrate
 from support.postgres import PostgresServer, running_server
+from support.proxy import Proxy, running_proxy
 
 
 @pytest.fixture(scope="session")
@@ -45,6 +46,19 @@ def postgresql_url(_migrated_database: str, postgres: PostgresServer) -> str:
     """A migrated PostgreSQL database without rows; the tests of one worker take turns at it."""
     postgres.empty_tables(_migrated_database)
     return _migrated_database
+
+
+@pytest.fixture
+def proxy(postgresql_url: str) -> Iterator[Proxy]:
+    """A network to `postgresql_url` that fails when told; it is good at first."""
+    with running_proxy(postgresql_url) as running:
+        yield running
+
+
+@pytest.fixture
+def proxied_url(proxy: Proxy) -> str:
+    """The database of `postgresql_url`, by way of `proxy`."""
+    return proxy.url
 
 
 @pytest.fixture
