@@ -35,6 +35,7 @@ from replaydb.errors import (
     UnknownDrawError,
     UnknownGroupError,
 )
+from replaydb.outcomes import DrawOutcome
 from replaydb.policies import (
     Capacity,
     Fifo,
@@ -70,6 +71,7 @@ __all__ = [
     "DatabaseReadOnlyError",
     "DatabaseUnavailableError",
     "DrawInfo",
+    "DrawOutcome",
     "DuplicateEpisodeError",
     "DuplicateGroupError",
     "Episode",

@@ -207,6 +207,7 @@ async def test_versions_compare_within_a_lineage(store: Store, url: str) -> None
         assert [row["staleness"] for row in await group_rows(url)] == [0, 0, 0, 0]
         assert await buffer.advance_policy(1) == 0
         assert [row["staleness"] for row in await group_rows(url)] == [1, None, 1, 1]
+        assert [row["comparable_version"] for row in await group_rows(url)] == [0, None, 0, 0]
         await buffers[1].put(group("strange-2", version=0))
         await buffers[1].open_group("gsm8k", "strange-3", 1)
         await buffers[1].add_episode("strange-3", episode(1.0, 0))
@@ -224,6 +225,14 @@ async def test_versions_compare_within_a_lineage(store: Store, url: str) -> None
         assert await buffers[1].advance_policy(1, take_over=True) == 0
         live = {row["group_uid"]: row["staleness"] for row in await group_rows(url)}
         assert {live["strange"], live["strange-2"], live["strange-3"]} == {1}
+        # Whether versions compare is another matter than what they are.
+        assert {row["min_policy_version"] for row in await group_rows(url)} == {0}
+        for run in ("test", "stranger", "fork"):
+            mine = rdb.group.min_policy_version == 0
+            lease = await buffer.lease(
+                1, ttl=60, where=mine, runs=run, statuses=["completed", "expired"]
+            )
+            await lease.nack()
         with pytest.raises(rdb.InvalidInputError):
             await buffer.advance_policy(9)
         await buffer.put(group("own-2", version=0))

@@ -153,6 +153,8 @@ async def put_something_of_everything(url: str) -> None:
         )
         for step in range(3):
             await buffer.sample(2, rdb.Prioritized(), step=step)
+            async with buffer.lease(1, rdb.Uniform(), ttl=60, step=step):
+                pass
             await buffer.advance_policy(step + 1)
         await buffer.put(rdb.EpisodeGroup("gsm8k", [], status="failed"))
 

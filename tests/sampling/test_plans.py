@@ -27,7 +27,7 @@ from replaydb.database.schema import (
     task,
     transcript,
 )
-from replaydb.database.statements import buffers, draws, groups, leases
+from replaydb.database.statements import buffers, draws, groups, leases, lineage
 from replaydb.policies import SimplePolicy
 from sampling.plans import assert_reads_only, assert_stays_within, plan_of
 from support.connections import transaction
@@ -43,8 +43,8 @@ NOW = datetime(2026, 1, 15, tzinfo=UTC)
 INDEXES: list[tuple[SimplePolicy, str]] = [
     (rdb.Fifo(), ARRIVAL),
     (rdb.Lifo(), ARRIVAL),
-    (rdb.StalestFirst(), "ix_episode_group_policy_version"),
-    (rdb.FreshestFirst(), "ix_episode_group_policy_version"),
+    (rdb.StalestFirst(), "ix_episode_group_comparable_version"),
+    (rdb.FreshestFirst(), "ix_episode_group_comparable_version"),
     (rdb.TopPriority(), "ix_episode_group_priority"),
     (rdb.LeastSampled(), "ix_episode_group_times_sampled"),
     (rdb.Uniform(), "ix_episode_group_uniform_key"),
@@ -75,7 +75,8 @@ def group_rows() -> Iterator[dict[str, Any]]:
             "staleness": None if version is None else 50 - version, "priority": 1.0 + i % 100,
             "weight": 1.0 + i % 100, "uniform_key": (i * 7919 % NUM_GROUPS) / 100,
             "priority_key": (i * 104_729 % NUM_GROUPS) / 1000, "min_policy_version": version,
-            "max_policy_version": version, "num_episodes": 1, "num_tokens": 100, "num_bytes": 100,
+            "max_policy_version": version, "comparable_version": version,
+            "num_episodes": 1, "num_tokens": 100, "num_bytes": 100,
             "reward_std": i % 7 / 10, "times_sampled": i % 9, "attempts": 0,
             "has_transcript": False, "tags": {"level": "hard" if i % 3 else "easy"},
             "created_at": NOW, "last_sampled_at": NOW if i % 3 else None,
@@ -122,6 +123,13 @@ async def fill(url: str) -> None:
             await connection.execute(
                 insert(table), [{"group_id": i, **values} for i in range(1, NUM_GROUPS + 1)]
             )
+        draws_made = {"buffer_id": 1, "policy": "Fifo()", "created_at": NOW}
+        await connection.execute(insert(draw), [{"id": i, **draws_made} for i in range(1, 101)])
+        await connection.execute(insert(draw_group), [
+            {"draw_id": i % 100 + 1, "position": i // 100, "group_id": i, "probability": 1.0,
+             "weight": 1.0, "outcome": "leased" if i % 22 == 2 else "acked"}
+            for i in range(1, 5001)
+        ])  # fmt: skip
         if connection.dialect.name == "postgresql":
             await connection.execute(text("ANALYZE"))
 
@@ -182,7 +190,7 @@ async def test_the_next_page_of_arrivals(
 @pytest.mark.parametrize("policy", [rdb.StalestFirst(), rdb.FreshestFirst()])
 async def test_groups_of_unknown_version(connection: AsyncConnection, policy: SimplePolicy) -> None:
     statement = draws.first_in_order(POOL, draws.order_of(policy), 64, unknown=True)
-    assert_reads_only(await plan_of(connection, statement), "ix_episode_group_policy_version")
+    assert_reads_only(await plan_of(connection, statement), "ix_episode_group_comparable_version")
 
 
 @pytest.mark.parametrize("policy", [rdb.Uniform(), rdb.Prioritized()], ids=["uniform", "priority"])
@@ -242,8 +250,8 @@ async def test_a_draw_from_other_statuses_stays_within_its_task(
 
 EVICTIONS = [
     (draws.Order(group.id), "arrival", False),
-    (draws.Order(group.min_policy_version), "policy_version", False),
-    (draws.Order(group.min_policy_version), "policy_version", True),
+    (draws.Order(group.comparable_version), "comparable_version", False),
+    (draws.Order(group.comparable_version), "comparable_version", True),
     (draws.Order(group.priority), "priority", False),
     (draws.Order(group.last_sampled_at), "last_sampled_at", False),
     (draws.Order(group.last_sampled_at), "arrival", True),
@@ -307,11 +315,15 @@ STATEMENTS: dict[str, tuple[Callable[[], Any], dict[str, Any], set[str], set[str
         lambda: groups.archive([3, 4, 5], "acked", NOW), {},
         {"pk_episode_group"}, {"episode_group"},
     ),
+    "settle": (
+        lambda: lineage.settle([3, 4, 5], "acked", None, NOW), {},
+        {"ix_draw_group_group_id"}, {"draw_group"},
+    ),
     "expire": (
         lambda: groups.set_values(
             groups.too_stale(1, "task-3", 51, 49), {"group_status": "expired"}
         ), {},
-        {"ix_episode_group_policy_version"}, {"episode_group"},
+        {"ix_episode_group_comparable_version"}, {"episode_group"},
     ),
 }  # fmt: skip
 
@@ -330,7 +342,7 @@ async def test_statements_find_their_rows_by_an_index(
 
 async def test_what_expires_is_summed_up_by_the_same_index(connection: AsyncConnection) -> None:
     plan = await plan_of(connection, groups.sums(groups.too_stale(1, "task-3", 51, 49)))
-    assert_stays_within(plan, "ix_episode_group_policy_version")
+    assert_stays_within(plan, "ix_episode_group_comparable_version")
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,21 @@ async def test_any_damage_is_noticed(
     await buffer.delete(ids[:1])  # its size is not what it should be
 
 
+async def test_the_record_says_what_was_lost(buffer: Buffer, url: str) -> None:
+    await buffer.put(groups(4))
+    await damage(url, 2)
+    with pytest.raises(rdb.CorruptPayloadError) as caught:
+        await buffer.sample(3, rdb.Fifo())
+    await damage(url, 3)
+    with pytest.raises(rdb.CorruptPayloadError):
+        await buffer.lease(2, ttl=60)
+    leased, sampled = await buffer.draws()
+    assert sampled.outcomes == ("sampled", "lost", "sampled")
+    assert sampled.outcome_reasons == (None, caught.value.reason, None)
+    assert leased.outcomes == ("nacked", "lost")
+    assert leased.outcome_reasons[0] == "other groups of the batch were damaged"
+
+
 @pytest.mark.parametrize("policy", [rdb.Fifo(), rdb.Uniform(), rdb.Prioritized()], ids=str)
 async def test_the_others_of_a_draw_are_still_usable(
     buffer: Buffer, url: str, policy: SamplingPolicy

@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from replaydb import BufferSettings
 from replaydb.database.schema import (
     buffer,
+    draw_group,
     episode,
     episode_group,
     lease,
@@ -43,6 +44,7 @@ async def check_books(url: str, *, idle_leases: bool = False) -> list[Row]:
             for row in mine:
                 _check_group(row, one)
         await _check_leases(connection, groups, idle_leases)
+        await _check_outcomes(connection, groups)
         await _check_children(connection, {row["id"]: row for row in groups})
     return groups
 
@@ -93,7 +95,8 @@ def _check_books(groups: list[Row], accounts: list[Row]) -> None:
 
 def _check_group(row: Row, owner: Row) -> None:
     settings = BufferSettings.from_json(owner["settings"])
-    limit, oldest = settings.max_staleness_of(row["task_name"]), row["min_policy_version"]
+    limit, oldest = settings.max_staleness_of(row["task_name"]), row["comparable_version"]
+    assert oldest in (None, row["min_policy_version"]), row
     if row["group_status"] in LIVE:
         expected = None if oldest is None else owner["policy_version"] - oldest
         assert row["staleness"] == expected, row
@@ -118,6 +121,14 @@ async def _check_leases(connection: AsyncConnection, groups: list[Row], idle_ok:
     held = {row["lease_id"] for row in groups}
     idle = [row for row in leases.values() if row["id"] not in held]
     assert idle_ok or all(row["expires_at"] <= datetime.now(UTC) for row in idle), idle
+
+
+async def _check_outcomes(connection: AsyncConnection, groups: list[Row]) -> None:
+    """Of the draws that took a group, one at most says that it is leased; then it is."""
+    ids = select(draw_group.c.group_id).where(draw_group.c.outcome == "leased")
+    said = sorted((await connection.scalars(ids)).all())
+    assert len(said) == len(set(said)), said
+    assert set(said) <= {row["id"] for row in groups if row["group_status"] == "leased"}, said
 
 
 async def _check_children(connection: AsyncConnection, groups: dict[int, Row]) -> None:

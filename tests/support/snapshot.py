@@ -21,7 +21,8 @@ _POSTGRESQL = {
             attstorage::text, attidentity::text, pg_get_expr(adbin, adrelid)
         FROM pg_class JOIN pg_attribute ON attrelid = pg_class.oid
             LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum
-        WHERE relnamespace = 'public'::regnamespace AND attnum > 0 AND relkind IN ('r', 'v')""",
+        WHERE relnamespace = 'public'::regnamespace AND attnum > 0 AND NOT attisdropped
+            AND relkind IN ('r', 'v')""",
     "constraints": """
         SELECT conrelid::regclass::text, conname, contype::text, pg_get_constraintdef(oid)
         FROM pg_constraint WHERE connamespace = 'public'::regnamespace""",

@@ -83,8 +83,8 @@ class Drawing(BufferCore):
             policy: Which ones.
             tasks: Only groups of these tasks (not together with quotas in `n`).
             where: Only groups that meet this expression over `replaydb.group`.
-            max_staleness: Only groups at most this many policy versions behind. Groups of
-                unknown version are never among them.
+            max_staleness: Only groups at most this many policy versions behind. Groups whose
+                version is unknown, or does not compare, are never among them.
             runs: Only groups that these runs put.
             step: The trainer step the batch is for, for the record.
             timeout: Seconds to wait until there are enough; None waits for ever.
@@ -293,7 +293,7 @@ class Drawing(BufferCore):
             raise
         result = _Result.of(drawn, decoded)
         if result.damaged:
-            await self._mark_failed(result.damaged)
+            await self._mark_failed(result.damaged, drawn.draw_id)
         return result
 
     async def _hand_back(self, lease_id: int, reason: str) -> None:
@@ -311,7 +311,7 @@ class Drawing(BufferCore):
             await self._database.write(work)
         self._database.signal.announce()
 
-    async def _mark_failed(self, damaged: Mapping[int, str]) -> None:
+    async def _mark_failed(self, damaged: Mapping[int, str], draw_id: int | None) -> None:
         """Damaged groups must not come back in every later draw."""
 
         async def work(connection: AsyncConnection) -> None:
@@ -319,6 +319,9 @@ class Drawing(BufferCore):
             rows = await groups.scalars(connection, self.id, sorted(damaged))
             changes = [(row, {"status_reason": damaged[row.id]}) for row in rows]
             await transitions.move(connection, accounts, changes, GroupStatus.FAILED)
+            if draw_id is not None:
+                now = await self._database.backend.now(connection)
+                await lineage.lose(connection, draw_id, damaged, now)
             await accounts_of.save(connection, accounts.values())
 
         await self._database.write(work)

@@ -119,7 +119,8 @@ class Keeping(BufferCore):
 
         async def work(connection: AsyncConnection) -> int:
             accounts = await accounts_of.lock(connection, self.id)
-            deleted = await transitions.delete(connection, accounts, condition)
+            now = await self._database.backend.now(connection)
+            deleted = await transitions.delete(connection, accounts, condition, "deleted", now)
             await accounts_of.save(connection, accounts.values())
             return deleted
 
@@ -161,10 +162,10 @@ class Keeping(BufferCore):
         """Tell the buffer which policy version is being trained now.
 
         In one transaction the staleness of every live group becomes `version` minus its
-        `min_policy_version`, and groups staler than their task allows expire.
+        `comparable_version`, and groups staler than their task allows expire.
 
         Versions compare only within a lineage. The first named run to advance a buffer gives it
-        its own; groups put by runs of another lineage have unknown versions there.
+        its own; versions of groups put by runs of another lineage do not compare there.
 
         Args:
             version: The new version; the same again changes nothing.

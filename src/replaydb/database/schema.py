@@ -32,12 +32,14 @@ from sqlalchemy import (
     TypeDecorator,
     UniqueConstraint,
     literal_column,
+    text,
 )
 
 from replaydb.episodes import GroupStatus
+from replaydb.outcomes import DrawOutcome
 
 #: Every revision of `migrations/`, the newest last: opening a store compares without alembic.
-REVISIONS: tuple[str, ...] = ("0001", "0002")
+REVISIONS: tuple[str, ...] = ("0001", "0002", "0003")
 
 metadata = MetaData(
     naming_convention={
@@ -177,6 +179,10 @@ episode_group = Table(
     Column("first_sampled_at", UtcDateTime),
     Column("last_sampled_at", UtcDateTime),
     Column("archived_at", UtcDateTime),
+    # The oldest version where it compares with the buffer's, else NULL: what scheduling goes by.
+    Column("comparable_version", BigInteger),
+    # How often other content took its place. Draws note it: see `draw_group`.
+    Column("times_replaced", Integer, nullable=False, server_default=text("0")),
     ForeignKeyConstraint(
         ["buffer_id", "task_name"], ["task.buffer_id", "task.task_name"], ondelete="CASCADE"
     ),
@@ -213,7 +219,7 @@ _scheduling_index("arrival")
 _scheduling_index("priority", "priority", where=IS_IDLE)
 _scheduling_index("uniform_key", "uniform_key", where=IS_IDLE)
 _scheduling_index("priority_key", "priority_key", where=IS_IDLE)
-_scheduling_index("policy_version", "min_policy_version", where=IS_IDLE)
+_scheduling_index("comparable_version", "comparable_version", where=IS_IDLE)
 _scheduling_index("times_sampled", "times_sampled", where=IS_IDLE)
 # Nor is what was never drawn in the last one: most queues draw a group once.
 _scheduling_index(
@@ -320,6 +326,18 @@ draw_group = Table(
     Column("probability", Double, nullable=False),
     Column("weight", Double, nullable=False),
     Column("staleness", BigInteger),
+    # What became of it: NULL where that was not yet kept.
+    Column(
+        "outcome",
+        String(16),
+        CheckConstraint(
+            f"outcome IN ({', '.join(repr(one.value) for one in DrawOutcome)})", name="outcome"
+        ),
+    ),
+    Column("outcome_reason", Text),
+    Column("outcome_at", UtcDateTime),
+    # That of the group at the draw; NULL where it is known only that it was replaced since.
+    Column("times_replaced", Integer, server_default=text("0")),
     sqlite_with_rowid=False,
 )
 

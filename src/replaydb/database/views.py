@@ -72,6 +72,9 @@ def _training_history() -> Select[tuple[object, ...]]:
             draw_group.c.probability,
             draw_group.c.weight,
             draw_group.c.staleness,
+            draw_group.c.outcome,
+            draw_group.c.outcome_reason,
+            draw_group.c.outcome_at,
             _group.task_name,
             _group.prompt_uid,
             _group.reward_mean,
@@ -80,7 +83,12 @@ def _training_history() -> Select[tuple[object, ...]]:
         .join_from(draw, draw_group, draw_group.c.draw_id == draw.c.id)
         .join(buffer, buffer.c.id == draw.c.buffer_id)
         .outerjoin(run, run.c.id == draw.c.run_id)
-        .outerjoin(episode_group, _group.id == draw_group.c.group_id)
+        # What took its place since is not what was drawn.
+        .outerjoin(
+            episode_group,
+            (_group.id == draw_group.c.group_id)
+            & (_group.times_replaced == draw_group.c.times_replaced),
+        )
     )
 
 

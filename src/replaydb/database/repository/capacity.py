@@ -162,7 +162,7 @@ async def _by_eviction(
         case "oldest":
             return Order(group.id), None
         case "stalest":
-            return Order(group.min_policy_version), None
+            return Order(group.comparable_version), None
         case "lowest_priority":
             return Order(group.priority), None
         case "least_recently_sampled":
@@ -192,7 +192,7 @@ async def _evict(room: Room, accounts: Accounts, ids: Sequence[int], reason: str
         return
     if room.settings.on_evict == "delete":
         condition = selection(room.buffer_id, ids=ids)
-        await transitions.delete(room.connection, accounts, condition)
+        await transitions.delete(room.connection, accounts, condition, reason, room.now)
         return
     rows = await groups.scalars(room.connection, room.buffer_id, ids)
     await transitions.archive(room.connection, accounts, rows, reason, room.now, keep_payload=False)

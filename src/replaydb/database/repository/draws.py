@@ -43,6 +43,7 @@ from replaydb.database.statements.draws import Order, Pool
 from replaydb.database.statements.groups import selection
 from replaydb.episodes import GroupStatus
 from replaydb.errors import NotEnoughGroups
+from replaydb.outcomes import DrawOutcome
 from replaydb.settings import BufferSettings
 
 #: A walk along a clock gives way to one scan of the eligible groups once it has passed this many
@@ -85,14 +86,15 @@ async def draw(
         np.concatenate([part.weights for part in parts]),
         lease_id=lease_id,
     )
-    if state.settings.record_draws:
-        drawn = replace(drawn, draw_id=await drawing.record(drawn))
     await drawing.retire()
     await drawing.set_back()
     state.limited_samples += len(drawing.taken)
     await buffers.save_limits(connection, state)
     await tasks.save(connection, accounts.values())
-    return replace(drawn, rows=await groups.facts(connection, scope.buffer_id, drawn.ids))
+    drawn = replace(drawn, rows=await groups.facts(connection, scope.buffer_id, drawn.ids))
+    if state.settings.record_draws:
+        drawn = replace(drawn, draw_id=await drawing.record(drawn))
+    return drawn
 
 
 class _Drawing:
@@ -159,14 +161,21 @@ class _Drawing:
             "policy": self._request.policy,
             "created_at": self._now,
         }
-        columns = ("group_id", "probability", "weight", "staleness")
+        columns = ("group_id", "probability", "weight", "staleness", "times_replaced")
+        replaced = {row["id"]: row["times_replaced"] for row in drawn.rows}
         values = (
             drawn.ids,
             drawn.probabilities.tolist(),
             drawn.weights.tolist(),
             drawn.staleness,
+            [replaced[one] for one in drawn.ids],
         )
-        rows = [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]
+        leased = self._lease_id is not None
+        outcome = {
+            "outcome": (DrawOutcome.LEASED if leased else DrawOutcome.SAMPLED).value,
+            "outcome_at": None if leased else self._now,
+        }
+        rows = [outcome | dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]
         return await lineage.record(self._connection, facts, rows)
 
     async def retire(self) -> None:

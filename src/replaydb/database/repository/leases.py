@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from replaydb.database.repository import tasks, transitions
+from replaydb.database.repository import lineage, tasks, transitions
 from replaydb.database.repository.rows import inserted_id
 from replaydb.database.repository.transitions import Accounts, Change
 from replaydb.database.statements import groups as group_statements
@@ -17,6 +17,7 @@ from replaydb.database.statements import leases as statements
 from replaydb.database.statements.groups import TOO_STALE
 from replaydb.episodes import GroupStatus
 from replaydb.errors import LeaseExpiredError
+from replaydb.outcomes import DrawOutcome
 from replaydb.settings import BufferSettings
 
 
@@ -93,6 +94,7 @@ async def ack(
     keep_payload = settings.archived_payload == "keep"
     await transitions.archive(connection, accounts, done, "acked", now, keep_payload=keep_payload)
     await _give_back(connection, accounts, settings, [(row, {"attempts": 0}) for row in again])
+    await lineage.settle(connection, _ids(rows), DrawOutcome.ACKED, None, now)
     await _close(connection, lease_id, accounts)
 
 
@@ -114,6 +116,7 @@ async def nack(
     """
     accounts, rows = await _held(connection, buffer_id, lease_id, ids, now)
     await _undo(connection, accounts, settings, rows, reason or "nacked", attempts)
+    await lineage.settle(connection, _ids(rows), DrawOutcome.NACKED, reason, now)
     await _close(connection, lease_id, accounts)
 
 
@@ -131,6 +134,7 @@ async def reap(
     rows = (await connection.execute(group_statements.scalars(condition))).all()
     if rows:
         await _undo(connection, accounts, settings, rows, "lease expired")
+        await lineage.settle(connection, _ids(rows), DrawOutcome.EXPIRED, None, now)
     await connection.execute(statements.delete_overdue(buffer_id, now))
 
 
@@ -210,6 +214,10 @@ async def _give_back(
 async def _close(connection: AsyncConnection, lease_id: int, accounts: Accounts) -> None:
     await connection.execute(*statements.delete_empty(lease_id))
     await tasks.save(connection, accounts.values())
+
+
+def _ids(rows: Sequence[Any]) -> list[int]:
+    return [row.id for row in rows]
 
 
 def _split(rows: Sequence[Any], first: Callable[[Any], bool]) -> tuple[list[Any], list[Any]]:

@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from replaydb.database.prepared import execute_many
 from replaydb.database.repository.rows import inserted_id
 from replaydb.database.statements import lineage as statements
+from replaydb.outcomes import DrawOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,9 @@ class DrawInfo:
         probabilities: Chance of each.
         weights: Importance weights.
         staleness: Staleness of each at the draw; None where it was unknown.
+        outcomes: What became of each; None where a version of replaydb drew that did not keep it.
+        outcome_reasons: Why it was nacked, rejected or lost, where that was said.
+        outcome_times: When it was sampled, acked, nacked, ...; None while it is leased.
     """
 
     id: int
@@ -40,6 +44,9 @@ class DrawInfo:
     probabilities: tuple[float, ...]
     weights: tuple[float, ...]
     staleness: tuple[int | None, ...]
+    outcomes: tuple[DrawOutcome | None, ...]
+    outcome_reasons: tuple[str | None, ...]
+    outcome_times: tuple[datetime | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +96,27 @@ async def record(
     return draw_id
 
 
+async def settle(
+    connection: AsyncConnection,
+    ids: Sequence[int],
+    outcome: DrawOutcome,
+    reason: str | None,
+    now: datetime,
+) -> None:
+    """Enter what became of groups that were leased until now."""
+    if ids:
+        await connection.execute(*statements.settle(ids, outcome.value, reason, now))
+
+
+async def lose(
+    connection: AsyncConnection, draw_id: int, damaged: Mapping[int, str], now: datetime
+) -> None:
+    """Enter which groups of a draw could not be read, and why."""
+    for reason in sorted(set(damaged.values())):
+        ids = [one for one, why in damaged.items() if why == reason]
+        await connection.execute(statements.lose_drawn(draw_id, ids, reason, now))
+
+
 async def draws(connection: AsyncConnection, buffer_id: int, **which: Any) -> list[DrawInfo]:
     """Draws of a buffer, the newest first; `which` as `statements.lineage.draws` takes it."""
     found = (await connection.execute(statements.draws(buffer_id, **which))).all()
@@ -106,6 +134,9 @@ async def draws(connection: AsyncConnection, buffer_id: int, **which: Any) -> li
             tuple(one.probability for one in members[row.id]),
             tuple(one.weight for one in members[row.id]),
             tuple(one.staleness for one in members[row.id]),
+            tuple(one.outcome and DrawOutcome(one.outcome) for one in members[row.id]),
+            tuple(one.outcome_reason for one in members[row.id]),
+            tuple(one.outcome_at for one in members[row.id]),
         )
         for row in found
     ]

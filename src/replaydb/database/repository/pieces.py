@@ -226,15 +226,19 @@ async def _complete(
 
 
 def _facts(rows: Sequence[Any], policy_version: int | None) -> dict[str, Any]:
-    """Scalars of a group of these episodes, at a policy version (None: not comparable)."""
+    """Scalars of a group of these episodes, at a policy version (None: theirs do not compare)."""
     rewards = np.array([row.reward for row in rows if row.reward is not None], np.float64)
-    known = policy_version is not None and all(row.min_policy_version is not None for row in rows)
+    known = all(row.min_policy_version is not None for row in rows)
     oldest = min(row.min_policy_version for row in rows) if known else None
+    comparable = staleness = None
+    if policy_version is not None and oldest is not None:
+        comparable, staleness = oldest, policy_version - oldest
     return {
         "num_episodes": len(rows),
         "num_tokens": sum(row.num_tokens for row in rows),
         "min_policy_version": oldest,
         "max_policy_version": max(row.max_policy_version for row in rows) if known else None,
-        "staleness": None if policy_version is None or oldest is None else policy_version - oldest,
+        "comparable_version": comparable,
+        "staleness": staleness,
         **reward_facts(rewards),
     }

@@ -161,13 +161,14 @@ class _Session:
             condition = statements.selection(self.scope.buffer_id, ids=replaced)
             found = await connection.execute(statements.kept_on_replace(condition))
             kept = {row["id"]: dict(row) for row in found.mappings()}
-            await transitions.delete(connection, self.accounts, condition)
+            now = self.room.now
+            await transitions.delete(connection, self.accounts, condition, "replaced", now)
         await capacity.make_room(self.room, self.accounts, _sizes(accepted))
         if not written:
             await _insert_children(connection, accepted, self.ids)
         self.state.limited_inserts += len(accepted) - len(replaced)
         for row in self._group_rows(accepted):
-            self.rows.append(row | kept.get(row["id"], {}))
+            self.rows.append(row | kept.get(row["id"], {"times_replaced": 0}))
         self.cursors |= put.cursors
 
     def _group_rows(self, records: Sequence[GroupRecord]) -> list[dict[str, Any]]:
@@ -200,17 +201,16 @@ class _Session:
         return sorted(rows, key=lambda row: int(row["id"]))
 
     def _standing(self, record: GroupRecord, account: TaskAccount) -> dict[str, Any]:
-        """Versions and staleness at arrival, and whether that is already too stale."""
-        oldest, newest = record.facts["min_policy_version"], record.facts["max_policy_version"]
+        """How its version compares at arrival, and whether that is already too stale."""
+        oldest = record.facts["min_policy_version"]
         if not self.scope.compares(self.state):
-            oldest = newest = None
+            oldest = None
         staleness = None if oldest is None else self.state.policy_version - oldest
         status, reason = record.facts["group_status"], None
         if status in statements.EXPIRING and account.is_too_stale(staleness):
             status, reason = GroupStatus.EXPIRED.value, statements.TOO_STALE
         return {
-            "min_policy_version": oldest,
-            "max_policy_version": newest,
+            "comparable_version": oldest,
             "staleness": staleness,
             "group_status": status,
             "status_reason": reason,

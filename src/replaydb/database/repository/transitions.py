@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from replaydb.database.prepared import execute_many
 from replaydb.database.repository.tasks import GroupSums, TaskAccount
 from replaydb.database.statements import groups as statements
+from replaydb.database.statements import lineage
 from replaydb.episodes import GroupStatus
 from replaydb.settings import BufferSettings
 
@@ -100,12 +101,22 @@ async def expire(
 
 
 async def delete(
-    connection: AsyncConnection, accounts: Accounts, condition: ColumnElement[bool]
+    connection: AsyncConnection,
+    accounts: Accounts,
+    condition: ColumnElement[bool],
+    reason: str,
+    now: datetime,
 ) -> int:
-    """Delete groups with everything that hangs on them. Returns how many."""
+    """Delete groups with everything that hangs on them. Returns how many.
+
+    The reason goes to those who hold some of them.
+    """
     condition &= statements.of_tasks(accounts)  # a task made since is not locked
-    for row in await connection.execute(statements.sums(condition)):
+    sums = (await connection.execute(statements.sums(condition))).all()
+    for row in sums:
         accounts[row.task_name].leave(row.group_status, _sums(row))
+    if any(row.group_status == GroupStatus.LEASED for row in sums):
+        await connection.execute(lineage.lose_leased(condition, reason, now))
     return (await connection.execute(statements.delete_groups(condition))).rowcount
 
 

@@ -63,9 +63,9 @@ def order_of(policy: SimplePolicy) -> Order:
         case Lifo():
             return Order(group.id, descending=True)
         case StalestFirst():
-            return Order(group.min_policy_version)
+            return Order(group.comparable_version)
         case FreshestFirst():
-            return Order(group.min_policy_version, descending=True)
+            return Order(group.comparable_version, descending=True)
         case TopPriority():
             return Order(group.priority, descending=True)
         case LeastSampled():
@@ -218,7 +218,7 @@ def mark_leased(ids: Any, lease: Any, now: Any, policy_version: Any) -> Update:
     """Put groups into somebody's hands; counts as a draw until it is given back undone."""
     values = {
         # That of a group which had expired or failed was left as it was then.
-        group.staleness: policy_version - group.min_policy_version,
+        group.staleness: policy_version - group.comparable_version,
         group.leased_from: group.group_status,
         group.group_status: GroupStatus.LEASED.value,
         group.lease_id: lease,

@@ -15,7 +15,6 @@ from sqlalchemy import (
     Select,
     Update,
     bindparam,
-    case,
     cast,
     delete,
     func,
@@ -71,6 +70,7 @@ _FACTS = (
     group.first_sampled_at,
     group.last_sampled_at,
     group.archived_at,
+    group.times_replaced,
 )
 #: What scheduling needs to know of a group.
 SCALARS = (
@@ -236,7 +236,10 @@ def totals(buffer_id: int) -> Select[Any]:
 
 def kept_on_replace(condition: ColumnElement[bool]) -> Select[Any]:
     """What a group keeps when other content takes its place."""
-    return select(group.id, group.attempts, group.created_at).where(condition)
+    times = group.times_replaced + 1
+    return select(group.id, group.attempts, group.created_at, times.label("times_replaced")).where(
+        condition
+    )
 
 
 def sums(condition: ColumnElement[bool]) -> Select[Any]:
@@ -255,7 +258,7 @@ def sums(condition: ColumnElement[bool]) -> Select[Any]:
     )
 
 
-def set_values(condition: ColumnElement[bool], values: Mapping[str, Any]) -> Update:
+def set_values(condition: ColumnElement[bool], values: Mapping[Any, Any]) -> Update:
     """The same values for every group selected."""
     return update(episode_group).where(condition).values(dict(values))
 
@@ -331,50 +334,30 @@ def too_stale(
         (group.buffer_id == buffer_id)
         & (group.task_name == task_name)
         & IS_IDLE
-        & (group.min_policy_version < policy_version - max_staleness)
+        & (group.comparable_version < policy_version - max_staleness)
     )
 
 
 def staleness_at(policy_version: int) -> ColumnElement[int]:
     """Staleness of a group at a policy version."""
-    return literal(policy_version) - group.min_policy_version
+    return literal(policy_version) - group.comparable_version
 
 
 TOO_STALE = "staler than max_staleness"
 
 
 def relate_versions(buffer_id: int, lineage: str) -> tuple[Update, Update]:
-    """Let only versions of one lineage count, for a buffer that follows another one from now on.
+    """Let only versions of one lineage compare with those of a buffer that follows it from now on.
 
-    What the episodes say stays; the versions of a group are those that compare with the buffer's.
+    Those of the groups stay what they were.
     """
     comparable = select(run.c.id).where((run.c.lineage == lineage) | run.c.lineage.is_(None))
     mine = (group.buffer_id == buffer_id) & group.run_id.in_(comparable)
     others = (group.buffer_id == buffer_id) & group.run_id.not_in(comparable)
-    members = episode.c.group_id == group.id
-    known = func.count(episode.c.min_policy_version) == func.count()
-
-    def of_episodes(bound: ColumnElement[int]) -> ColumnElement[Any]:
-        return select(case((known, bound))).where(members).scalar_subquery()
-
+    unknown = {group.comparable_version: None, group.staleness: None}
     return (
-        update(episode_group)
-        .where(mine)
-        .values(
-            {
-                group.min_policy_version: of_episodes(func.min(episode.c.min_policy_version)),
-                group.max_policy_version: of_episodes(func.max(episode.c.max_policy_version)),
-            }
-        ),
-        update(episode_group)
-        .where(others)
-        .values(
-            {
-                group.min_policy_version: None,
-                group.max_policy_version: None,
-                group.staleness: None,
-            }
-        ),
+        set_values(mine, {group.comparable_version: group.min_policy_version}),
+        set_values(others, unknown),
     )
 
 
@@ -386,7 +369,7 @@ def refresh_staleness(buffer_id: int, tasks: Collection[str], policy_version: in
             group.buffer_id == buffer_id,
             group.task_name.in_(sorted(tasks)),
             group.group_status.in_(LIVE),
-            group.min_policy_version.is_not(None),
+            group.comparable_version.is_not(None),
         )
         .values({group.staleness: staleness_at(policy_version)})
     )

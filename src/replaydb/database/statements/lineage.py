@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from functools import cache
 from typing import Any
 
@@ -21,8 +22,13 @@ from sqlalchemy import (
 )
 
 from replaydb.database.expressions import among
+from replaydb.database.prepared import prepared
 from replaydb.database.schema import cursor, draw, draw_group, group, run
 from replaydb.episodes import GroupStatus
+from replaydb.outcomes import DrawOutcome
+
+_drawn = draw_group.c
+_IS_LEASED = _drawn.outcome == DrawOutcome.LEASED.value
 
 
 @cache
@@ -35,6 +41,30 @@ def insert_draw() -> Insert:
 def insert_draw_groups() -> Insert:
     """The groups of a draw, as dicts of their columns."""
     return insert(draw_group)
+
+
+@prepared
+def settle(ids: Any, outcome: Any, reason: Any, now: Any) -> Update:
+    """What has become of groups that were leased: a group is leased by one draw at most."""
+    return _settle(among(_drawn.group_id, ids) & _IS_LEASED, outcome, reason, now)
+
+
+def lose_leased(condition: ColumnElement[bool], reason: str, now: datetime) -> Update:
+    """The same of those among some groups that are leased and will never be given back."""
+    held = select(group.id).where(condition, group.group_status == GroupStatus.LEASED.value)
+    lost = _drawn.group_id.in_(held) & _IS_LEASED
+    return _settle(lost, DrawOutcome.LOST.value, reason, now)
+
+
+def lose_drawn(draw_id: int, ids: Sequence[int], reason: str, now: datetime) -> Update:
+    """The same of groups that one draw took, but could not read."""
+    lost = (_drawn.draw_id == draw_id) & among(_drawn.group_id, ids)
+    return _settle(lost, DrawOutcome.LOST.value, reason, now)
+
+
+def _settle(which: ColumnElement[bool], outcome: Any, reason: Any, now: Any) -> Update:
+    values = {_drawn.outcome: outcome, _drawn.outcome_reason: reason, _drawn.outcome_at: now}
+    return update(draw_group).where(which).values(values)
 
 
 def draws(
