@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Self
@@ -23,6 +24,8 @@ from replaydb.inputs import to_json_object
 from replaydb.opening import Opening
 from replaydb.settings import BufferSettings
 from replaydb.tracing import traced
+
+logger = logging.getLogger(__name__)
 
 
 @traced
@@ -62,7 +65,8 @@ class Store:
         """Open a store: `async with Store.open(...) as store`, or `store = await Store.open(...)`.
 
         Args:
-            url: `sqlite:///FILE` (made if it is not there) or `postgresql://USER:PASS@HOST/DB`.
+            url: `sqlite:///FILE` (made if it is not there) or `postgresql://USER:PASS@HOST/DB`,
+                with parameters of libpq (`docs/deployment.md` lists them).
             run: Name of the training or generation job; processes of one job share it, and a job
                 that is started again goes on under it. By default a new name is made up.
             lineage: The run whose policy versions this run's continue, such as the one it was
@@ -96,6 +100,7 @@ class Store:
                 except BaseException:
                     await store.close()
                     raise
+            logger.info("opened %s", backend.shown)
             return store
 
         return Opening(opened)

@@ -12,7 +12,7 @@ import replaydb as rdb
 from replaydb import Store
 from replaydb.database.schema import task
 from store.ledger import table_sizes
-from support.connections import transaction
+from support.connections import cut_off, transaction
 from support.groups import group, groups, long_group
 from support.ledger import check_books
 
@@ -71,17 +71,6 @@ async def test_a_put_waits_for_writers_of_other_processes(sqlite_url: str) -> No
             await asyncio.sleep(0.3)
             assert not put.done()
         await asyncio.wait_for(put, 5)
-
-
-async def cut_off(url: str) -> None:
-    """End every other connection of ours, as a restarting server does."""
-    async with transaction(url) as connection:
-        await connection.execute(
-            text(
-                "SELECT pg_terminate_backend(pid, 2000) FROM pg_stat_activity "
-                "WHERE application_name = 'replaydb' AND pid <> pg_backend_pid()"
-            )
-        )
 
 
 async def test_connections_that_were_lost_are_made_again(postgresql_url: str) -> None:

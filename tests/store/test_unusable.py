@@ -22,19 +22,10 @@ from sqlalchemy import make_url
 import replaydb as rdb
 from replaydb import Store
 from replaydb.database.backend import backend_for
+from support.errors import everything_said_by
 from support.groups import group
 
 PASSWORD = "hunter2-geheim"  # noqa: S105
-
-
-def everything_said_by(error: BaseException) -> str:
-    """What a log, a debugger or a crash reporter would show of an error and its causes."""
-    said = traceback.format_exception(error)
-    seen: BaseException | None = error
-    while seen is not None:
-        said += [str(seen), repr(seen)]
-        seen = seen.__cause__ or seen.__context__
-    return "".join(said)
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from replaydb.database.backend import backend_for
@@ -19,3 +20,14 @@ async def transaction(url: str) -> AsyncIterator[AsyncConnection]:
             yield connection
     finally:
         await engine.dispose()
+
+
+async def cut_off(url: str) -> None:
+    """End every other connection of ours, as a restarting server does."""
+    async with transaction(url) as connection:
+        await connection.execute(
+            text(
+                "SELECT pg_terminate_backend(pid, 2000) FROM pg_stat_activity "
+                "WHERE application_name = 'replaydb' AND pid <> pg_backend_pid()"
+            )
+        )

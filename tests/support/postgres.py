@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 from uuid import uuid4
 
@@ -117,6 +118,17 @@ def running_server() -> Iterator[PostgresServer]:
 
 @contextmanager
 def _bundled_server() -> Iterator[str]:
+    with data_folder(_SETTINGS) as server:
+        server.start()
+        try:
+            yield server.get_uri()
+        finally:
+            server.cleanup()
+
+
+@contextmanager
+def data_folder(settings: str) -> Iterator[Any]:
+    """A server of the wheel that has not been started; its folder goes when the block ends."""
     with warnings.catch_warnings():
         # It asks for the runtime folder on import, and does without where there is none.
         warnings.filterwarnings("ignore", message="XDG_RUNTIME_DIR is not set")
@@ -128,13 +140,9 @@ def _bundled_server() -> Iterator[str]:
         data = Path(at)
         server = get_server(data, cleanup_mode="stop", start=False)
         server.ensure_pgdata_inited()
-        with (data / "postgresql.conf").open("a") as settings:
-            settings.write(_SETTINGS)
-        server.start()
-        try:
-            yield server.get_uri()
-        finally:
-            server.cleanup()
+        with (data / "postgresql.conf").open("a") as file:
+            file.write(settings)
+        yield server
 
 
 def _plain(url: str) -> str:

@@ -7,10 +7,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
-from sqlalchemy import URL, make_url
-from sqlalchemy.exc import ArgumentError
+from sqlalchemy import URL
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from replaydb.database import urls
 from replaydb.database.signals import Signal
 from replaydb.errors import InvalidURLError, ReplayDBError
 
@@ -27,7 +27,9 @@ class Backend(Protocol):
     a writer's is exclusive where the engine has one writer, a reader's is a snapshot.
     """
 
-    url: URL
+    @property
+    def shown(self) -> str:
+        """The URL as it may be shown: without passwords."""
 
     @property
     def file(self) -> Path | None:
@@ -77,29 +79,14 @@ def backend_for(url: str | URL, *, durability: Durability = "process") -> Backen
         InvalidURLError: Not a URL, or not one of `sqlite:///FILE` and `postgresql://...`.
     """
     # Each engine's module brings its dialect along; only the one in use is paid for.
-    parsed = _parsed(url)
-    match parsed.get_backend_name():
+    match urls.engine_of(url):
         case "sqlite":
             from replaydb.database.sqlite import SqliteBackend
 
-            return SqliteBackend(parsed, durability)
-        case "postgresql":
+            return SqliteBackend(urls.sqlite_url(url), durability)
+        case "postgresql" | "postgres":
             from replaydb.database.postgresql import PostgresqlBackend
 
-            return PostgresqlBackend(parsed)
+            return PostgresqlBackend(urls.PostgresqlURL.of(url))
         case other:
-            raise InvalidURLError("url", "sqlite:///FILE or postgresql://...", f"engine {other!r}")
-
-
-def _parsed(url: str | URL) -> URL:
-    try:
-        parsed = make_url(url)
-    except (ArgumentError, ValueError):
-        # The text is not repeated: what cannot be parsed may hold a password.
-        raise InvalidURLError(
-            "url", "sqlite:///FILE or postgresql://...", "something that is not a URL"
-        ) from None
-    if isinstance(password := parsed.query.get("password"), str):
-        # Where it is hidden when the URL is shown.
-        parsed = parsed.difference_update_query(["password"]).set(password=password)
-    return parsed
+            raise InvalidURLError("url", urls.EXPECTED, f"engine {other!r}")

@@ -225,8 +225,7 @@ def _problem(backend: Backend, found: _Found) -> SchemaError | None:
             found.revision,
             newest,
         )
-    url = backend.url.set(drivername=backend.url.get_backend_name()).render_as_string()
-    command = f"replaydb db upgrade --url {shlex.quote(url)}"
+    command = f"replaydb db upgrade --url {shlex.quote(backend.shown)}"
     return SchemaOutOfDateError(f"{what}; run: {command}", found.revision, newest)
 
 

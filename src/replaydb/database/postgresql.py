@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import asyncpg
-from sqlalchemy import URL, BigInteger, DateTime, func, select
+from sqlalchemy import BigInteger, DateTime, func, select
 from sqlalchemy import Sequence as DbSequence
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -19,8 +20,10 @@ from sqlalchemy.pool import NullPool
 from sqlalchemy.sql.compiler import SQLCompiler
 
 from replaydb.database.backend import T, Work
+from replaydb.database.connecting import ConnectionLog, connect
 from replaydb.database.expressions import among, seconds_between
 from replaydb.database.signals import Signal
+from replaydb.database.urls import PostgresqlURL
 from replaydb.errors import (
     DatabaseError,
     DatabaseFullError,
@@ -29,7 +32,6 @@ from replaydb.errors import (
     ReplayDBError,
 )
 
-CONNECT_SECONDS = 10.0
 POOL_SIZE = 8
 #: A client that hangs inside a transaction must not hold a task's lock for ever.
 IDLE_IN_TRANSACTION_SECONDS = 60
@@ -57,8 +59,14 @@ def _compile_seconds_between(element: seconds_between, compiler: SQLCompiler, **
 class PostgresqlBackend:
     """`postgresql://USER:PASSWORD@HOST/DATABASE`."""
 
-    def __init__(self, url: URL) -> None:
-        self.url = url.set(drivername="postgresql+asyncpg")
+    def __init__(self, url: PostgresqlURL) -> None:
+        self._url = url
+        self._log = ConnectionLog(url.shown)
+
+    @property
+    def shown(self) -> str:
+        """Without passwords."""
+        return self._url.shown
 
     @property
     def file(self) -> None:
@@ -94,10 +102,10 @@ class PostgresqlBackend:
         cause: BaseException | None = error.orig if isinstance(error, DBAPIError) else error
         state = getattr(cause, "sqlstate", None)
         if state is None:
-            if isinstance(cause, OSError | asyncpg.InterfaceError | DBAPIError) or isinstance(
-                error, DBAPIError
-            ):
-                return DatabaseUnavailableError(f"{self.url.render_as_string()}: {cause}")
+            if isinstance(
+                cause, OSError | asyncpg.InterfaceError | asyncpg.InternalClientError | DBAPIError
+            ) or isinstance(error, DBAPIError):
+                return DatabaseUnavailableError(f"{self.shown}: {cause}")
             return None
         kind: type[DatabaseError] = DatabaseError
         if state == "53100":
@@ -106,7 +114,7 @@ class PostgresqlBackend:
             kind = DatabaseReadOnlyError
         elif state[:2] in {"08", "28", "3D", "53", "57"}:
             kind = DatabaseUnavailableError
-        return kind(f"{self.url.render_as_string()}: {cause} (SQLSTATE {state})")
+        return kind(f"{self.shown}: {cause} (SQLSTATE {state})")
 
     def is_conflict(self, error: BaseException) -> bool:
         """Lost a race against another client and was rolled back whole."""
@@ -136,19 +144,20 @@ class PostgresqlBackend:
         return ids.all()
 
     def _engine(self, settings: Mapping[str, str] = _NO_SETTINGS, **options: Any) -> AsyncEngine:
-        return create_async_engine(
-            self.url,
-            connect_args={
-                "timeout": CONNECT_SECONDS,
-                "server_settings": {
-                    "application_name": "replaydb",
-                    "idle_in_transaction_session_timeout": str(1000 * IDLE_IN_TRANSACTION_SECONDS),
-                    **settings,
-                },
-            },
+        server_settings = {
+            "application_name": "replaydb",
+            "idle_in_transaction_session_timeout": str(1000 * IDLE_IN_TRANSACTION_SECONDS),
+            **settings,
+            **self._url.settings,
+        }
+        engine = create_async_engine(
+            "postgresql+asyncpg://",  # SQLAlchemy never sees the password
+            async_creator=partial(connect, self._url, server_settings),
             hide_parameters=True,
             **options,
         )
+        self._log.listen_to(engine)
+        return engine
 
 
 _POOL: dict[str, Any] = {

@@ -29,7 +29,6 @@ from replaydb.errors import (
     DatabaseFullError,
     DatabaseReadOnlyError,
     DatabaseUnavailableError,
-    InvalidURLError,
     NotSupportedError,
     ReplayDBError,
 )
@@ -63,15 +62,16 @@ class SqliteBackend:
     """`sqlite:///FILE`."""
 
     def __init__(self, url: URL, durability: str) -> None:
-        if not url.database or url.database == ":memory:":
-            raise NotSupportedError("an in-memory SQLite database cannot be shared; name a file")
-        if url.query:
-            raise InvalidURLError("url", "sqlite:///FILE without parameters", sorted(url.query))
-        self.url = url.set(drivername="sqlite+aiosqlite")
-        self._path = Path(url.database)
+        self._url = url.set(drivername="sqlite+aiosqlite")
+        self._path = Path(url.database or "")
         self._synchronous = (
             "PRAGMA synchronous = FULL" if durability == "full" else "PRAGMA synchronous = NORMAL"
         )
+
+    @property
+    def shown(self) -> str:
+        """There is nothing to hide."""
+        return self._url.set(drivername="sqlite").render_as_string()
 
     @property
     def file(self) -> Path:
@@ -195,7 +195,7 @@ class SqliteBackend:
         **pool: Any,
     ) -> AsyncEngine:
         engine = create_async_engine(
-            self.url,
+            self._url,
             poolclass=poolclass,
             async_creator=partial(EagerConnection.open, self._connect, begin),
             hide_parameters=True,

@@ -52,7 +52,7 @@ class ReplayDataset(IterableDataset[Any]):
         InvalidInputError: An argument is wrong.
     """
 
-    url: str
+    url: str = field(repr=False)  # it may hold a password
     buffer: str
     batch_size: int
     policy: SamplingPolicy = field(default_factory=Fifo)

@@ -1,0 +1,242 @@
+"""Database URLs: what may stand in them, and what of it may be shown.
+
+The driver of PostgreSQL reads most of a URL itself. What is done here is what it does otherwise
+than libpq, and what must happen first: refusing what it would misread, and hiding the password.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Self
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
+
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from replaydb.errors import InvalidURLError, NotSupportedError
+
+EXPECTED: Final = "sqlite:///FILE or postgresql://USER:PASSWORD@HOST/DATABASE"
+CONNECT_SECONDS = 10.0
+
+_SCHEME = re.compile(r"([A-Za-z]\w*)(?:\+\w+)?://")
+_SECRETS = {"password", "sslpassword"}
+#: Parameters that name a file, which must be there.
+_FILES = {"sslrootcert", "sslcert", "sslkey", "sslcrl", "passfile"}
+#: Parameters of the session, which the server is told.
+_SESSION = ("application_name", "options")
+_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "sslmode": ("disable", "allow", "prefer", "require", "verify-ca", "verify-full"),
+    "target_session_attrs": (
+        *("any", "read-write", "read-only", "primary", "standby", "prefer-standby"),
+    ),
+    "pgbouncer": ("true", "false"),
+}
+#: The others that the driver understands.
+_OTHERS = {
+    *("user", "dbname", "database", "krbsrvname", "gsslib"),
+    *("ssl_min_protocol_version", "ssl_max_protocol_version"),
+}
+_KNOWN = {"host", "port", "connect_timeout", *_SECRETS, *_FILES, *_SESSION, *_CHOICES, *_OTHERS}
+
+
+def as_text(url: str | URL) -> str:
+    """The URL as it would be typed, with its password.
+
+    Raises:
+        InvalidURLError: It is neither text nor a URL of SQLAlchemy.
+    """
+    if isinstance(url, URL):
+        return url.render_as_string(hide_password=False)
+    if not isinstance(url, str):
+        raise InvalidURLError("url", EXPECTED, type(url).__name__)
+    return url
+
+
+def engine_of(url: str | URL) -> str:
+    """What stands before `://`, without the driver.
+
+    Raises:
+        InvalidURLError: It is no URL.
+    """
+    found = _SCHEME.match(as_text(url))
+    if found is None:
+        # The text is not repeated: what is no URL may hold a password.
+        raise InvalidURLError("url", EXPECTED, "something that is not a URL")
+    return found[1].lower()
+
+
+def sqlite_url(url: str | URL) -> URL:
+    """A URL that names a file and nothing else.
+
+    Raises:
+        InvalidURLError: It has a host or parameters.
+        NotSupportedError: It names no file.
+    """
+    expected = "sqlite:///FILE, or sqlite:////FILE from the root"
+    parsed = None
+    with suppress(ArgumentError, ValueError):
+        parsed = make_url(url)
+    if parsed is None:
+        raise InvalidURLError("url", expected, "something else")
+    if parsed.host or parsed.username or parsed.password:
+        raise InvalidURLError("url", expected, "a host: two slashes where there should be three")
+    if not parsed.database or parsed.database == ":memory:":
+        raise NotSupportedError("an in-memory SQLite database cannot be shared; name a file")
+    if parsed.query:
+        raise InvalidURLError("url", f"{expected}, without parameters", sorted(parsed.query))
+    return parsed
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresqlURL:
+    """Where a PostgreSQL database is, and how to connect.
+
+    Attributes:
+        dsn: For the driver: all but hosts, settings and what only we know. Holds the password.
+        hosts: Host or folder of the socket, and port; tried in this order. Empty: as the driver
+            finds them, such as in `PGHOST`.
+        kinds: `target_session_attrs`, each tried on all hosts; None is the driver's default.
+        connect_seconds: For each host; None waits as long as the system does.
+        settings: Parameters of the session.
+        through_pgbouncer: Whether a PgBouncer that pools transactions stands between.
+        shown: The URL without passwords.
+    """
+
+    dsn: str = field(repr=False)
+    hosts: tuple[tuple[str, int | None], ...]
+    kinds: tuple[str | None, ...]
+    connect_seconds: float | None
+    settings: Mapping[str, str]
+    through_pgbouncer: bool
+    shown: str
+
+    @classmethod
+    def of(cls, url: str | URL) -> Self:
+        """Take a URL apart.
+
+        Raises:
+            InvalidURLError: A part cannot be used; no value that may be a password is shown.
+        """
+        parts = _split(as_text(url))
+        login, at, places = parts.netloc.rpartition("@")
+        # First: without an @, what looks like parameters may be the end of a password.
+        hosts = _hosts(unquote(place) for place in places.split(","))
+        given = _parameters(parts.query)
+        shown_query = {name: value for name, value in given.items() if name not in _SECRETS}
+        ports = given.pop("port", "")
+        if others := _hosts(given.pop("host", "").split(",")):
+            if hosts:
+                raise _refused("hosts in one place", "a host and the parameter 'host'")
+            hosts = others
+        kind = given.pop("target_session_attrs", None)
+        wait = _seconds(given.pop("connect_timeout", str(CONNECT_SECONDS)))
+        settings = {name: given.pop(name) for name in _SESSION if name in given}
+        through_pgbouncer = given.pop("pgbouncer", "false") == "true"
+        user, _, password = login.partition(":")
+        hidden = ":***" if password or "password" in given else ""
+        return cls(
+            dsn=f"postgresql://{login}{at}{parts.path}{_query(given)}",
+            hosts=_with_ports(hosts, ports),
+            kinds=("standby", "any") if kind == "prefer-standby" else (kind,),
+            connect_seconds=wait,
+            settings=settings,
+            through_pgbouncer=through_pgbouncer,
+            shown=(
+                f"postgresql://{user}{hidden}{at or (hidden and '@')}{places}{parts.path}"
+                f"{_query(shown_query)}"
+            ),
+        )
+
+
+def _split(text: str) -> SplitResult:
+    rest = text.partition("://")[2]
+    parts = None
+    with suppress(ValueError):  # which would repeat what it is about, also as a context
+        parts = urlsplit(f"postgresql://{rest}")
+    if parts is not None:
+        # A password that holds one of these has been cut in two, and any part may be of it.
+        login, at, _ = parts.netloc.rpartition("@")
+        if rest.count("@") == len(at) and not set("[]") & set(login) and not parts.fragment:
+            return parts
+    raise _refused(
+        "@ : / ? # [ ] in a user, password or parameter to be percent-encoded (@ as %40)",
+        "one that is not",
+    )
+
+
+def _parameters(query: str) -> dict[str, str]:
+    pairs = parse_qsl(query, keep_blank_values=True)
+    given: dict[str, str] = {}
+    for name, value in pairs:
+        if name not in _KNOWN:
+            raise _refused("parameters of libpq that are supported", f"the parameter {name!r}")
+        if name in given:
+            raise _refused("every parameter once", f"{name!r} twice")
+        if name in _CHOICES and value not in _CHOICES[name]:
+            raise _refused(f"{name} to be one of {', '.join(_CHOICES[name])}", f"another {name}")
+        if name in _FILES and not Path(value).is_file():
+            raise _refused(f"{name} to be a file", f"{value!r}, which is none")
+        given[name] = value
+    return given
+
+
+def _hosts(places: Iterable[str]) -> list[tuple[str, int | None]]:
+    """Hosts with the ports that stand behind them."""
+    found = []
+    listed = list(places)
+    for place in listed:
+        if place.startswith("/"):  # the folder of a socket
+            host, port = place, ""
+        elif place.startswith("["):
+            host, _, port = place.removeprefix("[").partition("]")
+            port = port.removeprefix(":")
+        else:
+            host, _, port = place.partition(":")
+        if host:
+            found.append((host, _port(port)))
+        elif port or len(listed) > 1:
+            raise _refused("a host before every colon and comma", "none")
+    return found
+
+
+def _with_ports(
+    hosts: list[tuple[str, int | None]], ports: str
+) -> tuple[tuple[str, int | None], ...]:
+    listed = [_port(port) for port in ports.split(",")]
+    if not hosts and ports:
+        raise _refused("a host for the parameter 'port'", "none")
+    if len(listed) == 1:
+        listed *= len(hosts)
+    if len(listed) != len(hosts):
+        raise _refused("one port, or as many as hosts", f"{len(listed)} for {len(hosts)} hosts")
+    return tuple((host, port or other) for (host, port), other in zip(hosts, listed, strict=True))
+
+
+def _port(text: str) -> int | None:
+    if not text:
+        return None
+    # Not shown: `postgresql://USER:PASSWORD/DATABASE` has the password there.
+    if not (text.isascii() and text.isdecimal() and 0 < int(text) < 65536):
+        raise _refused("HOST:PORT with a port from 1 to 65535", "something else behind the colon")
+    return int(text)
+
+
+def _seconds(text: str) -> float | None:
+    wait = -1.0
+    with suppress(ValueError):
+        wait = float(text)
+    if not 0 <= wait < float("inf"):
+        raise _refused("connect_timeout in seconds, 0 for none", repr(text))
+    return wait or None
+
+
+def _query(parameters: Mapping[str, str]) -> str:
+    return f"?{urlencode(parameters, quote_via=quote, safe='/:,')}" if parameters else ""
+
+
+def _refused(expected: str, actual: str) -> InvalidURLError:
+    return InvalidURLError("url", expected, actual)

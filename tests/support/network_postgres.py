@@ -1,0 +1,182 @@
+"""A PostgreSQL that asks for passwords, and a door to it that speaks TLS on 127.0.0.1.
+
+The PostgreSQL that pip brings is built without TLS, so the door ends it. The client, which is what
+is under test, sees what it would see of a server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import struct
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import asyncpg
+import trustme
+
+from support.postgres import data_folder
+
+#: Every character that means something in a URL.
+PASSWORD = "gehe1m@:/?#[]% &=ß"  # noqa: S105
+USER = "me"
+_HBA = f"""
+local all {USER} scram-sha-256
+local all all trust
+"""
+_SSL_REQUEST = struct.pack("!ii", 8, 80877103)
+
+
+@dataclass(frozen=True)
+class PasswordServer:
+    """By socket: the superuser is let in, `USER` needs `PASSWORD`."""
+
+    socket_folder: Path
+
+    @property
+    def local_url(self) -> str:
+        """As the superuser."""
+        return f"postgresql://postgres@{quote(str(self.socket_folder), safe='')}/replay"
+
+
+@contextmanager
+def password_server() -> Iterator[PasswordServer]:
+    """Start one with a database `replay`; it ends with the block."""
+    with data_folder("fsync = off\n") as server:
+        server.start()
+        try:
+            folder = Path(server.get_postmaster_info().socket_dir)
+            asyncio.run(_add_user(folder))
+            (server.pgdata / "pg_hba.conf").write_text(_HBA)
+            asyncio.run(_reload(folder))
+            yield PasswordServer(folder)
+        finally:
+            server.cleanup()
+
+
+async def _add_user(folder: Path) -> None:
+    connection = await asyncpg.connect(host=str(folder), user="postgres", database="postgres")
+    await connection.execute(f"CREATE ROLE {USER} SUPERUSER LOGIN PASSWORD '{PASSWORD}'")
+    await connection.execute("CREATE DATABASE replay")
+    await connection.close()
+
+
+async def _reload(folder: Path) -> None:
+    connection = await asyncpg.connect(host=str(folder), user="postgres", database="postgres")
+    await connection.execute("SELECT pg_reload_conf()")
+    await connection.close()
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """Files in PEM: the authority of the door, another one, and a client's certificate."""
+
+    root: Path
+    other_root: Path
+    client_cert: Path
+    client_key: Path
+    server: ssl.SSLContext
+
+    @classmethod
+    def made_in(cls, folder: Path) -> Certificates:
+        """New ones; the door's is for the address 127.0.0.1 and no name."""
+        authority, other = trustme.CA(), trustme.CA()
+        client = authority.issue_cert("client.invalid", common_name="worker-7")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        authority.issue_cert("127.0.0.1").configure_cert(context)
+        authority.configure_trust(context)
+        context.verify_mode = ssl.CERT_OPTIONAL
+        found = cls(folder / "root", folder / "other", folder / "cert", folder / "key", context)
+        authority.cert_pem.write_to_path(found.root)
+        other.cert_pem.write_to_path(found.other_root)
+        client.cert_chain_pems[0].write_to_path(found.client_cert)
+        client.private_key_pem.write_to_path(found.client_key)
+        found.client_key.chmod(0o600)
+        return found
+
+
+class Door:
+    """Lets clients through to a server's socket, with TLS if they ask for it.
+
+    Attributes:
+        port: Where it listens, on 127.0.0.1.
+        certificates: What it shows, and what trusts it.
+        encrypted: Of the last connection, whether it was.
+        client: Of the last connection, the name in the certificate that the client showed.
+    """
+
+    def __init__(self, target: Path, certificates: Certificates) -> None:
+        self.port = 0
+        self.certificates = certificates
+        self.encrypted: bool | None = None
+        self.client: str | None = None
+        self._target = target / ".s.PGSQL.5432"
+
+    def url(self, query: str = "", *, hosts: str | None = None, password: str = PASSWORD) -> str:
+        """The database `replay` behind it, as `USER`."""
+        place = f"127.0.0.1:{self.port}" if hosts is None else hosts
+        return f"postgresql://{USER}:{quote(password, safe='')}@{place}/replay{query}"
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection, until either side ends it."""
+        with suppress(OSError, asyncio.IncompleteReadError), closing(writer.transport):
+            start = await reader.readexactly(8)
+            self.encrypted = start == _SSL_REQUEST
+            if self.encrypted:
+                writer.write(b"S")
+                await writer.start_tls(self.certificates.server)
+                self.client = _common_name(writer.get_extra_info("peercert"))
+                start = b""
+            inside, outside = await asyncio.open_unix_connection(str(self._target))
+            with closing(outside.transport):
+                outside.write(start)
+                await _first_of(_copy(reader, outside), _copy(inside, writer))
+
+
+async def _first_of(*works: Coroutine[Any, Any, None]) -> None:
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    while some := await source.read(1 << 16):
+        target.write(some)
+        await target.drain()
+
+
+def _common_name(certificate: dict[str, object] | None) -> str | None:
+    if not certificate:
+        return None
+    subject: object = certificate["subject"]
+    assert isinstance(subject, tuple)
+    return {key: value for ((key, value),) in subject}.get("commonName")
+
+
+@asynccontextmanager
+async def open_door(server: PasswordServer, certificates: Certificates) -> AsyncIterator[Door]:
+    """A door in the running event loop."""
+    door = Door(server.socket_folder, certificates)
+    serving: set[asyncio.Task[None]] = set()
+
+    def enter(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.add(asyncio.create_task(door.serve(reader, writer)))
+
+    listening = await asyncio.start_server(enter, "127.0.0.1", 0)
+    door.port = listening.sockets[0].getsockname()[1]
+    try:
+        yield door
+    finally:
+        listening.close()
+        for task in serving:
+            task.cancel()
+        await asyncio.gather(*serving, return_exceptions=True)
+        await asyncio.sleep(0)  # what was closed is let go of
