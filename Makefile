@@ -8,7 +8,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench bench-peers clean
+.PHONY: help demo test check lowest bench bench-peers clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -28,7 +28,10 @@ check: $(VENV)/.installed ## Lint, types, layers, and the wheel
 	$(BIN)/lint-imports
 	$(BIN)/python -m build --wheel --no-isolation --outdir $(VENV)/dist .
 
-test: check ## Everything in check, then all tests on SQLite and PostgreSQL
+lowest: $(VENV)/.installed ## Try both engines with the lowest versions that are allowed
+	PYTHONPATH=tests $(BIN)/python -m lowest
+
+test: check lowest ## Everything in check and lowest, then all tests on SQLite and PostgreSQL
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 bench: $(VENV)/.installed ## Measure this machine: medians and ratios

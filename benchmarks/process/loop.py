@@ -10,7 +10,7 @@ import asyncio
 import gc
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import cycle
 from typing import Any
 
@@ -23,6 +23,7 @@ from benchmarks.results import Result
 
 BEAT = 0.001
 BAR = 20.0
+WAITING_BAR = 5.0
 PUT, BATCH = 50, 32
 LOADS = {"puts": (4, 0, 0), "samples": (0, 2, 0), "leases": (0, 0, 2), "everything": (4, 2, 1)}
 #: Enough for a buffer that is full, and evicts, after a second or two.
@@ -34,6 +35,11 @@ async def run(bench: Bench) -> AsyncIterator[Result]:
     bench.say("idle")
     late = await _beat(asyncio.create_task(asyncio.sleep(min(1.0, bench.options.seconds))))
     yield bench.result("stall, p99, idle", _p99(late), "ms", load="idle", side="p99")
+    bench.say("waiting")
+    used = await _wait_for_nothing(await bench.database(), min(1.0, bench.options.seconds))
+    yield bench.result(
+        "processor time of a sample that waits", 100 * used, "%", WAITING_BAR, side="waiting"
+    )
     for load, numbers in LOADS.items():
         bench.say(load)
         async with rdb.Store.open(await bench.database()) as store:
@@ -59,6 +65,16 @@ async def run(bench: Bench) -> AsyncIterator[Result]:
             side="done",
             **facts,
         )
+
+
+async def _wait_for_nothing(url: str, duration: float) -> float:
+    """The part of one processor that waiting takes."""
+    async with rdb.Store.open(url) as store:
+        buffer = await store.buffer("bench")
+        before = time.process_time()
+        with suppress(rdb.NotEnoughGroups):
+            await buffer.sample(1, timeout=duration)
+        return (time.process_time() - before) / duration
 
 
 async def _work(

@@ -6,7 +6,6 @@ import asyncio
 import os
 import random
 import signal
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -42,12 +41,10 @@ async def test_a_writer_killed_in_the_middle_of_puts(url: str, tmp_path: Path) -
                 await _kill_one(nursery, "put", random.uniform(0.1, 0.35))
                 if len(acknowledged(acks)) > before:
                     break
-            start = time.monotonic()
-            async with Store.open(url) as store:
+            async with asyncio.timeout(30), Store.open(url) as store:  # a lock is held for 60
                 buffer = await store.buffer(BUFFER)
                 await buffer.sample(1)
                 assert await buffer.count() >= len(acknowledged(acks))
-            assert time.monotonic() - start < 5.0
     assert await check_stored(url, acks) >= KILLS
 
 
@@ -65,8 +62,8 @@ async def test_a_sampler_killed_in_the_middle_of_draws(url: str, tmp_path: Path)
     assert await check_stored(url, tmp_path / "acks") == 60
 
 
-async def _drop_clients(url: str, stop: asyncio.Event) -> None:
-    """Cut the connections of everybody else, again and again."""
+async def _drop_clients(url: str, stop: asyncio.Event, call_ended: asyncio.Event) -> None:
+    """Cut the connections of everybody else, every few calls."""
     async with transaction(url) as connection:
         while not stop.is_set():
             # Else the whole transaction would see who was there at its beginning.
@@ -78,10 +75,14 @@ async def _drop_clients(url: str, stop: asyncio.Event) -> None:
                     "AND application_name = 'replaydb'"
                 )
             )
-            await asyncio.sleep(random.uniform(0.02, 0.15))
+            for _ in range(random.randint(2, 12)):
+                if stop.is_set():
+                    return
+                await call_ended.wait()
+                call_ended.clear()
 
 
-async def _put_some(buffer: Buffer, acks: Acks) -> Counter[str]:
+async def _put_some(buffer: Buffer, acks: Acks, call_ended: asyncio.Event) -> Counter[str]:
     outcomes: Counter[str] = Counter()
     for i in range(150):
         uids = [f"{i}-0-{k}-of-3" for k in range(3)]
@@ -92,10 +93,11 @@ async def _put_some(buffer: Buffer, acks: Acks) -> Counter[str]:
         else:
             acks.add(uids)
             outcomes["well"] += 1
+        call_ended.set()
     return outcomes
 
 
-async def _sample_some(buffer: Buffer) -> Counter[str]:
+async def _sample_some(buffer: Buffer, call_ended: asyncio.Event) -> Counter[str]:
     outcomes: Counter[str] = Counter()
     for _ in range(150):
         try:
@@ -106,25 +108,27 @@ async def _sample_some(buffer: Buffer) -> Counter[str]:
             outcomes["empty"] += 1
         else:
             outcomes["well"] += 1
+        call_ended.set()
     return outcomes
 
 
 async def test_a_server_that_drops_its_clients(postgresql_url: str, tmp_path: Path) -> None:
     """Every call ends well or with a typed error, and the store recovers by itself."""
     acks = tmp_path / "acks"
-    stop = asyncio.Event()
+    stop, call_ended = asyncio.Event(), asyncio.Event()
     async with Store.open(postgresql_url) as store:
         buffer = await store.buffer(BUFFER)
-        dropping = asyncio.create_task(_drop_clients(postgresql_url, stop))
+        dropping = asyncio.create_task(_drop_clients(postgresql_url, stop, call_ended))
         try:
             outcomes = await asyncio.gather(
-                _put_some(buffer, Acks(str(acks))), _sample_some(buffer)
+                _put_some(buffer, Acks(str(acks)), call_ended), _sample_some(buffer, call_ended)
             )
         finally:
             stop.set()
+            call_ended.set()
             await dropping
         assert all(one["well"] for one in outcomes), outcomes
         assert sum(one["unavailable"] for one in outcomes), outcomes
-        await buffer.put(derived_group("afterwards-0-0-of-1"))
+        await buffer.put([derived_group(f"afterwards-0-{i}-of-8") for i in range(8)])
         await buffer.sample(8)
     await check_stored(postgresql_url, acks)

@@ -1,8 +1,7 @@
 """What other processes do in these tests.
 
     python -m processes.worker trade URL ACKS SECONDS   put and sample, check every group
-    python -m processes.worker wait URL                 wait for a group; report when it came
-    python -m processes.worker idle URL SECONDS         wait for nothing; report the CPU time
+    python -m processes.worker wait URL                 wait for a group, woken by signals alone
     python -m processes.worker nursery URL ACKS         fork a child for every line read:
                                                         "put" or "sample", for ever
 
@@ -16,7 +15,6 @@ import asyncio
 import json
 import os
 import random
-import resource
 import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -24,6 +22,7 @@ from typing import Any
 
 from processes.derived import check_group, derived_group
 from replaydb import Buffer, NotEnoughGroups, Prioritized, Store, Uniform
+from replaydb.database import signals
 from replaydb.policies import SamplingPolicy
 
 BUFFER = "shared"
@@ -89,20 +88,9 @@ async def wait(url: str) -> None:
     async with Store.open(url) as store:
         buffer = await store.buffer(BUFFER)
         tell(ready=True)
-        batch = await buffer.sample(1, timeout=30)
-        tell(uid=batch.groups[0].group_uid, at=time.time())
-
-
-async def idle(url: str, seconds: str) -> None:
-    async with Store.open(url) as store:
-        buffer = await store.buffer(BUFFER)
-        before = resource.getrusage(resource.RUSAGE_SELF)
-        try:
-            await buffer.sample(1, timeout=float(seconds))
-        except NotEnoughGroups:
-            after = resource.getrusage(resource.RUSAGE_SELF)
-            spent = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
-            tell(cpu=spent)
+        signals.RECHECK_SECONDS = 600.0  # nobody looks again anyway
+        batch = await buffer.sample(1, timeout=600)
+        tell(uid=batch.groups[0].group_uid)
 
 
 def nursery(url: str, acks: str) -> None:
@@ -131,7 +119,6 @@ def nursery(url: str, acks: str) -> None:
 ROLES: dict[str, Callable[..., Coroutine[Any, Any, None]]] = {
     "trade": trade,
     "wait": wait,
-    "idle": idle,
 }
 
 

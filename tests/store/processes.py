@@ -13,7 +13,6 @@ import asyncio
 import json
 import os
 import sys
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -67,7 +66,7 @@ async def main(action: str, url: str, buffer_name: str, *arguments: str) -> None
         match action:
             case "put":
                 ids = await buffer.put([group(uid) for uid in arguments])
-                answer = {"ids": ids, "at": time.monotonic()}
+                answer = {"ids": ids}
             case "settings":
                 answer = (await store.buffer(buffer_name)).settings.to_json()
             case "get":

@@ -9,47 +9,38 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from sqlalchemy import event
 
 import replaydb as rdb
 from replaydb import Batch, Buffer, Store
 from store.processes import other_process
 from support.groups import group, groups
 
-#: How late a waiting sample may see a commit, in seconds. It is a hundredth of that on an idle
-#: machine; this one may be busy with other tests.
-PROMPT = 2.0
-
 
 @pytest.fixture(autouse=True)
 def _woken_by_signals_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody looks again anyway."""
-    monkeypatch.setattr("replaydb.database.signals.RECHECK_SECONDS", 60.0)
+    monkeypatch.setattr("replaydb.database.signals.RECHECK_SECONDS", 600.0)
 
 
 @asynccontextmanager
 async def waiting(buffer: Buffer, n: Any = 1, **arguments: Any) -> AsyncIterator[Awaitable[Batch]]:
     """A sample that has been waiting for a while when the block begins."""
-    arguments = {"timeout": 30} | arguments
+    arguments = {"timeout": 600} | arguments
     sample = asyncio.create_task(buffer.sample(n, rdb.Fifo(), **arguments))
     await asyncio.sleep(0.25)
     assert not sample.done()
     try:
-        yield asyncio.wait_for(sample, 10)
+        yield asyncio.wait_for(sample, 30)
     finally:
         sample.cancel()
 
 
-async def seconds(call: Awaitable[Any]) -> float:
-    start = time.monotonic()
-    await call
-    return time.monotonic() - start
-
-
-@pytest.mark.parametrize("timeout", [30, 30.0, None, float("inf")])
+@pytest.mark.parametrize("timeout", [600, 600.0, None, float("inf")])
 async def test_a_put_of_this_process_wakes(buffer: Buffer, timeout: float | None) -> None:
     async with waiting(buffer, timeout=timeout) as sample:
         await buffer.put(group("a"))
-        assert await seconds(sample) < PROMPT
+        assert len(await sample) == 1
 
 
 async def test_a_put_of_another_store_wakes(buffer: Buffer, url: str) -> None:
@@ -58,7 +49,7 @@ async def test_a_put_of_another_store_wakes(buffer: Buffer, url: str) -> None:
         for _ in range(3):
             async with waiting(buffer) as sample:
                 await there.put(group())
-                assert await seconds(sample) < PROMPT
+                assert len(await sample) == 1
             await buffer.delete(statuses="completed")
 
 
@@ -68,9 +59,7 @@ async def test_a_put_of_another_process_wakes(buffer: Buffer, url: str) -> None:
         waiting(buffer, 2) as sample,
     ):
         done = await other.act()
-        batch = await sample
-        assert time.monotonic() - done["at"] < PROMPT
-        assert batch.ids == done["ids"]
+        assert (await sample).ids == done["ids"]
 
 
 async def test_only_enough_is_enough(buffer: Buffer) -> None:
@@ -97,13 +86,13 @@ async def test_a_new_policy_version_wakes(buffer: Buffer) -> None:
     await buffer.advance_policy(5)
     async with waiting(buffer, max_staleness=2) as sample:
         await buffer.advance_policy(3, rewind=True)
-        assert await seconds(sample) < PROMPT
+        assert len(await sample) == 1
 
 
 async def test_there_is_enough_already(buffer: Buffer) -> None:
     await buffer.put(groups(3))
-    for timeout in (0, 0.0, 5, None):
-        assert await seconds(buffer.sample(3, timeout=timeout)) < PROMPT
+    for timeout in (0, 0.0, 600, None):
+        assert len(await asyncio.wait_for(buffer.sample(3, timeout=timeout), 30)) == 3
 
 
 @pytest.mark.parametrize("timeout", [0, 0.3])
@@ -112,7 +101,7 @@ async def test_time_runs_out(buffer: Buffer, timeout: float) -> None:
     start = time.monotonic()
     with pytest.raises(rdb.NotEnoughGroups) as caught:
         await buffer.sample(3, timeout=timeout)
-    assert timeout <= time.monotonic() - start < timeout + PROMPT
+    assert timeout <= time.monotonic() - start
     assert (caught.value.wanted, caught.value.available) == (3, 2)
 
 
@@ -120,7 +109,7 @@ async def test_what_there_is_when_the_time_is_up(buffer: Buffer) -> None:
     ids = await buffer.put(groups(2))
     start = time.monotonic()
     batch = await buffer.sample(3, rdb.Fifo(), timeout=0.3, allow_partial=True)
-    assert 0.3 <= time.monotonic() - start < 0.3 + PROMPT
+    assert time.monotonic() - start >= 0.3
     assert batch.ids == ids
     async with waiting(buffer, 3, allow_partial=True) as sample:
         await buffer.put(group())
@@ -134,21 +123,37 @@ async def test_a_wait_is_cancelled_at_once(buffer: Buffer) -> None:
     await asyncio.sleep(0.2)
     for task in tasks:
         task.cancel()
-        start = time.monotonic()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert time.monotonic() - start < PROMPT
+        await asyncio.wait([task], timeout=30)
+        assert task.cancelled()
     ids = await buffer.put(group())
     assert [one.times_sampled for one in await buffer.get(ids)] == [0]
 
 
 async def test_a_cancellation_that_comes_with_a_change_is_not_lost(buffer: Buffer) -> None:
-    task = asyncio.create_task(buffer.sample(1, timeout=5))
+    task = asyncio.create_task(buffer.sample(1, timeout=600))
     await asyncio.sleep(0.2)
     buffer._database.signal.announce()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(asyncio.shield(task), PROMPT)
+        await asyncio.wait_for(asyncio.shield(task), 30)
+
+
+async def test_a_wait_asks_nothing(buffer: Buffer) -> None:
+    """While nothing is committed, whoever waits for it runs no statement."""
+    asked: list[str] = []
+    database = buffer._database
+    async with waiting(buffer) as sample:
+        for engine in (database._writer, database._reader):
+            event.listen(
+                engine.sync_engine,
+                "before_cursor_execute",
+                lambda _connection, _cursor, statement, *_: asked.append(statement),
+            )
+        await asyncio.sleep(0.3)
+        assert asked == []
+        await buffer.put(group())
+        assert len(await sample) == 1
+    assert asked
 
 
 async def test_many_wait_and_all_are_served(buffer: Buffer) -> None:
@@ -170,7 +175,7 @@ CHANGES: dict[str, Callable[[Buffer], Awaitable[Any]]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 async def test_other_changes_end_no_wait(buffer: Buffer, change: str) -> None:
-    async with waiting(buffer, timeout=0.6) as sample:
+    async with waiting(buffer, timeout=1.5) as sample:
         await CHANGES[change](buffer)
         with pytest.raises(rdb.NotEnoughGroups):
             await sample

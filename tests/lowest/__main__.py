@@ -1,0 +1,103 @@
+"""The lowest versions that pyproject.toml allows, installed and tried on both engines.
+
+    PYTHONPATH=tests python -m lowest
+
+Direct dependencies are installed at their lowest versions in `.venv/lowest`, what those depend on
+in turn at the versions of constraints.txt. torch is too large to have twice: it is borrowed from
+the environment this runs in.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import tomllib
+from pathlib import Path
+
+from rich.console import Console
+
+from support.postgres import running_server
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+ENVIRONMENT = CHECKOUT / ".venv" / "lowest"
+EXTRAS = "opentelemetry", "prometheus", "zstd"
+BORROWED = {"torch"}
+_REQUIREMENT = re.compile(r"([\w.-]+)(?:\[\w+\])?>=([\d.]+)")
+
+
+def lowest_versions() -> list[str]:
+    """Every direct dependency of the package and its extras, as NAME==VERSION."""
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    wanted = list(project["dependencies"])
+    for extra in EXTRAS:
+        wanted += project["optional-dependencies"][extra]
+    pins = []
+    for requirement in wanted:
+        match = _REQUIREMENT.fullmatch(requirement)
+        assert match, f"{requirement} does not say its lowest version"
+        if match[1] not in BORROWED:
+            pins.append(f"{match[1]}=={match[2]}")
+    return pins
+
+
+def install(pins: list[str]) -> Path:
+    """The interpreter of an environment with just these; made anew where they have changed."""
+    python = ENVIRONMENT / "bin" / "python"
+    stamp = ENVIRONMENT / "installed.txt"
+    wanted = "\n".join([sys.version, *pins])
+    if stamp.exists() and stamp.read_text() == wanted:
+        return python
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--clear", "--without-pip", ENVIRONMENT], check=True
+    )
+    pip = [sys.executable, "-m", "pip", "-qq", "--disable-pip-version-check"]
+    subprocess.run(
+        [*pip, "--python", str(python), "install", *pins],
+        check=True,
+        env=os.environ | {"PIP_CONSTRAINT": str(_other_constraints(pins))},
+    )
+    # A path named here is searched last: it fills gaps and replaces nothing.
+    (site_packages,) = ENVIRONMENT.glob("lib/python*/site-packages")
+    (site_packages / "borrowed.pth").write_text(sysconfig.get_path("purelib"))
+    stamp.write_text(wanted)
+    return python
+
+
+def _other_constraints(pins: list[str]) -> Path:
+    """constraints.txt without what is installed at other versions."""
+    names = {_normal(pin) for pin in pins}
+    lines = (CHECKOUT / "constraints.txt").read_text().splitlines()
+    path = ENVIRONMENT / "constraints.txt"
+    path.write_text("\n".join(line for line in lines if _normal(line) not in names))
+    return path
+
+
+def _normal(pin: str) -> str:
+    return pin.partition("==")[0].lower().replace("_", "-")
+
+
+def main() -> None:
+    console = Console()
+    pins = lowest_versions()
+    with console.status(f"Installing {len(pins)} packages"):
+        python = install(pins)
+    console.print(f"Lowest versions: {', '.join(pins)}")
+    with running_server() as server, tempfile.TemporaryDirectory() as folder:
+        urls = [f"sqlite:///{folder}/smoke.db", server.create_database("lowest")]
+        for url in urls:
+            engine = url.partition(":")[0]
+            with console.status(engine):
+                subprocess.run(
+                    [python, Path(__file__).with_name("smoke.py"), url, *pins],
+                    check=True,
+                    env=os.environ | {"PYTHONPATH": str(CHECKOUT / "src")},
+                )
+            console.print(f"{engine}: put, sample, lease, wait, migrate and the commands work")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""What every installation must be able to do, with nothing but replaydb and what it depends on.
+
+    python smoke.py URL [NAME==VERSION ...]
+
+Run by `python -m lowest` in an environment that has the lowest versions allowed; the database has
+no tables yet. Everything that talks to a dependency is called once: migrations and the command line
+(alembic, typer, rich), both engines' drivers, payloads (numpy, safetensors, zstandard), waiting,
+cancellation and the blocking facade (anyio).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from importlib.metadata import version
+
+from typer.testing import CliRunner
+
+import replaydb as rdb
+from replaydb import blocking
+from replaydb.cli import app
+
+
+def group(uid: str, reward: float = 1.0) -> rdb.EpisodeGroup:
+    row = rdb.Episode(
+        prompt_ids=[1, 2], response_ids=[3, 4, 5], logprobs=[-0.5, -0.25, -1.0], reward=reward,
+        policy_version=0, text=uid,
+    )  # fmt: skip
+    return rdb.EpisodeGroup("gsm8k", [row], group_uid=uid, tags={"level": "hard"})
+
+
+def command(*arguments: str) -> str:
+    outcome = CliRunner().invoke(app, arguments, catch_exceptions=False)
+    assert outcome.exit_code == 0, outcome.output
+    return outcome.output
+
+
+async def use(url: str) -> None:
+    async with rdb.Store.open(url, run="smoke") as store:
+        buffer = await store.buffer("math", compression="zstd")
+        ids = await buffer.put([group(f"{i}", reward=i % 2) for i in range(8)], cursor={"at": {}})
+        assert await buffer.count(where=rdb.group.reward_mean > 0.5) == 4
+        batch = await buffer.sample(4, rdb.Prioritized(beta=0.4), step=0)
+        assert batch.padded(pad_token_id=0).token_ids.tolist() == [[1, 2, 3, 4, 5]] * 4
+        await buffer.update_priorities(batch.ids, [2.0] * 4)
+        async with buffer.lease(2, rdb.Fifo(), ttl=60) as lease:
+            assert lease.batch.ids == ids[:2]
+        found = (await buffer.get(ids[2:3]))[0]
+        assert found.episodes[0].token_ids.tolist() == [1, 2, 3, 4, 5]
+        waiting = asyncio.create_task(buffer.sample(100, timeout=60))
+        put = asyncio.create_task(buffer.put([group(f"more-{i}") for i in range(100)]))
+        assert len((await waiting).ids) == 100
+        await put
+        cancelled = asyncio.create_task(buffer.sample(1000, timeout=60))
+        await asyncio.sleep(0.1)
+        cancelled.cancel()
+        await asyncio.wait([cancelled])
+        assert cancelled.cancelled()
+        try:
+            await buffer.put(group("0"))
+        except rdb.DuplicateGroupError:
+            pass
+        else:
+            raise AssertionError("a uid was stored twice")
+
+
+def main(url: str, *pins: str) -> None:
+    for name, wanted in (pin.split("==") for pin in pins):
+        found = version(name)
+        assert f"{found}.".startswith(f"{wanted}."), f"{name} is {found}, not {wanted}"
+    command("db", "upgrade", "--url", url)
+    command("db", "check", "--url", url)
+    asyncio.run(use(url))
+    with blocking.Store.open(url) as store:
+        buffer = store.buffer("math")
+        assert len(buffer.sample(100).ids) == 100
+    assert "gsm8k" in command("stats", "math", "--url", url)
+    assert "--url" in command("stats", "--help")
+    command("db", "downgrade", "base", "--yes", "--url", url)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
