@@ -29,7 +29,7 @@ def to_number(field: str, value: object) -> float:
         InvalidInputError: Not a number, NaN, infinite.
     """
     if not isinstance(value, int | float):
-        value = _scalar(value)
+        value = to_scalar(value)
         if not isinstance(value, Real):
             raise InvalidInputError(field, "a finite number", repr(value))
     try:
@@ -43,7 +43,7 @@ def to_number(field: str, value: object) -> float:
 
 def to_int(field: str, value: object, low: int = INT32[0], high: int = INT32[1]) -> int:
     """An int in `low..high`, from an int or an integer scalar of numpy or torch."""
-    value = _scalar(value)
+    value = to_scalar(value)
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidInputError(field, "an integer", repr(value))
     if not low <= value <= high:
@@ -109,7 +109,7 @@ def all_of(kind: type[_T], field: str, items: Iterable[_T]) -> tuple[_T, ...]:
     return checked
 
 
-def _scalar(value: object) -> object:
+def to_scalar(value: object) -> object:
     """The Python number inside a numpy or torch scalar; anything else as it came."""
     torch = sys.modules.get("torch")
     if isinstance(value, np.generic | np.ndarray) or (torch and isinstance(value, torch.Tensor)):

@@ -124,8 +124,8 @@ async def test_errors_of_an_open_store_hide_the_password(
     async with Store.open(url, run="a") as store:
         buffer = await store.buffer("math")
         await buffer.put(group())
-        with pytest.raises(rdb.DatabaseError, match="22012") as caught:
-            await buffer.count(where=rdb.group.id > 1 / (rdb.group.id * 0))
+        with pytest.raises(rdb.DatabaseError, match="22003") as caught:
+            await buffer.count(where=rdb.group.id * 1e308 * 1e308 > 1)
         assert (await buffer.stats()).num_groups == 1
         assert PASSWORD not in repr(store) + repr(buffer)
     assert PASSWORD not in everything_said_by(caught.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -14,6 +15,7 @@ from sqlalchemy import (
     ColumnElement,
     Dialect,
     Double,
+    Integer,
     String,
     Text,
     TypeDecorator,
@@ -37,6 +39,29 @@ _IDS = _JsonList().with_variant(ARRAY(BigInteger), "postgresql")
 _NAMES = _JsonList().with_variant(ARRAY(String), "postgresql")
 
 
+class _Pattern(TypeDecorator[str]):
+    """A LIKE pattern whose escape character is a backslash; what PostgreSQL's LIKE takes."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        if value is None or dialect.name != "sqlite":
+            return value
+        return re.sub(r"\\?.", _globbed, value, flags=re.DOTALL)
+
+
+def _globbed(part: re.Match[str]) -> str:
+    """What a part of a LIKE pattern is in a GLOB pattern; SQLite's LIKE ignores case."""
+    if part[0] in _WILDCARDS:
+        return _WILDCARDS[part[0]]
+    character = part[0][-1]
+    return f"[{character}]" if character in "*?[" else character
+
+
+_WILDCARDS = {"%": "*", "_": "?"}
+
+
 class seconds_between(FunctionElement[float]):
     """Seconds from one time to another; both are columns, or parameters of their type."""
 
@@ -57,7 +82,7 @@ class among(FunctionElement[bool]):
         column: ColumnElement[Any],
         values: Sequence[int] | Sequence[str] | BindParameter[Any],
     ) -> None:
-        kind = _IDS if isinstance(column.type, BigInteger) else _NAMES
+        kind = _IDS if isinstance(column.type, Integer) else _NAMES
         if isinstance(values, BindParameter):  # given when it is run
             bound = bindparam(values.key, type_=kind)
         else:
@@ -67,3 +92,79 @@ class among(FunctionElement[bool]):
     def self_group(self, against: OperatorType | None = None) -> Self:
         """As it is. SQLAlchemy would add `= 1` on SQLite, and no index would be used any more."""
         return self
+
+
+class json_part(FunctionElement[Any]):
+    """What stands at a path of a JSON column, if it is of one kind; NULL for any other.
+
+    The path is an object's key (text) or an array's position (from 0) at every step. The subclasses
+    are the kinds.
+    """
+
+    inherit_cache = True
+
+    def __init__(self, column: ColumnElement[Any], path: Sequence[str | int]) -> None:
+        kinds = (Text() if isinstance(step, str) else Integer() for step in path)
+        steps = zip(path, kinds, strict=True)
+        super().__init__(
+            column, *(bindparam(None, step, kind, unique=True) for step, kind in steps)
+        )
+
+
+class json_text(json_part):
+    """A string."""
+
+    name = "json_text"
+    type = Text()
+    inherit_cache = True
+
+
+class json_integer(json_part):
+    """A number that is written as an integer and fits into 64 bits."""
+
+    name = "json_integer"
+    type = BigInteger()
+    inherit_cache = True
+
+
+class json_double(json_part):
+    """Any number, as the nearest double."""
+
+    name = "json_double"
+    type = Double()
+    inherit_cache = True
+
+
+class json_boolean(json_part):
+    """True or false."""
+
+    name = "json_boolean"
+    type = Boolean()
+    inherit_cache = True
+
+
+class json_kind(json_part):
+    """The name of its kind, as the engine calls it, for anything but null: it is there."""
+
+    name = "json_kind"
+    type = Text()
+    inherit_cache = True
+
+
+class matches(FunctionElement[bool]):
+    """`text LIKE pattern`, with regard to case; a backslash escapes."""
+
+    name = "matches"
+    type = Boolean()
+    inherit_cache = True
+
+    def __init__(self, text: ColumnElement[str], pattern: str) -> None:
+        super().__init__(text, bindparam(None, pattern, _Pattern(), unique=True))
+
+
+class bytewise(FunctionElement[str]):
+    """A text that is ordered, and made lower or upper case, by its bytes: no locale has a say."""
+
+    name = "bytewise"
+    type = Text()
+    inherit_cache = True

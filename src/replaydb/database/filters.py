@@ -1,42 +1,87 @@
-"""Filters that callers write over `replaydb.group`."""
+"""Filters that callers write over `replaydb.group`.
+
+A filter is read part by part and written anew, so that nothing reaches the database that is not
+made here: columns of the group, constants of a few types, and the operators and functions below.
+Everything else that SQLAlchemy can express is refused. `docs/filters.md` says what each part means.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial, reduce
 from typing import Any
 
-from sqlalchemy import Boolean, Column, ColumnElement, TextClause, and_, select
-from sqlalchemy.sql import operators, visitors
-from sqlalchemy.sql.elements import ColumnClause
+from sqlalchemy import (
+    BindParameter,
+    Boolean,
+    Case,
+    Column,
+    ColumnElement,
+    Double,
+    Float,
+    Integer,
+    String,
+    and_,
+    case,
+    false,
+    not_,
+    or_,
+    select,
+    true,
+)
+from sqlalchemy.exc import CompileError
+from sqlalchemy.sql import elements, functions, operators
+from sqlalchemy.types import TypeEngine
 
 from replaydb.database.expressions import among
-from replaydb.database.schema import episode_group, run
-from replaydb.errors import InvalidInputError
+from replaydb.database.schema import Tags, UtcDateTime, episode_group, run
+from replaydb.database.terms import (
+    Kind,
+    Operator,
+    Part,
+    Tag,
+    Term,
+    as_kind,
+    calculated,
+    called,
+    common_kind,
+    compared,
+    constant,
+    is_missing,
+    matching,
+    one_of,
+    refused,
+)
+from replaydb.inputs import INT32, to_int, to_text
 
-_BETWEEN = (operators.between_op, operators.not_between_op)
+#: What may be asked for. Left out is what only the machinery of draws and leases understands.
+COLUMNS = frozenset({
+    "id", "run_id", "group_uid", "prompt_uid", "task_name", "group_status", "status_reason",
+    "staleness", "min_policy_version", "max_policy_version", "priority", "times_sampled",
+    "times_replaced", "attempts", "lease_id", "num_episodes", "expected_episodes", "min_episodes", "num_tokens",
+    "num_bytes", "reward_mean", "reward_std", "reward_min", "reward_max", "has_transcript", "tags",
+    "deadline", "created_at", "completed_at", "first_sampled_at", "last_sampled_at", "archived_at",
+})  # fmt: skip
+
+MAX_VALUES = 10_000
+MAX_PARTS = 1000  # SQLite nests a thousand expressions at most
+MAX_DEPTH = 50  # Python's recursion ends before that
+MAX_STEPS = 16  # of a path into the tags: each is a table of a join
+
 _EXPECTED = "an expression over replaydb.group, such as replaydb.group.reward_std > 0.1"
 
 
 def checked(where: Any) -> ColumnElement[bool] | None:
-    """A boolean expression over the columns of `episode_group`, and nothing else.
+    """A condition over the columns of `episode_group`, the same on both engines.
 
     Raises:
-        InvalidInputError: It is not; in particular text is refused.
+        InvalidInputError: It is not one, or holds what a filter may not hold.
     """
     if where is None:
         return None
     if not isinstance(where, ColumnElement):
-        raise InvalidInputError("where", _EXPECTED, repr(where))
-    # SQLAlchemy gives BETWEEN no type.
-    if not (isinstance(where.type, Boolean) or getattr(where, "operator", None) in _BETWEEN):
-        raise InvalidInputError("where", _EXPECTED, f"{str(where)!r}, which is not a condition")
-    for element in visitors.iterate(where):
-        if isinstance(element, TextClause) or (
-            isinstance(element, ColumnClause)
-            and not (isinstance(element, Column) and element.table is episode_group)
-        ):
-            raise InvalidInputError("where", _EXPECTED, f"{str(element)!r} in it")
-    return where
+        refused(_EXPECTED, repr(where))
+    return _Reader().condition(where)
 
 
 def at_most_stale(limit: int) -> ColumnElement[bool]:
@@ -53,3 +98,262 @@ def all_of(conditions: Iterable[ColumnElement[bool] | None]) -> ColumnElement[bo
     """Conditions that are there as one; None where there is none."""
     given = [condition for condition in conditions if condition is not None]
     return and_(*given) if given else None
+
+
+class _Reader:
+    """Reads one filter. What is of a type without a method here cannot be in one."""
+
+    def __init__(self) -> None:
+        self._parts = 0
+        self._values = 0
+        self._depth = 0
+
+    def condition(self, element: Any) -> ColumnElement[bool]:
+        """An element that is true or false."""
+        part = self.read(element)
+        if not (isinstance(part, Term) and part.kind == "boolean"):
+            refused(_EXPECTED, f"{_shown(element)}, which is not a condition")
+        return part.sql
+
+    def read(self, element: Any) -> Part:
+        """An element of any kind."""
+        read = _READERS.get(type(element))
+        if read is None:
+            refused(_EXPECTED, f"a {type(element).__name__} in it")
+        self._parts += 1
+        self._depth += 1
+        if self._parts > MAX_PARTS or self._depth > MAX_DEPTH:
+            refused(f"at most {MAX_PARTS} parts, nested {MAX_DEPTH} deep", "more")
+        part = read(self, element)
+        self._depth -= 1
+        return part
+
+    def _column(self, element: Column[Any]) -> Part:
+        column = episode_group.c.get(element.key)
+        if element is not column or element.key not in COLUMNS:
+            refused(_EXPECTED, f"{_shown(element)} in it")
+        if isinstance(column.type, Tags):
+            refused("a part of the tags, such as tags['level']", "all of them")
+        return Term(column, _kind_of(column.type))
+
+    def _null(self, _element: object) -> Part:
+        return None
+
+    def _true(self, _element: object) -> Part:
+        return constant(True)
+
+    def _false(self, _element: object) -> Part:
+        return constant(False)
+
+    def _grouping(self, element: elements.Grouping[Any]) -> Part:
+        return self.read(element.element)
+
+    def _constant(self, element: BindParameter[Any]) -> Part:
+        return constant(self._value(element))
+
+    def _value(self, element: Any) -> Any:
+        """What a parameter holds; one that has a name of its own could take the place of ours."""
+        if (
+            type(element) is not BindParameter
+            or not element.unique
+            or element.callable is not None
+            or element.literal_execute
+            or not _is_known(element.type)
+        ):
+            refused("values as they are", _shown(element))
+        value = element.value
+        self._values += len(value) if isinstance(value, list | tuple) else 1
+        if self._values > MAX_VALUES:
+            refused(f"at most {MAX_VALUES} values", "more")
+        return value
+
+    def _boolean_list(self, element: elements.BooleanClauseList) -> Part:
+        conditions = [self.condition(clause) for clause in element.clauses]
+        if element.operator is operators.and_:
+            return Term(and_(true(), *conditions), "boolean")
+        return Term(or_(false(), *conditions), "boolean")
+
+    def _unary(self, element: elements.UnaryExpression[Any]) -> Part:
+        if element.modifier is None:
+            if element.operator in (operators.inv, operators.is_false):
+                return Term(not_(self.condition(element.element)), "boolean")
+            if element.operator is operators.is_true:
+                return Term(self.condition(element.element), "boolean")
+            if element.operator is operators.neg:
+                return Term(-as_kind(self.read(element.element), "number").sql, "number")
+        does = element.operator or element.modifier
+        return refused(_EXPECTED, f"{getattr(does, '__name__', does)} in it")
+
+    def _case(self, element: Case[Any]) -> Part:
+        subject = None if element.value is None else self.read(element.value)
+        conditions, results = [], []
+        for when, result in element.whens:
+            if element.value is None:
+                conditions.append(self.condition(when))
+            else:
+                conditions.append(compared(operators.eq, subject, self.read(when)).sql)
+            results.append(self.read(result))
+        otherwise = None if element.else_ is None else self.read(element.else_)
+        kind = common_kind([*results, otherwise])
+        whens = [
+            (condition, as_kind(result, kind).sql)
+            for condition, result in zip(conditions, results, strict=True)
+        ]
+        return Term(case(*whens, else_=as_kind(otherwise, kind).sql), kind)
+
+    def _function(self, element: functions.Function[Any]) -> Part:
+        if element.packagenames:
+            refused(_EXPECTED, f"{_shown(element)} in it")
+        return called(element.name, [self.read(clause) for clause in element.clauses])
+
+    def _binary(self, element: elements.BinaryExpression[Any]) -> Part:
+        operator: Any = element.operator
+        if operator in (operators.json_getitem_op, operators.json_path_getitem_op):
+            return self._tag(element)
+        left = self.read(element.left)
+        if operator in _NEGATED:
+            return Term(not_(self._operated(_NEGATED[operator], left, element)), "boolean")
+        if operator in _ARITHMETIC:
+            return calculated(operator, left, self.read(element.right))
+        return Term(self._operated(operator, left, element), "boolean")
+
+    def _chain(self, element: elements.ExpressionClauseList[Any]) -> Part:
+        """`a + b + c`, which SQLAlchemy lays flat."""
+        if element.operator not in _ARITHMETIC:
+            refused(_EXPECTED, f"{_shown(element)} in it")
+        parts = [self.read(clause) for clause in element.clauses]
+        return reduce(partial(calculated, element.operator), parts)
+
+    def _operated(
+        self, operator: Any, left: Part, element: elements.BinaryExpression[Any]
+    ) -> ColumnElement[bool]:
+        match operator:
+            case operators.in_op:
+                values = self._value(element.right)
+                if not isinstance(values, list | tuple):
+                    refused("a list of values in in_()", _shown(element.right))
+                return one_of(left, [constant(value) for value in values]).sql
+            case operators.between_op if not element.modifiers.get("symmetric"):
+                low, high = (self.read(clause) for clause in element.right.clauses)
+                return and_(
+                    compared(operators.ge, left, low).sql, compared(operators.le, left, high).sql
+                )
+            case operators.is_:
+                return self._is(left, self.read(element.right))
+        if operator in _COMPARISONS:
+            return compared(operator, left, self.read(element.right)).sql
+        if operator in _MATCHING:
+            form, fold = _MATCHING[operator]
+            escape = element.modifiers.get("escape")
+            return matching(left, self.read(element.right), form, escape, fold).sql
+        return refused(_EXPECTED, f"{_shown(element)} in it")
+
+    def _is(self, left: Part, right: Part) -> ColumnElement[bool]:
+        if right is None:
+            return is_missing(left).sql
+        wanted = as_kind(right, "boolean").sql
+        if not isinstance(wanted, elements.True_ | elements.False_):
+            refused("is_() with None, True or False", _shown(wanted))
+        return as_kind(left, "boolean").sql.is_(wanted)
+
+    def _tag(self, element: elements.BinaryExpression[Any]) -> Part:
+        path: list[str | int] = []
+        inner: Any = element
+        while type(inner) is elements.BinaryExpression:
+            steps = self._value(inner.right)
+            path[:0] = steps if isinstance(steps, list | tuple) else [steps]
+            inner = inner.left
+        if inner is not episode_group.c.tags or not 0 < len(path) <= MAX_STEPS:
+            refused(f"tags[...], at most {MAX_STEPS} steps deep", _shown(element))
+        tag = Tag(tuple(_step(step) for step in path))
+        if isinstance(element.type, Tags):
+            return tag
+        return as_kind(tag, _kind_of(element.type))
+
+
+#: How the nodes of a filter are read, by their very type: what derives from one may compile to
+#: anything.
+_READERS: dict[type, Callable[[_Reader, Any], Part]] = {
+    Column: _Reader._column,
+    BindParameter: _Reader._constant,
+    elements.Null: _Reader._null,
+    elements.True_: _Reader._true,
+    elements.False_: _Reader._false,
+    elements.Grouping: _Reader._grouping,
+    elements.BooleanClauseList: _Reader._boolean_list,
+    elements.ExpressionClauseList: _Reader._chain,
+    elements.UnaryExpression: _Reader._unary,
+    elements.AsBoolean: _Reader._unary,
+    elements.BinaryExpression: _Reader._binary,
+    Case: _Reader._case,
+    functions.Function: _Reader._function,
+    functions.coalesce: _Reader._function,
+}
+_COMPARISONS: frozenset[Operator] = frozenset({
+    operators.eq, operators.ne, operators.lt, operators.le, operators.gt, operators.ge,
+})  # fmt: skip
+_ARITHMETIC: frozenset[Operator] = frozenset({
+    operators.add, operators.sub, operators.mul, operators.truediv, operators.mod,
+    operators.concat_op,
+})  # fmt: skip
+#: Patterns, and whether they take no notice of case.
+_MATCHING: dict[Operator, tuple[str, bool]] = {
+    operators.like_op: ("{}", False),
+    operators.ilike_op: ("{}", True),
+    operators.startswith_op: ("{}%", False),
+    operators.istartswith_op: ("{}%", True),
+    operators.endswith_op: ("%{}", False),
+    operators.iendswith_op: ("%{}", True),
+    operators.contains_op: ("%{}%", False),
+    operators.icontains_op: ("%{}%", True),
+}
+#: Each with what it is the opposite of.
+_NEGATED: dict[Operator, Operator] = {
+    operators.is_not: operators.is_,
+    operators.not_in_op: operators.in_op,
+    operators.not_between_op: operators.between_op,
+    operators.not_like_op: operators.like_op,
+    operators.not_ilike_op: operators.ilike_op,
+    operators.not_startswith_op: operators.startswith_op,
+    operators.not_istartswith_op: operators.istartswith_op,
+    operators.not_endswith_op: operators.endswith_op,
+    operators.not_iendswith_op: operators.iendswith_op,
+    operators.not_contains_op: operators.contains_op,
+    operators.not_icontains_op: operators.icontains_op,
+}
+#: The types of columns, and those that as_string() and its like give to a tag.
+_KINDS: tuple[tuple[type[TypeEngine[Any]], Kind], ...] = (
+    (String, "text"),
+    (Integer, "integer"),
+    (Double, "number"),
+    (Float, "number"),
+    (Boolean, "boolean"),
+    (UtcDateTime, "time"),
+)
+
+
+def _kind_of(sql_type: TypeEngine[Any]) -> Kind:
+    for kind_of_type, kind in _KINDS:
+        if isinstance(sql_type, kind_of_type):
+            return kind
+    return refused("as_string(), as_integer(), as_float() or as_boolean()", repr(sql_type))
+
+
+def _is_known(sql_type: TypeEngine[Any]) -> bool:
+    """Whether a type is not of the caller's making: what that would do to a value is not done."""
+    known = type(sql_type)
+    return known in (Tags, UtcDateTime) or known.__module__.startswith("sqlalchemy.")
+
+
+def _step(step: object) -> str | int:
+    """An object's key, or a position in an array."""
+    if isinstance(step, str):
+        return to_text("where", step)
+    return to_int("where", step, 0, INT32[1])
+
+
+def _shown(element: Any) -> str:
+    try:
+        return repr(str(element))
+    except CompileError:
+        return type(element).__name__

@@ -34,6 +34,7 @@ from sqlalchemy import (
     literal_column,
     text,
 )
+from sqlalchemy.sql.operators import OperatorClass
 
 from replaydb.episodes import GroupStatus
 from replaydb.outcomes import DrawOutcome
@@ -67,6 +68,12 @@ class UtcDateTime(TypeDecorator[datetime]):
         if value is None or value.tzinfo is not None:
             return value
         return value.replace(tzinfo=UTC)
+
+
+class Tags(JSON):
+    """JSON that a filter may ask for anything; `filters` says what that means."""
+
+    operator_classes = OperatorClass.ANY
 
 
 # Only 64-bit INTEGER PRIMARY KEY is the rowid, and so free, on SQLite.
@@ -172,7 +179,7 @@ episode_group = Table(
     Column("lease_id", ForeignKey("lease.id", ondelete="SET NULL")),
     Column("leased_from", String(16)),
     Column("has_transcript", Boolean, nullable=False),
-    Column("tags", Json, nullable=False),
+    Column("tags", Tags(none_as_null=True), nullable=False),
     Column("status_reason", Text),
     Column("created_at", UtcDateTime, nullable=False),
     Column("completed_at", UtcDateTime),

@@ -1,0 +1,329 @@
+"""The terms of a filter: SQL of a known kind, and what may be done with each kind.
+
+Engines disagree about values of different kinds (on SQLite any text is greater than any number),
+so only values of one kind ever meet: a tag is read as what it is compared with, and is None where
+it is something else; two columns, or a column and a constant, that are of different kinds are
+refused. A comparison with None is neither true nor false, as everywhere in SQL.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, Literal, NoReturn
+
+from sqlalchemy import (
+    BigInteger,
+    BindParameter,
+    ColumnElement,
+    Double,
+    Text,
+    bindparam,
+    cast,
+    false,
+    func,
+    null,
+    or_,
+    true,
+)
+from sqlalchemy.sql import operators
+from sqlalchemy.sql.functions import Function
+from sqlalchemy.types import TypeEngine
+
+from replaydb.database.expressions import (
+    among,
+    bytewise,
+    json_boolean,
+    json_double,
+    json_integer,
+    json_kind,
+    json_part,
+    json_text,
+    matches,
+)
+from replaydb.database.schema import UtcDateTime, episode_group
+from replaydb.errors import InvalidInputError
+from replaydb.inputs import to_int, to_number, to_scalar, to_text
+
+Kind = Literal["text", "integer", "number", "boolean", "time"]
+
+_INT64 = (-(2**63), 2**63 - 1)
+_MAX_PATTERN = 1000  # SQLite refuses patterns of 50,000 bytes
+_SHOWN = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """SQL, and what kind of value it has (or NULL)."""
+
+    sql: ColumnElement[Any]
+    kind: Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """What stands at a path of the tags, of whatever kind."""
+
+    path: tuple[str | int, ...]
+
+
+#: A part of a filter; None is SQL's NULL.
+Part = Term | Tag | None
+
+Operator = Callable[[Any, Any], Any]
+
+_TAG_KINDS: dict[str, type[json_part]] = {
+    "text": json_text,
+    "integer": json_integer,
+    "number": json_double,
+    "boolean": json_boolean,
+}
+
+
+def refused(expected: str, actual: object) -> NoReturn:
+    """Raise for what a filter cannot hold."""
+    raise InvalidInputError("where", expected, str(actual)[:_SHOWN])
+
+
+def constant(value: object) -> Part:
+    """A value that the caller gave.
+
+    Raises:
+        InvalidInputError: Of no kind that is compared, or none that both engines can hold.
+    """
+    value = to_scalar(value)
+    match value:
+        case None:
+            return None
+        case bool():
+            return Term(true() if value else false(), "boolean")
+        case int():
+            return _bound(to_int("where", value, *_INT64), BigInteger(), "integer")
+        case float():
+            return _bound(to_number("where", value), Double(), "number")
+        case str():
+            return _bound(to_text("where", value), Text(), "text")
+        case datetime(tzinfo=None):
+            refused("times with a time zone", repr(value))
+        case datetime():
+            try:
+                return _bound(value.astimezone(UTC), UtcDateTime(), "time")
+            except OverflowError:
+                refused("times of years 1 to 9999", repr(value))
+    refused("str, int, float, bool, datetime or None", type(value).__name__)
+
+
+def as_kind(part: Part, kind: Kind) -> Term:
+    """A part as a value of one kind: a tag that is of another kind is NULL.
+
+    Raises:
+        InvalidInputError: A column or constant of another kind.
+    """
+    match part:
+        case None:
+            return Term(null(), kind)
+        case Tag(path):
+            if kind not in _TAG_KINDS:
+                refused("a tag and a str, number, bool or None", f"a tag and a {kind}")
+            return Term(_TAG_KINDS[kind](episode_group.c.tags, path), kind)
+        case Term(sql, "integer") if kind == "number":
+            if isinstance(sql, BindParameter):
+                return _bound(float(sql.value or 0), Double(), "number")
+            return Term(cast(sql, Double()), "number")
+        case Term() if part.kind != kind:
+            refused(f"a {kind}", f"a {part.kind}: {part.sql}")
+    return part
+
+
+def common_kind(parts: Iterable[Part]) -> Kind:
+    """The kind as which parts can be compared with each other.
+
+    Raises:
+        InvalidInputError: There is none.
+    """
+    kinds = {part.kind for part in parts if isinstance(part, Term)}
+    if kinds == {"integer", "number"}:
+        return "number"
+    if not kinds:
+        refused("a constant, a column, or a tag as_string(), as_float(), ...", "tags alone")
+    if len(kinds) > 1:
+        refused("values of one kind", " and ".join(sorted(kinds)))
+    return kinds.pop()
+
+
+def compared(compare: Operator, left: Part, right: Part) -> Term:
+    """A comparison of two parts."""
+    if left is None or right is None:
+        refused("is_(None) or is_not(None)", "another comparison with None")
+    kind = common_kind((left, right))
+    if kind == "boolean" and compare not in (operators.eq, operators.ne):
+        refused("== or != between booleans", compare.__name__)
+    if kind == "integer" and (isinstance(left, Tag) or isinstance(right, Tag)):
+        # Integers compare exactly with integers, and with other numbers as doubles.
+        exactly, nearly = (
+            compare(as_kind(left, as_what).sql, as_kind(right, as_what).sql)
+            for as_what in ("integer", "number")
+        )
+        return Term(func.coalesce(exactly, nearly), "boolean")
+    first, second = as_kind(left, kind).sql, as_kind(right, kind).sql
+    if kind == "text" and compare not in (operators.eq, operators.ne):
+        first = bytewise(first)
+    return Term(compare(first, second), "boolean")
+
+
+def is_missing(part: Part) -> Term:
+    """Whether there is no value; a tag that is JSON's null has none."""
+    if isinstance(part, Tag):
+        return Term(json_kind(episode_group.c.tags, part.path).is_(None), "boolean")
+    return Term(null() if part is None else part.sql.is_(None), "boolean")
+
+
+def one_of(part: Part, values: Sequence[Part]) -> Term:
+    """Whether a part equals one of several constants."""
+    terms = [value for value in values if isinstance(value, Term)]
+    if part is None or len(terms) < len(values):
+        refused("values other than None, which is_(None) finds", "None")
+    if not terms:
+        return Term(false(), "boolean")
+    if isinstance(part, Term):
+        kind = common_kind((part, *terms))
+        return Term(_listed(part, terms, kind), "boolean")
+    found = []
+    for kinds in (("text",), ("integer", "number"), ("boolean",)):
+        if alike := [term for term in terms if term.kind in kinds]:
+            kind = common_kind(alike)
+            if whole := [term for term in alike if term.kind == "integer"]:
+                # As in `compared`: integers exactly with integers, all else as doubles.
+                rest = [term for term in alike if term.kind != "integer"]
+                exactly = _listed(part, whole, "integer")
+                found.append(or_(exactly, _listed(part, rest, "number")) if rest else exactly)
+                kind = "number"
+            found.append(_listed(part, alike, kind))
+    if len(found) == 0 or any(term.kind == "time" for term in terms):
+        refused("text, numbers or booleans in in_() of a tag", "times")
+    return Term(_first_of(found), "boolean")
+
+
+def calculated(calculate: Operator, left: Part, right: Part) -> Term:
+    """`+`, `-`, `*` and `/` of two parts, in doubles; `%` of integers; `+` of text.
+
+    What is divided by 0 is NULL.
+    """
+    kinds = {part.kind for part in (left, right) if isinstance(part, Term)}
+    if calculate in (operators.add, operators.concat_op) and "text" in kinds:
+        joined = as_kind(left, "text").sql.concat(as_kind(right, "text").sql)
+        return Term(joined, "text")
+    kind: Kind = "integer" if calculate is operators.mod else "number"
+    first, second = as_kind(left, kind).sql, as_kind(right, kind).sql
+    if calculate in (operators.truediv, operators.mod):
+        second = func.nullif(second, as_kind(constant(0), kind).sql, type_=second.type)
+    return Term(calculate(first, second), kind)
+
+
+def called(name: str, parts: Sequence[Part]) -> Term:
+    """A function of parts."""
+    call = FUNCTIONS.get(name)
+    if call is None:
+        refused(f"one of the functions {', '.join(sorted(FUNCTIONS))}", f"{name}()")
+    least, most, make = call
+    if not least <= len(parts) <= most:
+        refused(f"{least} to {most} arguments of {name}()", len(parts))
+    return make(*parts)
+
+
+def _cased(change: Callable[[ColumnElement[str]], Function[str]]) -> Callable[[Part], Term]:
+    return lambda part: Term(change(bytewise(as_kind(part, "text").sql)), "text")
+
+
+def _length(part: Part) -> Term:
+    return Term(func.length(as_kind(part, "text").sql, type_=BigInteger()), "integer")
+
+
+def _abs(part: Part) -> Term:
+    return Term(func.abs(as_kind(part, "number").sql, type_=Double()), "number")
+
+
+def _coalesce(*parts: Part) -> Term:
+    kind = common_kind(parts)
+    return Term(_first_of([as_kind(part, kind).sql for part in parts]), kind)
+
+
+def _nullif(part: Part, other: Part) -> Term:
+    kind = common_kind((part, other))
+    sql = as_kind(part, kind).sql
+    return Term(func.nullif(sql, as_kind(other, kind).sql, type_=sql.type), kind)
+
+
+#: What does no harm and is the same on both engines: the fewest arguments, the most, and the call.
+FUNCTIONS: dict[str, tuple[int, int, Callable[..., Term]]] = {
+    "abs": (1, 1, _abs),
+    "coalesce": (1, 20, _coalesce),
+    "length": (1, 1, _length),
+    "lower": (1, 1, _cased(partial(func.lower, type_=Text()))),
+    "nullif": (2, 2, _nullif),
+    "upper": (1, 1, _cased(partial(func.upper, type_=Text()))),
+}
+
+
+def matching(part: Part, pattern: Part, form: str, escape: str | None, fold: bool) -> Term:
+    """LIKE, or a text that starts with, ends with or contains another.
+
+    Args:
+        part: What is matched.
+        pattern: A constant.
+        form: A LIKE pattern as "{}", or what stands around a text that is taken as it is: "{}%".
+        escape: What takes the meaning from a wildcard of the pattern.
+        fold: Take no notice of the case of ASCII letters.
+    """
+    text = as_kind(part, "text").sql
+    if not (isinstance(pattern, Term) and isinstance(pattern.sql, BindParameter)):
+        refused("a str to match with", "another expression")
+    given: str = as_kind(pattern, "text").sql.value
+    if len(given) > _MAX_PATTERN:
+        refused(f"at most {_MAX_PATTERN} characters to match with", f"{len(given)} characters")
+    like = form.format(_escaped(given, escape, wildcards=form == "{}"))
+    if fold:
+        text = func.lower(bytewise(text), type_=Text())
+        like = like.translate(_ASCII_LOWER)
+    return Term(matches(text, like), "boolean")
+
+
+_ASCII_LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
+
+
+def _escaped(given: str, escape: str | None, *, wildcards: bool) -> str:
+    """The same pattern with a backslash as its escape character; or a text as one."""
+    like, characters = [], iter(given)
+    for character in characters:
+        if character == escape:
+            character = next(characters, "")
+            if not character:
+                refused("a pattern that does not end with its escape character", given)
+        elif wildcards and character in "%_":
+            like.append(character)
+            continue
+        like.append(f"\\{character}" if character in "%_\\" else character)
+    return "".join(like)
+
+
+def _first_of(several: Sequence[ColumnElement[Any]]) -> ColumnElement[Any]:
+    """The first that is not NULL; SQLite's COALESCE takes two at least."""
+    return func.coalesce(*several) if len(several) > 1 else several[0]
+
+
+def _listed(part: Part, terms: Sequence[Term], kind: Kind) -> ColumnElement[bool]:
+    sql = as_kind(part, kind).sql
+    several = [as_kind(term, kind).sql for term in terms]
+    if kind == "boolean":
+        return or_(*(sql == one for one in several))
+    values = [one.value for one in several]
+    if kind == "time":
+        refused("text or numbers in in_()", "times")
+    return sql.in_(values) if kind == "number" else among(sql, values)
+
+
+def _bound(value: Any, kind: TypeEngine[Any], name: Kind) -> Term:
+    return Term(bindparam(None, value, kind, unique=True), name)
