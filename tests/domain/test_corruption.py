@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from domain.samples import arrays, episode, sample_episodes
 from replaydb import codec
+from replaydb.codec import framing
 from replaydb.codec.flat import flatten
 from replaydb.episodes import Episode
 from replaydb.errors import CorruptPayloadError
@@ -250,3 +252,25 @@ def test_zstd_frames_that_claim_too_much_or_nothing() -> None:
         codec.decode(unknown)
     with pytest.raises(CorruptPayloadError):
         codec.decode(codec.encode(flatten([]), compression="zstd") + b"\0")
+
+
+def test_a_sound_zstd_frame_may_not_expand_without_limit() -> None:
+    """3 KB that truly hold more than 64 MiB of zeros are refused before any memory is taken."""
+    size = framing.FREE_EXPANSION_BYTES + 2**17
+    blocks = [((2**17 << 3) | 1 << 1).to_bytes(3, "little") + b"\0"] * (size // 2**17 - 1)
+    last = ((2**17 << 3) | 1 << 1 | 1).to_bytes(3, "little") + b"\0"
+    bomb = b"\x28\xb5\x2f\xfd\xe0" + size.to_bytes(8, "little") + b"".join(blocks) + last
+    assert len(zstandard.ZstdDecompressor().decompress(bomb)) == size
+    tracemalloc.start()
+    with pytest.raises(CorruptPayloadError, match=f"claim to hold {size}"):
+        codec.decode(bomb)
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()
+
+
+def test_what_would_be_refused_is_not_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(framing, "FREE_EXPANSION_BYTES", 2**10)
+    zeros = Episode(token_ids=[0] * 100_000, loss_mask=[True] * 100_000)
+    data = codec.encode(flatten([zeros]), compression="zstd")
+    assert data == codec.encode(flatten([zeros]))
+    assert len(codec.decode(data).token_ids) == 100_000

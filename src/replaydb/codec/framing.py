@@ -23,7 +23,10 @@ Tensors = dict[str, tuple[str, NDArray[Any]]]
 
 _VERSION_KEY = "replaydb"
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"  # as the header length of a blob it would mean over 4 GB
-_MAX_ZSTD_RATIO = 2**15  # a zstd block holds at most 128 KiB and takes at least 4 bytes
+#: What a compressed payload may expand to: 64 MiB, or 100 times its size if that is more. Real
+#: token arrays shrink to a half or a tenth; only what was made to fill memory claims more.
+FREE_EXPANSION_BYTES = 2**26
+MAX_EXPANSION_RATIO = 100
 
 _BITS = {code: np.dtype(name).newbyteorder("<") for code, name in NUMPY_CODES.items()}
 _BITS |= {code: np.dtype("<i2" if code == "BF16" else "u1") for code in TORCH_CODES}
@@ -93,16 +96,21 @@ def parse_json(data: bytes | memoryview) -> dict[str, Any]:
 
 
 def compress(blob: bytes) -> bytes:
-    """One zstd frame that says how long its content is."""
+    """One zstd frame that says how long its content is; the blob itself, where it would be refused.
+
+    Raises:
+        NotSupportedError: zstandard is not installed.
+    """
     frame: bytes = _zstandard().ZstdCompressor().compress(blob)
-    return frame
+    return frame if len(blob) <= _most_expanded(len(frame)) else blob
 
 
 def decompress(data: memoryview) -> memoryview:
     """The content of a zstd frame; anything else as it came.
 
     Raises:
-        CorruptPayloadError: The frame is damaged, or claims more than a frame of its size can hold.
+        CorruptPayloadError: The frame is damaged, or claims to hold more than it may; no memory is
+            taken for what it claims.
         NotSupportedError: zstandard is not installed.
     """
     if data[:4] != _ZSTD_MAGIC:
@@ -110,12 +118,17 @@ def decompress(data: memoryview) -> memoryview:
     zstandard = _zstandard()
     try:
         size = zstandard.get_frame_parameters(data).content_size
-        if size > len(data) * _MAX_ZSTD_RATIO:  # which "unknown" is, too
+        if size > _most_expanded(len(data)):  # which "unknown" is, too
             corrupt(f"{len(data)} bytes of zstd that claim to hold {size}")
         blob = zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
     except (zstandard.ZstdError, MemoryError) as error:
         corrupt(f"damaged zstd frame: {error}", error)
     return memoryview(blob)
+
+
+def _most_expanded(num_bytes: int) -> int:
+    """Bytes that a compressed payload of `num_bytes` may hold."""
+    return max(FREE_EXPANSION_BYTES, MAX_EXPANSION_RATIO * num_bytes)
 
 
 def _tensor(data: memoryview, start: int, spec: Any, begin: int) -> tuple[str, NDArray[Any]]:

@@ -50,6 +50,8 @@ _EXTRA = re.compile(r"(?:each/(0|[1-9][0-9]{0,8})/)?(token|episode)/(.+)", re.DO
 def encode(flat: FlatEpisodes, *, compression: Literal["zstd"] | None = None) -> bytes:
     """The episodes as bytes; the same episodes give the same bytes.
 
+    What would expand more than a reader allows is not compressed.
+
     Raises:
         NotSupportedError: `compression` asks for zstd, and zstandard is not installed.
     """
