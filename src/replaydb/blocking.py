@@ -292,6 +292,7 @@ class Buffer(_Facade):
     leases = _blocking(asynchronous.Buffer.leases)
     metrics = _blocking(asynchronous.Buffer.metrics)
     open_group = _blocking(asynchronous.Buffer.open_group)
+    peek = _blocking(asynchronous.Buffer.peek)
     prompts = _blocking(asynchronous.Buffer.prompts)
     put = _blocking(asynchronous.Buffer.put)
     redraw = _blocking(asynchronous.Buffer.redraw)

@@ -15,7 +15,7 @@
     ├── GroupClosedError                    no more episodes may be added to the group
     ├── DuplicateEpisodeError               that episode of the group has been added
     ├── CorruptPayloadError                 stored bytes are not the bytes that went in
-    ├── PayloadGoneError (LookupError)      only the scalars of a group are left
+    ├── PayloadGoneError (LookupError)      what a group held was dropped, deleted or replaced
     ├── NotSupportedError                   this engine cannot do that
     ├── StoreClosedError                    the store was closed
     └── DatabaseError                       the database refused or was not there
@@ -170,15 +170,27 @@ class DuplicateEpisodeError(ReplayDBError):
 
 
 class PayloadGoneError(ReplayDBError, LookupError):
-    """The payloads of groups were dropped when these were archived; their scalars are left.
+    """What groups held is not there any more: only their scalars are, or what replaced it.
 
     Attributes:
         group_ids: Which groups.
+        replaced: Those of them that hold other content now.
+        batch: From `redraw`: the other groups of the draw, still usable. Else None.
     """
 
-    def __init__(self, group_ids: Iterable[int]) -> None:
+    def __init__(
+        self,
+        group_ids: Iterable[int],
+        replaced: Iterable[int] = (),
+        batch: Batch | None = None,
+    ) -> None:
         self.group_ids = tuple(group_ids)
-        super().__init__(f"the payloads of groups {_some(self.group_ids)} were dropped or deleted")
+        self.replaced = tuple(replaced)
+        self.batch = batch
+        gone = [one for one in self.group_ids if one not in self.replaced]
+        ways = (("dropped or deleted", gone), ("replaced since", self.replaced))
+        said = [f"of groups {_some(ids)} were {how}" for how, ids in ways if ids]
+        super().__init__(f"the payloads {' and '.join(said)}")
 
 
 class CorruptPayloadError(ReplayDBError):
@@ -186,7 +198,7 @@ class CorruptPayloadError(ReplayDBError):
 
     Attributes:
         group_ids: The groups concerned; empty where bytes were decoded outside a store.
-        batch: From `sample`: the other groups of the draw, still usable. Else None.
+        batch: From `sample`, `peek` and `redraw`: the other groups, still usable. Else None.
     """
 
     def __init__(

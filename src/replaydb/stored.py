@@ -19,6 +19,7 @@ class StoredGroup(EpisodeGroup):
         staleness: Policy versions behind the buffer's, when it was read; None if unknown.
         times_sampled: Draws that took it, this one included.
         attempts: Leases that ended without an ack.
+        times_replaced: How often other content took the place of what was put first.
         status_reason: Why it has its status, where there is something to say.
         created_at: When it was put; also `completed_at`, `first_sampled_at`, `last_sampled_at`
             and `archived_at`, aware, in UTC.
@@ -43,6 +44,7 @@ class StoredGroup(EpisodeGroup):
         self.staleness: int | None = facts["staleness"]
         self.times_sampled: int = facts["times_sampled"]
         self.attempts: int = facts["attempts"]
+        self.times_replaced: int = facts["times_replaced"]
         self.status_reason: str | None = facts["status_reason"]
         self.created_at: datetime = facts["created_at"]
         self.completed_at: datetime | None = facts["completed_at"]

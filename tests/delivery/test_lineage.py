@@ -80,6 +80,27 @@ async def test_redrawing(store: Store, url: str) -> None:
         await (await store.buffer("other")).redraw(batch.draw_id)
 
 
+async def test_what_was_replaced_is_not_redrawn(buffer: Buffer) -> None:
+    await buffer.put(groups(4, rewards=[0.0]))
+    first = await buffer.sample(4, rdb.Fifo())
+    await buffer.put(group("gsm8k-1", rewards=[1.0]), on_duplicate="replace")
+    await buffer.delete([3])
+    second = await buffer.sample(2, rdb.Fifo())
+    assert first.draw_id is not None
+    assert second.draw_id is not None
+    with pytest.raises(rdb.PayloadGoneError, match="2 were replaced since") as caught:
+        await buffer.redraw(first.draw_id)
+    assert (caught.value.group_ids, caught.value.replaced) == ((2, 3), (2,))
+    others = caught.value.batch
+    assert others is not None
+    assert (others.ids, others.draw_id) == ([1, 4], first.draw_id)
+    assert others.rewards.tolist() == [0.0, 0.0]
+    assert (await buffer.redraw(second.draw_id)).rewards.tolist() == [0.0, 1.0]
+    await buffer.put(group("gsm8k-1", rewards=[1.0]), on_duplicate="replace")
+    with pytest.raises(rdb.PayloadGoneError):  # though the tokens may be the same again
+        await buffer.redraw(second.draw_id)
+
+
 async def test_without_a_record(store: Store, url: str) -> None:
     buffer = await store.buffer("math", record_draws=False)
     await buffer.put(groups(3))

@@ -210,6 +210,12 @@ async def test_a_scan_of_the_eligible_stays_within_its_task(
     assert_stays_within(plan, *SCHEDULING)
 
 
+@BY_FILTER
+async def test_a_look_reads_a_task_in_pages(connection: AsyncConnection, eligible: Any) -> None:
+    statement = draws.page_of_eligible(POOL, eligible, 9000, 1000)
+    assert_reads_only(await plan_of(connection, statement), ARRIVAL)
+
+
 async def test_a_clock_that_is_set_back_stays_within_its_task(connection: AsyncConnection) -> None:
     plan = await plan_of(connection, draws.set_back(POOL, draws.order_of(rdb.Uniform()), 5.0))
     assert_stays_within(plan, *SCHEDULING)

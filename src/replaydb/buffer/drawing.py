@@ -32,8 +32,6 @@ from replaydb.database.repository import (
 from replaydb.database.repository import (
     tasks as accounts_of,
 )
-from replaydb.database.repository.leases import LeaseInfo
-from replaydb.database.repository.lineage import DrawInfo
 from replaydb.database.repository.locking import Scope
 from replaydb.database.repository.requests import Drawn, DrawRequest, LeaseTerms
 from replaydb.episodes import GroupStatus
@@ -43,9 +41,7 @@ from replaydb.errors import (
     InvalidInputError,
     LeaseExpiredError,
     NotEnoughGroups,
-    PayloadGoneError,
     RateLimitedError,
-    UnknownDrawError,
 )
 from replaydb.opening import Opening
 from replaydb.policies import Fifo, SamplingPolicy, Uniform
@@ -61,7 +57,7 @@ _LEASABLE = frozenset(GroupStatus) - {
 
 
 class Drawing(BufferCore):
-    """Drawing groups, to replay them or to hold them, and the record of what was drawn."""
+    """Drawing groups, to replay them or to hold them."""
 
     async def sample(
         self,
@@ -77,6 +73,9 @@ class Drawing(BufferCore):
         allow_partial: bool = False,
     ) -> Batch:
         """Draw groups; they stay in the buffer and can be drawn again.
+
+        Every call counts as a draw and is recorded. To look at groups without drawing them, call
+        `peek`.
 
         Args:
             n: How many groups; or how many of each task, all or nothing.
@@ -102,7 +101,10 @@ class Drawing(BufferCore):
         """
         condition = eligible(where, max_staleness, runs)
         request = DrawRequest(
-            portions(n, policy, tasks, condition), describe(policy), allow_partial, _step(step)
+            portions(n, policy, tasks, condition),
+            describe(policy),
+            allow_partial,
+            step_number(step),
         )
         result = await self._draw(request, arguments.seconds("timeout", timeout))
         result.raise_if_damaged()
@@ -158,7 +160,7 @@ class Drawing(BufferCore):
             portions(n, policy, tasks, eligible(where, max_staleness, runs)),
             describe(policy),
             allow_partial,
-            _step(step),
+            step_number(step),
             tuple(GroupStatus(status) for status in sorted(chosen)),
             LeaseTerms(arguments.one_name("owner", who), seconds),
         )
@@ -174,69 +176,8 @@ class Drawing(BufferCore):
 
         return Opening(opened)
 
-    async def leases(self) -> list[LeaseInfo]:
-        """Leases that have not expired, the oldest first."""
-        async with self._database.snapshot() as connection:
-            now = await self._database.backend.now(connection)
-            return await leases.live(connection, self.id, now)
-
-    async def draws(
-        self,
-        *,
-        step: int | None = None,
-        runs: str | Iterable[str] | None = None,
-        group_id: int | None = None,
-        before: int | None = None,
-        limit: int = 100,
-    ) -> list[DrawInfo]:
-        """Draws that were recorded, the newest first.
-
-        Args:
-            step: Only those for this trainer step.
-            runs: Only those made by these runs.
-            group_id: Only those that took this group.
-            before: Only those older than this draw id: where the next page begins.
-            limit: How many at most.
-        """
-        names = arguments.names("runs", runs)
-        async with self._database.snapshot() as connection:
-            return await lineage.draws(
-                connection,
-                self.id,
-                draw_id=None,
-                step=_step(step),
-                runs=None if names is None else sorted(names),
-                group_id=None if group_id is None else arguments.whole_number("group_id", group_id),
-                before=None if before is None else arguments.whole_number("before", before),
-                limit=arguments.whole_number("limit", limit, least=1),
-            )
-
-    async def redraw(self, draw_id: int) -> Batch:
-        """The very batch of an earlier draw again; nothing is counted.
-
-        Raises:
-            UnknownDrawError: There is no record of it.
-            PayloadGoneError: Groups of it were deleted, or only their scalars are left.
-            CorruptPayloadError: Stored bytes are damaged.
-        """
-        number = arguments.whole_number("draw_id", draw_id)
-        async with self._database.snapshot() as connection:
-            record = await lineage.find_draw(connection, self.id, number)
-            if record is None:
-                raise UnknownDrawError(number)
-            decoded = await groups.fetch(connection, self.id, record.group_ids)
-        if gone := [one for one in record.group_ids if one not in decoded.groups]:
-            if decoded.corrupt:
-                raise CorruptPayloadError(reasons(decoded.corrupt), sorted(decoded.corrupt))
-            raise PayloadGoneError(gone)
-        found = [decoded.groups[one] for one in record.group_ids]
-        for group, staleness in zip(found, record.staleness, strict=True):
-            group.staleness = staleness
-        probabilities, weights = np.array(record.probabilities), np.array(record.weights)
-        return Batch(found, probabilities, weights, number)
-
-    async def _draw(self, request: DrawRequest, timeout: float | None) -> _Result:
-        async def attempt(last: bool) -> _Result:
+    async def _draw(self, request: DrawRequest, timeout: float | None) -> Result:
+        async def attempt(last: bool) -> Result:
             return await self._draw_now(
                 replace(request, allow_partial=last and request.allow_partial)
             )
@@ -261,7 +202,7 @@ class Drawing(BufferCore):
             for portion in request.portions
         )
 
-    async def _draw_now(self, request: DrawRequest) -> _Result:
+    async def _draw_now(self, request: DrawRequest) -> Result:
         lease_id: int | None = None
         try:
             async with AsyncExitStack() as stack:
@@ -291,7 +232,7 @@ class Drawing(BufferCore):
             if lease_id is not None:
                 await asyncio.shield(self._hand_back(lease_id, "not delivered"))
             raise
-        result = _Result.of(drawn, decoded)
+        result = Result.of(drawn, decoded)
         if result.damaged:
             await self._mark_failed(result.damaged, drawn.draw_id)
         return result
@@ -328,7 +269,7 @@ class Drawing(BufferCore):
 
 
 @dataclass(frozen=True, slots=True)
-class _Result:
+class Result:
     """A draw that was made.
 
     Attributes:
@@ -377,5 +318,6 @@ def reasons(damaged: Mapping[int, str]) -> str:
     return "; ".join(sorted(set(damaged.values())))
 
 
-def _step(step: Any) -> int | None:
+def step_number(step: Any) -> int | None:
+    """A trainer step that a call was given, checked."""
     return None if step is None else arguments.whole_number("step", step)

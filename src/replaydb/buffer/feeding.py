@@ -12,13 +12,14 @@ from replaydb.batch import Batch
 from replaydb.buffer.drawing import Drawing
 from replaydb.buffer.lease import Lease
 from replaydb.buffer.loader import Loader
+from replaydb.buffer.looking import Looking
 from replaydb.database.repository import metrics
 from replaydb.policies import SamplingPolicy, Uniform, checked_policy
 
 T = TypeVar("T")
 
 
-class Feeding(Drawing):
+class Feeding(Drawing, Looking):
     """The loader, and metrics for loggers."""
 
     @overload

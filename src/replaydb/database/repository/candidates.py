@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from replaydb.database.repository.requests import Drawn
 from replaydb.database.repository.tasks import TaskAccount
 from replaydb.database.statements.draws import Clock
 from replaydb.episodes import GroupStatus
@@ -99,6 +100,19 @@ def odds(
             return probabilities, relative**-policy.beta
         case _:
             return ones, ones
+
+
+def batch_of(
+    policy: SimplePolicy,
+    accounts: Sequence[TaskAccount],
+    candidates: Sequence[Candidates],
+    chosen: NDArray[np.int64],
+) -> Drawn:
+    """What was chosen, by positions in all rows laid end to end."""
+    ids = np.concatenate([one.ids for one in candidates])[chosen].tolist()
+    staleness = [value for one in candidates for value in one.staleness]
+    weights = np.concatenate([one.weights for one in candidates])[chosen]
+    return Drawn(ids, [staleness[i] for i in chosen], *odds(policy, accounts, weights))
 
 
 def waits(account: TaskAccount, clock: Clock, rows: Sequence[Any]) -> NDArray[np.float64]:

@@ -28,9 +28,9 @@ from replaydb.database.repository import (
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.candidates import (
     Candidates,
+    batch_of,
     elapsed_until,
     first,
-    odds,
     rates,
     waits,
 )
@@ -79,13 +79,7 @@ async def draw(
         drawing.taken.extend(parts[-1].ids)
     if not drawing.taken:
         raise NotEnoughGroups(request.count, 0)
-    drawn = Drawn(
-        drawing.taken,
-        [staleness for part in parts for staleness in part.staleness],
-        np.concatenate([part.probabilities for part in parts]),
-        np.concatenate([part.weights for part in parts]),
-        lease_id=lease_id,
-    )
+    drawn = replace(Drawn.together(parts), lease_id=lease_id)
     await drawing.retire()
     await drawing.set_back()
     state.limited_samples += len(drawing.taken)
@@ -138,19 +132,16 @@ class _Drawing:
         if available < portion.count and not self._request.allow_partial:
             raise NotEnoughGroups(portion.count, available, portion.task_name)
         if available == 0:
-            return Drawn([], [], np.zeros(0), np.zeros(0))
+            return Drawn.nothing()
         chosen = first(candidates, portion.count, descending=order.descending)
         elapsed = elapsed_until(candidates, chosen)
-        weights = np.concatenate([one.weights for one in candidates])[chosen]
-        chances = odds(portion.policy, accounts, weights)
+        drawn = batch_of(portion.policy, accounts, candidates, chosen)
         end = 0
         for one in candidates:
             start, end = end, end + len(one.ids)
             mine = chosen[(chosen >= start) & (chosen < end)] - start
             await self._settle(order, one, mine, elapsed)
-        ids = np.concatenate([one.ids for one in candidates])[chosen].tolist()
-        staleness = [value for one in candidates for value in one.staleness]
-        return Drawn(ids, [staleness[i] for i in chosen], *chances)
+        return drawn
 
     async def record(self, drawn: Drawn) -> int:
         """Enter the draw in the lineage. Returns its id there."""

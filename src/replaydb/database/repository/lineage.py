@@ -33,6 +33,8 @@ class DrawInfo:
         outcomes: What became of each; None where a version of replaydb drew that did not keep it.
         outcome_reasons: Why it was nacked, rejected or lost, where that was said.
         outcome_times: When it was sampled, acked, nacked, ...; None while it is leased.
+        times_replaced: How often other content had taken the place of each before the draw; None
+            where it is known only that it was replaced since.
     """
 
     id: int
@@ -47,6 +49,7 @@ class DrawInfo:
     outcomes: tuple[DrawOutcome | None, ...]
     outcome_reasons: tuple[str | None, ...]
     outcome_times: tuple[datetime | None, ...]
+    times_replaced: tuple[int | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +140,7 @@ async def draws(connection: AsyncConnection, buffer_id: int, **which: Any) -> li
             tuple(one.outcome and DrawOutcome(one.outcome) for one in members[row.id]),
             tuple(one.outcome_reason for one in members[row.id]),
             tuple(one.outcome_at for one in members[row.id]),
+            tuple(one.times_replaced for one in members[row.id]),
         )
         for row in found
     ]

@@ -100,6 +100,21 @@ class Drawn:
     draw_id: int | None = None
     lease_id: int | None = None
 
+    @classmethod
+    def together(cls, parts: Sequence[Drawn]) -> Drawn:
+        """Portions as one batch."""
+        return cls(
+            [group_id for part in parts for group_id in part.ids],
+            [staleness for part in parts for staleness in part.staleness],
+            np.concatenate([part.probabilities for part in parts]),
+            np.concatenate([part.weights for part in parts]),
+        )
+
+    @classmethod
+    def nothing(cls) -> Drawn:
+        """A portion of which there is none."""
+        return cls([], [], np.zeros(0), np.zeros(0))
+
     def held_by(self) -> int:
         """The lease, of a draw that asked for one."""
         assert self.lease_id is not None  # noqa: S101

@@ -183,6 +183,11 @@ async def lock(
     return _accounts(await connection.execute(*statement))
 
 
+async def read(connection: AsyncConnection, buffer_id: int) -> dict[str, TaskAccount]:
+    """All tasks as they are, to look at only."""
+    return _accounts(await connection.execute(*statements.all_tasks(buffer_id)))
+
+
 async def lock_leased(
     connection: AsyncConnection, buffer_id: int, lease_id: int
 ) -> dict[str, TaskAccount]:

@@ -99,9 +99,18 @@ def lock_leased_tasks(buffer_id: Any, lease_id: Any) -> Select[Any]:
     return _lock_tasks(buffer_id).where(task.c.task_name.in_(names))
 
 
+@prepared
+def all_tasks(buffer_id: Any) -> Select[Any]:
+    """Accounts of all tasks, in the same order, not locked."""
+    return _tasks(buffer_id)
+
+
 def _lock_tasks(buffer_id: Any) -> Select[Any]:
-    statement = select(task).where(task.c.buffer_id == buffer_id)
-    return statement.order_by(task.c.id).with_for_update(key_share=True)
+    return _tasks(buffer_id).with_for_update(key_share=True)
+
+
+def _tasks(buffer_id: Any) -> Select[Any]:
+    return select(task).where(task.c.buffer_id == buffer_id).order_by(task.c.id)
 
 
 def available(buffer_id: int) -> Select[Any]:

@@ -207,6 +207,23 @@ def all_eligible(
     return statement.order_by(group.id), pool.values
 
 
+def page_of_eligible(
+    pool: Pool, eligible: ColumnElement[bool] | None, after: int, limit: int
+) -> tuple[Select[Any], dict[str, Any]]:
+    """The same after an id, so many at most: to read a pool of any size in pages."""
+    # Not by id alone, for the reason that `_MEMBERS_BY_AGE` has.
+    key = tuple_(group.group_status, group.id)
+    later = key > tuple_(
+        bindparam("pool_status", type_=group.group_status.type), bindparam("after_id", type_=_ID)
+    )
+    condition = _OF_TASK & later & (group.group_status <= bindparam("pool_status"))
+    statement = select(*_FACTS).where(condition)
+    if eligible is not None:
+        statement = statement.where(_verdict(eligible))
+    statement = statement.order_by(group.group_status, group.id).limit(bindparam("most"))
+    return statement, pool.values | {"after_id": after, "most": limit}
+
+
 def set_back(pool: Pool, order: Order, time: float) -> tuple[Update, dict[str, Any]]:
     """Move all arrivals of a pool as its clock is moved: from `time` to 0."""
     statement = update(episode_group).where(_MEMBERS).values({order.column: order.column - time})

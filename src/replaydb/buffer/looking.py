@@ -1,0 +1,155 @@
+"""Looking at groups without drawing them, and at the record of what was drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from itertools import compress
+
+import numpy as np
+from sqlalchemy import ColumnElement
+
+from replaydb import arguments
+from replaydb.batch import Batch
+from replaydb.buffer.core import BufferCore
+from replaydb.buffer.drawing import Result, reasons, step_number
+from replaydb.buffer.requests import describe, eligible, portions
+from replaydb.database.repository import groups, leases, lineage, looks
+from replaydb.database.repository.leases import LeaseInfo
+from replaydb.database.repository.lineage import DrawInfo
+from replaydb.database.repository.requests import DrawRequest
+from replaydb.errors import (
+    CorruptPayloadError,
+    NotEnoughGroups,
+    PayloadGoneError,
+    UnknownDrawError,
+)
+from replaydb.policies import SamplingPolicy, Uniform
+
+
+class Looking(BufferCore):
+    """Everything that reads batches, and what is known of draws, and changes nothing."""
+
+    async def peek(
+        self,
+        n: int | Mapping[str, int],
+        policy: SamplingPolicy = Uniform(),
+        *,
+        tasks: str | Iterable[str] | None = None,
+        where: ColumnElement[bool] | None = None,
+        max_staleness: int | None = None,
+        runs: str | Iterable[str] | None = None,
+        timeout: float | None = 0,
+        allow_partial: bool = False,
+    ) -> Batch:
+        """Look at groups that `sample` might draw, without drawing them.
+
+        Nothing is written: no counter, no record, no new arrival. No rate limit holds it back,
+        and no draw comes out differently for it. Random policies choose anew in every call, by
+        reading the scalars of every eligible group.
+
+        Args:
+            n: As for `sample`; so are all others.
+            policy: See `sample`.
+            tasks: See `sample`.
+            where: See `sample`.
+            max_staleness: See `sample`.
+            runs: See `sample`.
+            timeout: See `sample`.
+            allow_partial: See `sample`.
+
+        Returns:
+            The groups as they are, at one moment; `draw_id` is None.
+
+        Raises:
+            NotEnoughGroups: There were not enough in time.
+            CorruptPayloadError: Stored bytes of some groups are damaged; `error.batch` holds the
+                others.
+            InvalidInputError: An argument is wrong.
+        """
+        condition = eligible(where, max_staleness, runs)
+        request = DrawRequest(
+            portions(n, policy, tasks, condition), describe(policy), allow_partial
+        )
+
+        async def attempt(last: bool) -> Batch:
+            wanted = replace(request, allow_partial=last and allow_partial)
+            async with self._database.snapshot() as connection:
+                found = await looks.look(connection, self.id, wanted)
+                decoded = await groups.with_payloads(connection, found.rows)
+            result = Result.of(found, decoded)
+            result.raise_if_damaged()
+            return result.batch
+
+        seconds = arguments.seconds("timeout", timeout)
+        return await self._in_time(attempt, seconds, unless=NotEnoughGroups)
+
+    async def leases(self) -> list[LeaseInfo]:
+        """Leases that have not expired, the oldest first."""
+        async with self._database.snapshot() as connection:
+            now = await self._database.backend.now(connection)
+            return await leases.live(connection, self.id, now)
+
+    async def draws(
+        self,
+        *,
+        step: int | None = None,
+        runs: str | Iterable[str] | None = None,
+        group_id: int | None = None,
+        before: int | None = None,
+        limit: int = 100,
+    ) -> list[DrawInfo]:
+        """Draws that were recorded, the newest first.
+
+        Args:
+            step: Only those for this trainer step.
+            runs: Only those made by these runs.
+            group_id: Only those that took this group.
+            before: Only those older than this draw id: where the next page begins.
+            limit: How many at most.
+        """
+        names = arguments.names("runs", runs)
+        async with self._database.snapshot() as connection:
+            return await lineage.draws(
+                connection,
+                self.id,
+                draw_id=None,
+                step=step_number(step),
+                runs=None if names is None else sorted(names),
+                group_id=None if group_id is None else arguments.whole_number("group_id", group_id),
+                before=None if before is None else arguments.whole_number("before", before),
+                limit=arguments.whole_number("limit", limit, least=1),
+            )
+
+    async def redraw(self, draw_id: int) -> Batch:
+        """The very batch of an earlier draw again; nothing is counted.
+
+        Raises:
+            UnknownDrawError: There is no record of it.
+            PayloadGoneError: Groups of it were deleted, or replaced, or only their scalars are
+                left. `error.batch` holds the others; so for the next.
+            CorruptPayloadError: Stored bytes are damaged.
+        """
+        number = arguments.whole_number("draw_id", draw_id)
+        async with self._database.snapshot() as connection:
+            record = await lineage.find_draw(connection, self.id, number)
+            if record is None:
+                raise UnknownDrawError(number)
+            decoded = await groups.fetch(connection, self.id, record.group_ids)
+        replaced = [
+            one
+            for one, times in zip(record.group_ids, record.times_replaced, strict=True)
+            if one in decoded.groups and decoded.groups[one].times_replaced != times
+        ]
+        sound = [one in decoded.groups and one not in replaced for one in record.group_ids]
+        found = [decoded.groups[one] for one in compress(record.group_ids, sound)]
+        for group, staleness in zip(found, compress(record.staleness, sound), strict=True):
+            group.staleness = staleness
+        probabilities, weights = np.array(record.probabilities), np.array(record.weights)
+        batch = Batch(found, probabilities[sound], weights[sound], number)
+        if decoded.corrupt:
+            raise CorruptPayloadError(reasons(decoded.corrupt), sorted(decoded.corrupt), batch)
+        if not all(sound):
+            gone = [one for one in record.group_ids if one not in batch.ids]
+            raise PayloadGoneError(gone, replaced, batch)
+        return batch

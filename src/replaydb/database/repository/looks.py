@@ -1,0 +1,105 @@
+"""Choosing groups as a draw does, without drawing them: nothing is locked or written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import ColumnElement
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from replaydb.arrivals import exponentials
+from replaydb.database.repository import groups, orders, tasks
+from replaydb.database.repository.candidates import Candidates, batch_of, first, rates
+from replaydb.database.repository.requests import Drawn, DrawRequest, Portion
+from replaydb.database.repository.tasks import TaskAccount, waiting
+from replaydb.database.statements import draws as statements
+from replaydb.database.statements.draws import Clock, Pool
+from replaydb.database.statements.groups import selection
+from replaydb.episodes import GroupStatus
+from replaydb.errors import NotEnoughGroups
+
+#: Groups whose arrivals are compared at once.
+PAGE = 8192
+
+
+async def look(connection: AsyncConnection, buffer_id: int, request: DrawRequest) -> Drawn:
+    """Groups that a draw might take now, of a snapshot.
+
+    For random policies arrivals are made for this look alone. The stored ones say whom the next
+    draw takes: whoever knew them, and changed groups accordingly, would bias that draw.
+
+    Raises:
+        NotEnoughGroups: There are fewer.
+    """
+    accounts = await tasks.read(connection, buffer_id)
+    parts: list[Drawn] = []
+    for portion in request.portions:
+        seen = [group_id for part in parts for group_id in part.ids]
+        parts.append(await _portion(connection, buffer_id, accounts.values(), portion, seen))
+        if len(parts[-1].ids) < portion.count and not request.allow_partial:
+            raise NotEnoughGroups(portion.count, len(parts[-1].ids), portion.task_name)
+    found = Drawn.together(parts)
+    if not found.ids:
+        raise NotEnoughGroups(request.count, 0)
+    return replace(found, rows=await groups.facts(connection, buffer_id, found.ids))
+
+
+async def _portion(
+    connection: AsyncConnection,
+    buffer_id: int,
+    accounts: Iterable[TaskAccount],
+    portion: Portion,
+    seen: Sequence[int],
+) -> Drawn:
+    order = statements.order_of(portion.policy)
+    eligible = portion.eligible
+    if seen:
+        others = ~selection(buffer_id, ids=seen)
+        eligible = others if eligible is None else eligible & others
+    mine = [
+        account
+        for account in accounts
+        if portion.tasks is None or account.task_name in portion.tasks
+    ]
+    candidates = []
+    for account in mine:
+        pool = Pool(buffer_id, account.task_name, GroupStatus.COMPLETED.value)
+        if order.clock is None:
+            rows = await orders.first(connection, pool, order, portion.count, eligible)
+            keys = np.array([orders.sort_key(order, row) for row in rows], np.float64)
+        else:
+            rows, keys = await _arrivals(connection, pool, order.clock, portion.count, eligible)
+        candidates.append(Candidates.of(account, GroupStatus.COMPLETED, rows, keys))
+    if not any(len(one.ids) for one in candidates):
+        return Drawn.nothing()
+    chosen = first(candidates, portion.count, descending=order.descending)
+    return batch_of(portion.policy, mine, candidates, chosen)
+
+
+async def _arrivals(
+    connection: AsyncConnection,
+    pool: Pool,
+    clock: Clock,
+    count: int,
+    eligible: ColumnElement[bool] | None,
+) -> tuple[list[Any], NDArray[np.float64]]:
+    """The first of all eligible groups of a pool to arrive, and when."""
+    best: list[Any] = []
+    times = np.zeros(0)
+    last = 0
+    while True:
+        statement = statements.page_of_eligible(pool, eligible, last, PAGE)
+        page = (await connection.execute(*statement)).all()
+        weights = np.array([row.weight for row in page], np.float64)
+        variates, _ = exponentials(None, pool.task_name, 0, len(page))
+        best.extend(page)
+        times = np.concatenate([times, waiting(variates, rates(clock, weights))])
+        kept = np.argsort(times, kind="stable")[:count]
+        best, times = [best[i] for i in kept], times[kept]
+        if len(page) < PAGE:
+            return best, times
+        last = page[-1].id
