@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from importlib.util import find_spec
 from typing import Any, Literal, Self, get_args
 
 from replaydb.errors import InvalidSettingsError
@@ -79,7 +80,16 @@ class BufferSettings:
                     )
 
     def updated(self, changes: Mapping[str, Any]) -> Self:
-        """These settings with some of them changed."""
+        """These settings with some of them changed, as this installation can obey them.
+
+        Raises:
+            InvalidSettingsError: Unknown, impossible, or in need of what is not installed.
+        """
+        if changes.get("compression") == "zstd" and find_spec("zstandard") is None:
+            raise _refused("compression", "the extra `replaydb[zstd]` to be installed", "zstd")
+        return self._with(changes)
+
+    def _with(self, changes: Mapping[str, Any]) -> Self:
         known = {field.name for field in fields(self)}
         for name in changes:
             if name not in known:
@@ -156,7 +166,7 @@ class BufferSettings:
         if limit := values.get("rate_limit"):
             facts = dict(limit)
             values["rate_limit"] = _RATE_LIMITS[facts.pop("kind")](**facts)
-        return cls().updated(values)
+        return cls()._with(values)
 
 
 _RATE_LIMITS: dict[str, Callable[..., RateLimit]] = {

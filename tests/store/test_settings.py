@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -94,6 +95,24 @@ async def test_impossible_settings_change_nothing(store: Store) -> None:
         with pytest.raises(rdb.InvalidSettingsError):
             await buffer.update_settings(**changes)
     assert (await store.buffers())[0].settings == buffer.settings == before
+
+
+async def test_compression_needs_its_library_when_it_is_set(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    squeezed = await store.buffer("squeezed", compression="zstd")
+    plain = await store.buffer("plain")
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(rdb.InvalidSettingsError, match=r"replaydb\[zstd\]"):
+        await store.buffer("another", compression="zstd")
+    with pytest.raises(rdb.InvalidSettingsError, match="compression"):
+        await plain.update_settings(compression="zstd")
+    assert {info.name for info in await store.buffers()} == {"plain", "squeezed"}
+    assert plain.settings.compression is None
+    # What somebody else has set can be looked at all the same, and put right.
+    again = await store.buffer("squeezed")
+    assert again.settings.compression == squeezed.settings.compression == "zstd"
+    await again.update_settings(compression=None)
 
 
 async def test_settings_of_another_store_are_obeyed_by_the_next_put(store: Store, url: str) -> None:

@@ -57,15 +57,16 @@ from replaydb.inputs import INT32, to_int, to_text
 #: What may be asked for. Left out is what only the machinery of draws and leases understands.
 COLUMNS = frozenset({
     "id", "run_id", "group_uid", "prompt_uid", "task_name", "group_status", "status_reason",
-    "staleness", "min_policy_version", "max_policy_version", "priority", "times_sampled",
-    "times_replaced", "attempts", "lease_id", "num_episodes", "expected_episodes", "min_episodes", "num_tokens",
-    "num_bytes", "reward_mean", "reward_std", "reward_min", "reward_max", "has_transcript", "tags",
-    "deadline", "created_at", "completed_at", "first_sampled_at", "last_sampled_at", "archived_at",
+    "staleness", "min_policy_version", "max_policy_version", "comparable_version", "priority",
+    "times_sampled", "times_replaced", "attempts", "lease_id", "num_episodes",
+    "expected_episodes", "min_episodes", "num_tokens", "num_bytes", "reward_mean", "reward_std",
+    "reward_min", "reward_max", "has_transcript", "tags", "deadline", "created_at",
+    "completed_at", "first_sampled_at", "last_sampled_at", "archived_at",
 })  # fmt: skip
 
 MAX_VALUES = 10_000
 MAX_PARTS = 1000  # SQLite nests a thousand expressions at most
-MAX_DEPTH = 50  # Python's recursion ends before that
+MAX_DEPTH = 16  # SQLite's parser has a stack of 100, of which the worst part takes five
 MAX_STEPS = 16  # of a path into the tags: each is a table of a join
 
 _EXPECTED = "an expression over replaydb.group, such as replaydb.group.reward_std > 0.1"
