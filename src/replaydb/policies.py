@@ -147,8 +147,10 @@ class Mix:
         least = [share.minimum for share in self.shares]
         if sum(least) > n:
             raise InvalidInputError("n", f"at least {sum(least)}, the sum of the minimums", n)
-        total = sum(share.weight for share in self.shares)
-        ideal = [n * share.weight / total for share in self.shares]
+        # Divided by a power of two, which changes no digit, so that no sum of them is infinite.
+        _, exponent = math.frexp(max(share.weight for share in self.shares))
+        weights = [math.ldexp(share.weight, -exponent) for share in self.shares]
+        ideal = [n * weight / sum(weights) for weight in weights]
         quotas = [max(low, math.floor(part)) for low, part in zip(least, ideal, strict=True)]
         # What is missing goes to those furthest below their due, what is too much comes from
         # those furthest above it; earlier shares first among equals.

@@ -9,9 +9,13 @@ from dataclasses import asdict, dataclass, fields, replace
 from importlib.util import find_spec
 from typing import Any, Literal, Self, get_args
 
-from replaydb.errors import InvalidSettingsError
+from replaydb.errors import InvalidInputError, InvalidSettingsError
 from replaydb.inputs import LONGEST_SECONDS
 from replaydb.policies import Capacity, Eviction, MinSize, Queue, RateLimit, SamplesPerInsert
+
+#: Sampling weights lie between these, or are 0: sums, ratios and waiting times of such weights,
+#: of however many groups, are doubles with all their digits.
+LEAST_WEIGHT, MOST_WEIGHT = 1e-150, 1e150
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +131,7 @@ class BufferSettings:
         """Sampling weight of a priority. A priority of 0 weighs 0, whatever the exponent.
 
         Raises:
-            InvalidSettingsError: The weight is not a finite number above 0.
+            InvalidInputError: The weight is neither 0 nor in [LEAST_WEIGHT, MOST_WEIGHT].
         """
         if priority == 0.0:
             return 0.0
@@ -135,9 +139,12 @@ class BufferSettings:
             weight = float(priority**self.priority_exponent)
         except OverflowError:
             weight = math.inf
-        if not 0.0 < weight < math.inf:
-            raise InvalidSettingsError(
-                f"priority {priority} ** priority_exponent {self.priority_exponent} is out of range"
+        if not LEAST_WEIGHT <= weight <= MOST_WEIGHT:
+            raise InvalidInputError(
+                "priority",
+                f"0, or a number that to the power of priority_exponent={self.priority_exponent} "
+                f"is in [{LEAST_WEIGHT:g}, {MOST_WEIGHT:g}]",
+                priority,
             )
         return weight
 

@@ -28,7 +28,10 @@ Drawn = tuple[list[str], list[float], list[float]]
 
 
 class History:
-    """Calls chosen at random, by a generator of their own: the same for every buffer."""
+    """Calls chosen at random, by a generator of their own: the same for every buffer.
+
+    Weights are far apart and some draws take all, so clocks are set back on the way.
+    """
 
     def __init__(self, buffer: rdb.Buffer, rng: np.random.Generator) -> None:
         self._buffer = buffer
@@ -58,7 +61,7 @@ class History:
             Known(
                 f"group-{self._made + i}",
                 TASKS[int(self._rng.choice(3, p=[0.7, 0.25, 0.05]))],
-                float(self._rng.choice([0.0, 0.5, 1.0, 3.0])),
+                float(self._rng.choice([0.0, 1e-12, 0.5, 1.0, 3.0, 1e12])),
                 (self._made + i) % 10,
                 0,
             )
@@ -77,7 +80,8 @@ class History:
     async def _prioritize(self) -> None:
         uids = self._some(0.2)
         await self._buffer.update_priorities(
-            [self._uids[uid] for uid in uids], self._rng.choice([0.0, 0.1, 2.0, 5.0], len(uids))
+            [self._uids[uid] for uid in uids],
+            self._rng.choice([0.0, 1e-9, 0.1, 2.0, 5.0], len(uids)),
         )
 
     async def _advance(self) -> None:
@@ -87,7 +91,7 @@ class History:
     async def _draw(self) -> Drawn:
         policy = POLICIES[int(self._rng.integers(len(POLICIES)))]
         condition = FILTERS[int(self._rng.integers(len(FILTERS)))]
-        count = int(self._rng.integers(1, 12))
+        count = int(self._rng.integers(1, 12)) if self._rng.random() < 0.8 else 500
         n: int | dict[str, int] = count
         tasks = None
         match int(self._rng.integers(3)):

@@ -129,7 +129,7 @@ async def test_a_put_that_fails_does_not_fail_the_others(
     twice = [buffer.put(group("twice")), buffer.put([group("left out"), group("twice")])]
     outcomes = await asyncio.gather(*good, *bad, *twice, return_exceptions=True)
     kinds = [type(one) for one in outcomes]
-    assert kinds == [list] * 6 + [rdb.InvalidSettingsError] * 3 + [list, rdb.DuplicateGroupError]
+    assert kinds == [list] * 6 + [rdb.InvalidInputError] * 3 + [list, rdb.DuplicateGroupError]
     added = {"episode_group": 7, "payload": 7, "episode": 8, "transcript": 6}
     assert await table_sizes(url) == {name: before[name] + n for name, n in added.items()}
     counters = {one.task_name: one for one in (await buffer.stats()).tasks}
@@ -140,7 +140,7 @@ async def test_a_put_that_fails_does_not_fail_the_others(
 
 async def test_a_put_that_fails_alone_leaves_nothing(store: Store, url: str) -> None:
     buffer = await store.buffer("math", priority_exponent=2.0)
-    with pytest.raises(rdb.InvalidSettingsError):
+    with pytest.raises(rdb.InvalidInputError):
         await buffer.put(hopeless("bad"))
     assert set((await table_sizes(url)).values()) == {0}
     assert (await buffer.stats()).tasks == ()

@@ -139,7 +139,9 @@ class Keeping(BufferCore):
             How many groups were changed.
 
         Raises:
-            InvalidInputError: Not as many, or NaN, infinite or negative; nothing was changed.
+            InvalidInputError: Not as many, or NaN, infinite or negative, or a weight (priority to
+                the power of `priority_exponent`) that is neither 0 nor in [1e-150, 1e150]; nothing
+                was changed.
         """
         wanted = arguments.ids(ids)
         new = dict(zip(wanted, arguments.priorities(priorities, len(wanted)), strict=True))

@@ -73,8 +73,8 @@ class Putting(BufferCore):
 
         Raises:
             DuplicateGroupError: Under `on_duplicate="error"`.
-            InvalidInputError: Not groups, one uid twice, a status that cannot be put, or more than
-                the buffer's limits can ever take.
+            InvalidInputError: Not groups, one uid twice, a status that cannot be put, a priority
+                that `update_priorities` would refuse, or more than the buffer's limits can take.
             RateLimitedError: The rate limit did not let them in, in time.
             BufferFullError: No room could be made in time.
             DatabaseError: The database refused.

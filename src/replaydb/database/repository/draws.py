@@ -81,7 +81,6 @@ async def draw(
         raise NotEnoughGroups(request.count, 0)
     drawn = replace(Drawn.together(parts), lease_id=lease_id)
     await drawing.retire()
-    await drawing.set_back()
     state.limited_samples += len(drawing.taken)
     await buffers.save_limits(connection, state)
     await tasks.save(connection, accounts.values())
@@ -122,6 +121,13 @@ class _Drawing:
             for name, account in self._accounts.items()
             if portion.tasks is None or name in portion.tasks
         ]
+        for account in accounts:
+            await tasks.sum_anew_if_rounded(self._connection, account)
+        if order.clock is not None:
+            # Among the arrivals of other tasks a clock may be too late that is not for its own.
+            rate = sum(account.rate(order.clock) for account in accounts)
+            for account in accounts:
+                await tasks.set_back_if_late(self._connection, account, order.clock, rate)
         candidates = [
             await self._candidates(portion, order, account, status)
             for account in accounts
@@ -183,21 +189,6 @@ class _Drawing:
             self._now,
             keep_payload=self._settings.archived_payload == "keep",
         )
-
-    async def set_back(self) -> None:
-        """Set clocks back to 0, with all arrivals, before they lose precision."""
-        for portion in self._request.portions:
-            order = statements.order_of(portion.policy)
-            if order.clock is None:
-                continue
-            for account in self._accounts.values():
-                if account.is_coarse(order.clock):
-                    time = account.time(order.clock)
-                    pool = Pool(
-                        self._scope.buffer_id, account.task_name, GroupStatus.COMPLETED.value
-                    )
-                    await self._connection.execute(*statements.set_back(pool, order, time))
-                    account.advance_clock(order.clock, -time)
 
     def _pool(self, account: TaskAccount, status: GroupStatus) -> Pool:
         return Pool(self._scope.buffer_id, account.task_name, status.value)
@@ -310,6 +301,7 @@ class _Drawing:
             return
 
         account.advance_clock(one.walked, elapsed)
+        await tasks.set_back_if_late(self._connection, account, one.walked)
         passed = np.flatnonzero(~one.eligible & (one.keys <= elapsed))
         # What is leased gets its next arrival when it comes back.
         again = passed if self._lease_id is not None else np.concatenate([chosen, passed])

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from replaydb.database import records
 from replaydb.database.prepared import execute_many
 from replaydb.database.records import PUTTABLE, Decoded, Facts
-from replaydb.database.repository import buffers
+from replaydb.database.repository import buffers, tasks
 from replaydb.database.repository.tasks import TaskAccount, waiting
 from replaydb.database.schema import group
 from replaydb.database.statements import buffers as buffer_statements
@@ -201,11 +201,13 @@ async def update_priorities(
     for task_name, mine in by_task.items():
         account = accounts[task_name]
         weights = np.array([settings.weight(priorities[row.id]) for row in mine])
-        keys = account.priority_clock + waiting(account.exponentials(settings, len(mine)), weights)
-        for row, weight, key in zip(mine, weights.tolist(), keys.tolist(), strict=True):
+        for row, weight in zip(mine, weights.tolist(), strict=True):
             if row.group_status == GroupStatus.COMPLETED.value:
                 account.add_weight(-row.weight)
                 account.add_weight(weight)
+        await tasks.set_back_if_late(connection, account, "priority")
+        keys = account.priority_clock + waiting(account.exponentials(settings, len(mine)), weights)
+        for row, weight, key in zip(mine, weights.tolist(), keys.tolist(), strict=True):
             changes.append(
                 {
                     "group_id": row.id,

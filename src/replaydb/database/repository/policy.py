@@ -10,7 +10,7 @@ from replaydb.database.repository.locking import Scope
 from replaydb.database.repository.transitions import Accounts
 from replaydb.database.statements import buffers as buffer_statements
 from replaydb.database.statements import groups as statements
-from replaydb.errors import InvalidInputError
+from replaydb.errors import InvalidInputError, InvalidSettingsError
 from replaydb.settings import BufferSettings
 
 
@@ -91,8 +91,15 @@ async def _expire(
 async def _reweigh(
     connection: AsyncConnection, buffer_id: int, settings: BufferSettings, accounts: Accounts
 ) -> None:
-    """Every group keeps its priority, under another exponent."""
+    """Every group keeps its priority, under another exponent.
+
+    Raises:
+        InvalidSettingsError: One of them would have a weight that cannot be drawn by.
+    """
     condition = statements.selection(buffer_id)
     rows = (await connection.execute(statements.scalars(condition))).all()
     priorities = {row.id: row.priority for row in rows}
-    await groups.update_priorities(connection, accounts, settings, rows, priorities)
+    try:
+        await groups.update_priorities(connection, accounts, settings, rows, priorities)
+    except InvalidInputError as error:
+        raise InvalidSettingsError(f"of a group that is stored, {error}") from None

@@ -143,7 +143,14 @@ class _Session:
             raise
 
     async def flush(self) -> None:
-        """Write the rows taken in so far."""
+        """Write the rows taken in so far, with arrivals from now on."""
+        for name in {row["task_name"] for row in self.rows}:
+            for clock in tasks.CLOCKS:
+                await tasks.set_back_if_late(self.room.connection, self.accounts[name], clock)
+        for row in self.rows:
+            account = self.accounts[row["task_name"]]
+            row["uniform_key"] += account.uniform_clock
+            row["priority_key"] += account.priority_clock
         await execute_many(self.room.connection, statements.insert_groups(), self.rows)
         self.rows = []
 
@@ -179,17 +186,17 @@ class _Session:
             members = [record for record in records if record.task_name == task_name]
             settings = self.state.settings
             weights = np.array([settings.weight(one.facts["priority"]) for one in members])
-            keys = account.arrival_keys(settings, weights)
-            for record, weight, uniform_key, priority_key in zip(
-                members, weights.tolist(), *(key.tolist() for key in keys), strict=True
+            waits = account.waits(settings, weights)
+            for record, weight, uniform_wait, priority_wait in zip(
+                members, weights.tolist(), *(wait.tolist() for wait in waits), strict=True
             ):
                 row = record.facts | {
                     "id": self.ids[record],
                     "buffer_id": self.scope.buffer_id,
                     "run_id": self.scope.run.id,
                     "weight": weight,
-                    "uniform_key": uniform_key,
-                    "priority_key": priority_key,
+                    "uniform_key": uniform_wait,  # from the clock of the moment of `flush`
+                    "priority_key": priority_wait,
                     **self._standing(record, account),
                     "created_at": self.room.now,
                 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +15,18 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from replaydb.arrivals import exponentials
 from replaydb.database.prepared import execute_many
 from replaydb.database.statements import buffers as statements
-from replaydb.database.statements.draws import Clock
+from replaydb.database.statements import draws as draw_statements
+from replaydb.database.statements.draws import Clock, Pool
 from replaydb.episodes import GroupStatus
 from replaydb.settings import BufferSettings
 
-#: Relative error at which clocks are set back and sums are made anew.
-COARSE = 2.0**-20
+#: A clock is set back when its last bit comes to this part of the time between two arrivals: after
+#: 2**36 groups drawn, or at once where a batch takes groups whose weights are as far apart.
+COARSEST_TICK = 2.0**-16
+#: A sum of weights is made anew when rounding may have changed it by this part.
+LARGEST_SUM_ERROR = 2.0**-20
+
+CLOCKS: tuple[Clock, ...] = get_args(Clock)
 
 
 @dataclass(slots=True)
@@ -76,14 +82,11 @@ class TaskAccount:
         else:
             self.priority_clock += elapsed
 
-    def is_coarse(self, clock: Clock) -> bool:
-        """Whether a clock shows so late a time that arrivals could run into one another.
-
-        Arrivals are `1 / rate` apart, on a clock that ticks in units of its last bit. Long before
-        these come near each other the clock has to be set back.
-        """
-        rate = self.num_available if clock == "uniform" else self.total_weight
-        return math.ulp(self.time(clock)) * rate > COARSE
+    def rate(self, clock: Clock) -> float:
+        """How many groups arrive on a clock in a unit of its time, at most."""
+        if clock == "uniform":
+            return float(self.num_available)
+        return self.total_weight + self.weight_error
 
     def exponentials(self, settings: BufferSettings, count: int) -> NDArray[np.float64]:
         """The next `count` variates of this task's stream."""
@@ -92,15 +95,15 @@ class TaskAccount:
         )
         return variates
 
-    def arrival_keys(
+    def waits(
         self, settings: BufferSettings, weights: NDArray[np.float64]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Next arrivals, by the uniform and the priority clock, of groups that become samplable.
+        """How long, by the uniform and the priority clock, groups wait that become samplable.
 
         The exponential is memoryless, so a group that comes now waits from now.
         """
         uniform, prioritized = self.exponentials(settings, 2 * len(weights)).reshape(2, -1)
-        return self.uniform_clock + uniform, self.priority_clock + waiting(prioritized, weights)
+        return uniform, waiting(prioritized, weights)
 
     def is_too_stale(self, staleness: int | None) -> bool:
         """Whether a group of this staleness expires. One of unknown staleness does not."""
@@ -203,15 +206,43 @@ def _accounts(rows: Result[Any]) -> dict[str, TaskAccount]:
     return accounts
 
 
+async def set_back_if_late(
+    connection: AsyncConnection, account: TaskAccount, clock: Clock, rate: float | None = None
+) -> None:
+    """Set a clock back to 0, with all its arrivals, where it shows too late a time to add to.
+
+    Arrivals are `1 / rate` apart, on a clock that ticks in units of its last bit. A clock that
+    ticks too coarsely for that must be set back *before* an arrival is computed from it: what
+    rounding has taken is not there to be set back. To be called when the account counts whatever
+    is to arrive, and every arrival that was computed is in the table.
+
+    Args:
+        connection: Of the transaction in which the task is locked.
+        account: Of the task.
+        clock: Which of its clocks.
+        rate: Of the arrivals that are told apart; by default of the task's own.
+    """
+    time = account.time(clock)
+    if math.ulp(time) * (account.rate(clock) if rate is None else rate) > COARSEST_TICK:
+        pool = Pool(account.buffer_id, account.task_name, GroupStatus.COMPLETED.value)
+        await connection.execute(*draw_statements.set_back(pool, clock, time))
+        account.advance_clock(clock, -time)
+
+
+async def sum_anew_if_rounded(connection: AsyncConnection, account: TaskAccount) -> None:
+    """Sum the weights of a task again where rounding may have spoilt the sum that is kept."""
+    if account.weight_error > LARGEST_SUM_ERROR * account.total_weight:
+        total = await connection.scalar(
+            statements.total_weight(account.buffer_id, account.task_name)
+        )
+        account.total_weight, account.weight_error = total or 0.0, 0.0
+
+
 async def save(connection: AsyncConnection, accounts: Iterable[TaskAccount]) -> None:
     """Write accounts back."""
     rows = []
     for account in accounts:
-        if account.weight_error > COARSE * account.total_weight:
-            total = await connection.scalar(
-                statements.total_weight(account.buffer_id, account.task_name)
-            )
-            account.total_weight, account.weight_error = total or 0.0, 0.0
+        await sum_anew_if_rounded(connection, account)
         row = asdict(account)
         # They would be set too, and as a parent key make SQLite look at every group of the task.
         del row["buffer_id"], row["task_name"]

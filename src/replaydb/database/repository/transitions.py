@@ -15,6 +15,7 @@ from sqlalchemy import ColumnElement
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from replaydb.database.prepared import execute_many
+from replaydb.database.repository import tasks
 from replaydb.database.repository.tasks import GroupSums, TaskAccount
 from replaydb.database.statements import groups as statements
 from replaydb.database.statements import lineage
@@ -53,10 +54,16 @@ async def reopen(
         by_task.setdefault(change[0].task_name, []).append(change)
     new = []
     for task_name, mine in by_task.items():
+        account = accounts[task_name]
+        for clock in tasks.CLOCKS:
+            await tasks.set_back_if_late(connection, account, clock)
         weights = np.array([row.weight for row, _ in mine], np.float64)
-        keys = (key.tolist() for key in accounts[task_name].arrival_keys(settings, weights))
-        for (row, values), uniform, prioritized in zip(mine, *keys, strict=True):
-            arrivals = {"uniform_key": uniform, "priority_key": prioritized}
+        waits = (wait.tolist() for wait in account.waits(settings, weights))
+        for (row, values), uniform, prioritized in zip(mine, *waits, strict=True):
+            arrivals = {
+                "uniform_key": account.uniform_clock + uniform,
+                "priority_key": account.priority_clock + prioritized,
+            }
             new.append(_changed(row, status, values) | arrivals)
     await execute_many(connection, statements.change(), new)
 

@@ -39,6 +39,9 @@ from replaydb.policies import (
 
 Clock = Literal["uniform", "priority"]
 
+#: Where the arrivals of each clock are.
+_KEYS: dict[Clock, Column[Any]] = {"uniform": group.uniform_key, "priority": group.priority_key}
+
 
 @dataclass(frozen=True, slots=True)
 class Order:
@@ -71,9 +74,9 @@ def order_of(policy: SimplePolicy) -> Order:
         case LeastSampled():
             return Order(group.times_sampled)
         case Uniform():
-            return Order(group.uniform_key, clock="uniform")
+            return Order(_KEYS["uniform"], clock="uniform")
         case Prioritized():
-            return Order(group.priority_key, clock="priority")
+            return Order(_KEYS["priority"], clock="priority")
         case _:
             assert_never(policy)
 
@@ -224,9 +227,10 @@ def page_of_eligible(
     return statement, pool.values | {"after_id": after, "most": limit}
 
 
-def set_back(pool: Pool, order: Order, time: float) -> tuple[Update, dict[str, Any]]:
+def set_back(pool: Pool, clock: Clock, time: float) -> tuple[Update, dict[str, Any]]:
     """Move all arrivals of a pool as its clock is moved: from `time` to 0."""
-    statement = update(episode_group).where(_MEMBERS).values({order.column: order.column - time})
+    key = _KEYS[clock]
+    statement = update(episode_group).where(_MEMBERS).values({key: key - time})
     return statement, pool.values
 
 
