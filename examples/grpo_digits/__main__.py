@@ -100,7 +100,7 @@ async def demo(options: argparse.Namespace, database: Database, console: Console
     folder.mkdir()
     # All demos on one database count versions in one lineage, so that `first_version` works.
     async with rdb.Store.open(database.url, run=run, lineage=BUFFER_NAME, migrate=True) as store:
-        buffer = await store.buffer(BUFFER_NAME, max_staleness=MAX_STALENESS)
+        buffer = await store.buffer(BUFFER_NAME, max_staleness=MAX_STALENESS, on_ack="return")
         # A policy that starts from scratch must not learn from what an earlier run left in the
         # buffer: it starts so many versions later that all of it is too stale.
         first_version = buffer.policy_version + MAX_STALENESS + 1 if await buffer.count() else 0

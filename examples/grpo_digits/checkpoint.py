@@ -1,6 +1,6 @@
 """One safetensors file holds weights, optimizer state, step and policy version, all of one moment.
 
-It is replaced in one rename, so a reader, or a trainer that was killed, always finds a whole one.
+It comes into being by one rename, so a reader, or a trainer that was killed, finds a whole one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Position:
 def save(
     path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, position: Position
 ) -> None:
-    """Replace the checkpoint."""
+    """Write the checkpoint, in the place of one that did not come to count."""
     tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
     for index, state in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer/{index}/{name}": tensor for name, tensor in state.items()}

@@ -39,8 +39,9 @@ class Job:
         return cls(**json.loads((folder / "job.json").read_text()))
 
 
-def checkpoint_path(folder: Path) -> Path:
-    return folder / "checkpoint.safetensors"
+def checkpoint_path(folder: Path, step: int) -> Path:
+    """The checkpoint after so many steps. It counts once the buffer's cursor of the run says so."""
+    return folder / f"checkpoint-{step}.safetensors"
 
 
 def journal_path(folder: Path) -> Path:

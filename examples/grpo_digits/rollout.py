@@ -36,15 +36,20 @@ async def roll_out(folder: Path, worker: str) -> None:
     acknowledged = Journal(acknowledged_path(folder, worker))
     # Of the process too: a worker that is started again must not repeat its prompts.
     generator = torch.Generator().manual_seed(hash((job.seed, os.getpid())))
-    policy, weights = Policy(), checkpoint_path(folder)
+    policy = Policy()
     async with rdb.Store.open(os.environ[URL_VARIABLE], run=job.run) as store:
         buffer = await store.buffer(BUFFER_NAME)
         while not stop:
             ready = await buffer.count(statuses=[rdb.GroupStatus.COMPLETED])
-            if ready >= ENOUGH_GROUPS or not weights.exists():
+            step = await buffer.cursor(job.run)
+            if ready >= ENOUGH_GROUPS or step is None:
                 await asyncio.sleep(0.02)
                 continue
-            version = checkpoint.load_weights(weights, policy).policy_version
+            try:
+                position = checkpoint.load_weights(checkpoint_path(folder, step), policy)
+            except FileNotFoundError:
+                continue  # the trainer was quicker: there is a newer one
+            version = position.policy_version
             groups = complete(policy, version, GROUPS_PER_PUT, generator)
             await buffer.put(groups)
             acknowledged.write("put", group_uids=[group.group_uid for group in groups])

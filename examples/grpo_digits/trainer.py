@@ -1,4 +1,4 @@
-"""The trainer: sample groups, take a GRPO step, advance the policy, publish the weights."""
+"""The trainer: lease groups, take a GRPO step, save the weights, ack what they were trained on."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ from replaydb.training import advantages
 LEARNING_RATE = 2e-3
 WARMUP_STEPS = 20
 HELD_OUT_PROMPTS = 500
+#: What a trainer that was killed held goes back after so many seconds.
+LEASE_SECONDS = 10.0
 
 
 async def train(folder: Path) -> None:
@@ -36,48 +38,58 @@ async def train(folder: Path) -> None:
     job = Job.load(folder)
     stop = StopRequest()
     journal = Journal(journal_path(folder))
-    trainer = Trainer(job, checkpoint_path(folder))
     async with rdb.Store.open(os.environ[URL_VARIABLE], run=job.run) as store:
         buffer = await store.buffer(BUFFER_NAME)
+        trainer = Trainer(job, folder, await buffer.cursor(job.run))
+        if trainer.position.step == 0:
+            trainer.save()
+            await buffer.put([], cursor={job.run: 0})
         ready = await buffer.count(statuses=[rdb.GroupStatus.COMPLETED])
         journal.write("started", step=trainer.position.step, groups_ready=ready)
         if trainer.position.step == 0:
             journal.write("evaluated", **trainer.evaluate())
         while trainer.position.step < job.num_steps and not stop:
-            batch = await buffer.sample(
-                GROUPS_PER_STEP, rdb.Uniform(), step=trainer.position.step, timeout=30
-            )
-            reward = trainer.step(batch)
-            # In this order no group can name a version the buffer has not heard of. Killed in
-            # between, the trainer takes this step again and gives its result the same number.
-            await buffer.advance_policy(trainer.position.policy_version)
-            trainer.publish()
-            journal.write(
-                "step", step=trainer.position.step, reward=reward, staleness=batch.staleness
-            )
+            step = trainer.position.step
+            async with buffer.lease(
+                GROUPS_PER_STEP, rdb.Uniform(), ttl=LEASE_SECONDS, step=step, timeout=30
+            ) as lease:
+                reward = await asyncio.to_thread(trainer.step, lease.batch)
+                # In this order no group can name a version the buffer has not heard of. Killed in
+                # between, the trainer takes this step again and gives its result the same number.
+                await buffer.advance_policy(trainer.position.policy_version)
+                trainer.save()
+                # One transaction: from here on that checkpoint counts, and this batch trained it.
+                await lease.ack(cursor={job.run: trainer.position.step})
+            trainer.forget(step - 1)
+            journal.write("step", step=step + 1, reward=reward, staleness=lease.batch.staleness)
     journal.write("evaluated", **trainer.evaluate())
 
 
 class Trainer:
     """Policy, optimizer and how far they have come."""
 
-    def __init__(self, job: Job, path: Path) -> None:
+    def __init__(self, job: Job, folder: Path, step: int | None) -> None:
         torch.manual_seed(job.seed)
         self.policy = Policy()
         self.optimizer = torch.optim.AdamW(
             self.policy.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.0
         )
         self._num_steps = job.num_steps
-        self._path = path
-        if path.exists():
-            self.position = checkpoint.load(path, self.policy, self.optimizer)
-        else:
+        self._folder = folder
+        if step is None:
             self.position = Position(step=0, policy_version=job.first_version)
-            self.publish()
+        else:
+            path = checkpoint_path(folder, step)
+            self.position = checkpoint.load(path, self.policy, self.optimizer)
 
-    def publish(self) -> None:
+    def save(self) -> None:
         """Write the checkpoint: to resume from, and for the rollout workers."""
-        checkpoint.save(self._path, self.policy, self.optimizer, self.position)
+        path = checkpoint_path(self._folder, self.position.step)
+        checkpoint.save(path, self.policy, self.optimizer, self.position)
+
+    def forget(self, step: int) -> None:
+        """Remove a checkpoint that nobody goes by any more."""
+        checkpoint_path(self._folder, step).unlink(missing_ok=True)
 
     def step(self, batch: rdb.Batch) -> float:
         """One optimizer step on a batch of groups; returns their mean reward."""
