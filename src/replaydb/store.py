@@ -61,6 +61,7 @@ class Store:
         run_metadata: Mapping[str, Any] | None = None,
         migrate: bool | None = None,
         durability: Durability = "process",
+        read_only: bool = False,
     ) -> Opening[Store]:
         """Open a store: `async with Store.open(...) as store`, or `store = await Store.open(...)`.
 
@@ -78,21 +79,29 @@ class Store:
             durability: "process": what was put survives the death of every process. "full": also
                 a power cut (`synchronous=FULL` on SQLite; PostgreSQL always does, as the server
                 is configured).
+            read_only: Only look: whatever would write raises `DatabaseReadOnlyError` before
+                anything is sent. A SQLite file may then be in a folder that cannot be written.
+                Without `run` and `migrate`.
 
         Raises:
+            InvalidInputError: An argument is wrong, or does not go with `read_only`.
             InvalidURLError: The URL cannot be used.
             SchemaError: The tables are not those of this version; the message says what to run.
             DatabaseError: The database cannot be opened.
         """
         if durability not in ("process", "full"):
             raise InvalidInputError("durability", "'process' or 'full'", repr(durability))
+        if read_only and (run is not None or lineage is not None or run_metadata is not None):
+            raise InvalidInputError("read_only", "no run, which would be entered", "one")
+        if read_only and migrate:
+            raise InvalidInputError("migrate", "None or False with read_only=True", migrate)
         name = _new_run_name() if run is None else arguments.one_name("run", run)
         metadata = to_json_object("run_metadata", run_metadata)
 
         async def opened() -> Store:
-            backend = backend_for(url, durability=durability)
+            backend = backend_for(url, durability=durability, read_only=read_only)
             await backend.check_target()
-            await migrations.prepare(backend, migrate=migrate)
+            await migrations.prepare(backend, migrate=False if read_only else migrate)
             store = cls(Database(backend), name, lineage or run, metadata)
             if run is not None:
                 try:

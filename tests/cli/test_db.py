@@ -32,7 +32,6 @@ def test_version() -> None:
 
 
 def test_the_tables_come_and_go(empty_url: str) -> None:
-    assert run("db", "current", "--url", empty_url).output == "none\n"
     assert run("db", "upgrade", "--url", empty_url).output == f"revision {NEWEST}\n"
     assert run("db", "check", "--url", empty_url).output == "the tables are as expected\n"
     assert f"* {NEWEST}  " in run("db", "history", "--url", empty_url).output
@@ -71,7 +70,7 @@ def test_check_tells_what_differs(empty_url: str) -> None:
 @pytest.mark.parametrize(
     ("command", "url", "message"),
     [
-        ("check", "sqlite:///none.db", "no tables yet; run: replaydb db upgrade --url sqlite:///"),
+        ("check", "sqlite:///none.db", "none.db: there is no such file"),
         ("upgrade", "nonsense && hunter2", "something that is not a URL"),
         ("upgrade", "mysql://me:hunter2@host/db", "engine 'mysql'"),
         ("upgrade", "postgresql://me:hunter2@localhost:1/db", "me:***@localhost"),

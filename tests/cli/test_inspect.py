@@ -64,6 +64,10 @@ def test_stats_of_no_such_buffer(filled_url: str) -> None:
     assert outcome.stderr == "error: there is no buffer named 'chess'\n"
 
 
-def test_looking_does_not_make_a_file(empty_sqlite_url: str) -> None:
-    assert run("buffers", url=empty_sqlite_url).exit_code == 1
-    assert not Path(empty_sqlite_url.removeprefix("sqlite:///")).exists()
+@pytest.mark.parametrize("command", ["buffers", "stats math", "db current", "db check"])
+def test_looking_does_not_make_a_file(empty_sqlite_url: str, command: str) -> None:
+    path = Path(empty_sqlite_url.removeprefix("sqlite:///"))
+    outcome = run(*command.split(), url=empty_sqlite_url)
+    assert outcome.exit_code == 1
+    assert outcome.stderr == f"error: {path}: there is no such file\n"
+    assert not path.exists()

@@ -168,7 +168,8 @@ async def test_something_that_is_no_database(empty_sqlite_url: str) -> None:
 
 
 async def test_current_does_not_make_a_file(empty_sqlite_url: str) -> None:
-    assert await migrate.current(empty_sqlite_url) is None
+    with pytest.raises(DatabaseUnavailableError, match="there is no such file"):
+        await migrate.current(empty_sqlite_url)
     assert not _path(empty_sqlite_url).exists()
 
 

@@ -11,7 +11,6 @@ import tempfile
 import threading
 import traceback
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from replaydb import Store
 from replaydb.database.backend import backend_for
 from support.errors import everything_said_by
 from support.groups import group
+from support.users import without_root
 
 PASSWORD = "hunter2-geheim"  # noqa: S105
 
@@ -35,19 +35,6 @@ async def _threads_end() -> AsyncIterator[None]:
     for thread in threading.enumerate():
         if "_connection_worker_thread" in thread.name:
             await asyncio.to_thread(thread.join, 5)
-
-
-@contextmanager
-def without_root() -> Iterator[None]:
-    """Root may write everywhere."""
-    root = os.geteuid() == 0
-    if root:
-        os.seteuid(65534)
-    try:
-        yield
-    finally:
-        if root:
-            os.seteuid(0)
 
 
 @pytest.mark.parametrize(
@@ -130,14 +117,6 @@ async def test_errors_of_an_open_store_hide_the_password(
         assert PASSWORD not in repr(store) + repr(buffer)
     assert PASSWORD not in everything_said_by(caught.value)
     assert PASSWORD not in caplog.text
-
-
-@pytest.mark.parametrize("migrate", [None, True])
-async def test_a_folder_that_does_not_exist(tmp_path: Path, migrate: bool | None) -> None:
-    with pytest.raises(rdb.DatabaseUnavailableError, match="nowhere") as caught:
-        await Store.open(f"sqlite:///{tmp_path}/nowhere/replay.db", migrate=migrate)
-    assert isinstance(caught.value.__cause__, Exception)
-    assert not (tmp_path / "nowhere").exists()
 
 
 @pytest.mark.parametrize("migrate", [None, True, False])

@@ -14,7 +14,10 @@ from replaydb.database.backend import backend_for
 @asynccontextmanager
 async def transaction(url: str) -> AsyncIterator[AsyncConnection]:
     """One read-write transaction, with foreign keys on."""
-    engine = backend_for(url).writer_engine()
+    backend = backend_for(url)
+    if backend.file is not None:
+        backend.file.touch()  # a store makes one only for its tables
+    engine = backend.writer_engine()
     try:
         async with engine.begin() as connection:
             yield connection

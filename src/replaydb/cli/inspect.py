@@ -78,14 +78,14 @@ def stats(
 async def _buffers(url: str) -> list[BufferInfo]:
     from replaydb import Store
 
-    async with Store.open(url, migrate=False) as store:
+    async with Store.open(url, read_only=True) as store:
         return await store.buffers()
 
 
 async def _stats(url: str, name: str) -> BufferStats:
     from replaydb import Store
 
-    async with Store.open(url, migrate=False) as store:
+    async with Store.open(url, read_only=True) as store:
         return await (await store.buffer(name, create=False)).stats()
 
 

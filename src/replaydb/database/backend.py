@@ -27,6 +27,9 @@ class Backend(Protocol):
     a writer's is exclusive where the engine has one writer, a reader's is a snapshot.
     """
 
+    #: Whether nothing may be written.
+    read_only: bool
+
     @property
     def shown(self) -> str:
         """The URL as it may be shown: without passwords."""
@@ -72,7 +75,9 @@ class Backend(Protocol):
         """Ids for new groups, ascending, never given twice."""
 
 
-def backend_for(url: str | URL, *, durability: Durability = "process") -> Backend:
+def backend_for(
+    url: str | URL, *, durability: Durability = "process", read_only: bool = False
+) -> Backend:
     """The backend of a database URL; the driver need not be named.
 
     Raises:
@@ -83,10 +88,10 @@ def backend_for(url: str | URL, *, durability: Durability = "process") -> Backen
         case "sqlite":
             from replaydb.database.sqlite import SqliteBackend
 
-            return SqliteBackend(urls.sqlite_url(url), durability)
+            return SqliteBackend(urls.sqlite_url(url), durability, read_only=read_only)
         case "postgresql" | "postgres":
             from replaydb.database.postgresql import PostgresqlBackend
 
-            return PostgresqlBackend(urls.PostgresqlURL.of(url))
+            return PostgresqlBackend(urls.PostgresqlURL.of(url), read_only=read_only)
         case other:
             raise InvalidURLError("url", urls.EXPECTED, f"engine {other!r}")

@@ -12,7 +12,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from replaydb.database.backend import Backend, T, Work
-from replaydb.errors import DatabaseUnavailableError, StoreClosedError
+from replaydb.errors import DatabaseReadOnlyError, DatabaseUnavailableError, StoreClosedError
 
 #: How often a transaction that lost a race is run again, with growing random pauses.
 ATTEMPTS = 8
@@ -65,9 +65,12 @@ class Database:
         was rolled back and is run again, so nothing else may come of the steps.
 
         Raises:
+            DatabaseReadOnlyError: The store was opened to be read.
             DatabaseError: The driver's error, typed; nothing was kept.
             StoreClosedError: The database was closed.
         """
+        if self.backend.read_only:
+            raise DatabaseReadOnlyError(f"{self.backend.shown}: opened with read_only=True")
         for attempt in range(ATTEMPTS):
             try:
                 async with self._translated(), self._writer.begin() as connection:

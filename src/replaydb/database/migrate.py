@@ -90,8 +90,12 @@ async def downgrade(target: Backend | str | URL, revision: str) -> None:
 
 
 async def current(target: Backend | str | URL) -> str | None:
-    """The revision of the tables; None where no migration made any. Never writes."""
-    return (await _find(_backend(target))).revision
+    """The revision of the tables; None where no migration made any. Never writes.
+
+    Raises:
+        DatabaseError: The database is not there, or cannot be read.
+    """
+    return (await _find(_backend(target, read_only=True))).revision
 
 
 def history() -> tuple[Revision, ...]:
@@ -110,7 +114,7 @@ async def check(target: Backend | str | URL) -> tuple[str, ...]:
     Raises:
         SchemaError: The revision is not the newest one, see `prepare`.
     """
-    backend = _backend(target)
+    backend = _backend(target, read_only=True)
     async with _reading(backend) as connection:
         if problem := _problem(backend, await _look(connection)):
             raise problem
@@ -184,7 +188,7 @@ _NOTHING = _Found(None, frozenset())
 
 async def _find(backend: Backend) -> _Found:
     """One small query where all is well."""
-    file = backend.file
+    file = None if backend.read_only else backend.file
     if file is not None and (not file.exists() or file.stat().st_size == 0):
         return _NOTHING  # connecting would write the header
     async with _reading(backend) as connection:
@@ -301,8 +305,10 @@ async def _translating(backend: Backend) -> AsyncIterator[None]:
         raise typed from error
 
 
-def _backend(target: Backend | str | URL) -> Backend:
-    return backend_for(target) if isinstance(target, str | URL) else target
+def _backend(target: Backend | str | URL, *, read_only: bool = False) -> Backend:
+    if isinstance(target, str | URL):
+        return backend_for(target, read_only=read_only)
+    return target
 
 
 def _is_compared(_item: object, name: str | None, kind: str, *_: object) -> bool:

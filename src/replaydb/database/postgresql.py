@@ -102,8 +102,9 @@ def _compile_bytewise(element: bytewise, compiler: SQLCompiler, **kw: Any) -> st
 class PostgresqlBackend:
     """`postgresql://USER:PASSWORD@HOST/DATABASE`."""
 
-    def __init__(self, url: PostgresqlURL) -> None:
+    def __init__(self, url: PostgresqlURL, *, read_only: bool = False) -> None:
         self._url = url
+        self.read_only = read_only
         self._log = ConnectionLog(url.shown)
 
     @property

@@ -35,6 +35,7 @@ from replaydb.database.expressions import (
 )
 from replaydb.database.signals import Signal
 from replaydb.database.sqlite_driver import Begin, EagerConnection
+from replaydb.database.sqlite_file import DatabaseFile
 from replaydb.errors import (
     DatabaseError,
     DatabaseFullError,
@@ -111,9 +112,11 @@ def _compile_bytewise(element: bytewise, compiler: SQLCompiler, **kw: Any) -> st
 class SqliteBackend:
     """`sqlite:///FILE`."""
 
-    def __init__(self, url: URL, durability: str) -> None:
+    def __init__(self, url: URL, durability: str, *, read_only: bool = False) -> None:
         self._url = url.set(drivername="sqlite+aiosqlite")
-        self._path = Path(url.database or "")
+        self._file = DatabaseFile(Path(url.database or ""), read_only=read_only)
+        self._path = self._file.path
+        self.read_only = read_only
         self._synchronous = (
             "PRAGMA synchronous = FULL" if durability == "full" else "PRAGMA synchronous = NORMAL"
         )
@@ -142,7 +145,11 @@ class SqliteBackend:
     def reader_engine(self) -> AsyncEngine:
         """A few connections that cannot write."""
         return self._engine(
-            self._pragmas("PRAGMA mmap_size = 1073741824", "PRAGMA query_only = ON"),
+            [
+                *(() if self.read_only else self._pragmas()),
+                "PRAGMA mmap_size = 1073741824",
+                "PRAGMA query_only = ON",
+            ],
             begin=_begin_deferred,
             poolclass=AsyncAdaptedQueuePool,
             pool_size=READERS,
@@ -155,6 +162,7 @@ class SqliteBackend:
         return self._engine(
             self._pragmas("PRAGMA foreign_keys = OFF", _WAIT_IN_LOOP),
             begin=_begin_immediate,
+            create=True,
             poolclass=NullPool,
         )
 
@@ -165,7 +173,7 @@ class SqliteBackend:
 
     def signal(self, reader: AsyncEngine) -> Signal:
         """Watches the file's change counter."""
-        return _SqliteSignal(self._path)
+        return _SqliteSignal(self._file)
 
     def translate(self, error: BaseException) -> ReplayDBError | None:
         """By the error's name, never by its text."""
@@ -174,7 +182,7 @@ class SqliteBackend:
         if name is None:
             return DatabaseError(str(cause)) if isinstance(cause, sqlite3.Error) else None
         kind: type[DatabaseError] = DatabaseError
-        if name == "SQLITE_FULL":
+        if name in ("SQLITE_FULL", "SQLITE_IOERR_SHMSIZE"):  # the latter: no room for the -shm
             kind = DatabaseFullError
         elif name.startswith("SQLITE_READONLY"):
             kind = DatabaseReadOnlyError
@@ -226,28 +234,26 @@ class SqliteBackend:
             *more,
         ]
 
-    def _connect(self) -> sqlite3.Connection:
-        return sqlite3.connect(
-            self._path,
-            timeout=LOCK_SECONDS,
-            # The driver's own transactions are off: BEGIN is ours, see `_engine`.
-            isolation_level=None,
-            # SQLAlchemy sets attributes from the thread of the event loop.
-            check_same_thread=False,
-        )
-
     def _engine(
         self,
         pragmas: Sequence[str],
         *,
         begin: Begin,
+        create: bool = False,
         poolclass: type[Pool],
         **pool: Any,
     ) -> AsyncEngine:
+        file = self._file
+        connect = partial(file.connect, timeout=LOCK_SECONDS, create=create)
+
+        def begin_in_file(connection: sqlite3.Connection, check: Callable[[], None]) -> None:
+            file.check()
+            begin(connection, check)
+
         engine = create_async_engine(
             self._url,
             poolclass=poolclass,
-            async_creator=partial(EagerConnection.open, self._connect, begin),
+            async_creator=partial(EagerConnection.open, connect, begin_in_file, file.check),
             hide_parameters=True,
             **pool,
         )
@@ -308,12 +314,12 @@ _LAST_GROUP_ID: Select[int] = select(func.max(_SEQUENCE.c.seq)).where(
 class _SqliteSignal(Signal):
     """`PRAGMA data_version` changes when another connection, of any process, has committed."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, file: DatabaseFile) -> None:
         super().__init__()
-        self._path = path
+        self._connect = partial(file.connect, timeout=LOCK_SECONDS)
 
     async def _watch(self) -> None:
-        async with aiosqlite.connect(self._path) as connection:
+        async with aiosqlite.Connection(self._connect, iter_chunk_size=64) as connection:
             shortest, longest = WATCH_SECONDS
             pause, seen = shortest, None
             while True:

@@ -31,14 +31,21 @@ class EagerConnection(aiosqlite.Connection):
     """
 
     _begin: Begin
+    _before_commit: Callable[[], None]
     _announced = False
     _stopped = False
 
     @classmethod
-    async def open(cls, connect: Callable[[], sqlite3.Connection], begin: Begin) -> Self:
+    async def open(
+        cls,
+        connect: Callable[[], sqlite3.Connection],
+        begin: Begin,
+        before_commit: Callable[[], None],
+    ) -> Self:
         """Connect, in a thread that does not keep the process alive."""
         connection = cls(connect, iter_chunk_size=1)
         connection._begin = begin
+        connection._before_commit = before_commit
         connection._thread.daemon = True
         try:
             await connection
@@ -55,7 +62,7 @@ class EagerConnection(aiosqlite.Connection):
     async def commit(self) -> None:
         """Keep what was done."""
         self._announced = False
-        await self._in_thread(self._conn.commit)
+        await self._in_thread(self._commit)
 
     async def rollback(self) -> None:
         """Undo what is open, if anything is: the pool asks after every transaction.
@@ -97,6 +104,11 @@ class EagerConnection(aiosqlite.Connection):
         except asyncio.CancelledError:
             self._stopped = True
             raise
+
+    def _commit(self) -> None:
+        if self._conn.in_transaction:
+            self._before_commit()
+            self._conn.commit()
 
     def _prepare(self) -> None:
         """Before a statement: begin the transaction, unless nobody waits for it any more."""

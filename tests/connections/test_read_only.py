@@ -1,0 +1,132 @@
+"""Stores that are opened to be read."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import event, make_url
+
+import replaydb as rdb
+from replaydb import Store, blocking
+from support.groups import group, groups
+from support.users import without_root
+
+
+async def fill(url: str) -> None:
+    async with Store.open(url, run="a") as store:
+        await (await store.buffer("math")).put(groups(3))
+
+
+async def test_it_reads_and_refuses_to_write(url: str) -> None:
+    await fill(url)
+    async with Store.open(url, read_only=True) as store:
+        buffer = await store.buffer("math")
+        begun: list[object] = []
+        event.listen(store._database._writer.sync_engine, "connect", lambda *a: begun.append(a))
+        for call in (
+            lambda: buffer.put(group()),
+            lambda: buffer.sample(1),
+            lambda: buffer.sample(9, timeout=5),
+            lambda: buffer.delete([1]),
+            lambda: buffer.advance_policy(1),
+            lambda: store.buffer("math", max_staleness=2),
+            lambda: store.buffer("other"),
+        ):
+            with pytest.raises(rdb.DatabaseReadOnlyError, match="read_only=True"):
+                await call()
+        assert begun == []  # nothing was sent
+        assert await buffer.count() == 3
+        assert [one.group_uid for one in await buffer.get([1])] == ["gsm8k-0"]
+        assert [info.name for info in await store.buffers()] == ["math"]
+
+
+async def test_what_others_put_is_seen(url: str) -> None:
+    await fill(url)
+    async with Store.open(url, read_only=True) as store, Store.open(url, run="b") as other:
+        buffer = await store.buffer("math")
+        await (await other.buffer("math")).put(group())
+        assert await buffer.count() == 4
+
+
+def test_the_blocking_store_too(url: str) -> None:
+    with blocking.Store.open(url) as store:
+        store.buffer("math").put(group())
+    with blocking.Store.open(url, read_only=True) as store:
+        assert store.buffer("math").count() == 1
+        with pytest.raises(rdb.DatabaseReadOnlyError):
+            store.buffer("math").put(group())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [({"run": "a"}, "read_only"), ({"lineage": "a"}, "read_only"),
+     ({"run_metadata": {}}, "read_only"), ({"migrate": True}, "migrate")],
+)  # fmt: skip
+def test_what_would_write_does_not_go_with_it(
+    sqlite_url: str, arguments: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(rdb.InvalidInputError) as caught:
+        Store.open(sqlite_url, read_only=True, **arguments)
+    assert caught.value.field == field
+
+
+async def test_what_is_not_there_is_not_made(empty_url: str, engine_name: str) -> None:
+    expected = {
+        "sqlite": rdb.DatabaseUnavailableError,  # no file
+        "postgresql": rdb.SchemaOutOfDateError,  # a database without tables
+    }[engine_name]
+    with pytest.raises(expected):
+        await Store.open(empty_url, read_only=True)
+    assert not _exists(empty_url)
+
+
+def _exists(url: str) -> bool:
+    return url.startswith("sqlite") and os.path.exists(make_url(url).database or "")
+
+
+@pytest.fixture
+def closed_folder(sqlite_url: str) -> Iterator[Path]:
+    """A folder that the reader below cannot write, with a database of three groups."""
+    asyncio.run(fill(sqlite_url))
+    with tempfile.TemporaryDirectory(prefix="replaydb-closed-") as name:
+        folder = Path(name)
+        shutil.copy(make_url(sqlite_url).database or "", folder / "replay.db")
+        (folder / "replay.db").chmod(0o444)
+        folder.chmod(0o555)
+        yield folder
+        folder.chmod(0o755)
+
+
+async def test_a_folder_that_cannot_be_written(closed_folder: Path) -> None:
+    with without_root():
+        async with Store.open(f"sqlite:///{closed_folder}/replay.db", read_only=True) as store:
+            buffer = await store.buffer("math")
+            assert await buffer.count() == 3
+            assert [len(one.episodes) for one in await buffer.get([1, 2])] == [2, 2]
+    assert os.listdir(closed_folder) == ["replay.db"]
+
+
+async def test_a_change_of_what_was_read_as_unchanging_is_noticed(closed_folder: Path) -> None:
+    with without_root():
+        store = await Store.open(f"sqlite:///{closed_folder}/replay.db", read_only=True)
+        buffer = await store.buffer("math")
+    os.utime(closed_folder / "replay.db", (1, 1))
+    with without_root(), pytest.raises(rdb.DatabaseUnavailableError, match="changed"):
+        await buffer.count()
+    await store.close()
+
+
+async def test_commits_that_cannot_be_read_there_are_not_left_out(closed_folder: Path) -> None:
+    os.chmod(closed_folder, 0o755)  # noqa: S103
+    (closed_folder / "replay.db-wal").write_bytes(b"x" * 5000)
+    os.chmod(closed_folder, 0o555)  # noqa: S103
+    with without_root(), pytest.raises(rdb.DatabaseReadOnlyError, match="-wal file") as caught:
+        await Store.open(f"sqlite:///{closed_folder}/replay.db", read_only=True)
+    assert "\n" not in str(caught.value)
