@@ -3,6 +3,7 @@
     python -m store.processes put URL BUFFER UID...
     python -m store.processes settings URL BUFFER
     python -m store.processes get URL BUFFER ID...
+    python -m store.processes ack|nack URL BUFFER    (a group, leased before it is ready)
 
 It prints `ready`, waits for a line, acts, and prints what came of it as one line of JSON.
 """
@@ -60,6 +61,7 @@ async def other_process(action: str, url: str, *arguments: str) -> AsyncIterator
 async def main(action: str, url: str, buffer_name: str, *arguments: str) -> None:
     async with Store.open(url) as store:
         buffer = await store.buffer(buffer_name, create=False)
+        lease = await buffer.lease(1, ttl=600) if action in ("ack", "nack") else None
         print("ready", flush=True)
         await asyncio.to_thread(sys.stdin.readline)
         answer: Any = None
@@ -72,6 +74,9 @@ async def main(action: str, url: str, buffer_name: str, *arguments: str) -> None
             case "get":
                 found = await buffer.get([int(argument) for argument in arguments])
                 answer = [one.group_uid for one in found]
+            case "ack" | "nack":
+                assert lease is not None
+                await (lease.ack() if action == "ack" else lease.nack())
         print(json.dumps(answer), flush=True)
 
 

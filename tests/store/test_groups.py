@@ -227,12 +227,24 @@ async def test_a_priority_without_weight_changes_nothing(store: Store) -> None:
     assert [one.priority for one in await buffer.get(ids)] == [1.0, 1.0]
 
 
-async def test_totals_stay_right_over_many_changes(buffer: Buffer, url: str) -> None:
+@pytest.mark.parametrize("large", [1e12, 1e16, 1e100])
+async def test_totals_stay_right_over_many_changes(buffer: Buffer, url: str, large: float) -> None:
+    """A large weight takes the digits of the small ones with it when it leaves."""
     ids = await buffer.put(groups(6))
-    for i in range(40):
-        await buffer.update_priorities(ids, [0.1 * ((i * one) % 7) for one in ids])
-    await buffer.update_priorities(ids, [1e12, *[1.0] * 5])
-    await buffer.update_priorities(ids, [1.0] * 6)
+    small = [0.1 * one for one in range(6)]
+    for i in range(6):
+        await buffer.update_priorities(ids, small[i:] + small[:i])
+        await buffer.update_priorities(ids[i : i + 1], [large])
+        await buffer.update_priorities(ids[i : i + 1], [0.7])
+        await check_books(url)
+    [guest] = await buffer.put(group(priority=large))
+    await buffer.delete([guest])
+    await check_books(url)
+    async with buffer.lease(1, rdb.TopPriority(), ttl=60) as lease:
+        await buffer.put(group("guest", priority=large))
+        await lease.nack()
+    async with buffer.lease(1, rdb.TopPriority(), ttl=60) as lease:
+        assert lease.batch.groups[0].group_uid == "guest"
     await check_books(url)
 
 

@@ -1,0 +1,45 @@
+"""What a draw took is delivered, whatever becomes of it before it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from replaydb import Buffer, Store
+from replaydb.database.records import Decoded, Facts
+from replaydb.database.repository import groups as repository
+from support.groups import groups
+
+#: Settings under which the payloads of what was drawn are gone before they are read, and what is
+#: deleted meanwhile. To delete anything is to wait for the commit of the draw.
+LOSSES: dict[str, tuple[dict[str, Any], list[int]]] = {
+    "deleted by somebody else": ({}, [1, 2, 3]),
+    "dropped by the draw": ({"max_times_sampled": 1, "archived_payload": "drop"}, [99]),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+async def test_what_is_gone_before_it_is_read_is_delivered(
+    store: Store, url: str, loss: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the snapshot that a draw takes while it has the locks."""
+    settings, deleted = LOSSES[loss]
+    buffer = await store.buffer("math", **settings)
+    await buffer.put(groups(3))
+    read = repository.with_payloads
+
+    async with Store.open(url) as other:
+        there: Buffer = await other.buffer("math")
+
+        async def read_late(connection: AsyncConnection, rows: Sequence[Facts]) -> Decoded:
+            await there.delete(deleted)
+            return await read(connection, rows)
+
+        monkeypatch.setattr(repository, "with_payloads", read_late)
+        batch = await buffer.sample(3)
+    assert sorted(one.group_uid for one in batch.groups) == ["gsm8k-0", "gsm8k-1", "gsm8k-2"]
+    assert all(one.episodes[0].response_ids.tolist() == [3, 4, 5] for one in batch.groups)
+    assert await buffer.count(statuses="completed") == 0
