@@ -34,7 +34,8 @@ class BufferSettings:
         capacity: Of the whole buffer. Room is made before a put, in its transaction.
         task_capacity: Of each task, or of each task named.
         eviction: Which groups make room.
-        on_evict: "archive" keeps the scalars of an evicted group, "delete" nothing.
+        on_evict: "archive" keeps the scalars of an evicted group. "delete" keeps nothing of any
+            group that leaves: evicted, acked or drawn `max_times_sampled` times.
         time_to_live: Seconds after which groups that nobody holds are evicted.
         max_times_sampled: A group is archived by the draw, or the ack, that reaches this.
         max_attempts: A group becomes `failed` when so many of its leases ended without an ack.

@@ -59,6 +59,12 @@ class Model:
         for uid in victims:
             self.rows[uid].status = "archived"
 
+    def arrives(self, status: str, version: int | None) -> bool:
+        """Whether a group that is put can be drawn: no other goes for one that can not."""
+        row = Row(0, "", "", version)
+        self.settle(row, status)
+        return row.status not in DEAD
+
     def settle(self, row: Row, status: str) -> None:
         """Give a group a status, unless it is too stale for it."""
         limit = self.max_staleness

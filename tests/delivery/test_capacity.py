@@ -84,6 +84,35 @@ async def test_the_dead_go_first(store: Store, url: str) -> None:
 
 
 @pytest.mark.parametrize("on_evict", ["archive", "delete"])
+@pytest.mark.parametrize("status", ["filtered", "failed", "expired"])
+async def test_what_can_not_be_drawn_pushes_out_nothing_that_can(
+    store: Store, url: str, status: str, on_evict: str
+) -> None:
+    buffer = await store.buffer(
+        "math", max_staleness=0, capacity=Capacity(groups=4), on_evict=on_evict
+    )
+    await buffer.advance_policy(9)
+
+    def useless(uid: str) -> rdb.EpisodeGroup:
+        return group(uid, version=8) if status == "expired" else group(uid, status=status)
+
+    await buffer.put([*groups(2), useless("x")])
+    assert await stored(url) == {"gsm8k-0", "gsm8k-1", "x"}
+    await buffer.put([useless("y"), useless("z")])  # room for one more: the oldest goes
+    assert await stored(url) == {"gsm8k-0", "gsm8k-1", "y", "z"}
+    await buffer.put([useless("v"), group("a"), useless("w")])
+    assert await stored(url) == {"gsm8k-0", "gsm8k-1", "a", "w"}
+    await buffer.put([group("b"), useless("u")])
+    assert await stored(url) == {"gsm8k-0", "gsm8k-1", "a", "b"}
+    lease = await buffer.lease(4, ttl=60)
+    await buffer.put([useless(f"n{i}") for i in range(9)], timeout=0)  # does not wait for room
+    assert (await buffer.count(statuses="leased"), len(await stored(url))) == (4, 4)
+    await buffer.put(useless("a"), on_duplicate="replace")
+    await lease.nack(list({1, 2}))
+    assert len(await stored(url)) == 4
+
+
+@pytest.mark.parametrize("on_evict", ["archive", "delete"])
 async def test_what_is_left_of_the_evicted(store: Store, url: str, on_evict: str) -> None:
     buffer = await store.buffer("math", on_evict=on_evict, capacity=Capacity(groups=1))
     (group_id,) = await buffer.put(long_group("first", 20))
@@ -198,18 +227,67 @@ async def test_replacing_takes_no_room(store: Store, url: str) -> None:
     assert await stored(url) == {"gsm8k-0", "gsm8k-1"}
 
 
-async def test_time_to_live(store: Store, url: str) -> None:
-    buffer = await store.buffer("math", time_to_live=0.4)
+async def test_time_to_live(store: Store, clock: Clock, url: str) -> None:
+    buffer = await store.buffer("math", time_to_live=100)
     await buffer.put([*groups(2), group("half", status="aborted"), group("bad", status="failed")])
     await buffer.open_group("gsm8k", "slow", 2)
-    lease = await buffer.lease(1, ttl=100)
-    await asyncio.sleep(0.5)
+    lease = await buffer.lease(1, ttl=1000)
+    clock.jump(60)
+    await buffer.put(group("young"))
+    assert len(await stored(url)) == 6
+    clock.jump(60)
     await buffer.put(group("fresh"))
-    assert await stored(url) == {"gsm8k-0", "slow", "fresh"}
+    assert await stored(url) == {"gsm8k-0", "slow", "young", "fresh"}
     assert (await group_row(url, 2))["status_reason"] == "outlived time_to_live"
     await lease.nack()
-    assert (await buffer.sample(1)).groups[0].group_uid == "fresh"
-    assert await stored(url) == {"slow", "fresh"}
+    assert (await buffer.sample(1, rdb.Fifo())).groups[0].group_uid == "young"
+    assert await stored(url) == {"slow", "young", "fresh"}
+
+
+async def test_time_to_live_where_a_clock_was_wrong(store: Store, clock: Clock, url: str) -> None:
+    """Groups whose time has not come, or has only just come, are among the oldest by id."""
+    buffer = await store.buffer("math", time_to_live=100)
+    clock.jump(10_000)
+    await buffer.put([group(f"ahead-{i}") for i in range(40)])
+    clock.jump(-10_000)
+    await buffer.put([group(f"old-{i}") for i in range(20)])
+    clock.jump(150)
+    await buffer.put(group("fresh"))
+    assert await stored(url) == {f"ahead-{i}" for i in range(40)} | {"fresh"}
+    await buffer.delete(ids=range(2, 41))
+    await buffer.put(groups(20))
+    clock.jump(9_850)  # the time of the first has come: it is young
+    await buffer.put(group("last"))
+    assert await stored(url) == {"ahead-0", "last"}
+
+
+@pytest.mark.parametrize("how", ["drawn", "acked", "returned and drawn", "old"])
+async def test_nothing_is_left_where_the_setting_says_delete(
+    store: Store, clock: Clock, url: str, how: str
+) -> None:
+    buffer = await store.buffer("math", on_evict="delete", max_times_sampled=1, time_to_live=100)
+    given = long_group("first", 20)
+    (group_id,) = await buffer.put(given)
+    match how:
+        case "drawn":
+            (drawn,) = (await buffer.sample(1)).groups
+            assert drawn.episodes == given.episodes
+            assert (drawn.status, drawn.times_sampled) == ("archived", 1)
+        case "acked":
+            async with buffer.lease(1, ttl=60):
+                pass
+            assert (await buffer.draws())[0].outcomes == ("acked",)
+        case "returned and drawn":
+            await buffer.update_settings(on_ack="return")
+            await (await buffer.lease(1, ttl=60)).ack()
+        case "old":
+            clock.jump(101)
+            await buffer.put(group("fresh"))
+            await buffer.delete(where=rdb.group.group_uid == "fresh")
+    assert await buffer.count() == 0
+    assert await number_of(url, payload) == 0
+    if draws := await buffer.draws():
+        assert draws[0].group_ids == (group_id,)
 
 
 async def test_a_smaller_capacity_on_a_live_buffer(store: Store, other: Store, url: str) -> None:

@@ -99,7 +99,7 @@ class Machine(RuleBasedStateMachine):
         version = self.version(age)
         several = [group(self.uid(), task, version=version, status=status) for _ in range(count)]
         try:
-            self.model.make_room(count)
+            self.model.make_room(count if self.model.arrives(status, version) else 0)
         except FullError:
             with pytest.raises(rdb.BufferFullError):
                 self.run(self.buffer.put(several, timeout=0))
@@ -111,6 +111,7 @@ class Machine(RuleBasedStateMachine):
             row = Row(group_id, one.task_name, "", one.min_policy_version)
             self.model.settle(row, one.status.value)
             self.model.rows[one.group_uid] = row
+        self.model.make_room(0)
 
     @rule(number=NUMBER, age=AGES)
     def put_again(self, number: int, age: int | None) -> None:
@@ -118,13 +119,14 @@ class Machine(RuleBasedStateMachine):
         if uid is None:
             return
         old = self.model.rows[uid]
-        again = group(uid, "a", version=self.version(age))
+        version = self.version(age)
+        again = group(uid, "a", version=version)
         with pytest.raises(rdb.DuplicateGroupError):
             self.run(self.buffer.put(again))
         assert self.run(self.buffer.put(again, on_duplicate="ignore")) == [old.id]
         del self.model.rows[uid]
         try:
-            self.model.make_room(1)
+            self.model.make_room(int(self.model.arrives("completed", version)))
         except FullError:
             self.model.rows[uid] = old
             with pytest.raises(rdb.BufferFullError):

@@ -67,9 +67,11 @@ class BufferCore:
                 return await steps(transaction, scope)
 
             try:
-                return await self._database.transact(scoped)
+                result = await self._database.transact(scoped)
             except SettingsChangedError:
                 continue
+            scope.tell()
+            return result
 
     async def _in_time(
         self,

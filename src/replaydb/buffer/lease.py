@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -21,6 +22,8 @@ from replaydb.errors import (
 )
 from replaydb.inputs import optional, to_text
 from replaydb.tracing import traced
+
+logger = logging.getLogger(__name__)
 
 #: The heartbeat extends a lease this many times within its ttl.
 HEARTBEATS_PER_TTL = 3
@@ -118,14 +121,18 @@ class Lease:
         chosen = self._chosen(ids)
         why = optional(to_text, "reason", reason)
 
-        async def work(connection: AsyncConnection) -> None:
+        async def work(connection: AsyncConnection) -> list[int]:
             now = await self._database.backend.now(connection)
             settings = (
                 await buffers.state(connection, self._buffer_id, self._buffer_name)
             ).settings
-            await leases.nack(connection, self._buffer_id, settings, self.id, chosen, why, now)
+            return await leases.nack(
+                connection, self._buffer_id, settings, self.id, chosen, why, now
+            )
 
-        await self._database.write(work)
+        if failed := await self._database.write(work):
+            said = leases.failure(failed, why or "nacked")
+            logger.warning("buffer %r: %s", self._buffer_name, said)
         self._let_go(chosen)
 
     async def extend(self, ttl: float | None = None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, get_args
 
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -233,7 +233,6 @@ class Putting(BufferCore):
                 scope,
                 self._known_tasks,
                 several,
-                datetime.now(UTC),
             )
             check()
             if all(isinstance(one, ReplayDBError) for one in outcomes):

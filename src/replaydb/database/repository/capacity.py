@@ -15,7 +15,6 @@ from replaydb.database.repository.tasks import TaskAccount
 from replaydb.database.repository.transitions import Accounts
 from replaydb.database.schema import IDLE, group
 from replaydb.database.statements.draws import Order, Pool
-from replaydb.database.statements.groups import selection
 from replaydb.episodes import GroupStatus
 from replaydb.errors import BufferFullError, InvalidInputError
 from replaydb.policies import Capacity
@@ -24,8 +23,8 @@ from replaydb.settings import BufferSettings
 #: Victims are looked up this many at a time, at least.
 PAGE = 16
 
-#: Can no longer be drawn, so they go first, the oldest first.
-_DEAD = (GroupStatus.EXPIRED, GroupStatus.FAILED, GroupStatus.FILTERED)
+#: Can not be drawn, so they go first, the oldest first, and nothing has to go for them.
+DEAD = (GroupStatus.EXPIRED, GroupStatus.FAILED, GroupStatus.FILTERED)
 
 
 @dataclass(slots=True)
@@ -61,16 +60,25 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Where room is made, and by what rules."""
+    """Where room is made, and by what rules.
+
+    Attributes:
+        connection: In whose transaction.
+        buffer_id: The buffer.
+        settings: Its settings.
+        now: The time, by the clock of the database.
+        news: What upkeep has done, for the log: level and text.
+    """
 
     connection: AsyncConnection
     buffer_id: int
     settings: BufferSettings
     now: datetime
+    news: list[tuple[int, str]]
 
 
 async def make_room(room: Room, accounts: Accounts, incoming: Mapping[str, Size]) -> None:
-    """Evict what it takes for groups of some tasks to come in.
+    """Evict what it takes for groups of some tasks, which can be drawn, to come in.
 
     The tasks must be locked; with a capacity of the whole buffer, all its tasks.
 
@@ -92,19 +100,32 @@ async def make_room(room: Room, accounts: Accounts, incoming: Mapping[str, Size]
         await _fit(room, list(accounts.values()), everything, limit, "the buffer")
 
 
+async def shed(room: Room, accounts: Accounts) -> None:
+    """Evict what it takes after groups have come in that can not be drawn: such groups only.
+
+    There was room for all others, so there are enough of these; the newest may be among them.
+    """
+    await make_room(room, accounts, dict.fromkeys(accounts, Size()))
+
+
 async def evict_old(room: Room, accounts: Accounts) -> None:
     """Evict groups of locked tasks that have outlived `time_to_live`."""
     if room.settings.time_to_live is None:
         return
     cutoff = room.now - timedelta(seconds=room.settings.time_to_live)
-    pools = _pools(room, accounts.values(), [*_DEAD, *IDLE])
+    pools = _pools(room, accounts.values(), [*DEAD, *IDLE])
+    stay, most = 0, PAGE
     while True:
-        # Ids ascend with age, so the first that is young enough ends the search.
-        rows = await orders.first_of_all(room.connection, pools, Order(group.id), PAGE)
+        rows = await orders.first_of_all(room.connection, pools, Order(group.id), most)
         old = [row.id for row in rows if row.created_at < cutoff]
         await _evict(room, accounts, old, "outlived time_to_live")
-        if len(old) < PAGE:
+        # Ids ascend with age, but for what was put while a clock was wrong. So the search ends
+        # with a page of which nothing is old, where nothing claims to be of the future.
+        page = rows[stay:]
+        if len(rows) < most or not any(not cutoff <= row.created_at <= room.now for row in page):
             return
+        stay = len(rows) - len(old)
+        most = PAGE + 2 * stay
 
 
 async def _fit(
@@ -135,7 +156,7 @@ async def _victims(room: Room, accounts: Sequence[TaskAccount], excess: Size) ->
     """The next groups to go, no more than the excess takes; several calls may be needed."""
     limit = max(PAGE, excess.groups)
     rows = await orders.first_of_all(
-        room.connection, _pools(room, accounts, _DEAD), Order(group.id), limit
+        room.connection, _pools(room, accounts, DEAD), Order(group.id), limit
     )
     if not rows:
         pools = _pools(room, accounts, IDLE)
@@ -188,11 +209,8 @@ def _pools(
 
 
 async def _evict(room: Room, accounts: Accounts, ids: Sequence[int], reason: str) -> None:
-    if not ids:
-        return
-    if room.settings.on_evict == "delete":
-        condition = selection(room.buffer_id, ids=ids)
-        await transitions.delete(room.connection, accounts, condition, reason, room.now)
-        return
-    rows = await groups.scalars(room.connection, room.buffer_id, ids)
-    await transitions.archive(room.connection, accounts, rows, reason, room.now, keep_payload=False)
+    if ids:
+        rows = await groups.scalars(room.connection, room.buffer_id, ids)
+        await transitions.retire(
+            room.connection, accounts, room.settings, rows, reason, room.now, keep_payload=False
+        )

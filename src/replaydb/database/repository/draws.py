@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -62,15 +62,15 @@ async def draw(
         RateLimitedError: The buffer's rate limit does not let so many out now.
     """
     state, accounts = await scope.lock(connection, request.tasks)
-    now = datetime.now(UTC)  # not before: draws that wait for each other happen in this order
-    room = Room(connection, scope.buffer_id, state.settings, now)
-    await upkeep.sweep(backend, room, accounts)
+    # Not before: draws that wait for each other happen in this order.
+    now = await backend.now(connection)
+    room = Room(connection, scope.buffer_id, state.settings, now, scope.news)
+    await upkeep.sweep(room, accounts)
     limits.check_draw(state, accounts, request.count)
     lease_id = None
     if request.lease is not None:
-        start = await backend.now(connection)
         lease_id = await leases.create(
-            connection, scope.buffer_id, request.lease.owner, start, request.lease.ttl
+            connection, scope.buffer_id, request.lease.owner, now, request.lease.ttl
         )
     drawing = _Drawing(connection, scope, state, accounts, request, lease_id, now)
     parts = []
@@ -80,13 +80,15 @@ async def draw(
     if not drawing.taken:
         raise NotEnoughGroups(request.count, 0)
     drawn = replace(Drawn.together(parts), lease_id=lease_id)
-    await drawing.retire()
+    retired = await drawing.retire()
     state.limited_samples += len(drawing.taken)
     await buffers.save_limits(connection, state)
     await tasks.save(connection, accounts.values())
     drawn = replace(drawn, rows=await groups.facts(connection, scope.buffer_id, drawn.ids))
     if state.settings.record_draws:
         drawn = replace(drawn, draw_id=await drawing.record(drawn))
+    if state.settings.on_evict == "delete":
+        await transitions.erase(connection, retired)  # the snapshot of the payloads has them yet
     return drawn
 
 
@@ -175,20 +177,19 @@ class _Drawing:
         rows = [outcome | dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]
         return await lineage.record(self._connection, facts, rows)
 
-    async def retire(self) -> None:
+    async def retire(self) -> list[int]:
         """Archive what has been drawn as often as it may be; what is leased waits for its ack."""
         limit = self._settings.draw_limit
         if limit is None or self._lease_id is not None:
-            return
+            return []
         rows = await groups.scalars(self._connection, self._scope.buffer_id, self.taken)
+        done = [row for row in rows if row.times_sampled >= limit]
+        keep = self._settings.archived_payload == "keep" or self._settings.on_evict == "delete"
+        reason = f"sampled {limit} times"
         await transitions.archive(
-            self._connection,
-            self._accounts,
-            [row for row in rows if row.times_sampled >= limit],
-            f"sampled {limit} times",
-            self._now,
-            keep_payload=self._settings.archived_payload == "keep",
+            self._connection, self._accounts, done, reason, self._now, keep_payload=keep
         )
+        return [row.id for row in done]
 
     def _pool(self, account: TaskAccount, status: GroupStatus) -> Pool:
         return Pool(self._scope.buffer_id, account.task_name, status.value)

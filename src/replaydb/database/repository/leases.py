@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -10,6 +11,7 @@ from typing import Any
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from replaydb.database.repository import lineage, tasks, transitions
+from replaydb.database.repository.capacity import Room
 from replaydb.database.repository.rows import inserted_id
 from replaydb.database.repository.transitions import Accounts, Change
 from replaydb.database.statements import groups as group_statements
@@ -19,6 +21,8 @@ from replaydb.episodes import GroupStatus
 from replaydb.errors import LeaseExpiredError
 from replaydb.outcomes import DrawOutcome
 from replaydb.settings import BufferSettings
+
+LEASE_EXPIRED = "lease expired"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +95,10 @@ async def ack(
             settings.on_ack == "archive" or (limit is not None and row.times_sampled >= limit)
         ),
     )
-    keep_payload = settings.archived_payload == "keep"
-    await transitions.archive(connection, accounts, done, "acked", now, keep_payload=keep_payload)
-    await _give_back(connection, accounts, settings, [(row, {"attempts": 0}) for row in again])
+    keep = settings.archived_payload == "keep"
     await lineage.settle(connection, _ids(rows), DrawOutcome.ACKED, None, now)
+    await transitions.retire(connection, accounts, settings, done, "acked", now, keep_payload=keep)
+    await _give_back(connection, accounts, settings, [(row, {"attempts": 0}) for row in again])
     await _close(connection, lease_id, accounts)
 
 
@@ -108,34 +112,43 @@ async def nack(
     now: datetime,
     *,
     attempts: int = 1,
-) -> None:
+) -> list[int]:
     """What was leased was not used: give it back, one attempt older (or so many).
+
+    Returns:
+        Those that failed, since it was their last attempt.
 
     Raises:
         LeaseExpiredError: The lease is over, or does not hold one of the ids.
     """
     accounts, rows = await _held(connection, buffer_id, lease_id, ids, now)
-    await _undo(connection, accounts, settings, rows, reason or "nacked", attempts)
+    failed = await _undo(connection, accounts, settings, rows, reason or "nacked", attempts)
     await lineage.settle(connection, _ids(rows), DrawOutcome.NACKED, reason, now)
     await _close(connection, lease_id, accounts)
+    return failed
 
 
-async def reap(
-    connection: AsyncConnection,
-    accounts: Accounts,
-    buffer_id: int,
-    settings: BufferSettings,
-    now: datetime,
-) -> None:
+async def reap(room: Room, accounts: Accounts) -> None:
     """Give back the groups, of locked tasks, whose lease has expired."""
-    if (await connection.execute(*statements.end_overdue(buffer_id, now))).rowcount == 0:
+    connection, now = room.connection, room.now
+    if (await connection.execute(*statements.end_overdue(room.buffer_id, now))).rowcount == 0:
         return
-    condition = statements.overdue(buffer_id, accounts, now)
+    condition = statements.overdue(room.buffer_id, accounts, now)
     rows = (await connection.execute(group_statements.scalars(condition))).all()
     if rows:
-        await _undo(connection, accounts, settings, rows, "lease expired")
+        for one in await connection.execute(statements.holders(condition)):
+            text = f"lease {one.id} of {one.owner!r} expired, {one.held} groups come back"
+            room.news.append((logging.WARNING, text))
+        failed = await _undo(connection, accounts, room.settings, rows, LEASE_EXPIRED)
+        if failed:
+            room.news.append((logging.WARNING, failure(failed, LEASE_EXPIRED)))
         await lineage.settle(connection, _ids(rows), DrawOutcome.EXPIRED, None, now)
-    await connection.execute(statements.delete_overdue(buffer_id, now))
+    await connection.execute(statements.delete_overdue(room.buffer_id, now))
+
+
+def failure(failed: Sequence[int], reason: str) -> str:
+    """Groups that have no attempts left, for the log."""
+    return f"groups {', '.join(map(str, failed))} failed at their last attempt: {reason}"
 
 
 async def _held(
@@ -164,8 +177,12 @@ async def _undo(
     rows: Sequence[Any],
     reason: str,
     attempts: int = 1,
-) -> None:
-    """End leases without an ack: the draw does not count, the attempt does."""
+) -> list[int]:
+    """End leases without an ack: the draw does not count, the attempt does.
+
+    Returns:
+        Those that failed.
+    """
     limit = settings.max_attempts
 
     def undone(rows: Sequence[Any], why: str) -> list[Change]:
@@ -185,6 +202,7 @@ async def _undo(
     last = undone(failed, f"{reason} (attempt {limit} of {limit})")
     await transitions.move(connection, accounts, last, GroupStatus.FAILED)
     await _give_back(connection, accounts, settings, undone(again, reason))
+    return _ids(failed)
 
 
 async def _give_back(

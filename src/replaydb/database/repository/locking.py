@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -11,6 +12,8 @@ from replaydb.database.repository import buffers, tasks
 from replaydb.database.repository.buffers import BufferRow, RunRow
 from replaydb.database.repository.tasks import TaskAccount
 from replaydb.settings import BufferSettings
+
+logger = logging.getLogger(__name__)
 
 
 class SettingsChangedError(Exception):
@@ -27,6 +30,7 @@ class Scope:
         run: The run that calls.
         settings: The buffer's settings as this process last saw them.
         saw: Told of the buffer whenever it is read.
+        news: What upkeep has done, for the log: level and text.
     """
 
     buffer_id: int
@@ -34,6 +38,7 @@ class Scope:
     run: RunRow
     settings: BufferSettings
     saw: Callable[[BufferRow], None]
+    news: list[tuple[int, str]] = field(default_factory=list)
 
     async def lock(
         self, connection: AsyncConnection, names: Collection[str] | None
@@ -47,6 +52,7 @@ class Scope:
         Raises:
             SettingsChangedError: The settings ask for other locks than were taken.
         """
+        self.news.clear()  # a transaction that lost a race is run again
         if self.settings.is_exclusive:
             # The buffer first: whoever makes a task locks it too, so there is none to miss.
             state = await buffers.state(connection, self.buffer_id, self.buffer_name, lock=True)
@@ -62,6 +68,11 @@ class Scope:
         ):
             raise SettingsChangedError
         return state, accounts
+
+    def tell(self) -> None:
+        """Log what upkeep has done. To be called after the commit: what is not kept is no news."""
+        for level, text in self.news:
+            logger.log(level, "buffer %r: %s", self.buffer_name, text)
 
     def compares(self, state: BufferRow) -> bool:
         """Whether this run's policy versions can be compared with the buffer's."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -61,7 +62,8 @@ async def add(
     names = {row.task_name for row in await groups.scalars(connection, scope.buffer_id, mine)}
     state, accounts = await scope.lock(connection, names)
     now = await backend.now(connection)
-    await close_overdue(connection, accounts, scope.buffer_id, state.settings, now)
+    room = Room(connection, scope.buffer_id, state.settings, now, scope.news)
+    await close_overdue(room, accounts)
 
     found = {row.id: row for row in await groups.scalars(connection, scope.buffer_id, mine)}
     taken: dict[int, set[int]] = {group_id: set() for group_id in found}
@@ -88,7 +90,6 @@ async def add(
         size = incoming.setdefault(found[group_id].task_name, Size())
         size.tokens += record.num_tokens
         size.bytes += record.num_bytes
-    room = Room(connection, scope.buffer_id, state.settings, now)
     await capacity.make_room(room, accounts, incoming)
     await _insert(connection, placed)
     version = state.policy_version if scope.compares(state) else None
@@ -101,24 +102,24 @@ async def add(
     ]
 
 
-async def close_overdue(
-    connection: AsyncConnection,
-    accounts: Accounts,
-    buffer_id: int,
-    settings: BufferSettings,
-    now: datetime,
-) -> None:
-    """Complete or fail the pending groups, of locked tasks, whose deadline has passed."""
-    overdue = statements.past_deadline(buffer_id, accounts, now)
+async def close_overdue(room: Room, accounts: Accounts) -> None:
+    """Complete, or fail, the groups of locked tasks whose deadline has passed."""
+    connection, now = room.connection, room.now
+    overdue = statements.past_deadline(room.buffer_id, accounts, now)
     for row in (await connection.execute(statements.scalars(overdue))).all():
         expected, missing = row.expected_episodes, row.expected_episodes - row.num_episodes
         why = f"{missing} of {expected} episodes missing at the deadline"
         reason = {"status_reason": why, "deadline": None}
         least = expected if row.min_episodes is None else row.min_episodes
         if row.num_episodes >= least:
-            await _complete(connection, accounts, buffer_id, settings, [row.id], now, reason)
+            closed = await _complete(
+                connection, accounts, room.buffer_id, room.settings, [row.id], now, reason
+            )
+            level, status = logging.INFO, closed[row.id]
         else:
             await transitions.move(connection, accounts, [(row, reason)], GroupStatus.FAILED)
+            level, status = logging.WARNING, GroupStatus.FAILED
+        room.news.append((level, f"group {row.id} is {status.value}: {why}"))
 
 
 def _place(one: Addition, group: Any, taken: Mapping[int, set[int]]) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from typing import Any, Literal
 
 import numpy as np
@@ -59,7 +58,6 @@ async def put(
     scope: Scope,
     known_tasks: frozenset[str],
     puts: Sequence[Put],
-    now: datetime,
 ) -> list[list[int] | ReplayDBError]:
     """Store several puts in one transaction. No uid may occur in two of them.
 
@@ -81,8 +79,9 @@ async def put(
     await _insert_children(connection, [record for one in sure for record in one.records], ids)
     replacing = any(one.on_duplicate == "replace" and _known(one, stored) for one in puts)
     state, accounts = await scope.lock(connection, None if replacing else task_names)
-    room = Room(connection, scope.buffer_id, state.settings, now)
-    await upkeep.sweep(backend, room, accounts)
+    now = await backend.now(connection)
+    room = Room(connection, scope.buffer_id, state.settings, now, scope.news)
+    await upkeep.sweep(room, accounts)
     session = _Session(room, scope, state, accounts, ids)
     outcomes: list[list[int] | ReplayDBError] = []
     for one in puts:
@@ -135,7 +134,8 @@ class _Session:
         try:
             async with self.room.connection.begin_nested():
                 await self._take_in(put, written=False)
-                await self.flush()  # what is in can be a victim of the next put
+                await self.flush()  # what is in can be a victim: of the next put, or at once
+                await capacity.shed(self.room, self.accounts)
         except BaseException:
             self.rows.clear()
             self.accounts.update(accounts)
@@ -170,7 +170,8 @@ class _Session:
             kept = {row["id"]: dict(row) for row in found.mappings()}
             now = self.room.now
             await transitions.delete(connection, self.accounts, condition, "replaced", now)
-        await capacity.make_room(self.room, self.accounts, _sizes(accepted))
+        usable = [one for one in accepted if self._is_usable(one)]
+        await capacity.make_room(self.room, self.accounts, _sizes(usable))
         if not written:
             await _insert_children(connection, accepted, self.ids)
         self.state.limited_inserts += len(accepted) - len(replaced)
@@ -206,6 +207,11 @@ class _Session:
                 account.num_inserted += 1
                 rows.append(row)
         return sorted(rows, key=lambda row: int(row["id"]))
+
+    def _is_usable(self, record: GroupRecord) -> bool:
+        """Whether it is worth the place of another group."""
+        standing = self._standing(record, self.accounts[record.task_name])
+        return standing["group_status"] not in capacity.DEAD
 
     def _standing(self, record: GroupRecord, account: TaskAccount) -> dict[str, Any]:
         """How its version compares at arrival, and whether that is already too stale."""

@@ -90,6 +90,30 @@ async def archive(
     await connection.execute(*statements.delete_transcripts(ids))
 
 
+async def retire(
+    connection: AsyncConnection,
+    accounts: Accounts,
+    settings: BufferSettings,
+    rows: Sequence[Any],
+    reason: str,
+    now: datetime,
+    *,
+    keep_payload: bool,
+) -> None:
+    """Take groups out for good: archived, or deleted where nothing is to be left of what goes."""
+    if settings.on_evict == "archive":
+        await archive(connection, accounts, rows, reason, now, keep_payload=keep_payload)
+        return
+    _recount(accounts, rows, GroupStatus.ARCHIVED)
+    await erase(connection, [row.id for row in rows])
+
+
+async def erase(connection: AsyncConnection, ids: Sequence[int]) -> None:
+    """Delete groups that no account has any more."""
+    if ids:
+        await connection.execute(*statements.erase(ids))
+
+
 async def expire(
     connection: AsyncConnection,
     accounts: Accounts,

@@ -326,6 +326,12 @@ def delete_groups(condition: ColumnElement[bool]) -> Delete:
     return delete(episode_group).where(condition)
 
 
+@prepared
+def erase(ids: Any) -> Delete:
+    """The same, by their ids."""
+    return delete(episode_group).where(among(group.id, ids))
+
+
 def too_stale(
     buffer_id: int, task_name: str, policy_version: int, max_staleness: int
 ) -> ColumnElement[bool]:

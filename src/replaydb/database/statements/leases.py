@@ -93,6 +93,17 @@ def overdue(buffer_id: int, tasks: Collection[str], now: datetime) -> ColumnElem
     return group.lease_id.in_(expired) & among(group.task_name, sorted(tasks))
 
 
+def holders(condition: ColumnElement[bool]) -> Select[Any]:
+    """Who holds some groups, and how many."""
+    return (
+        select(lease.c.id, lease.c.owner, func.count().label("held"))
+        .join_from(lease, episode_group, group.lease_id == lease.c.id)
+        .where(condition)
+        .group_by(lease.c.id, lease.c.owner)
+        .order_by(lease.c.id)
+    )
+
+
 @prepared
 def delete_empty(lease_id: Any) -> Delete:
     """A lease, if it holds nothing any more."""
