@@ -3,42 +3,38 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from replaydb.episodes import GroupStatus
 from replaydb.errors import InvalidInputError
-from replaydb.inputs import LONGEST_SECONDS, to_json_object, to_name
-from replaydb.policies import checked_priority
+from replaydb.inputs import (
+    INT64,
+    LONGEST_SECONDS,
+    to_int,
+    to_json_object,
+    to_name,
+    to_number,
+    to_scalar,
+)
 
 
 def whole_number(field: str, value: Any, *, least: int = 0) -> int:
-    """An int, or what counts as one (a numpy integer), not below `least`."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = least - 1
-    if isinstance(value, bool) or not least <= number < 2**63:
-        raise InvalidInputError(field, f"a whole number >= {least}", repr(value))
-    return number
+    """An int, or an integer scalar of numpy or torch, not below `least`."""
+    return to_int(field, value, least, INT64[1])
 
 
 def seconds(field: str, value: Any) -> float | None:
-    """Seconds to wait; None: for ever."""
-    if value is None:
+    """Seconds to wait, 0 or more; None, or infinity: for ever."""
+    number = to_scalar(value)
+    if number is None or (isinstance(number, float) and number == math.inf):
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-        raise InvalidInputError(field, "seconds >= 0, or None to wait for ever", repr(value))
-    return None if math.isinf(value) else float(value)
+    return to_number(field, number, least=0.0)
 
 
 def duration(field: str, value: Any) -> float:
     """Seconds after which something happens, as far ahead as a date can be."""
-    number = seconds(field, value)
-    if not number or number > LONGEST_SECONDS:
-        raise InvalidInputError(field, f"seconds > 0, at most {LONGEST_SECONDS:g}", repr(value))
-    return number
+    return to_number(field, value, above=0.0, most=LONGEST_SECONDS)
 
 
 def quotas(n: Any) -> tuple[int, dict[str, int] | None]:
@@ -90,6 +86,8 @@ def ids(value: Any) -> list[int]:
 def cursors(value: Any) -> dict[str, Any]:
     """JSON values by name; None is what a cursor that was never written reads as."""
     found = to_json_object("cursor", value)
+    for name in found:
+        one_name("cursor", name)
     if any(one is None for one in found.values()):
         raise InvalidInputError("cursor", "values that are not None", repr(value))
     return found
@@ -100,7 +98,7 @@ def priorities(value: Any, count: int) -> list[float]:
     items = _items("priorities", value)
     if len(items) != count:
         raise InvalidInputError("priorities", f"as many as ids, {count}", f"{len(items)}")
-    return [checked_priority(f"priorities[{i}]", item) for i, item in enumerate(items)]
+    return [to_number(f"priorities[{i}]", item, least=0.0) for i, item in enumerate(items)]
 
 
 def _items(field: str, value: Any) -> list[Any]:

@@ -10,11 +10,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from replaydb.errors import InvalidInputError
+from replaydb.errors import InvalidInputError, InvalidSettingsError
 
 _T = TypeVar("_T")
 
 INT32 = (-(2**31), 2**31 - 1)
+INT64 = (-(2**63), 2**63 - 1)
 #: 300 years: from today as far as dates of either engine go, in both directions.
 LONGEST_SECONDS = 1e10
 
@@ -22,38 +23,71 @@ _MAX_NAME = 255  # of task names, uids: they are indexed columns
 _MAX_JSON_DEPTH = 100  # well below what SQLite, PostgreSQL and this interpreter can nest
 
 
-def to_number(field: str, value: object) -> float:
-    """A finite float from a number, a bool, or a tensor or array that holds one.
+def to_number(
+    field: str,
+    value: object,
+    *,
+    least: float = -math.inf,
+    above: float = -math.inf,
+    most: float = math.inf,
+) -> float:
+    """A finite float, from a number or a numpy or torch scalar; text and bools are no numbers.
 
     Raises:
-        InvalidInputError: Not a number, NaN, infinite.
+        InvalidInputError: Not a number, NaN, infinite, below `least`, not above `above`, or
+            above `most`.
     """
-    if not isinstance(value, int | float):
-        value = to_scalar(value)
-        if not isinstance(value, Real):
-            raise InvalidInputError(field, "a finite number", repr(value))
+    bounds = ((">=", least), (">", above), ("<=", most))
+    limits = " and ".join(f"{sign} {bound:g}" for sign, bound in bounds if math.isfinite(bound))
+    expected = f"a finite number {limits}".rstrip()
+    scalar = to_scalar(value)
+    if isinstance(scalar, bool) or not isinstance(scalar, Real):
+        raise InvalidInputError(field, expected, repr(scalar))
     try:
-        number = float(value)
+        number = float(scalar)
     except OverflowError:
         number = math.inf
-    if not math.isfinite(number):
-        raise InvalidInputError(field, "a finite number", number)
+    if not (math.isfinite(number) and least <= number <= most and number > above):
+        raise InvalidInputError(field, expected, number)
     return number
 
 
+def to_reward(field: str, value: object) -> float:
+    """A `to_number`, or a verdict: True is 1 and False 0."""
+    verdict = to_scalar(value)
+    return float(verdict) if isinstance(verdict, bool) else to_number(field, verdict)
+
+
 def to_int(field: str, value: object, low: int = INT32[0], high: int = INT32[1]) -> int:
-    """An int in `low..high`, from an int or an integer scalar of numpy or torch."""
-    value = to_scalar(value)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidInputError(field, "an integer", repr(value))
-    if not low <= value <= high:
-        raise InvalidInputError(field, f"an integer from {low} to {high}", value)
-    return value
+    """An int in `low..high`, from an int or an integer scalar of numpy or torch.
+
+    Raises:
+        InvalidInputError: Anything else; bools, floats and text are no integers.
+    """
+    number = to_scalar(value)
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise InvalidInputError(field, "an integer", repr(number))
+    if not low <= number <= high:
+        limits = f">= {low}" if high == INT64[1] else f"from {low} to {high}"
+        raise InvalidInputError(field, f"an integer {limits}", number)
+    return number
 
 
 def optional(check: Callable[[str, Any], _T], field: str, value: object) -> _T | None:
     """`check(field, value)`, or None for None."""
     return None if value is None else check(field, value)
+
+
+def setting(check: Callable[..., _T], field: str, value: object, **limits: Any) -> _T:
+    """`check(field, value, ...)`; what it refuses are settings that cannot work.
+
+    Raises:
+        InvalidSettingsError: With the words of the check.
+    """
+    try:
+        return check(field, value, **limits)
+    except InvalidInputError as error:
+        raise InvalidSettingsError(str(error)) from None
 
 
 def to_text(field: str, value: object) -> str:
@@ -145,4 +179,6 @@ def _json_value(field: str, value: object, depth: int) -> object:
         return _json_object(field, value, depth)
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
         return [_json_value(f"{field}[{i}]", item, depth + 1) for i, item in enumerate(value)]
+    if (plain := to_scalar(value)) is not value:
+        return _json_value(field, plain, depth)
     raise InvalidInputError(field, "JSON values", type(value).__name__)

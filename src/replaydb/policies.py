@@ -9,11 +9,12 @@ to weight. Ties are broken by age: the oldest first, unless the policy asks for 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from replaydb.errors import InvalidInputError, InvalidSettingsError
+from replaydb.inputs import INT64, all_of, setting, to_int, to_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +67,7 @@ class Prioritized:
     beta: float = 0.4
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.beta, int | float) and 0.0 <= self.beta <= 1.0):
-            raise InvalidInputError("beta", "a number in [0, 1]", repr(self.beta))
+        object.__setattr__(self, "beta", to_number("beta", self.beta, least=0.0, most=1.0))
 
 
 SimplePolicy = (
@@ -94,11 +94,10 @@ class Share:
     minimum: int = 0
 
     def __post_init__(self) -> None:
-        checked_priority("weight", self.weight)
+        object.__setattr__(self, "weight", to_number("weight", self.weight, least=0.0))
+        object.__setattr__(self, "minimum", to_int("minimum", self.minimum, 0, INT64[1]))
         if not isinstance(self.policy, SimplePolicy):
             raise InvalidInputError("policy", "a policy that is not a Mix", repr(self.policy))
-        if isinstance(self.minimum, bool) or not isinstance(self.minimum, int) or self.minimum < 0:
-            raise InvalidInputError("minimum", "a whole number >= 0", repr(self.minimum))
 
 
 @dataclass(frozen=True, slots=True, eq=False, init=False)
@@ -126,14 +125,17 @@ class Mix:
         """Weights of tasks, each drawn by `policy` with a minimum; or shares as they are."""
         parts = (
             tuple(
-                Share(weight, policy, tasks=task_name, minimum=minimum)
+                Share(
+                    to_number(f"shares[{task_name!r}]", weight, least=0.0),
+                    policy,
+                    tasks=task_name,
+                    minimum=minimum,
+                )
                 for task_name, weight in shares.items()
             )
             if isinstance(shares, Mapping)
-            else tuple(shares)
+            else all_of(Share, "shares", shares)
         )
-        if not all(isinstance(part, Share) for part in parts):
-            raise InvalidInputError("shares", "weights of tasks, or Shares", repr(shares))
         if not sum(part.weight for part in parts) > 0.0:
             raise InvalidInputError("shares", "a weight above 0", "none")
         object.__setattr__(self, "shares", parts)
@@ -185,11 +187,9 @@ class Capacity:
         limits = (self.groups, self.tokens, self.bytes)
         if all(limit is None for limit in limits):
             raise InvalidSettingsError("capacity: expected groups, tokens or bytes, got none")
-        for limit in limits:
-            if limit is not None and (
-                isinstance(limit, bool) or not isinstance(limit, int) or limit < 1
-            ):
-                raise InvalidSettingsError(f"capacity: expected whole numbers >= 1, got {limit!r}")
+        for name, limit in zip(("groups", "tokens", "bytes"), limits, strict=True):
+            if limit is not None:
+                _set_size(self, name)
 
 
 #: Which group makes room for a new one; the oldest first among equals. Groups that can no longer
@@ -205,7 +205,7 @@ class MinSize:
     size: int
 
     def __post_init__(self) -> None:
-        _check_size("MinSize.size", self.size)
+        _set_size(self, "size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,13 +228,9 @@ class SamplesPerInsert:
     error_buffer: float
 
     def __post_init__(self) -> None:
-        _check_limit("SamplesPerInsert.ratio", self.ratio, lambda ratio: ratio > 0.0)
-        _check_size("SamplesPerInsert.min_size", self.min_size)
-        _check_limit(
-            "SamplesPerInsert.error_buffer",
-            self.error_buffer,
-            lambda error_buffer: error_buffer >= max(1.0, self.ratio),
-        )
+        _set_number(self, "ratio", above=0.0)
+        _set_size(self, "min_size")
+        _set_number(self, "error_buffer", least=max(1.0, self.ratio))
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,21 +240,24 @@ class Queue:
     size: int
 
     def __post_init__(self) -> None:
-        _check_size("Queue.size", self.size)
+        _set_size(self, "size")
 
 
 RateLimit = MinSize | SamplesPerInsert | Queue
 
 
-def _check_size(field: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidSettingsError(f"{field}: expected a whole number >= 1, got {value!r}")
+def _set_size(settings: Any, name: str) -> None:
+    """A field of a frozen dataclass as a whole number >= 1."""
+    field = f"{type(settings).__name__}.{name}"
+    size = setting(to_int, field, getattr(settings, name), low=1, high=INT64[1])
+    object.__setattr__(settings, name, size)
 
 
-def _check_limit(field: str, value: Any, fits: Callable[[float], bool]) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (is_number and math.isfinite(value) and fits(value)):
-        raise InvalidSettingsError(f"{field}: {value!r} is not a number in range")
+def _set_number(settings: Any, name: str, **limits: float) -> None:
+    """A field of a frozen dataclass as a finite number."""
+    field = f"{type(settings).__name__}.{name}"
+    number = setting(to_number, field, getattr(settings, name), **limits)
+    object.__setattr__(settings, name, number)
 
 
 def checked_policy(policy: Any) -> SamplingPolicy:
@@ -266,18 +265,3 @@ def checked_policy(policy: Any) -> SamplingPolicy:
     if not isinstance(policy, SamplingPolicy):
         raise InvalidInputError("policy", "a sampling policy such as Uniform()", repr(policy))
     return policy
-
-
-def checked_priority(field: str, value: Any) -> float:
-    """A finite number >= 0.
-
-    Raises:
-        InvalidInputError: Naming `field`.
-    """
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        raise InvalidInputError(field, "a finite number >= 0", repr(value)) from None
-    if not (math.isfinite(number) and number >= 0.0):
-        raise InvalidInputError(field, "a finite number >= 0", repr(value))
-    return number

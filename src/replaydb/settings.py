@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, Literal, Self, get_args
 
 from replaydb.errors import InvalidInputError, InvalidSettingsError
-from replaydb.inputs import LONGEST_SECONDS
+from replaydb.inputs import (
+    LONGEST_SECONDS,
+    optional,
+    setting,
+    to_int,
+    to_name,
+    to_number,
+    to_scalar,
+)
 from replaydb.policies import Capacity, Eviction, MinSize, Queue, RateLimit, SamplesPerInsert
 
 #: Sampling weights lie between these, or are 0: sums, ratios and waiting times of such weights,
@@ -66,12 +74,8 @@ class BufferSettings:
     record_draws: bool = True
 
     def __post_init__(self) -> None:
-        for name, expected, fits in _RULES:
-            value = getattr(self, name)
-            if not fits(value):
-                raise _refused(name, expected, value)
-            if isinstance(value, Mapping):
-                object.__setattr__(self, name, dict(value))
+        for name, rule in _RULES.items():
+            object.__setattr__(self, name, setting(rule, name, getattr(self, name)))
         self._check_together()
 
     def _check_together(self) -> None:
@@ -182,66 +186,76 @@ _RATE_LIMITS: dict[str, Callable[..., RateLimit]] = {
 }
 
 
-def _is_number(value: object) -> bool:
-    return (
-        isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and abs(value) <= sys.float_info.max
-    )
+Rule = Callable[[str, Any], Any]
 
 
-def _is_int(value: object, least: int = 0, most: int = 2**62 - 1) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+def _whole(least: int = 0, most: int = 2**62 - 1) -> Rule:
+    return partial(to_int, low=least, high=most)
 
 
-def _each(setting: Any, fits: Callable[[Any], bool]) -> bool:
-    """Whether one value for all tasks, or a value for each task named, is what it should be."""
-    if isinstance(setting, Mapping):
-        return all(isinstance(name, str) and fits(value) for name, value in setting.items())
-    return setting is None or fits(setting)
+def _or_none(rule: Rule) -> Rule:
+    return partial(optional, rule)
 
 
-_RULES: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
-    ("max_staleness", "whole numbers >= 0", lambda value: _each(value, _is_int)),
-    ("priority_exponent", "a finite number >= 0", lambda value: _is_number(value) and value >= 0),
-    (
-        "seed",
-        "None or a whole number in [0, 2**63)",
-        lambda value: value is None or _is_int(value, most=2**63 - 1),
-    ),
-    ("compression", "None or 'zstd'", lambda value: value in (None, "zstd")),
-    ("capacity", "a Capacity", lambda value: value is None or isinstance(value, Capacity)),
-    (
-        "task_capacity",
-        "a Capacity, or one for each task",
-        lambda value: _each(value, lambda one: isinstance(one, Capacity)),
-    ),
-    ("eviction", f"one of {get_args(Eviction)}", lambda value: value in get_args(Eviction)),
-    ("on_evict", "'archive' or 'delete'", lambda value: value in ("archive", "delete")),
-    (
-        "time_to_live",
-        f"seconds > 0, at most {LONGEST_SECONDS:g}",
-        lambda value: value is None or (_is_number(value) and 0 < value <= LONGEST_SECONDS),
-    ),
-    (
-        "max_times_sampled",
-        "None or a whole number >= 1",
-        lambda value: value is None or _is_int(value, 1),
-    ),
-    (
-        "max_attempts",
-        "None or a whole number >= 1",
-        lambda value: value is None or _is_int(value, 1),
-    ),
-    ("on_ack", "'archive' or 'return'", lambda value: value in ("archive", "return")),
-    ("archived_payload", "'keep' or 'drop'", lambda value: value in ("keep", "drop")),
-    (
-        "rate_limit",
-        "MinSize, SamplesPerInsert or Queue",
-        lambda value: value is None or isinstance(value, RateLimit),
-    ),
-    ("record_draws", "True or False", lambda value: isinstance(value, bool)),
-)
+def _each(rule: Rule) -> Rule:
+    """One value for all tasks, or one for each task named."""
+
+    def check(field: str, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return optional(rule, field, value)
+        return {
+            to_name(field, task_name): rule(f"{field}[{task_name!r}]", own)
+            for task_name, own in value.items()
+        }
+
+    return check
+
+
+def _one_of(*choices: str | None) -> Rule:
+    def check(field: str, value: Any) -> Any:
+        if not (value is None or isinstance(value, str)) or value not in choices:
+            raise InvalidInputError(field, f"one of {choices}", repr(value))
+        return value
+
+    return check
+
+
+def _a(*kinds: type) -> Rule:
+    def check(field: str, value: Any) -> Any:
+        if not isinstance(value, kinds):
+            raise InvalidInputError(
+                field, " or ".join(kind.__name__ for kind in kinds), repr(value)
+            )
+        return value
+
+    return check
+
+
+def _is_on(field: str, value: Any) -> bool:
+    on = to_scalar(value)
+    if not isinstance(on, bool):
+        raise InvalidInputError(field, "True or False", repr(value))
+    return on
+
+
+#: What each setting takes, as it is kept.
+_RULES: dict[str, Rule] = {
+    "max_staleness": _each(_whole()),
+    "priority_exponent": partial(to_number, least=0.0),
+    "seed": _or_none(_whole(most=2**63 - 1)),
+    "compression": _one_of(None, "zstd"),
+    "capacity": _or_none(_a(Capacity)),
+    "task_capacity": _each(_a(Capacity)),
+    "eviction": _one_of(*get_args(Eviction)),
+    "on_evict": _one_of("archive", "delete"),
+    "time_to_live": _or_none(partial(to_number, above=0.0, most=LONGEST_SECONDS)),
+    "max_times_sampled": _or_none(_whole(1)),
+    "max_attempts": _or_none(_whole(1)),
+    "on_ack": _one_of("archive", "return"),
+    "archived_payload": _one_of("keep", "drop"),
+    "rate_limit": _or_none(_a(*get_args(RateLimit))),
+    "record_draws": _is_on,
+}
 
 
 def _refused(setting: str, expected: str, actual: object) -> InvalidSettingsError:

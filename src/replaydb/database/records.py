@@ -13,7 +13,7 @@ from replaydb import codec
 from replaydb.codec.flat import flatten
 from replaydb.episodes import Episode, EpisodeGroup, GroupStatus
 from replaydb.errors import CorruptPayloadError, InvalidInputError
-from replaydb.policies import checked_priority
+from replaydb.inputs import to_number
 from replaydb.stored import StoredGroup
 
 #: A row, by the names of its columns.
@@ -92,7 +92,7 @@ def to_record(
         "prompt_uid": group.prompt_uid,
         "task_name": group.task_name,
         "group_status": group.status.value,
-        "priority": checked_priority("priority", priority),
+        "priority": to_number("priority", priority, least=0.0),
         "min_policy_version": group.min_policy_version,
         "max_policy_version": group.max_policy_version,
         "num_episodes": len(episodes),

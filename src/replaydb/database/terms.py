@@ -46,11 +46,10 @@ from replaydb.database.expressions import (
 )
 from replaydb.database.schema import UtcDateTime, episode_group
 from replaydb.errors import InvalidInputError
-from replaydb.inputs import to_int, to_number, to_scalar, to_text
+from replaydb.inputs import INT64, to_int, to_number, to_scalar, to_text
 
 Kind = Literal["text", "integer", "number", "boolean", "time"]
 
-_INT64 = (-(2**63), 2**63 - 1)
 _MAX_PATTERN = 1000  # SQLite refuses patterns of 50,000 bytes
 _SHOWN = 200
 
@@ -101,7 +100,7 @@ def constant(value: object) -> Part:
         case bool():
             return Term(true() if value else false(), "boolean")
         case int():
-            return _bound(to_int("where", value, *_INT64), BigInteger(), "integer")
+            return _bound(to_int("where", value, *INT64), BigInteger(), "integer")
         case float():
             return _bound(to_number("where", value), Double(), "number")
         case str():

@@ -25,7 +25,16 @@ from replaydb.episodes.arrays import (
 from replaydb.episodes.rows import row_of_response, row_of_tokens, row_of_turns
 from replaydb.episodes.turns import Turn, same_fields, set_fields
 from replaydb.errors import InvalidInputError
-from replaydb.inputs import all_of, optional, to_int, to_json_object, to_name, to_number, to_text
+from replaydb.inputs import (
+    all_of,
+    optional,
+    to_int,
+    to_json_object,
+    to_name,
+    to_number,
+    to_reward,
+    to_text,
+)
 
 __all__ = ["CORE_FIELDS", "Episode", "EpisodeGroup", "GroupStatus", "Turn"]
 
@@ -148,7 +157,7 @@ class Episode:
             loss_mask=row.loss_mask,
             logprobs=_logprobs(row.logprobs, total, response),
             prompt_length=row.prompt_length,
-            reward=optional(to_number, "reward", reward),
+            reward=optional(to_reward, "reward", reward),
             advantage=optional(to_number, "advantage", advantage),
             policy_version=to_versions(row.policy_version, total, response),
             finish_reason=optional(to_text, "finish_reason", finish_reason),
@@ -251,9 +260,7 @@ class EpisodeGroup:
         self.task_name = to_name("task_name", task_name)
         self.prompt_uid = optional(to_name, "prompt_uid", prompt_uid)
         self.group_uid = uuid.uuid4().hex if group_uid is None else to_name("group_uid", group_uid)
-        self.priority = to_number("priority", priority)
-        if self.priority < 0:
-            raise InvalidInputError("priority", "at least 0", priority)
+        self.priority = to_number("priority", priority, least=0.0)
         try:
             self.status = GroupStatus(status)
         except ValueError as error:

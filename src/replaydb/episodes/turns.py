@@ -18,7 +18,7 @@ from replaydb.episodes.arrays import (
     to_int32,
     to_versions,
 )
-from replaydb.inputs import optional, to_json_object, to_number, to_text
+from replaydb.inputs import optional, to_json_object, to_reward, to_text
 
 _T = TypeVar("_T")
 
@@ -68,7 +68,7 @@ class Turn:
             prompt_ids=to_int32("prompt_ids", prompt_ids),
             response_ids=response,
             logprobs=logprobs,
-            reward=optional(to_number, "reward", reward),
+            reward=optional(to_reward, "reward", reward),
             policy_version=to_versions(policy_version, len(response)),
             finish_reason=optional(to_text, "finish_reason", finish_reason),
             metadata=to_json_object("metadata", metadata),
