@@ -70,11 +70,20 @@ def upgrade() -> None:
     op.add_column("draw_group", sa.Column("outcome_at", sa.DateTime(timezone=True)))
     op.add_column("draw_group", _times_replaced(nullable=True))
     _tell_what_is_known_of_draws()
+    leased = sa.column("outcome") == sa.literal_column("'leased'")
+    op.create_index(
+        "ix_draw_group_leased",
+        "draw_group",
+        ["group_id"],
+        sqlite_where=leased,
+        postgresql_where=leased,
+    )
     _create_views()
 
 
 def downgrade() -> None:
     _drop_views()
+    op.drop_index("ix_draw_group_leased", table_name="draw_group")
     for name in ("outcome", "outcome_reason", "outcome_at", "times_replaced"):
         op.drop_column("draw_group", name)
     op.drop_index("ix_episode_group_comparable_version", table_name="episode_group")
@@ -169,7 +178,9 @@ def _create_views() -> None:
         SELECT draw.id AS draw_id, draw.created_at AS drawn_at, buffer.name AS buffer_name,
             run.name AS run_name, draw.step, draw.policy, draw_group.position,
             draw_group.group_id, draw_group.probability, draw_group.weight, draw_group.staleness,
-            draw_group.outcome, draw_group.outcome_reason, draw_group.outcome_at,
+            draw_group.outcome, draw_group.outcome_reason,
+            CASE WHEN (draw_group.outcome = 'sampled') THEN draw.created_at
+                ELSE draw_group.outcome_at END AS outcome_at,
             episode_group.task_name, episode_group.prompt_uid, episode_group.reward_mean,
             episode_group.reward_std
         FROM draw

@@ -324,7 +324,7 @@ STATEMENTS: dict[str, tuple[Callable[[], Any], dict[str, Any], set[str], set[str
     ),
     "settle": (
         lambda: lineage.settle([3, 4, 5], "acked", None, NOW), {},
-        {"ix_draw_group_group_id"}, {"draw_group"},
+        {"ix_draw_group_leased"}, {"draw_group"},
     ),
     "expire": (
         lambda: groups.set_values(

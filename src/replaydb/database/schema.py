@@ -333,7 +333,8 @@ draw_group = Table(
     Column("probability", Double, nullable=False),
     Column("weight", Double, nullable=False),
     Column("staleness", BigInteger),
-    # What became of it: NULL where that was not yet kept.
+    # What became of it: NULL where that was not yet kept. What is sampled is so since the draw,
+    # and has no time of its own.
     Column(
         "outcome",
         String(16),
@@ -346,6 +347,15 @@ draw_group = Table(
     # That of the group at the draw; NULL where it is known only that it was replaced since.
     Column("times_replaced", Integer, server_default=text("0")),
     sqlite_with_rowid=False,
+)
+#: Written out for the reason that `IS_IDLE` is.
+IS_LEASED = draw_group.c.outcome == literal_column(repr(DrawOutcome.LEASED.value))
+# An ack finds its rows in here, however often its groups were drawn before.
+Index(
+    "ix_draw_group_leased",
+    draw_group.c.group_id,
+    sqlite_where=IS_LEASED,
+    postgresql_where=IS_LEASED,
 )
 
 cursor = Table(

@@ -15,6 +15,7 @@ from replaydb.database.schema import (
     task,
 )
 from replaydb.episodes import GroupStatus
+from replaydb.outcomes import DrawOutcome
 
 _group = episode_group.c
 
@@ -74,7 +75,10 @@ def _training_history() -> Select[tuple[object, ...]]:
             draw_group.c.staleness,
             draw_group.c.outcome,
             draw_group.c.outcome_reason,
-            draw_group.c.outcome_at,
+            case(
+                (draw_group.c.outcome == DrawOutcome.SAMPLED.value, draw.c.created_at),
+                else_=draw_group.c.outcome_at,
+            ).label("outcome_at"),
             _group.task_name,
             _group.prompt_uid,
             _group.reward_mean,

@@ -169,12 +169,9 @@ class _Drawing:
             drawn.staleness,
             [replaced[one] for one in drawn.ids],
         )
-        leased = self._lease_id is not None
-        outcome = {
-            "outcome": (DrawOutcome.LEASED if leased else DrawOutcome.SAMPLED).value,
-            "outcome_at": None if leased else self._now,
-        }
-        rows = [outcome | dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]
+        outcome = DrawOutcome.SAMPLED if self._lease_id is None else DrawOutcome.LEASED
+        common = {"outcome": outcome.value}
+        rows = [common | dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]
         return await lineage.record(self._connection, facts, rows)
 
     async def retire(self) -> list[int]:

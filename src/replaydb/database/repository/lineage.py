@@ -139,7 +139,10 @@ async def draws(connection: AsyncConnection, buffer_id: int, **which: Any) -> li
             tuple(one.staleness for one in members[row.id]),
             tuple(one.outcome and DrawOutcome(one.outcome) for one in members[row.id]),
             tuple(one.outcome_reason for one in members[row.id]),
-            tuple(one.outcome_at for one in members[row.id]),
+            tuple(
+                row.created_at if one.outcome == DrawOutcome.SAMPLED else one.outcome_at
+                for one in members[row.id]
+            ),
             tuple(one.times_replaced for one in members[row.id]),
         )
         for row in found

@@ -23,12 +23,11 @@ from sqlalchemy import (
 
 from replaydb.database.expressions import among
 from replaydb.database.prepared import prepared
-from replaydb.database.schema import cursor, draw, draw_group, group, run
+from replaydb.database.schema import IS_LEASED, cursor, draw, draw_group, group, run
 from replaydb.episodes import GroupStatus
 from replaydb.outcomes import DrawOutcome
 
 _drawn = draw_group.c
-_IS_LEASED = _drawn.outcome == DrawOutcome.LEASED.value
 
 
 @cache
@@ -46,13 +45,13 @@ def insert_draw_groups() -> Insert:
 @prepared
 def settle(ids: Any, outcome: Any, reason: Any, now: Any) -> Update:
     """What has become of groups that were leased: a group is leased by one draw at most."""
-    return _settle(among(_drawn.group_id, ids) & _IS_LEASED, outcome, reason, now)
+    return _settle(among(_drawn.group_id, ids) & IS_LEASED, outcome, reason, now)
 
 
 def lose_leased(condition: ColumnElement[bool], reason: str, now: datetime) -> Update:
     """The same of those among some groups that are leased and will never be given back."""
     held = select(group.id).where(condition, group.group_status == GroupStatus.LEASED.value)
-    lost = _drawn.group_id.in_(held) & _IS_LEASED
+    lost = _drawn.group_id.in_(held) & IS_LEASED
     return _settle(lost, DrawOutcome.LOST.value, reason, now)
 
 
