@@ -15,21 +15,22 @@ A store does not outlive a fork: connections cannot be shared. In the child it r
 
 from __future__ import annotations
 
+import asyncio
+import atexit
 import functools
 import os
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
-
-from anyio import to_thread
-from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from replaydb import buffer as asynchronous
 from replaydb import store as async_store
 from replaydb.batch import Batch
 from replaydb.buffer.loader import LoaderState
+from replaydb.database.engine import PATIENCE_SECONDS
 from replaydb.episodes import EpisodeGroup
 from replaydb.errors import NotSupportedError, StoreClosedError
 from replaydb.opening import Opening
@@ -40,17 +41,37 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
+#: What is left open when the process ends may take so long to end with it.
+EXIT_SECONDS = 5.0
+
+
 class _Runner:
-    """The thread of one store, and the process it belongs to."""
+    """The thread and event loop of one store, and the process they belong to.
+
+    The thread is a daemon, and what is left open is closed at exit: a script that ends without
+    closing its store, as one that crashes does, must end.
+    """
 
     def __init__(self) -> None:
-        self._stack = ExitStack()
-        self._portal: BlockingPortal = self._stack.enter_context(start_blocking_portal("asyncio"))
         self._process = os.getpid()
         self._lock = threading.Lock()
-        self._open = True
+        self._last: Callable[[], Coroutine[Any, Any, None]] | None = None
+        started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
 
-    def run(self, work: Callable[[], Awaitable[R]]) -> R:
+        async def serve() -> None:
+            stopped = asyncio.Event()
+            started.set_result((asyncio.get_running_loop(), stopped))
+            await stopped.wait()
+
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(serve()), name="replaydb", daemon=True
+        )
+        self._thread.start()
+        self._loop, self._stopped = started.result()
+        self._open = True
+        atexit.register(self._at_exit)
+
+    def run(self, work: Callable[[], Coroutine[Any, Any, R]], timeout: float | None = None) -> R:
         """Run in the event loop; wait for the result.
 
         Raises:
@@ -63,14 +84,18 @@ class _Runner:
             )
         if not self._open:
             raise StoreClosedError
-        future = self._portal.start_task_soon(work)
+        future = asyncio.run_coroutine_threadsafe(work(), self._loop)
         try:
-            return future.result()
+            return future.result(timeout)
         except BaseException:
             future.cancel()  # Ctrl-C while waiting: the call must not go on behind our back
             raise
 
-    def close(self, last: Callable[[], Awaitable[None]]) -> None:
+    def close_with(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Have `last` run at exit, where nobody closes before."""
+        self._last = last
+
+    def close(self, last: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
         """Run `last` and end the thread. Idempotent; does nothing in a forked process."""
         if os.getpid() != self._process:
             return
@@ -78,10 +103,25 @@ class _Runner:
             if not self._open:
                 return
             try:
-                self.run(last)
+                if last is not None:
+                    self.run(last)
             finally:
-                self._open = False
-                self._stack.close()
+                self._stop()
+                self._thread.join()
+
+    def _stop(self) -> None:
+        self._open = False
+        atexit.unregister(self._at_exit)
+        self._loop.call_soon_threadsafe(self._stopped.set)
+
+    def _at_exit(self) -> None:
+        if os.getpid() != self._process or not self._open:
+            return
+        if self._last is not None:
+            with suppress(Exception):
+                self.run(self._last, EXIT_SECONDS)
+        self._stop()
+        self._thread.join(EXIT_SECONDS)
 
 
 class _Facade:
@@ -141,16 +181,14 @@ def _opening(opened: Callable[P, Opening[async_store.Store]]) -> Callable[P, Sto
 
         runner = _Runner()
         try:
-            return Store(runner, runner.run(work))
+            store = Store(runner, runner.run(work))
         except BaseException:
-            runner.close(_nothing)
+            runner.close()
             raise
+        runner.close_with(store._wrapped.close)
+        return store
 
     return call
-
-
-async def _nothing() -> None:
-    pass
 
 
 class Lease(_Facade):
@@ -309,7 +347,7 @@ class _Elsewhere:
         self._target = target
 
     async def put(self, groups: Iterable[EpisodeGroup], **options: Any) -> list[int]:
-        return await to_thread.run_sync(lambda: self._target.put(groups, **options))
+        return await asyncio.to_thread(self._target.put, groups, **options)
 
 
 class Store(_Facade):
@@ -328,12 +366,15 @@ class Store(_Facade):
     buffers = _blocking(async_store.Store.buffers)
     runs = _blocking(async_store.Store.runs)
 
-    def close(self) -> None:
-        """Finish the puts under way, let go of the database, end the thread. Idempotent.
+    def close(self, *, timeout: float | None = PATIENCE_SECONDS) -> None:
+        """Finish the calls under way, let go of the database, end the thread. Idempotent.
 
         In a forked process, where the store cannot be used, it does nothing.
+
+        Args:
+            timeout: As for `replaydb.Store.close`.
         """
-        self._runner.close(self._wrapped.close)
+        self._runner.close(lambda: self._wrapped.close(timeout=timeout))
 
     def __enter__(self) -> Self:
         return self

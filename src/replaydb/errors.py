@@ -20,6 +20,7 @@
     ├── StoreClosedError                    the store was closed
     └── DatabaseError                       the database refused or was not there
         ├── DatabaseUnavailableError        it cannot be reached, or the connection broke
+        │   └── OutcomeUnknownError         the connection broke at the commit
         ├── DatabaseReadOnlyError           it cannot be written
         ├── DatabaseFullError               disk or quota exhausted
         └── SchemaError                     the tables are not those this version needs
@@ -228,6 +229,15 @@ class DatabaseError(ReplayDBError):
 
 class DatabaseUnavailableError(DatabaseError):
     """The server or file cannot be reached, or the connection was lost."""
+
+
+class OutcomeUnknownError(DatabaseUnavailableError):
+    """A write was sent off to be committed, and no answer came; it may have happened or not.
+
+    The server could not be asked in time either. Making the same call again is safe where it names
+    what it writes: a put of groups with the same `group_uid` and `on_duplicate="ignore"`, an
+    episode with the same `position`, a policy version, priorities, an ack.
+    """
 
 
 class DatabaseReadOnlyError(DatabaseError):

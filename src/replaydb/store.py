@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Self
@@ -16,7 +17,7 @@ from replaydb import arguments
 from replaydb.buffer import Buffer
 from replaydb.database import migrate as migrations
 from replaydb.database.backend import Durability, backend_for
-from replaydb.database.engine import Database
+from replaydb.database.engine import PATIENCE_SECONDS, Database, end_in
 from replaydb.database.repository import buffers
 from replaydb.database.repository.buffers import BufferInfo, BufferRow, RunInfo, RunRow
 from replaydb.errors import InvalidInputError, UnknownBufferError
@@ -168,11 +169,22 @@ class Store:
         async with self._database.snapshot() as connection:
             return await buffers.all_runs(connection)
 
-    async def close(self) -> None:
-        """Finish the puts under way and let go of the database. Idempotent."""
-        for buffer in self._buffers.values():
-            await buffer.drain()
-        await self._database.close()
+    async def close(self, *, timeout: float | None = PATIENCE_SECONDS) -> None:
+        """Finish the calls under way and let go of the database. Idempotent.
+
+        Args:
+            timeout: Seconds after which what has not ended is cut off: its callers get a
+                `StoreClosedError` or a `DatabaseUnavailableError`. None waits for ever.
+        """
+        seconds = arguments.seconds("timeout", timeout)
+        end = math.inf if seconds is None else end_in(seconds)
+        buffers = self._buffers.values()
+        try:
+            async with asyncio.timeout_at(end):
+                await asyncio.gather(*(buffer.drain() for buffer in buffers))
+        except TimeoutError:
+            await asyncio.gather(*(buffer._give_up() for buffer in buffers))
+        await self._database.close(end)
 
     async def _current_run(self) -> RunRow:
         """This run, entered in the database when it first writes something."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from replaydb import arguments
 from replaydb.database import filters
-from replaydb.database.engine import Database, Transaction
+from replaydb.database.engine import GRACE_SECONDS, Database, Transaction
 from replaydb.database.repository.buffers import BufferRow, RunRow
 from replaydb.database.repository.locking import Scope, SettingsChangedError
 from replaydb.database.statements.groups import selection
@@ -49,16 +49,22 @@ class BufferCore:
         """Remember the buffer's row as it was just read."""
         self.settings, self.policy_version = row.settings, row.policy_version
 
-    async def _write(self, work: Callable[[AsyncConnection, Scope], Coroutine[Any, Any, T]]) -> T:
-        """One read-write transaction on behalf of this run."""
+    async def _write(
+        self,
+        work: Callable[[AsyncConnection, Scope], Coroutine[Any, Any, T]],
+        end: float | None = None,
+    ) -> T:
+        """One read-write transaction on behalf of this run, over by `end`."""
 
         async def steps(transaction: Transaction, scope: Scope) -> T:
-            return await transaction.run(lambda connection: work(connection, scope))
+            return await transaction.finish(lambda connection: work(connection, scope))
 
-        return await self._transact(steps)
+        return await self._transact(steps, end)
 
-    async def _transact(self, steps: Callable[[Transaction, Scope], Awaitable[T]]) -> T:
-        """The same, in several steps."""
+    async def _transact(
+        self, steps: Callable[[Transaction, Scope], Awaitable[T]], end: float | None = None
+    ) -> T:
+        """The same, in several steps, of which the last commits."""
         run = await self._run()
         while True:
             scope = Scope(self.id, self.name, run, self.settings, self.saw)
@@ -67,7 +73,7 @@ class BufferCore:
                 return await steps(transaction, scope)
 
             try:
-                result = await self._database.transact(scoped)
+                result = await self._database.transact(scoped, end=end)
             except SettingsChangedError:
                 continue
             scope.tell()
@@ -75,37 +81,40 @@ class BufferCore:
 
     async def _in_time(
         self,
-        attempt: Callable[[bool], Awaitable[T]],
+        attempt: Callable[[bool, float | None], Awaitable[T]],
         timeout: float | None,
         *,
         unless: type[ReplayDBError] | tuple[type[ReplayDBError], ...],
-        worthwhile: Callable[[], Awaitable[bool]] | None = None,
+        worthwhile: Callable[[float | None], Awaitable[bool]] | None = None,
     ) -> T:
         """Try until it works or the time is up, looking again whenever something was committed.
 
         Args:
-            attempt: Called with whether it is the last attempt.
-            timeout: Seconds; None: for ever.
+            attempt: Called with whether it is the last attempt, and when it has to be over.
+            timeout: Seconds; None: for ever. Zero is one attempt, however long it takes the
+                database.
             unless: What is raised as long as it does not work.
             worthwhile: A cheap look at whether an attempt could work; never asked about the last.
         """
         if timeout == 0:
-            return await attempt(True)
-        deadline = np.inf if timeout is None else time.monotonic() + timeout
+            return await attempt(True, None)
+        now = asyncio.get_running_loop().time
+        deadline = np.inf if timeout is None else now() + timeout
+        end = None if timeout is None else deadline + GRACE_SECONDS
         try:
-            return await attempt(False)
+            return await attempt(False, end)
         except unless:
             pass
         signal = self._database.signal
         async with signal.listening():
             while True:
                 ticket = signal.ticket()
-                left = deadline - time.monotonic()
+                left = deadline - now()
                 if left <= 0:
-                    return await attempt(True)
-                if worthwhile is None or await worthwhile():
+                    return await attempt(True, end)
+                if worthwhile is None or await worthwhile(end):
                     try:
-                        return await attempt(False)
+                        return await attempt(False, end)
                     except unless:
                         pass
                 await signal.wait(ticket, left)

@@ -19,7 +19,8 @@ from replaydb.batch import Batch
 from replaydb.buffer.core import BufferCore
 from replaydb.buffer.lease import Lease
 from replaydb.buffer.requests import describe, eligible, portions
-from replaydb.database.engine import Transaction
+from replaydb.cancellation import to_the_end
+from replaydb.database.engine import PATIENCE_SECONDS, Transaction, end_in
 from replaydb.database.records import Decoded
 from replaydb.database.repository import (
     buffers,
@@ -38,14 +39,18 @@ from replaydb.episodes import GroupStatus
 from replaydb.errors import (
     CorruptPayloadError,
     DatabaseError,
+    DatabaseUnavailableError,
     InvalidInputError,
     LeaseExpiredError,
     NotEnoughGroups,
     RateLimitedError,
+    StoreClosedError,
 )
 from replaydb.opening import Opening
 from replaydb.policies import Fifo, SamplingPolicy, Uniform
 
+#: How long a call that has failed tries to give back what it had leased.
+HAND_BACK_SECONDS = 5.0
 #: What drawing waits out.
 _NOT_YET = (NotEnoughGroups, RateLimitedError)
 #: Statuses from which groups can be leased: nobody else has them in hand.
@@ -177,21 +182,24 @@ class Drawing(BufferCore):
         return Opening(opened)
 
     async def _draw(self, request: DrawRequest, timeout: float | None) -> Result:
-        async def attempt(last: bool) -> Result:
-            return await self._draw_now(
-                replace(request, allow_partial=last and request.allow_partial)
-            )
+        async def attempt(last: bool, end: float | None) -> Result:
+            wanted = replace(request, allow_partial=last and request.allow_partial)
+            return await self._draw_now(wanted, end)
 
-        return await self._in_time(
-            attempt, timeout, unless=_NOT_YET, worthwhile=lambda: self._may_suffice(request)
-        )
+        async def worthwhile(end: float | None) -> bool:
+            return await self._may_suffice(request, end)
 
-    async def _may_suffice(self, request: DrawRequest) -> bool:
+        return await self._in_time(attempt, timeout, unless=_NOT_YET, worthwhile=worthwhile)
+
+    async def _may_suffice(self, request: DrawRequest, end: float | None) -> bool:
         """Whether there would be enough if all were eligible: a look that locks nothing."""
         if request.statuses != (GroupStatus.COMPLETED,):
             return True
-        async with self._database.snapshot() as connection:
-            available = await buffers.available(connection, self.id)
+        try:
+            async with self._database.snapshot(end=end) as connection:
+                available = await buffers.available(connection, self.id)
+        except DatabaseUnavailableError:
+            return True  # the attempt waits until it is back
         return all(
             sum(
                 number
@@ -202,15 +210,16 @@ class Drawing(BufferCore):
             for portion in request.portions
         )
 
-    async def _draw_now(self, request: DrawRequest) -> Result:
+    async def _draw_now(self, request: DrawRequest, end: float | None) -> Result:
         lease_id: int | None = None
         try:
-            async with AsyncExitStack() as stack:
+            async with self._database.turn_to_draw(end), AsyncExitStack() as stack:
 
                 async def steps(
                     transaction: Transaction, scope: Scope
                 ) -> tuple[Drawn, asyncio.Task[Decoded]]:
                     nonlocal lease_id
+                    await stack.aclose()  # what an attempt before this one has opened
                     backend = self._database.backend
                     drawn = await transaction.run(
                         lambda connection: draws.draw(connection, backend, scope, request)
@@ -218,24 +227,38 @@ class Drawing(BufferCore):
                     lease_id = drawn.lease_id  # now: a commit that is cancelled may yet be made
                     # A snapshot taken while the tasks are locked: nobody can delete what was
                     # drawn before it is read, and yet no lock is held while payloads travel.
-                    reader = await stack.enter_async_context(self._database.snapshot())
+                    read_by = end or end_in(PATIENCE_SECONDS, drawn.num_bytes)
+                    reader = await stack.enter_async_context(self._database.reader(read_by))
                     await buffers.pin(reader, self.id)
-                    reading = asyncio.create_task(groups.with_payloads(reader, drawn.rows))
+                    reading = asyncio.create_task(_payloads(reader, drawn, read_by))
                     stack.push_async_callback(_end, reading)
+                    await transaction.commit()
                     return drawn, reading
 
-                drawn, reading = await self._transact(steps)
+                drawn, reading = await self._transact(steps, end)
                 self._database.signal.announce()
-                decoded = await reading
+                decoded = await self._read(drawn, reading, end)
         except BaseException:
             # Only here, where no reader is held: the writer may be waiting for one.
             if lease_id is not None:
-                await asyncio.shield(self._hand_back(lease_id, "not delivered"))
+                await to_the_end(self._hand_back(lease_id, "not delivered"))
             raise
         result = Result.of(drawn, decoded)
         if result.damaged:
             await self._mark_failed(result.damaged, drawn.draw_id)
         return result
+
+    async def _read(
+        self, drawn: Drawn, reading: asyncio.Task[Decoded], end: float | None
+    ) -> Decoded:
+        """What was drawn; once more where the connection that had it was lost."""
+        try:
+            return await reading
+        except Exception as error:
+            if not self._database.backend.is_outage(error):
+                raise
+        async with self._database.snapshot(end=end) as connection:
+            return await groups.with_payloads(connection, drawn.rows)
 
     async def _hand_back(self, lease_id: int, reason: str) -> None:
         """End a lease that never reached the caller: no attempt was made."""
@@ -248,8 +271,8 @@ class Drawing(BufferCore):
             )
 
         # Where it fails, the lease was not made, or it expires.
-        with suppress(LeaseExpiredError, DatabaseError):
-            await self._database.write(work)
+        with suppress(LeaseExpiredError, DatabaseError, StoreClosedError):
+            await self._database.write(work, end=end_in(HAND_BACK_SECONDS))
         self._database.signal.announce()
 
     async def _mark_failed(self, damaged: Mapping[int, str], draw_id: int | None) -> None:
@@ -303,6 +326,11 @@ class Result:
         """Tell the caller, who still gets the rest."""
         if self.damaged:
             raise CorruptPayloadError(reasons(self.damaged), sorted(self.damaged), self.batch)
+
+
+async def _payloads(connection: AsyncConnection, drawn: Drawn, end: float) -> Decoded:
+    async with asyncio.timeout_at(end):
+        return await groups.with_payloads(connection, drawn.rows)
 
 
 async def _end(reading: asyncio.Task[Any]) -> None:

@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from replaydb import arguments
 from replaydb.buffer.core import BufferCore
 from replaydb.buffer.drawing import reasons
+from replaydb.database.engine import BULK_SECONDS, end_in
 from replaydb.database.repository import (
     buffers,
     groups,
@@ -124,7 +125,7 @@ class Keeping(BufferCore):
             await accounts_of.save(connection, accounts.values())
             return deleted
 
-        deleted = await self._database.write(work)
+        deleted = await self._database.write(work, end=end_in(BULK_SECONDS))
         self._database.signal.announce()
         return deleted
 
@@ -189,7 +190,7 @@ class Keeping(BufferCore):
                 connection, scope, number, rewind=rewind, take_over=take_over
             )
 
-        expired = await self._write(work)
+        expired = await self._write(work, end_in(BULK_SECONDS))
         self.policy_version = number
         self._database.signal.announce()
         return expired
@@ -210,7 +211,7 @@ class Keeping(BufferCore):
                 await policies.apply_settings(connection, before, settings)
             return replace(before, settings=settings)
 
-        self.saw(await self._database.write(work))
+        self.saw(await self._database.write(work, end=end_in(BULK_SECONDS)))
         self._database.signal.announce()
 
     async def admission(
@@ -251,8 +252,8 @@ class Keeping(BufferCore):
             raise InvalidInputError("n", f"at most (max_staleness + 1) * batch_size = {most}", n)
         names = arguments.names("tasks", tasks)
 
-        async def attempt(_: bool) -> int:
-            async with self._database.snapshot() as connection:
+        async def attempt(_: bool, end: float | None) -> int:
+            async with self._database.snapshot(end=end) as connection:
                 ahead = await groups.count_ahead(connection, self.id, names)
             if most - ahead < wanted:
                 raise RateLimitedError(f"{ahead} groups wait to be trained, {most} may be ahead")

@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from replaydb import arguments
 from replaydb.batch import Batch
+from replaydb.cancellation import to_the_end
 from replaydb.database.engine import Database
 from replaydb.database.repository import buffers, leases, lineage
 from replaydb.errors import (
@@ -70,6 +71,10 @@ class Lease:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        await to_the_end(self._close(error))
+
+    async def _close(self, error: BaseException | None) -> None:
+        """Stop the heartbeat, and end the lease: who leaves the block holds nothing any more."""
         if self._heartbeat is not None:
             self._heartbeat.cancel()
             await asyncio.wait([self._heartbeat])

@@ -13,6 +13,7 @@ from typing import Any, Generic, Self, TypedDict, TypeVar
 from replaydb import arguments
 from replaydb.batch import Batch
 from replaydb.buffer.lease import Lease
+from replaydb.cancellation import to_the_end
 from replaydb.errors import InvalidInputError, PayloadGoneError, UnknownDrawError
 
 T = TypeVar("T")
@@ -134,17 +135,19 @@ class Loader(Generic[T]):
 
     async def aclose(self) -> None:
         """Stop drawing; give back what is under lease. Idempotent."""
+        await to_the_end(self._close())
+
+    async def _close(self) -> None:
         if self._producer is not None:
             self._producer.cancel()
             await asyncio.wait([self._producer])
             self._producer = None
-        if self._lease is not None:
-            await _give_back(self._lease)
-            self._lease = None
-        while self._ready:
-            item = self._ready.popleft()
-            if item.lease is not None:
-                await _give_back(item.lease)
+        held = [self._lease, *(item.lease for item in self._ready)]
+        self._lease = None
+        self._ready.clear()
+        for lease in held:
+            if lease is not None:
+                await _give_back(lease)
 
     async def _take(self) -> _Item:
         """The next item, as soon as there is one."""
@@ -185,7 +188,7 @@ class Loader(Generic[T]):
             return _Item(self._making, lease, value)
         except BaseException as error:
             if lease is not None:
-                await asyncio.shield(_give_back(lease))
+                await to_the_end(_give_back(lease))
             if not isinstance(error, Exception):
                 raise
             return _Item(error=error)

@@ -72,9 +72,9 @@ class Looking(BufferCore):
             portions(n, policy, tasks, condition), describe(policy), allow_partial
         )
 
-        async def attempt(last: bool) -> Batch:
+        async def attempt(last: bool, end: float | None) -> Batch:
             wanted = replace(request, allow_partial=last and allow_partial)
-            async with self._database.snapshot() as connection:
+            async with self._database.snapshot(end=end) as connection:
                 found = await looks.look(connection, self.id, wanted)
                 decoded = await groups.with_payloads(connection, found.rows)
             result = Result.of(found, decoded)

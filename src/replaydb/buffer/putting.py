@@ -11,8 +11,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from replaydb import arguments
 from replaydb.buffer.core import BufferCore
-from replaydb.database.engine import Database
-from replaydb.database.group_commit import GroupCommit, Submission
+from replaydb.database.engine import PATIENCE_SECONDS, SLOWEST_BYTES_PER_SECOND, Database
+from replaydb.database.group_commit import Gate, GroupCommit, Submission
 from replaydb.database.records import (
     GroupRecord,
     check_puttable,
@@ -41,8 +41,11 @@ class Putting(BufferCore):
     def __init__(self, database: Database, row: BufferRow, run: Callable[[], Any]) -> None:
         super().__init__(database, row, run)
         self._known_tasks: frozenset[str] = frozenset()
-        self._puts: GroupCommit[Put, list[int]] = GroupCommit(self._commit_puts)
-        self._additions: GroupCommit[Addition, GroupStatus] = GroupCommit(self._commit_additions)
+        limits = (PATIENCE_SECONDS, SLOWEST_BYTES_PER_SECOND)
+        self._puts: GroupCommit[Put, list[int]] = GroupCommit(self._commit_puts, *limits)
+        self._additions: GroupCommit[Addition, GroupStatus] = GroupCommit(
+            self._commit_additions, *limits
+        )
 
     async def put(
         self,
@@ -180,8 +183,8 @@ class Putting(BufferCore):
         record = to_episode_record(episode, self.settings.compression)
         addition = Addition(group_uid, position, record)
 
-        async def attempt(_: bool) -> GroupStatus:
-            return await self._additions.submit(Submission(addition, (), record.num_bytes))
+        async def attempt(_: bool, end: float | None) -> GroupStatus:
+            return await self._additions.submit(Submission(addition, (), record.num_bytes), end)
 
         seconds = arguments.seconds("timeout", timeout)
         return await self._in_time(attempt, seconds, unless=BufferFullError)
@@ -190,6 +193,11 @@ class Putting(BufferCore):
         """Wait until every put under way has been answered."""
         await self._puts.drain()
         await self._additions.drain()
+
+    async def _give_up(self) -> None:
+        """Answer every put under way with `StoreClosedError`."""
+        await self._puts.give_up()
+        await self._additions.give_up()
 
     async def _from_now(self, seconds: float) -> datetime:
         async with self._database.snapshot() as connection:
@@ -216,17 +224,18 @@ class Putting(BufferCore):
         # Cursors of two puts may be the same; only uids keep them out of one transaction.
         submission = Submission(put, uids, num_bytes)
 
-        async def attempt(_: bool) -> list[int]:
-            return await self._puts.submit(submission)
+        async def attempt(_: bool, end: float | None) -> list[int]:
+            return await self._puts.submit(submission, end)
 
         return await self._in_time(attempt, timeout, unless=_NO_ROOM)
 
     async def _commit_puts(
-        self, several: Sequence[Put], check: Callable[[], None]
+        self, several: Sequence[Put], gate: Gate, end: float
     ) -> Sequence[list[int] | Exception]:
         async def work(
             connection: AsyncConnection, scope: Scope
         ) -> list[list[int] | ReplayDBError]:
+            gate.open()
             outcomes = await puts.put(
                 connection,
                 self._database.backend,
@@ -234,13 +243,13 @@ class Putting(BufferCore):
                 self._known_tasks,
                 several,
             )
-            check()
+            gate.shut()
             if all(isinstance(one, ReplayDBError) for one in outcomes):
                 raise _RefusedError(outcomes)
             return outcomes
 
         try:
-            outcomes = await self._write(work)
+            outcomes = await self._write(work, end)
         except _RefusedError as refused:
             return refused.outcomes
         self._known_tasks |= {record.task_name for one in several for record in one.records}
@@ -248,16 +257,17 @@ class Putting(BufferCore):
         return outcomes
 
     async def _commit_additions(
-        self, several: Sequence[Addition], check: Callable[[], None]
+        self, several: Sequence[Addition], gate: Gate, end: float
     ) -> Sequence[GroupStatus | Exception]:
         async def work(
             connection: AsyncConnection, scope: Scope
         ) -> list[GroupStatus | ReplayDBError]:
+            gate.open()
             outcomes = await pieces.add(connection, self._database.backend, scope, several)
-            check()
+            gate.shut()
             return outcomes
 
-        outcomes = await self._write(work)
+        outcomes = await self._write(work, end)
         self._database.signal.announce()
         return outcomes
 

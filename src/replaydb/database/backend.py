@@ -29,6 +29,8 @@ class Backend(Protocol):
 
     #: Whether nothing may be written.
     read_only: bool
+    #: Draws that may have a reader at once; some are left for everybody else.
+    concurrent_draws: int
 
     @property
     def shown(self) -> str:
@@ -47,8 +49,34 @@ class Backend(Protocol):
     def migration_engine(self) -> AsyncEngine:
         """Connections on which tables may be rebuilt without touching their children."""
 
-    async def run(self, connection: AsyncConnection, work: Work[T]) -> T:
-        """Run what waits for this connection and for nothing else."""
+    async def begin(self, connection: AsyncConnection, end: float) -> None:
+        """Begin the transaction, which the database itself undoes some time after `end`.
+
+        Raises an error of an outage where the connection turns out to be dead.
+        """
+
+    async def run(self, connection: AsyncConnection, work: Work[T], end: float) -> T:
+        """Run what waits for this connection and for nothing else.
+
+        Raises:
+            TimeoutError: It was not done by `end`, a time of the event loop.
+        """
+
+    async def finish(self, connection: AsyncConnection, work: Work[T], end: float) -> T:
+        """The same, and commit."""
+
+    async def commit(self, connection: AsyncConnection, end: float) -> None:
+        """Commit; returns only if it was done, and raises an outage only if it was not.
+
+        Raises:
+            OutcomeUnknownError: Nobody can be asked whether it was.
+        """
+
+    async def abandon(self, connection: AsyncConnection) -> None:
+        """Roll back; a connection that does not answer is cut off. Never fails."""
+
+    def cut_off(self, driver_connection: Any) -> None:
+        """End a connection at once, whatever it is doing; who waits for it gets an error."""
 
     def signal(self, reader: AsyncEngine) -> Signal:
         """Tells waiting coroutines, also of other processes, that something was committed."""
@@ -58,6 +86,9 @@ class Backend(Protocol):
 
     def is_conflict(self, error: BaseException) -> bool:
         """Whether the transaction lost a race, left nothing behind and may simply run again."""
+
+    def is_outage(self, error: BaseException) -> bool:
+        """Whether the database, or the way to it, was gone, and may come back by itself."""
 
     async def check_target(self) -> None:
         """Refuse, before anything is opened, what cannot work (such as a file on NFS)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from collections.abc import Mapping
 from itertools import product
@@ -17,6 +18,13 @@ from replaydb.errors import InvalidURLError
 
 logger = logging.getLogger(__name__)
 
+#: Probes after 15 s of silence, every 5 s, 3 of them; what was sent is confirmed within 30 s.
+_KEEP_ALIVE = {
+    "TCP_KEEPIDLE": 15,
+    "TCP_KEEPINTVL": 5,
+    "TCP_KEEPCNT": 3,
+    "TCP_USER_TIMEOUT": 30_000,
+}
 _SINCE = "replaydb.connected_at"
 #: What lets the next host be tried; a host that refuses the password does not, as with libpq.
 _NEXT_HOST = (OSError, asyncpg.CannotConnectNowError, asyncpg.TargetServerAttributeNotMatched)
@@ -35,7 +43,7 @@ async def connect(url: PostgresqlURL, settings: Mapping[str, str]) -> asyncpg.Co
     failed: Exception | None = None
     for kind, (host, port) in product(url.kinds, url.hosts or ((None, None),)):
         try:
-            return await asyncpg.connect(
+            connection = await asyncpg.connect(
                 url.dsn,
                 host=host,
                 port=port,
@@ -43,6 +51,8 @@ async def connect(url: PostgresqlURL, settings: Mapping[str, str]) -> asyncpg.Co
                 timeout=url.connect_seconds,
                 server_settings=dict(settings),
             )
+            _keep_alive(connection)
+            return connection
         except _NEXT_HOST as error:
             failed = error
         except ValueError as error:  # asyncpg's own are among them
@@ -50,6 +60,19 @@ async def connect(url: PostgresqlURL, settings: Mapping[str, str]) -> asyncpg.Co
             raise InvalidURLError("url", "parameters that can be used", reason) from error
     assert failed is not None  # noqa: S101 - there is one attempt at least
     raise failed
+
+
+def _keep_alive(connection: asyncpg.Connection) -> None:
+    """Let the operating system notice a host that is gone, also while nobody waits for it.
+
+    libpq has parameters for this; asyncpg has none, and shows its socket nowhere else.
+    """
+    at: socket.socket = connection._transport.get_extra_info("socket")
+    if at.family != socket.AF_UNIX:
+        at.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEP_ALIVE.items():
+            if (option := getattr(socket, name, None)) is not None:  # not on every system
+                at.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 class ConnectionLog:

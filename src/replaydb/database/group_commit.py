@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+from replaydb.cancellation import to_the_end
+from replaydb.errors import DatabaseUnavailableError, OutcomeUnknownError, StoreClosedError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -14,6 +18,8 @@ Result = TypeVar("Result")
 #: What one transaction takes at most, so that nobody waits long for the commit of others.
 MOST_BYTES = 32 << 20
 MOST_ITEMS = 512
+#: A shared transaction is rolled back for callers who leave it so often; then each gets its own.
+SHARED_ATTEMPTS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,80 +37,204 @@ class Submission(Generic[Item]):
     num_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting(Generic[Item, Result]):
-    submission: Submission[Item]
-    future: asyncio.Future[Result]
-
-
 class WithdrawnError(Exception):
-    """A caller was cancelled while its transaction ran: it is to be rolled back."""
+    """A caller left while its transaction ran: it is to be rolled back."""
 
 
-#: Runs items in one transaction, and before the commit calls its second argument, which raises
-#: `WithdrawnError`. Returns a result, or the error, of each item.
-Commit = Callable[[Sequence[Item], Callable[[], None]], Awaitable[Sequence[Result | Exception]]]
+class _Waiting(Generic[Item, Result]):
+    """A submission, and the caller who waits for its answer."""
+
+    def __init__(self, submission: Submission[Item], since: float) -> None:
+        self.submission = submission
+        self.since = since
+        self.answer: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+
+    def set(self, outcome: Result | Exception) -> None:
+        if self.answer.done():
+            return
+        if isinstance(outcome, Exception):
+            self.answer.set_exception(outcome)
+        else:
+            self.answer.set_result(outcome)
+
+
+class Gate:
+    """Whether callers may still leave a transaction that is under way for them.
+
+    The transaction may run in another thread than its callers.
+    """
+
+    def __init__(self, batch: Sequence[_Waiting[Any, Any]]) -> None:
+        self._batch = batch
+        self._is_open = True
+        self._lock = threading.Lock()
+
+    def open(self) -> None:
+        """An attempt begins: callers may leave."""
+        with self._lock:
+            self._is_open = True
+
+    def shut(self) -> None:
+        """It is about to be committed: callers have to wait for what becomes of it.
+
+        Raises:
+            WithdrawnError: Some have left.
+        """
+        with self._lock:
+            if any(one.answer.cancelled() for one in self._batch):
+                raise WithdrawnError
+            self._is_open = False
+
+    def leave(self, one: _Waiting[Any, Any]) -> bool:
+        """Let a caller go, if it is not too late: then its submission is not stored."""
+        with self._lock:
+            return self._is_open and one.answer.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class _Running(Generic[Item, Result]):
+    """A transaction under way."""
+
+    gate: Gate
+    batch: Sequence[_Waiting[Item, Result]]
+    task: asyncio.Future[Any]
+
+
+#: Runs items in one transaction, in time; opens the gate when it begins an attempt and shuts it
+#: before the commit. Returns a result, or the error, of each item.
+Commit = Callable[[Sequence[Item], Gate, float], Awaitable[Sequence[Result | Exception]]]
 
 
 class GroupCommit(Generic[Item, Result]):
     """Commits submissions in the order they come, as many at a time as there are.
 
     One submission that fails does not fail its neighbours: they are committed again, each alone.
-    One whose caller is cancelled before the commit is not stored.
+    One whose caller is cancelled, or runs out of time, before the commit is not stored. Where the
+    database cannot be reached, all who have waited for it are told so at once.
+
+    Args:
+        commit: Runs items in one transaction.
+        patience: Seconds without any commit after which the database is given up.
+        slowest: Bytes that may take a second longer.
     """
 
-    def __init__(self, commit: Commit[Item, Result]) -> None:
+    def __init__(self, commit: Commit[Item, Result], patience: float, slowest: int) -> None:
         self._commit = commit
+        self._patience = patience
+        self._slowest = slowest
         self._queue: deque[_Waiting[Item, Result]] = deque()
         self._worker: asyncio.Task[None] | None = None
+        self._running: _Running[Item, Result] | None = None
+        self._last_commit = float("-inf")
 
-    async def submit(self, submission: Submission[Item]) -> Result:
+    async def submit(self, submission: Submission[Item], end: float | None = None) -> Result:
         """Wait until the submission is durable.
 
+        Args:
+            submission: What to commit.
+            end: When to stop waiting, a time of the event loop; None: when the database is given
+                up.
+
         Raises:
+            DatabaseUnavailableError: The time is up, and nothing was stored.
             Exception: Whatever its commit raised; it left nothing behind.
         """
-        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        self._queue.append(_Waiting(submission, future))
+        now = asyncio.get_running_loop().time()
+        one: _Waiting[Item, Result] = _Waiting(submission, now)
+        self._queue.append(one)
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._work())
-        return await future
+        try:
+            await asyncio.wait([one.answer], timeout=None if end is None else end - now)
+            if not one.answer.done():
+                if self._leave(one):
+                    raise DatabaseUnavailableError("the database did not answer in time")
+                await asyncio.wait([one.answer])
+        except asyncio.CancelledError:
+            if not self._leave(one):
+                one.answer.add_done_callback(_seen)
+            raise
+        return one.answer.result()
 
     async def drain(self) -> None:
         """Wait until everything submitted has been answered."""
         if self._worker is not None:
             await asyncio.wait([self._worker])
 
+    async def give_up(self) -> None:
+        """Answer everything submitted with an error: nobody waits for it any longer."""
+        if self._worker is not None:
+            self._worker.cancel()
+            await asyncio.wait([self._worker])
+        while self._queue:
+            self._queue.popleft().set(StoreClosedError())
+
+    def _leave(self, one: _Waiting[Item, Result]) -> bool:
+        """Whether the caller of a submission is out of it, and nothing of it is stored."""
+        running = self._running
+        if running is None or one not in running.batch:
+            return one.answer.cancel()
+        if not running.gate.leave(one):
+            return False
+        if all(other.answer.cancelled() for other in running.batch):
+            running.task.cancel()  # nobody waits for it, so the next ones need not either
+        return True
+
     async def _work(self) -> None:
         while self._queue:
-            batch = self._next_batch()
-            try:
-                await self._settle(batch)
-            except WithdrawnError:
-                self._queue.extendleft(reversed(batch))
-            except Exception as error:
-                if len(batch) == 1:
-                    _answer(batch[0], error)
-                else:
-                    for one in batch:
-                        await self._settle_alone(one)
-
-    async def _settle_alone(self, one: _Waiting[Item, Result]) -> None:
-        try:
-            await self._settle([one])
-        except WithdrawnError:
-            return
-        except Exception as error:
-            _answer(one, error)
+            await self._settle(self._next_batch())
 
     async def _settle(self, batch: Sequence[_Waiting[Item, Result]]) -> None:
-        def check() -> None:
-            if any(one.future.cancelled() for one in batch):
-                raise WithdrawnError
+        """Answer a batch: together if that can be, otherwise each alone."""
+        for _ in range(SHARED_ATTEMPTS):
+            if not await self._try(batch):
+                return
+        for one in batch:
+            await self._try([one])
 
-        outcomes = await self._commit([one.submission.item for one in batch], check)
+    async def _try(self, batch: Sequence[_Waiting[Item, Result]]) -> bool:
+        """Commit those of a batch that are not answered. Returns whether some are still not."""
+        batch = [one for one in batch if not one.answer.done()]
+        began = asyncio.get_running_loop().time()
+        try:
+            if batch:
+                await self._attempt(batch)
+        except WithdrawnError:
+            return True
+        except OutcomeUnknownError as error:
+            _fail(batch, error)
+        except DatabaseUnavailableError as error:
+            _fail([*batch, *(one for one in self._queue if one.since <= began)], error)
+        except Exception as error:
+            if len(batch) > 1:
+                return True
+            _fail(batch, error)
+        return False
+
+    async def _attempt(self, batch: Sequence[_Waiting[Item, Result]]) -> None:
+        """Commit a batch in one transaction, and answer it."""
+        gate = Gate(batch)
+        num_bytes = sum(one.submission.num_bytes for one in batch)
+        since = max(min(one.since for one in batch), self._last_commit)
+        end = since + self._patience + num_bytes / self._slowest
+        items = [one.submission.item for one in batch]
+        running = asyncio.ensure_future(self._commit(items, gate, end))
+        self._running = _Running(gate, batch, running)
+        try:
+            await asyncio.wait([running])
+        except asyncio.CancelledError:
+            running.cancel()
+            await to_the_end(asyncio.wait([running]))
+            _fail(batch, StoreClosedError())
+            raise
+        finally:
+            self._running = None
+        if running.cancelled():
+            raise WithdrawnError
+        outcomes = running.result()
+        self._last_commit = asyncio.get_running_loop().time()
         for one, outcome in zip(batch, outcomes, strict=True):
-            _answer(one, outcome)
+            one.set(outcome)
 
     def _next_batch(self) -> list[_Waiting[Item, Result]]:
         batch: list[_Waiting[Item, Result]] = []
@@ -112,7 +242,7 @@ class GroupCommit(Generic[Item, Result]):
         num_bytes = 0
         while self._queue and len(batch) < MOST_ITEMS:
             head = self._queue[0]
-            if head.future.cancelled():
+            if head.answer.done():
                 self._queue.popleft()
                 continue
             num_bytes += head.submission.num_bytes
@@ -123,10 +253,12 @@ class GroupCommit(Generic[Item, Result]):
         return batch
 
 
-def _answer(one: _Waiting[Item, Result], outcome: Result | Exception) -> None:
-    if one.future.cancelled():
-        return
-    if isinstance(outcome, Exception):
-        one.future.set_exception(outcome)
-    else:
-        one.future.set_result(outcome)
+def _fail(several: Iterable[_Waiting[Any, Any]], error: Exception) -> None:
+    for one in several:
+        one.set(error)
+
+
+def _seen(answer: asyncio.Future[Any]) -> None:
+    """Nobody is left to be told."""
+    if not answer.cancelled():
+        answer.exception()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -19,6 +20,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.pool import NullPool
 from sqlalchemy.sql.compiler import SQLCompiler
 
+from replaydb.database import outcomes
 from replaydb.database.backend import T, Work
 from replaydb.database.connecting import ConnectionLog, connect
 from replaydb.database.expressions import (
@@ -33,6 +35,7 @@ from replaydb.database.expressions import (
     matches,
     seconds_between,
 )
+from replaydb.database.outcomes import Identity
 from replaydb.database.signals import Signal
 from replaydb.database.urls import PostgresqlURL
 from replaydb.errors import (
@@ -40,9 +43,16 @@ from replaydb.errors import (
     DatabaseFullError,
     DatabaseReadOnlyError,
     DatabaseUnavailableError,
+    OutcomeUnknownError,
     ReplayDBError,
 )
 
+logger = logging.getLogger(__name__)
+
+#: A rollback that takes longer is not waited for.
+ROLLBACK_SECONDS = 1.0
+#: What a call may take beyond its end to hear of its commit, and once more to ask for it.
+COMMIT_SECONDS = 2.0
 POOL_SIZE = 8
 #: A client that hangs inside a transaction must not hold a task's lock for ever.
 IDLE_IN_TRANSACTION_SECONDS = 60
@@ -52,6 +62,8 @@ CHANNEL = "replaydb"
 _NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
 _SCHEMA_LOCK = 0x7265_706C_6179_6462  # "replaydb"
 
+#: Shut down, crashed, starting up, no connection left.
+_OUTAGES = {"57P01", "57P02", "57P03", "53300"}
 _CONFLICTS = {"40001", "40P01", "23505"}  # serialization, deadlock, unique violation
 
 
@@ -102,6 +114,8 @@ def _compile_bytewise(element: bytewise, compiler: SQLCompiler, **kw: Any) -> st
 class PostgresqlBackend:
     """`postgresql://USER:PASSWORD@HOST/DATABASE`."""
 
+    concurrent_draws = POOL_SIZE
+
     def __init__(self, url: PostgresqlURL, *, read_only: bool = False) -> None:
         self._url = url
         self.read_only = read_only
@@ -129,9 +143,62 @@ class PostgresqlBackend:
         """DDL is transactional here; nothing special is needed."""
         return self._engine(isolation_level="READ COMMITTED", poolclass=NullPool)
 
-    async def run(self, connection: AsyncConnection, work: Work[T]) -> T:
+    async def begin(self, connection: AsyncConnection, end: float) -> None:
+        """Learn which transaction this is, in case the answer to its commit is lost."""
+        await outcomes.begin(connection, end - asyncio.get_running_loop().time())
+
+    async def run(self, connection: AsyncConnection, work: Work[T], end: float) -> T:
         """Where everything runs: the driver lives in the event loop."""
-        return await work(connection)
+        async with asyncio.timeout_at(end):
+            return await work(connection)
+
+    async def finish(self, connection: AsyncConnection, work: Work[T], end: float) -> T:
+        """One after the other."""
+        result = await self.run(connection, work, end)
+        await self.commit(connection, end)
+        return result
+
+    async def commit(self, connection: AsyncConnection, end: float) -> None:
+        """Commit; where the answer is lost, ask the server for it on another connection."""
+        identity = outcomes.identity_of(connection)
+        end = max(end, asyncio.get_running_loop().time() + COMMIT_SECONDS)
+        try:
+            async with asyncio.timeout_at(end):
+                await connection.commit()
+        except Exception as error:
+            if not self.is_outage(error):
+                raise
+            logger.warning("%s: asking what became of a commit: %s", self.shown, error)
+            if not await self._was_committed(identity, end + COMMIT_SECONDS):
+                raise
+
+    async def _was_committed(self, identity: Identity, end: float) -> bool:
+        engine = self._engine(isolation_level="READ COMMITTED", poolclass=NullPool)
+        found: bool | None = None
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(end):
+                found = await outcomes.was_committed(engine, identity, self.is_outage)
+        if found is None:
+            raise OutcomeUnknownError(
+                f"{self.shown}: the connection was lost during a commit, and nobody could say "
+                "what became of it; repeating the call is safe if it names what it writes"
+            )
+        return found
+
+    async def abandon(self, connection: AsyncConnection) -> None:
+        """Roll back, unless the network has stalled: then the server has to find out."""
+        try:
+            async with asyncio.timeout(ROLLBACK_SECONDS):
+                await connection.rollback()
+        except Exception:  # what matters is told by the error that led here
+            with suppress(Exception):
+                raw = await connection.get_raw_connection()
+                self.cut_off(raw.driver_connection)
+                await connection.invalidate()
+
+    def cut_off(self, driver_connection: Any) -> None:
+        """Without waiting for the server."""
+        driver_connection.terminate()
 
     def signal(self, reader: AsyncEngine) -> Signal:
         """LISTEN and NOTIFY, on connections of their own."""
@@ -165,6 +232,15 @@ class PostgresqlBackend:
         return isinstance(error, DBAPIError) and (
             getattr(error.orig, "sqlstate", None) in _CONFLICTS
         )
+
+    def is_outage(self, error: BaseException) -> bool:
+        """The connection broke, or none could be made just now."""
+        if isinstance(error, DBAPIError):
+            if error.connection_invalidated:
+                return True
+            error = error.orig or error
+        state = getattr(error, "sqlstate", None) or ""
+        return isinstance(error, OSError) or state[:2] == "08" or state in _OUTAGES
 
     async def check_target(self) -> None:
         """Nothing to check: connecting tells."""
@@ -207,8 +283,7 @@ class PostgresqlBackend:
 _POOL: dict[str, Any] = {
     "pool_size": POOL_SIZE,
     "max_overflow": 2 * POOL_SIZE,
-    "pool_timeout": 60.0,
-    "pool_pre_ping": True,
+    "pool_timeout": None,  # the call has an end
     "pool_use_lifo": True,
 }
 

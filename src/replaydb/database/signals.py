@@ -7,9 +7,14 @@ if it never comes. What is true is only ever read from the tables.
 from __future__ import annotations
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+
+from replaydb.cancellation import to_the_end
+
+logger = logging.getLogger(__name__)
 
 RECHECK_SECONDS = 1.0
 
@@ -26,8 +31,6 @@ class Signal(ABC):
     async def listening(self) -> AsyncIterator[None]:
         """Watch for commits of other processes until the block ends."""
         self._listeners += 1
-        if self._source is None or self._source.done():
-            self._source = asyncio.create_task(self._watch())
         try:
             yield
         finally:
@@ -41,6 +44,9 @@ class Signal(ABC):
 
     async def wait(self, ticket: asyncio.Event, timeout: float) -> None:
         """Until the ticket's change, `timeout` seconds or the time to look again anyway."""
+        if self._source is None or self._source.done():
+            self._source = asyncio.create_task(self._watch())
+            self._source.add_done_callback(_note_end)
         # Not `wait_for`: in Python 3.11 it loses a cancellation that comes with the change.
         with suppress(TimeoutError):
             async with asyncio.timeout(min(timeout, RECHECK_SECONDS)):
@@ -64,8 +70,7 @@ class Signal(ABC):
         source, self._source = self._source, None
         if source is not None:
             source.cancel()
-            # What it failed of (a server that is gone) the callers notice themselves.
-            await asyncio.gather(source, return_exceptions=True)
+            await to_the_end(asyncio.wait([source]))
 
     @abstractmethod
     async def _watch(self) -> None:
@@ -74,3 +79,9 @@ class Signal(ABC):
     @abstractmethod
     def _publish(self) -> None:
         """Let other processes know."""
+
+
+def _note_end(source: asyncio.Task[None]) -> None:
+    """Whoever waits looks now and then anyway, and watches anew after that."""
+    if not source.cancelled() and (error := source.exception()) is not None:
+        logger.info("nobody tells of commits of other processes for a while: %s", error)

@@ -7,12 +7,12 @@ import random
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-import aiosqlite
 from sqlalchemy import URL, Connection, Select, column, event, func, select, table
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -20,6 +20,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.pool import AsyncAdaptedQueuePool, NullPool, Pool
 from sqlalchemy.sql.compiler import SQLCompiler
 
+from replaydb.cancellation import to_the_end
 from replaydb.database.backend import T, Work
 from replaydb.database.expressions import (
     among,
@@ -45,7 +46,8 @@ from replaydb.errors import (
     ReplayDBError,
 )
 
-READERS = 4
+#: Connections that read: some for draws, as many for everything else.
+READERS = 8
 #: How long a writer waits for writers of other processes before it gives up.
 LOCK_SECONDS = 60.0
 #: Waiting coroutines look for commits of other processes this often: (at first, when idle).
@@ -112,6 +114,8 @@ def _compile_bytewise(element: bytewise, compiler: SQLCompiler, **kw: Any) -> st
 class SqliteBackend:
     """`sqlite:///FILE`."""
 
+    concurrent_draws = READERS // 2
+
     def __init__(self, url: URL, durability: str, *, read_only: bool = False) -> None:
         self._url = url.set(drivername="sqlite+aiosqlite")
         self._file = DatabaseFile(Path(url.database or ""), read_only=read_only)
@@ -139,7 +143,7 @@ class SqliteBackend:
             poolclass=AsyncAdaptedQueuePool,
             pool_size=1,
             max_overflow=0,
-            pool_timeout=10 * LOCK_SECONDS,
+            pool_timeout=None,  # the call has an end
         )
 
     def reader_engine(self) -> AsyncEngine:
@@ -154,7 +158,7 @@ class SqliteBackend:
             poolclass=AsyncAdaptedQueuePool,
             pool_size=READERS,
             max_overflow=0,
-            pool_timeout=10 * LOCK_SECONDS,
+            pool_timeout=None,
         )
 
     def migration_engine(self) -> AsyncEngine:
@@ -166,10 +170,36 @@ class SqliteBackend:
             poolclass=NullPool,
         )
 
-    async def run(self, connection: AsyncConnection, work: Work[T]) -> T:
+    async def begin(self, connection: AsyncConnection, end: float) -> None:
+        """Nothing yet: BEGIN goes along with the first statement."""
+
+    async def run(self, connection: AsyncConnection, work: Work[T], end: float) -> T:
         """All of it in the thread of the connection: a hop costs more than most statements."""
         driver: Any = (await connection.get_raw_connection()).driver_connection
-        return await cast("EagerConnection", driver).run(work(connection))
+        return await cast("EagerConnection", driver).run(work(connection), end)
+
+    async def finish(self, connection: AsyncConnection, work: Work[T], end: float) -> T:
+        """COMMIT goes along too."""
+
+        async def whole(connection: AsyncConnection) -> T:
+            result = await work(connection)
+            await connection.commit()
+            return result
+
+        return await self.run(connection, whole, end)
+
+    async def commit(self, connection: AsyncConnection, end: float) -> None:
+        """Nothing can come between a commit and its answer."""
+        await connection.commit()
+
+    async def abandon(self, connection: AsyncConnection) -> None:
+        """A file always answers."""
+        with suppress(Exception):  # the error that led here matters more
+            await connection.rollback()
+
+    def cut_off(self, driver_connection: Any) -> None:
+        """Interrupt the statement."""
+        cast("EagerConnection", driver_connection).cut_off()
 
     def signal(self, reader: AsyncEngine) -> Signal:
         """Watches the file's change counter."""
@@ -192,6 +222,10 @@ class SqliteBackend:
 
     def is_conflict(self, error: BaseException) -> bool:
         """Never: a writer that has begun is alone."""
+        return False
+
+    def is_outage(self, error: BaseException) -> bool:
+        """Never: a file that cannot be read does not come back."""
         return False
 
     async def check_target(self) -> None:
@@ -317,9 +351,11 @@ class _SqliteSignal(Signal):
     def __init__(self, file: DatabaseFile) -> None:
         super().__init__()
         self._connect = partial(file.connect, timeout=LOCK_SECONDS)
+        self._check = file.check
 
     async def _watch(self) -> None:
-        async with aiosqlite.Connection(self._connect, iter_chunk_size=64) as connection:
+        connection = await EagerConnection.open(self._connect, _begin_deferred, self._check)
+        try:
             shortest, longest = WATCH_SECONDS
             pause, seen = shortest, None
             while True:
@@ -332,6 +368,8 @@ class _SqliteSignal(Signal):
                     self._wake()
                 seen = version
                 await asyncio.sleep(pause)
+        finally:
+            await to_the_end(connection.close())
 
     def _publish(self) -> None:
         """The file itself tells."""

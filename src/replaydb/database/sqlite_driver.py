@@ -73,27 +73,44 @@ class EagerConnection(aiosqlite.Connection):
         if self._conn.in_transaction:
             await self._in_thread(self._conn.rollback)
 
-    async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    async def run(self, coroutine: Coroutine[Any, Any, T], end: float) -> T:
         """Run a coroutine that waits for nothing but this connection, all of it in its thread.
 
-        Its statements then need no hop at all. Who cancels waits until it has ended, with its
-        next statement: nobody may touch a connection that another thread uses.
+        Its statements then need no hop at all. Who cancels, or whose time is up, waits until it
+        has stopped at its next statement: nobody may touch a connection that another thread uses.
+
+        Raises:
+            TimeoutError: It was stopped at `end`, a time of the event loop.
         """
         hop = self._execute(_finish, coroutine)  # type: ignore[no-untyped-call]
         running: asyncio.Future[T] = asyncio.ensure_future(hop)
         try:
-            return await asyncio.shield(running)
+            await asyncio.wait([running], timeout=end - asyncio.get_running_loop().time())
         except asyncio.CancelledError:
-            self._stopped = True
-            while not running.done():
-                with suppress(asyncio.CancelledError):
-                    await asyncio.wait([running])
-            running.exception()  # seen: the caller is told of the cancellation instead
+            await self._stop(running)
             raise
+        if not running.done():
+            await self._stop(running)
+        try:
+            return running.result()
+        except _StoppedError:
+            raise TimeoutError from None
+
+    def cut_off(self) -> None:
+        """Let what runs fail, and nothing more be run."""
+        self._stopped = True
+        self._conn.interrupt()
 
     def cursor(self) -> _EagerCursor:  # type: ignore[override]
         """A cursor that is closed as soon as it has executed."""
         return _EagerCursor(self)
+
+    async def _stop(self, running: asyncio.Future[Any]) -> None:
+        self._stopped = True
+        while not running.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([running])
+        running.exception()  # seen: who is cancelled is told of that instead
 
     async def _in_thread(self, work: Callable[..., object], *arguments: Any) -> None:
         if threading.current_thread() is self._thread:

@@ -115,6 +115,11 @@ class Drawn:
         """A portion of which there is none."""
         return cls([], [], np.zeros(0), np.zeros(0))
 
+    @property
+    def num_bytes(self) -> int:
+        """Size of their payloads."""
+        return sum(row["num_bytes"] for row in self.rows)
+
     def held_by(self) -> int:
         """The lease, of a draw that asked for one."""
         assert self.lease_id is not None  # noqa: S101
