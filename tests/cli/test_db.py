@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import make_url, text
 from typer.testing import CliRunner, Result
 
 import replaydb
@@ -18,6 +19,7 @@ from replaydb.database.schema import REVISIONS
 from support.connections import transaction
 
 NEWEST = REVISIONS[-1]
+PASSWORD = "hunter2"  # noqa: S105
 
 
 def run(*arguments: str, url: str | None = None, answer: str | None = None) -> Result:
@@ -88,6 +90,29 @@ def test_an_error_is_one_line_without_password(
     assert message in outcome.stderr
     assert outcome.stderr.count("\n") == 1
     assert "hunter2" not in outcome.stderr
+
+
+@pytest.mark.parametrize("name", ["a  b.db", "it's $(here) & `there`.db", "50%41;#.db", "数 \\.db"])
+def test_the_command_of_an_error_can_be_pasted(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).touch()
+    url = f"sqlite:///{tmp_path}/{name.replace('%', '%25')}"
+    outcome = CliRunner().invoke(app, ["db", "check", "--url", url], env={"COLUMNS": "20"})
+    message, _, command = outcome.stderr.partition("; run: ")
+    assert message == "error: there are no tables yet"
+    program, *arguments = shlex.split(command)
+    assert program == "replaydb"
+    assert run(*arguments).output == f"revision {NEWEST}\n"
+    assert run("db", "current", "--url", url).output == f"{NEWEST}\n"
+
+
+def test_a_password_is_not_pasted_but_named(empty_postgresql_url: str) -> None:
+    url = make_url(empty_postgresql_url).set(password=PASSWORD).render_as_string(False)
+    outcome = run("db", "check", url=url)
+    assert PASSWORD not in outcome.stderr
+    command = outcome.stderr.partition("in REPLAYDB_URL, run: ")[2]
+    program, *arguments = shlex.split(command)
+    assert program == "replaydb"
+    assert run(*arguments, url=url).output == f"revision {NEWEST}\n"
 
 
 def test_without_a_database_the_command_says_how_to_name_one() -> None:

@@ -71,3 +71,32 @@ def test_looking_does_not_make_a_file(empty_sqlite_url: str, command: str) -> No
     assert outcome.exit_code == 1
     assert outcome.stderr == f"error: {path}: there is no such file\n"
     assert not path.exists()
+
+
+#: Colours, a cleared screen, a title, a link, other control characters, text from right to left.
+HOSTILE = "\x1b[31m\x1b[2J\x1b]0;x\x07\x9b1m\r\n\t\x7f\u2028\u202e[red]:smile:数学"
+SHOWN = r"\x1b[31m\x1b[2J\x1b]0;x\x07\x9b1m\r\n\t\x7f\u2028\u202e" + "[red]:smile:数学"
+
+
+def test_names_of_others_do_nothing_to_a_terminal(url: str) -> None:
+    async def fill() -> None:
+        async with rdb.Store.open(url) as store:
+            buffer = await store.buffer(HOSTILE, max_staleness={HOSTILE: 4})
+            episode = rdb.Episode(prompt_ids=[1, 2], response_ids=[3], reward=0.5)
+            await buffer.put(rdb.EpisodeGroup(HOSTILE, [episode], status="failed"))
+
+    asyncio.run(fill())
+    results = [
+        run("buffers", url=url),
+        run("buffers", "--json", url=url),
+        run("stats", HOSTILE, url=url),
+        run("stats", HOSTILE, "--json", url=url),
+        run("stats", HOSTILE + "2", url=url),
+    ]
+    for result in results:
+        assert all(one.isprintable() for one in result.output.replace("\n", "")), result.output
+    assert SHOWN in results[0].stdout
+    assert json.loads(results[1].stdout)[0]["name"] == HOSTILE
+    assert results[2].stdout.count(SHOWN) == 3  # the buffer, its task, its account
+    assert json.loads(results[3].stdout)["name"] == HOSTILE
+    assert results[4].exit_code == 1

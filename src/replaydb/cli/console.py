@@ -15,6 +15,13 @@ OptionalUrl = Annotated[
 ]
 
 
+def printable(text: str) -> str:
+    """Text of others as it can be shown: what would move the cursor or turn the text is escaped."""
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text
+    )
+
+
 class ErrorsInOneLine(TyperGroup):
     """Shows an error of replaydb in one red line on stderr, and exits with 1."""
 
@@ -27,7 +34,12 @@ class ErrorsInOneLine(TyperGroup):
         except ReplayDBError as error:
             from rich.console import Console
 
+            # One line however long: a command in it can be pasted.
             Console(stderr=True, soft_wrap=True).print(
-                " ".join(f"error: {error}".split()), style="red", markup=False, highlight=False
+                printable(" ".join(f"error: {error}".splitlines())),
+                style="red",
+                markup=False,
+                highlight=False,
+                emoji=False,
             )
             raise typer.Exit(1) from None

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from replaydb.cli.console import OptionalUrl, Url
+from replaydb.cli.console import OptionalUrl, Url, printable
 
 app = typer.Typer(help="Create, upgrade and check the tables.", no_args_is_help=True)
 
@@ -21,7 +21,7 @@ def upgrade(
     from replaydb.database import migrate
 
     asyncio.run(migrate.upgrade(url, revision))
-    typer.echo(f"revision {asyncio.run(migrate.current(url))}")
+    typer.echo(f"revision {printable(asyncio.run(migrate.current(url)) or 'none')}")
 
 
 @app.command(context_settings={"ignore_unknown_options": True})  # -1 is a revision
@@ -36,7 +36,7 @@ def downgrade(
     if not yes:
         typer.confirm(f"Go back to {revision} and lose what was added since?", abort=True)
     asyncio.run(migrate.downgrade(url, revision))
-    typer.echo(f"revision {asyncio.run(migrate.current(url)) or 'none'}")
+    typer.echo(f"revision {printable(asyncio.run(migrate.current(url)) or 'none')}")
 
 
 @app.command()
@@ -44,7 +44,7 @@ def current(url: Url) -> None:
     """Show the revision of the tables, or none."""
     from replaydb.database import migrate
 
-    typer.echo(asyncio.run(migrate.current(url)) or "none")
+    typer.echo(printable(asyncio.run(migrate.current(url)) or "none"))
 
 
 @app.command()
@@ -65,7 +65,7 @@ def check(url: Url) -> None:
 
     differences = asyncio.run(migrate.check(url))
     for difference in differences:
-        typer.echo(difference)
+        typer.echo(printable(difference))
     if differences:
         raise typer.Exit(1)
     typer.echo("the tables are as expected")

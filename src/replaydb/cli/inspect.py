@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from replaydb.cli.console import Url
+from replaydb.cli.console import Url, printable
 
 if TYPE_CHECKING:
     from replaydb import BufferInfo, BufferStats
@@ -44,7 +44,9 @@ def stats(
     if as_json:
         _print_json(asdict(found))
         return
-    typer.echo(f"{found.name}: {found.num_groups} groups, policy version {found.policy_version}")
+    typer.echo(
+        f"{printable(found.name)}: {found.num_groups} groups, policy version {found.policy_version}"
+    )
     _print_table(
         ("task", "status", "groups", "tokens", "bytes", "mean reward", "mean staleness"),
         (
@@ -90,7 +92,9 @@ async def _stats(url: str, name: str) -> BufferStats:
 
 
 def _print_json(value: object) -> None:
-    typer.echo(json.dumps(value, indent=2, default=datetime.isoformat))
+    # ASCII: JSON escapes all that is not, and with it what a terminal would obey.
+    text = json.dumps(value, indent=2, default=datetime.isoformat)
+    typer.echo(text.replace("\x7f", "\\u007f"))
 
 
 def _print_table(headings: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
@@ -109,4 +113,4 @@ def _print_table(headings: Iterable[str], rows: Iterable[Iterable[object]]) -> N
 def _shown(value: object) -> str:
     if value is None:
         return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else printable(str(value))

@@ -229,8 +229,12 @@ def _problem(backend: Backend, found: _Found) -> SchemaError | None:
             found.revision,
             newest,
         )
-    command = f"replaydb db upgrade --url {shlex.quote(backend.shown)}"
-    return SchemaOutOfDateError(f"{what}; run: {command}", found.revision, newest)
+    # Made to be pasted: with a password that is not shown, the URL has to come from elsewhere.
+    if ":***" in backend.shown:
+        how = f"with the URL of {backend.shown} in REPLAYDB_URL, run: replaydb db upgrade"
+    else:
+        how = f"run: replaydb db upgrade --url {shlex.quote(backend.shown)}"
+    return SchemaOutOfDateError(f"{what}; {how}", found.revision, newest)
 
 
 async def _run(backend: Backend, action: Callable[[Config, str], None], revision: str) -> None:

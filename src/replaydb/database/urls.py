@@ -137,7 +137,7 @@ class PostgresqlURL:
         settings = {name: given.pop(name) for name in _SESSION if name in given}
         through_pgbouncer = given.pop("pgbouncer", "false") == "true"
         user, _, password = login.partition(":")
-        hidden = ":***" if password or "password" in given else ""
+        hidden = ":***" if password or _SECRETS & given.keys() else ""
         return cls(
             dsn=f"postgresql://{login}{at}{parts.path}{_query(given)}",
             hosts=_with_ports(hosts, ports),
