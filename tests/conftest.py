@@ -14,6 +14,14 @@ from support.postgres import PostgresServer, running_server
 from support.proxy import Proxy, running_proxy
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what did not run: nothing else is ever skipped."""
+    skipped = [report.nodeid for report in terminalreporter.getreports("skipped")]
+    if skipped:
+        terminalreporter.section("DID NOT RUN: PgBouncer is not installed", red=True)
+        terminalreporter.write_line("\n".join(skipped), red=True)
+
+
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
     """A real PostgreSQL, one for each worker of pytest-xdist; without one the tests fail."""

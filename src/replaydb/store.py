@@ -63,6 +63,7 @@ class Store:
         migrate: bool | None = None,
         durability: Durability = "process",
         read_only: bool = False,
+        pool_size: int | None = None,
     ) -> Opening[Store]:
         """Open a store: `async with Store.open(...) as store`, or `store = await Store.open(...)`.
 
@@ -83,6 +84,9 @@ class Store:
             read_only: Only look: whatever would write raises `DatabaseReadOnlyError` before
                 anything is sent. A SQLite file may then be in a folder that cannot be written.
                 Without `run` and `migrate`.
+            pool_size: How many connections at most write, and how many read; calls wait for one
+                within their timeout. By default 8 of each are kept, and up to 24 made under load.
+                On SQLite one writes, and by default 8 read.
 
         Raises:
             InvalidInputError: An argument is wrong, or does not go with `read_only`.
@@ -92,6 +96,9 @@ class Store:
         """
         if durability not in ("process", "full"):
             raise InvalidInputError("durability", "'process' or 'full'", repr(durability))
+        size = (
+            None if pool_size is None else arguments.whole_number("pool_size", pool_size, least=1)
+        )
         if read_only and (run is not None or lineage is not None or run_metadata is not None):
             raise InvalidInputError("read_only", "no run, which would be entered", "one")
         if read_only and migrate:
@@ -100,7 +107,7 @@ class Store:
         metadata = to_json_object("run_metadata", run_metadata)
 
         async def opened() -> Store:
-            backend = backend_for(url, durability=durability, read_only=read_only)
+            backend = backend_for(url, durability=durability, read_only=read_only, pool_size=size)
             await backend.check_target()
             await migrations.prepare(backend, migrate=False if read_only else migrate)
             store = cls(Database(backend), name, lineage or run, metadata)

@@ -225,6 +225,9 @@ class Drawing(BufferCore):
                         lambda connection: draws.draw(connection, backend, scope, request)
                     )
                     lease_id = drawn.lease_id  # now: a commit that is cancelled may yet be made
+                    if drawn.stored is not None:
+                        await transaction.commit()
+                        return drawn, asyncio.create_task(groups.decoded(drawn.rows, *drawn.stored))
                     # A snapshot taken while the tasks are locked: nobody can delete what was
                     # drawn before it is read, and yet no lock is held while payloads travel.
                     read_by = end or end_in(PATIENCE_SECONDS, drawn.num_bytes)

@@ -29,6 +29,8 @@ class Backend(Protocol):
 
     #: Whether nothing may be written.
     read_only: bool
+    #: Whether a call has one connection only: a draw then reads its payloads before it commits.
+    has_one_connection: bool
     #: Draws that may have a reader at once; some are left for everybody else.
     concurrent_draws: int
 
@@ -107,7 +109,11 @@ class Backend(Protocol):
 
 
 def backend_for(
-    url: str | URL, *, durability: Durability = "process", read_only: bool = False
+    url: str | URL,
+    *,
+    durability: Durability = "process",
+    read_only: bool = False,
+    pool_size: int | None = None,
 ) -> Backend:
     """The backend of a database URL; the driver need not be named.
 
@@ -119,10 +125,14 @@ def backend_for(
         case "sqlite":
             from replaydb.database.sqlite import SqliteBackend
 
-            return SqliteBackend(urls.sqlite_url(url), durability, read_only=read_only)
+            return SqliteBackend(
+                urls.sqlite_url(url), durability, read_only=read_only, pool_size=pool_size
+            )
         case "postgresql" | "postgres":
             from replaydb.database.postgresql import PostgresqlBackend
 
-            return PostgresqlBackend(urls.PostgresqlURL.of(url), read_only=read_only)
+            return PostgresqlBackend(
+                urls.PostgresqlURL.of(url), read_only=read_only, pool_size=pool_size
+            )
         case other:
             raise InvalidURLError("url", urls.EXPECTED, f"engine {other!r}")

@@ -50,6 +50,8 @@ async def connect(url: PostgresqlURL, settings: Mapping[str, str]) -> asyncpg.Co
                 target_session_attrs=kind,
                 timeout=url.connect_seconds,
                 server_settings=dict(settings),
+                # PgBouncer has each transaction on another connection of the server.
+                statement_cache_size=0 if url.through_pgbouncer else 100,
             )
             _keep_alive(connection)
             return connection

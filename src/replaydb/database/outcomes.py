@@ -21,6 +21,8 @@ from replaydb.database.prepared import prepared
 
 #: A transaction may end so much later on the server than the call that made it.
 SERVER_GRACE_SECONDS = 5.0
+#: A client that hangs inside a transaction must not hold a task's lock for ever.
+IDLE_IN_TRANSACTION_SECONDS = 60
 #: Pauses between questions.
 PAUSE_SECONDS = 0.05
 #: The first version with `transaction_timeout`, which also ends who is stuck in a payload.
@@ -52,13 +54,18 @@ class _Xid8(UserDefinedType[str]):
 async def begin(connection: AsyncConnection, seconds: float) -> None:
     """Begin a transaction that the server ends by itself some time after so many seconds."""
     driver: Any = (await connection.get_raw_connection()).driver_connection
-    if driver.get_server_version().major >= _BOUNDS_TRANSACTIONS:
-        limit = str(int(1000 * (max(seconds, 0.0) + SERVER_GRACE_SECONDS)))
-        statement = _begin_bounded(limit)
-    else:
-        statement = _begin()
-    row = (await connection.execute(*statement)).one()
+    limit = str(int(1000 * (max(seconds, 0.0) + SERVER_GRACE_SECONDS)))
+    is_bounded = driver.get_server_version().major >= _BOUNDS_TRANSACTIONS
+    if is_reader(connection):  # and a standby gives no ids
+        await connection.execute(*(_look_bounded(limit) if is_bounded else _look()))
+        return
+    row = (await connection.execute(*(_begin_bounded(limit) if is_bounded else _begin()))).one()
     connection.info[_KEY] = Identity(row.xid, row.era)
+
+
+def is_reader(connection: AsyncConnection) -> bool:
+    """Whether its transactions cannot write."""
+    return bool(connection.sync_engine.get_execution_options().get("postgresql_readonly"))
 
 
 def identity_of(connection: AsyncConnection) -> Identity:
@@ -107,14 +114,34 @@ _ERA = func.pg_stat_get_bgwriter_stat_reset_time().label("era")
 _CURRENT = cast(func.pg_current_xact_id(), Text).label("xid")
 
 
+#: Of the transaction, not of the session: behind a PgBouncer there is none.
+BOUND_IDLENESS = func.set_config(
+    "idle_in_transaction_session_timeout", str(1000 * IDLE_IN_TRANSACTION_SECONDS), True
+)
+
+
+def _bound(limit: Any) -> ColumnElement[str]:
+    return func.set_config("transaction_timeout", limit, True)
+
+
 @prepared
 def _begin() -> Select[Any]:
-    return select(_CURRENT, _ERA)
+    return select(_CURRENT, _ERA, BOUND_IDLENESS)
 
 
 @prepared
 def _begin_bounded(limit: Any) -> Select[Any]:
-    return select(_CURRENT, _ERA, func.set_config("transaction_timeout", limit, True))
+    return select(_CURRENT, _ERA, BOUND_IDLENESS, _bound(limit))
+
+
+@prepared
+def _look() -> Select[Any]:
+    return select(BOUND_IDLENESS)
+
+
+@prepared
+def _look_bounded(limit: Any) -> Select[Any]:
+    return select(BOUND_IDLENESS, _bound(limit))
 
 
 @prepared

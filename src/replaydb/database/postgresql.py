@@ -54,8 +54,6 @@ ROLLBACK_SECONDS = 1.0
 #: What a call may take beyond its end to hear of its commit, and once more to ask for it.
 COMMIT_SECONDS = 2.0
 POOL_SIZE = 8
-#: A client that hangs inside a transaction must not hold a task's lock for ever.
-IDLE_IN_TRANSACTION_SECONDS = 60
 #: Changes made within this time share one NOTIFY, which locks database-wide at commit.
 NOTIFY_SECONDS = 0.01
 CHANNEL = "replaydb"
@@ -114,11 +112,21 @@ def _compile_bytewise(element: bytewise, compiler: SQLCompiler, **kw: Any) -> st
 class PostgresqlBackend:
     """`postgresql://USER:PASSWORD@HOST/DATABASE`."""
 
-    concurrent_draws = POOL_SIZE
-
-    def __init__(self, url: PostgresqlURL, *, read_only: bool = False) -> None:
+    def __init__(
+        self, url: PostgresqlURL, *, read_only: bool = False, pool_size: int | None = None
+    ) -> None:
         self._url = url
         self.read_only = read_only
+        # Through PgBouncer a second connection of the server may not come before this call ends:
+        # others wait for the locks that it holds.
+        self.has_one_connection = url.through_pgbouncer
+        self._pool: dict[str, Any] = {
+            "pool_size": pool_size or POOL_SIZE,
+            "max_overflow": 0 if pool_size else 2 * POOL_SIZE,
+            "pool_timeout": None,  # the call has an end
+            "pool_use_lifo": True,
+        }
+        self.concurrent_draws = max(1, pool_size // 2) if pool_size else POOL_SIZE
         self._log = ConnectionLog(url.shown)
 
     @property
@@ -132,11 +140,11 @@ class PostgresqlBackend:
 
     def writer_engine(self) -> AsyncEngine:
         """READ COMMITTED: what must not change is locked, row by row."""
-        return self._engine(isolation_level="READ COMMITTED", **_POOL)
+        return self._engine(isolation_level="READ COMMITTED", **self._pool)
 
     def reader_engine(self) -> AsyncEngine:
         """Every transaction reads one snapshot."""
-        engine = self._engine(isolation_level="REPEATABLE READ", **_POOL)
+        engine = self._engine(isolation_level="REPEATABLE READ", **self._pool)
         return engine.execution_options(postgresql_readonly=True)
 
     def migration_engine(self) -> AsyncEngine:
@@ -202,6 +210,8 @@ class PostgresqlBackend:
 
     def signal(self, reader: AsyncEngine) -> Signal:
         """LISTEN and NOTIFY, on connections of their own."""
+        if self._url.through_pgbouncer:
+            return _NoSignal()
         # A NOTIFY commits, and a hint is not worth waiting for the disk.
         settings = {"synchronous_commit": "off"}
         return _PostgresqlSignal(
@@ -216,7 +226,8 @@ class PostgresqlBackend:
             if isinstance(
                 cause, OSError | asyncpg.InterfaceError | asyncpg.InternalClientError | DBAPIError
             ) or isinstance(error, DBAPIError):
-                return DatabaseUnavailableError(f"{self.shown}: {cause}")
+                reason = str(cause) or "no answer in time"  # a TimeoutError says nothing
+                return DatabaseUnavailableError(f"{self.shown}: {reason}")
             return None
         kind: type[DatabaseError] = DatabaseError
         if state == "53100":
@@ -247,7 +258,8 @@ class PostgresqlBackend:
 
     async def lock_schema(self, connection: AsyncConnection) -> None:
         """An advisory lock, until the transaction ends."""
-        await connection.execute(select(func.pg_advisory_xact_lock(_SCHEMA_LOCK)))
+        lock = func.pg_advisory_xact_lock(_SCHEMA_LOCK)
+        await connection.execute(select(outcomes.BOUND_IDLENESS, lock))
 
     async def check_integrity(self, connection: AsyncConnection) -> None:
         """Nothing to do: constraints stay on during DDL."""
@@ -266,13 +278,16 @@ class PostgresqlBackend:
     def _engine(self, settings: Mapping[str, str] = _NO_SETTINGS, **options: Any) -> AsyncEngine:
         server_settings = {
             "application_name": "replaydb",
-            "idle_in_transaction_session_timeout": str(1000 * IDLE_IN_TRANSACTION_SECONDS),
             **settings,
             **self._url.settings,
         }
+        unnamed = {"prepared_statement_cache_size": 0, "prepared_statement_name_func": str}
         engine = create_async_engine(
             "postgresql+asyncpg://",  # SQLAlchemy never sees the password
-            async_creator=partial(connect, self._url, server_settings),
+            connect_args={
+                "async_creator_fn": partial(connect, self._url, server_settings),
+                **(unnamed if self._url.through_pgbouncer else {}),
+            },
             hide_parameters=True,
             **options,
         )
@@ -280,15 +295,18 @@ class PostgresqlBackend:
         return engine
 
 
-_POOL: dict[str, Any] = {
-    "pool_size": POOL_SIZE,
-    "max_overflow": 2 * POOL_SIZE,
-    "pool_timeout": None,  # the call has an end
-    "pool_use_lifo": True,
-}
-
 _NOW = select(func.clock_timestamp(type_=DateTime(timezone=True)))
 _GROUP_IDS = DbSequence("episode_group_id_seq", data_type=BigInteger)
+
+
+class _NoSignal(Signal):
+    """Nobody tells: LISTEN needs a session. Whoever waits looks again after a while."""
+
+    async def _watch(self) -> None:
+        await asyncio.Event().wait()
+
+    def _publish(self) -> None:
+        pass
 
 
 class _PostgresqlSignal(Signal):

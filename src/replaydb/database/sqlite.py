@@ -114,13 +114,22 @@ def _compile_bytewise(element: bytewise, compiler: SQLCompiler, **kw: Any) -> st
 class SqliteBackend:
     """`sqlite:///FILE`."""
 
-    concurrent_draws = READERS // 2
+    has_one_connection = False
 
-    def __init__(self, url: URL, durability: str, *, read_only: bool = False) -> None:
+    def __init__(
+        self,
+        url: URL,
+        durability: str,
+        *,
+        read_only: bool = False,
+        pool_size: int | None = None,
+    ) -> None:
         self._url = url.set(drivername="sqlite+aiosqlite")
         self._file = DatabaseFile(Path(url.database or ""), read_only=read_only)
         self._path = self._file.path
         self.read_only = read_only
+        self._readers = pool_size or READERS
+        self.concurrent_draws = max(1, self._readers // 2)
         self._synchronous = (
             "PRAGMA synchronous = FULL" if durability == "full" else "PRAGMA synchronous = NORMAL"
         )
@@ -156,7 +165,7 @@ class SqliteBackend:
             ],
             begin=_begin_deferred,
             poolclass=AsyncAdaptedQueuePool,
-            pool_size=READERS,
+            pool_size=self._readers,
             max_overflow=0,
             pool_timeout=None,
         )

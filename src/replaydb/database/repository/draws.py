@@ -80,6 +80,8 @@ async def draw(
     if not drawing.taken:
         raise NotEnoughGroups(request.count, 0)
     drawn = replace(Drawn.together(parts), lease_id=lease_id)
+    if backend.has_one_connection:  # before what is archived loses its payload
+        drawn = replace(drawn, stored=await groups.stored(connection, drawn.ids, drawn.ids))
     retired = await drawing.retire()
     state.limited_samples += len(drawing.taken)
     await buffers.save_limits(connection, state)

@@ -164,13 +164,24 @@ async def facts(connection: AsyncConnection, buffer_id: int, ids: Sequence[int])
 
 async def with_payloads(connection: AsyncConnection, rows: Sequence[Facts]) -> Decoded:
     """Groups with their episodes, from their rows."""
-    ids = [row["id"] for row in rows]
-    parts = (await connection.execute(*statements.payloads(ids))).mappings().all()
-    texts: Sequence[Facts] = ()
     # A draw that archives a group may have dropped its text, which the snapshot still has.
     spoken = [row for row in rows if row["has_transcript"] or row["group_status"] == _ARCHIVED]
-    if with_text := [row["id"] for row in spoken]:
-        texts = (await connection.execute(*statements.transcripts(with_text))).mappings().all()
+    ids, with_text = [row["id"] for row in rows], [row["id"] for row in spoken]
+    return await decoded(rows, *await stored(connection, ids, with_text))
+
+
+async def stored(
+    connection: AsyncConnection, ids: Sequence[int], with_text: Sequence[int]
+) -> tuple[Sequence[Facts], Sequence[Facts]]:
+    """Payloads of groups, and texts of some of them."""
+    parts = (await connection.execute(*statements.payloads(ids))).mappings().all()
+    if not with_text:
+        return parts, ()
+    return parts, (await connection.execute(*statements.transcripts(with_text))).mappings().all()
+
+
+async def decoded(rows: Sequence[Facts], parts: Sequence[Facts], texts: Sequence[Facts]) -> Decoded:
+    """Groups from what is stored of them; in a thread if it is large."""
     if sum(row["num_bytes"] for row in rows) > DECODE_INLINE_BYTES:
         return await asyncio.to_thread(records.from_rows, rows, parts, texts)
     return records.from_rows(rows, parts, texts)

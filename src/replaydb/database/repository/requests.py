@@ -88,6 +88,7 @@ class Drawn:
             leaves nothing to chance.
         weights: Importance weights, float64 [n], the largest of each portion being 1.
         rows: The groups as the draw leaves them, in any order.
+        stored: Their payloads and texts, if the draw was to read them.
         draw_id: Where the draw is recorded, if it is.
         lease_id: The lease that holds the groups, if one was asked for.
     """
@@ -97,6 +98,7 @@ class Drawn:
     probabilities: NDArray[np.float64]
     weights: NDArray[np.float64]
     rows: Sequence[Facts] = ()
+    stored: tuple[Sequence[Facts], Sequence[Facts]] | None = None
     draw_id: int | None = None
     lease_id: int | None = None
 

@@ -1,0 +1,91 @@
+"""Through a PgBouncer that pools transactions: no session, and few connections of the server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+import replaydb as rdb
+from replaydb import Store
+from replaydb.database import migrate
+from support import pgbouncer
+from support.groups import group, groups
+from support.ledger import check_books
+
+
+@pytest.fixture
+def bounced_url(postgresql_url: str) -> Iterator[str]:
+    """The database without rows, through PgBouncer."""
+    if pgbouncer.executable() is None:
+        pytest.skip(pgbouncer.MISSING)  # and the summary says so
+    with pgbouncer.pgbouncer(postgresql_url) as url:
+        yield url
+
+
+async def test_everything_works_without_a_session(bounced_url: str) -> None:
+    async def trainer(name: str) -> None:
+        """The same statements again and again, each time on another connection of the server."""
+        async with Store.open(bounced_url, run="one") as store:
+            buffer = await store.buffer("math", capacity=rdb.Capacity(groups=50))
+            for number in range(8):
+                await buffer.put([group(f"{name}{number}-{i}") for i in range(5)])
+                batch = await buffer.sample(2, rdb.Prioritized(), step=number)
+                await buffer.update_priorities(batch.ids, [0.5, 2.0])
+            async with buffer.lease(3, ttl=60) as lease:
+                assert len(lease.batch) == 3
+            await buffer.advance_policy(1)
+
+    await asyncio.gather(*(trainer(name) for name in "abcd"))
+    async with Store.open(bounced_url, read_only=True) as store:
+        buffer = await store.buffer("math")
+        assert len(await buffer.draws()) == 4 * 9
+        assert await buffer.count(statuses="completed") <= 50
+
+
+async def test_a_draw_has_the_payloads_that_it_drops(bounced_url: str) -> None:
+    async with Store.open(bounced_url, run="a") as store:
+        buffer = await store.buffer("once", max_times_sampled=1, archived_payload="drop")
+        put = groups(3)
+        ids = await buffer.put(put)
+        batch = await buffer.sample(3, rdb.Fifo())
+        assert [one.episodes for one in batch.groups] == [one.episodes for one in put]
+        with pytest.raises(rdb.PayloadGoneError):
+            await buffer.redraw((await buffer.draws())[0].id)
+        assert await buffer.count(statuses="archived") == len(ids)
+
+
+async def test_who_waits_sees_what_others_put(bounced_url: str) -> None:
+    """LISTEN does not work there: waiting looks again by itself."""
+    async with Store.open(bounced_url) as store, Store.open(bounced_url) as other:
+        buffer = await store.buffer("math")
+        waiting = asyncio.create_task(buffer.sample(1, timeout=30))
+        await asyncio.sleep(0)
+        await (await other.buffer("math")).put(group())
+        assert len(await waiting) == 1
+
+
+async def test_tables_are_made_through_it(empty_postgresql_url: str) -> None:
+    if pgbouncer.executable() is None:
+        pytest.skip(pgbouncer.MISSING)
+    with pgbouncer.pgbouncer(empty_postgresql_url) as url:
+        await migrate.upgrade(url)
+        assert await migrate.check(url) == ()
+
+
+async def test_more_clients_than_the_server_has_connections(
+    bounced_url: str, postgresql_url: str
+) -> None:
+    """PgBouncer gives them 5."""
+    async with Store.open(bounced_url) as store:
+        await store.buffer("math")
+
+    async def client(number: int) -> int:
+        async with Store.open(bounced_url, pool_size=1) as store:
+            buffer = await store.buffer("math", create=False)
+            await buffer.put(group(f"g{number}"))
+            return len(await buffer.sample(1, timeout=60))
+
+    assert await asyncio.gather(*(client(number) for number in range(40))) == [1] * 40
+    await check_books(postgresql_url)

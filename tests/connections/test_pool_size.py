@@ -1,0 +1,43 @@
+"""A store takes no more connections than it may, and who needs one waits."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import asyncpg
+import pytest
+
+import replaydb as rdb
+from replaydb import Store
+from support.groups import group
+
+
+async def test_many_calls_share_one_connection_of_each_kind(url: str) -> None:
+    async with Store.open(url, run="a", pool_size=1) as store:
+        buffer = await store.buffer("math")
+        await buffer.put(group())
+        calls: list[Any] = []
+        for number in range(20):
+            calls += [buffer.put(group(f"g{number}")), buffer.sample(1), buffer.count()]
+        await asyncio.gather(*calls)
+        assert await buffer.count() == 21
+
+
+async def test_the_server_sees_no_more(postgresql_url: str) -> None:
+    direct = await asyncpg.connect(postgresql_url)
+    async with Store.open(postgresql_url, run="a", pool_size=2) as store:
+        buffer = await store.buffer("math")
+        await asyncio.gather(*(buffer.put(group(f"g{number}")) for number in range(20)))
+        await asyncio.gather(*(buffer.sample(1) for _ in range(20)), buffer.count())
+        mine = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        others = await direct.fetchval(f"{mine} AND pid <> pg_backend_pid()")
+    await direct.close()
+    assert others <= 2 + 2 + 1  # they write, read, and one tells
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, "8", True])
+def test_what_is_no_size(sqlite_url: str, size: Any) -> None:
+    with pytest.raises(rdb.InvalidInputError) as caught:
+        Store.open(sqlite_url, pool_size=size)
+    assert caught.value.field == "pool_size"
