@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 
@@ -70,7 +71,33 @@ async def test_a_batch_that_takes_a_tiny_weight_leaves_no_trace(buffer: rdb.Buff
     assert pearson(counts, priorities[:3]) > 0.001, counts
 
 
-async def test_batches_that_take_nearly_everything(buffer: rdb.Buffer, effort: int) -> None:
+async def test_a_batch_that_takes_a_tiny_weight_rewrites_no_other(
+    buffer: rdb.Buffer, url: str
+) -> None:
+    """Or every such batch would rewrite all arrivals of the task."""
+    heavy = await buffer.put(of_priority([1.0] * 3))
+    await buffer.put([to_group(known(f"tiny-{i}", 1e-16, 0, 0)) for i in range(20)])
+    keys = select(group.id, group.priority_key)
+    async with transaction(url) as connection:
+        before = dict((await connection.execute(keys)).all())
+    for _ in range(3):
+        batch = await buffer.sample(5, rdb.Prioritized())
+        assert set(heavy) < set(batch.ids)
+    async with transaction(url) as connection:
+        after = dict((await connection.execute(keys)).all())
+        clock = await connection.scalar(select(task.c.priority_clock))
+    assert {one for one in before if after[one] != before[one]} == set(heavy)
+    # Whoever has not arrived by then has not been passed.
+    assert clock == pytest.approx(3 * draws.LONGEST_WALK / 3.0, rel=1e-6)
+    assert all(key >= clock for key in after.values())
+
+
+@pytest.mark.parametrize("longest_walk", [draws.LONGEST_WALK, math.inf])
+async def test_batches_that_take_nearly_everything(
+    buffer: rdb.Buffer, effort: int, longest_walk: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By scans that leave the clock where it is, and by walks after which it is set back."""
+    monkeypatch.setattr(draws, "LONGEST_WALK", longest_walk)
     world = World(buffer, 16)
     await world.put(far_apart())
     for _ in range(15 * effort):
@@ -91,6 +118,7 @@ async def test_walks_that_are_given_up(
     """Here about every other ends at the arrival of a tiny weight, past all that are larger."""
     monkeypatch.setattr(draws, "WALK_PER_GROUP", 0)
     monkeypatch.setattr(draws, "WALK_AT_LEAST", 13)
+    monkeypatch.setattr(draws, "LONGEST_WALK", math.inf)
     world = World(buffer, 16)
     await world.put(far_apart())
     tiny = Filter(rdb.group.group_uid == "1e-12-0", lambda known: known.uid == "1e-12-0")

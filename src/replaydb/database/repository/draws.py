@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -50,6 +51,9 @@ from replaydb.settings import BufferSettings
 #: rows for every group wanted (so that fewer than about one in ten is eligible), and some.
 WALK_PER_GROUP = 10
 WALK_AT_LEAST = 200
+#: So it does before the clock would get so late, in times between two arrivals: to set a clock
+#: back is to write every group of the task, which batches that take tiny weights would need often.
+LONGEST_WALK = 2.0**-6 * tasks.LATEST
 
 
 async def draw(
@@ -222,9 +226,11 @@ class _Drawing:
     ) -> Candidates | None:
         """The first arrivals of a task, up to `count` eligible ones, and whom they passed.
 
-        None where so few are eligible that a scan is the shorter way.
+        None where so few are eligible, or they arrive so late, that a scan is the shorter way.
         """
         assert order.clock is not None  # noqa: S101
+        time, rate = account.time(order.clock), account.rate(order.clock)
+        horizon = LONGEST_WALK / rate if rate > 0.0 else math.inf
         page = count if eligible is None else 2 * count
         longest = max(WALK_PER_GROUP * count, WALK_AT_LEAST)
         rows: list[Any] = []
@@ -234,12 +240,15 @@ class _Drawing:
             statement = statements.arrivals(pool, order, page, eligible, after)
             more = (await self._connection.execute(*statement)).all()
             rows.extend(more)
-            found += sum(row.eligible for row in more)
-            if len(more) < page:
-                break
-            if found < count and len(rows) >= longest:
-                await self._give_up(order, account, rows)
+            # What never arrives is not late: it comes when nothing else is left.
+            late = [row for row in more if horizon < row.key - time < math.inf]
+            found += sum(row.eligible for row in more) - sum(row.eligible for row in late)
+            at_end = len(more) < page
+            if found < count and (late or (len(rows) >= longest and not at_end)):
+                await self._give_up(order, account, rows, horizon)
                 return None
+            if at_end:
+                break
         keys = waits(account, order.clock, rows)
         verdicts = np.array([bool(row.eligible) for row in rows], np.bool_)
         return Candidates.of(
@@ -251,8 +260,13 @@ class _Drawing:
             walked=order.clock,
         )
 
-    async def _give_up(self, order: Order, account: TaskAccount, rows: Sequence[Any]) -> None:
-        """End a walk. Why it ends says something about the arrivals it saw: none may stay."""
+    async def _give_up(
+        self, order: Order, account: TaskAccount, rows: Sequence[Any], horizon: float
+    ) -> None:
+        """End a walk. Why it ends says something about the arrivals it saw: none may stay.
+
+        Of those behind the horizon it only says that they are behind it, as the clock will.
+        """
         assert order.clock is not None  # noqa: S101
         passed = Candidates.of(
             account,
@@ -262,7 +276,7 @@ class _Drawing:
             eligible=np.zeros(len(rows), np.bool_),
             walked=order.clock,
         )
-        elapsed = elapsed_until([passed], np.arange(len(rows)))
+        elapsed = min(elapsed_until([passed], np.arange(len(rows))), horizon)
         await self._settle(order, passed, np.zeros(0, np.int64), elapsed)
 
     async def _scan(

@@ -20,9 +20,9 @@ from replaydb.database.statements.draws import Clock, Pool
 from replaydb.episodes import GroupStatus
 from replaydb.settings import BufferSettings
 
-#: A clock is set back when its last bit comes to this part of the time between two arrivals: after
-#: 2**36 groups drawn, or at once where a batch takes groups whose weights are as far apart.
-COARSEST_TICK = 2.0**-16
+#: The latest that a clock may show, in times between two arrivals: its last bit is up to 2**-16 of
+#: such a time then.
+LATEST = 2.0**36
 #: A sum of weights is made anew when rounding may have changed it by this part.
 LARGEST_SUM_ERROR = 2.0**-20
 
@@ -223,7 +223,7 @@ async def set_back_if_late(
         rate: Of the arrivals that are told apart; by default of the task's own.
     """
     time = account.time(clock)
-    if math.ulp(time) * (account.rate(clock) if rate is None else rate) > COARSEST_TICK:
+    if time * (account.rate(clock) if rate is None else rate) > LATEST:
         pool = Pool(account.buffer_id, account.task_name, GroupStatus.COMPLETED.value)
         await connection.execute(*draw_statements.set_back(pool, clock, time))
         account.advance_clock(clock, -time)
