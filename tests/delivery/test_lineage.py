@@ -6,11 +6,14 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from sqlalchemy import select
 
 import replaydb as rdb
 from delivery.conftest import Clock
 from replaydb import Buffer, Capacity, Store
 from replaydb.database.schema import cursor, draw, draw_group
+from replaydb.database.views import training_history
+from support.connections import transaction
 from support.groups import conversation, episode, group, groups, long_group
 from support.ledger import group_rows, number_of, statuses
 
@@ -80,7 +83,7 @@ async def test_redrawing(store: Store, url: str) -> None:
         await (await store.buffer("other")).redraw(batch.draw_id)
 
 
-async def test_what_was_replaced_is_not_redrawn(buffer: Buffer) -> None:
+async def test_what_was_replaced_is_not_redrawn(buffer: Buffer, url: str) -> None:
     await buffer.put(groups(4, rewards=[0.0]))
     first = await buffer.sample(4, rdb.Fifo())
     await buffer.put(group("gsm8k-1", rewards=[1.0]), on_duplicate="replace")
@@ -96,6 +99,10 @@ async def test_what_was_replaced_is_not_redrawn(buffer: Buffer) -> None:
     assert (others.ids, others.draw_id) == ([1, 4], first.draw_id)
     assert others.rewards.tolist() == [0.0, 0.0]
     assert (await buffer.redraw(second.draw_id)).rewards.tolist() == [0.0, 1.0]
+    history = training_history.table.c
+    shown = select(history.reward_mean).order_by(history.draw_id, history.position)
+    async with transaction(url) as connection:
+        assert (await connection.scalars(shown)).all() == [0.0, None, None, 0.0, 0.0, 1.0]
     await buffer.put(group("gsm8k-1", rewards=[1.0]), on_duplicate="replace")
     with pytest.raises(rdb.PayloadGoneError):  # though the tokens may be the same again
         await buffer.redraw(second.draw_id)
