@@ -137,6 +137,22 @@ async def test_starved_tasks_and_what_was_deleted(buffer: Buffer) -> None:
     assert (await buffer.metrics())["buffer/groups"] == 1
 
 
+async def test_what_was_given_back_did_not_train(buffer: Buffer) -> None:
+    async def trained() -> tuple[float, ...]:
+        found = await buffer.metrics()
+        return tuple(found[name] for name in ("train/draws", "train/groups", "replay/groups"))
+
+    await buffer.put(groups(2))
+    async with buffer.lease(1, ttl=60):
+        pass
+    await (await buffer.lease(1, ttl=60)).nack()
+    assert await trained() == (1, 1, 0)
+    await buffer.sample(1)
+    assert await trained() == (2, 2, 0)
+    await buffer.sample(1)
+    assert await trained() == (3, 3, 1)
+
+
 async def test_every_staleness_has_a_bin(buffer: Buffer) -> None:
     await buffer.advance_policy(40)
     ages = [-3, 0, 1, 2, 3, 4, 5, 8, 9, 16, 17, 40]

@@ -21,6 +21,7 @@ from sqlalchemy import (
 
 from replaydb.database.expressions import seconds_between
 from replaydb.database.schema import UtcDateTime, draw, draw_group, episode_group, group
+from replaydb.outcomes import DrawOutcome
 
 #: Bins of staleness: their names, and the least and the most of each.
 STALENESS_BINS: tuple[tuple[str, int, int], ...] = (
@@ -38,7 +39,8 @@ STALENESS_BINS: tuple[tuple[str, int, int], ...] = (
 def last_draws(buffer_id: int, limit: int) -> Select[Any]:
     """Sums over the groups of the last draws of a buffer: one row.
 
-    A group is replayed by a draw if an earlier one took it already.
+    Groups that were given back, or lost, did not train. A group is replayed by a draw if an earlier
+    one took it already, and it trained.
     """
     recent = (
         select(draw.c.id, draw.c.created_at)
@@ -51,7 +53,9 @@ def last_draws(buffer_id: int, limit: int) -> Select[Any]:
     was_drawn = (
         select(literal(1))
         .where(
-            earlier.c.group_id == draw_group.c.group_id, earlier.c.draw_id < draw_group.c.draw_id
+            earlier.c.group_id == draw_group.c.group_id,
+            earlier.c.draw_id < draw_group.c.draw_id,
+            _trained(earlier.c.outcome),
         )
         .exists()
     )
@@ -67,7 +71,12 @@ def last_draws(buffer_id: int, limit: int) -> Select[Any]:
             group.num_tokens,
         )
         .join_from(recent, draw_group, draw_group.c.draw_id == recent.c.id)
-        .outerjoin(episode_group, group.id == draw_group.c.group_id)
+        .outerjoin(
+            episode_group,
+            (group.id == draw_group.c.group_id)
+            & (group.times_replaced == draw_group.c.times_replaced),
+        )
+        .where(_trained(draw_group.c.outcome))
         .subquery("drawn")
     )
     row, again = drawn.c, drawn.c.replayed == 1
@@ -85,6 +94,13 @@ def last_draws(buffer_id: int, limit: int) -> Select[Any]:
         func.max(row.staleness).label("staleness_max"),
         func.avg(case((again, row.staleness))).label("replayed_staleness_mean"),
         *_histogram(row.staleness),
+    )
+
+
+def _trained(outcome: ColumnElement[str | None]) -> ColumnElement[bool]:
+    """Whether a group that was drawn trained, as far as is known."""
+    return outcome.is_(None) | outcome.in_(
+        [DrawOutcome.SAMPLED.value, DrawOutcome.LEASED.value, DrawOutcome.ACKED.value]
     )
 
 
