@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import delete, insert, literal_column, select, update
+from sqlalchemy.exc import DBAPIError
 
 import replaydb as rdb
 from replaydb import Buffer, GroupStatus, SamplingPolicy, Store
-from replaydb.database.schema import payload
+from replaydb.database.schema import episode_group, payload
 from store.ledger import group_facts
 from support.connections import transaction
 from support.groups import group, groups, long_group
@@ -151,6 +153,99 @@ async def test_damage_is_noticed_in_large_groups_too(buffer: Buffer, url: str) -
         await buffer.sample(3, rdb.Fifo())
     assert caught.value.batch is not None
     assert caught.value.batch.ids == [ids[0], ids[2]]
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("tags", "'not json'"),
+        ("tags", "CAST(x'7b22ff227d' AS TEXT)"),
+        ("tags", "'[1, 2]'"),
+        ("created_at", "'no time'"),
+        ("created_at", "'2026-13-45 00:00:00.000000'"),
+        ("completed_at", "17"),
+        ("first_sampled_at", "'2026'"),
+    ],
+)
+async def test_a_scalar_that_is_none_fails_its_group_alone(
+    store: Store, url: str, caplog: pytest.LogCaptureFixture, column: str, value: str
+) -> None:
+    buffer = await store.buffer("math", time_to_live=1000, max_times_sampled=100)
+    given = [group(f"{i}", tags={"level": i}) for i in range(4)]
+    ids = await buffer.put(given)
+    await buffer.sample(4)
+    here = episode_group.c.id == ids[1]
+    try:
+        async with transaction(url) as connection:
+            changed: dict[str, Any] = {column: literal_column(value)}
+            await connection.execute(update(episode_group).where(here).values(changed))
+    except DBAPIError:
+        assert url.startswith("postgresql")  # which does not let it in
+        return
+    with pytest.raises(rdb.CorruptPayloadError, match=f"groups {ids[1]}: {column} "):
+        await buffer.get(ids)
+    with pytest.raises(rdb.CorruptPayloadError) as caught:
+        await buffer.sample(4, rdb.Fifo())
+    assert caught.value.group_ids == (ids[1],)
+    assert caught.value.batch is not None
+    assert caught.value.batch.ids == [ids[0], *ids[2:]]
+    assert (await buffer.sample(3, rdb.LeastSampled())).groups[0].tags == {"level": 0}
+    assert await buffer.count(statuses="failed") == 1
+    (said,) = [one for one in caplog.records if one.levelname == "ERROR"]
+    assert f"group {ids[1]} failed: {column}" in said.getMessage()
+    await buffer.put(group("1"), on_duplicate="replace")
+    await buffer.put(group("more"))
+    assert len((await buffer.sample(4)).ids) == 4
+
+
+async def test_a_time_that_is_none_does_not_stop_evictions(sqlite_url: str) -> None:
+    """The clause of one engine: PostgreSQL lets no such value in."""
+    async with Store.open(sqlite_url) as opened:
+        buffer = await opened.buffer(
+            "math", capacity=rdb.Capacity(groups=2), eviction="least_recently_sampled"
+        )
+        await buffer.put(groups(2))
+        await buffer.sample(2)
+        async with transaction(sqlite_url) as connection:
+            changed: dict[str, Any] = {"last_sampled_at": literal_column("'soon'")}
+            here = episode_group.c.id == 2
+            await connection.execute(update(episode_group).where(here).values(changed))
+        await buffer.put(group("more"))
+        assert sorted((await buffer.sample(2)).ids) == [1, 3]
+
+
+async def test_what_replaced_a_damaged_group_is_not_failed_for_it(
+    store: Store, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes between the draw that finds the damage, and what that makes of it."""
+    buffer = await store.buffer("math", max_times_sampled=5)
+    ids = await buffer.put([group("a"), group("b"), group("c")])
+    for one in ids:
+        await damage(url, one)
+    mark_failed = Buffer._mark_failed
+
+    async def replaced_first(self: Buffer, *args: Any) -> None:
+        await self.put(group("a", rewards=[5.0, 7.0]), on_duplicate="replace")
+        await self.delete(ids[2:])
+        await mark_failed(self, *args)
+
+    monkeypatch.setattr(Buffer, "_mark_failed", replaced_first)
+    with pytest.raises(rdb.CorruptPayloadError):
+        await buffer.sample(3)
+    monkeypatch.undo()
+    assert [one.group_uid for one in (await buffer.sample(1)).groups] == ["a"]
+    assert await buffer.count(statuses="failed") == 1
+
+
+async def test_damage_that_its_last_draw_finds(store: Store, url: str) -> None:
+    buffer = await store.buffer("math", max_times_sampled=1)
+    [group_id] = await buffer.put(group("a"))
+    await damage(url, group_id)
+    with pytest.raises(rdb.CorruptPayloadError):
+        await buffer.sample(1)
+    assert (await group_facts(url, group_id))["group_status"] == GroupStatus.ARCHIVED
+    (draw,) = await buffer.draws()
+    assert draw.outcomes == ("lost",)
 
 
 async def test_a_damaged_group_can_be_replaced(buffer: Buffer, url: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 from collections.abc import Iterable, Mapping
@@ -49,6 +50,10 @@ from replaydb.errors import (
 from replaydb.opening import Opening
 from replaydb.policies import Fifo, SamplingPolicy, Uniform
 
+logger = logging.getLogger(__name__)
+
+#: Statuses of groups that are not drawn again, whatever is wrong with them.
+_OUT_OF_USE = (GroupStatus.FAILED, GroupStatus.ARCHIVED)
 #: How long a call that has failed tries to give back what it had leased.
 HAND_BACK_SECONDS = 5.0
 #: What drawing waits out.
@@ -248,7 +253,7 @@ class Drawing(BufferCore):
             raise
         result = Result.of(drawn, decoded)
         if result.damaged:
-            await self._mark_failed(result.damaged, drawn.draw_id)
+            await self._mark_failed(result.damaged, drawn)
         return result
 
     async def _read(
@@ -278,20 +283,28 @@ class Drawing(BufferCore):
             await self._database.write(work, end=end_in(HAND_BACK_SECONDS))
         self._database.signal.announce()
 
-    async def _mark_failed(self, damaged: Mapping[int, str], draw_id: int | None) -> None:
+    async def _mark_failed(self, damaged: Mapping[int, str], drawn: Drawn) -> None:
         """Damaged groups must not come back in every later draw."""
+        seen = {row["id"]: row["times_replaced"] for row in drawn.rows}
 
-        async def work(connection: AsyncConnection) -> None:
+        async def work(connection: AsyncConnection) -> list[int]:
             accounts = await accounts_of.lock(connection, self.id)
-            rows = await groups.scalars(connection, self.id, sorted(damaged))
+            rows = [
+                row
+                for row in await groups.scalars(connection, self.id, sorted(damaged))
+                # What was replaced meanwhile is other content, and may well be sound.
+                if row.times_replaced == seen[row.id] and row.group_status not in _OUT_OF_USE
+            ]
             changes = [(row, {"status_reason": damaged[row.id]}) for row in rows]
             await transitions.move(connection, accounts, changes, GroupStatus.FAILED)
-            if draw_id is not None:
+            if drawn.draw_id is not None:
                 now = await self._database.backend.now(connection)
-                await lineage.lose(connection, draw_id, damaged, now)
+                await lineage.lose(connection, drawn.draw_id, damaged, now)
             await accounts_of.save(connection, accounts.values())
+            return [row.id for row in rows]
 
-        await self._database.write(work)
+        for group_id in await self._database.write(work):
+            logger.error("buffer %r: group %d failed: %s", self.name, group_id, damaged[group_id])
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,17 @@ class seconds_between(FunctionElement[float]):
     inherit_cache = True
 
 
+class as_stored(FunctionElement[Any]):
+    """A column of text, read as whatever bytes are there."""
+
+    name = "as_stored"
+    inherit_cache = True
+
+    def __init__(self, column: ColumnElement[Any]) -> None:
+        super().__init__(column)
+        self.type = column.type
+
+
 class among(FunctionElement[bool]):
     """`column IN values`: one bound parameter and one statement, however many values there are."""
 

@@ -25,6 +25,7 @@ from replaydb.database.backend import T, Work
 from replaydb.database.connecting import ConnectionLog, connect
 from replaydb.database.expressions import (
     among,
+    as_stored,
     bytewise,
     json_boolean,
     json_double,
@@ -69,6 +70,11 @@ _CONFLICTS = {"40001", "40P01", "23505"}  # serialization, deadlock, unique viol
 def _compile_among(element: among, compiler: SQLCompiler, **kw: Any) -> str:
     left, values = (compiler.process(clause, **kw) for clause in element.clauses)
     return f"{left} = ANY ({values})"
+
+
+@compiles(as_stored, "postgresql")
+def _compile_as_stored(element: as_stored, compiler: SQLCompiler, **kw: Any) -> str:
+    return compiler.process(element.clauses, **kw)  # the server holds what is no JSON back
 
 
 @compiles(seconds_between, "postgresql")

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from replaydb import codec
 from replaydb.codec.flat import flatten
+from replaydb.database.schema import Damaged
 from replaydb.episodes import Episode, EpisodeGroup, GroupStatus
 from replaydb.errors import CorruptPayloadError, InvalidInputError
 from replaydb.inputs import to_number
@@ -226,10 +227,19 @@ def from_rows(
             decoded.gone.add(group_id)
             continue
         try:
+            _check_scalars(facts)
             decoded.groups[group_id] = _from_parts(facts, mine, texts.get(group_id))
         except CorruptPayloadError as error:
             decoded.corrupt[group_id] = error.reason
     return decoded
+
+
+def _check_scalars(facts: Facts) -> None:
+    for name, value in facts.items():
+        if isinstance(value, Damaged):
+            raise CorruptPayloadError(f"{name} can not be read: {value}")
+    if not isinstance(facts["tags"], dict):
+        raise CorruptPayloadError(f"tags are no JSON object: {Damaged(facts['tags'])}")
 
 
 def _from_parts(

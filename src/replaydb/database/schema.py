@@ -6,6 +6,8 @@ two column by column, index by index.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -34,7 +36,7 @@ from sqlalchemy import (
     literal_column,
     text,
 )
-from sqlalchemy.sql.operators import OperatorClass
+from sqlalchemy.sql.operators import OperatorClass, OperatorType
 
 from replaydb.episodes import GroupStatus
 from replaydb.outcomes import DrawOutcome
@@ -53,8 +55,30 @@ metadata = MetaData(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """What stands in a column of SQLite, which takes anything, where it can not be."""
+
+    value: object
+
+    def __str__(self) -> str:
+        return f"{self.value!r:.80}"
+
+
+def _tolerant(read: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
+    """One damaged value must not make all rows that are read with it unreadable."""
+
+    def process(value: Any) -> Any:
+        try:
+            return value if read is None else read(value)
+        except (ValueError, TypeError):
+            return Damaged(value)
+
+    return process
+
+
 class UtcDateTime(TypeDecorator[datetime]):
-    """Aware datetimes in UTC on both engines (SQLite keeps no zone)."""
+    """Aware datetimes in UTC on both engines (SQLite keeps no zone), or `Damaged`."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -69,11 +93,25 @@ class UtcDateTime(TypeDecorator[datetime]):
             return value
         return value.replace(tzinfo=UTC)
 
+    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any]:
+        """Never raises."""
+        return _tolerant(super().result_processor(dialect, coltype))
 
-class Tags(JSON):
-    """JSON that a filter may ask for anything; `filters` says what that means."""
 
+class Tags(TypeDecorator[Any]):
+    """JSON, or `Damaged`; a filter may ask it for anything: `filters` says what that means."""
+
+    impl = JSON
+    cache_ok = True
     operator_classes = OperatorClass.ANY
+
+    def coerce_compared_value(self, op: OperatorType | None, value: Any) -> Any:
+        """A step of a path is no JSON."""
+        return self.impl_instance.coerce_compared_value(op, value)
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any]:
+        """Never raises."""
+        return _tolerant(super().result_processor(dialect, coltype))
 
 
 # Only 64-bit INTEGER PRIMARY KEY is the rowid, and so free, on SQLite.

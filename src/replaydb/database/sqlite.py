@@ -24,6 +24,7 @@ from replaydb.cancellation import to_the_end
 from replaydb.database.backend import T, Work
 from replaydb.database.expressions import (
     among,
+    as_stored,
     bytewise,
     json_boolean,
     json_double,
@@ -64,6 +65,11 @@ _NETWORK_FILESYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ce
 def _compile_among(element: among, compiler: SQLCompiler, **kw: Any) -> str:
     left, values = (compiler.process(clause, **kw) for clause in element.clauses)
     return f"{left} IN (SELECT value FROM json_each({values}))"  # noqa: S608 - compiled clauses
+
+
+@compiles(as_stored, "sqlite")
+def _compile_as_stored(element: as_stored, compiler: SQLCompiler, **kw: Any) -> str:
+    return f"CAST({compiler.process(element.clauses, **kw)} AS BLOB)"
 
 
 @compiles(seconds_between, "sqlite")

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from replaydb.database.repository import groups, orders, transitions
 from replaydb.database.repository.tasks import TaskAccount
 from replaydb.database.repository.transitions import Accounts
-from replaydb.database.schema import IDLE, group
+from replaydb.database.schema import IDLE, Damaged, group
 from replaydb.database.statements.draws import Order, Pool
 from replaydb.episodes import GroupStatus
 from replaydb.errors import BufferFullError, InvalidInputError
@@ -117,12 +117,13 @@ async def evict_old(room: Room, accounts: Accounts) -> None:
     stay, most = 0, PAGE
     while True:
         rows = await orders.first_of_all(room.connection, pools, Order(group.id), most)
-        old = [row.id for row in rows if row.created_at < cutoff]
+        known = [row for row in rows if not isinstance(row.created_at, Damaged)]
+        old = [row.id for row in known if row.created_at < cutoff]
         await _evict(room, accounts, old, "outlived time_to_live")
         # Ids ascend with age, but for what was put while a clock was wrong. So the search ends
-        # with a page of which nothing is old, where nothing claims to be of the future.
-        page = rows[stay:]
-        if len(rows) < most or not any(not cutoff <= row.created_at <= room.now for row in page):
+        # with a page that is all young, and in which nothing claims to be of the future.
+        young = {row.id for row in known if cutoff <= row.created_at <= room.now}
+        if len(rows) < most or all(row.id in young for row in rows[stay:]):
             return
         stay = len(rows) - len(old)
         most = PAGE + 2 * stay

@@ -10,6 +10,7 @@ import numpy as np
 from sqlalchemy import ColumnElement
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from replaydb.database.schema import Damaged
 from replaydb.database.statements import draws as statements
 from replaydb.database.statements.draws import Order, Pool
 
@@ -37,6 +38,8 @@ def sort_key(order: Order, row: Any) -> float:
     """The key of a row of `first` as a number, by which rows of several pools can be merged."""
     if row.key is None:
         return -np.inf if order.descending else np.inf
+    if isinstance(row.key, Damaged):
+        return -np.inf  # of a time: it was drawn, nobody knows when
     return row.key.timestamp() if isinstance(row.key, datetime) else float(row.key)
 
 

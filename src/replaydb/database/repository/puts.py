@@ -25,6 +25,7 @@ from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.capacity import Room, Size
 from replaydb.database.repository.locking import Scope
 from replaydb.database.repository.tasks import GroupSums, TaskAccount
+from replaydb.database.schema import Damaged
 from replaydb.database.statements import groups as statements
 from replaydb.episodes import GroupStatus
 from replaydb.errors import DuplicateGroupError, ReplayDBError
@@ -167,7 +168,10 @@ class _Session:
         if replaced:
             condition = statements.selection(self.scope.buffer_id, ids=replaced)
             found = await connection.execute(statements.kept_on_replace(condition))
-            kept = {row["id"]: dict(row) for row in found.mappings()}
+            kept = {
+                row["id"]: {key: one for key, one in row.items() if not isinstance(one, Damaged)}
+                for row in found.mappings()
+            }
             now = self.room.now
             await transitions.delete(connection, self.accounts, condition, "replaced", now)
         usable = [one for one in accepted if self._is_usable(one)]

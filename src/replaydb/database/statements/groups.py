@@ -24,7 +24,7 @@ from sqlalchemy import (
     update,
 )
 
-from replaydb.database.expressions import among
+from replaydb.database.expressions import among, as_stored
 from replaydb.database.prepared import prepared
 from replaydb.database.schema import (
     IDLE,
@@ -63,7 +63,7 @@ _FACTS = (
     group.times_sampled,
     group.attempts,
     group.has_transcript,
-    group.tags,
+    as_stored(group.tags).label("tags"),  # the driver refuses text that is no UTF-8
     group.status_reason,
     group.created_at,
     group.completed_at,
@@ -89,6 +89,7 @@ SCALARS = (
     group.num_tokens,
     group.num_bytes,
     group.has_transcript,
+    group.times_replaced,
 )
 #: Statuses from which a group expires; what is pending or leased is in somebody's hands.
 EXPIRING = tuple(status.value for status in IDLE)
