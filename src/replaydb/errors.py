@@ -32,7 +32,7 @@ The error of the driver, where there is one, is kept as `__cause__`; passwords a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -105,18 +105,76 @@ class DuplicateGroupError(ReplayDBError):
 class NotEnoughGroups(ReplayDBError):
     """Fewer groups are eligible than were asked for, within the time allowed; none was taken.
 
+    What there is instead was counted after the call had failed, up to `COUNTED_TO` groups of a
+    status, in the tasks asked for. It is empty where it could not be counted.
+
     Attributes:
         wanted: Groups asked for.
         available: Eligible groups there were.
         task_name: The task whose quota could not be met; None where there was one total.
+        by_status: Groups by `GroupStatus`: `pending` ones still arrive, `archived` ones have been
+            used or evicted.
+        leased_by: Groups that somebody holds, by the owner of the lease.
+        too_stale: Groups passed over for `max_staleness`, those of unknown staleness included.
+        of_other_runs: Groups passed over for `runs`.
+        filtered_out: Groups passed over for `where`. Each group is in one of these three at most.
     """
 
-    def __init__(self, wanted: int, available: int, task_name: str | None = None) -> None:
+    COUNTED_TO = 10_000
+
+    def __init__(
+        self,
+        wanted: int,
+        available: int,
+        task_name: str | None = None,
+        *,
+        portion: object = None,
+    ) -> None:
+        self._portion = portion
         self.wanted = wanted
         self.available = available
         self.task_name = task_name
+        self.by_status: Mapping[str, int] = {}
+        self.leased_by: Mapping[str, int] = {}
+        self.too_stale = self.of_other_runs = self.filtered_out = 0
         of_task = "" if task_name is None else f" of task {task_name!r}"
-        super().__init__(f"wanted {wanted} groups{of_task}, {available} eligible")
+        self._summary = f"wanted {wanted} groups{of_task}, {available} eligible"
+        super().__init__(self._summary)
+
+    def explain(
+        self,
+        by_status: Mapping[str, int],
+        leased_by: Mapping[str, int],
+        *,
+        too_stale: int = 0,
+        of_other_runs: int = 0,
+        filtered_out: int = 0,
+    ) -> None:
+        """Say what there is instead."""
+        self.by_status, self.leased_by = by_status, leased_by
+        self.too_stale = too_stale
+        self.of_other_runs = of_other_runs
+        self.filtered_out = filtered_out
+        passed = {
+            "too stale": too_stale,
+            "of other runs": of_other_runs,
+            "not what `where` asks for": filtered_out,
+        }
+        sentences = [
+            "there are " + (self._counts(by_status) or "no groups"),
+            "passed over " + self._counts(passed) if any(passed.values()) else "",
+            "leased by " + _some([f"{who} ({n})" for who, n in leased_by.items()])
+            if leased_by
+            else "",
+        ]
+        self.args = ("; ".join([self._summary, *filter(None, sentences)]),)
+
+    def _counts(self, numbers: Mapping[str, int]) -> str:
+        return ", ".join(
+            f"{number}{'+' if number >= self.COUNTED_TO else ''} {name}"
+            for name, number in numbers.items()
+            if number
+        )
 
 
 class RateLimitedError(ReplayDBError):

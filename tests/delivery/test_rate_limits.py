@@ -9,6 +9,7 @@ import pytest
 
 import replaydb as rdb
 from replaydb import Buffer, MinSize, Queue, SamplesPerInsert, Store
+from replaydb.buffer import waiting
 from support.groups import group, groups
 
 
@@ -226,3 +227,46 @@ async def test_admission(store: Store) -> None:
     assert await buffer.admission(2, max_staleness=1, tasks="other", timeout=0) == most
     with pytest.raises(rdb.InvalidInputError):
         await buffer.admission(2, max_staleness=1, n=5)
+
+
+async def test_admission_counts_what_can_be_drawn(store: Store, other: Store) -> None:
+    """After a take-over nobody draws what the first run left, or what has become too stale."""
+    buffer, theirs = await store.buffer("math"), await other.buffer("math")
+    await buffer.advance_policy(5)
+    await buffer.put([*groups(3, version=5), *groups(3, "unversioned")])
+    await buffer.open_group("gsm8k", "slow", 1)
+    await theirs.put(groups(2, "theirs", version=0))
+    assert await buffer.admission(4, max_staleness=1, timeout=0) == 8 - 7
+    assert await buffer.admission(4, max_staleness=1, runs="other", timeout=0) == 8 - 2
+    await buffer.advance_policy(7)
+    assert await buffer.admission(4, max_staleness=1, timeout=0) == 8 - 4
+    assert await buffer.admission(4, max_staleness=2, timeout=0) == 12 - 7
+    await theirs.advance_policy(1, take_over=True)
+    assert await theirs.admission(4, max_staleness=1, n=6, timeout=0) == 8 - 2
+    with pytest.raises(rdb.RateLimitedError, match="9 groups wait to be trained, 8 may be ahead"):
+        await theirs.admission(4, max_staleness=1, runs=["test", "other"], timeout=0)
+
+
+async def test_a_long_wait_is_logged_once(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(waiting, "LONG_WAIT_SECONDS", 0.0)
+    buffer = await store.buffer("math", capacity=rdb.Capacity(groups=2))
+    await buffer.put(groups(2))
+    lease = await buffer.lease(1, ttl=60, owner="trainer-7")
+    calls = {
+        "wanted 2 groups, 1 eligible; there are 1 completed, 1 leased; leased by trainer-7 (1)":
+            buffer.sample(2, timeout=0.05),
+        "2 groups wait to be trained, 2 may be ahead":
+            buffer.admission(1, max_staleness=1, timeout=0.05),
+        "no room in the buffer": buffer.put([group("a"), group("b")], timeout=0.05),
+    }  # fmt: skip
+    for reason, call in calls.items():
+        caplog.clear()
+        with pytest.raises(rdb.ReplayDBError):
+            await call
+        (said,) = [one for one in caplog.records if one.name.startswith("replaydb")]
+        assert said.levelname == "WARNING"
+        assert "buffer 'math': a call has waited for 0 s: " in said.getMessage()
+        assert reason in said.getMessage()
+    await lease.nack()

@@ -138,7 +138,8 @@ def to_group(known: Known, policy_version: int | None = 0) -> rdb.EpisodeGroup:
 
 def request(n: int | Mapping[str, int], policy: SamplingPolicy, **more: Any) -> DrawRequest:
     """What `Buffer.sample` makes of its arguments."""
-    parts = portions(n, policy, more.get("tasks"), more.get("eligible"))
+    conditions = {} if more.get("eligible") is None else {"filtered_out": more["eligible"]}
+    parts = portions(n, policy, more.get("tasks"), conditions)
     return DrawRequest(parts, describe(policy), more.get("allow_partial", False))
 
 

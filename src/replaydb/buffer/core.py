@@ -11,6 +11,7 @@ from sqlalchemy import ColumnElement
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from replaydb import arguments
+from replaydb.buffer.waiting import Explain, LongWait
 from replaydb.database import filters
 from replaydb.database.engine import GRACE_SECONDS, Database, Transaction
 from replaydb.database.repository.buffers import BufferRow, RunRow
@@ -86,6 +87,7 @@ class BufferCore:
         *,
         unless: type[ReplayDBError] | tuple[type[ReplayDBError], ...],
         worthwhile: Callable[[float | None], Awaitable[bool]] | None = None,
+        explain: Explain | None = None,
     ) -> T:
         """Try until it works or the time is up, looking again whenever something was committed.
 
@@ -95,7 +97,9 @@ class BufferCore:
                 database.
             unless: What is raised as long as it does not work.
             worthwhile: A cheap look at whether an attempt could work; never asked about the last.
+            explain: Says more about why it does not work, once, for the log.
         """
+        held = LongWait(self.name, explain)
         if timeout == 0:
             return await attempt(True, None)
         now = asyncio.get_running_loop().time
@@ -103,8 +107,8 @@ class BufferCore:
         end = None if timeout is None else deadline + GRACE_SECONDS
         try:
             return await attempt(False, end)
-        except unless:
-            pass
+        except unless as error:
+            held.reason = error
         signal = self._database.signal
         async with signal.listening():
             while True:
@@ -115,8 +119,9 @@ class BufferCore:
                 if worthwhile is None or await worthwhile(end):
                     try:
                         return await attempt(False, end)
-                    except unless:
-                        pass
+                    except unless as error:
+                        held.reason = error
+                await held.tell()
                 await signal.wait(ticket, left)
 
     def _selection(

@@ -20,8 +20,9 @@ from replaydb.batch import Batch
 from replaydb.buffer.core import BufferCore
 from replaydb.buffer.lease import Lease
 from replaydb.buffer.requests import describe, eligible, portions
+from replaydb.buffer.waiting import Explain
 from replaydb.cancellation import to_the_end
-from replaydb.database.engine import PATIENCE_SECONDS, Transaction, end_in
+from replaydb.database.engine import PATIENCE_SECONDS, Database, Transaction, end_in
 from replaydb.database.records import Decoded
 from replaydb.database.repository import (
     buffers,
@@ -29,6 +30,7 @@ from replaydb.database.repository import (
     groups,
     leases,
     lineage,
+    shortage,
     transitions,
 )
 from replaydb.database.repository import (
@@ -45,6 +47,7 @@ from replaydb.errors import (
     LeaseExpiredError,
     NotEnoughGroups,
     RateLimitedError,
+    ReplayDBError,
     StoreClosedError,
 )
 from replaydb.opening import Opening
@@ -54,6 +57,8 @@ logger = logging.getLogger(__name__)
 
 #: Statuses of groups that are not drawn again, whatever is wrong with them.
 _OUT_OF_USE = (GroupStatus.FAILED, GroupStatus.ARCHIVED)
+#: How long it may take to find out why there were too few groups.
+EXPLAIN_SECONDS = 2.0
 #: How long a call that has failed tries to give back what it had leased.
 HAND_BACK_SECONDS = 5.0
 #: What drawing waits out.
@@ -194,7 +199,14 @@ class Drawing(BufferCore):
         async def worthwhile(end: float | None) -> bool:
             return await self._may_suffice(request, end)
 
-        return await self._in_time(attempt, timeout, unless=_NOT_YET, worthwhile=worthwhile)
+        explain = explaining(self._database, self.id, request)
+        try:
+            return await self._in_time(
+                attempt, timeout, unless=_NOT_YET, worthwhile=worthwhile, explain=explain
+            )
+        except NotEnoughGroups as error:
+            await explain(error)
+            raise
 
     async def _may_suffice(self, request: DrawRequest, end: float | None) -> bool:
         """Whether there would be enough if all were eligible: a look that locks nothing."""
@@ -342,6 +354,20 @@ class Result:
         """Tell the caller, who still gets the rest."""
         if self.damaged:
             raise CorruptPayloadError(reasons(self.damaged), sorted(self.damaged), self.batch)
+
+
+def explaining(database: Database, buffer_id: int, request: DrawRequest) -> Explain:
+    """What counts, for an error, the groups that there are instead of those asked for."""
+
+    async def explain(error: ReplayDBError) -> None:
+        if not isinstance(error, NotEnoughGroups):
+            return
+        # Where it fails, the error says what it said.
+        with suppress(DatabaseError, StoreClosedError):
+            async with database.snapshot(end=end_in(EXPLAIN_SECONDS)) as connection:
+                await shortage.explain(connection, buffer_id, request, error)
+
+    return explain
 
 
 async def _payloads(connection: AsyncConnection, drawn: Drawn, end: float) -> Decoded:

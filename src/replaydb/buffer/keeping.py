@@ -221,6 +221,7 @@ class Keeping(BufferCore):
         max_staleness: int,
         n: int = 1,
         tasks: str | Iterable[str] | None = None,
+        runs: str | Iterable[str] | None = None,
         timeout: float | None = None,
     ) -> int:
         """Wait until `n` more groups may be generated without becoming too stale to be trained.
@@ -229,13 +230,16 @@ class Keeping(BufferCore):
         is started now is trained about `ahead / batch_size` versions from now, where `ahead` are
         the groups still arriving, leased, or not drawn yet. That stays within `max_staleness`
         while `ahead < (max_staleness + 1) * batch_size`: the admission rule of AReaL and SkyRL,
-        in terms of what is stored, so that it holds across restarts.
+        in terms of what is stored, so that it holds across restarts. What no trainer of these runs
+        will draw at that staleness is not ahead: groups that are staler, and, where `runs` are not
+        named, those of runs of another lineage than the buffer follows.
 
         Args:
             batch_size: Groups of a trainer step.
             max_staleness: Policy versions that a group may be behind when it is trained.
             n: How many groups the caller wants to start.
             tasks: Count only groups of these tasks.
+            runs: Count only groups that these runs put.
             timeout: Seconds to wait; None waits for ever.
 
         Returns:
@@ -246,15 +250,18 @@ class Keeping(BufferCore):
             RateLimitedError: Not in time.
         """
         size = arguments.whole_number("batch_size", batch_size, least=1)
-        most = size * (1 + arguments.whole_number("max_staleness", max_staleness))
+        stalest = arguments.whole_number("max_staleness", max_staleness)
+        most = size * (1 + stalest)
         wanted = arguments.whole_number("n", n, least=1)
         if wanted > most:
             raise InvalidInputError("n", f"at most (max_staleness + 1) * batch_size = {most}", n)
         names = arguments.names("tasks", tasks)
+        putters = arguments.names("runs", runs)
 
         async def attempt(_: bool, end: float | None) -> int:
             async with self._database.snapshot(end=end) as connection:
-                ahead = await groups.count_ahead(connection, self.id, names)
+                state = await buffers.state(connection, self.id, self.name)
+                ahead = await groups.count_ahead(connection, state, names, putters, stalest)
             if most - ahead < wanted:
                 raise RateLimitedError(f"{ahead} groups wait to be trained, {most} may be ahead")
             return most - ahead

@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement
 from replaydb import arguments
 from replaydb.batch import Batch
 from replaydb.buffer.core import BufferCore
-from replaydb.buffer.drawing import Result, reasons, step_number
+from replaydb.buffer.drawing import Result, explaining, reasons, step_number
 from replaydb.buffer.requests import describe, eligible, portions
 from replaydb.database.repository import groups, leases, lineage, looks
 from replaydb.database.repository.leases import LeaseInfo
@@ -82,7 +82,12 @@ class Looking(BufferCore):
             return result.batch
 
         seconds = arguments.seconds("timeout", timeout)
-        return await self._in_time(attempt, seconds, unless=NotEnoughGroups)
+        explain = explaining(self._database, self.id, request)
+        try:
+            return await self._in_time(attempt, seconds, unless=NotEnoughGroups, explain=explain)
+        except NotEnoughGroups as error:
+            await explain(error)
+            raise
 
     async def leases(self) -> list[LeaseInfo]:
         """Leases that have not expired, the oldest first."""

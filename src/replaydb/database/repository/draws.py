@@ -144,7 +144,7 @@ class _Drawing:
         ]
         available = sum(int(one.eligible.sum()) for one in candidates)
         if available < portion.count and not self._request.allow_partial:
-            raise NotEnoughGroups(portion.count, available, portion.task_name)
+            raise NotEnoughGroups(portion.count, available, portion.task_name, portion=portion)
         if available == 0:
             return Drawn.nothing()
         chosen = first(candidates, portion.count, descending=order.descending)

@@ -11,10 +11,11 @@ import numpy as np
 from sqlalchemy import ColumnElement
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from replaydb.database import records
+from replaydb.database import filters, records
 from replaydb.database.prepared import execute_many
 from replaydb.database.records import PUTTABLE, Decoded, Facts
 from replaydb.database.repository import buffers, tasks
+from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.tasks import TaskAccount, waiting
 from replaydb.database.schema import group
 from replaydb.database.statements import buffers as buffer_statements
@@ -151,10 +152,20 @@ async def scalars(connection: AsyncConnection, buffer_id: int, ids: Sequence[int
 
 
 async def count_ahead(
-    connection: AsyncConnection, buffer_id: int, tasks: frozenset[str] | None
+    connection: AsyncConnection,
+    state: BufferRow,
+    tasks: frozenset[str] | None,
+    runs: frozenset[str] | None,
+    max_staleness: int,
 ) -> int:
     """Groups that are still to be trained: arriving, leased, or never drawn."""
-    return (await connection.execute(statements.count_ahead(buffer_id, tasks))).scalar_one()
+    putters = (
+        statements.of_lineage(state.policy_lineage)
+        if runs is None
+        else filters.of_runs(sorted(runs))
+    )
+    statement = statements.count_ahead(state.id, tasks, putters, max_staleness)
+    return (await connection.execute(statement)).scalar_one()
 
 
 async def facts(connection: AsyncConnection, buffer_id: int, ids: Sequence[int]) -> Sequence[Facts]:

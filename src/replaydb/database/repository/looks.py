@@ -41,7 +41,9 @@ async def look(connection: AsyncConnection, buffer_id: int, request: DrawRequest
         seen = [group_id for part in parts for group_id in part.ids]
         parts.append(await _portion(connection, buffer_id, accounts.values(), portion, seen))
         if len(parts[-1].ids) < portion.count and not request.allow_partial:
-            raise NotEnoughGroups(portion.count, len(parts[-1].ids), portion.task_name)
+            raise NotEnoughGroups(
+                portion.count, len(parts[-1].ids), portion.task_name, portion=portion
+            )
     found = Drawn.together(parts)
     if not found.ids:
         raise NotEnoughGroups(request.count, 0)

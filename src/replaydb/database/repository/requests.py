@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ class Portion:
         tasks: Tasks to draw from; None: every task of the buffer.
         eligible: Only groups that meet this.
         task_name: The task it is a quota of, for errors.
+        conditions: What `eligible` is made of, for errors: each by what it is to say of groups.
     """
 
     policy: SimplePolicy
@@ -31,6 +32,7 @@ class Portion:
     tasks: frozenset[str] | None
     eligible: ColumnElement[bool] | None
     task_name: str | None = None
+    conditions: Mapping[str, ColumnElement[bool]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

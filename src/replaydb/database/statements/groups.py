@@ -21,6 +21,7 @@ from sqlalchemy import (
     insert,
     literal,
     select,
+    true,
     update,
 )
 
@@ -206,12 +207,29 @@ def count(condition: ColumnElement[bool]) -> Select[int]:
     return select(func.count()).select_from(episode_group).where(condition)
 
 
-def count_ahead(buffer_id: int, tasks: Collection[str] | None) -> Select[int]:
+def count_ahead(
+    buffer_id: int,
+    tasks: Collection[str] | None,
+    putters: ColumnElement[bool],
+    max_staleness: int,
+) -> Select[int]:
     """Groups that are still to be trained: arriving, leased, or never drawn."""
     in_hand = (GroupStatus.PENDING.value, GroupStatus.LEASED.value)
     unseen = (group.group_status == GroupStatus.COMPLETED.value) & (group.times_sampled == 0)
     mine = selection(buffer_id, tasks=tasks)
-    return count(mine & (group.group_status.in_(in_hand) | unseen))
+    fresh = group.staleness.is_(None) | (group.staleness <= max_staleness)
+    return count(mine & (group.group_status.in_(in_hand) | unseen) & fresh & putters)
+
+
+def of_lineage(lineage: str | None) -> ColumnElement[bool]:
+    """Groups of runs whose versions compare in a buffer that follows a lineage; None: of all."""
+    if lineage is None:
+        return true()
+    return group.run_id.is_(None) | group.run_id.in_(_comparable_runs(lineage))
+
+
+def _comparable_runs(lineage: str) -> Select[int]:
+    return select(run.c.id).where((run.c.lineage == lineage) | run.c.lineage.is_(None))
 
 
 def totals(buffer_id: int) -> Select[Any]:
@@ -358,7 +376,7 @@ def relate_versions(buffer_id: int, lineage: str) -> tuple[Update, Update]:
 
     Those of the groups stay what they were.
     """
-    comparable = select(run.c.id).where((run.c.lineage == lineage) | run.c.lineage.is_(None))
+    comparable = _comparable_runs(lineage)
     mine = (group.buffer_id == buffer_id) & group.run_id.in_(comparable)
     others = (group.buffer_id == buffer_id) & group.run_id.not_in(comparable)
     unknown = {group.comparable_version: None, group.staleness: None}

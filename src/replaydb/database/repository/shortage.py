@@ -1,0 +1,37 @@
+"""Why a draw has too few groups, counted from the tables without a lock."""
+
+from __future__ import annotations
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from replaydb.database.repository.requests import DrawRequest, Portion
+from replaydb.database.statements import shortage as statements
+from replaydb.episodes import GroupStatus
+from replaydb.errors import NotEnoughGroups
+
+#: An error must not take longer than a draw.
+_MOST = NotEnoughGroups.COUNTED_TO
+
+
+async def explain(
+    connection: AsyncConnection, buffer_id: int, request: DrawRequest, error: NotEnoughGroups
+) -> None:
+    """Enter in an error what there is instead of what was asked for."""
+    short = error._portion
+    portion = short if isinstance(short, Portion) else request.portions[0]
+    by_status: dict[str, int] = {}
+    for status in GroupStatus:
+        statement = statements.count_status(buffer_id, portion.tasks, status, _MOST)
+        if number := (await connection.execute(statement)).scalar_one():
+            by_status[status.value] = number
+    leased_by: dict[str, int] = {}
+    if GroupStatus.LEASED.value in by_status:
+        holders = statements.holders(buffer_id, portion.tasks, _MOST)
+        leased_by = {row.owner: row.held for row in await connection.execute(holders)}
+    passed: dict[str, int] = {}
+    if portion.conditions:
+        counts = statements.count_passed(
+            buffer_id, portion.tasks, request.statuses, portion.conditions, _MOST
+        )
+        passed = {**(await connection.execute(counts)).mappings().one()}
+    error.explain(by_status, leased_by, **passed)

@@ -1,0 +1,66 @@
+"""Counting what stands in the way of a draw. No more rows are read than a limit says."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Select, and_, case, func, literal, select
+
+from replaydb.database.expressions import among
+from replaydb.database.schema import episode_group, group, lease
+from replaydb.episodes import GroupStatus
+
+
+def count_status(
+    buffer_id: int, tasks: Collection[str] | None, status: GroupStatus, most: int
+) -> Select[int]:
+    """How many groups have a status."""
+    some = _some(buffer_id, tasks, [status], most).subquery()
+    return select(func.count()).select_from(some)
+
+
+def holders(buffer_id: int, tasks: Collection[str] | None, most: int) -> Select[Any]:
+    """Who holds leased groups, and how many."""
+    held = _some(buffer_id, tasks, [GroupStatus.LEASED], most)
+    return (
+        select(lease.c.owner, func.count().label("held"))
+        .join_from(lease, episode_group, group.lease_id == lease.c.id)
+        .where(group.id.in_(held))
+        .group_by(lease.c.owner)
+        .order_by(func.count().desc(), lease.c.owner)
+    )
+
+
+def count_passed(
+    buffer_id: int,
+    tasks: Collection[str] | None,
+    statuses: Sequence[GroupStatus],
+    conditions: Mapping[str, ColumnElement[bool]],
+    most: int,
+) -> Select[Any]:
+    """How many groups do not meet conditions: each counts for the first that it does not meet."""
+    some = _some(buffer_id, tasks, statuses, most)
+    columns: list[Any] = []
+    met: list[ColumnElement[bool]] = []
+    for name, condition in conditions.items():
+        meets = func.coalesce(condition, literal(False))
+        counts = case((and_(*met, ~meets), 1), else_=0)
+        columns.append(func.coalesce(func.sum(counts), 0).label(name))
+        met.append(meets)
+    statement = select(*columns)
+    return statement.select_from(episode_group).where(group.id.in_(some))
+
+
+def _some(
+    buffer_id: int,
+    tasks: Collection[str] | None,
+    statuses: Sequence[GroupStatus],
+    most: int,
+) -> Select[int]:
+    groups = episode_group.alias()
+    values = [status.value for status in statuses]
+    condition = (groups.c.buffer_id == buffer_id) & groups.c.group_status.in_(values)
+    if tasks is not None:
+        condition &= among(groups.c.task_name, sorted(tasks))
+    return select(groups.c.id).where(condition).limit(most)
