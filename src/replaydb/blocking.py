@@ -27,6 +27,7 @@ from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from replaydb import buffer as asynchronous
+from replaydb import replacement
 from replaydb import store as async_store
 from replaydb.batch import Batch
 from replaydb.buffer.loader import LoaderState
@@ -34,6 +35,8 @@ from replaydb.database.engine import PATIENCE_SECONDS
 from replaydb.episodes import EpisodeGroup
 from replaydb.errors import NotSupportedError, StoreClosedError
 from replaydb.opening import Opening
+from replaydb.policies import Prioritized, SimplePolicy
+from replaydb.replacement import Replacement
 from replaydb.settings import BufferSettings
 
 P = ParamSpec("P")
@@ -338,6 +341,20 @@ class Buffer(_Facade):
     stats = _blocking(asynchronous.Buffer.stats)
     update_priorities = _blocking(asynchronous.Buffer.update_priorities)
     update_settings = _blocking(asynchronous.Buffer.update_settings)  # type: ignore[arg-type]
+
+
+def replace_uninformative(
+    groups: Iterable[EpisodeGroup],
+    buffer: Buffer,
+    policy: SimplePolicy = Prioritized(),
+    **options: Any,
+) -> Replacement:
+    """`replaydb.training.replace_uninformative` for a blocking buffer."""
+
+    async def work() -> Replacement:
+        return await replacement.replace_uninformative(groups, buffer._wrapped, policy, **options)
+
+    return buffer._runner.run(work)
 
 
 class _Elsewhere:

@@ -50,6 +50,15 @@ def test_put_and_sample(buffer: blocking.Buffer) -> None:
     assert buffer.metrics()["buffer/groups"] == 3
 
 
+def test_replacing_what_is_uninformative(buffer: blocking.Buffer) -> None:
+    [old] = buffer.put(group("old"))
+    fresh = [group("flat", rewards=[1.0, 1.0]), group("fresh")]
+    done = blocking.replace_uninformative(fresh, buffer, Fifo(), step=3)
+    assert (done.replayed_ids, done.missing) == ([old], [])
+    assert [one.group_uid for one in done.batch.groups] == ["old", "fresh"]
+    assert buffer.draws()[0].step == 3
+
+
 def test_errors_are_the_same(buffer: blocking.Buffer) -> None:
     with pytest.raises(NotEnoughGroups):
         buffer.sample(1, timeout=0.05)

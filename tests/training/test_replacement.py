@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from sqlalchemy import update
 
 from replaydb import (
     Buffer,
@@ -17,7 +18,9 @@ from replaydb import (
 from replaydb import (
     group as columns,
 )
+from replaydb.database.schema import payload
 from replaydb.training import priorities, replace_uninformative
+from support.connections import transaction
 from support.groups import group, groups
 
 EQUAL = [0.1, 0.1, 0.1]
@@ -69,7 +72,7 @@ async def test_too_few_stored_groups_fill_the_first_places(buffer: Buffer) -> No
     await buffer.put(group("old"))
     done = await replace_uninformative(fresh(), buffer, Prioritized())
     assert [one.group_uid for one in done.batch.groups] == ["first", "old", "last"]
-    assert done.num_missing == 1
+    assert (done.missing, done.num_missing) == ([2], 1)
 
 
 async def test_uninformative_and_fresh_groups_replace_nothing(buffer: Buffer) -> None:
@@ -101,6 +104,33 @@ async def test_a_duplicate_stores_nothing(buffer: Buffer) -> None:
     with pytest.raises(DuplicateGroupError):
         await replace_uninformative(fresh(), buffer)
     assert await buffer.count() == 1
+
+
+async def test_a_full_buffer_keeps_its_good_groups(buffer: Buffer) -> None:
+    await buffer.update_settings(capacity=Capacity(groups=4))
+    good = await buffer.put(groups(4))
+    flat = [group(f"flat-{i}", rewards=EQUAL) for i in range(4)]
+    done = await replace_uninformative(flat, buffer, Fifo())
+    assert (done.replayed_ids, done.missing) == (good, [])
+    mixed = [group(f"flat-{i}", rewards=EQUAL) for i in range(4, 8)]
+    mixed[2:2] = [group("fresh")]
+    done = await replace_uninformative(mixed, buffer, Fifo())
+    assert [one.group_uid for one in done.batch.groups] == [
+        "gsm8k-1", "gsm8k-2", "fresh", "gsm8k-3",
+    ]  # fmt: skip
+    assert done.missing == [4]
+    assert await buffer.count(statuses="completed") == 4
+
+
+async def test_damage_loses_no_fresh_group(buffer: Buffer, url: str) -> None:
+    [old] = await buffer.put(group("old"))
+    async with transaction(url) as connection:
+        await connection.execute(update(payload).values(checksum=payload.c.checksum - 1))
+    done = await replace_uninformative(fresh(), buffer)
+    assert [one.group_uid for one in done.batch.groups] == ["first", "last"]
+    assert done.missing == [1, 2]
+    assert await buffer.count(statuses="failed") == 1
+    assert old not in done.batch.ids
 
 
 async def test_fresh_groups_that_are_evicted_at_once_are_missing(buffer: Buffer) -> None:

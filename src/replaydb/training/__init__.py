@@ -11,10 +11,10 @@ prometheus   metrics for a scraper (extra `replaydb[prometheus]`); not imported 
 
 from replaydb.buffer.loader import Loader
 from replaydb.episodes.merging import MergeReport, merge_turns
+from replaydb.replacement import Replacement, replace_uninformative
 from replaydb.tensors import PackedBatch, PaddedBatch, SplitBatch
 from replaydb.training import advantages, importance, priorities
 from replaydb.training.critics import gae, terminal_rewards
-from replaydb.training.replacement import Replacement, replace_uninformative
 
 __all__ = [
     "Loader",

@@ -12,7 +12,7 @@ from replaydb.batch import Batch
 from replaydb.buffer import Buffer
 from replaydb.database.schema import group as columns
 from replaydb.episodes import EpisodeGroup, GroupStatus
-from replaydb.errors import NotEnoughGroups
+from replaydb.errors import CorruptPayloadError, NotEnoughGroups
 from replaydb.inputs import all_of
 from replaydb.policies import Lifo, Mix, Prioritized, Share, SimplePolicy
 
@@ -28,16 +28,23 @@ class Replacement:
         batch: What to train on: a group for each fresh one, in their order; a stored one in the
             place of each that was uninformative, as long as there are any.
         fresh_ids: Ids of the informative fresh groups in the batch.
-        filtered_ids: Ids of the uninformative ones, stored as `filtered`.
+        filtered_ids: Ids of the uninformative ones, put as `filtered`; a full buffer may have no
+            room for them.
         replayed_ids: Ids of the stored groups in the batch.
-        num_missing: Fresh groups that nothing takes the place of: the buffer had too few.
+        missing: Positions, among the fresh groups, that the batch has nothing for: the buffer had
+            too few, or they were too stale, damaged, or taken by somebody else meanwhile.
     """
 
     batch: Batch
     fresh_ids: list[int]
     filtered_ids: list[int]
     replayed_ids: list[int]
-    num_missing: int
+    missing: list[int]
+
+    @property
+    def num_missing(self) -> int:
+        """How many groups the batch is short of."""
+        return len(self.missing)
 
 
 def is_informative(group: EpisodeGroup, tolerance: float = 1e-6) -> bool:
@@ -62,7 +69,8 @@ async def replace_uninformative(
     In a group whose rewards are all equal every group-relative advantage is 0 (the "dynamic
     sampling" of DAPO, Yu et al., 2025, generates more instead). All groups are stored, in one
     transaction: those as `filtered`, with a tag that says so. The batch is one recorded draw.
-    Fresh groups never take the place of their neighbours.
+    Fresh groups never take the place of their neighbours. In a full buffer the informative ones
+    make room for themselves, as in any put; the others push out nothing.
 
     Args:
         groups: Fresh groups of one step.
@@ -76,11 +84,11 @@ async def replace_uninformative(
 
     Raises:
         DuplicateGroupError: A group is in the buffer already; nothing was stored.
-        RateLimitedError: The buffer's rate limit does not let so many out.
+        RateLimitedError: The buffer's rate limit does not let so many out; all were stored.
     """
     fresh = all_of(EpisodeGroup, "groups", groups)
     if not fresh:
-        return Replacement(_NOTHING, [], [], [], 0)
+        return Replacement(_NOTHING, [], [], [], [])
     informative = [is_informative(group, tolerance) for group in fresh]
     ids = await buffer.put(
         [
@@ -110,6 +118,8 @@ async def replace_uninformative(
         )
     except NotEnoughGroups:
         drawn = _NOTHING
+    except CorruptPayloadError as error:
+        drawn = _NOTHING if error.batch is None else error.batch
     return _arranged(drawn, ids, kept, filtered)
 
 
@@ -120,11 +130,8 @@ def _arranged(drawn: Batch, ids: list[int], kept: list[int], filtered: list[int]
     """Put the drawn groups where the fresh ones were."""
     position = {one: i for i, one in enumerate(drawn.ids)}
     others = iter([one for one in drawn.ids if one not in set(ids)])
-    order = [
-        position[chosen]
-        for one in ids
-        if (chosen := one if one in position else next(others, None)) is not None
-    ]
+    chosen = [one if one in position else next(others, None) for one in ids]
+    order = [position[one] for one in chosen if one is not None]
     batch = Batch(
         [drawn.groups[i] for i in order],
         drawn.probabilities[order],
@@ -136,7 +143,7 @@ def _arranged(drawn: Batch, ids: list[int], kept: list[int], filtered: list[int]
         fresh_ids=[one for one in kept if one in position],
         filtered_ids=filtered,
         replayed_ids=[one for one in batch.ids if one not in set(ids)],
-        num_missing=len(ids) - len(batch),
+        missing=[place for place, one in enumerate(chosen) if one is None],
     )
 
 
