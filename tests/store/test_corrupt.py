@@ -71,6 +71,30 @@ async def test_the_record_says_what_was_lost(buffer: Buffer, url: str) -> None:
     assert leased.outcome_reasons[0] == "other groups of the batch were damaged"
 
 
+async def test_what_was_lost_is_lost_to_a_holder_who_was_killed(
+    buffer: Buffer, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await buffer.put(groups(1))
+    await damage(url, 1)
+    mark = Buffer._mark_failed
+
+    async def killed(*_: object) -> None:
+        pass
+
+    async def later(*arguments: Any) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(Buffer, "_mark_failed", killed)
+            patch.setattr(Buffer, "_hand_back", killed)
+            with pytest.raises(rdb.CorruptPayloadError):
+                await buffer.lease(1, ttl=0.001)
+        await mark(*arguments)
+
+    monkeypatch.setattr(Buffer, "_mark_failed", later)
+    with pytest.raises(rdb.CorruptPayloadError):
+        await buffer.sample(1)
+    assert [record.outcomes for record in await buffer.draws()] == [("lost",), ("lost",)]
+
+
 @pytest.mark.parametrize("policy", [rdb.Fifo(), rdb.Uniform(), rdb.Prioritized()], ids=str)
 async def test_the_others_of_a_draw_are_still_usable(
     buffer: Buffer, url: str, policy: SamplingPolicy

@@ -56,8 +56,15 @@ def lose_leased(condition: ColumnElement[bool], reason: str, now: datetime) -> U
 
 
 def lose_drawn(draw_id: int, ids: Sequence[int], reason: str, now: datetime) -> Update:
-    """The same of groups that one draw took, but could not read."""
-    lost = (_drawn.draw_id == draw_id) & among(_drawn.group_id, ids)
+    """The same of groups that one draw took, but could not read.
+
+    Another may have leased some since; what has been taken from it is lost to it too.
+    """
+    taken = select(group.id).where(
+        among(group.id, ids), group.group_status != GroupStatus.LEASED.value
+    )
+    theirs = IS_LEASED & _drawn.group_id.in_(taken)
+    lost = among(_drawn.group_id, ids) & ((_drawn.draw_id == draw_id) | theirs)
     return _settle(lost, DrawOutcome.LOST.value, reason, now)
 
 
