@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from sqlalchemy.ext.compiler import compiles
 
 import replaydb as rdb
 from replaydb import Buffer, Store
-from replaydb.database.filters import COLUMNS, MAX_DEPTH
+from replaydb.database.filters import COLUMNS, MAX_DEPTH, checked
 from replaydb.database.schema import buffer as buffer_table
 from replaydb.database.schema import episode_group
 from replaydb.database.terms import FUNCTIONS
@@ -160,6 +161,16 @@ async def test_what_is_allowed_is_not_too_much_for_an_engine(
         raise AssertionError("never too deep")
     await buffer.count(where=one.in_(list(range(10_000))))
     await buffer.count(where=sa.or_(*(tags["n"] == i for i in range(300))))
+
+
+@pytest.mark.parametrize("where", [rdb.group.task_name < "b", sa.func.lower(tags["level"]) == "a"])
+def test_no_locale_of_a_server_has_a_say(where: sa.ColumnElement[bool]) -> None:
+    """The server of the tests may have none, and then no row would tell."""
+    condition = checked(where)
+    assert condition is not None
+    import_module("replaydb.database.postgresql")
+    dialect = sa.make_url("postgresql+asyncpg://").get_dialect()()
+    assert ' COLLATE "C"' in str(condition.compile(dialect=dialect))
 
 
 async def test_damaged_tags_fail_no_other_group(sqlite_url: str) -> None:
