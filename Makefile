@@ -8,7 +8,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lowest bench bench-peers clean
+.PHONY: help demo test check lowest torture bench bench-peers clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -33,6 +33,9 @@ lowest: $(VENV)/.installed ## Try both engines with the lowest versions that are
 
 test: check lowest ## Everything in check and lowest, then all tests on SQLite and PostgreSQL
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+
+torture: $(VENV)/.installed ## Attack every promise for 15 minutes (SEED=N repeats a run, RECORD=1 writes its figures)
+	PYTHONPATH=tests $(BIN)/python -m torture $(if $(SEED),--seed $(SEED)) $(if $(RECORD),--record)
 
 bench: $(VENV)/.installed ## Measure this machine: medians and ratios
 	$(BIN)/python -m benchmarks

@@ -70,12 +70,14 @@ def statuses(value: Any) -> frozenset[str] | None:
     """Statuses by name or member; None: every status."""
     if value is None:
         return None
+    known = InvalidInputError("statuses", f"some of {', '.join(GroupStatus)}", repr(value))
     several = (value,) if isinstance(value, str) else value
+    if not isinstance(several, Iterable):
+        raise known
     try:
         return frozenset(GroupStatus(status).value for status in several)
     except (TypeError, ValueError):
-        known = ", ".join(GroupStatus)
-        raise InvalidInputError("statuses", f"some of {known}", repr(value)) from None
+        raise known from None
 
 
 def ids(value: Any) -> list[int]:

@@ -236,7 +236,7 @@ def test_tests_that_are_named_exist(page: Path) -> None:
     missing = []
     for path, name in _TEST.findall(page.read_text(encoding="utf8")):
         file = CHECKOUT / path
-        if not file.exists() or f"def {name or 'test_'}" not in file.read_text(encoding="utf8"):
+        if not file.exists() or (name and f"def {name}" not in file.read_text(encoding="utf8")):
             missing.append(f"{path}::{name}")
     assert missing == []
 

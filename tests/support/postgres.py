@@ -7,8 +7,8 @@ import os
 import re
 import tempfile
 import warnings
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -55,7 +55,7 @@ class PostgresServer:
     """Databases on one server, made and cleaned from outside any event loop of a test."""
 
     def __init__(self, url: str) -> None:
-        self._url = url
+        self.url = url
         self._loop = asyncio.new_event_loop()
         self._connections: dict[str, asyncpg.Connection] = {}
         self._databases: list[str] = []
@@ -63,14 +63,14 @@ class PostgresServer:
     def create_database(self, purpose: str) -> str:
         """URL of a new database without tables."""
         name = f"replaydb_test_{purpose}_{uuid4().hex[:12]}"
-        self.execute(self._url, f'CREATE DATABASE "{name}"')
+        self.execute(self.url, f'CREATE DATABASE "{name}"')
         self._databases.append(name)
-        return urlunsplit(urlsplit(self._url)._replace(path=f"/{name}"))
+        return urlunsplit(urlsplit(self.url)._replace(path=f"/{name}"))
 
     def drop_database(self, url: str) -> None:
         name = urlsplit(url).path.removeprefix("/")
         self._disconnect(url)
-        self.execute(self._url, f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+        self.execute(self.url, f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
         self._databases.remove(name)
 
     def empty_tables(self, url: str) -> None:
@@ -81,17 +81,25 @@ class PostgresServer:
         self.execute(url, _RESTART_IDS)
 
     def execute(self, url: str, sql: str) -> None:
-        self._loop.run_until_complete(self._connection(url).execute(sql))
+        self._run(url, lambda connection: connection.execute(sql))
 
     def fetch_int(self, url: str, sql: str) -> int:
-        return int(self._loop.run_until_complete(self._connection(url).fetchval(sql)))
+        return int(self._run(url, lambda connection: connection.fetchval(sql)))
 
     def close(self) -> None:
         for name in tuple(self._databases):
-            self.drop_database(urlunsplit(urlsplit(self._url)._replace(path=f"/{name}")))
+            self.drop_database(urlunsplit(urlsplit(self.url)._replace(path=f"/{name}")))
         for url in tuple(self._connections):
             self._disconnect(url)
         self._loop.close()
+
+    def _run(self, url: str, call: Callable[[asyncpg.Connection], Awaitable[Any]]) -> Any:
+        """On the connection there is; on a new one, where a test has killed the server."""
+        try:
+            return self._loop.run_until_complete(call(self._connection(url)))
+        except (asyncpg.PostgresConnectionError, asyncpg.InterfaceError, OSError):
+            self._connections.pop(url).terminate()
+            return self._loop.run_until_complete(call(self._connection(url)))
 
     def _connection(self, url: str) -> asyncpg.Connection:
         connection = self._connections.get(url)
@@ -102,7 +110,8 @@ class PostgresServer:
 
     def _disconnect(self, url: str) -> None:
         if (connection := self._connections.pop(url, None)) is not None:
-            self._loop.run_until_complete(connection.close())
+            with suppress(asyncpg.PostgresConnectionError, asyncpg.InterfaceError, OSError):
+                self._loop.run_until_complete(connection.close())
 
 
 @contextmanager

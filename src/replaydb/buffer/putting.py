@@ -284,7 +284,7 @@ class _RefusedError(Exception):
 
 
 def _checked_put(groups: Any, on_duplicate: str) -> Sequence[EpisodeGroup]:
-    if on_duplicate not in get_args(OnDuplicate):
+    if not isinstance(on_duplicate, str) or on_duplicate not in get_args(OnDuplicate):
         expected = ", ".join(map(repr, get_args(OnDuplicate)))
         raise InvalidInputError("on_duplicate", f"one of {expected}", repr(on_duplicate))
     given = [groups] if isinstance(groups, EpisodeGroup) else groups

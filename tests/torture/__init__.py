@@ -1,0 +1,1 @@
+"""Attacks on the promises of docs/consistency.md: `make torture`, and a minute of it in tests."""

@@ -1,0 +1,132 @@
+"""A call cancelled at any await happened whole or not at all, and leaves nothing behind.
+
+Every kind of call is begun again and again and cancelled at its first, second, third... await,
+until it ends before that. No lease may be left that nobody holds, no connection checked out, no
+task's exception unseen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any
+
+import replaydb as rdb
+from replaydb import Buffer, Store
+from support.groups import episode, group, groups
+from torture import judge
+from torture.arena import Arena
+
+PROMISES = (2, 3, 6)
+ENGINES = ("sqlite", "postgresql")
+
+
+class CancelledAt:
+    """An awaitable whose task is cancelled when it waits for the n-th time."""
+
+    def __init__(self, call: Awaitable[Any], n: int) -> None:
+        self._call = call
+        self._n = n
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        steps = self._call.__await__()
+        count, send, value = 0, steps.send, None
+        while True:
+            try:
+                future = send(value)
+            except StopIteration as end:
+                return end.value
+            count += 1
+            if count == self._n:
+                task = asyncio.current_task()
+                assert task is not None
+                task.cancel()
+            try:
+                value, send = (yield future), steps.send
+            except BaseException as error:
+                value, send = error, steps.throw
+
+
+Call = Callable[[Buffer, int, list[int]], Awaitable[Any]]
+
+
+async def _lease(buffer: Buffer, number: int, ids: list[int]) -> None:
+    async with buffer.lease(2, ttl=600) as lease:
+        await asyncio.sleep(0)
+        await lease.extend()
+
+
+async def _pieces(buffer: Buffer, number: int, ids: list[int]) -> None:
+    await buffer.open_group("pieces", f"piece-{number}", 2)
+    await buffer.add_episode(f"piece-{number}", episode(), position=0)
+
+
+async def _loader(buffer: Buffer, number: int, ids: list[int]) -> None:
+    async with buffer.loader(2, rdb.Fifo(), lease=True, ttl=600, prefetch=1) as loader:
+        await anext(loader)
+
+
+CALLS: dict[str, Call] = {
+    "put": lambda buffer, number, ids: buffer.put([group(f"{number}-{i}") for i in range(2)]),
+    "replace": lambda buffer, number, ids: buffer.put(group("gsm8k-0"), on_duplicate="replace"),
+    "sample": lambda buffer, number, ids: buffer.sample(3, rdb.Prioritized()),
+    "wait": lambda buffer, number, ids: buffer.sample(10_000, timeout=0.02, allow_partial=True),
+    "lease": _lease,
+    "loader": _loader,
+    "pieces": _pieces,
+    "priorities": lambda buffer, number, ids: buffer.update_priorities(ids[:2], [2.0, 0.5]),
+    "advance": lambda buffer, number, ids: buffer.advance_policy(buffer.policy_version + 1),
+    "get": lambda buffer, number, ids: buffer.get(ids[:2]),
+    "stats": lambda buffer, number, ids: buffer.stats(),
+}
+
+
+async def attack(arena: Arena) -> None:
+    """As many kinds of calls as the time allows, every await of each."""
+    unseen: list[Any] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: unseen.append(context))
+    try:
+        end = loop.time() + arena.seconds
+        for name in arena.chance.sample(sorted(CALLS), len(CALLS)):
+            await _every_await(arena, name)
+            if loop.time() > end:
+                break
+        gc.collect()
+        await asyncio.sleep(0)
+    finally:
+        loop.set_exception_handler(None)
+    assert not unseen, f"errors that nobody saw: {unseen}"
+
+
+async def _every_await(arena: Arena, name: str) -> None:
+    call = CALLS[name]
+    async with Store.open(arena.url, run="torture") as store:
+        buffer = await store.buffer(name, on_ack="return")
+        ids = await buffer.put(groups(20))
+        n, ended = 0, 0
+        while ended < 2 and n < 200:
+            n += 1
+            task = asyncio.create_task(_run(CancelledAt(call(buffer, n, ids), n)))
+            await asyncio.wait([task])
+            if not task.cancelled():
+                ended += 1
+                task.result()
+            else:
+                arena.figures["cancellations"] += 1
+        async with asyncio.timeout(30):
+            assert len(await buffer.sample(3)) == 3
+        for engine in (store._database._writer, store._database._reader):
+            assert engine.pool.checkedout() == 0, f"{name}: a connection was not given back"  # type: ignore[attr-defined]
+    tables = await judge.read(arena.url)
+    judge.check(tables)
+    leased = tables.with_status("leased")
+    assert not leased, f"{name}: {len(leased)} groups are leased that nobody holds"
+    if name == "put":
+        mine = [uid for uid in tables.by_uid if uid[0].isdigit()]
+        assert len(mine) % 2 == 0, "half a put is stored"
+
+
+async def _run(call: CancelledAt) -> Any:
+    return await call

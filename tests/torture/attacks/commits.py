@@ -1,0 +1,152 @@
+"""A connection cut around COMMIT: nothing is doubled, nothing is reported that is not so.
+
+A relay cuts between the server's COMMIT and its answer, before COMMIT arrives, or while it is in
+flight, under every kind of write, alone and concurrent. Each call is made once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any
+
+import replaydb as rdb
+from replaydb import Buffer, Store
+from support.groups import episode, group
+from support.proxy import Moment, cut_commits, running_proxy
+from torture import judge
+from torture.arena import Arena
+from torture.judge import Tables
+
+PROMISES = (1, 2, 3, 11)
+ENGINES = ("postgresql",)
+MOMENTS: tuple[Moment, ...] = ("answer", "request", "flight")
+#: Not told what became of a call. Where that is so, either may be.
+UNKNOWN = "unknown"
+
+
+async def attack(arena: Arena) -> None:
+    """Every kind of write under one kind of cut."""
+    moment = arena.chance.choice(MOMENTS)
+    every = arena.chance.choice([2, 3])
+    with running_proxy(arena.url) as proxy:
+        async with Store.open(proxy.url, run="torture") as store:
+            buffer = await store.buffer("torture")
+            proxy.rule = cut_commits(moment, every=every, delay=0.05)
+            told = await _everything(buffer, arena)
+            proxy.heal()
+            arena.figures[f"cut at the {moment}"] += proxy.num_cut
+            arena.figures["writes"] += len(told)
+            arena.figures["outcomes unknown"] += sum(one is UNKNOWN for one in told.values())
+            lengths = await _lengths(buffer)
+    tables = await judge.read(arena.url)
+    judge.check(tables)
+    _compare(told, tables, lengths)
+
+
+async def _told(call: Awaitable[Any]) -> Any:
+    """What a call said."""
+    try:
+        return await call
+    except rdb.DatabaseUnavailableError:
+        return UNKNOWN
+    except rdb.ReplayDBError as error:
+        return error
+
+
+async def _everything(buffer: Buffer, arena: Arena) -> dict[str, Any]:
+    """What each write said."""
+    told: dict[str, Any] = {}
+    for i in range(4):
+        told[f"put alone-{i}"] = await _told(buffer.put(group(f"alone-{i}")))
+    together = {f"put together-{i}": _told(buffer.put(group(f"together-{i}"))) for i in range(12)}
+    told |= dict(zip(together, await asyncio.gather(*together.values()), strict=True))
+    opened = []
+    for i in range(3):
+        told[f"open {i}"] = await _told(buffer.open_group("pieces", f"piece-{i}", 4))
+        if isinstance(told[f"open {i}"], int):
+            opened.append(i)
+    pieces = {
+        f"add {i} {k}": _told(buffer.add_episode(f"piece-{i}", episode(float(k)), position=k))
+        for i in opened
+        for k in range(3)
+    }
+    told |= dict(zip(pieces, await asyncio.gather(*pieces.values()), strict=True))
+    for i in range(4):
+        told[f"sample {i}"] = await _told(buffer.sample(3, timeout=5))
+    told |= await _leases(buffer)
+    for i in range(1, 4):
+        told[f"advance {i}"] = await _told(buffer.advance_policy(i))
+    ids = _ids(told)
+    told["priorities"] = await _told(buffer.update_priorities(ids, [3.0] * len(ids)))
+    return told
+
+
+async def _leases(buffer: Buffer) -> dict[str, Any]:
+    """Half of the leases are acked, some given back, the last is kept."""
+    told: dict[str, Any] = {}
+    for i in range(4):
+        told[f"lease {i}"] = lease = await _told(_lease(buffer))
+        if isinstance(lease, rdb.Lease) and i < 3:
+            end = lease.ack() if i < 2 else lease.nack(reason="torture")
+            told[f"end {i}"] = await _told(end)
+    return told
+
+
+async def _lease(buffer: Buffer) -> rdb.Lease:
+    return await buffer.lease(2, ttl=600, tasks="gsm8k", timeout=5)
+
+
+def _ids(told: dict[str, Any]) -> list[int]:
+    """Of the groups whose put said so."""
+    return [one for said in told.values() if isinstance(said, list) for one in said]
+
+
+async def _lengths(buffer: Buffer) -> dict[str, int]:
+    """Draws that were recorded, the policy version."""
+    async with asyncio.timeout(60):
+        draws = await buffer.draws(limit=1000)
+        stats = await buffer.stats()
+    return {"draws": len(draws), "version": stats.policy_version}
+
+
+def _compare(told: dict[str, Any], tables: Tables, lengths: dict[str, int]) -> None:
+    """What was said is so; every call was made once, so no refusal can be true."""
+    refused = {name: said for name, said in told.items() if isinstance(said, rdb.ReplayDBError)}
+    assert not refused, f"refused, though made once: {refused}"
+    by_uid = tables.by_uid
+    for name, said in told.items():
+        kind, _, rest = name.partition(" ")
+        if kind == "put" and said is not UNKNOWN:
+            assert [by_uid[rest]["id"]] == said, name
+    for i in range(3):
+        if (row := by_uid.get(f"piece-{i}")) is not None:
+            said = [told.get(f"add {i} {k}", UNKNOWN) for k in range(3)]
+            known = sum(one is not UNKNOWN for one in said)
+            assert known <= row["num_episodes"] <= len(said), (row, said)
+    drawn = [name for name in told if name.startswith(("sample", "lease"))]
+    known = sum(told[name] is not UNKNOWN for name in drawn)
+    assert known <= lengths["draws"] <= len(drawn), (known, lengths, len(drawn))
+    _compare_leases(told, tables)
+    versions = [i for i in range(1, 4) if told[f"advance {i}"] is not UNKNOWN]
+    assert lengths["version"] >= max(versions, default=0), lengths
+
+
+def _compare_leases(told: dict[str, Any], tables: Tables) -> None:
+    """What is leased is what somebody holds; a lease of which nothing is known may hold two."""
+    leased, archived = tables.with_status("leased"), tables.with_status("archived")
+    kept = told["lease 3"]
+    if kept is not UNKNOWN:
+        ids = set(kept.batch.ids)
+        assert ids <= leased, "a lease that was given is not held"
+        leased -= ids
+    for i in range(3):
+        if told[f"lease {i}"] is UNKNOWN:
+            continue
+        ids, end = set(told[f"lease {i}"].batch.ids), told[f"end {i}"]
+        if end is UNKNOWN:
+            leased -= ids
+        elif i < 2:
+            assert ids <= archived, "an ack that was told was not made"
+    unknown = sum(told[f"lease {i}"] is UNKNOWN for i in range(4))
+    assert len(leased) <= 2 * unknown, f"leased, though nobody holds them: {leased}"

@@ -1,0 +1,211 @@
+"""An independent reader: the bare driver and plain SQL, nothing of replaydb.
+
+What the tables must say of themselves whatever has happened, and what the logs of other processes
+must not say of each other.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+
+Row = dict[str, Any]
+LIVE = {"pending", "completed", "leased", "aborted"}
+
+_QUERIES = {
+    "groups": "SELECT id, buffer_id, task_name, group_uid, group_status, weight, num_episodes,"
+    " num_tokens, num_bytes, times_sampled, lease_id, staleness, comparable_version"
+    " FROM episode_group",
+    "buffers": "SELECT id, policy_version FROM buffer",
+    "held": "SELECT group_id FROM draw_group WHERE outcome = 'leased'",
+    "tasks": "SELECT buffer_id, task_name, num_available, total_weight, num_pending, num_leased,"
+    " stored_groups, stored_tokens, stored_bytes, num_sampled FROM task",
+    "leases": "SELECT id FROM lease",
+    "payloads": "SELECT group_id, checksum, data FROM payload",
+    "episodes": "SELECT group_id, num_tokens FROM episode",
+}
+
+
+@dataclass(frozen=True)
+class Tables:
+    """All rows that matter, of one snapshot."""
+
+    groups: list[Row]
+    buffers: list[Row]
+    held: list[Row]
+    tasks: list[Row]
+    leases: list[Row]
+    payloads: list[Row]
+    episodes: list[Row]
+
+    @property
+    def by_uid(self) -> dict[str, Row]:
+        """Groups."""
+        return {row["group_uid"]: row for row in self.groups}
+
+    def with_status(self, status: str) -> set[int]:
+        """Ids of groups."""
+        return {row["id"] for row in self.groups if row["group_status"] == status}
+
+
+async def read(url: str) -> Tables:
+    """Everything, as one transaction sees it."""
+    if url.startswith("sqlite"):
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"), timeout=60)) as file:
+            file.row_factory = sqlite3.Row
+            file.execute("BEGIN")
+            found = {
+                name: [dict(row) for row in file.execute(query)] for name, query in _QUERIES.items()
+            }
+            file.execute("COMMIT")
+            assert file.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
+            assert file.execute("PRAGMA foreign_key_check").fetchall() == []
+            return Tables(**found)
+    connection = await asyncpg.connect(url)
+    try:
+        async with connection.transaction(isolation="repeatable_read", readonly=True):
+            return Tables(
+                **{
+                    name: [dict(row) for row in await connection.fetch(query)]
+                    for name, query in _QUERIES.items()
+                }
+            )
+    finally:
+        await connection.close()
+
+
+async def stored_groups(url: str) -> int:
+    """What capacity goes by: groups that are not archived."""
+    query = "SELECT count(*) FROM episode_group WHERE group_status <> 'archived'"
+    if url.startswith("sqlite"):
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"), timeout=60)) as file:
+            return int(file.execute(query).fetchone()[0])
+    connection = await asyncpg.connect(url)
+    try:
+        return int(await connection.fetchval(query))
+    finally:
+        await connection.close()
+
+
+def check(tables: Tables) -> None:
+    """Accounts, payloads and leases agree with the groups there are."""
+    _check_accounts(tables)
+    uids = Counter((row["buffer_id"], row["group_uid"]) for row in tables.groups)
+    assert not [uid for uid, count in uids.items() if count > 1], "a uid is stored twice"
+    leases = {row["id"] for row in tables.leases}
+    for row in tables.groups:
+        assert (row["group_status"] == "leased") == (row["lease_id"] is not None), row
+        assert row["lease_id"] is None or row["lease_id"] in leases, row
+    _check_staleness(tables)
+    held = sorted(row["group_id"] for row in tables.held)
+    assert held == sorted(tables.with_status("leased")), "the record and the leases disagree"
+    sizes: Counter[int] = Counter()
+    for row in tables.payloads:
+        assert zlib.crc32(row["data"]) == row["checksum"], f"payload of {row['group_id']}"
+        sizes[row["group_id"]] += len(row["data"])
+    episodes, tokens = Counter[int](), Counter[int]()
+    for row in tables.episodes:
+        episodes[row["group_id"]] += 1
+        tokens[row["group_id"]] += row["num_tokens"]
+    for row in tables.groups:
+        key = row["id"]
+        assert (episodes[key], tokens[key]) == (row["num_episodes"], row["num_tokens"]), row
+        assert sizes[key] == row["num_bytes"], row
+
+
+def _check_staleness(tables: Tables) -> None:
+    versions = {row["id"]: row["policy_version"] for row in tables.buffers}
+    for row in tables.groups:
+        if row["group_status"] in LIVE and row["comparable_version"] is not None:
+            expected = versions[row["buffer_id"]] - row["comparable_version"]
+            assert row["staleness"] == expected, row
+
+
+def _check_accounts(tables: Tables) -> None:
+    mine: dict[tuple[int, str], list[Row]] = defaultdict(list)
+    for row in tables.groups:
+        mine[row["buffer_id"], row["task_name"]].append(row)
+    for account in tables.tasks:
+        groups = mine.pop((account["buffer_id"], account["task_name"]), [])
+        status = Counter(row["group_status"] for row in groups)
+        stored = [row for row in groups if row["group_status"] != "archived"]
+        weight = sum(row["weight"] for row in groups if row["group_status"] == "completed")
+        expected = {
+            "num_available": status["completed"],
+            "num_pending": status["pending"],
+            "num_leased": status["leased"],
+            "stored_groups": len(stored),
+            "stored_tokens": sum(row["num_tokens"] for row in stored),
+            "stored_bytes": sum(row["num_bytes"] for row in stored),
+        }
+        assert {name: account[name] for name in expected} == expected, account
+        assert abs(account["total_weight"] - weight) <= 1e-9 * (1 + weight), account
+        assert account["num_sampled"] >= sum(row["times_sampled"] for row in groups), account
+    assert not mine, f"groups without an account: {list(mine)}"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a process did, told after the call had returned. Times are of the machine's clock."""
+
+    what: str
+    begin: float
+    end: float
+    pid: int
+    detail: Any
+
+
+def entries(log: Path) -> list[Entry]:
+    """Everything told; a last line that was cut off was never told whole."""
+    if not log.exists():
+        return []
+    return [Entry(*json.loads(line)) for line in log.read_text().split("\n")[:-1]]
+
+
+def check_log(told: Iterable[Entry], tables: Tables) -> Counter[str]:
+    """No error, nothing lost, nothing torn, no group held by two or acked twice. What was done."""
+    told = list(told)
+    errors = [entry.detail for entry in told if entry.what == "error"]
+    assert not errors, f"{len(errors)} untyped or unexpected errors, such as {errors[0]}"
+    gone = {uid for entry in told if entry.what == "deleting" for uid in entry.detail}
+    promised = {uid for entry in told if entry.what == "put" for uid in entry.detail} - gone
+    missing = promised - tables.by_uid.keys()
+    assert not missing, f"{len(missing)} of {len(promised)} acknowledged groups are lost"
+    puts = Counter(uid.rsplit(":", 2)[0] for uid in tables.by_uid if uid.count(":") == 2)
+    sizes = {uid.rsplit(":", 2)[0]: int(uid.rsplit(":")[-1]) for uid in tables.by_uid if ":" in uid}
+    torn = [put for put, count in puts.items() if count != sizes[put] and not gone]
+    assert not torn, f"torn puts: {torn}"
+    check_holders(told)
+    return Counter(entry.what for entry in told)
+
+
+def check_holders(told: list[Entry]) -> None:
+    """Between the return of a lease and its end, nobody else was given its groups."""
+    ends = {entry.detail["lease"]: entry for entry in told if entry.what in ("ack", "nack")}
+    acked = Counter(one for entry in told if entry.what == "ack" for one in entry.detail["ids"])
+    twice = [one for one, count in acked.items() if count > 1]
+    assert not twice, f"acked twice: {twice}"
+    held: dict[int, list[tuple[float, float, int]]] = defaultdict(list)
+    for entry in told:
+        if entry.what != "hold":
+            continue
+        lease = entry.detail["lease"]
+        over = entry.begin + entry.detail["ttl"]  # it runs from some time within the call
+        if lease in ends:
+            over = min(over, ends[lease].begin)
+        for one in entry.detail["ids"]:
+            held[one].append((entry.end, over, lease))
+    for one, spans in held.items():
+        spans.sort()
+        for (_, over, first), (begin, _, second) in pairwise(spans):
+            assert over <= begin, f"group {one} is held by leases {first} and {second}"

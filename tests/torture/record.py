@@ -1,0 +1,44 @@
+"""The figures of a run, written into docs/reliability.md."""
+
+from __future__ import annotations
+
+import os
+import platform
+from datetime import UTC, datetime
+from pathlib import Path
+
+from torture.attacks import ATTACKS, promise_of
+from torture.run import Verdict
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reliability.md"
+BEGIN, END = "<!-- figures: make torture -->", "<!-- end of figures -->"
+
+
+def record(verdicts: list[Verdict], seed: int) -> None:
+    """Replace the figures of the last run."""
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    PAGE.write_text(f"{before}{BEGIN}\n{figures(verdicts, seed)}{END}{after}")
+
+
+def figures(verdicts: list[Verdict], seed: int) -> str:
+    """A table, an attack and engine a row."""
+    today = datetime.now(UTC).date().isoformat()
+    where = f"Python {platform.python_version()}, {os.cpu_count()} processors"
+    lines = [
+        "",
+        f"{today}, {where}, seed {seed}:",
+        "",
+        "| attack | engine | rounds | broken | what was done |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for one in verdicts:
+        done = ", ".join(f"{count:,} {what}" for what, count in one.figures.most_common())
+        cells = one.name, one.engine, str(one.rounds), str(len(one.broken)), done
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, "", ""])
+
+
+def promises() -> str:
+    """What each attack attacks, as a list."""
+    return "\n".join(f"- `{name}`: {promise_of(attack)}" for name, attack in ATTACKS.items())
