@@ -130,3 +130,42 @@ async def test_waiting_for_a_lease_that_expires(buffer: Buffer) -> None:
     with pytest.raises(rdb.NotEnoughGroups):
         await buffer.lease(1, ttl=60, timeout=0.05)
     await second.ack()
+
+
+async def test_cancelled_while_the_block_ends(buffer: Buffer, url: str) -> None:
+    """At any moment of the ack, also long before the lease would expire."""
+    await buffer.put(groups(2))
+    await buffer.update_settings(on_ack="return")
+    for moment in range(60):
+        leave = asyncio.Event()
+
+        async def hold(leave: asyncio.Event = leave) -> None:
+            async with buffer.lease(2, ttl=500):
+                await leave.wait()
+
+        task = asyncio.create_task(hold())
+        while not await buffer.leases():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        leave.set()
+        for _ in range(moment % 20):
+            await asyncio.sleep(0)
+        if moment >= 20:
+            await asyncio.sleep(moment * 0.0001)
+        task.cancel()
+        await asyncio.wait([task])
+        assert await buffer.leases() == []
+    assert set((await statuses(url)).values()) == {"completed"}
+
+
+async def test_a_loader_cancelled_while_it_closes(buffer: Buffer, url: str) -> None:
+    await buffer.put(groups(8))
+    for moment in range(1, 30):
+        loader = buffer.loader(2, rdb.Fifo(), lease=True, ttl=500, prefetch=2)
+        await anext(loader)
+        task = asyncio.create_task(loader.aclose())
+        for _ in range(moment):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        assert await buffer.leases() == []
+    assert set((await statuses(url)).values()) == {"completed"}

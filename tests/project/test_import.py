@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 #: Needed by the trainer's side, by migrations, by the command line, or by nobody.
-_HEAVY = {"torch", "alembic", "anyio", "typer", "rich", "pandas", "pyarrow", "scipy"}
+_HEAVY = {"torch", "alembic", "typer", "rich", "pandas", "pyarrow", "scipy"}
 _DRIVERS = {"asyncpg", "aiosqlite", "sqlite3"}
 
 

@@ -22,7 +22,7 @@ from replaydb.buffer.lease import Lease
 from replaydb.buffer.requests import describe, eligible, portions
 from replaydb.buffer.waiting import Explain
 from replaydb.cancellation import to_the_end
-from replaydb.database.engine import PATIENCE_SECONDS, Database, Transaction, end_in
+from replaydb.database.engine import Database, Transaction, allowance, end_in
 from replaydb.database.records import Decoded
 from replaydb.database.repository import (
     buffers,
@@ -247,7 +247,7 @@ class Drawing(BufferCore):
                         return drawn, asyncio.create_task(groups.decoded(drawn.rows, *drawn.stored))
                     # A snapshot taken while the tasks are locked: nobody can delete what was
                     # drawn before it is read, and yet no lock is held while payloads travel.
-                    read_by = end or end_in(PATIENCE_SECONDS, drawn.num_bytes)
+                    read_by = end or end_in(allowance(drawn.num_bytes))
                     reader = await stack.enter_async_context(self._database.reader(read_by))
                     await buffers.pin(reader, self.id)
                     reading = asyncio.create_task(_payloads(reader, drawn, read_by))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, get_args
 
@@ -11,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from replaydb import arguments
 from replaydb.buffer.core import BufferCore
-from replaydb.database.engine import PATIENCE_SECONDS, SLOWEST_BYTES_PER_SECOND, Database
+from replaydb.database.engine import Database, allowance
 from replaydb.database.group_commit import Gate, GroupCommit, Submission
 from replaydb.database.records import (
     GroupRecord,
@@ -41,10 +42,9 @@ class Putting(BufferCore):
     def __init__(self, database: Database, row: BufferRow, run: Callable[[], Any]) -> None:
         super().__init__(database, row, run)
         self._known_tasks: frozenset[str] = frozenset()
-        limits = (PATIENCE_SECONDS, SLOWEST_BYTES_PER_SECOND)
-        self._puts: GroupCommit[Put, list[int]] = GroupCommit(self._commit_puts, *limits)
+        self._puts: GroupCommit[Put, list[int]] = GroupCommit(self._commit_puts, allowance)
         self._additions: GroupCommit[Addition, GroupStatus] = GroupCommit(
-            self._commit_additions, *limits
+            self._commit_additions, allowance
         )
 
     async def put(
@@ -221,10 +221,13 @@ class Putting(BufferCore):
     async def _submit(self, put: Put, timeout: float | None) -> list[int]:
         num_bytes = sum(record.facts["num_bytes"] for record in put.records)
         uids = [record.uid for record in put.records]
-        # Cursors of two puts may be the same; only uids keep them out of one transaction.
-        submission = Submission(put, uids, num_bytes)
+        tried = False
 
         async def attempt(_: bool, end: float | None) -> list[int]:
+            nonlocal tried
+            # Cursors of two puts may be the same; only uids keep them out of one transaction.
+            submission = Submission(replace(put, was_refused=tried), uids, num_bytes)
+            tried = True
             return await self._puts.submit(submission, end)
 
         return await self._in_time(attempt, timeout, unless=_NO_ROOM)

@@ -39,10 +39,14 @@ ATTEMPTS = 8
 OUTAGE_SECONDS = (0.05, 1.0)
 
 
-def end_in(seconds: float, num_bytes: int = 0) -> float:
-    """The end of a call that may take so long, and moves so much."""
-    now = asyncio.get_running_loop().time()
-    return now + seconds + num_bytes / SLOWEST_BYTES_PER_SECOND
+def end_in(seconds: float) -> float:
+    """The end of a call that may take so long."""
+    return asyncio.get_running_loop().time() + seconds
+
+
+def allowance(num_bytes: int = 0) -> float:
+    """Seconds that a call may take which moves so many bytes, where nobody said."""
+    return PATIENCE_SECONDS + num_bytes / SLOWEST_BYTES_PER_SECOND
 
 
 class Transaction:
@@ -111,7 +115,7 @@ class Database:
         """
         if self.backend.read_only:
             raise DatabaseReadOnlyError(f"{self.backend.shown}: opened with read_only=True")
-        end = end_in(PATIENCE_SECONDS) if end is None else end
+        end = end_in(allowance()) if end is None else end
         again = _Again(self, end)
         async with self._translated():
             while True:
@@ -131,7 +135,7 @@ class Database:
             DatabaseError: The driver's error, typed.
             StoreClosedError: The database was closed.
         """
-        end = end_in(PATIENCE_SECONDS) if end is None else end
+        end = end_in(allowance()) if end is None else end
         async with self.reader(end) as connection, self._translated(), asyncio.timeout_at(end):
             yield connection
 
@@ -158,7 +162,7 @@ class Database:
         To be had before the write transaction of a draw, which would otherwise hold its locks
         while it waits for others to read.
         """
-        async with self._translated(), asyncio.timeout_at(end or end_in(PATIENCE_SECONDS)):
+        async with self._translated(), asyncio.timeout_at(end or end_in(allowance())):
             await self._draws.acquire()
         try:
             yield
@@ -173,7 +177,7 @@ class Database:
         """
         self._open = False
         try:
-            async with asyncio.timeout_at(end or end_in(PATIENCE_SECONDS)):
+            async with asyncio.timeout_at(end or end_in(allowance())):
                 await self._idle.wait()
                 await self.signal.aclose()
                 await self._writer.dispose()

@@ -114,14 +114,13 @@ class GroupCommit(Generic[Item, Result]):
 
     Args:
         commit: Runs items in one transaction.
-        patience: Seconds without any commit after which the database is given up.
-        slowest: Bytes that may take a second longer.
+        allowance: Seconds without any commit after which the database is given up, by the bytes
+            of a transaction.
     """
 
-    def __init__(self, commit: Commit[Item, Result], patience: float, slowest: int) -> None:
+    def __init__(self, commit: Commit[Item, Result], allowance: Callable[[int], float]) -> None:
         self._commit = commit
-        self._patience = patience
-        self._slowest = slowest
+        self._allowance = allowance
         self._queue: deque[_Waiting[Item, Result]] = deque()
         self._worker: asyncio.Task[None] | None = None
         self._running: _Running[Item, Result] | None = None
@@ -188,12 +187,12 @@ class GroupCommit(Generic[Item, Result]):
         """Answer a batch: together if that can be, otherwise each alone."""
         for _ in range(SHARED_ATTEMPTS):
             if not await self._try(batch):
-                return
+                break
         for one in batch:
             await self._try([one])
 
     async def _try(self, batch: Sequence[_Waiting[Item, Result]]) -> bool:
-        """Commit those of a batch that are not answered. Returns whether some are still not."""
+        """Commit those of a batch that are not answered yet. Returns whether some have left it."""
         batch = [one for one in batch if not one.answer.done()]
         began = asyncio.get_running_loop().time()
         try:
@@ -206,9 +205,8 @@ class GroupCommit(Generic[Item, Result]):
         except DatabaseUnavailableError as error:
             _fail([*batch, *(one for one in self._queue if one.since <= began)], error)
         except Exception as error:
-            if len(batch) > 1:
-                return True
-            _fail(batch, error)
+            if len(batch) == 1:
+                _fail(batch, error)
         return False
 
     async def _attempt(self, batch: Sequence[_Waiting[Item, Result]]) -> None:
@@ -216,7 +214,7 @@ class GroupCommit(Generic[Item, Result]):
         gate = Gate(batch)
         num_bytes = sum(one.submission.num_bytes for one in batch)
         since = max(min(one.since for one in batch), self._last_commit)
-        end = since + self._patience + num_bytes / self._slowest
+        end = since + self._allowance(num_bytes)
         items = [one.submission.item for one in batch]
         running = asyncio.ensure_future(self._commit(items, gate, end))
         self._running = _Running(gate, batch, running)

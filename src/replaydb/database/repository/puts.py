@@ -35,11 +35,19 @@ OnDuplicate = Literal["error", "ignore", "replace"]
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Groups, and cursors, that are stored together or not at all; no uid occurs twice."""
+    """Groups, and cursors, that are stored together or not at all; no uid occurs twice.
+
+    Attributes:
+        records: The groups.
+        on_duplicate: What to do about those that are stored already.
+        cursors: JSON values by name.
+        was_refused: It did not fit, or was held back by a rate limit, when it was last tried.
+    """
 
     records: Sequence[GroupRecord]
     on_duplicate: OnDuplicate
     cursors: Mapping[str, Any] = field(default_factory=dict)
+    was_refused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +80,13 @@ async def put(
     new = await backend.allocate_group_ids(connection, len(fresh))
     ids = _Ids(stored, dict(zip(fresh, new, strict=True)))
     task_names = {record.task_name for one in puts for record in one.records}
+
+    # What is large is written before the locks are taken: a client that is stuck in the middle of
+    # it holds up nobody. Only what waits to be let in is not sent again with every try.
+    early = [one for one in puts if not (_known(one, stored) or one.was_refused)]
+    await _insert_children(connection, [record for one in early for record in one.records], ids)
     if unseen := task_names - known_tasks:
         await buffers.ensure_tasks(connection, scope.buffer_id, scope.buffer_name, unseen)
-
-    # What is large is written before the locks are taken, where it is sure to be kept.
-    sure = [] if scope.settings.is_limited else [one for one in puts if not _known(one, stored)]
-    await _insert_children(connection, [record for one in sure for record in one.records], ids)
     replacing = any(one.on_duplicate == "replace" and _known(one, stored) for one in puts)
     state, accounts = await scope.lock(connection, None if replacing else task_names)
     now = await backend.now(connection)
@@ -87,11 +96,13 @@ async def put(
     outcomes: list[list[int] | ReplayDBError] = []
     for one in puts:
         try:
-            await session.store(one, written=one in sure)
+            await session.store(one, written=one in early)
             outcomes.append([ids[record] for record in one.records])
         except ReplayDBError as error:
-            if one in sure:
-                raise  # what it has written goes with the transaction
+            if one in early:
+                if not state.settings.is_limited:
+                    raise  # what it has written goes with the transaction
+                await _delete_children(connection, [ids[record] for record in one.records])
             outcomes.append(error)
     await session.flush()
     await lineage.set_cursors(connection, scope.buffer_id, session.cursors, now)
@@ -134,7 +145,7 @@ class _Session:
         limited_inserts = self.state.limited_inserts
         try:
             async with self.room.connection.begin_nested():
-                await self._take_in(put, written=False)
+                await self._take_in(put, written=written)
                 await self.flush()  # what is in can be a victim: of the next put, or at once
                 await capacity.shed(self.room, self.accounts)
         except BaseException:
@@ -261,3 +272,13 @@ async def _insert_children(
         await execute_many(
             connection, statement, [{"group_id": group_id, **child} for group_id, child in children]
         )
+
+
+async def _delete_children(connection: AsyncConnection, ids: Sequence[int]) -> None:
+    """Of groups that do not come in after all."""
+    for statement in (
+        statements.delete_payloads,
+        statements.delete_episodes,
+        statements.delete_transcripts,
+    ):
+        await connection.execute(*statement(ids))

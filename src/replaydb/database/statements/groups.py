@@ -335,6 +335,12 @@ def delete_payloads(ids: Any) -> Delete:
 
 
 @prepared
+def delete_episodes(ids: Any) -> Delete:
+    """Scalars of the episodes of some groups."""
+    return delete(episode).where(among(episode.c.group_id, ids))
+
+
+@prepared
 def delete_transcripts(ids: Any) -> Delete:
     """Texts of some groups."""
     return delete(transcript).where(among(transcript.c.group_id, ids))

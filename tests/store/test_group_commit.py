@@ -1,0 +1,130 @@
+"""Sharing a transaction: who leaves, who fails and who stays."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from replaydb.database.group_commit import SHARED_ATTEMPTS, Gate, GroupCommit, Submission
+from replaydb.errors import DatabaseUnavailableError, OutcomeUnknownError
+
+
+class Store:
+    """Commits numbers. `before` is called in each transaction, before the gate is shut."""
+
+    def __init__(self) -> None:
+        self.attempts: list[list[int]] = []
+        self.stored: list[int] = []
+        self.before: Callable[[Sequence[int]], None] = lambda items: None
+        self.after = asyncio.Event()
+        self.after.set()
+        self.shared: GroupCommit[int, int] = GroupCommit(self.commit, lambda num_bytes: 60.0)
+
+    async def commit(self, items: Sequence[int], gate: Gate, end: float) -> Sequence[int]:
+        gate.open()
+        self.attempts.append(list(items))
+        await asyncio.sleep(0)
+        self.before(items)
+        await asyncio.sleep(0)
+        gate.shut()
+        await self.after.wait()
+        self.stored.extend(items)
+        return [2 * item for item in items]
+
+    def put(self, item: int, end: float | None = None) -> asyncio.Task[int]:
+        return asyncio.create_task(self.shared.submit(Submission(item, (), 0), end))
+
+
+async def test_one_who_stays_is_not_rolled_back_again_and_again() -> None:
+    """Whenever the transaction is about to be committed, somebody else leaves it."""
+    store = Store()
+    leaving = [store.put(i) for i in range(20)]
+    patient = store.put(99)
+
+    def one_leaves(items: Sequence[int]) -> None:
+        if len(items) > 1:
+            leaving[items[0]].cancel()
+
+    store.before = one_leaves
+    assert await asyncio.wait_for(patient, 10) == 198
+    shared = [items for items in store.attempts if len(items) > 1]
+    assert len(shared) == SHARED_ATTEMPTS
+    assert sum(task.cancelled() for task in leaving) == SHARED_ATTEMPTS
+    assert sorted(store.stored) == [*range(SHARED_ATTEMPTS, 20), 99]
+
+
+async def test_who_leaves_in_time_is_not_stored_and_who_does_not_is() -> None:
+    store = Store()
+    early, late = store.put(1), store.put(2)
+
+    def early_leaves(_: Sequence[int]) -> None:
+        early.cancel()
+
+    store.before = early_leaves
+    store.after.clear()
+    while len(store.attempts) < 2:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    late.cancel()
+    store.after.set()
+    await asyncio.wait([early, late])
+    await store.shared.drain()
+    assert (early.cancelled(), late.cancelled(), store.stored) == (True, True, [2])
+
+
+async def test_time_that_is_up_during_the_commit_is_not_a_failure() -> None:
+    store = Store()
+    store.after.clear()
+    now = asyncio.get_running_loop().time()
+    put = store.put(1, now + 0.05)
+    await asyncio.sleep(0.1)
+    assert not put.done()
+    store.after.set()
+    assert await put == 2
+
+
+async def test_time_that_is_up_before_the_commit() -> None:
+    store = Store()
+    stuck = asyncio.Event()
+
+    async def commit(items: Sequence[int], gate: Gate, end: float) -> Sequence[int]:
+        await stuck.wait()
+        raise AssertionError("nobody waits for this any more")
+
+    shared: GroupCommit[int, int] = GroupCommit(commit, lambda num_bytes: 60.0)
+    now = asyncio.get_running_loop().time()
+    with pytest.raises(DatabaseUnavailableError):
+        await shared.submit(Submission(1, (), 0), now + 0.05)
+    await asyncio.wait_for(shared.drain(), 5)  # what nobody waits for ends at once
+    assert store.stored == []
+
+
+@pytest.mark.parametrize("kind", [DatabaseUnavailableError, OutcomeUnknownError])
+async def test_a_database_that_is_gone_is_tried_once_for_all(
+    kind: type[DatabaseUnavailableError],
+) -> None:
+    store = Store()
+
+    def gone(_: Sequence[int]) -> None:
+        raise kind("gone")
+
+    store.before = gone
+    outcomes = await asyncio.gather(*(store.put(i) for i in range(9)), return_exceptions=True)
+    assert {type(one) for one in outcomes} == {kind}
+    assert store.attempts == [list(range(9))]
+
+
+async def test_one_that_fails_does_not_fail_its_neighbours() -> None:
+    store = Store()
+
+    def three_is_bad(items: Sequence[int]) -> None:
+        if 3 in items:
+            raise ValueError
+
+    store.before = three_is_bad
+    outcomes = await asyncio.gather(*(store.put(i) for i in range(5)), return_exceptions=True)
+    assert [type(one) for one in outcomes] == [int, int, int, ValueError, int]
+    assert store.attempts == [[0, 1, 2, 3, 4], [0], [1], [2], [3], [4]]

@@ -1,0 +1,183 @@
+"""A network or a peer that stops answering: every call ends in its time, and says why."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+import replaydb as rdb
+from replaydb import Buffer, Store
+from support.connections import transaction
+from support.groups import group, groups, long_group
+from support.ledger import check_books
+from support.proxy import Proxy, break_messages
+
+CALLS: dict[str, Callable[[Buffer], Awaitable[Any]]] = {
+    "put": lambda buffer: buffer.put(group(), timeout=0.2),
+    "patient put": lambda buffer: buffer.put(group()),
+    "sample": lambda buffer: buffer.sample(1, timeout=0.2),
+    "impatient sample": lambda buffer: buffer.sample(1),
+    "waiting sample": lambda buffer: buffer.sample(99, timeout=0.2),
+    "lease": lambda buffer: buffer.lease(1, ttl=60, timeout=0.2).__aenter__(),
+    "count": lambda buffer: buffer.count(),
+    "get": lambda buffer: buffer.get([1]),
+    "delete": lambda buffer: buffer.update_priorities([1], [2.0]),
+    "admission": lambda buffer: buffer.admission(1, max_staleness=0, timeout=0.2),
+}
+
+
+LIMITS = {
+    "replaydb.database.engine.PATIENCE_SECONDS": 0.5,
+    "replaydb.buffer.core.GRACE_SECONDS": 0.3,
+    "replaydb.database.postgresql.COMMIT_SECONDS": 0.3,
+    "replaydb.database.postgresql.ROLLBACK_SECONDS": 0.2,
+}
+
+
+@contextmanager
+def impatience() -> Iterator[None]:
+    """A minute is half a second. Whoever ignores the limits hangs, and fails the test."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, seconds in LIMITS.items():
+            patch.setattr(name, seconds)
+        yield
+
+
+@pytest.fixture
+async def far(proxied_url: str) -> AsyncIterator[Store]:
+    store = await Store.open(proxied_url, run="far")
+    yield store
+    await asyncio.wait_for(store.close(timeout=0.2), 20)
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("connected", [True, False])
+async def test_a_stalled_network(far: Store, proxy: Proxy, name: str, connected: bool) -> None:
+    buffer = await far.buffer("math")
+    await buffer.put(groups(3))
+    if not connected:
+        proxy.drop()
+    proxy.stall()
+    with impatience(), pytest.raises(rdb.DatabaseUnavailableError):
+        await asyncio.wait_for(CALLS[name](buffer), 20)
+    proxy.heal()
+    assert await buffer.count() >= 3
+
+
+@pytest.mark.parametrize("kinds", [b"B", b"Q"], ids=["a statement", "the commit"])
+async def test_a_network_that_stalls_in_the_middle(
+    far: Store, proxy: Proxy, kinds: bytes, postgresql_url: str
+) -> None:
+    buffer = await far.buffer("math", capacity=rdb.Capacity(groups=10))
+    await buffer.put(groups(3))
+    proxy.rule = break_messages("stall", "client", kinds, first=2)
+    with impatience(), pytest.raises(rdb.DatabaseUnavailableError):
+        await asyncio.wait_for(buffer.put(long_group("new", 2000), timeout=0.2), 20)
+    async with Store.open(postgresql_url, run="near") as near:
+        there = await near.buffer("math")
+        await asyncio.wait_for(there.put(group("other")), 20)
+    proxy.heal()
+    assert await buffer.put(long_group("new", 2000), on_duplicate="ignore")
+    assert await buffer.count() == 5
+    await check_books(postgresql_url)
+
+
+async def test_a_payload_that_is_stuck_holds_up_nobody(
+    proxied_url: str, proxy: Proxy, postgresql_url: str
+) -> None:
+    async with Store.open(postgresql_url, run="near") as near:
+        there = await near.buffer("math", capacity=rdb.Capacity(groups=2))
+        await there.put(groups(2))
+        far = await Store.open(proxied_url, run="far")
+        buffer = await far.buffer("math")
+        proxy.rule = break_messages("stall", "client", b"B", num_bytes=5000, at_least=10_000)
+        stuck = asyncio.create_task(buffer.put(long_group("stuck", 5000)))
+        await proxy.until_cut()
+        for i in range(3):
+            await asyncio.wait_for(there.put(group(f"{i}")), 20)
+        proxy.heal()
+        await asyncio.wait_for(stuck, 20)
+        await far.close()
+        assert await there.count(statuses="completed") == 2
+    await check_books(postgresql_url)
+
+
+async def test_closing_cuts_off_what_does_not_end(far: Store, proxy: Proxy) -> None:
+    buffer = await far.buffer("math")
+    await buffer.put(groups(3))
+    proxy.stall()
+    put = asyncio.create_task(buffer.put(group()))
+    sample = asyncio.create_task(buffer.sample(99, timeout=None))
+    await asyncio.sleep(0.05)
+    await asyncio.wait_for(far.close(timeout=0.1), 20)
+    outcomes = await asyncio.wait_for(asyncio.gather(put, sample, return_exceptions=True), 20)
+    for one in outcomes:
+        assert isinstance(one, rdb.StoreClosedError | rdb.DatabaseUnavailableError)
+
+
+async def test_a_server_that_is_away_for_a_while(
+    proxied_url: str, proxy: Proxy, postgresql_url: str
+) -> None:
+    async with Store.open(proxied_url, run="far") as store:
+        buffer = await store.buffer("math")
+        ids = await buffer.put(groups(4))
+        lease = await buffer.lease(1, ttl=600)
+        waiting = asyncio.create_task(buffer.sample(6, timeout=60))
+        await asyncio.sleep(0.1)
+        proxy.refuse()
+        proxy.drop()
+        calls: list[Awaitable[Any]] = [
+            buffer.put(groups(3, "code")),
+            buffer.count(),
+            buffer.sample(1, timeout=30),
+            buffer.update_priorities(ids, [2.0] * 4),
+            lease.ack(),
+        ]
+        tasks = [asyncio.ensure_future(call) for call in calls]
+        await asyncio.sleep(0.5)
+        assert not any(task.done() for task in [*tasks, waiting])
+        proxy.heal()
+        await asyncio.wait_for(asyncio.gather(*tasks), 20)
+        assert len(await asyncio.wait_for(waiting, 20)) == 6
+    await check_books(postgresql_url)
+
+
+async def test_who_waits_for_a_writer_gives_up_with_the_others(sqlite_url: str) -> None:
+    """One limit for all, not one after another."""
+    async with Store.open(sqlite_url, run="a") as store:
+        buffer = await store.buffer("math")
+        await buffer.put(groups(2))
+        async with transaction(sqlite_url) as other:
+            await other.exec_driver_sql("SELECT 1")  # BEGIN IMMEDIATE goes along with it
+            began = asyncio.get_running_loop().time()
+            puts = [buffer.put(group(f"{i}")) for i in range(20)]
+            others = [buffer.put(group("late"), timeout=0.2), buffer.sample(1, timeout=0.2)]
+            with impatience():
+                outcomes = await asyncio.gather(*puts, *others, return_exceptions=True)
+            took = asyncio.get_running_loop().time() - began
+            assert {type(one) for one in outcomes} == {rdb.DatabaseUnavailableError}
+            assert await buffer.count() == 2  # readers wait for nobody
+        assert took < 22 * 0.5 / 2  # one after another they would take twice as long
+        await buffer.put(group("0"))
+        assert await buffer.count() == 3
+
+
+async def test_a_draw_waits_for_a_reader_before_it_locks(sqlite_url: str) -> None:
+    async with Store.open(sqlite_url, run="a") as store:
+        buffer = await store.buffer("math")
+        await buffer.put(groups(2))
+        database = store._database
+        turns = [database.turn_to_draw() for _ in range(database.backend.concurrent_draws)]
+        for turn in turns:
+            await turn.__aenter__()
+        sample = asyncio.create_task(buffer.sample(1))
+        await asyncio.sleep(0.1)
+        await asyncio.wait_for(buffer.put(group()), 5)
+        assert not sample.done()
+        for turn in turns:
+            await turn.__aexit__(None, None, None)
+        assert len(await sample) == 1
