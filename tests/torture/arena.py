@@ -75,8 +75,17 @@ async def arena(
 
 
 async def _execute(url: str, *statements: str) -> None:
-    """On a connection of its own: the server may have died since the last."""
-    connection = await asyncpg.connect(url)
+    """On a connection of its own: the server may have died since the last, and be recovering."""
+    async with asyncio.timeout(60):
+        while (connection := await _connection(url)) is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
     for statement in statements:
         await connection.execute(statement)
     await connection.close()
+
+
+async def _connection(url: str) -> asyncpg.Connection | None:
+    try:
+        return await asyncpg.connect(url)
+    except (OSError, asyncpg.CannotConnectNowError):
+        return None
