@@ -154,8 +154,7 @@ class Store:
                 await buffers.create(connection, name, fresh, datetime.now(UTC))
             return await buffers.find(connection, name)
 
-        async with self._database.snapshot() as connection:
-            row = await buffers.find(connection, name)
+        row = await self._database.read(lambda connection: buffers.find(connection, name))
         if row is None and create:
             row = await self._database.write(make)
         if row is None:
@@ -168,13 +167,11 @@ class Store:
 
     async def buffers(self) -> list[BufferInfo]:
         """Every buffer of the store, by name."""
-        async with self._database.snapshot() as connection:
-            return await buffers.all_buffers(connection)
+        return await self._database.read(buffers.all_buffers)
 
     async def runs(self) -> list[RunInfo]:
         """Every run that the store knows, the oldest first."""
-        async with self._database.snapshot() as connection:
-            return await buffers.all_runs(connection)
+        return await self._database.read(buffers.all_runs)
 
     async def close(self, *, timeout: float | None = PATIENCE_SECONDS) -> None:
         """Finish the calls under way and let go of the database. Idempotent.

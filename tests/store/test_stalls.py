@@ -25,13 +25,14 @@ CALLS: dict[str, Callable[[Buffer], Awaitable[Any]]] = {
     "lease": lambda buffer: buffer.lease(1, ttl=60, timeout=0.2).__aenter__(),
     "count": lambda buffer: buffer.count(),
     "get": lambda buffer: buffer.get([1]),
-    "delete": lambda buffer: buffer.update_priorities([1], [2.0]),
+    "update": lambda buffer: buffer.update_priorities([1], [2.0]),
     "admission": lambda buffer: buffer.admission(1, max_staleness=0, timeout=0.2),
 }
 
 
 LIMITS = {
     "replaydb.database.engine.PATIENCE_SECONDS": 0.5,
+    "replaydb.buffer.keeping.BULK_SECONDS": 0.5,
     "replaydb.buffer.core.GRACE_SECONDS": 0.3,
     "replaydb.database.postgresql.COMMIT_SECONDS": 0.3,
     "replaydb.database.postgresql.ROLLBACK_SECONDS": 0.2,
@@ -104,6 +105,29 @@ async def test_a_payload_that_is_stuck_holds_up_nobody(
         await far.close()
         assert await there.count(statuses="completed") == 2
     await check_books(postgresql_url)
+
+
+async def test_a_read_whose_connection_is_lost_is_run_again(far: Store, proxy: Proxy) -> None:
+    buffer = await far.buffer("math")
+    ids = await buffer.put(groups(3), cursor={"data": 1})
+    await buffer.sample(1)
+    await buffer.lease(1, ttl=600)
+    reads: list[Callable[[], Awaitable[Any]]] = [
+        buffer.count,
+        lambda: buffer.get(ids),
+        buffer.stats,
+        lambda: buffer.peek(2),
+        buffer.draws,
+        buffer.leases,
+        buffer.metrics,
+        lambda: buffer.cursor("data"),
+        far.buffers,
+        lambda: buffer.admission(8, max_staleness=0),
+    ]
+    for number, read in enumerate(reads, 1):
+        proxy.rule = break_messages("close", "server", b"D", num_bytes=3, first=2)
+        await asyncio.wait_for(read(), 20)
+        assert proxy.num_cut == number
 
 
 async def test_closing_cuts_off_what_does_not_end(far: Store, proxy: Proxy) -> None:

@@ -17,7 +17,7 @@ from replaydb.database.engine import GRACE_SECONDS, Database, Transaction
 from replaydb.database.repository.buffers import BufferRow, RunRow
 from replaydb.database.repository.locking import Scope, SettingsChangedError
 from replaydb.database.statements.groups import selection
-from replaydb.errors import ReplayDBError
+from replaydb.errors import DatabaseUnavailableError, ReplayDBError
 from replaydb.settings import BufferSettings
 
 T = TypeVar("T")
@@ -66,7 +66,7 @@ class BufferCore:
         self, steps: Callable[[Transaction, Scope], Awaitable[T]], end: float | None = None
     ) -> T:
         """The same, in several steps, of which the last commits."""
-        run = await self._run()
+        run = await self._known_run(end)
         while True:
             scope = Scope(self.id, self.name, run, self.settings, self.saw)
 
@@ -79,6 +79,15 @@ class BufferCore:
                 continue
             scope.tell()
             return result
+
+    async def _known_run(self, end: float | None) -> RunRow:
+        """The run that calls, which the first call enters in the database."""
+        try:
+            async with asyncio.timeout_at(end):
+                return await self._run()
+        except TimeoutError as error:
+            message = f"{self._database.backend.shown}: no answer in time"
+            raise DatabaseUnavailableError(message) from error
 
     async def _in_time(
         self,

@@ -213,8 +213,9 @@ class Drawing(BufferCore):
         if request.statuses != (GroupStatus.COMPLETED,):
             return True
         try:
-            async with self._database.snapshot(end=end) as connection:
-                available = await buffers.available(connection, self.id)
+            available = await self._database.read(
+                lambda connection: buffers.available(connection, self.id), end=end
+            )
         except DatabaseUnavailableError:
             return True  # the attempt waits until it is back
         return all(
@@ -248,7 +249,7 @@ class Drawing(BufferCore):
                     # A snapshot taken while the tasks are locked: nobody can delete what was
                     # drawn before it is read, and yet no lock is held while payloads travel.
                     read_by = end or end_in(allowance(drawn.num_bytes))
-                    reader = await stack.enter_async_context(self._database.reader(read_by))
+                    reader = await stack.enter_async_context(self._database.snapshot(end=read_by))
                     await buffers.pin(reader, self.id)
                     reading = asyncio.create_task(_payloads(reader, drawn, read_by))
                     stack.push_async_callback(_end, reading)
@@ -277,8 +278,9 @@ class Drawing(BufferCore):
         except Exception as error:
             if not self._database.backend.is_outage(error):
                 raise
-        async with self._database.snapshot(end=end) as connection:
-            return await groups.with_payloads(connection, drawn.rows)
+        return await self._database.read(
+            lambda connection: groups.with_payloads(connection, drawn.rows), end=end
+        )
 
     async def _hand_back(self, lease_id: int, reason: str) -> None:
         """End a lease that never reached the caller: no attempt was made."""
@@ -364,8 +366,10 @@ def explaining(database: Database, buffer_id: int, request: DrawRequest) -> Expl
             return
         # Where it fails, the error says what it said.
         with suppress(DatabaseError, StoreClosedError):
-            async with database.snapshot(end=end_in(EXPLAIN_SECONDS)) as connection:
-                await shortage.explain(connection, buffer_id, request, error)
+            await database.read(
+                lambda connection: shortage.explain(connection, buffer_id, request, error),
+                end=end_in(EXPLAIN_SECONDS),
+            )
 
     return explain
 

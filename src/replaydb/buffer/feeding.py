@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, overload
 
 from sqlalchemy import ColumnElement
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from replaydb import arguments
 from replaydb.batch import Batch
@@ -134,6 +135,9 @@ class Feeding(Drawing, Looking):
                 about what was put since the first of them.
         """
         number = arguments.whole_number("draws", draws, least=1)
-        async with self._database.snapshot() as connection:
+
+        async def work(connection: AsyncConnection) -> dict[str, float]:
             now = await self._database.backend.now(connection)
             return await metrics.collect(connection, self.id, number, now)
+
+        return await self._database.read(work)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from replaydb import arguments
 from replaydb.buffer.core import BufferCore
 from replaydb.buffer.drawing import reasons
 from replaydb.database.engine import BULK_SECONDS, end_in
+from replaydb.database.records import Decoded
 from replaydb.database.repository import (
     buffers,
     groups,
@@ -51,8 +52,7 @@ class Keeping(BufferCore):
             CorruptPayloadError: Stored bytes of some are damaged.
         """
         wanted = arguments.ids(ids)
-        async with self._database.snapshot() as connection:
-            decoded = await groups.fetch(connection, self.id, wanted)
+        decoded = await self._fetch(wanted)
         known = decoded.groups.keys() | decoded.corrupt.keys() | decoded.gone
         if missing := [one for one in wanted if one not in known]:
             raise UnknownGroupError(missing)
@@ -61,6 +61,11 @@ class Keeping(BufferCore):
         if decoded.gone:
             raise PayloadGoneError(sorted(decoded.gone))
         return [decoded.groups[one] for one in wanted]
+
+    async def _fetch(self, ids: Sequence[int]) -> Decoded:
+        return await self._database.read(
+            lambda connection: groups.fetch(connection, self.id, ids), end=end_in(BULK_SECONDS)
+        )
 
     async def count(
         self,
@@ -71,13 +76,13 @@ class Keeping(BufferCore):
     ) -> int:
         """How many groups there are: of every task and status, unless some are named."""
         condition = self._selection(None, tasks, statuses, where)
-        async with self._database.snapshot() as connection:
-            return await groups.count(connection, condition)
+        return await self._database.read(lambda connection: groups.count(connection, condition))
 
     async def stats(self) -> BufferStats:
         """Sizes, staleness and rewards of every task and status, at one moment."""
-        async with self._database.snapshot() as connection:
-            return await groups.stats(connection, self.id, self.name)
+        return await self._database.read(
+            lambda connection: groups.stats(connection, self.id, self.name)
+        )
 
     async def prompts(
         self,
@@ -89,14 +94,14 @@ class Keeping(BufferCore):
         sampled, expired, filtered, and with what rewards. Groups that were deleted do not count.
         """  # noqa: D205
         condition = self._selection(None, tasks, None, where)
-        async with self._database.snapshot() as connection:
-            return await lineage.prompts(connection, condition)
+        return await self._database.read(lambda connection: lineage.prompts(connection, condition))
 
     async def cursor(self, name: str) -> Any:
         """The JSON value last written under a name by `put` or `ack`; None if there is none."""
         arguments.one_name("name", name)
-        async with self._database.snapshot() as connection:
-            return await lineage.cursor(connection, self.id, name)
+        return await self._database.read(
+            lambda connection: lineage.cursor(connection, self.id, name)
+        )
 
     async def delete(
         self,
@@ -259,9 +264,12 @@ class Keeping(BufferCore):
         putters = arguments.names("runs", runs)
 
         async def attempt(_: bool, end: float | None) -> int:
-            async with self._database.snapshot(end=end) as connection:
+
+            async def work(connection: AsyncConnection) -> int:
                 state = await buffers.state(connection, self.id, self.name)
-                ahead = await groups.count_ahead(connection, state, names, putters, stalest)
+                return await groups.count_ahead(connection, state, names, putters, stalest)
+
+            ahead = await self._database.read(work, end=end)
             if most - ahead < wanted:
                 raise RateLimitedError(f"{ahead} groups wait to be trained, {most} may be ahead")
             return most - ahead
@@ -296,12 +304,11 @@ class Keeping(BufferCore):
         if not hasattr(other, "put") or other is self:
             raise InvalidInputError("other", "another Buffer", repr(other))
         condition = self._selection(None, tasks, statuses, where) & groups.COPYABLE
-        async with self._database.snapshot() as connection:
-            ids = await groups.ids(connection, condition)
+        ids = await self._database.read(lambda connection: groups.ids(connection, condition))
         done = 0
         for start in range(0, len(ids), COPY_PAGE):
-            async with self._database.snapshot() as connection:
-                decoded = await groups.fetch(connection, self.id, ids[start : start + COPY_PAGE])
+            page = ids[start : start + COPY_PAGE]
+            decoded = await self._fetch(page)
             if decoded.corrupt:
                 raise CorruptPayloadError(reasons(decoded.corrupt), sorted(decoded.corrupt))
             await other.put(

@@ -8,12 +8,15 @@ from itertools import compress
 
 import numpy as np
 from sqlalchemy import ColumnElement
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from replaydb import arguments
 from replaydb.batch import Batch
 from replaydb.buffer.core import BufferCore
 from replaydb.buffer.drawing import Result, explaining, reasons, step_number
 from replaydb.buffer.requests import describe, eligible, portions
+from replaydb.database.engine import BULK_SECONDS, end_in
+from replaydb.database.records import Decoded
 from replaydb.database.repository import groups, leases, lineage, looks
 from replaydb.database.repository.leases import LeaseInfo
 from replaydb.database.repository.lineage import DrawInfo
@@ -74,10 +77,12 @@ class Looking(BufferCore):
 
         async def attempt(last: bool, end: float | None) -> Batch:
             wanted = replace(request, allow_partial=last and allow_partial)
-            async with self._database.snapshot(end=end) as connection:
+
+            async def work(connection: AsyncConnection) -> Result:
                 found = await looks.look(connection, self.id, wanted)
-                decoded = await groups.with_payloads(connection, found.rows)
-            result = Result.of(found, decoded)
+                return Result.of(found, await groups.with_payloads(connection, found.rows))
+
+            result = await self._database.read(work, end=end or end_in(BULK_SECONDS))
             result.raise_if_damaged()
             return result.batch
 
@@ -91,9 +96,12 @@ class Looking(BufferCore):
 
     async def leases(self) -> list[LeaseInfo]:
         """Leases that have not expired, the oldest first."""
-        async with self._database.snapshot() as connection:
+
+        async def work(connection: AsyncConnection) -> list[LeaseInfo]:
             now = await self._database.backend.now(connection)
             return await leases.live(connection, self.id, now)
+
+        return await self._database.read(work)
 
     async def draws(
         self,
@@ -114,17 +122,17 @@ class Looking(BufferCore):
             limit: How many at most.
         """
         names = arguments.names("runs", runs)
-        async with self._database.snapshot() as connection:
-            return await lineage.draws(
-                connection,
-                self.id,
-                draw_id=None,
-                step=step_number(step),
-                runs=None if names is None else sorted(names),
-                group_id=None if group_id is None else arguments.whole_number("group_id", group_id),
-                before=None if before is None else arguments.whole_number("before", before),
-                limit=arguments.whole_number("limit", limit, least=1),
-            )
+        which = {
+            "draw_id": None,
+            "step": step_number(step),
+            "runs": None if names is None else sorted(names),
+            "group_id": None if group_id is None else arguments.whole_number("group_id", group_id),
+            "before": None if before is None else arguments.whole_number("before", before),
+            "limit": arguments.whole_number("limit", limit, least=1),
+        }
+        return await self._database.read(
+            lambda connection: lineage.draws(connection, self.id, **which)
+        )
 
     async def redraw(self, draw_id: int) -> Batch:
         """The very batch of an earlier draw again; nothing is counted.
@@ -136,11 +144,14 @@ class Looking(BufferCore):
             CorruptPayloadError: Stored bytes are damaged.
         """
         number = arguments.whole_number("draw_id", draw_id)
-        async with self._database.snapshot() as connection:
+
+        async def work(connection: AsyncConnection) -> tuple[DrawInfo, Decoded]:
             record = await lineage.find_draw(connection, self.id, number)
             if record is None:
                 raise UnknownDrawError(number)
-            decoded = await groups.fetch(connection, self.id, record.group_ids)
+            return record, await groups.fetch(connection, self.id, record.group_ids)
+
+        record, decoded = await self._database.read(work, end=end_in(BULK_SECONDS))
         replaced = [
             one
             for one, times in zip(record.group_ids, record.times_replaced, strict=True)

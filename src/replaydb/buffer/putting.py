@@ -200,8 +200,7 @@ class Putting(BufferCore):
         await self._additions.give_up()
 
     async def _from_now(self, seconds: float) -> datetime:
-        async with self._database.snapshot() as connection:
-            now = await self._database.backend.now(connection)
+        now = await self._database.read(self._database.backend.now)
         return now + timedelta(seconds=seconds)
 
     async def _encode(

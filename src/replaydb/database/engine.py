@@ -125,23 +125,41 @@ class Database:
                 except Exception as error:
                     await again.after(error)
 
-    @asynccontextmanager
-    async def snapshot(self, *, end: float | None = None) -> AsyncIterator[AsyncConnection]:
-        """A read-only transaction whose statements all see the same data.
+    async def read(self, work: Work[T], *, end: float | None = None) -> T:
+        """Run `work` in one read-only transaction, whose statements all see the same data.
 
-        The data is that of its first statement. The block is over by `end`.
+        The data is that of the first statement. A read whose connection was lost is run again.
+
+        Args:
+            work: Statements, and what is done with their rows.
+            end: When the call is over; by default in `PATIENCE_SECONDS`.
 
         Raises:
             DatabaseError: The driver's error, typed.
             StoreClosedError: The database was closed.
         """
         end = end_in(allowance()) if end is None else end
-        async with self.reader(end) as connection, self._translated(), asyncio.timeout_at(end):
-            yield connection
+        again = _Again(self, end)
+        async with self._translated():
+            while True:
+                try:
+                    async with (
+                        self._connected(self._reader, end) as connection,
+                        asyncio.timeout_at(end),
+                    ):
+                        return await work(connection)
+                except Exception as error:
+                    await again.after(error)
 
     @asynccontextmanager
-    async def reader(self, end: float) -> AsyncIterator[AsyncConnection]:
-        """The same, had by `end`, for reading that has an end of its own."""
+    async def snapshot(self, *, end: float | None = None) -> AsyncIterator[AsyncConnection]:
+        """The same for a block, which is over when it likes; `end` is when it has begun.
+
+        Raises:
+            DatabaseError: The driver's error, typed.
+            StoreClosedError: The database was closed.
+        """
+        end = end_in(allowance()) if end is None else end
         again = _Again(self, end)
         is_mine = False
         async with self._translated():
