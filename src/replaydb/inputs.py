@@ -67,6 +67,7 @@ def to_int(field: str, value: object, low: int = INT32[0], high: int = INT32[1])
     number = to_scalar(value)
     if isinstance(number, bool) or not isinstance(number, int):
         raise InvalidInputError(field, "an integer", repr(number))
+    number = int.__index__(number)  # what a subclass makes of its value is not asked
     if not low <= number <= high:
         limits = f">= {low}" if high == INT64[1] else f"from {low} to {high}"
         raise InvalidInputError(field, f"an integer {limits}", number)
@@ -170,9 +171,9 @@ def _json_value(field: str, value: object, depth: int) -> object:
     if isinstance(value, str):
         return to_text(field, value)
     if isinstance(value, int):
-        if not -(2**63) <= value < 2**64:
+        if not -(2**63) <= (number := int.__index__(value)) < 2**64:
             raise InvalidInputError(field, "integers of at most 64 bits", "a larger one")
-        return int(value)
+        return number
     if isinstance(value, float):
         return to_number(field, value)
     if isinstance(value, Mapping):

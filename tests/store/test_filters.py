@@ -114,6 +114,9 @@ MEANINGS: list[tuple[Any, str]] = [
     (rdb.group.num_tokens % 3 == 1, "hard easy text null none"),
     (rdb.group.num_tokens * 2 + tags["n"] + 1 == 26, "hard"),
     ("a-" + tags["level"] + "-b" == "a-hard-b", "hard"),
+    (tags["n"] + tags["n"] > 7, "hard"),
+    (sa.func.abs(tags["n"]) + tags["n"] == 5, "easy"),
+    (tags["level"].as_string() + tags["ok"] == "HARDtrue", "text"),
     (1 / (rdb.group.num_tokens - 10) > 0, ""),
     (sa.case((tags["n"] == 5, "a"), else_=tags["level"]).in_(["a", "easy"]), "hard easy"),
     (sa.func.nullif(tags["level"], "hard").is_(None), "hard null none"),
@@ -285,6 +288,7 @@ REFUSED: list[Any] = [
     sa.case((one > 1, "a"), else_=1) == "a",
     sa.func.coalesce(rdb.group.prompt_uid, 1) == 1,
     one // 2 == 1,
+    (tags["level"].as_float() + 1) % 2 == 1,
     # Tags.
     tags == {"level": "hard"},
     tags.is_(None),

@@ -29,7 +29,6 @@ from sqlalchemy import (
     select,
     true,
 )
-from sqlalchemy.exc import CompileError
 from sqlalchemy.sql import elements, functions, operators
 from sqlalchemy.types import TypeEngine
 
@@ -51,6 +50,7 @@ from replaydb.database.terms import (
     matching,
     one_of,
     refused,
+    shown,
 )
 from replaydb.inputs import INT32, to_int, to_text
 
@@ -113,7 +113,7 @@ class _Reader:
         """An element that is true or false."""
         part = self.read(element)
         if not (isinstance(part, Term) and part.kind == "boolean"):
-            refused(_EXPECTED, f"{_shown(element)}, which is not a condition")
+            refused(_EXPECTED, f"{shown(element)}, which is not a condition")
         return part.sql
 
     def read(self, element: Any) -> Part:
@@ -132,7 +132,7 @@ class _Reader:
     def _column(self, element: Column[Any]) -> Part:
         column = episode_group.c.get(element.key)
         if element is not column or element.key not in COLUMNS:
-            refused(_EXPECTED, f"{_shown(element)} in it")
+            refused(_EXPECTED, f"{shown(element)} in it")
         if isinstance(column.type, Tags):
             refused("a part of the tags, such as tags['level']", "all of them")
         return Term(column, _kind_of(column.type))
@@ -161,7 +161,7 @@ class _Reader:
             or element.literal_execute
             or not _is_known(element.type)
         ):
-            refused("values as they are", _shown(element))
+            refused("values as they are", shown(element))
         value = element.value
         self._values += len(value) if isinstance(value, list | tuple) else 1
         if self._values > MAX_VALUES:
@@ -204,7 +204,7 @@ class _Reader:
 
     def _function(self, element: functions.Function[Any]) -> Part:
         if element.packagenames:
-            refused(_EXPECTED, f"{_shown(element)} in it")
+            refused(_EXPECTED, f"{shown(element)} in it")
         return called(element.name, [self.read(clause) for clause in element.clauses])
 
     def _binary(self, element: elements.BinaryExpression[Any]) -> Part:
@@ -221,7 +221,7 @@ class _Reader:
     def _chain(self, element: elements.ExpressionClauseList[Any]) -> Part:
         """`a + b + c`, which SQLAlchemy lays flat."""
         if element.operator not in _ARITHMETIC:
-            refused(_EXPECTED, f"{_shown(element)} in it")
+            refused(_EXPECTED, f"{shown(element)} in it")
         parts = [self.read(clause) for clause in element.clauses]
         return reduce(partial(calculated, element.operator), parts)
 
@@ -232,7 +232,7 @@ class _Reader:
             case operators.in_op:
                 values = self._value(element.right)
                 if not isinstance(values, list | tuple):
-                    refused("a list of values in in_()", _shown(element.right))
+                    refused("a list of values in in_()", shown(element.right))
                 return one_of(left, [constant(value) for value in values]).sql
             case operators.between_op if not element.modifiers.get("symmetric"):
                 low, high = (self.read(clause) for clause in element.right.clauses)
@@ -247,14 +247,14 @@ class _Reader:
             form, fold = _MATCHING[operator]
             escape = element.modifiers.get("escape")
             return matching(left, self.read(element.right), form, escape, fold).sql
-        return refused(_EXPECTED, f"{_shown(element)} in it")
+        return refused(_EXPECTED, f"{shown(element)} in it")
 
     def _is(self, left: Part, right: Part) -> ColumnElement[bool]:
         if right is None:
             return is_missing(left).sql
         wanted = as_kind(right, "boolean").sql
         if not isinstance(wanted, elements.True_ | elements.False_):
-            refused("is_() with None, True or False", _shown(wanted))
+            refused("is_() with None, True or False", shown(wanted))
         return as_kind(left, "boolean").sql.is_(wanted)
 
     def _tag(self, element: elements.BinaryExpression[Any]) -> Part:
@@ -265,7 +265,7 @@ class _Reader:
             path[:0] = steps if isinstance(steps, list | tuple) else [steps]
             inner = inner.left
         if inner is not episode_group.c.tags or not 0 < len(path) <= MAX_STEPS:
-            refused(f"tags[...], at most {MAX_STEPS} steps deep", _shown(element))
+            refused(f"tags[...], at most {MAX_STEPS} steps deep", shown(element))
         tag = Tag(tuple(_step(step) for step in path))
         if isinstance(element.type, Tags):
             return tag
@@ -351,10 +351,3 @@ def _step(step: object) -> str | int:
     if isinstance(step, str):
         return to_text("where", step)
     return to_int("where", step, 0, INT32[1])
-
-
-def _shown(element: Any) -> str:
-    try:
-        return repr(str(element))
-    except CompileError:
-        return type(element).__name__

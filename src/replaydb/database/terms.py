@@ -29,6 +29,7 @@ from sqlalchemy import (
     or_,
     true,
 )
+from sqlalchemy.exc import CompileError
 from sqlalchemy.sql import operators
 from sqlalchemy.sql.functions import Function
 from sqlalchemy.types import TypeEngine
@@ -87,6 +88,14 @@ def refused(expected: str, actual: object) -> NoReturn:
     raise InvalidInputError("where", expected, str(actual)[:_SHOWN])
 
 
+def shown(element: Any) -> str:
+    """SQL as an error shows it; where it is not SQL before an engine is known, what it is."""
+    try:
+        return repr(str(element))
+    except CompileError:
+        return type(element).__name__
+
+
 def constant(value: object) -> Part:
     """A value that the caller gave.
 
@@ -133,7 +142,7 @@ def as_kind(part: Part, kind: Kind) -> Term:
                 return _bound(float(sql.value or 0), Double(), "number")
             return Term(cast(sql, Double()), "number")
         case Term() if part.kind != kind:
-            refused(f"a {kind}", f"a {part.kind}: {part.sql}")
+            refused(f"a {kind}", f"a {part.kind}: {shown(part.sql)}")
     return part
 
 
@@ -212,7 +221,9 @@ def calculated(calculate: Operator, left: Part, right: Part) -> Term:
     What is divided by 0 is NULL.
     """
     kinds = {part.kind for part in (left, right) if isinstance(part, Term)}
-    if calculate in (operators.add, operators.concat_op) and "text" in kinds:
+    if calculate is operators.concat_op:  # what SQLAlchemy makes of `+` between two tags
+        calculate = operators.add
+    if calculate is operators.add and "text" in kinds:
         joined = as_kind(left, "text").sql.concat(as_kind(right, "text").sql)
         return Term(joined, "text")
     kind: Kind = "integer" if calculate is operators.mod else "number"
