@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -279,3 +281,13 @@ async def test_a_damaged_group_can_be_replaced(buffer: Buffer, url: str) -> None
         await buffer.sample(1)
     assert await buffer.put(group("a"), on_duplicate="replace") == [group_id]
     assert (await buffer.sample(1)).ids == [group_id]
+
+
+@pytest.mark.parametrize("damage", ["replace(settings, '{', '[')", "CAST(x'ff' AS TEXT)"])
+async def test_damaged_settings_are_a_typed_error(sqlite_url: str, damage: str) -> None:
+    async with Store.open(sqlite_url, run="a") as store:
+        await store.buffer("math")
+        with closing(sqlite3.connect(sqlite_url.removeprefix("sqlite:///"))) as file, file:
+            file.execute(f"UPDATE buffer SET settings = {damage}")  # noqa: S608
+        with pytest.raises(rdb.DatabaseError, match=r"replay\.db"):
+            await store.buffer("math")

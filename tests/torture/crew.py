@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import logging
 import os
 import random
 import signal
@@ -144,6 +145,7 @@ def live(url: str, log: str, role: str, seed: int, options: dict[str, Any]) -> N
         setattr(importlib.import_module(module), attribute, value)
     if skews := options.get("clocks"):
         shift_clock(skews)
+    logging.getLogger("replaydb").setLevel(logging.ERROR)  # losses and retries are meant
     asyncio.run(_live(url, Journal(log), role, random.Random(seed), options))
 
 

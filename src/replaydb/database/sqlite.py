@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import sqlite3
 import time
@@ -225,7 +226,9 @@ class SqliteBackend:
         cause = error.orig if isinstance(error, DBAPIError) else error
         name = getattr(cause, "sqlite_errorname", None)
         if name is None:
-            return DatabaseError(str(cause)) if isinstance(cause, sqlite3.Error) else None
+            # Damage in a file comes back as it is: JSON that is none, text that is not UTF-8.
+            damage = isinstance(cause, sqlite3.Error | json.JSONDecodeError | UnicodeDecodeError)
+            return DatabaseError(f"{self._path}: {cause}") if damage else None
         kind: type[DatabaseError] = DatabaseError
         if name in ("SQLITE_FULL", "SQLITE_IOERR_SHMSIZE"):  # the latter: no room for the -shm
             kind = DatabaseFullError
