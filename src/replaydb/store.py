@@ -17,7 +17,7 @@ from replaydb import arguments
 from replaydb.buffer import Buffer
 from replaydb.database import migrate as migrations
 from replaydb.database.backend import Durability, backend_for
-from replaydb.database.engine import PATIENCE_SECONDS, Database, end_in
+from replaydb.database.engine import PATIENCE_SECONDS, Database, allowance, end_in
 from replaydb.database.repository import buffers
 from replaydb.database.repository.buffers import BufferInfo, BufferRow, RunInfo, RunRow
 from replaydb.errors import InvalidInputError, UnknownBufferError
@@ -49,7 +49,6 @@ class Store:
         self._lineage = lineage
         self._run_metadata = run_metadata
         self._run: RunRow | None = None
-        self._run_lock = asyncio.Lock()
         self._buffers: dict[int, Buffer] = {}
 
     @classmethod
@@ -113,7 +112,7 @@ class Store:
             store = cls(Database(backend), name, lineage or run, metadata)
             if run is not None:
                 try:
-                    await store._current_run()
+                    await store._current_run(end_in(allowance()))
                 except BaseException:
                     await store.close()
                     raise
@@ -190,22 +189,24 @@ class Store:
             await asyncio.gather(*(buffer._give_up() for buffer in buffers))
         await self._database.close(end)
 
-    async def _current_run(self) -> RunRow:
-        """This run, entered in the database when it first writes something."""
-        async with self._run_lock:
-            if self._run is None:
+    async def _current_run(self, end: float) -> RunRow:
+        """This run, entered in the database when it first writes something.
 
-                async def work(connection: AsyncConnection) -> RunRow:
-                    return await buffers.find_or_add_run(
-                        connection,
-                        self._run_name,
-                        self._lineage,
-                        self._run_metadata,
-                        datetime.now(UTC),
-                    )
+        Of calls that come first together, each sees to it by its own end.
+        """
+        if self._run is None:
 
-                self._run = await self._database.write(work)
-            return self._run
+            async def work(connection: AsyncConnection) -> RunRow:
+                return await buffers.find_or_add_run(
+                    connection,
+                    self._run_name,
+                    self._lineage,
+                    self._run_metadata,
+                    datetime.now(UTC),
+                )
+
+            self._run = await self._database.write(work, end=end)
+        return self._run
 
 
 def _new_run_name() -> str:

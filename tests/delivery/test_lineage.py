@@ -11,6 +11,7 @@ from sqlalchemy import select
 import replaydb as rdb
 from delivery.conftest import Clock
 from replaydb import Buffer, Capacity, Store
+from replaydb.database.engine import end_in
 from replaydb.database.schema import cursor, draw, draw_group
 from replaydb.database.views import training_history
 from support.connections import transaction
@@ -227,7 +228,7 @@ async def test_versions_compare_within_a_lineage(store: Store, url: str) -> None
         Store.open(url) as nameless,
     ):
         stores = [store, strange, fork, nameless]
-        await store._current_run()
+        await store._current_run(end_in(60))
         buffers = [await one.buffer("math") for one in stores]
         for one, uid in zip(buffers, ("own", "strange", "fork", "nameless"), strict=True):
             await one.put(group(uid, version=0))

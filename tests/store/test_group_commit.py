@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -19,8 +20,11 @@ class Store:
         self.stored: list[int] = []
         self.before: Callable[[Sequence[int]], None] = lambda items: None
         self.after = asyncio.Event()
+        self.settling_seconds = math.inf
         self.after.set()
-        self.shared: GroupCommit[int, int] = GroupCommit(self.commit, lambda num_bytes: 60.0)
+        self.shared: GroupCommit[int, int] = GroupCommit(
+            self.commit, lambda num_bytes: 60.0, lambda: self.settling_seconds
+        )
 
     async def commit(self, items: Sequence[int], gate: Gate, end: float) -> Sequence[int]:
         gate.open()
@@ -86,6 +90,39 @@ async def test_time_that_is_up_during_the_commit_is_not_a_failure() -> None:
     assert await put == 2
 
 
+async def test_a_commit_that_nobody_hears_of_holds_up_nobody_who_is_in_a_hurry() -> None:
+    store = Store()
+    store.after.clear()
+    store.settling_seconds = 0.05
+    now = asyncio.get_running_loop().time()
+    hurried, patient = store.put(1, now + 0.05), store.put(2)
+    with pytest.raises(OutcomeUnknownError):
+        await asyncio.wait_for(hurried, 10)
+    store.after.set()
+    assert await patient == 4
+
+
+async def test_what_is_run_again_leaves_out_whom_nobody_told() -> None:
+    store = Store()
+    store.settling_seconds = 0.05
+    again = asyncio.Event()
+    first_commit = store.commit
+
+    async def commit(items: Sequence[int], gate: Gate, end: float) -> Sequence[int]:
+        gate.shut()  # it is committed, and that comes to nothing
+        await again.wait()
+        return await first_commit(items, gate, end)
+
+    store.shared = GroupCommit(commit, lambda num_bytes: 60.0, lambda: store.settling_seconds)
+    now = asyncio.get_running_loop().time()
+    hurried, patient = store.put(1, now + 0.05), store.put(2)
+    with pytest.raises(OutcomeUnknownError):
+        await asyncio.wait_for(hurried, 10)
+    again.set()
+    assert await patient == 4
+    assert store.stored == [2]
+
+
 async def test_time_that_is_up_before_the_commit() -> None:
     store = Store()
     stuck = asyncio.Event()
@@ -94,7 +131,7 @@ async def test_time_that_is_up_before_the_commit() -> None:
         await stuck.wait()
         raise AssertionError("nobody waits for this any more")
 
-    shared: GroupCommit[int, int] = GroupCommit(commit, lambda num_bytes: 60.0)
+    shared: GroupCommit[int, int] = GroupCommit(commit, lambda num_bytes: 60.0, lambda: 0.0)
     now = asyncio.get_running_loop().time()
     with pytest.raises(DatabaseUnavailableError):
         await shared.submit(Submission(1, (), 0), now + 0.05)

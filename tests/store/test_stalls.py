@@ -12,9 +12,9 @@ import pytest
 import replaydb as rdb
 from replaydb import Buffer, Store
 from support.connections import transaction
-from support.groups import group, groups, long_group
+from support.groups import episode, group, groups, long_group
 from support.ledger import check_books
-from support.proxy import Proxy, break_messages
+from support.proxy import CLOSE, Fate, Proxy, break_messages, cut_commits, on_nth
 
 CALLS: dict[str, Callable[[Buffer], Awaitable[Any]]] = {
     "put": lambda buffer: buffer.put(group(), timeout=0.2),
@@ -39,11 +39,20 @@ LIMITS = {
 }
 
 
+HURRIED: dict[str, Callable[[Buffer], Awaitable[Any]]] = {
+    "put": lambda buffer: buffer.put(group("new"), timeout=0.2),
+    "open_group": lambda buffer: buffer.open_group("gsm8k", "new", 2, deadline=60, timeout=0.2),
+    "add_episode": lambda buffer: buffer.add_episode("pieces", episode(), timeout=0.2),
+    "sample": lambda buffer: buffer.sample(1, timeout=0.2),
+    "lease": lambda buffer: buffer.lease(1, ttl=60, timeout=0.2).__aenter__(),
+}
+
+
 @contextmanager
-def impatience() -> Iterator[None]:
+def impatience(**limits: float) -> Iterator[None]:
     """A minute is half a second. Whoever ignores the limits hangs, and fails the test."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, seconds in LIMITS.items():
+        for name, seconds in (LIMITS | limits).items():
             patch.setattr(name, seconds)
         yield
 
@@ -67,6 +76,55 @@ async def test_a_stalled_network(far: Store, proxy: Proxy, name: str, connected:
         await asyncio.wait_for(CALLS[name](buffer), 20)
     proxy.heal()
     assert await buffer.count() >= 3
+
+
+@contextmanager
+def in_a_hurry() -> Iterator[None]:
+    """Only a timeout ends a call."""
+    with impatience(**{"replaydb.database.engine.PATIENCE_SECONDS": 600.0}):
+        yield
+
+
+@pytest.mark.parametrize("name", HURRIED)
+async def test_a_timeout_bounds_the_first_call(proxied_url: str, proxy: Proxy, name: str) -> None:
+    """Which enters the run, and has others beside it that wait for that."""
+    store = await Store.open(proxied_url)
+    buffer = await store.buffer("math")
+    proxy.stall()
+    with in_a_hurry():
+        calls = (HURRIED[name](buffer) for _ in range(3))
+        outcomes = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 20)
+    assert {type(one) for one in outcomes} == {rdb.DatabaseUnavailableError}
+    await asyncio.wait_for(store.close(timeout=0.2), 20)
+
+
+@pytest.mark.parametrize("name", HURRIED)
+async def test_a_timeout_bounds_the_question_about_a_commit(
+    far: Store, proxy: Proxy, name: str, postgresql_url: str
+) -> None:
+    buffer = await far.buffer("math")
+    await buffer.put(groups(2))
+    await buffer.open_group("gsm8k", "pieces", 2)
+    cut = cut_commits("answer")
+    proxy.rule = lambda message: CLOSE if proxy.num_cut else cut(message)
+    with in_a_hurry(), pytest.raises(rdb.OutcomeUnknownError):
+        await asyncio.wait_for(HURRIED[name](buffer), 20)
+
+
+@pytest.mark.parametrize("name", HURRIED)
+async def test_the_answer_that_stalls_is_asked_for_elsewhere(
+    far: Store, proxy: Proxy, name: str
+) -> None:
+    """In the time of whoever is in a hurry, though others share the transaction."""
+    buffer = await far.buffer("math")
+    await buffer.put(groups(2))
+    await buffer.open_group("gsm8k", "pieces", 3)
+    fate = Fate(0, "stall")
+    proxy.rule = on_nth(lambda one: one.committed and one.wrote, fate, first=1, every=None)
+    others = [buffer.put(group("patient")), buffer.add_episode("pieces", episode())]
+    with in_a_hurry():
+        answers = await asyncio.wait_for(asyncio.gather(HURRIED[name](buffer), *others), 20)
+    assert answers[2] == "pending"
 
 
 @pytest.mark.parametrize("kinds", [b"B", b"Q"], ids=["a statement", "the commit"])

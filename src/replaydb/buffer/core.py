@@ -13,11 +13,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from replaydb import arguments
 from replaydb.buffer.waiting import Explain, LongWait
 from replaydb.database import filters
-from replaydb.database.engine import GRACE_SECONDS, Database, Transaction
+from replaydb.database.engine import GRACE_SECONDS, Database, Transaction, allowance, end_in
 from replaydb.database.repository.buffers import BufferRow, RunRow
 from replaydb.database.repository.locking import Scope, SettingsChangedError
 from replaydb.database.statements.groups import selection
-from replaydb.errors import DatabaseUnavailableError, ReplayDBError
+from replaydb.errors import ReplayDBError
 from replaydb.settings import BufferSettings
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ class BufferCore:
     """
 
     def __init__(
-        self, database: Database, row: BufferRow, run: Callable[[], Awaitable[RunRow]]
+        self, database: Database, row: BufferRow, run: Callable[[float], Awaitable[RunRow]]
     ) -> None:
         self._database = database
         self._run = run
@@ -66,7 +66,8 @@ class BufferCore:
         self, steps: Callable[[Transaction, Scope], Awaitable[T]], end: float | None = None
     ) -> T:
         """The same, in several steps, of which the last commits."""
-        run = await self._known_run(end)
+        end = end_in(allowance()) if end is None else end
+        run = await self._run(end)
         while True:
             scope = Scope(self.id, self.name, run, self.settings, self.saw)
 
@@ -79,15 +80,6 @@ class BufferCore:
                 continue
             scope.tell()
             return result
-
-    async def _known_run(self, end: float | None) -> RunRow:
-        """The run that calls, which the first call enters in the database."""
-        try:
-            async with asyncio.timeout_at(end):
-                return await self._run()
-        except TimeoutError as error:
-            message = f"{self._database.backend.shown}: no answer in time"
-            raise DatabaseUnavailableError(message) from error
 
     async def _in_time(
         self,

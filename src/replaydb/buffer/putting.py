@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any, get_args
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from replaydb import arguments
-from replaydb.buffer.core import BufferCore
-from replaydb.database.engine import Database, allowance
+from replaydb.buffer.core import BufferCore, T
+from replaydb.database.engine import Database, Transaction, allowance
 from replaydb.database.group_commit import Gate, GroupCommit, Submission
 from replaydb.database.records import (
     GroupRecord,
@@ -21,12 +21,18 @@ from replaydb.database.records import (
     to_record,
 )
 from replaydb.database.repository import pieces, puts
-from replaydb.database.repository.buffers import BufferRow
+from replaydb.database.repository.buffers import BufferRow, RunRow
 from replaydb.database.repository.locking import Scope
 from replaydb.database.repository.pieces import Addition
 from replaydb.database.repository.puts import OnDuplicate, Put
 from replaydb.episodes import Episode, EpisodeGroup, GroupStatus
-from replaydb.errors import BufferFullError, InvalidInputError, RateLimitedError, ReplayDBError
+from replaydb.errors import (
+    BufferFullError,
+    InvalidInputError,
+    OutcomeUnknownError,
+    RateLimitedError,
+    ReplayDBError,
+)
 from replaydb.inputs import all_of
 
 #: Groups with more tokens than this together are encoded in a thread.
@@ -39,12 +45,16 @@ _NO_ROOM = (RateLimitedError, BufferFullError)
 class Putting(BufferCore):
     """Storing groups, whole or in pieces."""
 
-    def __init__(self, database: Database, row: BufferRow, run: Callable[[], Any]) -> None:
+    def __init__(
+        self, database: Database, row: BufferRow, run: Callable[[float], Awaitable[RunRow]]
+    ) -> None:
         super().__init__(database, row, run)
         self._known_tasks: frozenset[str] = frozenset()
-        self._puts: GroupCommit[Put, list[int]] = GroupCommit(self._commit_puts, allowance)
+        self._puts: GroupCommit[Put, list[int]] = GroupCommit(
+            self._commit_puts, allowance, self._settling_seconds
+        )
         self._additions: GroupCommit[Addition, GroupStatus] = GroupCommit(
-            self._commit_additions, allowance
+            self._commit_additions, allowance, self._settling_seconds
         )
 
     async def put(
@@ -110,7 +120,7 @@ class Putting(BufferCore):
             group_uid: Its uid, by which episodes are added.
             expected_episodes: The group is completed by so many.
             prompt_uid: Its prompt.
-            deadline: Seconds from now after which it is completed with what it has, if that is
+            deadline: Seconds after it is stored when it is completed with what it has, if that is
                 at least `min_episodes`, and otherwise fails.
             min_episodes: See `deadline`; by default all that are expected.
             priority: Its priority.
@@ -140,12 +150,11 @@ class Putting(BufferCore):
             tags=tags,
             expected_episodes=expected,
         )
-        record = to_record(group, None)
-        record.facts["min_episodes"] = least
+        limit = None
         if deadline is not None:
-            record.facts["deadline"] = await self._from_now(
-                arguments.duration("deadline", deadline)
-            )
+            limit = timedelta(seconds=arguments.duration("deadline", deadline))
+        record = replace(to_record(group, None), time_limit=limit)
+        record.facts["min_episodes"] = least
         put = Put([record], "error")
         return (await self._submit(put, arguments.seconds("timeout", timeout)))[0]
 
@@ -199,9 +208,33 @@ class Putting(BufferCore):
         await self._puts.give_up()
         await self._additions.give_up()
 
-    async def _from_now(self, seconds: float) -> datetime:
-        now = await self._database.read(self._database.backend.now)
-        return now + timedelta(seconds=seconds)
+    def _settling_seconds(self) -> float:
+        return self._database.backend.settling_seconds
+
+    async def _share(
+        self,
+        work: Callable[[AsyncConnection, Scope], Coroutine[Any, Any, T]],
+        gate: Gate,
+        end: float,
+    ) -> T:
+        """One transaction of several callers, who may leave it until it is being committed."""
+
+        async def steps(transaction: Transaction, scope: Scope) -> T:
+            async def gated(connection: AsyncConnection) -> T:
+                gate.open()
+                result = await work(connection, scope)
+                gate.shut()
+                return result
+
+            try:
+                return await transaction.finish(gated, gate.hear_by)
+            except OutcomeUnknownError:
+                raise
+            except Exception:
+                gate.open()  # nothing came of it, and before it is run again there may be a wait
+                raise
+
+        return await self._transact(steps, end)
 
     async def _encode(
         self,
@@ -237,7 +270,6 @@ class Putting(BufferCore):
         async def work(
             connection: AsyncConnection, scope: Scope
         ) -> list[list[int] | ReplayDBError]:
-            gate.open()
             outcomes = await puts.put(
                 connection,
                 self._database.backend,
@@ -245,13 +277,12 @@ class Putting(BufferCore):
                 self._known_tasks,
                 several,
             )
-            gate.shut()
             if all(isinstance(one, ReplayDBError) for one in outcomes):
                 raise _RefusedError(outcomes)
             return outcomes
 
         try:
-            outcomes = await self._write(work, end)
+            outcomes = await self._share(work, gate, end)
         except _RefusedError as refused:
             return refused.outcomes
         self._known_tasks |= {record.task_name for one in several for record in one.records}
@@ -264,12 +295,9 @@ class Putting(BufferCore):
         async def work(
             connection: AsyncConnection, scope: Scope
         ) -> list[GroupStatus | ReplayDBError]:
-            gate.open()
-            outcomes = await pieces.add(connection, self._database.backend, scope, several)
-            gate.shut()
-            return outcomes
+            return await pieces.add(connection, self._database.backend, scope, several)
 
-        outcomes = await self._write(work, end)
+        outcomes = await self._share(work, gate, end)
         self._database.signal.announce()
         return outcomes
 

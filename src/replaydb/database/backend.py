@@ -35,6 +35,10 @@ class Backend(Protocol):
     concurrent_draws: int
 
     @property
+    def settling_seconds(self) -> float:
+        """What it may take beyond its end to find out what became of a commit."""
+
+    @property
     def shown(self) -> str:
         """The URL as it may be shown: without passwords."""
 
@@ -64,11 +68,15 @@ class Backend(Protocol):
             TimeoutError: It was not done by `end`, a time of the event loop.
         """
 
-    async def finish(self, connection: AsyncConnection, work: Work[T], end: float) -> T:
+    async def finish(
+        self, connection: AsyncConnection, work: Work[T], end: float, hear_by: float
+    ) -> T:
         """The same, and commit."""
 
-    async def commit(self, connection: AsyncConnection, end: float) -> None:
+    async def commit(self, connection: AsyncConnection, end: float, hear_by: float) -> None:
         """Commit; returns only if it was done, and raises an outage only if it was not.
+
+        Where the answer has not come by `hear_by`, it is asked for, for some time after `end`.
 
         Raises:
             OutcomeUnknownError: Nobody can be asked whether it was.

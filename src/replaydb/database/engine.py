@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -61,13 +62,14 @@ class Transaction:
         """One step: statements, and what is done with their rows; nothing else to wait for."""
         return await self._backend.run(self._connection, work, self._end)
 
-    async def finish(self, work: Work[T]) -> T:
-        """The last step, and the commit."""
-        return await self._backend.finish(self._connection, work, self._end)
+    async def finish(self, work: Work[T], hear_by: float = math.inf) -> T:
+        """The last step, and the commit, of which somebody wants to have heard by a time."""
+        hear_by = min(hear_by, self._end)
+        return await self._backend.finish(self._connection, work, self._end, hear_by)
 
     async def commit(self) -> None:
         """Keep what was done."""
-        await self._backend.commit(self._connection, self._end)
+        await self._backend.commit(self._connection, self._end, self._end)
 
 
 class Database:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Sequence
@@ -44,9 +45,10 @@ class WithdrawnError(Exception):
 class _Waiting(Generic[Item, Result]):
     """A submission, and the caller who waits for its answer."""
 
-    def __init__(self, submission: Submission[Item], since: float) -> None:
+    def __init__(self, submission: Submission[Item], since: float, end: float) -> None:
         self.submission = submission
         self.since = since
+        self.end = end
         self.answer: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
 
     def set(self, outcome: Result | Exception) -> None:
@@ -69,8 +71,13 @@ class Gate:
         self._is_open = True
         self._lock = threading.Lock()
 
+    @property
+    def hear_by(self) -> float:
+        """When the time of the first of the callers is up."""
+        return min(one.end for one in self._batch)
+
     def open(self) -> None:
-        """An attempt begins: callers may leave."""
+        """An attempt begins, or has come to nothing: callers may leave."""
         with self._lock:
             self._is_open = True
 
@@ -90,6 +97,11 @@ class Gate:
         with self._lock:
             return self._is_open and one.answer.cancel()
 
+    def forsake(self, one: _Waiting[Any, Any]) -> None:
+        """Let a caller go who cannot be told: if it is not stored yet, it is not to be."""
+        with self._lock:
+            one.answer.cancel()
+
 
 @dataclass(frozen=True, slots=True)
 class _Running(Generic[Item, Result]):
@@ -98,6 +110,11 @@ class _Running(Generic[Item, Result]):
     gate: Gate
     batch: Sequence[_Waiting[Item, Result]]
     task: asyncio.Future[Any]
+
+    def end_if_left(self) -> None:
+        """What nobody waits for must not hold up those who come next."""
+        if all(one.answer.cancelled() for one in self.batch):
+            self.task.cancel()
 
 
 #: Runs items in one transaction, in time; opens the gate when it begins an attempt and shuts it
@@ -116,11 +133,19 @@ class GroupCommit(Generic[Item, Result]):
         commit: Runs items in one transaction.
         allowance: Seconds without any commit after which the database is given up, by the bytes
             of a transaction.
+        settling_seconds: What it may take, beyond the end of a submission, to find out what became
+            of its commit.
     """
 
-    def __init__(self, commit: Commit[Item, Result], allowance: Callable[[int], float]) -> None:
+    def __init__(
+        self,
+        commit: Commit[Item, Result],
+        allowance: Callable[[int], float],
+        settling_seconds: Callable[[], float],
+    ) -> None:
         self._commit = commit
         self._allowance = allowance
+        self._settling_seconds = settling_seconds
         self._queue: deque[_Waiting[Item, Result]] = deque()
         self._worker: asyncio.Task[None] | None = None
         self._running: _Running[Item, Result] | None = None
@@ -136,19 +161,26 @@ class GroupCommit(Generic[Item, Result]):
 
         Raises:
             DatabaseUnavailableError: The time is up, and nothing was stored.
+            OutcomeUnknownError: The time is up, and nobody could say whether it was.
             Exception: Whatever its commit raised; it left nothing behind.
         """
         now = asyncio.get_running_loop().time()
-        one: _Waiting[Item, Result] = _Waiting(submission, now)
+        end = math.inf if end is None else end
+        one: _Waiting[Item, Result] = _Waiting(submission, now, end)
         self._queue.append(one)
         if self._worker is None or self._worker.done():
             self._worker = asyncio.create_task(self._work())
         try:
-            await asyncio.wait([one.answer], timeout=None if end is None else end - now)
-            if not one.answer.done():
-                if self._leave(one):
+            for seconds in (end - now, self._settling_seconds()):
+                await asyncio.wait([one.answer], timeout=None if seconds == math.inf else seconds)
+                if not one.answer.done() and self._leave(one):
                     raise DatabaseUnavailableError("the database did not answer in time")
-                await asyncio.wait([one.answer])
+            if not one.answer.done():
+                self._forsake(one)
+                raise OutcomeUnknownError(
+                    "nobody could say in time whether this was committed; repeating the call is "
+                    "safe if it names what it writes"
+                )
         except asyncio.CancelledError:
             if not self._leave(one):
                 one.answer.add_done_callback(_seen)
@@ -175,9 +207,14 @@ class GroupCommit(Generic[Item, Result]):
             return one.answer.cancel()
         if not running.gate.leave(one):
             return False
-        if all(other.answer.cancelled() for other in running.batch):
-            running.task.cancel()  # nobody waits for it, so the next ones need not either
+        running.end_if_left()
         return True
+
+    def _forsake(self, one: _Waiting[Item, Result]) -> None:
+        """Nobody waits any longer for what becomes of a commit."""
+        if (running := self._running) is not None:
+            running.gate.forsake(one)
+            running.end_if_left()
 
     async def _work(self) -> None:
         while self._queue:

@@ -141,6 +141,11 @@ class PostgresqlBackend:
         return self._url.shown
 
     @property
+    def settling_seconds(self) -> float:
+        """To hear of it, and to ask."""
+        return 2 * COMMIT_SECONDS
+
+    @property
     def file(self) -> None:
         """A server has the database."""
 
@@ -166,25 +171,32 @@ class PostgresqlBackend:
         async with asyncio.timeout_at(end):
             return await work(connection)
 
-    async def finish(self, connection: AsyncConnection, work: Work[T], end: float) -> T:
+    async def finish(
+        self, connection: AsyncConnection, work: Work[T], end: float, hear_by: float
+    ) -> T:
         """One after the other."""
         result = await self.run(connection, work, end)
-        await self.commit(connection, end)
+        await self.commit(connection, end, hear_by)
         return result
 
-    async def commit(self, connection: AsyncConnection, end: float) -> None:
+    async def commit(self, connection: AsyncConnection, end: float, hear_by: float) -> None:
         """Commit; where the answer is lost, ask the server for it on another connection."""
         identity = outcomes.identity_of(connection)
-        end = max(end, asyncio.get_running_loop().time() + COMMIT_SECONDS)
+        loop = asyncio.get_running_loop()
+        least = loop.time() + COMMIT_SECONDS
+        driver = (await connection.get_raw_connection()).driver_connection
+        # Not a timeout: what is cancelled takes seconds to part with a server that is silent.
+        cut = loop.call_at(max(hear_by, least), self.cut_off, driver)
         try:
-            async with asyncio.timeout_at(end):
-                await connection.commit()
+            await connection.commit()
         except Exception as error:
             if not self.is_outage(error):
                 raise
             logger.warning("%s: asking what became of a commit: %s", self.shown, error)
-            if not await self._was_committed(identity, end + COMMIT_SECONDS):
+            if not await self._was_committed(identity, max(end, least) + COMMIT_SECONDS):
                 raise
+        finally:
+            cut.cancel()
 
     async def _was_committed(self, identity: Identity, end: float) -> bool:
         engine = self._engine(isolation_level="READ COMMITTED", poolclass=NullPool)

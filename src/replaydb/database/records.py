@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, Literal
 
 import numpy as np
@@ -40,12 +41,14 @@ class GroupRecord:
         episodes: Rows of `episode`, without `group_id`.
         transcripts: Rows of `transcript`, without `group_id`.
         payloads: Rows of `payload`, without `group_id`.
+        time_limit: How long after it is stored its deadline is, if it has one.
     """
 
     facts: dict[str, Any]
     episodes: list[dict[str, Any]]
     transcripts: list[dict[str, Any]]
     payloads: list[dict[str, Any]]
+    time_limit: timedelta | None = None
 
     @property
     def uid(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
 import sqlite3
 import time
@@ -122,6 +123,7 @@ class SqliteBackend:
     """`sqlite:///FILE`."""
 
     has_one_connection = False
+    settling_seconds = math.inf  # a commit is always answered
 
     def __init__(
         self,
@@ -194,7 +196,9 @@ class SqliteBackend:
         driver: Any = (await connection.get_raw_connection()).driver_connection
         return await cast("EagerConnection", driver).run(work(connection), end)
 
-    async def finish(self, connection: AsyncConnection, work: Work[T], end: float) -> T:
+    async def finish(
+        self, connection: AsyncConnection, work: Work[T], end: float, hear_by: float
+    ) -> T:
         """COMMIT goes along too."""
 
         async def whole(connection: AsyncConnection) -> T:
@@ -204,7 +208,7 @@ class SqliteBackend:
 
         return await self.run(connection, whole, end)
 
-    async def commit(self, connection: AsyncConnection, end: float) -> None:
+    async def commit(self, connection: AsyncConnection, end: float, hear_by: float) -> None:
         """Nothing can come between a commit and its answer."""
         await connection.commit()
 

@@ -217,6 +217,8 @@ class _Session:
                     "created_at": self.room.now,
                 }
                 row["completed_at"] = self.room.now if record.is_completed else None
+                if record.time_limit is not None:
+                    row["deadline"] = self.room.now + record.time_limit
                 sums = GroupSums(1, weight, row["num_tokens"], row["num_bytes"])
                 account.enter(row["group_status"], sums)
                 account.num_inserted += 1
