@@ -78,7 +78,7 @@ async def test_tolerance_and_exponent(buffer: Buffer, theirs: Buffer, url: str) 
     await theirs.put([group(f"v{v}", version=v, priority=4.0) for v in (0, 1, 2)])
     await buffer.advance_policy(2, take_over=True)
     await theirs.put(group("late", version=0))
-    versions = {row["group_uid"]: row["min_policy_version"] for row in await group_rows(url)}
+    versions = {row["group_uid"]: row["comparable_version"] for row in await group_rows(url)}
     assert versions["late"] is None  # of another lineage since
     await buffer.put([group(f"own-{v}", version=v, priority=4.0) for v in (0, 1, 2)])
     await buffer.update_settings(max_staleness=1, priority_exponent=0.5)

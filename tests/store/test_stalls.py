@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -246,6 +247,35 @@ async def test_who_waits_for_a_writer_gives_up_with_the_others(sqlite_url: str) 
         assert took < 22 * 0.5 / 2  # one after another they would take twice as long
         await buffer.put(group("0"))
         assert await buffer.count() == 3
+
+
+@pytest.mark.parametrize("times", [2, 10**6], ids=["for a while", "for good"])
+async def test_who_reads_waits_for_a_log_that_is_recovered(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """Not inside SQLite, where nobody could end the wait."""
+    left = 0
+
+    def begin(connection: sqlite3.Connection, check: Callable[[], None]) -> None:
+        nonlocal left
+        if left:
+            left -= 1
+            error = sqlite3.OperationalError("database is locked")
+            error.sqlite_errorname = "SQLITE_BUSY_RECOVERY"
+            raise error
+        connection.execute("BEGIN")
+
+    monkeypatch.setattr("replaydb.database.sqlite._begin_deferred", begin)
+    async with Store.open(sqlite_url, run="a") as store:
+        buffer = await store.buffer("math")
+        await buffer.put(groups(2))
+        left = times
+        if times == 2:
+            assert await buffer.count() == 2
+        else:
+            with impatience(), pytest.raises(rdb.DatabaseUnavailableError, match="BUSY_RECOVERY"):
+                await buffer.count()
+        left = 0
 
 
 async def test_a_draw_waits_for_a_reader_before_it_locks(sqlite_url: str) -> None:

@@ -113,6 +113,7 @@ class BufferCore:
         signal = self._database.signal
         async with signal.listening():
             while True:
+                await held.tell()
                 ticket = signal.ticket()
                 left = deadline - now()
                 if left <= 0:
@@ -122,7 +123,6 @@ class BufferCore:
                         return await attempt(False, end)
                     except unless as error:
                         held.reason = error
-                await held.tell()
                 await signal.wait(ticket, left)
 
     def _selection(

@@ -51,14 +51,6 @@ class _Waiting(Generic[Item, Result]):
         self.end = end
         self.answer: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
 
-    def set(self, outcome: Result | Exception) -> None:
-        if self.answer.done():
-            return
-        if isinstance(outcome, Exception):
-            self.answer.set_exception(outcome)
-        else:
-            self.answer.set_result(outcome)
-
 
 class Gate:
     """Whether callers may still leave a transaction that is under way for them.
@@ -198,7 +190,7 @@ class GroupCommit(Generic[Item, Result]):
             self._worker.cancel()
             await asyncio.wait([self._worker])
         while self._queue:
-            self._queue.popleft().set(StoreClosedError())
+            _answer(self._queue.popleft(), StoreClosedError())
 
     def _leave(self, one: _Waiting[Item, Result]) -> bool:
         """Whether the caller of a submission is out of it, and nothing of it is stored."""
@@ -269,7 +261,7 @@ class GroupCommit(Generic[Item, Result]):
         outcomes = running.result()
         self._last_commit = asyncio.get_running_loop().time()
         for one, outcome in zip(batch, outcomes, strict=True):
-            one.set(outcome)
+            _answer(one, outcome)
 
     def _next_batch(self) -> list[_Waiting[Item, Result]]:
         batch: list[_Waiting[Item, Result]] = []
@@ -288,9 +280,18 @@ class GroupCommit(Generic[Item, Result]):
         return batch
 
 
+def _answer(one: _Waiting[Any, Result], outcome: Result | Exception) -> None:
+    if one.answer.done():
+        return
+    if isinstance(outcome, Exception):
+        one.answer.set_exception(outcome)
+    else:
+        one.answer.set_result(outcome)
+
+
 def _fail(several: Iterable[_Waiting[Any, Any]], error: Exception) -> None:
     for one in several:
-        one.set(error)
+        _answer(one, error)
 
 
 def _seen(answer: asyncio.Future[Any]) -> None:

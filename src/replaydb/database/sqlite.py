@@ -51,6 +51,8 @@ from replaydb.errors import (
 
 #: Connections that read: some for draws, as many for everything else.
 READERS = 8
+#: How long SQLite itself waits for others, during which a call can be neither ended nor cancelled.
+BUSY_SECONDS = 0.5
 #: How long a writer waits for writers of other processes before it gives up.
 LOCK_SECONDS = 60.0
 #: Waiting coroutines look for commits of other processes this often: (at first, when idle).
@@ -247,8 +249,10 @@ class SqliteBackend:
         return False
 
     def is_outage(self, error: BaseException) -> bool:
-        """Never: a file that cannot be read does not come back."""
-        return False
+        """Another process was in the way: rarely, when it recovers or resets the log."""
+        cause = error.orig if isinstance(error, DBAPIError) else error
+        name = getattr(cause, "sqlite_errorname", None) or ""
+        return name.startswith(("SQLITE_BUSY", "SQLITE_PROTOCOL"))
 
     async def check_target(self) -> None:
         """WAL needs shared memory, which network filesystems do not have."""
@@ -300,7 +304,8 @@ class SqliteBackend:
         **pool: Any,
     ) -> AsyncEngine:
         file = self._file
-        connect = partial(file.connect, timeout=LOCK_SECONDS, create=create)
+        seconds = LOCK_SECONDS if create else BUSY_SECONDS
+        connect = partial(file.connect, timeout=seconds, create=create)
 
         def begin_in_file(connection: sqlite3.Connection, check: Callable[[], None]) -> None:
             file.check()
@@ -345,8 +350,12 @@ def _begin_immediate(connection: sqlite3.Connection, check: Callable[[], None]) 
         try:
             connection.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError as error:
-            if not error.sqlite_errorname.startswith("SQLITE_BUSY") or time.monotonic() > deadline:
+            if not error.sqlite_errorname.startswith("SQLITE_BUSY"):
                 raise
+            if time.monotonic() > deadline:
+                raise DatabaseUnavailableError(
+                    f"another process has had the write lock for {LOCK_SECONDS:g} s (SQLITE_BUSY)"
+                ) from error
             time.sleep(pause)
             check()
         else:
@@ -372,7 +381,7 @@ class _SqliteSignal(Signal):
 
     def __init__(self, file: DatabaseFile) -> None:
         super().__init__()
-        self._connect = partial(file.connect, timeout=LOCK_SECONDS)
+        self._connect = partial(file.connect, timeout=BUSY_SECONDS)
         self._check = file.check
 
     async def _watch(self) -> None:
