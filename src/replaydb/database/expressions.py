@@ -1,4 +1,4 @@
-"""SQL that both engines have in different words; each engine's module says how it is written."""
+"""SQL that both engines have, in different words: see `sqlite_sql.py` and `postgresql_sql.py`."""
 
 from __future__ import annotations
 

@@ -16,27 +16,13 @@ from sqlalchemy import BigInteger, DateTime, func, select
 from sqlalchemy import Sequence as DbSequence
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
-from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.pool import NullPool
-from sqlalchemy.sql.compiler import SQLCompiler
 
-from replaydb.database import outcomes
+from replaydb.database import postgresql_commits as commits
+from replaydb.database import postgresql_sql as postgresql_sql  # how its SQL is written
 from replaydb.database.backend import T, Work
 from replaydb.database.connecting import ConnectionLog, connect
-from replaydb.database.expressions import (
-    among,
-    as_stored,
-    bytewise,
-    json_boolean,
-    json_double,
-    json_integer,
-    json_kind,
-    json_part,
-    json_text,
-    matches,
-    seconds_between,
-)
-from replaydb.database.outcomes import Identity
+from replaydb.database.postgresql_commits import Identity
 from replaydb.database.signals import Signal
 from replaydb.database.urls import PostgresqlURL
 from replaydb.errors import (
@@ -64,55 +50,6 @@ _SCHEMA_LOCK = 0x7265_706C_6179_6462  # "replaydb"
 #: Shut down, crashed, starting up, no connection left.
 _OUTAGES = {"57P01", "57P02", "57P03", "53300"}
 _CONFLICTS = {"40001", "40P01", "23505"}  # serialization, deadlock, unique violation
-
-
-@compiles(among, "postgresql")
-def _compile_among(element: among, compiler: SQLCompiler, **kw: Any) -> str:
-    left, values = (compiler.process(clause, **kw) for clause in element.clauses)
-    return f"{left} = ANY ({values})"
-
-
-@compiles(as_stored, "postgresql")
-def _compile_as_stored(element: as_stored, compiler: SQLCompiler, **kw: Any) -> str:
-    return compiler.process(element.clauses, **kw)  # the server holds what is no JSON back
-
-
-@compiles(seconds_between, "postgresql")
-def _compile_seconds_between(element: seconds_between, compiler: SQLCompiler, **kw: Any) -> str:
-    begin, end = (compiler.process(clause, **kw) for clause in element.clauses)
-    return f"CAST(EXTRACT(EPOCH FROM ({end} - {begin})) AS DOUBLE PRECISION)"
-
-
-@compiles(json_part, "postgresql")
-def _compile_json_part(element: json_part, compiler: SQLCompiler, **kw: Any) -> str:
-    """Each step by `->`, which takes a text for an object's key only, an integer for an array's."""
-    path = " -> ".join(compiler.process(clause, **kw) for clause in element.clauses)
-    return f"CASE {_JSON_KINDS[type(element)].format(f'({path})')} END"
-
-
-_JSON_KINDS = {
-    json_text: "json_typeof({0}) WHEN 'string' THEN {0} #>> '{{}}'",
-    json_integer: (
-        "WHEN json_typeof({0}) = 'number' AND {0} #>> '{{}}' ~ '^-?[0-9]{{1,20}}$' THEN"
-        " CASE WHEN CAST({0} #>> '{{}}' AS NUMERIC)"
-        " BETWEEN -9223372036854775808 AND 9223372036854775807"
-        " THEN CAST({0} #>> '{{}}' AS BIGINT) END"
-    ),
-    json_double: "json_typeof({0}) WHEN 'number' THEN CAST({0} #>> '{{}}' AS DOUBLE PRECISION)",
-    json_boolean: "json_typeof({0}) WHEN 'boolean' THEN CAST({0} #>> '{{}}' AS BOOLEAN)",
-    json_kind: "json_typeof({0}) WHEN 'null' THEN NULL ELSE json_typeof({0})",
-}
-
-
-@compiles(matches, "postgresql")
-def _compile_matches(element: matches, compiler: SQLCompiler, **kw: Any) -> str:
-    text, pattern = (compiler.process(clause, **kw) for clause in element.clauses)
-    return f"({text} LIKE {pattern})"
-
-
-@compiles(bytewise, "postgresql")
-def _compile_bytewise(element: bytewise, compiler: SQLCompiler, **kw: Any) -> str:
-    return f'({compiler.process(element.clauses, **kw)} COLLATE "C")'
 
 
 class PostgresqlBackend:
@@ -164,7 +101,7 @@ class PostgresqlBackend:
 
     async def begin(self, connection: AsyncConnection, end: float) -> None:
         """Learn which transaction this is, in case the answer to its commit is lost."""
-        await outcomes.begin(connection, end - asyncio.get_running_loop().time())
+        await commits.begin(connection, end - asyncio.get_running_loop().time())
 
     async def run(self, connection: AsyncConnection, work: Work[T], end: float) -> T:
         """Where everything runs: the driver lives in the event loop."""
@@ -181,7 +118,7 @@ class PostgresqlBackend:
 
     async def commit(self, connection: AsyncConnection, end: float, hear_by: float) -> None:
         """Commit; where the answer is lost, ask the server for it on another connection."""
-        identity = outcomes.identity_of(connection)
+        identity = commits.identity_of(connection)
         loop = asyncio.get_running_loop()
         least = loop.time() + COMMIT_SECONDS
         driver = (await connection.get_raw_connection()).driver_connection
@@ -203,7 +140,7 @@ class PostgresqlBackend:
         found: bool | None = None
         with suppress(TimeoutError):
             async with asyncio.timeout_at(end):
-                found = await outcomes.was_committed(engine, identity, self.is_outage)
+                found = await commits.was_committed(engine, identity, self.is_outage)
         if found is None:
             raise OutcomeUnknownError(
                 f"{self.shown}: the connection was lost during a commit, and nobody could say "
@@ -277,7 +214,7 @@ class PostgresqlBackend:
     async def lock_schema(self, connection: AsyncConnection) -> None:
         """An advisory lock, until the transaction ends."""
         lock = func.pg_advisory_xact_lock(_SCHEMA_LOCK)
-        await connection.execute(select(outcomes.BOUND_IDLENESS, lock))
+        await connection.execute(select(commits.BOUND_IDLENESS, lock))
 
     async def check_integrity(self, connection: AsyncConnection) -> None:
         """Nothing to do: constraints stay on during DDL."""

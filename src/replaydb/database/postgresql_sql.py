@@ -1,0 +1,71 @@
+"""The expressions of `expressions.py` as PostgreSQL has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+
+from replaydb.database.expressions import (
+    among,
+    as_stored,
+    bytewise,
+    json_boolean,
+    json_double,
+    json_integer,
+    json_kind,
+    json_part,
+    json_text,
+    matches,
+    seconds_between,
+)
+
+
+@compiles(among, "postgresql")
+def _compile_among(element: among, compiler: SQLCompiler, **kw: Any) -> str:
+    left, values = (compiler.process(clause, **kw) for clause in element.clauses)
+    return f"{left} = ANY ({values})"
+
+
+@compiles(as_stored, "postgresql")
+def _compile_as_stored(element: as_stored, compiler: SQLCompiler, **kw: Any) -> str:
+    return compiler.process(element.clauses, **kw)  # the server holds what is no JSON back
+
+
+@compiles(seconds_between, "postgresql")
+def _compile_seconds_between(element: seconds_between, compiler: SQLCompiler, **kw: Any) -> str:
+    begin, end = (compiler.process(clause, **kw) for clause in element.clauses)
+    return f"CAST(EXTRACT(EPOCH FROM ({end} - {begin})) AS DOUBLE PRECISION)"
+
+
+@compiles(json_part, "postgresql")
+def _compile_json_part(element: json_part, compiler: SQLCompiler, **kw: Any) -> str:
+    """Each step by `->`, which takes a text for an object's key only, an integer for an array's."""
+    path = " -> ".join(compiler.process(clause, **kw) for clause in element.clauses)
+    return f"CASE {_JSON_KINDS[type(element)].format(f'({path})')} END"
+
+
+_JSON_KINDS = {
+    json_text: "json_typeof({0}) WHEN 'string' THEN {0} #>> '{{}}'",
+    json_integer: (
+        "WHEN json_typeof({0}) = 'number' AND {0} #>> '{{}}' ~ '^-?[0-9]{{1,20}}$' THEN"
+        " CASE WHEN CAST({0} #>> '{{}}' AS NUMERIC)"
+        " BETWEEN -9223372036854775808 AND 9223372036854775807"
+        " THEN CAST({0} #>> '{{}}' AS BIGINT) END"
+    ),
+    json_double: "json_typeof({0}) WHEN 'number' THEN CAST({0} #>> '{{}}' AS DOUBLE PRECISION)",
+    json_boolean: "json_typeof({0}) WHEN 'boolean' THEN CAST({0} #>> '{{}}' AS BOOLEAN)",
+    json_kind: "json_typeof({0}) WHEN 'null' THEN NULL ELSE json_typeof({0})",
+}
+
+
+@compiles(matches, "postgresql")
+def _compile_matches(element: matches, compiler: SQLCompiler, **kw: Any) -> str:
+    text, pattern = (compiler.process(clause, **kw) for clause in element.clauses)
+    return f"({text} LIKE {pattern})"
+
+
+@compiles(bytewise, "postgresql")
+def _compile_bytewise(element: bytewise, compiler: SQLCompiler, **kw: Any) -> str:
+    return f'({compiler.process(element.clauses, **kw)} COLLATE "C")'

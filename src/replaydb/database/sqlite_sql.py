@@ -1,0 +1,78 @@
+"""The expressions of `expressions.py` as SQLite has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+
+from replaydb.database.expressions import (
+    among,
+    as_stored,
+    bytewise,
+    json_boolean,
+    json_double,
+    json_integer,
+    json_kind,
+    json_part,
+    json_text,
+    matches,
+    seconds_between,
+)
+
+
+@compiles(among, "sqlite")
+def _compile_among(element: among, compiler: SQLCompiler, **kw: Any) -> str:
+    left, values = (compiler.process(clause, **kw) for clause in element.clauses)
+    return f"{left} IN (SELECT value FROM json_each({values}))"  # noqa: S608 - compiled clauses
+
+
+@compiles(as_stored, "sqlite")
+def _compile_as_stored(element: as_stored, compiler: SQLCompiler, **kw: Any) -> str:
+    return f"CAST({compiler.process(element.clauses, **kw)} AS BLOB)"
+
+
+@compiles(seconds_between, "sqlite")
+def _compile_seconds_between(element: seconds_between, compiler: SQLCompiler, **kw: Any) -> str:
+    begin, end = (compiler.process(clause, **kw) for clause in element.clauses)
+    return f"((julianday({end}) - julianday({begin})) * 86400.0)"
+
+
+@compiles(json_part, "sqlite")
+def _compile_json_part(element: json_part, compiler: SQLCompiler, **kw: Any) -> str:
+    """By json_each, whose keys are unescaped; paths of json_extract cannot name every key.
+
+    What is damaged has no parts, instead of failing whoever asks.
+    """
+    column, *steps = (compiler.process(clause, **kw) for clause in element.clauses)
+    tables = [f"json_each(CASE WHEN json_valid({column}) THEN {column} END) AS part_0"]
+    for depth in range(len(steps) - 1):
+        inside = f"CASE WHEN part_{depth}.type IN ('object', 'array') THEN part_{depth}.value END"
+        tables.append(f"json_each({inside}) AS part_{depth + 1}")
+    conditions = [f"part_{depth}.key = {step}" for depth, step in enumerate(steps)]
+    value, condition = _JSON_KINDS[type(element)]
+    last = f"part_{len(steps) - 1}"
+    where = " AND ".join([*conditions, condition.format(last)])
+    return f"(SELECT {value.format(last)} FROM {', '.join(tables)} WHERE {where})"  # noqa: S608
+
+
+#: What is asked of the row of `json_each`: its value, and whether it is of the kind.
+_JSON_KINDS = {
+    json_text: ("{}.value", "{}.type = 'text'"),
+    json_integer: ("{0}.value", "{0}.type = 'integer' AND typeof({0}.value) = 'integer'"),
+    json_double: ("CAST({}.value AS REAL)", "{}.type IN ('integer', 'real')"),
+    json_boolean: ("{}.value", "{}.type IN ('true', 'false')"),
+    json_kind: ("{}.type", "{}.type <> 'null'"),
+}
+
+
+@compiles(matches, "sqlite")
+def _compile_matches(element: matches, compiler: SQLCompiler, **kw: Any) -> str:
+    text, pattern = (compiler.process(clause, **kw) for clause in element.clauses)
+    return f"({text} GLOB {pattern})"
+
+
+@compiles(bytewise, "sqlite")
+def _compile_bytewise(element: bytewise, compiler: SQLCompiler, **kw: Any) -> str:
+    return compiler.process(element.clauses, **kw)
