@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from replaydb.episodes import GroupStatus
@@ -11,6 +11,7 @@ from replaydb.errors import InvalidInputError
 from replaydb.inputs import (
     INT64,
     LONGEST_SECONDS,
+    each,
     to_int,
     to_json_object,
     to_name,
@@ -56,9 +57,7 @@ def names(field: str, value: Any) -> frozenset[str] | None:
         return None
     if isinstance(value, str):
         return frozenset((one_name(field, value),))
-    if not isinstance(value, Iterable):
-        raise InvalidInputError(field, "a name or several", repr(value))
-    return frozenset(one_name(field, name) for name in value)
+    return frozenset(one_name(field, name) for name in each(field, "a name or several", value))
 
 
 def one_name(field: str, value: Any) -> str:
@@ -72,8 +71,6 @@ def statuses(value: Any) -> frozenset[str] | None:
         return None
     known = InvalidInputError("statuses", f"some of {', '.join(GroupStatus)}", repr(value))
     several = (value,) if isinstance(value, str) else value
-    if not isinstance(several, Iterable):
-        raise known
     try:
         return frozenset(GroupStatus(status).value for status in several)
     except (TypeError, ValueError):
@@ -104,7 +101,4 @@ def priorities(value: Any, count: int) -> list[float]:
 
 
 def _items(field: str, value: Any) -> list[Any]:
-    items = value.tolist() if hasattr(value, "tolist") else value
-    if not isinstance(items, Iterable):
-        raise InvalidInputError(field, "a sequence", repr(value))
-    return list(items)
+    return list(each(field, "a sequence", value.tolist() if hasattr(value, "tolist") else value))

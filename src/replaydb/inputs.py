@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Real
 from typing import Any, TypeVar
 
@@ -134,14 +134,24 @@ def to_json_object(field: str, value: Mapping[str, Any] | None) -> dict[str, Any
 
 def all_of(kind: type[_T], field: str, items: Iterable[_T]) -> tuple[_T, ...]:
     """The items, all of them of that class; the error names the position of one that is not."""
-    if not isinstance(items, Iterable):
-        raise InvalidInputError(field, f"a sequence of {kind.__name__}", type(items).__name__)
-    checked = tuple(items)
+    checked = tuple(each(field, f"a sequence of {kind.__name__}", items))
     for position, item in enumerate(checked):
         if not isinstance(item, kind):
             actual = type(item).__name__
             raise InvalidInputError(f"{field}[{position}]", kind.__name__, actual)
     return checked
+
+
+def each(field: str, expected: str, value: Iterable[_T]) -> Iterator[_T]:
+    """The items of a value.
+
+    Raises:
+        InvalidInputError: It holds none, such as an array of no dimension.
+    """
+    try:
+        return iter(value)
+    except TypeError:
+        raise InvalidInputError(field, expected, type(value).__name__) from None
 
 
 def to_scalar(value: object) -> object:

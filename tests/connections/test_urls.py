@@ -52,7 +52,8 @@ def test_hosts(url: str | URL, hosts: list[tuple[str, int | None]]) -> None:
         (f"{ME}one,,two/replay", "a host before every colon and comma"),
         (f"{ME}:5432/replay", "a host before every colon and comma"),
         (f"{ME}db:99999/replay", "a port from 1 to 65535"),
-        ("sqlite:///replay.db?mode=ro", "without parameters, got ['mode']"),
+        ("sqlite:///replay.db?mode=ro", "without parameters, got a question mark"),
+        ("sqlite:///replay.db?readonly", "without parameters, got a question mark"),
         ("sqlite://data/replay.db", "two slashes where there should be three"),
     ],
 )
@@ -80,6 +81,7 @@ PARTS = ("alpha", "bravo", "carol")
         "postgresql://me:alpha@127.0.0.1:bravo/carol",
         "postgresql://127.0.0.1:1/replay?user=me&password=alpha/bravo:carol",
         "postgresql://127.0.0.1:1/replay?user=me&password=alpha@bravo",
+        "postgresql://127.0.0.1:1/replay?user=me&password=alpha&bravo=carol",
         "postgresql://127.0.0.1:1/replay?sslpassword=alpha&password=bravo&user=carol-alpha",
         "mysql://me:alpha@bravo/carol",
         "sqlite://me:alpha@bravo/carol",

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import replaydb as rdb
 from replaydb import Buffer, BufferSettings, Store
@@ -36,6 +37,7 @@ INTEGERS: list[Any] = [
     [1],
     b"1",
 ]
+NOTHING: list[Any] = [3, np.array(3), torch.tensor(3)]  # that could be several
 NAMES: list[Any] = ["", "a" * 256, "a\0", "\ud800", 3, b"a"]
 
 GIVEN: list[tuple[str, Callable[[Any], Any], type[Exception], list[Any]]] = [
@@ -97,6 +99,10 @@ async def test_what_is_of_another_kind_changes_nothing(buffer: Buffer) -> None:
         ("cursor", lambda it: buffer.put(group(), cursor={it: 1}), NAMES),
         ("name", lambda it: buffer.cursor(it), NAMES),
         ("tasks", lambda it: buffer.count(tasks=[it]), NAMES),
+        ("tasks", lambda it: buffer.count(tasks=it), NOTHING),
+        ("statuses", lambda it: buffer.count(statuses=it), NOTHING),
+        ("ids", lambda it: buffer.get(it), NOTHING),
+        ("groups", lambda it: buffer.put(it), NOTHING),
     ]
     for field, call, wrong in calls:
         for it in wrong:

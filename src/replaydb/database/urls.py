@@ -86,8 +86,8 @@ def sqlite_url(url: str | URL) -> URL:
         raise InvalidURLError("url", expected, "a host: two slashes where there should be three")
     if not parsed.database or parsed.database == ":memory:":
         raise NotSupportedError("an in-memory SQLite database cannot be shared; name a file")
-    if parsed.query:
-        raise InvalidURLError("url", f"{expected}, without parameters", sorted(parsed.query))
+    if "?" in as_text(url):  # also before what SQLAlchemy takes for no parameter: `?mode`
+        raise InvalidURLError("url", f"{expected}, without parameters", "a question mark")
     return parsed
 
 
@@ -173,7 +173,10 @@ def _parameters(query: str) -> dict[str, str]:
     given: dict[str, str] = {}
     for name, value in pairs:
         if name not in _KNOWN:
-            raise _refused("parameters of libpq that are supported", f"the parameter {name!r}")
+            # Behind a password it may be the rest of it.
+            hidden = _SECRETS & given.keys()
+            shown = "another (& in a password is %26)" if hidden else f"the parameter {name!r}"
+            raise _refused("parameters of libpq that are supported", shown)
         if name in given:
             raise _refused("every parameter once", f"{name!r} twice")
         if name in _CHOICES and value not in _CHOICES[name]:
