@@ -33,7 +33,7 @@ from replaydb.batch import Batch
 from replaydb.buffer.loader import LoaderState
 from replaydb.database.engine import PATIENCE_SECONDS
 from replaydb.episodes import EpisodeGroup
-from replaydb.errors import NotSupportedError, StoreClosedError
+from replaydb.errors import InvalidInputError, NotSupportedError, StoreClosedError
 from replaydb.opening import Opening
 from replaydb.policies import Prioritized, SimplePolicy
 from replaydb.replacement import Replacement
@@ -313,6 +313,8 @@ class Buffer(_Facade):
 
     def copy_to(self, other: Buffer, **options: Any) -> int:
         """`replaydb.Buffer.copy_to`, also into a buffer of another blocking store."""
+        if not isinstance(other, Buffer):
+            raise InvalidInputError("other", "another blocking Buffer", repr(other))
         target = other._wrapped if other._runner is self._runner else _Elsewhere(other)
 
         async def work() -> int:

@@ -74,6 +74,18 @@ def to_int(field: str, value: object, low: int = INT32[0], high: int = INT32[1])
     return number
 
 
+def to_flag(field: str, value: object) -> bool:
+    """True or False, also as a scalar of numpy or torch.
+
+    Raises:
+        InvalidInputError: Anything else; 0 and 1 are numbers.
+    """
+    on = to_scalar(value)
+    if not isinstance(on, bool):
+        raise InvalidInputError(field, "True or False", repr(on))
+    return on
+
+
 def optional(check: Callable[[str, Any], _T], field: str, value: object) -> _T | None:
     """`check(field, value)`, or None for None."""
     return None if value is None else check(field, value)

@@ -14,10 +14,10 @@ from replaydb.inputs import (
     LONGEST_SECONDS,
     optional,
     setting,
+    to_flag,
     to_int,
     to_name,
     to_number,
-    to_scalar,
 )
 from replaydb.policies import Capacity, Eviction, MinSize, Queue, RateLimit, SamplesPerInsert
 
@@ -94,9 +94,11 @@ class BufferSettings:
         Raises:
             InvalidSettingsError: Unknown, impossible, or in need of what is not installed.
         """
-        if changes.get("compression") == "zstd" and find_spec("zstandard") is None:
+        changed = self._with(changes)
+        asked = "compression" in changes and changed.compression is not None
+        if asked and find_spec("zstandard") is None:
             raise _refused("compression", "the extra `replaydb[zstd]` to be installed", "zstd")
-        return self._with(changes)
+        return changed
 
     def _with(self, changes: Mapping[str, Any]) -> Self:
         known = {field.name for field in fields(self)}
@@ -231,13 +233,6 @@ def _a(*kinds: type) -> Rule:
     return check
 
 
-def _is_on(field: str, value: Any) -> bool:
-    on = to_scalar(value)
-    if not isinstance(on, bool):
-        raise InvalidInputError(field, "True or False", repr(value))
-    return on
-
-
 #: What each setting takes, as it is kept.
 _RULES: dict[str, Rule] = {
     "max_staleness": _each(_whole()),
@@ -254,7 +249,7 @@ _RULES: dict[str, Rule] = {
     "on_ack": _one_of("archive", "return"),
     "archived_payload": _one_of("keep", "drop"),
     "rate_limit": _or_none(_a(*get_args(RateLimit))),
-    "record_draws": _is_on,
+    "record_draws": to_flag,
 }
 
 

@@ -21,7 +21,7 @@ from replaydb.database.engine import PATIENCE_SECONDS, Database, allowance, end_
 from replaydb.database.repository import buffers
 from replaydb.database.repository.buffers import BufferInfo, BufferRow, RunInfo, RunRow
 from replaydb.errors import InvalidInputError, UnknownBufferError
-from replaydb.inputs import to_json_object
+from replaydb.inputs import optional, to_flag, to_json_object
 from replaydb.opening import Opening
 from replaydb.settings import BufferSettings
 from replaydb.tracing import traced
@@ -93,8 +93,10 @@ class Store:
             SchemaError: The tables are not those of this version; the message says what to run.
             DatabaseError: The database cannot be opened.
         """
-        if durability not in ("process", "full"):
+        if not isinstance(durability, str) or durability not in ("process", "full"):
             raise InvalidInputError("durability", "'process' or 'full'", repr(durability))
+        read_only = to_flag("read_only", read_only)
+        migrate = optional(to_flag, "migrate", migrate)
         size = (
             None if pool_size is None else arguments.whole_number("pool_size", pool_size, least=1)
         )
@@ -103,13 +105,14 @@ class Store:
         if read_only and migrate:
             raise InvalidInputError("migrate", "None or False with read_only=True", migrate)
         name = _new_run_name() if run is None else arguments.one_name("run", run)
+        ancestor = optional(arguments.one_name, "lineage", lineage)
         metadata = to_json_object("run_metadata", run_metadata)
 
         async def opened() -> Store:
             backend = backend_for(url, durability=durability, read_only=read_only, pool_size=size)
             await backend.check_target()
             await migrations.prepare(backend, migrate=False if read_only else migrate)
-            store = cls(Database(backend), name, lineage or run, metadata)
+            store = cls(Database(backend), name, ancestor or run, metadata)
             if run is not None:
                 try:
                     await store._current_run(end_in(allowance()))
@@ -146,6 +149,7 @@ class Store:
             UnknownBufferError: There is none, and it was not to be made.
         """
         arguments.one_name("name", name)
+        may_create = to_flag("create", create)
         fresh = BufferSettings().updated(settings)  # refuse before anything is written
 
         async def make(connection: AsyncConnection) -> BufferRow | None:
@@ -154,7 +158,7 @@ class Store:
             return await buffers.find(connection, name)
 
         row = await self._database.read(lambda connection: buffers.find(connection, name))
-        if row is None and create:
+        if row is None and may_create:
             row = await self._database.write(make)
         if row is None:
             raise UnknownBufferError(name)

@@ -38,6 +38,7 @@ INTEGERS: list[Any] = [
     b"1",
 ]
 NOTHING: list[Any] = [3, np.array(3), torch.tensor(3)]  # that could be several
+FLAGS: list[Any] = [None, 0, 1, "no", np.zeros(2), torch.zeros(2), rdb.group.id > 0]
 NAMES: list[Any] = ["", "a" * 256, "a\0", "\ud800", 3, b"a"]
 
 GIVEN: list[tuple[str, Callable[[Any], Any], type[Exception], list[Any]]] = [
@@ -88,8 +89,11 @@ def test_what_is_of_another_kind_is_refused(
         assert str(caught.value).startswith(f"{field}: expected "), it
 
 
-async def test_what_is_of_another_kind_changes_nothing(buffer: Buffer) -> None:
+async def test_what_is_of_another_kind_changes_nothing(
+    store: Store, buffer: Buffer, url: str
+) -> None:
     [one] = await buffer.put(group())
+    other = await store.buffer("other")
     calls: list[tuple[str, Callable[[Any], Any], list[Any]]] = [
         ("priorities[0]", lambda it: buffer.update_priorities([one], [it]), NUMBERS),
         ("ids[0]", lambda it: buffer.update_priorities([it], [1.0]), INTEGERS),
@@ -103,6 +107,18 @@ async def test_what_is_of_another_kind_changes_nothing(buffer: Buffer) -> None:
         ("statuses", lambda it: buffer.count(statuses=it), NOTHING),
         ("ids", lambda it: buffer.get(it), NOTHING),
         ("groups", lambda it: buffer.put(it), NOTHING),
+        ("other", lambda it: buffer.copy_to(it), [buffer, np.array(3), torch.tensor(3), {}]),
+        ("progress", lambda it: buffer.copy_to(other, progress=it), NOTHING),
+        ("allow_partial", lambda it: buffer.sample(2, allow_partial=it), FLAGS),
+        ("allow_partial", lambda it: buffer.peek(2, allow_partial=it), FLAGS),
+        ("allow_partial", lambda it: buffer.lease(2, ttl=9, allow_partial=it), FLAGS),
+        ("rewind", lambda it: buffer.advance_policy(0, rewind=it), FLAGS),
+        ("take_over", lambda it: buffer.advance_policy(0, take_over=it), FLAGS),
+        ("create", lambda it: store.buffer("new", create=it), FLAGS),
+        ("read_only", lambda it: Store.open(url, read_only=it), FLAGS),
+        ("migrate", lambda it: Store.open(url, migrate=it), FLAGS[1:]),
+        ("durability", lambda it: Store.open(url, durability=it), [*NOTHING, np.zeros(2)]),
+        ("lineage", lambda it: Store.open(url, lineage=it), [*NAMES, np.zeros(2)]),
     ]
     for field, call, wrong in calls:
         for it in wrong:
@@ -112,6 +128,8 @@ async def test_what_is_of_another_kind_changes_nothing(buffer: Buffer) -> None:
     [stored] = await buffer.get([one])
     assert (stored.priority, stored.times_sampled) == (1.0, 0)
     assert await buffer.count() == 1
+    assert await other.count() == 0
+    assert len(await store.buffers()) == 2
 
 
 async def test_scalars_of_numpy_are_numbers(store: Store, url: str) -> None:

@@ -240,6 +240,27 @@ async def test_a_time_that_is_none_does_not_stop_evictions(sqlite_url: str) -> N
         assert sorted((await buffer.sample(2)).ids) == [1, 3]
 
 
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("data", "text"), ("data", 7), ("checksum", "text"), ("checksum", 0.5), ("part", b"0")],
+)
+async def test_a_payload_of_another_kind(sqlite_url: str, column: str, value: object) -> None:
+    """One bit of a row says whether it is bytes or text."""
+    async with Store.open(sqlite_url) as store:
+        buffer = await store.buffer("math")
+        ids = await buffer.put(groups(2))
+        with closing(sqlite3.connect(sqlite_url.removeprefix("sqlite:///"))) as connection:
+            connection.execute(
+                f"UPDATE payload SET {column} = ? WHERE group_id = ?",  # noqa: S608
+                (value, ids[0]),
+            )
+            connection.commit()
+        with pytest.raises(rdb.CorruptPayloadError, match=f"{column} can not be read") as caught:
+            await buffer.sample(2)
+        assert caught.value.batch is not None
+        assert caught.value.batch.ids == ids[1:]
+
+
 async def test_what_replaced_a_damaged_group_is_not_failed_for_it(
     store: Store, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,7 @@ from replaydb.errors import (
     ReplayDBError,
     StoreClosedError,
 )
+from replaydb.inputs import to_flag
 from replaydb.opening import Opening
 from replaydb.policies import Fifo, SamplingPolicy, Uniform
 
@@ -118,7 +119,7 @@ class Drawing(BufferCore):
         request = DrawRequest(
             portions(n, policy, tasks, condition),
             describe(policy),
-            allow_partial,
+            to_flag("allow_partial", allow_partial),
             step_number(step),
         )
         result = await self._draw(request, arguments.seconds("timeout", timeout))
@@ -174,7 +175,7 @@ class Drawing(BufferCore):
         request = DrawRequest(
             portions(n, policy, tasks, eligible(where, max_staleness, runs)),
             describe(policy),
-            allow_partial,
+            to_flag("allow_partial", allow_partial),
             step_number(step),
             tuple(GroupStatus(status) for status in sorted(chosen)),
             LeaseTerms(arguments.one_name("owner", who), seconds),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -37,6 +38,7 @@ from replaydb.errors import (
     RateLimitedError,
     UnknownGroupError,
 )
+from replaydb.inputs import to_flag
 from replaydb.stored import StoredGroup
 
 
@@ -189,6 +191,7 @@ class Keeping(BufferCore):
                 buffer follows another lineage, without `take_over`.
         """
         number = arguments.whole_number("version", version)
+        rewind, take_over = to_flag("rewind", rewind), to_flag("take_over", take_over)
 
         async def work(connection: AsyncConnection, scope: Scope) -> int:
             return await policies.advance(
@@ -301,8 +304,10 @@ class Keeping(BufferCore):
         Returns:
             How many groups the other buffer has of those now.
         """
-        if not hasattr(other, "put") or other is self:
+        if not inspect.iscoroutinefunction(getattr(other, "put", None)) or other is self:
             raise InvalidInputError("other", "another Buffer", repr(other))
+        if progress is not None and not callable(progress):
+            raise InvalidInputError("progress", "a function, or None", repr(progress))
         condition = self._selection(None, tasks, statuses, where) & groups.COPYABLE
         ids = await self._database.read(lambda connection: groups.ids(connection, condition))
         done = 0

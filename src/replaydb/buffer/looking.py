@@ -27,6 +27,7 @@ from replaydb.errors import (
     PayloadGoneError,
     UnknownDrawError,
 )
+from replaydb.inputs import to_flag
 from replaydb.policies import SamplingPolicy, Uniform
 
 
@@ -72,11 +73,13 @@ class Looking(BufferCore):
         """
         condition = eligible(where, max_staleness, runs)
         request = DrawRequest(
-            portions(n, policy, tasks, condition), describe(policy), allow_partial
+            portions(n, policy, tasks, condition),
+            describe(policy),
+            to_flag("allow_partial", allow_partial),
         )
 
         async def attempt(last: bool, end: float | None) -> Batch:
-            wanted = replace(request, allow_partial=last and allow_partial)
+            wanted = replace(request, allow_partial=last and request.allow_partial)
 
             async def work(connection: AsyncConnection) -> Result:
                 found = await looks.look(connection, self.id, wanted)

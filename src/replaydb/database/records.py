@@ -245,9 +245,19 @@ def _check_scalars(facts: Facts) -> None:
         raise CorruptPayloadError(f"tags are no JSON object: {Damaged(facts['tags'])}")
 
 
+def _check_kinds(part: Facts) -> None:
+    """SQLite takes text for bytes, and anything for a number."""
+    for name, kind in (("part", int), ("data", bytes), ("checksum", int)):
+        if not isinstance(part[name], kind):
+            raise CorruptPayloadError(f"{name} can not be read: {Damaged(part[name])}")
+
+
 def _from_parts(
     facts: Facts, parts: Iterable[Facts], texts: Mapping[int, str] | None
 ) -> StoredGroup:
+    parts = list(parts)
+    for part in parts:
+        _check_kinds(part)
     ordered = sorted(parts, key=lambda part: int(part["part"]))
     flat = {part["part"]: codec.decode(part["data"], part["checksum"]) for part in ordered}
     found = sum(part.num_episodes for part in flat.values())
