@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
+import sqlite3
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 import replaydb as rdb
 from replaydb import Buffer, Store
+from replaydb.database.sqlite_driver import EagerConnection
 from support.groups import group
 from support.ledger import check_books
 
@@ -92,3 +94,15 @@ async def test_an_error_inside_the_block_closes_the_store(url: str) -> None:
             _ = 1 / 0
     with pytest.raises(rdb.StoreClosedError):
         await store.runs()
+
+
+async def test_a_connection_ends_though_closing_it_was_broken_off(sqlite_url: str) -> None:
+    """Its thread is told to stop twice, and answers once."""
+    path = sqlite_url.removeprefix("sqlite:///")
+    connection = await EagerConnection.open(
+        lambda: sqlite3.connect(path), lambda *_: None, lambda: None
+    )
+    closing = asyncio.create_task(connection.close())
+    await asyncio.sleep(0)
+    connection.stop()
+    await asyncio.wait_for(closing, 5)

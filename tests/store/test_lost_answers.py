@@ -13,7 +13,8 @@ import replaydb as rdb
 from replaydb import Buffer, Episode, Lease, Store
 from support.groups import group, groups
 from support.ledger import check_books
-from support.proxy import CLOSE, PASS, Fate, Message, Moment, Proxy, cut_commits
+from support.postgres import PostgresServer
+from support.proxy import CLOSE, PASS, Fate, Message, Moment, Proxy, cut_commits, on_nth
 
 MOMENTS: list[Moment] = ["answer", "request", "flight"]
 
@@ -148,3 +149,28 @@ async def test_a_server_that_cannot_be_asked(
     ids = {one for [one] in await asyncio.gather(*again)}
     assert len(ids) == 3
     assert await buffer.count() == 11
+
+
+async def test_a_commit_whose_caller_has_left_does_not_come_later(
+    buffer: Buffer, proxy: Proxy, postgres: PostgresServer, postgresql_url: str
+) -> None:
+    """Otherwise groups would be leased that nobody holds."""
+    fate = Fate(0, "stall")
+    proxy.rule = on_nth(lambda one: one.asks_to_commit and one.wrote, fate, first=1, every=None)
+    lease = asyncio.create_task(_lease(buffer))
+    await proxy.until_cut()
+    lease.cancel()
+    await asyncio.wait_for(asyncio.wait([lease]), 20)
+    assert lease.cancelled()
+    writing = (
+        "SELECT count(*) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND backend_xid IS NOT NULL"
+    )
+    left = await asyncio.to_thread(postgres.fetch_int, postgresql_url, writing)
+    assert left == 0  # nobody could commit it any more
+    proxy.heal()
+    assert await buffer.leases() == []
+
+
+async def _lease(buffer: Buffer) -> Lease:
+    return await buffer.lease(2, ttl=500)

@@ -202,6 +202,54 @@ async def test_closing_cuts_off_what_does_not_end(far: Store, proxy: Proxy) -> N
         assert isinstance(one, rdb.StoreClosedError | rdb.DatabaseUnavailableError)
 
 
+async def _closed_with_a_queue(
+    store: Store, buffer: Buffer, heal: Callable[[], Awaitable[Any]]
+) -> None:
+    """More calls than connections; none of them goes on when the store has been closed."""
+    calls = [
+        *(buffer.update_priorities([1], [2.0]) for _ in range(5)),
+        *(buffer.sample(1, rdb.Fifo(), timeout=None) for _ in range(5)),
+    ]
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    await asyncio.sleep(0.05)
+    await asyncio.wait_for(store.close(timeout=0.1), 20)
+    await heal()
+    for one in await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 20):
+        assert isinstance(one, rdb.StoreClosedError | rdb.DatabaseUnavailableError)
+
+
+async def _untouched(url: str) -> None:
+    async with Store.open(url) as store:
+        [stored] = await (await store.buffer("math")).get([1])
+    assert (stored.priority, stored.times_sampled) == (1.0, 0)
+
+
+async def test_closing_cuts_off_who_waits_for_a_connection(
+    proxied_url: str, proxy: Proxy, postgresql_url: str
+) -> None:
+    store = await Store.open(proxied_url, run="far", pool_size=1)
+    buffer = await store.buffer("math")
+    await buffer.put(group())
+
+    async def heal() -> None:
+        proxy.heal()
+
+    await asyncio.wait([store._database.signal._publisher])  # type: ignore[attr-defined]
+    proxy.stall()
+    await _closed_with_a_queue(store, buffer, heal)
+    await _untouched(postgresql_url)
+
+
+async def test_closing_cuts_off_who_waits_for_the_file(sqlite_url: str) -> None:
+    store = await Store.open(sqlite_url, run="a")
+    buffer = await store.buffer("math")
+    await buffer.put(group())
+    async with transaction(sqlite_url) as other:
+        await other.exec_driver_sql("SELECT 1")  # BEGIN IMMEDIATE goes along with it
+        await _closed_with_a_queue(store, buffer, other.rollback)
+    await _untouched(sqlite_url)
+
+
 async def test_a_server_that_is_away_for_a_while(
     proxied_url: str, proxy: Proxy, postgresql_url: str
 ) -> None:

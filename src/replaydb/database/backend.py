@@ -88,8 +88,11 @@ class Backend(Protocol):
     def cut_off(self, driver_connection: Any) -> None:
         """End a connection at once, whatever it is doing; who waits for it gets an error."""
 
-    def signal(self, reader: AsyncEngine) -> Signal:
-        """Tells waiting coroutines, also of other processes, that something was committed."""
+    def signal(self, watched: Callable[[AsyncEngine], AsyncEngine]) -> Signal:
+        """Tells waiting coroutines, also of other processes, that something was committed.
+
+        An engine of its own is to be `watched`, so that its connections can be cut off.
+        """
 
     def translate(self, error: BaseException) -> ReplayDBError | None:
         """The typed error for what a driver raised; None where it is not the driver's."""

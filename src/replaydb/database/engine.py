@@ -12,7 +12,7 @@ import logging
 import math
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 from weakref import WeakSet
 
@@ -38,6 +38,8 @@ SLOWEST_BYTES_PER_SECOND = 1_000_000
 ATTEMPTS = 8
 #: Pauses between attempts to reach a server that is away: the first, the longest.
 OUTAGE_SECONDS = (0.05, 1.0)
+#: What calls get to end in that were cut off.
+CUT_OFF_SECONDS = 1.0
 
 
 def end_in(seconds: float) -> float:
@@ -80,9 +82,11 @@ class Database:
         self._connections: WeakSet[Any] = WeakSet()
         self._writer = self._watched(backend.writer_engine())
         self._reader = self._watched(backend.reader_engine())
-        self.signal = backend.signal(self._reader)
+        self.signal = backend.signal(self._watched)
         self._draws = asyncio.Semaphore(backend.concurrent_draws)
         self._open = True
+        self._is_cut_off = False
+        self._waits: set[asyncio.Timeout] = set()
         self._under_way = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -182,7 +186,7 @@ class Database:
         To be had before the write transaction of a draw, which would otherwise hold its locks
         while it waits for others to read.
         """
-        async with self._translated(), asyncio.timeout_at(end or end_in(allowance())):
+        async with self._translated(), self._wait_until(end or end_in(allowance())):
             await self._draws.acquire()
         try:
             yield
@@ -198,14 +202,40 @@ class Database:
         self._open = False
         try:
             async with asyncio.timeout_at(end or end_in(allowance())):
-                await self._idle.wait()
-                await self.signal.aclose()
-                await self._writer.dispose()
-                await self._reader.dispose()
+                await self._let_go()
         except TimeoutError:
             logger.warning("%s: closing took too long; connections are cut off", self.backend.shown)
-            for connection in tuple(self._connections):
-                self.backend.cut_off(connection)
+            self._cut_off()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CUT_OFF_SECONDS):
+                    await self._let_go()
+
+    async def _let_go(self) -> None:
+        await self._idle.wait()
+        await self.signal.aclose()
+        await self._writer.dispose()
+        await self._reader.dispose()
+
+    def _cut_off(self) -> None:
+        """End what is under way, and what waits for a connection: nothing goes on after it."""
+        self._is_cut_off = True
+        for wait in self._waits:
+            if not wait.expired():
+                wait.reschedule(0.0)
+        for connection in tuple(self._connections):
+            self.backend.cut_off(connection)
+
+    @asynccontextmanager
+    async def _wait_until(self, end: float) -> AsyncIterator[None]:
+        """A wait that is over by `end`, or when the database is cut off."""
+        if self._is_cut_off:
+            raise StoreClosedError
+        async with asyncio.timeout_at(end) as wait:
+            self._waits.add(wait)
+            try:
+                yield
+            finally:
+                self._waits.discard(wait)
 
     def _watched(self, engine: AsyncEngine) -> AsyncEngine:
         """Remember connections, to cut them off if need be."""
@@ -219,7 +249,7 @@ class Database:
     @asynccontextmanager
     async def _connected(self, engine: AsyncEngine, end: float) -> AsyncIterator[AsyncConnection]:
         """A connection on which a transaction has begun; what is not committed is rolled back."""
-        async with asyncio.timeout_at(end):
+        async with self._wait_until(end):
             connection = await engine.connect()
         try:
             try:

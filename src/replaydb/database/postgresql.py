@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
@@ -18,6 +18,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
+from replaydb.cancellation import to_the_end
 from replaydb.database import postgresql_commits as commits
 from replaydb.database import postgresql_sql as postgresql_sql  # how its SQL is written
 from replaydb.database.backend import T, Work
@@ -119,6 +120,16 @@ class PostgresqlBackend:
     async def commit(self, connection: AsyncConnection, end: float, hear_by: float) -> None:
         """Commit; where the answer is lost, ask the server for it on another connection."""
         identity = commits.identity_of(connection)
+        try:
+            await self._commit(connection, identity, end, hear_by)
+        except asyncio.CancelledError:
+            # The caller may now undo what was committed: that must not come any later.
+            await to_the_end(self._settle(identity))
+            raise
+
+    async def _commit(
+        self, connection: AsyncConnection, identity: Identity, end: float, hear_by: float
+    ) -> None:
         loop = asyncio.get_running_loop()
         least = loop.time() + COMMIT_SECONDS
         driver = (await connection.get_raw_connection()).driver_connection
@@ -134,6 +145,11 @@ class PostgresqlBackend:
                 raise
         finally:
             cut.cancel()
+
+    async def _settle(self, identity: Identity) -> None:
+        with suppress(Exception):
+            end = asyncio.get_running_loop().time() + COMMIT_SECONDS
+            await self._was_committed(identity, end)
 
     async def _was_committed(self, identity: Identity, end: float) -> bool:
         engine = self._engine(isolation_level="READ COMMITTED", poolclass=NullPool)
@@ -163,15 +179,14 @@ class PostgresqlBackend:
         """Without waiting for the server."""
         driver_connection.terminate()
 
-    def signal(self, reader: AsyncEngine) -> Signal:
+    def signal(self, watched: Callable[[AsyncEngine], AsyncEngine]) -> Signal:
         """LISTEN and NOTIFY, on connections of their own."""
         if self._url.through_pgbouncer:
             return _NoSignal()
         # A NOTIFY commits, and a hint is not worth waiting for the disk.
         settings = {"synchronous_commit": "off"}
-        return _PostgresqlSignal(
-            self._engine(settings, isolation_level="AUTOCOMMIT", pool_pre_ping=True)
-        )
+        engine = self._engine(settings, isolation_level="AUTOCOMMIT", pool_pre_ping=True)
+        return _PostgresqlSignal(watched(engine))
 
     def translate(self, error: BaseException) -> ReplayDBError | None:
         """By SQLSTATE, never by the error's text."""

@@ -153,7 +153,7 @@ class SqliteBackend:
         """Interrupt the statement."""
         cast("EagerConnection", driver_connection).cut_off()
 
-    def signal(self, reader: AsyncEngine) -> Signal:
+    def signal(self, watched: Callable[[AsyncEngine], AsyncEngine]) -> Signal:
         """Watches the file's change counter."""
         return _SqliteSignal(self._file)
 

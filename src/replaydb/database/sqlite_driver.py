@@ -34,6 +34,8 @@ class EagerConnection(aiosqlite.Connection):
     _before_commit: Callable[[], None]
     _announced = False
     _stopped = False
+    _ended = False
+    _ending: asyncio.Future[Any] | None = None
 
     @classmethod
     async def open(
@@ -95,6 +97,13 @@ class EagerConnection(aiosqlite.Connection):
             return running.result()
         except _StoppedError:
             raise TimeoutError from None
+
+    def stop(self) -> asyncio.Future[Any] | None:
+        """End the thread, once: after that nothing it is asked to do is ever answered."""
+        if not self._ended:
+            self._ended = True
+            self._ending = super().stop()
+        return self._ending
 
     def cut_off(self) -> None:
         """Let what runs fail, and nothing more be run."""
