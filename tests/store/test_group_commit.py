@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from replaydb.database.group_commit import SHARED_ATTEMPTS, Gate, GroupCommit, Submission
-from replaydb.errors import DatabaseUnavailableError, OutcomeUnknownError
+from replaydb.errors import DatabaseUnavailableError, OutcomeUnknownError, StoreClosedError
 
 
 class Store:
@@ -121,6 +121,28 @@ async def test_what_is_run_again_leaves_out_whom_nobody_told() -> None:
     again.set()
     assert await patient == 4
     assert store.stored == [2]
+
+
+async def test_a_commit_that_nobody_waits_for_ends() -> None:
+    store = Store()
+    store.after.clear()
+    store.settling_seconds = 0.05
+    put = store.put(1, asyncio.get_running_loop().time() + 0.05)
+    with pytest.raises(OutcomeUnknownError):
+        await asyncio.wait_for(put, 10)
+    await asyncio.wait_for(store.shared.drain(), 10)
+
+
+async def test_closing_ends_what_is_under_way() -> None:
+    store = Store()
+    store.after.clear()
+    put = store.put(1)
+    while not store.attempts:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    await asyncio.wait_for(store.shared.give_up(), 10)
+    with pytest.raises(StoreClosedError):
+        await put
+    assert store.stored == []
 
 
 async def test_time_that_is_up_before_the_commit() -> None:
