@@ -130,6 +130,7 @@ def _chunks(count: int) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
             "priority_key": exponential / priority,
             "min_policy_version": version,
             "max_policy_version": version,
+            "comparable_version": version,
             "staleness": NUM_VERSIONS - version,
             "reward_mean": rng.integers(0, 10, len(i)) / 10,
             "tags": tags[np.where(tens % 100 == 0, 2, tens % 2)],

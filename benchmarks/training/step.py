@@ -61,7 +61,7 @@ class _Trainer:
         from examples.grpo_digits.trainer import Trainer
 
         job = Job(run="bench", num_steps=10_000, seed=0, first_version=0)
-        self._trainer = Trainer(job, folder / "checkpoint.safetensors")
+        self._trainer = Trainer(job, folder, None)
         self._steps = steps
 
     def roll_out(self, count: int) -> list[rdb.EpisodeGroup]:

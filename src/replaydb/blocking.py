@@ -21,7 +21,7 @@ import functools
 import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
@@ -46,6 +46,44 @@ T = TypeVar("T")
 
 #: What is left open when the process ends may take so long to end with it.
 EXIT_SECONDS = 5.0
+
+
+class _Call(Generic[R]):
+    """Work in the event loop that another thread waits for, until it leaves."""
+
+    def __init__(
+        self,
+        work: Callable[[], Coroutine[Any, Any, R]],
+        unwanted: Callable[[R], Coroutine[Any, Any, None]] | None,
+    ) -> None:
+        self._work = work
+        self._unwanted = unwanted
+        self._task: asyncio.Task[None] | None = None
+        self.answer: Future[R] = Future()
+        self.ended = threading.Event()
+
+    def start(self) -> None:
+        """In the loop, first."""
+        self._task = asyncio.ensure_future(self._run())
+        self._task.add_done_callback(lambda _: self.ended.set())
+
+    def leave(self) -> None:
+        """In the loop, when nobody waits any more."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        try:
+            result = await self._work()
+        except BaseException as error:
+            if not self.answer.cancelled():
+                self.answer.set_exception(error)
+            return
+        try:
+            self.answer.set_result(result)
+        except InvalidStateError:  # nobody waits for it any more
+            if self._unwanted is not None:
+                await self._unwanted(result)
 
 
 class _Runner:
@@ -74,8 +112,16 @@ class _Runner:
         self._open = True
         atexit.register(self._at_exit)
 
-    def run(self, work: Callable[[], Coroutine[Any, Any, R]], timeout: float | None = None) -> R:
+    def run(
+        self,
+        work: Callable[[], Coroutine[Any, Any, R]],
+        timeout: float | None = None,
+        unwanted: Callable[[R], Coroutine[Any, Any, None]] | None = None,
+    ) -> R:
         """Run in the event loop; wait for the result.
+
+        Who is interrupted while waiting (by Ctrl-C) waits for the call to be cancelled, which is
+        soon. A result that came nevertheless is given to `unwanted`.
 
         Raises:
             StoreClosedError: The store was closed.
@@ -87,11 +133,17 @@ class _Runner:
             )
         if not self._open:
             raise StoreClosedError
-        future = asyncio.run_coroutine_threadsafe(work(), self._loop)
+        call = _Call(work, unwanted)
+        self._loop.call_soon_threadsafe(call.start)
         try:
-            return future.result(timeout)
+            return call.answer.result(timeout)
         except BaseException:
-            future.cancel()  # Ctrl-C while waiting: the call must not go on behind our back
+            if call.answer.cancel():
+                self._loop.call_soon_threadsafe(call.leave)
+                call.ended.wait(EXIT_SECONDS)
+            elif unwanted is not None and call.answer.exception() is None:
+                result = call.answer.result()
+                self.run(lambda: unwanted(result))
             raise
 
     def close_with(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -157,13 +209,22 @@ def _making(
     method: Callable[Concatenate[Any, P], Awaitable[Any]], kind: Callable[[_Runner, Any], R]
 ) -> Callable[Concatenate[Any, P], R]:
     """The same for a method whose result has methods to wait for."""
-    call = _blocking(method)
 
     @functools.wraps(method)
     def make(self: _Facade, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return kind(self._runner, call(self, *args, **kwargs))
+        async def work() -> Any:
+            return await method(self._wrapped, *args, **kwargs)
+
+        return kind(self._runner, self._runner.run(work, unwanted=_given_back))
 
     return make
+
+
+async def _given_back(made: Any) -> None:
+    """A lease that never reached its caller is held by nobody."""
+    if isinstance(made, asynchronous.Lease):
+        error = KeyboardInterrupt()
+        await made.__aexit__(type(error), error, None)
 
 
 def _loading(method: Callable[..., asynchronous.Loader[Any]]) -> Callable[..., Loader[Any]]:
@@ -216,10 +277,15 @@ class Lease(_Facade):
 
     ack = _blocking(asynchronous.Lease.ack)
     nack = _blocking(asynchronous.Lease.nack)
+    reject = _blocking(asynchronous.Lease.reject)
     extend = _blocking(asynchronous.Lease.extend)
 
     def __enter__(self) -> Self:
-        self._runner.run(self._wrapped.__aenter__)
+        try:
+            self._runner.run(self._wrapped.__aenter__)
+        except BaseException:
+            self._runner.run(lambda: _given_back(self._wrapped))
+            raise
         return self
 
     def __exit__(

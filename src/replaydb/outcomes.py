@@ -15,7 +15,7 @@ class DrawOutcome(StrEnum):
         ACKED: Its holder said that it was used.
         NACKED: Its holder gave it back, or it never reached a holder.
         EXPIRED: Its lease ran out.
-        REJECTED: Its holder refused it for good; no call of this version writes it.
+        REJECTED: Its holder refused it for good.
         LOST: It was deleted or replaced while it was held, or its stored bytes were damaged.
     """
 

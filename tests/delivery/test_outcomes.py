@@ -86,3 +86,20 @@ async def test_a_deletion_of_what_nobody_holds_changes_no_outcome(buffer: Buffer
     leased, sampled = await buffer.draws()
     assert leased.outcomes == (DrawOutcome.ACKED,)
     assert sampled.outcomes == (DrawOutcome.SAMPLED,) * 2
+
+
+async def test_what_is_rejected_is_of_no_use_to_anybody(buffer: Buffer, url: str) -> None:
+    await buffer.put(groups(3))
+    lease = await buffer.lease(3, ttl=60)
+    await lease.reject([1, 2], reason="the answer is in the prompt")
+    with pytest.raises(rdb.LeaseExpiredError):
+        await lease.reject([1], reason="again")
+    await lease.ack()
+    (record,) = await buffer.draws()
+    said = (DrawOutcome.REJECTED, "the answer is in the prompt")
+    assert outcomes(record) == {1: said, 2: said, 3: (DrawOutcome.ACKED, None)}
+    assert await buffer.count(statuses="filtered") == 2
+    assert {one.status_reason for one in await buffer.get([1, 2])} == {said[1]}
+    with pytest.raises(rdb.NotEnoughGroups):
+        await buffer.sample(1)
+    assert await buffer.leases() == []

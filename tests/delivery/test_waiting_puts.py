@@ -23,14 +23,14 @@ async def test_puts_that_wait_do_not_wake_each_other(
     async with Store.open(url) as other:
         there = await other.buffer("math")
         attempts = 0
-        write = Database.write
+        transact = Database.transact
 
-        async def counted(self: Database, work: Any) -> Any:
+        async def counted(self: Database, steps: Any, **end: Any) -> Any:
             nonlocal attempts
             attempts += 1
-            return await write(self, work)
+            return await transact(self, steps, **end)
 
-        monkeypatch.setattr(Database, "write", counted)
+        monkeypatch.setattr(Database, "transact", counted)
         for buffer in (here, there):
             with pytest.raises((rdb.RateLimitedError, rdb.BufferFullError)):
                 await buffer.put(group(f"late in {buffer is here}"), timeout=0.7)

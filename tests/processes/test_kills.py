@@ -113,7 +113,7 @@ async def _sample_some(buffer: Buffer, call_ended: asyncio.Event) -> Counter[str
 
 
 async def test_a_server_that_drops_its_clients(postgresql_url: str, tmp_path: Path) -> None:
-    """Every call ends well or with a typed error, and the store recovers by itself."""
+    """Every call ends well: what was cut off is found out, or run again, by the store itself."""
     acks = tmp_path / "acks"
     stop, call_ended = asyncio.Event(), asyncio.Event()
     async with Store.open(postgresql_url) as store:
@@ -128,7 +128,7 @@ async def test_a_server_that_drops_its_clients(postgresql_url: str, tmp_path: Pa
             call_ended.set()
             await dropping
         assert all(one["well"] for one in outcomes), outcomes
-        assert sum(one["unavailable"] for one in outcomes), outcomes
+        assert not any(one["unavailable"] for one in outcomes), outcomes
         await buffer.put([derived_group(f"afterwards-0-{i}-of-8") for i in range(8)])
         await buffer.sample(8)
     await check_stored(postgresql_url, acks)

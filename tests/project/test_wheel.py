@@ -86,7 +86,6 @@ def test_the_version_is_that_of_the_package(environment: Path) -> None:
 
 def test_it_migrates(environment: Path, empty_url: str) -> None:
     database = ("--url", empty_url)
-    assert _run(environment, "replaydb", "db", "current", *database) == "none\n"
     newest = f"{REVISIONS[-1]}\n"
     assert _run(environment, "replaydb", "db", "upgrade", *database) == f"revision {newest}"
     assert _run(environment, "replaydb", "db", "current", *database) == newest

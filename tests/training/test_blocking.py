@@ -8,7 +8,8 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -146,6 +147,31 @@ def test_ctrl_c_ends_the_call_that_waits(buffer: blocking.Buffer) -> None:
     assert buffer.count() == 0
     buffer.put(group())
     assert buffer.draws() == []
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["while it waits", "with the answer"])
+def test_ctrl_c_leaves_no_lease_behind(
+    buffer: blocking.Buffer, monkeypatch: pytest.MonkeyPatch, early: bool
+) -> None:
+    buffer.put([group("a"), group("b")])
+
+    class Interrupted(Future[Any]):
+        was_asked = False
+
+        def result(self, timeout: float | None = None) -> Any:
+            if self.was_asked:
+                return super().result(timeout)
+            self.was_asked = True
+            monkeypatch.undo()  # the next call is waited for in peace
+            if not early:
+                super().result(30)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(blocking, "Future", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        buffer.lease(2, ttl=600)
+    assert buffer.leases() == []
+    assert buffer.count(statuses="completed") == 2
 
 
 def test_closed(url: str) -> None:

@@ -140,6 +140,26 @@ class Lease:
             logger.warning("buffer %r: %s", self._buffer_name, said)
         self._let_go(chosen)
 
+    async def reject(self, ids: Iterable[int] | None = None, *, reason: str) -> None:
+        """Say that groups are of no use to anybody: they become `filtered`.
+
+        Args:
+            ids: Which of them; by default all that are still held.
+            reason: Becomes their `status_reason`, and the reason of their outcome, `rejected`.
+
+        Raises:
+            LeaseExpiredError: The lease is over, or does not hold one of the ids; nothing changed.
+        """
+        chosen = self._chosen(ids)
+        why = to_text("reason", reason)
+
+        async def work(connection: AsyncConnection) -> None:
+            now = await self._database.backend.now(connection)
+            await leases.reject(connection, self._buffer_id, self.id, chosen, why, now)
+
+        await self._database.write(work)
+        self._let_go(chosen)
+
     async def extend(self, ttl: float | None = None) -> None:
         """Let the lease last `ttl` seconds from now (by default what it was given).
 

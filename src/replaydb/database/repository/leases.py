@@ -128,6 +128,26 @@ async def nack(
     return failed
 
 
+async def reject(
+    connection: AsyncConnection,
+    buffer_id: int,
+    lease_id: int,
+    ids: Sequence[int] | None,
+    reason: str,
+    now: datetime,
+) -> None:
+    """What was leased is of no use, to anybody: it is not drawn again.
+
+    Raises:
+        LeaseExpiredError: The lease is over, or does not hold one of the ids.
+    """
+    accounts, rows = await _held(connection, buffer_id, lease_id, ids, now)
+    changes = [(row, {"status_reason": reason}) for row in rows]
+    await transitions.move(connection, accounts, changes, GroupStatus.FILTERED)
+    await lineage.settle(connection, _ids(rows), DrawOutcome.REJECTED, reason, now)
+    await _close(connection, lease_id, accounts)
+
+
 async def reap(room: Room, accounts: Accounts) -> None:
     """Give back the groups, of locked tasks, whose lease has expired."""
     connection, now = room.connection, room.now
