@@ -189,6 +189,27 @@ async def test_a_read_whose_connection_is_lost_is_run_again(far: Store, proxy: P
         assert proxy.num_cut == number
 
 
+async def test_who_tells_of_commits_is_not_stuck_for_good(
+    far: Store, proxy: Proxy, postgresql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("replaydb.database.signals.RECHECK_SECONDS", 60.0)
+    monkeypatch.setattr("replaydb.database.postgresql.TELL_SECONDS", 0.2)
+    buffer = await far.buffer("math")
+    async with Store.open(postgresql_url) as near:
+        there = await near.buffer("math")
+        await buffer.put(group())  # and a connection to tell of it
+        proxy.stall()
+        far._database.signal.announce()
+        await asyncio.sleep(0.05)
+        publisher: Any = far._database.signal
+        await asyncio.wait_for(asyncio.wait([publisher._publisher]), 20)
+        proxy.heal()
+        waiting = asyncio.create_task(there.sample(2, timeout=50))
+        await asyncio.sleep(0.3)
+        await buffer.put(group())
+        assert len(await asyncio.wait_for(waiting, 20)) == 2
+
+
 async def test_closing_cuts_off_what_does_not_end(far: Store, proxy: Proxy) -> None:
     buffer = await far.buffer("math")
     await buffer.put(groups(3))

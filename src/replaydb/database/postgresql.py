@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from datetime import datetime
 from functools import partial
 from types import MappingProxyType
@@ -44,6 +44,8 @@ COMMIT_SECONDS = 2.0
 POOL_SIZE = 8
 #: Changes made within this time share one NOTIFY, which locks database-wide at commit.
 NOTIFY_SECONDS = 0.01
+#: A NOTIFY that takes longer is given up, and the next one takes another connection.
+TELL_SECONDS = 5.0
 CHANNEL = "replaydb"
 _NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
 _SCHEMA_LOCK = 0x7265_706C_6179_6462  # "replaydb"
@@ -314,8 +316,11 @@ class _PostgresqlSignal(Signal):
     async def _tell(self) -> None:
         # A lost hint costs a waiter RECHECK_SECONDS; it must not cost the writer an error.
         with suppress(OSError, DBAPIError, asyncpg.PostgresError, asyncpg.InterfaceError):
-            async with self._engine.connect() as connection:
+            async with AsyncExitStack() as stack:
+                async with asyncio.timeout(TELL_SECONDS):
+                    connection = await stack.enter_async_context(self._engine.connect())
                 while self._untold:
                     self._untold = False
-                    await connection.execute(select(func.pg_notify(CHANNEL, "")))
+                    async with asyncio.timeout(TELL_SECONDS):
+                        await connection.execute(select(func.pg_notify(CHANNEL, "")))
                     await asyncio.sleep(NOTIFY_SECONDS)
