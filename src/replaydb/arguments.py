@@ -69,12 +69,12 @@ def statuses(value: Any) -> frozenset[str] | None:
     """Statuses by name or member; None: every status."""
     if value is None:
         return None
-    known = InvalidInputError("statuses", f"some of {', '.join(GroupStatus)}", repr(value))
-    several = (value,) if isinstance(value, str) else value
+    expected = f"some of {', '.join(GroupStatus)}"
+    several = (value,) if isinstance(value, str) else each("statuses", expected, value)
     try:
         return frozenset(GroupStatus(status).value for status in several)
     except (TypeError, ValueError):
-        raise known from None
+        raise InvalidInputError("statuses", expected, repr(value)) from None
 
 
 def ids(value: Any) -> list[int]:

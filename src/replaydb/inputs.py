@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from numbers import Real
 from typing import Any, TypeVar
 
@@ -160,10 +161,11 @@ def each(field: str, expected: str, value: Iterable[_T]) -> Iterator[_T]:
     Raises:
         InvalidInputError: It holds none, such as an array of no dimension.
     """
-    try:
-        return iter(value)
-    except TypeError:
-        raise InvalidInputError(field, expected, type(value).__name__) from None
+    # A filter has items by position, of which it warns: it is asked for none.
+    if isinstance(value, Iterable):
+        with suppress(TypeError):
+            return iter(value)
+    raise InvalidInputError(field, expected, type(value).__name__)
 
 
 def to_scalar(value: object) -> object:

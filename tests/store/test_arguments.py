@@ -37,7 +37,7 @@ INTEGERS: list[Any] = [
     [1],
     b"1",
 ]
-NOTHING: list[Any] = [3, np.array(3), torch.tensor(3)]  # that could be several
+NOTHING: list[Any] = [3, np.array(3), torch.tensor(3), rdb.group.tags["a"] == "b"]  # no several
 FLAGS: list[Any] = [None, 0, 1, "no", np.zeros(2), torch.zeros(2), rdb.group.id > 0]
 NAMES: list[Any] = ["", "a" * 256, "a\0", "\ud800", 3, b"a"]
 
