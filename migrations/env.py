@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from alembic import context
 from alembic.util import CommandError
 
-from replaydb.database.backend import backend_for
+from replaydb.database.engines import backend_for
 from replaydb.database.migrate import alembic_options, schema_transaction
 
 _sequences = sa.table("sqlite_sequence", sa.column("name"), sa.column("seq"))

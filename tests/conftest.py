@@ -1,15 +1,22 @@
-"""Databases for the tests. Everything that takes `url` or `empty_url` runs on both engines."""
+"""Databases and stores for the tests. `url`, `store`, `buffer`: of both engines."""
 
 from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
+from sqlalchemy.ext.asyncio import AsyncConnection
 
+from replaydb import Buffer, Store
 from replaydb.database import migrate
+from replaydb.database.engines.postgresql import PostgresqlBackend
+from replaydb.database.engines.sqlite import SqliteBackend
+from support.clock import Clock
+from support.ledger import check_books
 from support.postgres import PostgresServer, running_server
 from support.proxy import Proxy, running_proxy
 
@@ -102,3 +109,37 @@ def empty_url(engine_name: str, request: pytest.FixtureRequest) -> str:
     """A database without tables."""
     address: str = request.getfixturevalue(f"empty_{engine_name}_url")
     return address
+
+
+@pytest.fixture
+async def store(url: str) -> AsyncIterator[Store]:
+    """An open store, of the run `test`; after the test its accounts must agree with its groups."""
+    async with Store.open(url, run="test") as opened:
+        yield opened
+    await check_books(url)
+
+
+@pytest.fixture
+async def other(url: str, store: Store) -> AsyncIterator[Store]:
+    """The same database through another store, as another process would see it."""
+    async with Store.open(url, run="other") as opened:
+        yield opened
+
+
+@pytest.fixture
+async def buffer(store: Store) -> Buffer:
+    """An empty buffer with default settings."""
+    return await store.buffer("math")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """In place of both engines' clocks."""
+    made = Clock()
+
+    async def now(backend: object, connection: AsyncConnection) -> datetime:
+        return made.now()
+
+    for backend in (SqliteBackend, PostgresqlBackend):
+        monkeypatch.setattr(backend, "now", now)
+    return made

@@ -72,7 +72,7 @@ async def _wait_for_nothing(url: str, duration: float) -> float:
     async with rdb.Store.open(url) as store:
         buffer = await store.buffer("bench")
         before = time.process_time()
-        with suppress(rdb.NotEnoughGroups):
+        with suppress(rdb.NotEnoughGroupsError):
             await buffer.sample(1, timeout=duration)
         return (time.process_time() - before) / duration
 

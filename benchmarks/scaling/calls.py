@@ -32,7 +32,7 @@ POLICIES: tuple[SamplingPolicy, ...] = (
 
 
 def _level(name: str) -> ColumnElement[bool]:
-    is_level: ColumnElement[bool] = rdb.group.tags["level"].as_string() == name
+    is_level: ColumnElement[bool] = rdb.col.tags["level"].as_string() == name
     return is_level
 
 
@@ -73,7 +73,7 @@ def _sample(policy: SamplingPolicy, where: ColumnElement[bool] | None = None) ->
 #: Bound by what is drawn, not by what is there.
 DRAWS: Calls = {
     **{f"sample {N}, {type(policy).__name__}": _sample(policy) for policy in POLICIES},
-    f"sample {N}, half eligible by reward": _sample(rdb.Uniform(), rdb.group.reward_mean > 0.45),
+    f"sample {N}, half eligible by reward": _sample(rdb.Uniform(), rdb.col.reward_mean > 0.45),
     f"sample {N}, half eligible by tag": _sample(rdb.Uniform(), _level("hard")),
     f"sample {N}, of {len(TASKS)} tasks": _draw_of_all,
     f"sample {N}, quotas of {len(TASKS)} tasks": _draw_quotas,

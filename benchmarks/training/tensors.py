@@ -11,10 +11,10 @@ import numpy as np
 
 from benchmarks.bench import Bench
 from benchmarks.results import Result, Work
-from replaydb.batch import Batch
+from replaydb.batch.batch import Batch
+from replaydb.batch.stored import StoredGroup
 from replaydb.codec.flat import flatten
 from replaydb.episodes import Episode, GroupStatus
-from replaydb.stored import StoredGroup
 
 NUM_GROUPS, NUM_EPISODES, NUM_TOKENS = 64, 8, 4096
 PADDED_BAR = 3.0

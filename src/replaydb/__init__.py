@@ -1,12 +1,13 @@
 """A SQL-backed persistent experience store for RL post-training of language models."""
 
-from replaydb.batch import Batch
+from replaydb.batch.batch import Batch
+from replaydb.batch.stored import StoredGroup
 from replaydb.buffer import Buffer, Lease
 from replaydb.database.repository.buffers import BufferInfo, RunInfo
 from replaydb.database.repository.groups import BufferStats, GroupTotals, TaskCounters
 from replaydb.database.repository.leases import LeaseInfo
 from replaydb.database.repository.lineage import DrawInfo, PromptInfo
-from replaydb.database.schema import group
+from replaydb.database.schema import group as col
 from replaydb.episodes import Episode, EpisodeGroup, GroupStatus, Turn
 from replaydb.errors import (
     BufferFullError,
@@ -22,7 +23,7 @@ from replaydb.errors import (
     InvalidSettingsError,
     InvalidURLError,
     LeaseExpiredError,
-    NotEnoughGroups,
+    NotEnoughGroupsError,
     NotSupportedError,
     OutcomeUnknownError,
     PayloadGoneError,
@@ -56,7 +57,6 @@ from replaydb.policies import (
 )
 from replaydb.settings import BufferSettings
 from replaydb.store import Store
-from replaydb.stored import StoredGroup
 
 __all__ = [
     "Batch",
@@ -92,7 +92,7 @@ __all__ = [
     "Lifo",
     "MinSize",
     "Mix",
-    "NotEnoughGroups",
+    "NotEnoughGroupsError",
     "NotSupportedError",
     "OutcomeUnknownError",
     "PayloadGoneError",
@@ -119,6 +119,6 @@ __all__ = [
     "UnknownBufferError",
     "UnknownDrawError",
     "UnknownGroupError",
-    "group",
+    "col",
 ]
 __version__ = "0.1.0"

@@ -29,9 +29,9 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 from replaydb import buffer as asynchronous
 from replaydb import replacement
 from replaydb import store as async_store
-from replaydb.batch import Batch
+from replaydb.batch.batch import Batch
 from replaydb.buffer.loader import LoaderState
-from replaydb.database.engine import PATIENCE_SECONDS
+from replaydb.database.transactions import PATIENCE_SECONDS
 from replaydb.episodes import EpisodeGroup
 from replaydb.errors import InvalidInputError, NotSupportedError, StoreClosedError
 from replaydb.opening import Opening

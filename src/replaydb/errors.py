@@ -8,7 +8,7 @@
     ├── UnknownGroupError (LookupError)     no group of those ids in this buffer
     ├── UnknownDrawError (LookupError)      no record of that draw in this buffer
     ├── DuplicateGroupError                 a group_uid is already in the buffer
-    ├── NotEnoughGroups                     fewer eligible groups than asked for
+    ├── NotEnoughGroupsError                     fewer eligible groups than asked for
     ├── RateLimitedError                    a rate limit held the call back for too long
     ├── BufferFullError                     no room, and nothing that may make room
     ├── LeaseExpiredError                   the lease ended before it was acked
@@ -36,7 +36,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from replaydb.batch import Batch
+    from replaydb.batch.batch import Batch
 
 
 class ReplayDBError(Exception):
@@ -102,7 +102,7 @@ class DuplicateGroupError(ReplayDBError):
         )
 
 
-class NotEnoughGroups(ReplayDBError):
+class NotEnoughGroupsError(ReplayDBError):
     """Fewer groups are eligible than were asked for, within the time allowed; none was taken.
 
     What there is instead was counted after the call had failed, up to `COUNTED_TO` groups of a

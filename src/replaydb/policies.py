@@ -83,7 +83,7 @@ class Share:
         weight: Its part of the batch, relative to the other shares'.
         policy: How its groups are drawn.
         tasks: Tasks it draws from; None: all that the call allows.
-        where: Only groups that meet this expression over `replaydb.group`.
+        where: Only groups that meet this expression over `replaydb.col`.
         minimum: Groups it gets at least, whatever its weight.
     """
 
@@ -106,7 +106,7 @@ class Mix:
 
     The n groups are divided by largest remainder (Hamilton's method), after every share got its
     minimum; no group is in two shares. `Mix({"math": 3, "code": 1})` mixes tasks;
-    `Mix([Share(1, Fifo(), where=group.times_sampled == 0), Share(1, Prioritized())])` mixes new
+    `Mix([Share(1, Fifo(), where=col.times_sampled == 0), Share(1, Prioritized())])` mixes new
     groups with replayed ones.
 
     Attributes:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from sqlalchemy import ColumnElement
 
-from replaydb.batch import Batch
+from replaydb.batch.batch import Batch
 from replaydb.buffer import Buffer
 from replaydb.database.schema import group as columns
 from replaydb.episodes import EpisodeGroup, GroupStatus
-from replaydb.errors import CorruptPayloadError, NotEnoughGroups
+from replaydb.errors import CorruptPayloadError, NotEnoughGroupsError
 from replaydb.inputs import all_of
 from replaydb.policies import Lifo, Mix, Prioritized, Share, SimplePolicy
 
@@ -78,7 +78,7 @@ async def replace_uninformative(
         buffer: Where they go, and replay comes from.
         policy: How stored groups are chosen.
         tolerance: Rewards that are this close are equal.
-        where: Only stored groups that meet this expression over `replaydb.group` replace others.
+        where: Only stored groups that meet this expression over `replaydb.col` replace others.
         max_staleness: Only groups, fresh or stored, at most this many policy versions behind.
         priority: As for `Buffer.put`.
         step: The trainer step, for the record.
@@ -117,7 +117,7 @@ async def replace_uninformative(
         drawn = await buffer.sample(
             len(ids), mix, max_staleness=max_staleness, step=step, allow_partial=True
         )
-    except NotEnoughGroups:
+    except NotEnoughGroupsError:
         drawn = _NOTHING
     except CorruptPayloadError as error:
         drawn = _NOTHING if error.batch is None else error.batch

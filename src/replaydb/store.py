@@ -16,10 +16,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from replaydb import arguments
 from replaydb.buffer import Buffer
 from replaydb.database import migrate as migrations
-from replaydb.database.backend import Durability, backend_for
-from replaydb.database.engine import PATIENCE_SECONDS, Database, allowance, end_in
+from replaydb.database.engines import backend_for
+from replaydb.database.engines.protocol import Durability
 from replaydb.database.repository import buffers
 from replaydb.database.repository.buffers import BufferInfo, BufferRow, RunInfo, RunRow
+from replaydb.database.transactions import PATIENCE_SECONDS, Database, allowance, end_in
 from replaydb.errors import InvalidInputError, UnknownBufferError
 from replaydb.inputs import optional, to_flag, to_json_object
 from replaydb.opening import Opening

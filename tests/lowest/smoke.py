@@ -39,7 +39,7 @@ async def use(url: str) -> None:
     async with rdb.Store.open(url, run="smoke") as store:
         buffer = await store.buffer("math", compression="zstd")
         ids = await buffer.put([group(f"{i}", reward=i % 2) for i in range(8)], cursor={"at": {}})
-        assert await buffer.count(where=rdb.group.reward_mean > 0.5) == 4
+        assert await buffer.count(where=rdb.col.reward_mean > 0.5) == 4
         batch = await buffer.sample(4, rdb.Prioritized(beta=0.4), step=0)
         assert batch.padded(pad_token_id=0).token_ids.tolist() == [[1, 2, 3, 4, 5]] * 4
         await buffer.update_priorities(batch.ids, [2.0] * 4)

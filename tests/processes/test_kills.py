@@ -15,7 +15,7 @@ from processes.children import Child, child
 from processes.derived import derived_group
 from processes.stored import acknowledged, check_draws, check_stored
 from processes.worker import BUFFER, Acks
-from replaydb import Buffer, DatabaseUnavailableError, NotEnoughGroups, Prioritized, Store
+from replaydb import Buffer, DatabaseUnavailableError, NotEnoughGroupsError, Prioritized, Store
 from support.connections import transaction
 
 KILLS = 20
@@ -104,7 +104,7 @@ async def _sample_some(buffer: Buffer, call_ended: asyncio.Event) -> Counter[str
             await buffer.sample(4, timeout=0.1)
         except DatabaseUnavailableError:
             outcomes["unavailable"] += 1
-        except NotEnoughGroups:
+        except NotEnoughGroupsError:
             outcomes["empty"] += 1
         else:
             outcomes["well"] += 1

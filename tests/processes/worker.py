@@ -21,8 +21,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from processes.derived import check_group, derived_group
-from replaydb import Buffer, NotEnoughGroups, Prioritized, Store, Uniform
-from replaydb.database import signals
+from replaydb import Buffer, NotEnoughGroupsError, Prioritized, Store, Uniform
+from replaydb.database.engines import signals
 from replaydb.policies import SamplingPolicy
 
 BUFFER = "shared"
@@ -66,7 +66,7 @@ async def sample_for_ever(buffer: Buffer, seconds: float = float("inf")) -> int:
         n: Any = random.choice([1, 8, {"math": 3, "code": 2}])
         try:
             batch = await buffer.sample(n, policy, timeout=5)
-        except NotEnoughGroups:
+        except NotEnoughGroupsError:
             continue
         for group in batch.groups:
             check_group(group)

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from replaydb.database.backend import backend_for
+from replaydb.database.engines import backend_for
 
 
 @asynccontextmanager

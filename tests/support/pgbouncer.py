@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from replaydb.database.urls import PostgresqlURL
+from replaydb.database.engines.urls import PostgresqlURL
 
 MISSING = "PgBouncer is not installed"
 #: Connections of the server that all clients share.

@@ -14,8 +14,8 @@ from uuid import uuid4
 
 import asyncpg
 
-from delivery.workers import Worker
 from replaydb.database import migrate
+from support.workers import Worker
 from torture import judge
 
 

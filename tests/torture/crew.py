@@ -23,15 +23,15 @@ from pathlib import Path
 from typing import Any
 
 import replaydb as rdb
-from delivery.workers import Worker
 from processes.derived import check_group, derived_group
 from replaydb import Buffer, Store
 from support.groups import episode
+from support.workers import Worker
 
 BUFFER = "torture"
 #: What a call may be told by others' work, or by a lost connection; anything else is an error.
 EXPECTED = (
-    rdb.NotEnoughGroups,
+    rdb.NotEnoughGroupsError,
     rdb.BufferFullError,
     rdb.RateLimitedError,
     rdb.LeaseExpiredError,
@@ -186,8 +186,10 @@ def shift_clock(skews: list[float]) -> None:
             skew = skews[int(2 * time.time()) % len(skews)]
             return datetime.now(tz) + timedelta(seconds=skew)
 
-    importlib.import_module("replaydb.database.sqlite")  # which else come with the first store
-    importlib.import_module("replaydb.database.postgresql")
+    importlib.import_module(
+        "replaydb.database.engines.sqlite"
+    )  # which else come with the first store
+    importlib.import_module("replaydb.database.engines.postgresql")
     for name, module in list(sys.modules.items()):
         if name.startswith("replaydb.") and getattr(module, "datetime", None) is datetime:
             module.datetime = Shifted  # type: ignore[attr-defined]

@@ -14,9 +14,9 @@ from replaydb import (
     InvalidInputError,
     UnknownBufferError,
     blocking,
-    group,
+    col,
 )
-from replaydb.tensors import PaddedBatch
+from replaydb.batch import PaddedBatch
 from replaydb.training.dataset import ReplayDataset
 from support.groups import groups
 
@@ -79,7 +79,7 @@ def test_workers_of_ranks_have_shards_of_their_own(url: str, stored: list[int]) 
 
 
 def test_other_filters_hold_within_a_shard(url: str, stored: list[int]) -> None:
-    options = {"shard": "modulo", "num_steps": 1, "where": group.id > stored[5]}
+    options = {"shard": "modulo", "num_steps": 1, "where": col.id > stored[5]}
     found = [list(dataset(url, rank=rank, world_size=2, **options)) for rank in range(2)]
     mine = [[i for i in stored[6:] if i % 2 == rank][:2] for rank in range(2)]
     assert found == [[mine[0]], [mine[1]]]

@@ -10,7 +10,7 @@ import torch
 
 from replaydb import InvalidInputError
 from replaydb.training import importance
-from training.batches import batch_of, episode
+from support.batches import batch_of, episode
 
 LOGPROBS = torch.tensor([[0.0, -1.0, -2.0], [0.0, -0.5, math.nan]])
 BEHAVIOUR = torch.tensor([[0.0, -2.0, -1.0], [math.nan, -0.5, math.nan]])

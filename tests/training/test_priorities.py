@@ -8,8 +8,8 @@ import torch
 
 from replaydb import Episode, EpisodeGroup
 from replaydb.training import priorities
+from support.batches import stored_group
 from support.groups import group
-from training.batches import stored_group
 
 
 def test_reward_std() -> None:

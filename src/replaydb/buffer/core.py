@@ -13,10 +13,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from replaydb import arguments
 from replaydb.buffer.waiting import Explain, LongWait
 from replaydb.database import filters
-from replaydb.database.engine import GRACE_SECONDS, Database, Transaction, allowance, end_in
 from replaydb.database.repository.buffers import BufferRow, RunRow
 from replaydb.database.repository.locking import Scope, SettingsChangedError
 from replaydb.database.statements.groups import selection
+from replaydb.database.transactions import GRACE_SECONDS, Database, Transaction, allowance, end_in
 from replaydb.errors import ReplayDBError
 from replaydb.settings import BufferSettings
 

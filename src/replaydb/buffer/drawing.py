@@ -16,13 +16,12 @@ from sqlalchemy import ColumnElement
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from replaydb import arguments
-from replaydb.batch import Batch
+from replaydb.batch.batch import Batch
 from replaydb.buffer.core import BufferCore
 from replaydb.buffer.lease import Lease
 from replaydb.buffer.requests import describe, eligible, portions
 from replaydb.buffer.waiting import Explain
 from replaydb.cancellation import to_the_end
-from replaydb.database.engine import Database, Transaction, allowance, end_in
 from replaydb.database.records import Decoded
 from replaydb.database.repository import (
     buffers,
@@ -37,7 +36,8 @@ from replaydb.database.repository import (
     tasks as accounts_of,
 )
 from replaydb.database.repository.locking import Scope
-from replaydb.database.repository.requests import Drawn, DrawRequest, LeaseTerms
+from replaydb.database.repository.portions import Drawn, DrawRequest, LeaseTerms
+from replaydb.database.transactions import Database, Transaction, allowance, end_in
 from replaydb.episodes import GroupStatus
 from replaydb.errors import (
     CorruptPayloadError,
@@ -45,7 +45,7 @@ from replaydb.errors import (
     DatabaseUnavailableError,
     InvalidInputError,
     LeaseExpiredError,
-    NotEnoughGroups,
+    NotEnoughGroupsError,
     RateLimitedError,
     ReplayDBError,
     StoreClosedError,
@@ -63,7 +63,7 @@ EXPLAIN_SECONDS = 2.0
 #: How long a call that has failed tries to give back what it had leased.
 HAND_BACK_SECONDS = 5.0
 #: What drawing waits out.
-_NOT_YET = (NotEnoughGroups, RateLimitedError)
+_NOT_YET = (NotEnoughGroupsError, RateLimitedError)
 #: Statuses from which groups can be leased: nobody else has them in hand.
 _LEASABLE = frozenset(GroupStatus) - {
     GroupStatus.PENDING,
@@ -97,7 +97,7 @@ class Drawing(BufferCore):
             n: How many groups; or how many of each task, all or nothing.
             policy: Which ones.
             tasks: Only groups of these tasks (not together with quotas in `n`).
-            where: Only groups that meet this expression over `replaydb.group`.
+            where: Only groups that meet this expression over `replaydb.col`.
             max_staleness: Only groups at most this many policy versions behind. Groups whose
                 version is unknown, or does not compare, are never among them.
             runs: Only groups that these runs put.
@@ -109,7 +109,7 @@ class Drawing(BufferCore):
             The groups, in the order of the draw.
 
         Raises:
-            NotEnoughGroups: There were not enough in time; nothing was drawn.
+            NotEnoughGroupsError: There were not enough in time; nothing was drawn.
             RateLimitedError: The rate limit did not let so many out, in time.
             CorruptPayloadError: Stored bytes of some groups are damaged. They are marked
                 `failed`; `error.batch` holds the others.
@@ -164,7 +164,7 @@ class Drawing(BufferCore):
             allow_partial: See `sample`.
 
         Raises:
-            NotEnoughGroups: When entered; as for `sample`, so are the others.
+            NotEnoughGroupsError: When entered; as for `sample`, so are the others.
         """
         chosen = arguments.statuses(statuses) or frozenset()
         if not chosen or not chosen <= _LEASABLE:
@@ -205,7 +205,7 @@ class Drawing(BufferCore):
             return await self._in_time(
                 attempt, timeout, unless=_NOT_YET, worthwhile=worthwhile, explain=explain
             )
-        except NotEnoughGroups as error:
+        except NotEnoughGroupsError as error:
             await explain(error)
             raise
 
@@ -363,7 +363,7 @@ def explaining(database: Database, buffer_id: int, request: DrawRequest) -> Expl
     """What counts, for an error, the groups that there are instead of those asked for."""
 
     async def explain(error: ReplayDBError) -> None:
-        if not isinstance(error, NotEnoughGroups):
+        if not isinstance(error, NotEnoughGroupsError):
             return
         # Where it fails, the error says what it said.
         with suppress(DatabaseError, StoreClosedError):

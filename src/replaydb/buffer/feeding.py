@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from replaydb import arguments
-from replaydb.batch import Batch
+from replaydb.batch.batch import Batch
 from replaydb.buffer.drawing import Drawing
 from replaydb.buffer.lease import Lease
 from replaydb.buffer.loader import Loader

@@ -11,9 +11,9 @@ from sqlalchemy import ColumnElement
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from replaydb import arguments
+from replaydb.batch.stored import StoredGroup
 from replaydb.buffer.core import BufferCore
 from replaydb.buffer.drawing import reasons
-from replaydb.database.engine import BULK_SECONDS, end_in
 from replaydb.database.records import Decoded
 from replaydb.database.repository import (
     buffers,
@@ -31,6 +31,7 @@ from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.groups import BufferStats
 from replaydb.database.repository.lineage import PromptInfo
 from replaydb.database.repository.locking import Scope
+from replaydb.database.transactions import BULK_SECONDS, end_in
 from replaydb.errors import (
     CorruptPayloadError,
     InvalidInputError,
@@ -39,7 +40,6 @@ from replaydb.errors import (
     UnknownGroupError,
 )
 from replaydb.inputs import to_flag
-from replaydb.stored import StoredGroup
 
 
 class Keeping(BufferCore):
@@ -298,7 +298,7 @@ class Keeping(BufferCore):
             other: The other buffer.
             tasks: Only groups of these tasks.
             statuses: Only groups of these statuses.
-            where: Only groups that meet this expression over `replaydb.group`.
+            where: Only groups that meet this expression over `replaydb.col`.
             progress: Called with how many groups are done, and how many there are.
 
         Returns:

@@ -12,10 +12,10 @@ from typing import Any, Self
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from replaydb import arguments
-from replaydb.batch import Batch
+from replaydb.batch.batch import Batch
 from replaydb.cancellation import to_the_end
-from replaydb.database.engine import Database
 from replaydb.database.repository import buffers, leases, lineage
+from replaydb.database.transactions import Database
 from replaydb.errors import (
     DatabaseError,
     LeaseExpiredError,

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypedDict, TypeVar
 
 from replaydb import arguments
-from replaydb.batch import Batch
+from replaydb.batch.batch import Batch
 from replaydb.buffer.lease import Lease
 from replaydb.cancellation import to_the_end
 from replaydb.errors import InvalidInputError, PayloadGoneError, UnknownDrawError

@@ -11,19 +11,19 @@ from sqlalchemy import ColumnElement
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from replaydb import arguments
-from replaydb.batch import Batch
+from replaydb.batch.batch import Batch
 from replaydb.buffer.core import BufferCore
 from replaydb.buffer.drawing import Result, explaining, reasons, step_number
 from replaydb.buffer.requests import describe, eligible, portions
-from replaydb.database.engine import BULK_SECONDS, end_in
 from replaydb.database.records import Decoded
 from replaydb.database.repository import groups, leases, lineage, looks
 from replaydb.database.repository.leases import LeaseInfo
 from replaydb.database.repository.lineage import DrawInfo
-from replaydb.database.repository.requests import DrawRequest
+from replaydb.database.repository.portions import DrawRequest
+from replaydb.database.transactions import BULK_SECONDS, end_in
 from replaydb.errors import (
     CorruptPayloadError,
-    NotEnoughGroups,
+    NotEnoughGroupsError,
     PayloadGoneError,
     UnknownDrawError,
 )
@@ -66,7 +66,7 @@ class Looking(BufferCore):
             The groups as they are, at one moment; `draw_id` is None.
 
         Raises:
-            NotEnoughGroups: There were not enough in time.
+            NotEnoughGroupsError: There were not enough in time.
             CorruptPayloadError: Stored bytes of some groups are damaged; `error.batch` holds the
                 others.
             InvalidInputError: An argument is wrong.
@@ -92,8 +92,10 @@ class Looking(BufferCore):
         seconds = arguments.seconds("timeout", timeout)
         explain = explaining(self._database, self.id, request)
         try:
-            return await self._in_time(attempt, seconds, unless=NotEnoughGroups, explain=explain)
-        except NotEnoughGroups as error:
+            return await self._in_time(
+                attempt, seconds, unless=NotEnoughGroupsError, explain=explain
+            )
+        except NotEnoughGroupsError as error:
             await explain(error)
             raise
 

@@ -12,7 +12,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from replaydb import arguments
 from replaydb.buffer.core import BufferCore, T
-from replaydb.database.engine import Database, Transaction, allowance
 from replaydb.database.group_commit import Gate, GroupCommit, Submission
 from replaydb.database.records import (
     GroupRecord,
@@ -25,6 +24,7 @@ from replaydb.database.repository.buffers import BufferRow, RunRow
 from replaydb.database.repository.locking import Scope
 from replaydb.database.repository.pieces import Addition
 from replaydb.database.repository.puts import OnDuplicate, Put
+from replaydb.database.transactions import Database, Transaction, allowance
 from replaydb.episodes import Episode, EpisodeGroup, GroupStatus
 from replaydb.errors import (
     BufferFullError,

@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement
 
 from replaydb import arguments
 from replaydb.database import filters
-from replaydb.database.repository.requests import Portion
+from replaydb.database.repository.portions import Portion
 from replaydb.errors import InvalidInputError
 from replaydb.policies import Mix, SamplingPolicy, checked_policy
 

@@ -1,4 +1,4 @@
-"""Filters that callers write over `replaydb.group`.
+"""Filters that callers write over `replaydb.col`.
 
 A filter is read part by part and written anew, so that nothing reaches the database that is not
 made here: columns of the group, constants of a few types, and the operators and functions below.
@@ -69,7 +69,7 @@ MAX_PARTS = 1000  # SQLite nests a thousand expressions at most
 MAX_DEPTH = 16  # SQLite's parser has a stack of 100, of which the worst part takes five
 MAX_STEPS = 16  # of a path into the tags: each is a table of a join
 
-_EXPECTED = "an expression over replaydb.group, such as replaydb.group.reward_std > 0.1"
+_EXPECTED = "an expression over replaydb.col, such as replaydb.col.reward_std > 0.1"
 
 
 def checked(where: Any) -> ColumnElement[bool] | None:

@@ -19,7 +19,8 @@ from sqlalchemy import URL, Connection, String, column, inspect, select, table
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from replaydb.database.backend import Backend, backend_for
+from replaydb.database.engines import backend_for
+from replaydb.database.engines.protocol import Backend
 from replaydb.database.schema import REVISIONS, metadata
 from replaydb.database.views import VIEWS
 from replaydb.errors import (

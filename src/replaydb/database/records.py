@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replaydb import codec
+from replaydb.batch.stored import StoredGroup
 from replaydb.codec.flat import flatten
 from replaydb.database.schema import Damaged
 from replaydb.episodes import Episode, EpisodeGroup, GroupStatus
 from replaydb.errors import CorruptPayloadError, InvalidInputError
 from replaydb.inputs import to_number
-from replaydb.stored import StoredGroup
 
 #: A row, by the names of its columns.
 Facts = Mapping[str, Any]

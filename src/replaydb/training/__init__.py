@@ -9,10 +9,10 @@ dataset      a `torch.utils.data.IterableDataset`; not imported here, as it impo
 prometheus   metrics for a scraper (extra `replaydb[prometheus]`); not imported here
 """
 
+from replaydb.batch import PackedBatch, PaddedBatch, SplitBatch
 from replaydb.buffer.loader import Loader
 from replaydb.episodes.merging import MergeReport, merge_turns
 from replaydb.replacement import Replacement, replace_uninformative
-from replaydb.tensors import PackedBatch, PaddedBatch, SplitBatch
 from replaydb.training import advantages, importance, priorities
 from replaydb.training.critics import gae, terminal_rewards
 

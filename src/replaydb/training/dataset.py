@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from replaydb import blocking
 from replaydb.arguments import whole_number
-from replaydb.batch import Batch
+from replaydb.batch.batch import Batch
 from replaydb.buffer.loader import LoaderState
 from replaydb.database.schema import group
 from replaydb.errors import InvalidInputError
@@ -40,7 +40,7 @@ class ReplayDataset(IterableDataset[Any]):
             what it returns to the trainer, so tensors are better than groups.
         prefetch: See `Buffer.loader`.
         ttl: Seconds that leases last.
-        where: Only groups that meet this expression over `replaydb.group`.
+        where: Only groups that meet this expression over `replaydb.col`.
         max_staleness: Only groups at most this many policy versions behind.
         num_steps: End after so many batches; None never ends.
         timeout: Seconds to wait for each batch; None waits for ever.

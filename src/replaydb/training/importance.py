@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from replaydb.arguments import whole_number
+from replaydb.batch import PackedBatch, PaddedBatch, SplitBatch
+from replaydb.batch.columns import UNKNOWN_VERSION
 from replaydb.errors import InvalidInputError
-from replaydb.tensors import PackedBatch, PaddedBatch, SplitBatch
-from replaydb.tensors.columns import UNKNOWN_VERSION
 
 if TYPE_CHECKING:
     from torch import Tensor

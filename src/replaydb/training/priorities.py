@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from replaydb.batch.stored import StoredGroup
 from replaydb.episodes import EpisodeGroup
 from replaydb.episodes.arrays import is_tensor
-from replaydb.stored import StoredGroup
 from replaydb.training import advantages, segments
 
 

@@ -29,7 +29,7 @@ NASTY: list[Any] = [
     1e308, 5e-324, "", " ", "\0", "a\0b", "\ud800", "x" * 300, "'; DROP TABLE task; --", b"bytes",
     [], {}, (), set(), [None], [2**64], ["\ud800"], {"a": math.nan}, {"\0": 1}, {"a": object()},
     {1: 2}, object(), np.int64(3), np.float32(0.5), np.array([1, 2]), range(3),
-    "failed", ["completed", "nonsense"], rdb.Fifo(), rdb.group.id == 1, 1j, [[1]],
+    "failed", ["completed", "nonsense"], rdb.Fifo(), rdb.col.id == 1, 1j, [[1]],
 ]  # fmt: skip
 
 _NUMBERS = count()

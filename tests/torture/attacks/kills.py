@@ -10,9 +10,9 @@ import asyncio
 import time
 
 import replaydb as rdb
-from delivery.workers import Worker
 from replaydb import Store
 from support.groups import group
+from support.workers import Worker
 from torture import judge
 from torture.arena import Arena
 from torture.crew import BUFFER, ROLES, Member

@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import time
 
-from delivery.workers import Worker
 from replaydb import Store
 from support.proxy import Proxy, break_messages, cut_commits, delay_all, running_proxy
+from support.workers import Worker
 from torture import judge
 from torture.arena import Arena
 from torture.crew import BUFFER, Member

@@ -13,8 +13,8 @@ import time
 
 import asyncpg
 
-from delivery.workers import Worker
 from replaydb import Store
+from support.workers import Worker
 from torture import judge
 from torture.arena import Arena
 from torture.crew import BUFFER, Member

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from replaydb.database.repository.requests import Drawn
+from replaydb.database.repository.portions import Drawn
 from replaydb.database.repository.tasks import TaskAccount
 from replaydb.database.statements.draws import Clock
 from replaydb.episodes import GroupStatus

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from sqlalchemy import ColumnElement
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from replaydb.database.backend import Backend
+from replaydb.database.engines.protocol import Backend
 from replaydb.database.prepared import execute_many
 from replaydb.database.repository import (
     buffers,
@@ -37,13 +37,13 @@ from replaydb.database.repository.candidates import (
 )
 from replaydb.database.repository.capacity import Room
 from replaydb.database.repository.locking import Scope
-from replaydb.database.repository.requests import Drawn, DrawRequest, Portion
+from replaydb.database.repository.portions import Drawn, DrawRequest, Portion
 from replaydb.database.repository.tasks import GroupSums, TaskAccount, waiting
 from replaydb.database.statements import draws as statements
 from replaydb.database.statements.draws import Order, Pool
 from replaydb.database.statements.groups import selection
 from replaydb.episodes import GroupStatus
-from replaydb.errors import NotEnoughGroups
+from replaydb.errors import NotEnoughGroupsError
 from replaydb.outcomes import DrawOutcome
 from replaydb.settings import BufferSettings
 
@@ -62,7 +62,7 @@ async def draw(
     """Take groups, count them and give them new arrivals, in the caller's transaction.
 
     Raises:
-        NotEnoughGroups: The transaction is to be rolled back; so for the next.
+        NotEnoughGroupsError: The transaction is to be rolled back; so for the next.
         RateLimitedError: The buffer's rate limit does not let so many out now.
     """
     state, accounts = await scope.lock(connection, request.tasks)
@@ -82,7 +82,7 @@ async def draw(
         parts.append(await drawing.take(portion))
         drawing.taken.extend(parts[-1].ids)
     if not drawing.taken:
-        raise NotEnoughGroups(request.count, 0)
+        raise NotEnoughGroupsError(request.count, 0)
     drawn = replace(Drawn.together(parts), lease_id=lease_id)
     if backend.has_one_connection:  # before what is archived loses its payload
         drawn = replace(drawn, stored=await groups.stored(connection, drawn.ids, drawn.ids))
@@ -144,7 +144,7 @@ class _Drawing:
         ]
         available = sum(int(one.eligible.sum()) for one in candidates)
         if available < portion.count and not self._request.allow_partial:
-            raise NotEnoughGroups(portion.count, available, portion.task_name, portion=portion)
+            raise NotEnoughGroupsError(portion.count, available, portion.task_name, portion=portion)
         if available == 0:
             return Drawn.nothing()
         chosen = first(candidates, portion.count, descending=order.descending)

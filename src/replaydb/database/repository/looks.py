@@ -11,16 +11,16 @@ from numpy.typing import NDArray
 from sqlalchemy import ColumnElement
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from replaydb.arrivals import exponentials
 from replaydb.database.repository import groups, orders, tasks
+from replaydb.database.repository.arrivals import exponentials
 from replaydb.database.repository.candidates import Candidates, batch_of, first, rates
-from replaydb.database.repository.requests import Drawn, DrawRequest, Portion
+from replaydb.database.repository.portions import Drawn, DrawRequest, Portion
 from replaydb.database.repository.tasks import TaskAccount, waiting
 from replaydb.database.statements import draws as statements
 from replaydb.database.statements.draws import Clock, Pool
 from replaydb.database.statements.groups import selection
 from replaydb.episodes import GroupStatus
-from replaydb.errors import NotEnoughGroups
+from replaydb.errors import NotEnoughGroupsError
 
 #: Groups whose arrivals are compared at once.
 PAGE = 8192
@@ -33,7 +33,7 @@ async def look(connection: AsyncConnection, buffer_id: int, request: DrawRequest
     draw takes: whoever knew them, and changed groups accordingly, would bias that draw.
 
     Raises:
-        NotEnoughGroups: There are fewer.
+        NotEnoughGroupsError: There are fewer.
     """
     accounts = await tasks.read(connection, buffer_id)
     parts: list[Drawn] = []
@@ -41,12 +41,12 @@ async def look(connection: AsyncConnection, buffer_id: int, request: DrawRequest
         seen = [group_id for part in parts for group_id in part.ids]
         parts.append(await _portion(connection, buffer_id, accounts.values(), portion, seen))
         if len(parts[-1].ids) < portion.count and not request.allow_partial:
-            raise NotEnoughGroups(
+            raise NotEnoughGroupsError(
                 portion.count, len(parts[-1].ids), portion.task_name, portion=portion
             )
     found = Drawn.together(parts)
     if not found.ids:
-        raise NotEnoughGroups(request.count, 0)
+        raise NotEnoughGroupsError(request.count, 0)
     return replace(found, rows=await groups.facts(connection, buffer_id, found.ids))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from replaydb.database.backend import Backend
+from replaydb.database.engines.protocol import Backend
 from replaydb.database.prepared import execute_many
 from replaydb.database.records import EpisodeRecord, reward_facts
 from replaydb.database.repository import capacity, groups, tasks, transitions

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from replaydb.database.backend import Backend
+from replaydb.database.engines.protocol import Backend
 from replaydb.database.prepared import execute_many
 from replaydb.database.records import GroupRecord
 from replaydb.database.repository import (

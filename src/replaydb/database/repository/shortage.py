@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from replaydb.database.repository.requests import DrawRequest, Portion
+from replaydb.database.repository.portions import DrawRequest, Portion
 from replaydb.database.statements import shortage as statements
 from replaydb.episodes import GroupStatus
-from replaydb.errors import NotEnoughGroups
+from replaydb.errors import NotEnoughGroupsError
 
 #: An error must not take longer than a draw.
-_MOST = NotEnoughGroups.COUNTED_TO
+_MOST = NotEnoughGroupsError.COUNTED_TO
 
 
 async def explain(
-    connection: AsyncConnection, buffer_id: int, request: DrawRequest, error: NotEnoughGroups
+    connection: AsyncConnection, buffer_id: int, request: DrawRequest, error: NotEnoughGroupsError
 ) -> None:
     """Enter in an error what there is instead of what was asked for."""
     short = error._portion

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from sqlalchemy import Result
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from replaydb.arrivals import exponentials
 from replaydb.database.prepared import execute_many
+from replaydb.database.repository.arrivals import exponentials
 from replaydb.database.statements import buffers as statements
 from replaydb.database.statements import draws as draw_statements
 from replaydb.database.statements.draws import Clock, Pool

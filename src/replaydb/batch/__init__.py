@@ -1,0 +1,7 @@
+"""What comes back: batches of stored groups, and tensors of them."""
+
+from replaydb.batch.batch import Batch
+from replaydb.batch.stored import StoredGroup
+from replaydb.batch.tensors import PackedBatch, PaddedBatch, SplitBatch
+
+__all__ = ["Batch", "PackedBatch", "PaddedBatch", "SplitBatch", "StoredGroup"]

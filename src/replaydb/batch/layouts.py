@@ -1,0 +1,143 @@
+"""Where tokens go: a plan of places that every token-level field is then scattered into.
+
+Tokens stay in the order they are stored in, so a field is written with one masked scatter for
+each stored part: numpy copies a run of places at a time, which is as fast as memory is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replaydb.batch.columns import Columns, TokenField
+from replaydb.episodes.arrays import TORCH_CODES, bits
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """Places for the tokens of some columns.
+
+    Attributes:
+        shape: Of the result.
+        filled: Which places hold a token, bool [*shape].
+        bounds: Part i fills the places `bounds[i]:bounds[i + 1]` of the flattened result.
+        kept: Which tokens of each part are placed, bool [T]; None for all of them.
+        places: Where each token of each part goes in the flattened result, int64; None where
+            they go to the filled places in order.
+    """
+
+    shape: tuple[int, int]
+    filled: NDArray[np.bool_]
+    bounds: Sequence[int]
+    kept: Sequence[NDArray[np.bool_] | None]
+    places: Sequence[NDArray[np.int64]] | None = None
+
+    def tensor(
+        self,
+        field: TokenField,
+        *,
+        dtype: str | None = None,
+        pad: float = 0,
+        pinned: bool = False,
+    ) -> torch.Tensor:
+        """A field in these places.
+
+        Args:
+            field: Which.
+            dtype: The result's, by default the field's.
+            pad: Stands in the places that hold no token.
+            pinned: Allocate page-locked memory.
+
+        Returns:
+            [*shape, *trailing], on the CPU.
+        """
+        result, memory = _empty(
+            (*self.shape, *field.trailing), dtype or field.dtype, pinned=pinned, zero=pad == 0
+        )
+        if not memory.size:
+            return result
+        raw = _opaque(memory.reshape(-1, *field.trailing))
+        filled = self.filled.reshape(-1)
+        if pad != 0:
+            np.copyto(raw, pad, where=~filled)
+        for i, part in enumerate(field.parts):
+            begin, end = self.bounds[i], self.bounds[i + 1]
+            if part is None and field.absent == pad:
+                continue
+            values: Any = field.absent
+            if part is not None:
+                kept, values = self.kept[i], _opaque(bits(part))
+                values = values if kept is None else values[kept]
+            mask, target = filled[begin:end], raw[begin:end]
+            if self.places is not None:
+                raw[self.places[i]] = values
+            elif mask.all():
+                target[:] = values
+            else:
+                target[mask] = values
+        return result
+
+
+def row_layout(
+    columns: Columns,
+    lengths: NDArray[np.int64],
+    width: int,
+    *,
+    left: bool,
+    kept: Sequence[NDArray[np.bool_] | None] | None = None,
+) -> Layout:
+    """One row of `width` places for each sequence, its tokens at the left end or at the right.
+
+    Args:
+        columns: Whose sequences.
+        lengths: How many tokens of each are placed, int64 [N].
+        width: At least the longest.
+        left: Padding is on the left.
+        kept: See `Layout`.
+    """
+    # 32 bits are twice as fast to compare
+    places, ends = np.arange(width, dtype=np.int32), lengths.astype(np.int32)[:, None]
+    filled = places >= width - ends if left else places < ends
+    return Layout(
+        shape=(len(lengths), width),
+        filled=filled,
+        bounds=(columns.bounds * width).tolist(),
+        kept=kept if kept is not None else [None] * len(columns.parts),
+    )
+
+
+def _empty(
+    shape: tuple[int, ...], dtype: str, *, pinned: bool, zero: bool
+) -> tuple[torch.Tensor, NDArray[Any]]:
+    """A new tensor, and its memory as numpy sees it."""
+    import torch
+
+    kind: torch.dtype = getattr(torch, dtype)
+    if pinned:
+        make = torch.zeros if zero else torch.empty
+        tensor = make(shape, dtype=kind, pin_memory=True)
+        return tensor, bits(tensor if dtype in _TORCH_ONLY else tensor.numpy())
+    stored = _TORCH_ONLY.get(dtype, dtype)
+    # numpy's zeros come from the system as they are, torch's are written
+    memory: NDArray[Any] = np.zeros(shape, stored) if zero else np.empty(shape, stored)
+    return torch.from_numpy(memory).view(kind), memory
+
+
+def _opaque(array: NDArray[Any]) -> NDArray[Any]:
+    """[T, ...] as [T], whatever belongs to one token being one element."""
+    if array.ndim == 1:
+        return array
+    count = int(np.prod(array.shape[1:]))
+    rows = np.ascontiguousarray(array).reshape(len(array), count)
+    return rows.view(np.dtype((np.void, count * array.dtype.itemsize)))[:, 0]
+
+
+#: What numpy holds the bits of a dtype in that only torch has.
+_TORCH_ONLY = {name: "int16" if name == "bfloat16" else "uint8" for name in TORCH_CODES.values()}

@@ -1,0 +1,200 @@
+"""Columns to tensors with several sequences in each row."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replaydb.arguments import whole_number
+from replaydb.batch.columns import Columns
+from replaydb.batch.layouts import Layout
+from replaydb.batch.padding import (
+    is_pinned,
+    moved,
+    sequence_tensors,
+    tensor_of,
+    token_tensors,
+)
+from replaydb.batch.tensors import PackedBatch
+from replaydb.errors import InvalidInputError
+from replaydb.inputs import INT32, to_int
+
+if TYPE_CHECKING:
+    import torch
+
+Fit = Literal["next", "first"]
+
+
+def packed(
+    columns: Columns,
+    max_tokens: int,
+    *,
+    pad_token_id: int = 0,
+    fit: Fit = "next",
+    drop_oversized: bool = False,
+    fields: Collection[str] | None = None,
+    device: torch.device | str | None = None,
+) -> PackedBatch:
+    """Rows of `max_tokens` places; see `Batch.packed`."""
+    columns.check_names(fields)
+    width = whole_number("max_tokens", max_tokens, least=1)
+    pad = to_int("pad_token_id", pad_token_id, *INT32)
+    whole = columns.lengths
+    oversized = whole > width
+    if oversized.any() and not drop_oversized:
+        expected = f"at least {whole.max()}, the longest sequence, or drop_oversized=True"
+        raise InvalidInputError("max_tokens", expected, width)
+    lengths = np.where(oversized, 0, whole)
+    rows, begins = _plan(lengths, width, fit)
+    starts = rows * width + begins
+    segments = _Segments.of(starts, lengths, rows, width)
+    layout = _layout(columns, lengths, starts, oversized, segments)
+    found = columns.token_fields(fields)
+    return moved(
+        PackedBatch(
+            **sequence_tensors(columns, lengths, oversized, found, fields),
+            **token_tensors(columns, layout, pad, found, pinned=is_pinned(device)),
+            attention_mask=tensor_of(layout.filled),
+            position_ids=tensor_of(segments.positions()),
+            sequence_index=tensor_of(segments.spread(segments.members)),
+            cu_seqlens=tensor_of(segments.bounds.astype(np.int32)),
+            max_seqlen=int(segments.lengths.max(initial=0)),
+            row_lengths=tensor_of(layout.filled.sum(axis=1)),
+            dropped=tensor_of(columns.episode_index[oversized]),
+        ),
+        device,
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Segments:
+    """What the places of all rows are cut into: sequences, and the padding at the end of rows.
+
+    Attributes:
+        shape: Rows, and places in each.
+        bounds: Where segments begin in the flattened rows, and their total: int64 [S + 1].
+        members: The sequence of each segment, -1 for padding, int64 [S].
+    """
+
+    shape: tuple[int, int]
+    bounds: NDArray[np.int64]
+    members: NDArray[np.int64]
+
+    @classmethod
+    def of(
+        cls,
+        starts: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        rows: NDArray[np.int64],
+        width: int,
+    ) -> Self:
+        """Of sequences that begin at `starts`."""
+        members = np.flatnonzero(lengths)
+        num_rows = int(rows[members].max(initial=-1)) + 1
+        used = np.bincount(rows[members], lengths[members], num_rows).astype(np.int64)
+        edges = np.arange(num_rows) * width
+        open_rows = used < width
+        begins = np.concatenate([starts[members], (edges + used)[open_rows]])
+        owners = np.concatenate([members, np.full(np.count_nonzero(open_rows), -1)])
+        order = np.argsort(begins)
+        bounds = np.append(begins[order], num_rows * width)
+        return cls((num_rows, width), bounds, owners[order])
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Places of each segment, int64 [S]."""
+        return np.diff(self.bounds)
+
+    def spread(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Values of segments [S] at each of their places [R, C]."""
+        return np.repeat(values, self.lengths).reshape(self.shape)
+
+    def positions(self) -> NDArray[np.int64]:
+        """Position of each place in its sequence, 0 in padding, int64 [R, C]."""
+        positions = np.arange(self.bounds[-1])
+        positions -= np.repeat(self.bounds[:-1], self.lengths)
+        positions *= np.repeat(self.members >= 0, self.lengths)
+        return positions.reshape(self.shape)
+
+
+def _plan(
+    lengths: NDArray[np.int64], width: int, fit: str
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Row of each sequence, and where in it the sequence begins."""
+    if fit == "next":
+        return _next_fit(lengths, width)
+    if fit == "first":
+        return _first_fit(lengths, width)
+    raise InvalidInputError("fit", "'next' or 'first'", repr(fit))
+
+
+def _next_fit(
+    lengths: NDArray[np.int64], width: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """A row is closed by the first sequence that does not fit: one step for each row."""
+    ends = np.cumsum(lengths)
+    firsts, used = [], 0
+    while (first := int(np.searchsorted(ends, used, side="right"))) < len(ends):
+        firsts.append(first)
+        beyond = int(np.searchsorted(ends, used + width, side="right"))
+        used = int(ends[beyond - 1])
+    if not firsts:
+        return np.zeros_like(lengths), np.zeros_like(lengths)
+    rows = np.searchsorted(firsts, np.arange(len(lengths)), side="right") - 1
+    rows = np.maximum(rows, 0)
+    before = (ends - lengths)[np.array(firsts)]
+    return rows, np.maximum(ends - lengths - before[rows], 0)
+
+
+def _first_fit(
+    lengths: NDArray[np.int64], width: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The longest first, each into the first row that has room: at most 11/9 of the fewest rows
+    (Johnson, 1973). What fits where depends on what came before, so this looks at each in turn.
+    """  # noqa: D205
+    rows, begins = np.zeros_like(lengths), np.zeros_like(lengths)
+    used = np.zeros(len(lengths), np.int64)
+    for i in np.argsort(-lengths, kind="stable"):
+        rows[i] = row = int(np.argmax(used + lengths[i] <= width))
+        begins[i] = used[row]
+        used[row] += lengths[i]
+    # Rows that hold only sequences without tokens are none.
+    return np.where(lengths > 0, rows, 0), np.where(lengths > 0, begins, 0)
+
+
+def _layout(
+    columns: Columns,
+    lengths: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    oversized: NDArray[np.bool_],
+    segments: _Segments,
+) -> Layout:
+    filled = segments.spread(segments.members >= 0)
+    parts = list(zip(columns.parts, columns.bounds, columns.bounds[1:], strict=False))
+    kept = [
+        np.repeat(~oversized[begin:end], part.lengths) if oversized[begin:end].any() else None
+        for part, begin, end in parts
+    ]
+    if (np.diff(starts[lengths > 0]) < 0).any():
+        places = [_ranges(starts[begin:end], lengths[begin:end]) for _, begin, end in parts]
+        return Layout(segments.shape, filled, [0] * (len(parts) + 1), kept, places)
+    # What is filled between the first place of a part and the first of the next is its own.
+    following = int(segments.bounds[-1])
+    bounds = [following]
+    for _, begin, end in reversed(parts):
+        mine = starts[begin:end][lengths[begin:end] > 0]
+        following = int(mine[0]) if len(mine) else following
+        bounds.append(following)
+    return Layout(segments.shape, filled, bounds[::-1], kept)
+
+
+def _ranges(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """`arange(start, start + length)` of each, end to end."""
+    ends = np.cumsum(lengths)
+    places = np.arange(ends[-1] if len(ends) else 0)
+    places += np.repeat(starts - (ends - lengths), lengths)
+    return places

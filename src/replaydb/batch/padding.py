@@ -1,0 +1,237 @@
+"""Columns to tensors with one row for each sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replaydb.arguments import whole_number
+from replaydb.batch.columns import LOGPROBS, TOKEN_VERSIONS, Columns, TokenField
+from replaydb.batch.layouts import Layout, row_layout
+from replaydb.batch.tensors import PaddedBatch, SequenceTensors, SplitBatch
+from replaydb.episodes.arrays import Array
+from replaydb.errors import InvalidInputError
+from replaydb.inputs import INT32, to_int
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+Side = Literal["left", "right"]
+
+_B = TypeVar("_B", bound=SequenceTensors)
+
+
+def padded(
+    columns: Columns,
+    pad_token_id: int,
+    *,
+    side: Side = "right",
+    pad_to_multiple_of: int | None = None,
+    max_length: int | None = None,
+    fields: Collection[str] | None = None,
+    device: torch.device | str | None = None,
+) -> PaddedBatch:
+    """One row for each sequence; see `Batch.padded`."""
+    columns.check_names(fields)
+    pad = to_int("pad_token_id", pad_token_id, *INT32)
+    whole = columns.lengths
+    lengths = _shortened(whole, "max_length", max_length)
+    cut = lengths < whole
+    # The beginning is kept, so that prompts stay whole as long as anything does.
+    kept = _kept(columns, np.zeros_like(lengths), lengths) if cut.any() else None
+    width = _width(lengths, pad_to_multiple_of)
+    layout = row_layout(columns, lengths, width, left=_is_left("side", side), kept=kept)
+    found = columns.token_fields(fields)
+    tokens = token_tensors(columns, layout, pad, found, pinned=is_pinned(device))
+    return moved(
+        PaddedBatch(
+            **sequence_tensors(columns, lengths, cut, found, fields),
+            **tokens,
+            attention_mask=tensor_of(layout.filled),
+        ),
+        device,
+    )
+
+
+def split(
+    columns: Columns,
+    pad_token_id: int,
+    *,
+    prompt_side: Side = "left",
+    side: Side = "right",
+    pad_to_multiple_of: int | None = None,
+    max_prompt_length: int | None = None,
+    max_length: int | None = None,
+    fields: Collection[str] | None = None,
+    device: torch.device | str | None = None,
+) -> SplitBatch:
+    """Prompts and responses apart; see `Batch.split`."""
+    columns.check_names(fields)
+    pad = to_int("pad_token_id", pad_token_id, *INT32)
+    prompts = columns.prompt_lengths
+    responses = columns.lengths - prompts
+    asked = _shortened(prompts, "max_prompt_length", max_prompt_length)
+    answered = _shortened(responses, "max_length", max_length)
+    before = row_layout(
+        columns,
+        asked,
+        _width(asked, pad_to_multiple_of),
+        left=_is_left("prompt_side", prompt_side),
+        kept=_kept(columns, prompts - asked, asked),
+    )
+    after = row_layout(
+        columns,
+        answered,
+        _width(answered, pad_to_multiple_of),
+        left=_is_left("side", side),
+        kept=_kept(columns, prompts, answered),
+    )
+    pinned = is_pinned(device)
+    found = columns.token_fields(fields)
+    tokens = token_tensors(columns, after, pad, found, pinned=pinned)
+    cut = (asked < prompts) | (answered < responses)
+    facts = sequence_tensors(columns, asked + answered, cut, found, fields)
+    return moved(
+        SplitBatch(
+            **facts | {"prompt_lengths": tensor_of(asked)},
+            prompt_ids=before.tensor(_token_ids(columns), dtype="int64", pad=pad, pinned=pinned),
+            prompt_mask=tensor_of(before.filled),
+            response_ids=tokens.pop("token_ids"),
+            response_mask=tensor_of(after.filled),
+            **tokens,
+        ),
+        device,
+    )
+
+
+def token_tensors(
+    columns: Columns,
+    layout: Layout,
+    pad: int,
+    fields: Sequence[TokenField],
+    *,
+    pinned: bool,
+) -> dict[str, Any]:
+    """The token-level fields of a batch by the names of its attributes, all but its masks."""
+    loss_mask = TokenField(
+        "loss_mask",
+        "bool",
+        (),
+        [part.loss_mask for part in columns.parts],
+        0,
+        np.ones(columns.num_sequences, np.bool_),
+    )
+    tensors: dict[str, Tensor] = {
+        field.name: layout.tensor(field, pinned=pinned) for field in fields
+    }
+    return {
+        "token_ids": layout.tensor(_token_ids(columns), dtype="int64", pad=pad, pinned=pinned),
+        "loss_mask": layout.tensor(loss_mask, pinned=pinned),
+        LOGPROBS: tensors.pop(LOGPROBS, None),
+        TOKEN_VERSIONS: tensors.pop(TOKEN_VERSIONS, None),
+        "token_extras": tensors,
+    }
+
+
+def sequence_tensors(
+    columns: Columns,
+    lengths: NDArray[np.int64],
+    cut: NDArray[np.bool_],
+    token_fields: Sequence[TokenField],
+    fields: Collection[str] | None,
+) -> dict[str, Any]:
+    """The attributes of `SequenceTensors`."""
+    extras = columns.extras(fields)
+    present = {name: extra.present for name, extra in extras.items()} | {
+        field.name: field.present
+        for field in token_fields
+        if field.name not in (LOGPROBS, TOKEN_VERSIONS)
+    }
+    return {
+        "lengths": tensor_of(lengths),
+        "prompt_lengths": tensor_of(np.minimum(columns.prompt_lengths, lengths)),
+        "truncated": tensor_of(cut),
+        "rewards": tensor_of(columns.episode_rewards[columns.episode_index].astype(np.float32)),
+        "advantages": tensor_of(columns.advantages.astype(np.float32)),
+        "policy_versions": tensor_of(columns.policy_versions),
+        "weights": tensor_of(columns.weights.astype(np.float32)),
+        "group_index": tensor_of(columns.group_index),
+        "group_ids": tensor_of(columns.group_ids),
+        "episode_index": tensor_of(columns.episode_index),
+        "has_logprobs": tensor_of(columns.has_logprobs),
+        "extras": {
+            name: tensor_of(extra.stacked)
+            if extra.stacked is not None
+            else [None if row is None else tensor_of(row) for row in extra.rows]
+            for name, extra in extras.items()
+        },
+        "present": {name: tensor_of(mask) for name, mask in present.items() if not mask.all()},
+        "merged": columns.merged,
+    }
+
+
+def tensor_of(array: Array) -> Tensor:
+    """A tensor of an array; it shares memory only with one that may be written to."""
+    import torch
+
+    if not isinstance(array, np.ndarray):
+        return array
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def is_pinned(device: torch.device | str | None) -> bool:
+    """Whether tensors are made in page-locked memory: for a CUDA device that is there."""
+    if device is None:
+        return False
+    import torch
+
+    return torch.device(device).type == "cuda" and torch.cuda.is_available()
+
+
+def moved(batch: _B, device: torch.device | str | None) -> _B:
+    """The batch on its device; copies from pinned memory are not waited for."""
+    return batch if device is None else batch.to(device, non_blocking=is_pinned(device))
+
+
+def _token_ids(columns: Columns) -> TokenField:
+    present = np.ones(columns.num_sequences, np.bool_)
+    return TokenField(
+        "token_ids", "int32", (), [part.token_ids for part in columns.parts], 0, present
+    )
+
+
+def _kept(
+    columns: Columns, skipped: NDArray[np.int64], kept: NDArray[np.int64]
+) -> list[NDArray[np.bool_]]:
+    """Which tokens are the `kept` ones after the `skipped` ones of their sequence, by part."""
+    rest = columns.lengths - skipped - kept
+    runs = np.stack([skipped, kept, rest], axis=1)
+    return [
+        np.repeat([False, True, False] * (end - begin), runs[begin:end].reshape(-1))
+        for begin, end in pairwise(columns.bounds.tolist())
+    ]
+
+
+def _width(lengths: NDArray[np.int64], multiple: int | None) -> int:
+    longest = int(lengths.max(initial=0))
+    step = 1 if multiple is None else _at_least_1("pad_to_multiple_of", multiple)
+    return -(-longest // step) * step
+
+
+def _shortened(lengths: NDArray[np.int64], name: str, limit: int | None) -> NDArray[np.int64]:
+    return lengths if limit is None else np.minimum(lengths, _at_least_1(name, limit))
+
+
+def _at_least_1(name: str, value: int) -> int:
+    return whole_number(name, value, least=1)
+
+
+def _is_left(name: str, side: str) -> bool:
+    if side not in ("left", "right"):
+        raise InvalidInputError(name, "'left' or 'right'", repr(side))
+    return side == "left"

@@ -1,0 +1,39 @@
+"""The engines: what SQLite and PostgreSQL do differently, behind one protocol."""
+
+from __future__ import annotations
+
+from sqlalchemy import URL
+
+from replaydb.database.engines import urls
+from replaydb.database.engines.protocol import Backend, Durability
+from replaydb.errors import InvalidURLError
+
+
+def backend_for(
+    url: str | URL,
+    *,
+    durability: Durability = "process",
+    read_only: bool = False,
+    pool_size: int | None = None,
+) -> Backend:
+    """The backend of a database URL; the driver need not be named.
+
+    Raises:
+        InvalidURLError: Not a URL, or not one of `sqlite:///FILE` and `postgresql://...`.
+    """
+    # Each engine's module brings its dialect along; only the one in use is paid for.
+    match urls.engine_of(url):
+        case "sqlite":
+            from replaydb.database.engines.sqlite import SqliteBackend
+
+            return SqliteBackend(
+                urls.sqlite_url(url), durability, read_only=read_only, pool_size=pool_size
+            )
+        case "postgresql" | "postgres":
+            from replaydb.database.engines.postgresql import PostgresqlBackend
+
+            return PostgresqlBackend(
+                urls.PostgresqlURL.of(url), read_only=read_only, pool_size=pool_size
+            )
+        case other:
+            raise InvalidURLError("url", urls.EXPECTED, f"engine {other!r}")

@@ -1,0 +1,326 @@
+"""PostgreSQL: one server, shared by many machines."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
+from datetime import datetime
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import asyncpg
+from sqlalchemy import BigInteger, DateTime, func, select
+from sqlalchemy import Sequence as DbSequence
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.pool import NullPool
+
+from replaydb.cancellation import to_the_end
+from replaydb.database.engines import postgresql_commits as commits
+from replaydb.database.engines import postgresql_sql as postgresql_sql  # how its SQL is written
+from replaydb.database.engines.connecting import ConnectionLog, connect
+from replaydb.database.engines.postgresql_commits import Identity
+from replaydb.database.engines.protocol import T, Work
+from replaydb.database.engines.signals import Signal
+from replaydb.database.engines.urls import PostgresqlURL
+from replaydb.errors import (
+    DatabaseError,
+    DatabaseFullError,
+    DatabaseReadOnlyError,
+    DatabaseUnavailableError,
+    OutcomeUnknownError,
+    ReplayDBError,
+)
+
+logger = logging.getLogger(__name__)
+
+#: A rollback that takes longer is not waited for.
+ROLLBACK_SECONDS = 1.0
+#: What a call may take beyond its end to hear of its commit, and once more to ask for it.
+COMMIT_SECONDS = 2.0
+POOL_SIZE = 8
+#: Changes made within this time share one NOTIFY, which locks database-wide at commit.
+NOTIFY_SECONDS = 0.01
+#: A NOTIFY that takes longer is given up, and the next one takes another connection.
+TELL_SECONDS = 5.0
+CHANNEL = "replaydb"
+_NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
+_SCHEMA_LOCK = 0x7265_706C_6179_6462  # "replaydb"
+
+#: Shut down, crashed, starting up, no connection left.
+_OUTAGES = {"57P01", "57P02", "57P03", "53300"}
+_CONFLICTS = {"40001", "40P01", "23505"}  # serialization, deadlock, unique violation
+
+
+class PostgresqlBackend:
+    """`postgresql://USER:PASSWORD@HOST/DATABASE`."""
+
+    def __init__(
+        self, url: PostgresqlURL, *, read_only: bool = False, pool_size: int | None = None
+    ) -> None:
+        self._url = url
+        self.read_only = read_only
+        # Through PgBouncer a second connection of the server may not come before this call ends:
+        # others wait for the locks that it holds.
+        self.has_one_connection = url.through_pgbouncer
+        self._pool: dict[str, Any] = {
+            "pool_size": pool_size or POOL_SIZE,
+            "max_overflow": 0 if pool_size else 2 * POOL_SIZE,
+            "pool_timeout": None,  # the call has an end
+            "pool_use_lifo": True,
+        }
+        self.concurrent_draws = max(1, pool_size // 2) if pool_size else POOL_SIZE
+        self._log = ConnectionLog(url.shown)
+
+    @property
+    def shown(self) -> str:
+        """Without passwords."""
+        return self._url.shown
+
+    @property
+    def settling_seconds(self) -> float:
+        """To hear of it, and to ask."""
+        return 2 * COMMIT_SECONDS
+
+    @property
+    def file(self) -> None:
+        """A server has the database."""
+
+    def writer_engine(self) -> AsyncEngine:
+        """READ COMMITTED: what must not change is locked, row by row."""
+        return self._engine(isolation_level="READ COMMITTED", **self._pool)
+
+    def reader_engine(self) -> AsyncEngine:
+        """Every transaction reads one snapshot."""
+        engine = self._engine(isolation_level="REPEATABLE READ", **self._pool)
+        return engine.execution_options(postgresql_readonly=True)
+
+    def migration_engine(self) -> AsyncEngine:
+        """DDL is transactional here; nothing special is needed."""
+        return self._engine(isolation_level="READ COMMITTED", poolclass=NullPool)
+
+    async def begin(self, connection: AsyncConnection, end: float) -> None:
+        """Learn which transaction this is, in case the answer to its commit is lost."""
+        await commits.begin(connection, end - asyncio.get_running_loop().time())
+
+    async def run(self, connection: AsyncConnection, work: Work[T], end: float) -> T:
+        """Where everything runs: the driver lives in the event loop."""
+        async with asyncio.timeout_at(end):
+            return await work(connection)
+
+    async def finish(
+        self, connection: AsyncConnection, work: Work[T], end: float, hear_by: float
+    ) -> T:
+        """One after the other."""
+        result = await self.run(connection, work, end)
+        await self.commit(connection, end, hear_by)
+        return result
+
+    async def commit(self, connection: AsyncConnection, end: float, hear_by: float) -> None:
+        """Commit; where the answer is lost, ask the server for it on another connection."""
+        identity = commits.identity_of(connection)
+        try:
+            await self._commit(connection, identity, end, hear_by)
+        except asyncio.CancelledError:
+            # The caller may now undo what was committed: that must not come any later.
+            await to_the_end(self._settle(identity))
+            raise
+
+    async def _commit(
+        self, connection: AsyncConnection, identity: Identity, end: float, hear_by: float
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        least = loop.time() + COMMIT_SECONDS
+        driver = (await connection.get_raw_connection()).driver_connection
+        # Not a timeout: what is cancelled takes seconds to part with a server that is silent.
+        cut = loop.call_at(max(hear_by, least), self.cut_off, driver)
+        try:
+            await connection.commit()
+        except Exception as error:
+            if not self.is_outage(error):
+                raise
+            logger.warning("%s: asking what became of a commit: %s", self.shown, error)
+            if not await self._was_committed(identity, max(end, least) + COMMIT_SECONDS):
+                raise
+        finally:
+            cut.cancel()
+
+    async def _settle(self, identity: Identity) -> None:
+        with suppress(Exception):
+            end = asyncio.get_running_loop().time() + COMMIT_SECONDS
+            await self._was_committed(identity, end)
+
+    async def _was_committed(self, identity: Identity, end: float) -> bool:
+        engine = self._engine(isolation_level="READ COMMITTED", poolclass=NullPool)
+        found: bool | None = None
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(end):
+                found = await commits.was_committed(engine, identity, self.is_outage)
+        if found is None:
+            raise OutcomeUnknownError(
+                f"{self.shown}: the connection was lost during a commit, and nobody could say "
+                "what became of it; repeating the call is safe if it names what it writes"
+            )
+        return found
+
+    async def abandon(self, connection: AsyncConnection) -> None:
+        """Roll back, unless the network has stalled: then the server has to find out."""
+        try:
+            async with asyncio.timeout(ROLLBACK_SECONDS):
+                await connection.rollback()
+        except Exception:  # what matters is told by the error that led here
+            with suppress(Exception):
+                raw = await connection.get_raw_connection()
+                self.cut_off(raw.driver_connection)
+                await connection.invalidate()
+
+    def cut_off(self, driver_connection: Any) -> None:
+        """Without waiting for the server."""
+        driver_connection.terminate()
+
+    def signal(self, watched: Callable[[AsyncEngine], AsyncEngine]) -> Signal:
+        """LISTEN and NOTIFY, on connections of their own."""
+        if self._url.through_pgbouncer:
+            return _NoSignal()
+        # A NOTIFY commits, and a hint is not worth waiting for the disk.
+        settings = {"synchronous_commit": "off"}
+        engine = self._engine(settings, isolation_level="AUTOCOMMIT", pool_pre_ping=True)
+        return _PostgresqlSignal(watched(engine))
+
+    def translate(self, error: BaseException) -> ReplayDBError | None:
+        """By SQLSTATE, never by the error's text."""
+        cause: BaseException | None = error.orig if isinstance(error, DBAPIError) else error
+        state = getattr(cause, "sqlstate", None)
+        if state is None:
+            if isinstance(
+                cause, OSError | asyncpg.InterfaceError | asyncpg.InternalClientError | DBAPIError
+            ) or isinstance(error, DBAPIError):
+                reason = str(cause) or "no answer in time"  # a TimeoutError says nothing
+                return DatabaseUnavailableError(f"{self.shown}: {reason}")
+            return None
+        kind: type[DatabaseError] = DatabaseError
+        if state == "53100":
+            kind = DatabaseFullError
+        elif state == "25006":
+            kind = DatabaseReadOnlyError
+        elif state[:2] in {"08", "28", "3D", "53", "57"}:
+            kind = DatabaseUnavailableError
+        return kind(f"{self.shown}: {cause} (SQLSTATE {state})")
+
+    def is_conflict(self, error: BaseException) -> bool:
+        """Lost a race against another client and was rolled back whole."""
+        return isinstance(error, DBAPIError) and (
+            getattr(error.orig, "sqlstate", None) in _CONFLICTS
+        )
+
+    def is_outage(self, error: BaseException) -> bool:
+        """The connection broke, or none could be made just now."""
+        if isinstance(error, DBAPIError):
+            if error.connection_invalidated:
+                return True
+            error = error.orig or error
+        state = getattr(error, "sqlstate", None) or ""
+        return isinstance(error, OSError) or state[:2] == "08" or state in _OUTAGES
+
+    async def check_target(self) -> None:
+        """Nothing to check: connecting tells."""
+
+    async def lock_schema(self, connection: AsyncConnection) -> None:
+        """An advisory lock, until the transaction ends."""
+        lock = func.pg_advisory_xact_lock(_SCHEMA_LOCK)
+        await connection.execute(select(commits.BOUND_IDLENESS, lock))
+
+    async def check_integrity(self, connection: AsyncConnection) -> None:
+        """Nothing to do: constraints stay on during DDL."""
+
+    async def now(self, connection: AsyncConnection) -> datetime:
+        """The server's: the clocks of its clients need not agree."""
+        return (await connection.execute(_NOW)).scalar_one()
+
+    async def allocate_group_ids(self, connection: AsyncConnection, count: int) -> Sequence[int]:
+        """From the sequence of the id column."""
+        ids = await connection.scalars(
+            select(_GROUP_IDS.next_value()).select_from(func.generate_series(1, count))
+        )
+        return ids.all()
+
+    def _engine(self, settings: Mapping[str, str] = _NO_SETTINGS, **options: Any) -> AsyncEngine:
+        server_settings = {
+            "application_name": "replaydb",
+            **settings,
+            **self._url.settings,
+        }
+        unnamed = {"prepared_statement_cache_size": 0, "prepared_statement_name_func": str}
+        engine = create_async_engine(
+            "postgresql+asyncpg://",  # SQLAlchemy never sees the password
+            connect_args={
+                "async_creator_fn": partial(connect, self._url, server_settings),
+                **(unnamed if self._url.through_pgbouncer else {}),
+            },
+            hide_parameters=True,
+            **options,
+        )
+        self._log.listen_to(engine)
+        return engine
+
+
+_NOW = select(func.clock_timestamp(type_=DateTime(timezone=True)))
+_GROUP_IDS = DbSequence("episode_group_id_seq", data_type=BigInteger)
+
+
+class _NoSignal(Signal):
+    """Nobody tells: LISTEN needs a session. Whoever waits looks again after a while."""
+
+    async def _watch(self) -> None:
+        await asyncio.Event().wait()
+
+    def _publish(self) -> None:
+        pass
+
+
+class _PostgresqlSignal(Signal):
+    """NOTIFY after commits, gathered and off the path of the writer; LISTEN while waiting."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        super().__init__()
+        self._engine = engine
+        self._publisher: asyncio.Task[None] | None = None
+        self._untold = False
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        if self._publisher is not None:
+            await asyncio.wait([self._publisher])
+        await self._engine.dispose()
+
+    async def _watch(self) -> None:
+        async with self._engine.connect() as connection:
+            raw: Any = (await connection.get_raw_connection()).driver_connection
+            lost = asyncio.Event()
+            raw.add_termination_listener(lambda _: lost.set())
+            try:
+                await raw.add_listener(CHANNEL, lambda *_: self._wake())
+                self._wake()  # whatever was committed before LISTEN took effect
+                await lost.wait()
+            finally:
+                await connection.invalidate()  # a connection that listens must not be pooled
+
+    def _publish(self) -> None:
+        self._untold = True
+        if self._publisher is None or self._publisher.done():
+            self._publisher = asyncio.create_task(self._tell())
+
+    async def _tell(self) -> None:
+        # A lost hint costs a waiter RECHECK_SECONDS; it must not cost the writer an error.
+        with suppress(OSError, DBAPIError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            async with AsyncExitStack() as stack:
+                async with asyncio.timeout(TELL_SECONDS):
+                    connection = await stack.enter_async_context(self._engine.connect())
+                while self._untold:
+                    self._untold = False
+                    async with asyncio.timeout(TELL_SECONDS):
+                        await connection.execute(select(func.pg_notify(CHANNEL, "")))
+                    await asyncio.sleep(NOTIFY_SECONDS)

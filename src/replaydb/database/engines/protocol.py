@@ -1,0 +1,117 @@
+"""What differs between SQLite and PostgreSQL, as one Protocol; everything else is shared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar
+
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from replaydb.database.engines.signals import Signal
+from replaydb.errors import ReplayDBError
+
+Durability = Literal["process", "full"]
+
+T = TypeVar("T")
+Work = Callable[[AsyncConnection], Coroutine[Any, Any, T]]
+
+
+class Backend(Protocol):
+    """One database engine.
+
+    Engines made here emit their own BEGIN, so a transaction is one `connection.begin()`:
+    a writer's is exclusive where the engine has one writer, a reader's is a snapshot.
+    """
+
+    #: Whether nothing may be written.
+    read_only: bool
+    #: Whether a call has one connection only: a draw then reads its payloads before it commits.
+    has_one_connection: bool
+    #: Draws that may have a reader at once; some are left for everybody else.
+    concurrent_draws: int
+
+    @property
+    def settling_seconds(self) -> float:
+        """What it may take beyond its end to find out what became of a commit."""
+
+    @property
+    def shown(self) -> str:
+        """The URL as it may be shown: without passwords."""
+
+    @property
+    def file(self) -> Path | None:
+        """The file that holds the database, which may be made without asking; None: a server."""
+
+    def writer_engine(self) -> AsyncEngine:
+        """Connections for read-write transactions."""
+
+    def reader_engine(self) -> AsyncEngine:
+        """Connections for read-only snapshots: every statement of one sees the same data."""
+
+    def migration_engine(self) -> AsyncEngine:
+        """Connections on which tables may be rebuilt without touching their children."""
+
+    async def begin(self, connection: AsyncConnection, end: float) -> None:
+        """Begin the transaction, which the database itself undoes some time after `end`.
+
+        Raises an error of an outage where the connection turns out to be dead.
+        """
+
+    async def run(self, connection: AsyncConnection, work: Work[T], end: float) -> T:
+        """Run what waits for this connection and for nothing else.
+
+        Raises:
+            TimeoutError: It was not done by `end`, a time of the event loop.
+        """
+
+    async def finish(
+        self, connection: AsyncConnection, work: Work[T], end: float, hear_by: float
+    ) -> T:
+        """The same, and commit."""
+
+    async def commit(self, connection: AsyncConnection, end: float, hear_by: float) -> None:
+        """Commit; returns only if it was done, and raises an outage only if it was not.
+
+        Where the answer has not come by `hear_by`, it is asked for, for some time after `end`.
+
+        Raises:
+            OutcomeUnknownError: Nobody can be asked whether it was.
+        """
+
+    async def abandon(self, connection: AsyncConnection) -> None:
+        """Roll back; a connection that does not answer is cut off. Never fails."""
+
+    def cut_off(self, driver_connection: Any) -> None:
+        """End a connection at once, whatever it is doing; who waits for it gets an error."""
+
+    def signal(self, watched: Callable[[AsyncEngine], AsyncEngine]) -> Signal:
+        """Tells waiting coroutines, also of other processes, that something was committed.
+
+        An engine of its own is to be `watched`, so that its connections can be cut off.
+        """
+
+    def translate(self, error: BaseException) -> ReplayDBError | None:
+        """The typed error for what a driver raised; None where it is not the driver's."""
+
+    def is_conflict(self, error: BaseException) -> bool:
+        """Whether the transaction lost a race, left nothing behind and may simply run again."""
+
+    def is_outage(self, error: BaseException) -> bool:
+        """Whether the database, or the way to it, was gone, and may come back by itself."""
+
+    async def check_target(self) -> None:
+        """Refuse, before anything is opened, what cannot work (such as a file on NFS)."""
+
+    async def lock_schema(self, connection: AsyncConnection) -> None:
+        """Let one migration run at a time, until the transaction ends."""
+
+    async def check_integrity(self, connection: AsyncConnection) -> None:
+        """Inside a migration's transaction: raise where rows refer to rows that are gone."""
+
+    async def now(self, connection: AsyncConnection) -> datetime:
+        """The time that leases and deadlines go by, the same for every client."""
+
+    async def allocate_group_ids(self, connection: AsyncConnection, count: int) -> Sequence[int]:
+        """Ids for new groups, ascending, never given twice."""

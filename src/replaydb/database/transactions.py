@@ -1,0 +1,308 @@
+"""One database, open: transactions to write in, snapshots to read from, typed errors out.
+
+Every call has an end, a time of the event loop by which it is over whatever stalls: the queue for
+a connection, the network, a lock, a server that restarts. Until then what is known to have left
+nothing behind is run again. What may have been committed is never repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+from weakref import WeakSet
+
+from sqlalchemy import event
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from replaydb.cancellation import to_the_end
+from replaydb.database.engines.protocol import Backend, T, Work
+from replaydb.errors import DatabaseReadOnlyError, DatabaseUnavailableError, StoreClosedError
+
+logger = logging.getLogger(__name__)
+
+#: How long a call waits for the database (a lock, a connection, a restart) where nobody said.
+PATIENCE_SECONDS = 60.0
+#: The same for calls that may have to touch every group of a buffer.
+BULK_SECONDS = 3600.0
+#: What a call with a timeout may take beyond it to have a last try, or to learn of its commit.
+GRACE_SECONDS = 2.0
+#: A call that moves so many bytes may take a second longer.
+SLOWEST_BYTES_PER_SECOND = 1_000_000
+#: How often a transaction that lost a race is run again, with growing random pauses.
+ATTEMPTS = 8
+#: Pauses between attempts to reach a server that is away: the first, the longest.
+OUTAGE_SECONDS = (0.05, 1.0)
+#: What calls get to end in that were cut off.
+CUT_OFF_SECONDS = 1.0
+
+
+def end_in(seconds: float) -> float:
+    """The end of a call that may take so long."""
+    return asyncio.get_running_loop().time() + seconds
+
+
+def allowance(num_bytes: int = 0) -> float:
+    """Seconds that a call may take which moves so many bytes, where nobody said."""
+    return PATIENCE_SECONDS + num_bytes / SLOWEST_BYTES_PER_SECOND
+
+
+class Transaction:
+    """A read-write transaction under way, which `finish` or `commit` ends."""
+
+    def __init__(self, backend: Backend, connection: AsyncConnection, end: float) -> None:
+        self._backend = backend
+        self._connection = connection
+        self._end = end
+
+    async def run(self, work: Work[T]) -> T:
+        """One step: statements, and what is done with their rows; nothing else to wait for."""
+        return await self._backend.run(self._connection, work, self._end)
+
+    async def finish(self, work: Work[T], hear_by: float = math.inf) -> T:
+        """The last step, and the commit, of which somebody wants to have heard by a time."""
+        hear_by = min(hear_by, self._end)
+        return await self._backend.finish(self._connection, work, self._end, hear_by)
+
+    async def commit(self) -> None:
+        """Keep what was done."""
+        await self._backend.commit(self._connection, self._end, self._end)
+
+
+class Database:
+    """Engines of one backend, and the signal that wakes those who wait."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self._connections: WeakSet[Any] = WeakSet()
+        self._writer = self._watched(backend.writer_engine())
+        self._reader = self._watched(backend.reader_engine())
+        self.signal = backend.signal(self._watched)
+        self._draws = asyncio.Semaphore(backend.concurrent_draws)
+        self._open = True
+        self._is_cut_off = False
+        self._waits: set[asyncio.Timeout] = set()
+        self._under_way = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def write(self, work: Work[T], *, end: float | None = None) -> T:
+        """Run `work`, which waits for its connection only, in one read-write transaction.
+
+        Args:
+            work: Statements, and what is done with their rows.
+            end: When the call is over; by default in `PATIENCE_SECONDS`.
+
+        Raises:
+            DatabaseError: As `transact` does.
+            StoreClosedError: The database was closed.
+        """
+        return await self.transact(lambda transaction: transaction.finish(work), end=end)
+
+    async def transact(
+        self, steps: Callable[[Transaction], Awaitable[T]], *, end: float | None = None
+    ) -> T:
+        """Take steps in one read-write transaction, the last of which commits it.
+
+        A transaction that lost a race (deadlock, serialization, a unique key taken meanwhile) or
+        its connection was rolled back and is run again, so nothing else may come of the steps.
+
+        Raises:
+            DatabaseReadOnlyError: The store was opened to be read.
+            OutcomeUnknownError: The connection was lost during the commit, and the server could
+                not be asked what became of it.
+            DatabaseError: The driver's error, typed; nothing was kept.
+            StoreClosedError: The database was closed.
+        """
+        if self.backend.read_only:
+            raise DatabaseReadOnlyError(f"{self.backend.shown}: opened with read_only=True")
+        end = end_in(allowance()) if end is None else end
+        again = _Again(self, end)
+        async with self._translated():
+            while True:
+                try:
+                    async with self._connected(self._writer, end) as connection:
+                        return await steps(Transaction(self.backend, connection, end))
+                except Exception as error:
+                    await again.after(error)
+
+    async def read(self, work: Work[T], *, end: float | None = None) -> T:
+        """Run `work` in one read-only transaction, whose statements all see the same data.
+
+        The data is that of the first statement. A read whose connection was lost is run again.
+
+        Args:
+            work: Statements, and what is done with their rows.
+            end: When the call is over; by default in `PATIENCE_SECONDS`.
+
+        Raises:
+            DatabaseError: The driver's error, typed.
+            StoreClosedError: The database was closed.
+        """
+        end = end_in(allowance()) if end is None else end
+        again = _Again(self, end)
+        async with self._translated():
+            while True:
+                try:
+                    async with (
+                        self._connected(self._reader, end) as connection,
+                        asyncio.timeout_at(end),
+                    ):
+                        return await work(connection)
+                except Exception as error:
+                    await again.after(error)
+
+    @asynccontextmanager
+    async def snapshot(self, *, end: float | None = None) -> AsyncIterator[AsyncConnection]:
+        """The same for a block, which is over when it likes; `end` is when it has begun.
+
+        Raises:
+            DatabaseError: The driver's error, typed.
+            StoreClosedError: The database was closed.
+        """
+        end = end_in(allowance()) if end is None else end
+        again = _Again(self, end)
+        is_mine = False
+        async with self._translated():
+            while not is_mine:
+                try:
+                    async with self._connected(self._reader, end) as connection:
+                        is_mine = True
+                        yield connection
+                except Exception as error:
+                    if is_mine:
+                        raise
+                    await again.after(error)
+
+    @asynccontextmanager
+    async def turn_to_draw(self, end: float | None = None) -> AsyncIterator[None]:
+        """The right to have one reader in the block without waiting for a free connection.
+
+        To be had before the write transaction of a draw, which would otherwise hold its locks
+        while it waits for others to read.
+        """
+        async with self._translated(), self._wait_until(end or end_in(allowance())):
+            await self._draws.acquire()
+        try:
+            yield
+        finally:
+            self._draws.release()
+
+    async def close(self, end: float | None = None) -> None:
+        """Let go of the database. Idempotent.
+
+        Transactions under way end first: disposing spares what is checked out. Those that have
+        not ended by `end` are cut off.
+        """
+        self._open = False
+        try:
+            async with asyncio.timeout_at(end or end_in(allowance())):
+                await self._let_go()
+        except TimeoutError:
+            logger.warning("%s: closing took too long; connections are cut off", self.backend.shown)
+            self._cut_off()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CUT_OFF_SECONDS):
+                    await self._let_go()
+
+    async def _let_go(self) -> None:
+        await self._idle.wait()
+        await self.signal.aclose()
+        await self._writer.dispose()
+        await self._reader.dispose()
+
+    def _cut_off(self) -> None:
+        """End what is under way, and what waits for a connection: nothing goes on after it."""
+        self._is_cut_off = True
+        for wait in self._waits:
+            if not wait.expired():
+                wait.reschedule(0.0)
+        for connection in tuple(self._connections):
+            self.backend.cut_off(connection)
+
+    @asynccontextmanager
+    async def _wait_until(self, end: float) -> AsyncIterator[None]:
+        """A wait that is over by `end`, or when the database is cut off."""
+        if self._is_cut_off:
+            raise StoreClosedError
+        async with asyncio.timeout_at(end) as wait:
+            self._waits.add(wait)
+            try:
+                yield
+            finally:
+                self._waits.discard(wait)
+
+    def _watched(self, engine: AsyncEngine) -> AsyncEngine:
+        """Remember connections, to cut them off if need be."""
+        event.listen(
+            engine.sync_engine,
+            "connect",
+            lambda connection, _: self._connections.add(connection.driver_connection),
+        )
+        return engine
+
+    @asynccontextmanager
+    async def _connected(self, engine: AsyncEngine, end: float) -> AsyncIterator[AsyncConnection]:
+        """A connection on which a transaction has begun; what is not committed is rolled back."""
+        async with self._wait_until(end):
+            connection = await engine.connect()
+        try:
+            try:
+                async with asyncio.timeout_at(end):
+                    await self.backend.begin(connection, end)
+                yield connection
+            except BaseException:
+                await to_the_end(self.backend.abandon(connection))
+                raise
+        finally:
+            await connection.close()
+
+    @asynccontextmanager
+    async def _translated(self) -> AsyncIterator[None]:
+        if not self._open:
+            raise StoreClosedError
+        self._under_way += 1
+        self._idle.clear()
+        try:
+            yield
+        except TimeoutError as error:
+            raise DatabaseUnavailableError(f"{self.backend.shown}: no answer in time") from error
+        except Exception as error:
+            typed = self.backend.translate(error)
+            if typed is None:
+                raise
+            raise typed from (error.orig if isinstance(error, DBAPIError) else error)
+        finally:
+            self._under_way -= 1
+            if self._under_way == 0:
+                self._idle.set()
+
+
+class _Again:
+    """Waits before what came to nothing is run again, as long as there is a point and time."""
+
+    def __init__(self, database: Database, end: float) -> None:
+        self._database = database
+        self._end = end
+        self._races = 0
+        self._pause, self._longest = OUTAGE_SECONDS
+
+    async def after(self, error: Exception) -> None:
+        """Raise the error where that is all that can be done about it."""
+        backend = self._database.backend
+        if backend.is_conflict(error) and self._races < ATTEMPTS - 1:
+            pause = random.uniform(0, 0.002 * 2**self._races)  # noqa: S311
+            self._races += 1
+        elif backend.is_outage(error) and self._database._open:
+            pause, self._pause = self._pause, min(2 * self._pause, self._longest)
+        else:
+            raise error
+        if end_in(pause) > self._end:
+            raise error
+        logger.debug("%s: running again what failed of %s", backend.shown, type(error).__name__)
+        await asyncio.sleep(pause)

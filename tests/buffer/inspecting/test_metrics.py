@@ -1,0 +1,191 @@
+"""Numbers for loggers."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+
+import pytest
+
+from replaydb import Buffer, Fifo, GroupStatus, Lifo
+from replaydb.database.statements.metrics import STALENESS_BINS
+from support.groups import episode, group, groups
+
+
+async def test_an_empty_buffer(buffer: Buffer) -> None:
+    found = await buffer.metrics()
+    assert all(type(number) is float for number in found.values())
+    assert found["gen/groups"] == found["buffer/groups"] == found["train/groups"] == 0
+    assert "train/reward_mean" not in found
+    assert "buffer/wait_mean" not in found
+
+
+async def test_generated_stored_replayed_and_trained_apart(buffer: Buffer) -> None:
+    await buffer.put(
+        [
+            group("a", rewards=[1.0, 0.0], version=0),
+            group("b", rewards=[1.0, 1.0], version=0),
+            group("c", "code", rewards=[0.0, 0.5], version=0),
+            group("d", "code", status=GroupStatus.FILTERED, rewards=[0.0], version=0),
+        ]
+    )
+    await buffer.advance_policy(2)
+    await buffer.sample(2, Fifo())  # a and b
+    await buffer.sample(2, Lifo())  # c and b again
+    found = await buffer.metrics()
+    expected = {
+        "gen/groups": 4,
+        "gen/recent_groups": 0,
+        "buffer/groups": 4,
+        "buffer/episodes": 7,
+        "buffer/tokens": 35,
+        "buffer/dropped": 1,
+        "buffer/deleted": 0,
+        "buffer/unsampled": 0,
+        "buffer/starved_tasks": 0,
+        "buffer/policy_version": 2,
+        "buffer/staleness_mean": 2,
+        "buffer/staleness_max": 2,
+        "buffer/staleness/2": 3,
+        "buffer/staleness/1": 0,
+        "buffer/status/completed": 3,
+        "buffer/status/filtered": 1,
+        "buffer/status/leased": 0,
+        "buffer/task/gsm8k/completed": 2,
+        "buffer/task/code/filtered": 1,
+        "buffer/reward_mean": (0.5 + 1.0 + 0.25) / 3,
+        "replay/groups": 1,
+        "replay/share": 0.25,
+        "replay/samples_per_insert": 1,
+        "replay/reward_mean": 1.0,
+        "replay/staleness_mean": 2,
+        "train/draws": 2,
+        "train/groups": 4,
+        "train/tokens": 40,
+        "train/unique": 0.75,
+        "train/reward_mean": (0.5 + 1.0 + 0.25 + 1.0) / 4,
+        "train/reward_std": (0.5 + 0.0 + 0.25 + 0.0) / 4,
+        "train/staleness_mean": 2,
+        "train/staleness_max": 2,
+        "train/staleness/2": 4,
+    }
+    assert {name: found.get(name) for name in expected} == pytest.approx(expected)
+    assert found["buffer/bytes"] > 0
+
+
+async def test_only_the_last_draws_count_as_recent(buffer: Buffer) -> None:
+    await buffer.put(group("a", rewards=[0.0, 0.0]))
+    await buffer.sample(1)
+    await buffer.put([group("b", rewards=[1.0, 0.0]), group("c", rewards=[1.0, 1.0])])
+    await buffer.sample(3)
+    found = await buffer.metrics(draws=1)
+    assert (found["train/draws"], found["train/groups"]) == (1, 3)
+    assert found["replay/groups"] == 1
+    assert found["gen/recent_groups"] == 0
+    await buffer.put(group("d", rewards=[0.0, 0.5, 1.0]))
+    await buffer.put(group("e", rewards=[1.0, 1.0]))
+    found = await buffer.metrics(draws=1)
+    assert found["gen/recent_groups"] == 2
+    assert found["gen/reward_mean"] == 0.75
+    assert found["gen/reward_std"] == pytest.approx((1 / 6) ** 0.5 / 2)
+    assert found["gen/uninformative"] == 0.5
+    whole = await buffer.metrics(draws=2)
+    assert whole["train/groups"] == 4
+    assert whole["gen/recent_groups"] == 4
+
+
+async def test_without_draws_everything_is_recent(buffer: Buffer) -> None:
+    await buffer.put(groups(3))
+    assert (await buffer.metrics())["gen/recent_groups"] == 3
+
+
+async def test_times(buffer: Buffer) -> None:
+    await buffer.put(group("a"))
+    await asyncio.sleep(0.3)
+    await buffer.put(group("b"))
+    await buffer.sample(2)
+    found = await buffer.metrics()
+    assert 0.3 <= found["buffer/wait_max"] < 5
+    assert 0.15 <= found["buffer/wait_mean"] <= found["buffer/wait_max"]
+    assert found["buffer/wait_mean"] < found["buffer/wait_max"] - 0.1
+    assert 0.3 <= found["buffer/age_max"] < 5
+    assert found["buffer/age_mean"] < found["buffer/age_max"] - 0.1
+
+
+async def test_waiting_is_from_completion_to_the_first_draw(buffer: Buffer) -> None:
+    await buffer.open_group("gsm8k", "slow", 1)
+    await asyncio.sleep(0.3)
+    await buffer.add_episode("slow", episode())
+    await buffer.sample(1)
+    await asyncio.sleep(0.3)
+    await buffer.sample(1)
+    found = await buffer.metrics()
+    assert found["buffer/age_max"] >= 0.6
+    assert found["buffer/wait_max"] < 0.25
+
+
+async def test_starved_tasks_and_what_was_deleted(buffer: Buffer) -> None:
+    ids = await buffer.put([*groups(2), *groups(1, "code")])
+    await buffer.delete(ids[2:])
+    lease = await buffer.lease(1, ttl=60)
+    found = await buffer.metrics()
+    assert found["buffer/starved_tasks"] == 1
+    assert found["buffer/deleted"] == 1
+    assert found["buffer/status/leased"] == 1
+    await lease.ack()
+    assert (await buffer.metrics())["buffer/groups"] == 1
+
+
+async def test_what_was_given_back_did_not_train(buffer: Buffer) -> None:
+    async def trained() -> tuple[float, ...]:
+        found = await buffer.metrics()
+        return tuple(found[name] for name in ("train/draws", "train/groups", "replay/groups"))
+
+    await buffer.put(groups(2))
+    async with buffer.lease(1, ttl=60):
+        pass
+    await (await buffer.lease(1, ttl=60)).nack()
+    assert await trained() == (1, 1, 0)
+    await buffer.sample(1)
+    assert await trained() == (2, 2, 0)
+    await buffer.sample(1)
+    assert await trained() == (3, 3, 1)
+
+
+async def test_every_staleness_has_a_bin(buffer: Buffer) -> None:
+    await buffer.advance_policy(40)
+    ages = [-3, 0, 1, 2, 3, 4, 5, 8, 9, 16, 17, 40]
+    await buffer.put([group(f"g{age}", version=40 - age) for age in ages])
+    await buffer.sample(len(ages))
+    found = await buffer.metrics()
+    expected = [1, 1, 1, 1, 2, 2, 2, 2]
+    for prefix in ("buffer", "train"):
+        bins = [found[f"{prefix}/staleness/{name}"] for name, *_ in STALENESS_BINS]
+        assert bins == expected
+
+
+async def test_buffers_do_not_mix(buffer: Buffer, store: object) -> None:
+    other = await store.buffer("other")  # type: ignore[attr-defined]
+    await buffer.put(groups(2))
+    await buffer.sample(1)
+    found = await other.metrics()
+    assert found["gen/groups"] == found["train/groups"] == found["buffer/groups"] == 0
+
+
+async def test_every_name_is_documented(buffer: Buffer) -> None:
+    await buffer.put(groups(2, version=0))
+    await buffer.sample(2)
+    await buffer.sample(2)
+    await buffer.put(groups(1, "later"))
+    text = (Path(__file__).parents[3] / "docs" / "training.md").read_text(encoding="utf8")
+    documented = set(re.findall(r"`((?:gen|buffer|replay|train)/[^`]+)`", text))
+    found = await buffer.metrics()
+    shown = {
+        re.sub(r"(?<=/staleness/).*", "<bin>", re.sub(r"(?<=/status/).*", "<status>", name))
+        for name in found
+    }
+    shown = {re.sub(r"(?<=^buffer/task/).*", "<task>/<status>", name) for name in shown}
+    assert shown == documented
+    for name, *_ in STALENESS_BINS:
+        assert f"`{name}`" in text

@@ -1,0 +1,171 @@
+"""Cancelling a lease at any moment: nothing is held for longer than its ttl, nothing counts."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import replaydb as rdb
+from replaydb import Buffer, Store
+from replaydb.database.repository import groups as group_repository
+from replaydb.database.schema import lease as lease_table
+from support.groups import groups
+from support.ledger import check_books, group_rows, number_of, statuses
+
+
+async def test_cancelled_at_any_moment(store: Store, url: str) -> None:
+    buffer = await store.buffer("math", max_attempts=1000)
+    await buffer.put(groups(8))
+    for step in range(60):
+        task = asyncio.ensure_future(_take(buffer))
+        await asyncio.sleep(step * 0.0004)
+        task.cancel()
+        await asyncio.wait([task])
+    # Not even until the ttl, also where the commit was made that was cancelled.
+    batch = await buffer.sample(8)
+    assert len(batch) == 8
+    assert set((await statuses(url)).values()) == {"completed"}
+    assert await number_of(url, lease_table) == 0
+
+
+async def _take(buffer: Buffer) -> None:
+    async with buffer.lease(4, ttl=500):
+        await asyncio.sleep(60)  # never acked
+
+
+async def test_cancelled_while_the_payloads_travel(
+    store: Store, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer = await store.buffer("math", max_attempts=1)
+    await buffer.put(groups(2))
+    reached = asyncio.Event()
+
+    async def stuck(*arguments: Any) -> Any:
+        reached.set()
+        await asyncio.sleep(60)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(group_repository, "with_payloads", stuck)
+        task = asyncio.ensure_future(buffer.lease(2, ttl=60).__aenter__())
+        await reached.wait()
+        task.cancel()
+        await asyncio.wait([task])
+    assert task.cancelled()
+    assert set((await statuses(url)).values()) == {"completed"}
+    assert {row["attempts"] for row in await group_rows(url)} == {0}
+    assert await number_of(url, lease_table) == 0
+
+
+async def test_many_cancelled_at_once_do_not_block_each_other(
+    store: Store, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On their way out all need the writer, while others who have it wait for readers."""
+    buffer = await store.buffer("math")
+    await buffer.put(groups(40))
+    fetch, stuck = group_repository.with_payloads, asyncio.Event()
+    reading, all_reading = 0, asyncio.Event()
+
+    async def slow(*arguments: Any) -> Any:
+        nonlocal reading
+        reading += 1
+        if reading == 4:
+            all_reading.set()
+        await stuck.wait()
+        return await fetch(*arguments)
+
+    monkeypatch.setattr(group_repository, "with_payloads", slow)
+    tasks = [asyncio.ensure_future(buffer.lease(1, ttl=60).__aenter__()) for _ in range(10)]
+    await all_reading.wait()
+    await asyncio.sleep(0.1)  # one more has the writer, and waits for a reader
+    for task in tasks[:4]:
+        task.cancel()
+    await asyncio.sleep(0.1)
+    stuck.set()
+    async with asyncio.timeout(10):
+        await asyncio.wait(tasks[:4])
+        leases = await asyncio.gather(*tasks[4:])
+    for lease in leases:
+        await lease.__aexit__(None, None, None)
+    await check_books(url)
+    assert list((await statuses(url)).values()).count("archived") == 6
+
+
+async def test_cancelled_inside_the_block(buffer: Buffer, url: str) -> None:
+    await buffer.put(groups(2))
+    entered = asyncio.Event()
+
+    async def hold() -> None:
+        async with buffer.lease(2, ttl=60):
+            entered.set()
+            await asyncio.sleep(60)
+
+    task = asyncio.ensure_future(hold())
+    await entered.wait()
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert set((await statuses(url)).values()) == {"completed"}
+    assert {row["attempts"] for row in await group_rows(url)} == {1}
+
+
+async def test_waiting_for_groups_ends_on_cancel_at_once(buffer: Buffer, url: str) -> None:
+    task = asyncio.ensure_future(buffer.lease(1, ttl=60, timeout=None).__aenter__())
+    await asyncio.sleep(0.1)
+    began = asyncio.get_running_loop().time()
+    task.cancel()
+    await asyncio.wait([task])
+    assert asyncio.get_running_loop().time() - began < 0.5
+    await buffer.put(groups(1))
+    assert await statuses(url) == {"gsm8k-0": "completed"}
+
+
+async def test_waiting_for_a_lease_that_expires(buffer: Buffer) -> None:
+    """Nothing is committed when time passes, so the waiting must look by itself."""
+    ids = await buffer.put(groups(1))
+    await buffer.lease(1, ttl=0.3)
+    second = await buffer.lease(1, ttl=60, timeout=10)
+    assert second.batch.ids == ids
+    with pytest.raises(rdb.NotEnoughGroupsError):
+        await buffer.lease(1, ttl=60, timeout=0.05)
+    await second.ack()
+
+
+async def test_cancelled_while_the_block_ends(buffer: Buffer, url: str) -> None:
+    """At any moment of the ack, also long before the lease would expire."""
+    await buffer.put(groups(2))
+    await buffer.update_settings(on_ack="return")
+    for moment in range(60):
+        leave = asyncio.Event()
+
+        async def hold(leave: asyncio.Event = leave) -> None:
+            async with buffer.lease(2, ttl=500):
+                await leave.wait()
+
+        task = asyncio.create_task(hold())
+        while not await buffer.leases():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        leave.set()
+        for _ in range(moment % 20):
+            await asyncio.sleep(0)
+        if moment >= 20:
+            await asyncio.sleep(moment * 0.0001)
+        task.cancel()
+        await asyncio.wait([task])
+        assert await buffer.leases() == []
+    assert set((await statuses(url)).values()) == {"completed"}
+
+
+async def test_a_loader_cancelled_while_it_closes(buffer: Buffer, url: str) -> None:
+    await buffer.put(groups(8))
+    for moment in range(1, 30):
+        loader = buffer.loader(2, rdb.Fifo(), lease=True, ttl=500, prefetch=2)
+        await anext(loader)
+        task = asyncio.create_task(loader.aclose())
+        for _ in range(moment):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        assert await buffer.leases() == []
+    assert set((await statuses(url)).values()) == {"completed"}

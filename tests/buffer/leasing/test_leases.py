@@ -1,0 +1,278 @@
+"""Leases: taken, acked, nacked, extended, expired."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import update
+
+import replaydb as rdb
+from replaydb import Buffer, Store
+from replaydb.database.schema import lease as lease_table
+from support.clock import Clock
+from support.connections import transaction
+from support.groups import group, groups
+from support.ledger import group_row, number_of, statuses
+
+
+async def test_acked_when_the_block_ends_and_nacked_when_it_raises(
+    buffer: Buffer, url: str
+) -> None:
+    ids = await buffer.put(groups(3))
+    async with buffer.lease(2, ttl=60) as lease:
+        assert lease.batch.ids == ids[:2]
+        assert list((await statuses(url)).values()) == ["leased", "leased", "completed"]
+    assert list((await statuses(url)).values()) == ["archived", "archived", "completed"]
+    row = await group_row(url, ids[0])
+    assert (row["status_reason"], row["times_sampled"]) == ("acked", 1)
+
+    with pytest.raises(ZeroDivisionError):
+        async with buffer.lease(1, ttl=60):
+            raise ZeroDivisionError("it blew\0 up \ud800")
+    row = await group_row(url, ids[2])
+    assert (row["group_status"], row["attempts"], row["times_sampled"]) == ("completed", 1, 0)
+    assert row["status_reason"] == "ZeroDivisionError: it blew up ?"
+    assert await number_of(url, lease_table) == 0
+
+
+async def test_nobody_else_is_given_what_is_leased(buffer: Buffer, other: Store) -> None:
+    ids = await buffer.put(groups(4))
+    theirs = await other.buffer("math")
+    async with buffer.lease(3, ttl=60):
+        assert (await theirs.sample(1)).ids == ids[3:]
+        with pytest.raises(rdb.NotEnoughGroupsError) as caught:
+            await theirs.sample(2)
+        assert caught.value.available == 1
+        second = await theirs.lease(1, ttl=60)
+        assert second.batch.ids == ids[3:]
+        with pytest.raises(rdb.NotEnoughGroupsError):
+            await theirs.lease(1, ttl=60)
+        await second.nack()
+
+
+@pytest.mark.parametrize("live", [True, False])
+async def test_an_ack_that_waits_goes_by_what_has_become_of_the_lease(
+    buffer: Buffer, url: str, live: bool
+) -> None:
+    await buffer.put([*groups(3), group("another", "code")])
+    lease = await buffer.lease(4, ttl=60)
+    async with transaction(url) as connection:
+        end = datetime.now(UTC) + timedelta(seconds=90 if live else -1)
+        await connection.execute(update(lease_table).values(expires_at=end))
+        ack = asyncio.create_task(lease.ack())
+        await asyncio.sleep(0.1)
+        assert not ack.done()
+    if live:
+        await ack
+        assert set((await statuses(url)).values()) == {"archived"}
+        assert await number_of(url, lease_table) == 0
+        return
+    with pytest.raises(rdb.LeaseExpiredError):
+        await ack
+    assert set((await statuses(url)).values()) == {"leased"}
+
+
+async def test_some_of_a_lease(buffer: Buffer, url: str) -> None:
+    ids = await buffer.put(groups(5))
+    lease = await buffer.lease(5, ttl=60)
+    await lease.ack(ids[:2])
+    await lease.nack([ids[2]], reason="odd")
+    expected = ["archived", "archived", "completed", "leased", "leased"]
+    assert list((await statuses(url)).values()) == expected
+    assert [one.num_groups for one in await buffer.leases()] == [2]
+    with pytest.raises(rdb.LeaseExpiredError) as caught:
+        await lease.ack([ids[0], ids[3]])
+    assert caught.value.group_ids == (ids[0],)
+    with pytest.raises(rdb.LeaseExpiredError):
+        await lease.nack([ids[2]])
+    assert list((await statuses(url)).values()) == expected
+    await lease.ack()
+    assert await buffer.leases() == []
+    with pytest.raises(rdb.LeaseExpiredError):
+        await lease.ack()
+
+
+async def test_what_was_settled_inside_the_block_stays_so(buffer: Buffer, url: str) -> None:
+    ids = await buffer.put(groups(3))
+
+    async def train() -> None:
+        async with buffer.lease(3, ttl=60) as lease:
+            await lease.ack(ids[:1])
+            raise ValueError("late")
+
+    with pytest.raises(ValueError, match="late"):
+        await train()
+    assert list((await statuses(url)).values()) == ["archived", "completed", "completed"]
+    async with buffer.lease(2, ttl=60) as lease:
+        await lease.nack(ids[1:2])
+    assert list((await statuses(url)).values()) == ["archived", "completed", "archived"]
+    async with buffer.lease(1, ttl=60) as lease:
+        await lease.ack()
+
+
+async def test_an_expired_lease_returns_by_itself(buffer: Buffer, clock: Clock, url: str) -> None:
+    ids = await buffer.put(groups(2))
+    lease = await buffer.lease(2, ttl=30)
+    clock.jump(29)
+    with pytest.raises(rdb.NotEnoughGroupsError):
+        await buffer.sample(1)
+    clock.jump(1)
+    assert await buffer.leases() == []
+    batch = await buffer.sample(2, rdb.Fifo())
+    assert batch.ids == ids
+    assert [one.attempts for one in await buffer.get(ids)] == [1, 1]
+    assert [one.times_sampled for one in await buffer.get(ids)] == [1, 1]
+    assert [one.status_reason for one in await buffer.get(ids)] == ["lease expired"] * 2
+    assert await number_of(url, lease_table) == 0
+    with pytest.raises(rdb.LeaseExpiredError):
+        await lease.ack()
+
+
+async def test_a_lease_that_is_over_cannot_be_used_though_nobody_took_the_groups(
+    buffer: Buffer, clock: Clock, url: str
+) -> None:
+    await buffer.put(groups(2))
+    lease = await buffer.lease(2, ttl=30)
+    clock.jump(30)
+    for call in (lease.ack, lease.nack, lease.extend):
+        with pytest.raises(rdb.LeaseExpiredError) as caught:
+            await call()
+        assert caught.value.lease_id == lease.id
+    assert set((await statuses(url)).values()) == {"leased"}
+    await buffer.put(group())  # whoever comes by next clears up
+    assert set((await statuses(url)).values()) == {"completed"}
+
+
+async def test_the_next_holder_is_not_disturbed_by_the_first(
+    buffer: Buffer, clock: Clock, other: Store
+) -> None:
+    ids = await buffer.put(groups(2))
+    first = await buffer.lease(2, ttl=30)
+    clock.jump(31)
+    second = await (await other.buffer("math")).lease(2, ttl=30)
+    assert second.batch.ids == ids
+    for call in (first.ack, first.nack, first.extend):
+        with pytest.raises(rdb.LeaseExpiredError):
+            await call()
+    with pytest.raises(rdb.LeaseExpiredError):
+        await first.ack(ids[:1])
+    assert [one.num_groups for one in await buffer.leases()] == [2]
+    await second.ack()
+
+
+async def test_a_lease_over_two_tasks_ends_whole(buffer: Buffer, clock: Clock, url: str) -> None:
+    await buffer.put([*groups(1, "a"), *groups(1, "b")])
+    lease = await buffer.lease({"a": 1, "b": 1}, ttl=30)
+    clock.jump(31)
+    await buffer.sample(1, tasks="a")  # looks after task a alone
+    assert await statuses(url) == {"a-0": "completed", "b-0": "leased"}
+    for call in (lease.ack, lease.nack, lease.extend):
+        with pytest.raises(rdb.LeaseExpiredError):
+            await call()
+    clock.jump(-20)  # a clock may be set back: what is over stays over
+    with pytest.raises(rdb.LeaseExpiredError):
+        await lease.extend()
+    with pytest.raises(rdb.LeaseExpiredError):
+        await lease.ack()
+    clock.jump(20)
+    await buffer.sample(1, tasks="b")
+    assert await statuses(url) == {"a-0": "completed", "b-0": "completed"}
+    assert await number_of(url, lease_table) == 0
+
+
+async def test_extending(buffer: Buffer, clock: Clock) -> None:
+    await buffer.put(groups(1))
+    lease = await buffer.lease(1, ttl=30)
+    clock.jump(20)
+    await lease.extend()
+    clock.jump(20)
+    await lease.extend(100)
+    clock.jump(99)
+    assert len(await buffer.leases()) == 1
+    await lease.ack()
+    for ttl in (0, -1, float("nan"), float("inf"), "1"):
+        with pytest.raises(rdb.InvalidInputError):
+            await lease.extend(ttl)  # type: ignore[arg-type]
+
+
+async def test_the_heartbeat_keeps_a_lease_alive(buffer: Buffer, other: Store) -> None:
+    await buffer.put(groups(1))
+    async with buffer.lease(1, ttl=0.6):
+        await asyncio.sleep(1.2)
+        with pytest.raises(rdb.NotEnoughGroupsError):
+            await (await other.buffer("math")).sample(1)
+    assert await buffer.count(statuses="archived") == 1
+
+
+async def test_the_heartbeat_gives_up_what_is_lost(buffer: Buffer, clock: Clock) -> None:
+    await buffer.put(groups(1))
+
+    async def train(error: Exception | None) -> None:
+        async with buffer.lease(1, ttl=0.3):
+            clock.jump(60)
+            await asyncio.sleep(0.2)
+            if error is not None:
+                raise error
+
+    with pytest.raises(rdb.LeaseExpiredError):
+        await train(None)
+    with pytest.raises(KeyError):  # an error of the block is not hidden by that of the lease
+        await train(KeyError())
+
+
+async def test_what_leases_says(store: Store, buffer: Buffer, clock: Clock) -> None:
+    await buffer.put(groups(3))
+    begin = clock.now()
+    first = await buffer.lease(1, ttl=30, owner="trainer-0")
+    second = await buffer.lease(2, ttl=60)
+    one, two = await buffer.leases()
+    assert (one.id, one.owner, one.num_groups) == (first.id, "trainer-0", 1)
+    assert (two.id, two.num_groups) == (second.id, 2)
+    assert begin <= one.acquired_at <= clock.now()
+    assert 29.9 < (one.expires_at - one.acquired_at).total_seconds() < 30.1
+    assert await (await store.buffer("other")).leases() == []
+    clock.jump(31)
+    assert [info.id for info in await buffer.leases()] == [second.id]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"ttl": 0},
+        {"ttl": -1},
+        {"ttl": None},
+        {"ttl": float("inf")},
+        {"ttl": 1e300},
+        {"statuses": []},
+        {"statuses": ["leased"]},
+        {"statuses": ["archived"]},
+        {"statuses": ["pending"]},
+        {"statuses": ["nonsense"]},
+        {"owner": ""},
+        {"n": 0},
+        {"n": {}},
+        {"step": -1},
+    ],
+)
+async def test_wrong_arguments(buffer: Buffer, wrong: dict[str, Any]) -> None:
+    arguments: dict[str, Any] = {"n": 1, "ttl": 10} | wrong
+    with pytest.raises(rdb.InvalidInputError):
+        await buffer.lease(arguments.pop("n"), **arguments)
+
+
+async def test_a_store_that_is_closed_under_a_lease(url: str) -> None:
+    store = await Store.open(url)
+    buffer = await store.buffer("math")
+    await buffer.put(groups(1))
+
+    async def train() -> None:
+        async with buffer.lease(1, ttl=0.3):
+            await store.close()
+            await asyncio.sleep(0.2)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        await train()

@@ -1,0 +1,50 @@
+"""Puts that wait cost next to nothing, and last draws give all there was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import replaydb as rdb
+from replaydb import Store
+from replaydb.database.transactions import Database
+from support.groups import group
+
+
+@pytest.mark.parametrize("capacity", [False, True], ids=["rate limit", "capacity"])
+async def test_puts_that_wait_do_not_wake_each_other(
+    store: Store, url: str, monkeypatch: pytest.MonkeyPatch, capacity: bool
+) -> None:
+    settings = {"capacity": rdb.Capacity(groups=1)} if capacity else {"rate_limit": rdb.Queue(1)}
+    here = await store.buffer("math", **settings)
+    await here.put(group("first"))
+    lease = await here.lease(1, ttl=60) if capacity else None
+    async with Store.open(url) as other:
+        there = await other.buffer("math")
+        attempts = 0
+        transact = Database.transact
+
+        async def counted(self: Database, steps: Any, **end: Any) -> Any:
+            nonlocal attempts
+            attempts += 1
+            return await transact(self, steps, **end)
+
+        monkeypatch.setattr(Database, "transact", counted)
+        for buffer in (here, there):
+            with pytest.raises((rdb.RateLimitedError, rdb.BufferFullError)):
+                await buffer.put(group(f"late in {buffer is here}"), timeout=0.7)
+        # The first and the last look, one when it begins to listen, and some room for chance.
+        assert attempts <= 12
+    if lease is not None:
+        await lease.ack()
+
+
+async def test_a_last_draw_gives_the_texts_it_drops(store: Store) -> None:
+    buffer = await store.buffer("math", max_times_sampled=1, archived_payload="drop")
+    episode = rdb.Episode(prompt_ids=[1], response_ids=[2], text="the last word")
+    await buffer.put(rdb.EpisodeGroup("gsm8k", [episode]))
+    batch = await buffer.sample(1)
+    assert batch.groups[0].status == rdb.GroupStatus.ARCHIVED
+    assert batch.groups[0].episodes == (episode,)
+    assert batch.groups[0].episodes[0].text == "the last word"

@@ -1,0 +1,292 @@
+"""Damaged payloads: named, kept apart, and never in the way of sound ones."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from typing import Any
+
+import pytest
+from sqlalchemy import delete, insert, literal_column, select, update
+from sqlalchemy.exc import DBAPIError
+
+import replaydb as rdb
+from replaydb import Buffer, GroupStatus, SamplingPolicy, Store
+from replaydb.database.schema import episode_group, payload
+from support.connections import transaction
+from support.damage import DAMAGES, damage
+from support.groups import group, groups, long_group
+from support.tables import group_facts
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+@pytest.mark.parametrize("how", DAMAGES)
+async def test_any_damage_is_noticed(
+    store: Store, url: str, how: str, compression: str | None
+) -> None:
+    buffer = await store.buffer("math", compression=compression)
+    ids = await buffer.put([group("a"), group("b")])
+    await damage(url, ids[0], DAMAGES[how])
+    with pytest.raises(rdb.CorruptPayloadError, match=rf"groups {ids[0]}: ") as caught:
+        await buffer.get(ids)
+    assert caught.value.group_ids == (ids[0],)
+    assert caught.value.reason
+    assert caught.value.batch is None
+    assert [one.group_uid for one in await buffer.get(ids[1:])] == ["b"]
+    await buffer.delete(ids[:1])  # its size is not what it should be
+
+
+async def test_the_record_says_what_was_lost(buffer: Buffer, url: str) -> None:
+    await buffer.put(groups(4))
+    await damage(url, 2)
+    with pytest.raises(rdb.CorruptPayloadError) as caught:
+        await buffer.sample(3, rdb.Fifo())
+    await damage(url, 3)
+    with pytest.raises(rdb.CorruptPayloadError):
+        await buffer.lease(2, ttl=60)
+    leased, sampled = await buffer.draws()
+    assert sampled.outcomes == ("sampled", "lost", "sampled")
+    assert sampled.outcome_reasons == (None, caught.value.reason, None)
+    assert leased.outcomes == ("nacked", "lost")
+    assert leased.outcome_reasons[0] == "other groups of the batch were damaged"
+
+
+async def test_what_was_lost_is_lost_to_a_holder_who_was_killed(
+    buffer: Buffer, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await buffer.put(groups(1))
+    await damage(url, 1)
+    mark = Buffer._mark_failed
+
+    async def killed(*_: object) -> None:
+        pass
+
+    async def later(*arguments: Any) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(Buffer, "_mark_failed", killed)
+            patch.setattr(Buffer, "_hand_back", killed)
+            with pytest.raises(rdb.CorruptPayloadError):
+                await buffer.lease(1, ttl=0.001)
+        await mark(*arguments)
+
+    monkeypatch.setattr(Buffer, "_mark_failed", later)
+    with pytest.raises(rdb.CorruptPayloadError):
+        await buffer.sample(1)
+    assert [record.outcomes for record in await buffer.draws()] == [("lost",), ("lost",)]
+
+
+@pytest.mark.parametrize("policy", [rdb.Fifo(), rdb.Uniform(), rdb.Prioritized()], ids=str)
+async def test_the_others_of_a_draw_are_still_usable(
+    buffer: Buffer, url: str, policy: SamplingPolicy
+) -> None:
+    given = [group(f"{i}", priority=1.0 + i) for i in range(5)]
+    ids = await buffer.put(given)
+    await damage(url, ids[1])
+    await damage(url, ids[3])
+    with pytest.raises(rdb.CorruptPayloadError) as caught:
+        await buffer.sample(5, policy)
+    error = caught.value
+    assert sorted(error.group_ids) == [ids[1], ids[3]]
+    assert error.batch is not None
+    assert sorted(error.batch.ids) == [ids[0], ids[2], ids[4]]
+    assert len(error.batch) == len(error.batch.probabilities) == len(error.batch.weights) == 3
+    for one, chance in zip(error.batch.groups, error.batch.probabilities, strict=True):
+        assert one == given[one.id - 1]
+        if policy == rdb.Prioritized():
+            assert chance == pytest.approx(one.id / 15)
+
+
+async def test_damaged_groups_are_marked_and_not_drawn_again(buffer: Buffer, url: str) -> None:
+    ids = await buffer.put([*groups(3, priority=2.0), *groups(2, "code")])
+    await damage(url, ids[0])
+    await damage(url, ids[3])
+    with pytest.raises(rdb.CorruptPayloadError):
+        await buffer.sample(5)
+    for one in (ids[0], ids[3]):
+        facts = await group_facts(url, one)
+        assert facts["group_status"] == GroupStatus.FAILED
+        assert facts["status_reason"]
+    assert await buffer.count(statuses="failed") == 2
+    for _ in range(5):
+        assert set((await buffer.sample(3)).ids) == {ids[1], ids[2], ids[4]}
+    with pytest.raises(rdb.NotEnoughGroupsError):
+        await buffer.sample(4)
+    counters = {one.task_name: one.num_available for one in (await buffer.stats()).tasks}
+    assert counters == {"code": 1, "gsm8k": 2}
+
+
+async def test_a_draw_of_nothing_but_damage(buffer: Buffer, url: str) -> None:
+    [group_id] = await buffer.put(group())
+    await damage(url, group_id)
+    with pytest.raises(rdb.CorruptPayloadError) as caught:
+        await buffer.sample(1, rdb.Prioritized())
+    assert caught.value.batch is not None
+    assert len(caught.value.batch) == 0
+    assert caught.value.batch.weights.shape == (0,)
+    with pytest.raises(rdb.NotEnoughGroupsError):
+        await buffer.sample(1)
+
+
+@pytest.mark.parametrize("part", ["lost", "doubled", "of another group"])
+async def test_parts_that_do_not_make_the_group(buffer: Buffer, url: str, part: str) -> None:
+    ids = await buffer.put([group("a", rewards=[1, 2]), group("b", rewards=[1, 2, 3])])
+    here = payload.c.group_id == ids[0]
+    async with transaction(url) as connection:
+        rows = await connection.execute(select(payload).order_by(payload.c.group_id))
+        first, second = [dict(row) for row in rows.mappings()]
+        if part == "doubled":
+            await connection.execute(insert(payload), [first | {"part": 1}])
+        else:
+            await connection.execute(delete(payload).where(here))
+        if part == "of another group":
+            await connection.execute(insert(payload), [second | {"group_id": ids[0]}])
+    with pytest.raises(rdb.CorruptPayloadError) as caught:
+        await buffer.sample(2)
+    assert caught.value.group_ids == (ids[0],)
+    assert caught.value.batch is not None
+    assert caught.value.batch.ids == [ids[1]]
+    await buffer.delete(ids[:1])
+    assert (await buffer.sample(1)).ids == [ids[1]]
+
+
+async def test_damage_is_noticed_in_large_groups_too(buffer: Buffer, url: str) -> None:
+    """Those are decoded in a thread."""
+    ids = await buffer.put([long_group(f"{i}", 100_000) for i in range(3)])
+    await damage(url, ids[1], DAMAGES["a bit in the middle"])
+    with pytest.raises(rdb.CorruptPayloadError) as caught:
+        await buffer.sample(3, rdb.Fifo())
+    assert caught.value.batch is not None
+    assert caught.value.batch.ids == [ids[0], ids[2]]
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("tags", "'not json'"),
+        ("tags", "CAST(x'7b22ff227d' AS TEXT)"),
+        ("tags", "'[1, 2]'"),
+        ("created_at", "'no time'"),
+        ("created_at", "'2026-13-45 00:00:00.000000'"),
+        ("completed_at", "17"),
+        ("first_sampled_at", "'2026'"),
+    ],
+)
+async def test_a_scalar_that_is_none_fails_its_group_alone(
+    store: Store, url: str, caplog: pytest.LogCaptureFixture, column: str, value: str
+) -> None:
+    buffer = await store.buffer("math", time_to_live=1000, max_times_sampled=100)
+    given = [group(f"{i}", tags={"level": i}) for i in range(4)]
+    ids = await buffer.put(given)
+    await buffer.sample(4)
+    here = episode_group.c.id == ids[1]
+    try:
+        async with transaction(url) as connection:
+            changed: dict[str, Any] = {column: literal_column(value)}
+            await connection.execute(update(episode_group).where(here).values(changed))
+    except DBAPIError:
+        assert url.startswith("postgresql")  # which does not let it in
+        return
+    with pytest.raises(rdb.CorruptPayloadError, match=f"groups {ids[1]}: {column} "):
+        await buffer.get(ids)
+    with pytest.raises(rdb.CorruptPayloadError) as caught:
+        await buffer.sample(4, rdb.Fifo())
+    assert caught.value.group_ids == (ids[1],)
+    assert caught.value.batch is not None
+    assert caught.value.batch.ids == [ids[0], *ids[2:]]
+    assert (await buffer.sample(3, rdb.LeastSampled())).groups[0].tags == {"level": 0}
+    assert await buffer.count(statuses="failed") == 1
+    (said,) = [one for one in caplog.records if one.levelname == "ERROR"]
+    assert f"group {ids[1]} failed: {column}" in said.getMessage()
+    await buffer.put(group("1"), on_duplicate="replace")
+    await buffer.put(group("more"))
+    assert len((await buffer.sample(4)).ids) == 4
+
+
+async def test_a_time_that_is_none_does_not_stop_evictions(sqlite_url: str) -> None:
+    """The clause of one engine: PostgreSQL lets no such value in."""
+    async with Store.open(sqlite_url) as opened:
+        buffer = await opened.buffer(
+            "math", capacity=rdb.Capacity(groups=2), eviction="least_recently_sampled"
+        )
+        await buffer.put(groups(2))
+        await buffer.sample(2)
+        async with transaction(sqlite_url) as connection:
+            changed: dict[str, Any] = {"last_sampled_at": literal_column("'soon'")}
+            here = episode_group.c.id == 2
+            await connection.execute(update(episode_group).where(here).values(changed))
+        await buffer.put(group("more"))
+        assert sorted((await buffer.sample(2)).ids) == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("data", "text"), ("data", 7), ("checksum", "text"), ("checksum", 0.5), ("part", b"0")],
+)
+async def test_a_payload_of_another_kind(sqlite_url: str, column: str, value: object) -> None:
+    """One bit of a row says whether it is bytes or text."""
+    async with Store.open(sqlite_url) as store:
+        buffer = await store.buffer("math")
+        ids = await buffer.put(groups(2))
+        with closing(sqlite3.connect(sqlite_url.removeprefix("sqlite:///"))) as connection:
+            connection.execute(
+                f"UPDATE payload SET {column} = ? WHERE group_id = ?",  # noqa: S608
+                (value, ids[0]),
+            )
+            connection.commit()
+        with pytest.raises(rdb.CorruptPayloadError, match=f"{column} can not be read") as caught:
+            await buffer.sample(2)
+        assert caught.value.batch is not None
+        assert caught.value.batch.ids == ids[1:]
+
+
+async def test_what_replaced_a_damaged_group_is_not_failed_for_it(
+    store: Store, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes between the draw that finds the damage, and what that makes of it."""
+    buffer = await store.buffer("math", max_times_sampled=5)
+    ids = await buffer.put([group("a"), group("b"), group("c")])
+    for one in ids:
+        await damage(url, one)
+    mark_failed = Buffer._mark_failed
+
+    async def replaced_first(self: Buffer, *args: Any) -> None:
+        await self.put(group("a", rewards=[5.0, 7.0]), on_duplicate="replace")
+        await self.delete(ids[2:])
+        await mark_failed(self, *args)
+
+    monkeypatch.setattr(Buffer, "_mark_failed", replaced_first)
+    with pytest.raises(rdb.CorruptPayloadError):
+        await buffer.sample(3)
+    monkeypatch.undo()
+    assert [one.group_uid for one in (await buffer.sample(1)).groups] == ["a"]
+    assert await buffer.count(statuses="failed") == 1
+
+
+async def test_damage_that_its_last_draw_finds(store: Store, url: str) -> None:
+    buffer = await store.buffer("math", max_times_sampled=1)
+    [group_id] = await buffer.put(group("a"))
+    await damage(url, group_id)
+    with pytest.raises(rdb.CorruptPayloadError):
+        await buffer.sample(1)
+    assert (await group_facts(url, group_id))["group_status"] == GroupStatus.ARCHIVED
+    (draw,) = await buffer.draws()
+    assert draw.outcomes == ("lost",)
+
+
+async def test_a_damaged_group_can_be_replaced(buffer: Buffer, url: str) -> None:
+    [group_id] = await buffer.put(group("a"))
+    await damage(url, group_id)
+    with pytest.raises(rdb.CorruptPayloadError):
+        await buffer.sample(1)
+    assert await buffer.put(group("a"), on_duplicate="replace") == [group_id]
+    assert (await buffer.sample(1)).ids == [group_id]
+
+
+@pytest.mark.parametrize("damage", ["replace(settings, '{', '[')", "CAST(x'ff' AS TEXT)"])
+async def test_damaged_settings_are_a_typed_error(sqlite_url: str, damage: str) -> None:
+    async with Store.open(sqlite_url, run="a") as store:
+        await store.buffer("math")
+        with closing(sqlite3.connect(sqlite_url.removeprefix("sqlite:///"))) as file, file:
+            file.execute(f"UPDATE buffer SET settings = {damage}")  # noqa: S608
+        with pytest.raises(rdb.DatabaseError, match=r"replay\.db"):
+            await store.buffer("math")

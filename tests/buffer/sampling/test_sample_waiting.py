@@ -1,0 +1,181 @@
+"""A sample may wait: for groups of this process, of another store, of another process."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+
+import replaydb as rdb
+from replaydb import Batch, Buffer, Store
+from support.groups import group, groups
+from support.other_process import other_process
+
+
+@pytest.fixture(autouse=True)
+def _woken_by_signals_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody looks again anyway."""
+    monkeypatch.setattr("replaydb.database.engines.signals.RECHECK_SECONDS", 600.0)
+
+
+@asynccontextmanager
+async def waiting(buffer: Buffer, n: Any = 1, **arguments: Any) -> AsyncIterator[Awaitable[Batch]]:
+    """A sample that has been waiting for a while when the block begins."""
+    arguments = {"timeout": 600} | arguments
+    sample = asyncio.create_task(buffer.sample(n, rdb.Fifo(), **arguments))
+    await asyncio.sleep(0.25)
+    assert not sample.done()
+    try:
+        yield asyncio.wait_for(sample, 30)
+    finally:
+        sample.cancel()
+
+
+@pytest.mark.parametrize("timeout", [600, 600.0, None, float("inf")])
+async def test_a_put_of_this_process_wakes(buffer: Buffer, timeout: float | None) -> None:
+    async with waiting(buffer, timeout=timeout) as sample:
+        await buffer.put(group("a"))
+        assert len(await sample) == 1
+
+
+async def test_a_put_of_another_store_wakes(buffer: Buffer, url: str) -> None:
+    async with Store.open(url) as second:
+        there = await second.buffer("math")
+        for _ in range(3):
+            async with waiting(buffer) as sample:
+                await there.put(group())
+                assert len(await sample) == 1
+            await buffer.delete(statuses="completed")
+
+
+async def test_a_put_of_another_process_wakes(buffer: Buffer, url: str) -> None:
+    async with (
+        other_process("put", url, "math", "a", "b") as other,
+        waiting(buffer, 2) as sample,
+    ):
+        done = await other.act()
+        assert (await sample).ids == done["ids"]
+
+
+async def test_only_enough_is_enough(buffer: Buffer) -> None:
+    await buffer.put([*groups(2), *groups(2, "code", tags={"level": "hard"})])
+    hard = rdb.col.tags["level"].as_string() == "hard"
+    async with (
+        waiting(buffer, 5) as total,
+        waiting(buffer, {"gsm8k": 2, "code": 3}) as quotas,
+        waiting(buffer, 3, where=hard) as filtered,
+        waiting(buffer, 3, tasks="gsm8k") as of_task,
+    ):
+        await buffer.put(group("easy", "code"))
+        assert len(await total) == 5
+        assert [one.task_name for one in (await quotas).groups] == ["gsm8k"] * 2 + ["code"] * 3
+        await buffer.put(group("hard", "code", tags={"level": "hard"}))
+        assert [one.group_uid for one in (await filtered).groups] == ["code-0", "code-1", "hard"]
+        await buffer.put(group("last"))
+        assert [one.group_uid for one in (await of_task).groups] == ["gsm8k-0", "gsm8k-1", "last"]
+
+
+async def test_a_new_policy_version_wakes(buffer: Buffer) -> None:
+    """Rewinding makes groups fresh enough."""
+    await buffer.put(group(version=1))
+    await buffer.advance_policy(5)
+    async with waiting(buffer, max_staleness=2) as sample:
+        await buffer.advance_policy(3, rewind=True)
+        assert len(await sample) == 1
+
+
+async def test_there_is_enough_already(buffer: Buffer) -> None:
+    await buffer.put(groups(3))
+    for timeout in (0, 0.0, 600, None):
+        assert len(await asyncio.wait_for(buffer.sample(3, timeout=timeout), 30)) == 3
+
+
+@pytest.mark.parametrize("timeout", [0, 0.3])
+async def test_time_runs_out(buffer: Buffer, timeout: float) -> None:
+    await buffer.put(groups(2))
+    start = time.monotonic()
+    with pytest.raises(rdb.NotEnoughGroupsError) as caught:
+        await buffer.sample(3, timeout=timeout)
+    assert timeout <= time.monotonic() - start
+    assert (caught.value.wanted, caught.value.available) == (3, 2)
+
+
+async def test_what_there_is_when_the_time_is_up(buffer: Buffer) -> None:
+    ids = await buffer.put(groups(2))
+    start = time.monotonic()
+    batch = await buffer.sample(3, rdb.Fifo(), timeout=0.3, allow_partial=True)
+    assert time.monotonic() - start >= 0.3
+    assert batch.ids == ids
+    async with waiting(buffer, 3, allow_partial=True) as sample:
+        await buffer.put(group())
+        assert len(await sample) == 3
+    with pytest.raises(rdb.NotEnoughGroupsError):
+        await buffer.sample(1, tasks="unseen", timeout=0.1, allow_partial=True)
+
+
+async def test_a_wait_is_cancelled_at_once(buffer: Buffer) -> None:
+    tasks = [asyncio.create_task(buffer.sample(1, timeout=None)) for _ in range(3)]
+    await asyncio.sleep(0.2)
+    for task in tasks:
+        task.cancel()
+        await asyncio.wait([task], timeout=30)
+        assert task.cancelled()
+    ids = await buffer.put(group())
+    assert [one.times_sampled for one in await buffer.get(ids)] == [0]
+
+
+async def test_a_cancellation_that_comes_with_a_change_is_not_lost(buffer: Buffer) -> None:
+    task = asyncio.create_task(buffer.sample(1, timeout=600))
+    await asyncio.sleep(0.2)
+    buffer._database.signal.announce()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(asyncio.shield(task), 30)
+
+
+async def test_a_wait_asks_nothing(buffer: Buffer) -> None:
+    """While nothing is committed, whoever waits for it runs no statement."""
+    asked: list[str] = []
+    database = buffer._database
+    async with waiting(buffer) as sample:
+        for engine in (database._writer, database._reader):
+            event.listen(
+                engine.sync_engine,
+                "before_cursor_execute",
+                lambda _connection, _cursor, statement, *_: asked.append(statement),
+            )
+        await asyncio.sleep(0.3)
+        assert asked == []
+        await buffer.put(group())
+        assert len(await sample) == 1
+    assert asked
+
+
+async def test_many_wait_and_all_are_served(buffer: Buffer) -> None:
+    """A sample takes nothing away, so one put is enough for everybody."""
+    samples = [asyncio.create_task(buffer.sample(1, timeout=20)) for _ in range(12)]
+    await asyncio.sleep(0.2)
+    await buffer.put(group())
+    batches = await asyncio.gather(*samples)
+    assert {one.ids[0] for one in batches} == {1}
+    assert (await buffer.get([1]))[0].times_sampled == 12
+
+
+CHANGES: dict[str, Callable[[Buffer], Awaitable[Any]]] = {
+    "failed put": lambda buffer: buffer.put(group(status="failed")),
+    "delete": lambda buffer: buffer.delete([99]),
+    "settings": lambda buffer: buffer.update_settings(seed=1),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+async def test_other_changes_end_no_wait(buffer: Buffer, change: str) -> None:
+    async with waiting(buffer, timeout=1.5) as sample:
+        await CHANGES[change](buffer)
+        with pytest.raises(rdb.NotEnoughGroupsError):
+            await sample

@@ -1,0 +1,89 @@
+"""Why there are not enough groups."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
+
+import replaydb as rdb
+from replaydb import Buffer, NotEnoughGroupsError, Store
+from support.groups import group, groups
+
+
+async def refused(buffer: Buffer, *args: object, **options: object) -> NotEnoughGroupsError:
+    with pytest.raises(NotEnoughGroupsError) as caught:
+        await buffer.sample(*args, **options)  # type: ignore[arg-type]
+    return caught.value
+
+
+async def test_what_there_is_instead(store: Store, url: str) -> None:
+    buffer = await store.buffer("math", max_times_sampled=1)
+    async with Store.open(url, run="stranger") as other:
+        await (await other.buffer("math")).put(groups(2, "theirs", tags={"level": "hard"}))
+    await buffer.advance_policy(5)
+    await buffer.put([*groups(9, version=5, tags={"level": "hard"}), *groups(3, "old", version=1)])
+    await buffer.put([group("bad", status="failed"), group("easy", version=5)])
+    await buffer.open_group("gsm8k", "slow", 2)
+    await buffer.sample(2, rdb.Fifo(), tasks="gsm8k")
+    first = await buffer.lease(3, ttl=60, owner="trainer-1", tasks="gsm8k")
+    second = await buffer.lease(1, ttl=60, owner="trainer-2", tasks="gsm8k")
+
+    error = await refused(
+        buffer, 8, runs="test", max_staleness=1, where=rdb.col.tags["level"] == "hard"
+    )
+    assert (error.wanted, error.available, error.task_name) == (8, 3, None)
+    assert error.by_status == {
+        "completed": 9, "leased": 4, "pending": 1, "archived": 2, "failed": 1,
+    }  # fmt: skip
+    assert error.leased_by == {"trainer-1": 3, "trainer-2": 1}
+    assert (error.of_other_runs, error.too_stale, error.filtered_out) == (2, 3, 1)
+    assert str(error) == (
+        "wanted 8 groups, 3 eligible; "
+        "there are 1 pending, 9 completed, 4 leased, 1 failed, 2 archived; "
+        "passed over 3 too stale, 2 of other runs, 1 not what `where` asks for; "
+        "leased by trainer-1 (3), trainer-2 (1)"
+    )
+    error = await refused(buffer, {"theirs": 1, "old": 4}, rdb.Fifo())
+    assert (error.task_name, error.by_status, error.leased_by) == ("old", {"completed": 3}, {})
+    assert str(error) == "wanted 4 groups of task 'old', 3 eligible; there are 3 completed"
+    mix = rdb.Mix([rdb.Share(1, rdb.Fifo()), rdb.Share(1, rdb.Fifo(), where=rdb.col.id < 0)])
+    error = await refused(buffer, 2, mix)
+    assert error.filtered_out == error.by_status["completed"] == 9
+    await first.nack()
+    await second.nack()
+
+
+async def test_an_empty_buffer(buffer: Buffer) -> None:
+    assert str(await refused(buffer, 1)) == "wanted 1 groups, 0 eligible; there are no groups"
+    with pytest.raises(NotEnoughGroupsError, match="there are no groups"):
+        await buffer.peek(1)
+
+
+async def test_counting_ends_somewhere(buffer: Buffer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("replaydb.database.repository.shortage._MOST", 3)
+    monkeypatch.setattr(NotEnoughGroupsError, "COUNTED_TO", 3)
+    await buffer.put(groups(5))
+    error = await refused(buffer, 9, where=rdb.col.id < 0)
+    assert "there are 3+ completed; passed over 3+ not what" in str(error)
+
+
+async def test_only_who_is_told_pays_for_it(buffer: Buffer) -> None:
+    """Not a draw that succeeds, nor a wait each time that it looks again."""
+    seen: list[str] = []
+
+    def note(_conn: object, _cursor: object, statement: str, *_more: object) -> None:
+        seen.append(statement)
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        await buffer.put(groups(2))
+        await buffer.sample(2)
+        assert not [one for one in seen if "count(*)" in one.lower()]
+        await refused(buffer, 3)
+        counts = len([one for one in seen if "count(*)" in one.lower()])
+        seen.clear()
+        await refused(buffer, 3, timeout=0.05)
+        assert len([one for one in seen if "count(*)" in one.lower()]) == counts
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)

@@ -1,0 +1,278 @@
+"""Batches made ready in the background."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from replaydb import (
+    Batch,
+    Buffer,
+    Fifo,
+    GroupStatus,
+    InvalidInputError,
+    LeaseExpiredError,
+    NotEnoughGroupsError,
+    Uniform,
+)
+from support.groups import group, groups
+
+
+async def counted(buffer: Buffer, status: GroupStatus) -> int:
+    return await buffer.count(statuses=status)
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Wait for what happens in the background."""
+    async with asyncio.timeout(10):
+        while not await condition():  # noqa: ASYNC110 - there is nothing to be told by
+            await asyncio.sleep(0.005)
+
+
+async def settled(buffer: Buffer, status: GroupStatus, count: int) -> None:
+    """Wait until so many groups have a status."""
+
+    async def condition() -> bool:
+        return await counted(buffer, status) == count
+
+    await until(condition)
+
+
+async def test_batches_come_in_order_with_their_steps(buffer: Buffer) -> None:
+    ids = await buffer.put(groups(3))
+    async with buffer.loader(3, Fifo(), first_step=5, num_steps=4) as loader:
+        batches = [batch async for batch in loader]
+    assert [batch.ids for batch in batches] == [ids] * 4
+    assert [draw.step for draw in reversed(await buffer.draws())] == [5, 6, 7, 8]
+
+
+async def test_it_draws_ahead_but_not_further_than_prefetch(buffer: Buffer) -> None:
+    await buffer.put(groups(2))
+    loader = buffer.loader(2, prefetch=2)
+    await anext(loader)
+
+    async def three() -> bool:
+        return len(await buffer.draws()) == 3
+
+    await until(three)
+    await asyncio.sleep(0.1)
+    assert len(await buffer.draws()) == 3
+    await loader.aclose()
+    await loader.aclose()
+
+
+async def test_without_prefetch_nothing_is_drawn_ahead(buffer: Buffer) -> None:
+    await buffer.put(groups(2))
+    async with buffer.loader(2, prefetch=0) as loader:
+        await anext(loader)
+        await asyncio.sleep(0.05)
+        assert len(await buffer.draws()) == 1
+
+
+async def test_collation_overlaps_the_training_step(buffer: Buffer) -> None:
+    await buffer.put(groups(2))
+    threads = []
+    second = threading.Event()
+
+    def collate(batch: Batch) -> list[int]:
+        threads.append(threading.current_thread())
+        if len(threads) == 2:
+            second.set()
+        return batch.ids
+
+    async with buffer.loader(2, Fifo(), collate=collate, prefetch=1) as loader:
+        first = await anext(loader)
+        assert await asyncio.to_thread(second.wait, 30)  # the training step
+        assert await anext(loader) == first
+    assert threading.main_thread() not in threads
+
+
+async def test_it_waits_for_groups_and_gives_up_in_time(buffer: Buffer) -> None:
+    async with buffer.loader(2, Fifo()) as loader:
+        waiting = asyncio.create_task(anext(loader))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        ids = await buffer.put(groups(2))
+        assert (await waiting).ids == ids
+    async with buffer.loader(3, timeout=0.05) as loader:
+        with pytest.raises(NotEnoughGroupsError):
+            await anext(loader)
+        await buffer.put(group())
+        assert len(await anext(loader)) == 3
+
+
+async def test_an_error_of_collate_comes_in_its_place(buffer: Buffer) -> None:
+    await buffer.put(groups(2))
+    seen = []
+
+    def collate(batch: Batch) -> int:
+        seen.append(batch)
+        if len(seen) == 2:
+            raise ZeroDivisionError
+        return len(seen)
+
+    async with buffer.loader(2, collate=collate) as loader:
+        assert await anext(loader) == 1
+        with pytest.raises(ZeroDivisionError):
+            await anext(loader)
+        assert await anext(loader) == 3
+
+
+async def test_asking_for_the_next_batch_acks_the_one_before(buffer: Buffer) -> None:
+    await buffer.put(groups(6))
+    async with buffer.loader(2, Fifo(), lease=True, prefetch=1, ttl=60) as loader:
+        first = await anext(loader)
+        await settled(buffer, GroupStatus.LEASED, 4)
+        assert await counted(buffer, GroupStatus.ARCHIVED) == 0
+        second = await anext(loader)
+        assert await counted(buffer, GroupStatus.ARCHIVED) == 2
+        assert not set(first.ids) & set(second.ids)
+    assert await counted(buffer, GroupStatus.ARCHIVED) == 4
+    assert await counted(buffer, GroupStatus.COMPLETED) == 2
+    assert await buffer.leases() == []
+
+
+async def test_a_loop_that_ends_has_acked_everything(buffer: Buffer) -> None:
+    await buffer.put(groups(6))
+    async with buffer.loader(2, lease=True, num_steps=3) as loader:
+        assert len([batch async for batch in loader]) == 3
+        assert await counted(buffer, GroupStatus.ARCHIVED) == 6
+
+
+async def test_an_error_in_the_block_nacks_what_is_in_hand(buffer: Buffer) -> None:
+    await buffer.put(groups(4))
+    seen: list[int] = []
+
+    async def train() -> None:
+        async with buffer.loader(2, Fifo(), lease=True) as loader:
+            seen.extend((await anext(loader)).ids)
+            raise ZeroDivisionError("out of memory")
+
+    with pytest.raises(ZeroDivisionError):
+        await train()
+    assert await counted(buffer, GroupStatus.COMPLETED) == 4
+    (returned, *_) = await buffer.get(seen)
+    assert returned.attempts == 1
+    assert returned.status_reason == "ZeroDivisionError: out of memory"
+
+
+async def test_aclose_gives_everything_back(buffer: Buffer) -> None:
+    await buffer.put(groups(4))
+    loader = buffer.loader(2, lease=True)
+    await anext(loader)
+    await settled(buffer, GroupStatus.LEASED, 4)
+    await loader.aclose()
+    assert await counted(buffer, GroupStatus.COMPLETED) == 4
+    assert await buffer.leases() == []
+
+
+async def test_an_error_of_collate_gives_the_lease_back(buffer: Buffer) -> None:
+    await buffer.put(groups(2))
+
+    def collate(batch: Batch) -> None:
+        raise ZeroDivisionError
+
+    async with buffer.loader(2, lease=True, collate=collate, prefetch=0) as loader:
+        with pytest.raises(ZeroDivisionError):
+            await anext(loader)
+        assert await counted(buffer, GroupStatus.COMPLETED) == 2
+
+
+async def test_leases_are_kept_alive_while_they_wait(buffer: Buffer) -> None:
+    await buffer.put(groups(4))
+    async with buffer.loader(2, Fifo(), lease=True, ttl=1.5, num_steps=2) as loader:
+        await anext(loader)
+        await asyncio.sleep(2.0)
+        await anext(loader)
+    assert await counted(buffer, GroupStatus.ARCHIVED) == 4
+
+
+async def test_a_lease_that_was_lost_is_reported_once(buffer: Buffer) -> None:
+    await buffer.put(groups(4))
+    async with buffer.loader(2, Fifo(), lease=True, prefetch=0, ttl=60) as loader:
+        await anext(loader)
+        assert loader.lease is not None
+        await loader.lease.extend(0.01)  # its heart beats every 20 seconds
+        await asyncio.sleep(0.05)
+        with pytest.raises(LeaseExpiredError):
+            await anext(loader)
+        assert len(await anext(loader)) == 2
+
+
+async def test_a_cursor_goes_with_an_ack_by_hand(buffer: Buffer) -> None:
+    await buffer.put(groups(2))
+    async with buffer.loader(2, lease=True, prefetch=0) as loader:
+        await anext(loader)
+        assert loader.lease is not None
+        await loader.lease.ack(cursor={"step": 1})
+    assert await buffer.cursor("step") == 1
+    assert await counted(buffer, GroupStatus.ARCHIVED) == 2
+
+
+async def test_a_restarted_loader_goes_on_with_what_was_drawn(buffer: Buffer) -> None:
+    await buffer.put(groups(20))
+    loader = buffer.loader(2, Uniform(), prefetch=2)
+    await anext(loader)
+
+    async def two_are_ready() -> bool:
+        return len(loader.state_dict()["draws"]) == 2
+
+    await until(two_are_ready)
+    state = loader.state_dict()
+    assert state["step"] == 1
+    expected = [(await anext(loader)).ids for _ in range(2)]
+    await loader.aclose()
+    count = len(await buffer.draws())
+    again = buffer.loader(2, Uniform(), prefetch=0)
+    again.load_state_dict(state)
+    assert again.state_dict() == state
+    assert [(await anext(again)).ids for _ in range(2)] == expected
+    assert len(await buffer.draws()) == count
+    await anext(again)
+    assert (await buffer.draws())[0].step == 3
+
+
+async def test_draws_whose_groups_are_gone_are_made_anew(buffer: Buffer) -> None:
+    await buffer.put(groups(4))
+    old = await buffer.sample(2, Fifo())
+    await buffer.delete(old.ids[:1])
+    loader = buffer.loader(3, prefetch=0)
+    loader.load_state_dict({"step": 4, "draws": [old.draw_id, 10**6]})
+    assert len(await anext(loader)) == 3
+    assert (await buffer.draws())[0].step == 4
+
+
+async def test_states_that_cannot_be_loaded(buffer: Buffer) -> None:
+    await buffer.put(groups(2))
+    loader = buffer.loader(2)
+    for wrong in ({}, {"step": -1, "draws": []}, {"step": 1, "draws": [0.5]}):
+        with pytest.raises(InvalidInputError):
+            loader.load_state_dict(wrong)
+    await anext(loader)
+    with pytest.raises(InvalidInputError, match="has not begun"):
+        loader.load_state_dict({"step": 1, "draws": []})
+    await loader.aclose()
+
+
+async def test_a_cancelled_wait_loses_nothing(buffer: Buffer) -> None:
+    ids = await buffer.put(groups(2))
+    async with buffer.loader(2, Fifo(), lease=True, prefetch=1) as loader:
+        assert (await anext(loader)).ids == ids
+        waiting = asyncio.create_task(anext(loader))
+        await asyncio.sleep(0.1)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        more = await buffer.put([group("a"), group("b")])
+        assert (await anext(loader)).ids == more
+
+
+@pytest.mark.parametrize("wrong", [{"prefetch": -1}, {"first_step": 0.5}, {"num_steps": -1}])
+async def test_wrong_arguments(buffer: Buffer, wrong: dict[str, int]) -> None:
+    with pytest.raises(InvalidInputError, match=next(iter(wrong))):
+        buffer.loader(2, **wrong)  # type: ignore[call-overload]
+    with pytest.raises(InvalidInputError, match="policy"):
+        buffer.loader(2, Fifo)  # type: ignore[call-overload]

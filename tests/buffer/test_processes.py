@@ -1,0 +1,247 @@
+"""Many processes at one database, some of them killed on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Select, func, select
+
+import replaydb as rdb
+from replaydb import Capacity, SamplesPerInsert, Store
+from replaydb.database.engines import backend_for
+from replaydb.database.schema import buffer as buffer_table
+from replaydb.database.schema import draw_group, episode_group
+from replaydb.database.schema import lease as lease_table
+from support import workers as life
+from support.groups import group, groups
+from support.ledger import check_books, number_of, statuses
+from support.workers import Worker, workers
+
+GROUPS = 5_000
+KILLS = 12
+
+
+@asynccontextmanager
+async def observed(url: str, statement: Select[Any]) -> AsyncIterator[list[Any]]:
+    """Look again and again, from below, until the block ends; what was seen."""
+    engine, seen, busy = backend_for(url).reader_engine(), [], True
+
+    async def watch() -> None:
+        while busy:
+            async with engine.begin() as connection:
+                seen.append((await connection.execute(statement)).one())
+            await asyncio.sleep(0.001)
+
+    watching = asyncio.ensure_future(watch())
+    try:
+        yield seen
+    finally:
+        busy = False
+        await watching
+        await engine.dispose()
+
+
+async def test_every_group_is_acked_once_though_consumers_are_killed(
+    store: Store, url: str, tmp_path: Path
+) -> None:
+    buffer = await store.buffer("math")
+    for start in range(0, GROUPS, 500):
+        await buffer.put([group(f"g{start + i}", rewards=[1.0]) for i in range(500)])
+    log, chance = tmp_path / "log", random.Random(0)
+    running = [Worker(life.consume, url, str(log), i) for i in range(8)]
+    killed: set[int] = set()
+    with workers() as _:
+        try:
+            while any(one.is_running for one in running):
+                await asyncio.sleep(chance.uniform(0.05, 0.3))
+                if len(killed) < KILLS and log.exists():
+                    victim = chance.randrange(len(running))
+                    if running[victim].is_running:
+                        killed.add(running[victim].pid)
+                        running[victim].kill()
+                        await running[victim].ended()
+                        running[victim] = Worker(life.consume, url, str(log), 100 + len(killed))
+        finally:
+            for one in running:
+                one.kill()
+
+    assert set((await statuses(url)).values()) == {"archived"}
+    assert await number_of(url, lease_table) == 0
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    acked = Counter(one for what, *_, ids in events if what == "ack" for one in ids)
+    assert set(acked.values()) == {1}
+    assert len(killed) == KILLS
+    # Between a commit and its line in the file a consumer can be killed as well.
+    unsure = {one for what, _, pid, _, ids in events if pid in killed for one in ids}
+    assert set(range(1, GROUPS + 1)) - acked.keys() <= unsure
+    assert await number_of(url, draw_group) >= GROUPS
+    _check_exclusive(events)
+
+
+def _check_exclusive(events: list[Any]) -> None:
+    """Between the start and the ack of a lease nobody else was given one of its groups."""
+    holds: dict[int, list[tuple[float, int]]] = {}
+    for what, at, _, lease_id, ids in events:
+        if what == "hold":
+            for one in ids:
+                holds.setdefault(one, []).append((at, lease_id))
+    begun = {lease_id: at for what, at, _, lease_id, _ in events if what == "hold"}
+    for what, at, _, lease_id, ids in events:
+        if what == "ack":
+            for one in ids:
+                others = [t for t, other in holds[one] if other != lease_id]
+                assert not [t for t in others if begun[lease_id] < t < at]
+
+
+async def test_capacity_is_never_exceeded(store: Store, url: str) -> None:
+    await store.buffer("math", capacity=Capacity(groups=20))
+    live = select(func.count()).where(episode_group.c.group_status != "archived")
+    with workers(*(Worker(life.write, url, f"w{i}", 40, 0.0) for i in range(8))) as running:
+        async with observed(url, live) as seen:
+            assert {await one.ended() for one in running} == {0}
+    assert max(row[0] for row in seen) <= 20
+    counts = Counter((await statuses(url)).values())
+    assert counts == {"completed": 20, "archived": 8 * (14 * 1 + 13 * 2 + 13 * 3) - 20}
+
+
+@pytest.mark.parametrize(("write_pause", "read_pause"), [(0.0, 0.03), (0.03, 0.0)])
+async def test_samples_per_insert_holds_its_band(
+    store: Store, url: str, write_pause: float, read_pause: float
+) -> None:
+    limit = SamplesPerInsert(ratio=2.0, min_size=10, error_buffer=8.0)
+    buffer = await store.buffer("math", rate_limit=limit)
+    counters = select(buffer_table.c.limited_inserts, buffer_table.c.limited_samples)
+    writers = [Worker(life.write, url, f"w{i}", 10_000, write_pause) for i in range(3)]
+    readers = [Worker(life.read, url, 20, 4, read_pause) for _ in range(3)]
+    with workers(*writers, *readers):
+        async with observed(url, counters) as seen:
+            assert {await one.ended() for one in readers} == {0}
+    diffs = [inserts * 2 - samples for inserts, samples in seen if samples]
+    assert 20 - 8 <= min(diffs) <= max(diffs) <= 20 + 8
+    assert max(diffs) > min(diffs)
+    assert seen[-1][1] == 3 * 20 * 4
+    (task,) = (await buffer.stats()).tasks
+    assert task.num_sampled == 240
+    assert 120 + 12 / 2 <= task.num_inserted <= 120 + 28 / 2
+
+
+async def test_episodes_from_many_processes(store: Store, url: str) -> None:
+    buffer = await store.buffer("math")
+    for i in range(10):
+        await buffer.open_group("gsm8k", f"group-{i}", 8)
+    adders = [
+        Worker(_add_to_all, url, [position], order) for order, position in enumerate(range(8))
+    ]
+    with workers(*adders) as running:
+        assert {await one.ended() for one in running} == {0}
+    assert set((await statuses(url)).values()) == {"completed"}
+    for stored in await buffer.get(range(1, 11)):
+        assert stored.rewards.tolist() == [float(i) for i in range(8)]
+
+
+def _add_to_all(url: str, positions: list[int], order: int) -> None:
+    uids = [f"group-{i}" for i in range(10)]
+    random.Random(order).shuffle(uids)
+    for uid in uids:
+        life.add(url, uid, positions)
+
+
+_REPOSITORY = "replaydb.database.repository"
+Check = Callable[[Store, str], Any]
+
+
+async def _nothing_put(store: Store, url: str) -> None:
+    buffer = await store.buffer("math")
+    assert await statuses(url) == {"gsm8k-0": "completed", "gsm8k-1": "completed"}
+    assert await buffer.cursor("dataset") is None
+    await buffer.put([group("new-0"), group("new-1")], cursor={"dataset": 2})
+
+
+async def _all_put(store: Store, url: str) -> None:
+    buffer = await store.buffer("math")
+    assert len(await statuses(url)) == 4
+    assert await buffer.cursor("dataset") == 2
+    with pytest.raises(rdb.DuplicateGroupError):
+        await buffer.put([group("new-0"), group("new-1")], cursor={"dataset": 3})
+    assert await buffer.cursor("dataset") == 2
+
+
+async def _back_in_time(store: Store, url: str) -> None:
+    buffer = await store.buffer("math")
+    assert set((await statuses(url)).values()) == {"leased"}
+    assert await buffer.cursor("step") is None
+    async with buffer.lease(2, ttl=60, timeout=10) as lease:
+        assert [one.attempts for one in lease.batch.groups] == [1, 1]
+    assert set((await statuses(url)).values()) == {"archived"}
+
+
+async def _nothing_drawn(store: Store, url: str) -> None:
+    buffer = await store.buffer("math")
+    assert set((await statuses(url)).values()) == {"completed"}
+    assert [one.times_sampled for one in await buffer.get([1, 2])] == [0, 0]
+    assert await buffer.draws() == []
+    assert await number_of(url, lease_table) == 0
+
+
+@pytest.mark.parametrize(
+    ("action", "where", "check"),
+    [
+        ("ack", f"{_REPOSITORY}.leases:ack", _back_in_time),
+        ("ack", f"{_REPOSITORY}.transitions:archive", _back_in_time),
+        ("ack", f"{_REPOSITORY}.lineage:set_cursors", _back_in_time),
+        ("put", f"{_REPOSITORY}.lineage:set_cursors", _nothing_put),
+        ("put", f"{_REPOSITORY}.tasks:save", _nothing_put),
+        ("put", "replaydb.database.group_commit:_answer", _all_put),
+        ("sample", f"{_REPOSITORY}.lineage:record", _nothing_drawn),
+        ("sample", f"{_REPOSITORY}.tasks:save", _nothing_drawn),
+        ("lease", f"{_REPOSITORY}.lineage:record", _nothing_drawn),
+        ("lease", "replaydb.buffer.drawing:_end", _back_in_time),
+    ],
+)
+async def test_killed_exactly_there(
+    store: Store, url: str, action: str, where: str, check: Check
+) -> None:
+    buffer = await store.buffer("math")
+    await buffer.put(groups(2))
+    with workers(Worker(life.die_at, url, action, where)) as (worker,):
+        assert await worker.ended() == -signal.SIGKILL
+    await check_books(url)
+    await check(store, url)
+
+
+@pytest.mark.parametrize("where", ["_insert", "_summarise", "_complete"])
+async def test_killed_between_the_last_episode_and_completion(
+    store: Store, url: str, where: str
+) -> None:
+    buffer = await store.buffer("math")
+    await buffer.open_group("gsm8k", "open", 2)
+    await buffer.add_episode("open", (await _episode(1.0)), position=0)
+    with workers(Worker(life.die_at, url, "add", f"{_REPOSITORY}.pieces:{where}")) as (worker,):
+        assert await worker.ended() == -signal.SIGKILL
+    await check_books(url)
+    assert await statuses(url) == {"open": "pending"}
+    assert await buffer.add_episode("open", await _episode(2.0), position=1) == "completed"
+    assert (await buffer.get([1]))[0].rewards.tolist() == [1.0, 2.0]
+
+
+async def test_killed_between_eviction_and_insert(store: Store, url: str) -> None:
+    buffer = await store.buffer("math", capacity=Capacity(groups=2))
+    await buffer.put(groups(2))
+    where = f"{_REPOSITORY}.puts:_insert_children"
+    with workers(Worker(life.die_at, url, "put", where)) as (worker,):
+        assert await worker.ended() == -signal.SIGKILL
+    assert await statuses(url) == {"gsm8k-0": "completed", "gsm8k-1": "completed"}
+    await buffer.put(group("x"))
+
+
+async def _episode(reward: float) -> rdb.Episode:
+    return group(rewards=[reward]).episodes[0]

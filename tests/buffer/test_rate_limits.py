@@ -1,0 +1,272 @@
+"""Rate limits: what they let through, computed by hand, and how calls wait for them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import replaydb as rdb
+from replaydb import Buffer, MinSize, Queue, SamplesPerInsert, Store
+from replaydb.buffer import waiting
+from support.groups import group, groups
+
+
+async def puts(buffer: Buffer, count: int, task: str = "gsm8k") -> bool:
+    """Whether so many groups may come in now."""
+    try:
+        await buffer.put([group(task=task) for _ in range(count)], timeout=0)
+    except rdb.RateLimitedError:
+        return False
+    return True
+
+
+async def draws(buffer: Buffer, count: int) -> bool:
+    try:
+        await buffer.sample(count)
+    except rdb.RateLimitedError:
+        return False
+    return True
+
+
+async def test_min_size(store: Store) -> None:
+    buffer = await store.buffer("math", rate_limit=MinSize(3))
+    assert await puts(buffer, 1)
+    assert await puts(buffer, 1, "code")
+    assert not await draws(buffer, 1)
+    assert await puts(buffer, 1)
+    assert await draws(buffer, 1)
+    assert await draws(buffer, 3)
+    async with buffer.lease(1, ttl=60):
+        assert not await draws(buffer, 1)
+    assert not await draws(buffer, 1)  # one was archived
+
+
+async def test_samples_per_insert_before_min_size(store: Store) -> None:
+    # diff = inserts * 2 - samples stays within 4 * 2 -+ 3 = [5, 11] once 4 were put.
+    buffer = await store.buffer("math", rate_limit=SamplesPerInsert(2.0, 4, 3.0))
+    assert await puts(buffer, 3)
+    assert not await draws(buffer, 1)
+    assert await puts(buffer, 1)  # diff 8
+    assert not await draws(buffer, 4)  # 4
+    assert await draws(buffer, 3)  # 5
+    assert not await draws(buffer, 1)
+    assert await puts(buffer, 3)  # 11
+    assert not await puts(buffer, 1)  # 13
+    assert await draws(buffer, 1)  # 10
+    assert not await puts(buffer, 1)  # 12
+    assert await draws(buffer, 1)  # 9
+    assert await puts(buffer, 1)  # 11
+
+
+async def test_puts_are_free_until_min_size(store: Store) -> None:
+    buffer = await store.buffer("math", rate_limit=SamplesPerInsert(1.0, 10, 1.0))
+    assert await puts(buffer, 10)  # far more than the buffer of 1
+    assert await puts(buffer, 1)
+    assert not await puts(buffer, 1)
+    assert await draws(buffer, 2)
+    assert not await draws(buffer, 1)
+
+
+async def test_fractional_ratio(store: Store) -> None:
+    # A group is drawn every second time: diff = inserts / 2 - samples in [0.5 -+ 1] = [-0.5, 1.5].
+    buffer = await store.buffer("math", rate_limit=SamplesPerInsert(0.5, 1, 1.0))
+    assert await puts(buffer, 3)  # diff 1.5
+    assert not await puts(buffer, 1)
+    assert await draws(buffer, 2)  # -0.5
+    assert not await draws(buffer, 1)
+    assert await puts(buffer, 4)  # 1.5
+
+
+async def test_what_can_never_pass_is_refused(store: Store) -> None:
+    buffer = await store.buffer("math", rate_limit=SamplesPerInsert(2.0, 2, 3.0))
+    await buffer.put(groups(2))
+    with pytest.raises(rdb.InvalidInputError):
+        await buffer.sample(7)
+    with pytest.raises(rdb.InvalidInputError):
+        await buffer.lease(7, ttl=9, timeout=None)
+    with pytest.raises(rdb.InvalidInputError):
+        await buffer.put(groups(4, "code"))
+    queue = await store.buffer("queue", rate_limit=Queue(2))
+    with pytest.raises(rdb.InvalidInputError):
+        await queue.put(groups(3))
+
+
+async def test_queue(store: Store) -> None:
+    buffer = await store.buffer("math", rate_limit=Queue(2))
+    assert await puts(buffer, 2)
+    assert not await puts(buffer, 1)
+    first = await buffer.sample(1, rdb.Fifo())
+    assert await puts(buffer, 1)
+    rest = await buffer.sample(2, rdb.Fifo())
+    assert not set(first.ids) & set(rest.ids)
+    with pytest.raises(rdb.NotEnoughGroupsError):
+        await buffer.sample(1)
+    assert await buffer.count(statuses="archived") == 3
+
+
+async def test_leases_count_as_samples_and_open_groups_as_inserts(store: Store) -> None:
+    buffer = await store.buffer("math", rate_limit=SamplesPerInsert(1.0, 2, 1.0))
+    await buffer.put(groups(2))
+    lease = await buffer.lease(1, ttl=60)  # diff 1
+    assert not await draws(buffer, 1)
+    await buffer.open_group("gsm8k", "slow", 1)  # 2
+    await buffer.open_group("gsm8k", "slower", 1)  # 3
+    with pytest.raises(rdb.RateLimitedError):
+        await buffer.open_group("gsm8k", "slowest", 1, timeout=0)
+    await lease.ack()
+
+
+async def test_waiting_draws_and_puts(store: Store, other: Store) -> None:
+    buffer = await store.buffer("math", rate_limit=SamplesPerInsert(1.0, 1, 1.0))
+    theirs = await other.buffer("math")
+    drawing = asyncio.ensure_future(buffer.sample(1, timeout=10))
+    await asyncio.sleep(0.05)
+    assert not drawing.done()
+    await theirs.put(groups(1))
+    await drawing
+    await theirs.put(groups(2, "code"))
+    putting = asyncio.ensure_future(theirs.put(group("late"), timeout=10))
+    await asyncio.sleep(0.05)
+    assert not putting.done()
+    await buffer.sample(1)
+    await putting
+
+
+@pytest.mark.parametrize("limit", [MinSize(2), SamplesPerInsert(1.0, 2, 1.0), Queue(1)])
+async def test_time_is_up_and_cancel(store: Store, limit: Any) -> None:
+    buffer = await store.buffer("math", rate_limit=limit)
+    await buffer.put(groups(1))
+
+    async def call(timeout: float | None) -> object:
+        if isinstance(limit, Queue):
+            return await buffer.put(group("x"), timeout=timeout)
+        return await buffer.sample(1, timeout=timeout)
+
+    for timeout in (0, 0.05):
+        with pytest.raises(rdb.RateLimitedError):
+            await call(timeout)
+    task = asyncio.ensure_future(call(None))
+    await asyncio.sleep(0.05)
+    began = asyncio.get_running_loop().time()
+    task.cancel()
+    await asyncio.wait([task])
+    assert asyncio.get_running_loop().time() - began < 0.5
+    assert await buffer.count() == 1
+
+
+async def test_set_on_a_live_buffer_with_a_history(store: Store, other: Store) -> None:
+    buffer = await store.buffer("math")
+    theirs = await other.buffer("math")
+    await theirs.put(groups(10))
+    await theirs.sample(10)
+    await buffer.update_settings(rate_limit=SamplesPerInsert(1.0, 1, 2.0))
+    # Only what comes from now on counts.
+    assert not await draws(theirs, 1)
+    assert await puts(theirs, 3)
+    assert not await puts(theirs, 1)
+    await buffer.update_settings(rate_limit=MinSize(13), seed=3)
+    assert await draws(theirs, 13)
+    await buffer.update_settings(rate_limit=None)
+    assert await puts(theirs, 30)
+    assert await draws(theirs, 1)
+    await buffer.update_settings(rate_limit=Queue(100))
+    assert not await puts(theirs, 60)
+
+
+async def test_a_failed_put_does_not_count(store: Store) -> None:
+    buffer = await store.buffer("math", rate_limit=SamplesPerInsert(1.0, 1, 2.0))
+    await buffer.put(groups(1))
+    for _ in range(5):
+        with pytest.raises(rdb.DuplicateGroupError):
+            await buffer.put([group("x"), group("gsm8k-0")])
+        assert await buffer.put(groups(1), on_duplicate="ignore") == [1]
+        assert await buffer.put(groups(1), on_duplicate="replace") == [1]
+    assert await puts(buffer, 2)
+    assert not await puts(buffer, 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments"),
+    [
+        (MinSize, (0,)),
+        (Queue, (0,)),
+        (SamplesPerInsert, (0.0, 1, 1.0)),
+        (SamplesPerInsert, (1.0, 0, 1.0)),
+        (SamplesPerInsert, (2.0, 1, 1.5)),
+        (SamplesPerInsert, (0.5, 1, 0.5)),
+        (SamplesPerInsert, (float("nan"), 1, 5.0)),
+        (SamplesPerInsert, (1.0, 1, float("inf"))),
+        (MinSize, (True,)),
+        (MinSize, (1.5,)),
+        (MinSize, ("3",)),
+    ],
+)
+def test_impossible_limits(kind: Any, arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(rdb.InvalidSettingsError):
+        kind(*arguments)
+
+
+async def test_admission(store: Store) -> None:
+    buffer = await store.buffer("math")
+    most = 2 * (1 + 1)
+    assert await buffer.admission(2, max_staleness=1) == most
+    await buffer.open_group("gsm8k", "slow", 1)
+    await buffer.put(groups(2))
+    assert await buffer.admission(2, max_staleness=1, timeout=0) == 1
+    with pytest.raises(rdb.RateLimitedError):
+        await buffer.admission(2, max_staleness=1, n=2, timeout=0.02)
+    waiting = asyncio.ensure_future(buffer.admission(2, max_staleness=1, n=3, timeout=10))
+    lease = await buffer.lease(1, ttl=60)
+    await asyncio.sleep(0.05)
+    assert not waiting.done()  # what is leased is still to be trained
+    await lease.ack()
+    await buffer.sample(1)
+    assert await waiting == 3
+    assert await buffer.admission(2, max_staleness=1, tasks="other", timeout=0) == most
+    with pytest.raises(rdb.InvalidInputError):
+        await buffer.admission(2, max_staleness=1, n=5)
+
+
+async def test_admission_counts_what_can_be_drawn(store: Store, other: Store) -> None:
+    """After a take-over nobody draws what the first run left, or what has become too stale."""
+    buffer, theirs = await store.buffer("math"), await other.buffer("math")
+    await buffer.advance_policy(5)
+    await buffer.put([*groups(3, version=5), *groups(3, "unversioned")])
+    await buffer.open_group("gsm8k", "slow", 1)
+    await theirs.put(groups(2, "theirs", version=0))
+    assert await buffer.admission(4, max_staleness=1, timeout=0) == 8 - 7
+    assert await buffer.admission(4, max_staleness=1, runs="other", timeout=0) == 8 - 2
+    await buffer.advance_policy(7)
+    assert await buffer.admission(4, max_staleness=1, timeout=0) == 8 - 4
+    assert await buffer.admission(4, max_staleness=2, timeout=0) == 12 - 7
+    await theirs.advance_policy(1, take_over=True)
+    assert await theirs.admission(4, max_staleness=1, n=6, timeout=0) == 8 - 2
+    with pytest.raises(rdb.RateLimitedError, match="9 groups wait to be trained, 8 may be ahead"):
+        await theirs.admission(4, max_staleness=1, runs=["test", "other"], timeout=0)
+
+
+async def test_a_long_wait_is_logged_once(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(waiting, "LONG_WAIT_SECONDS", 0.0)
+    buffer = await store.buffer("math", capacity=rdb.Capacity(groups=2))
+    await buffer.put(groups(2))
+    lease = await buffer.lease(1, ttl=60, owner="trainer-7")
+    calls = {
+        "wanted 2 groups, 1 eligible; there are 1 completed, 1 leased; leased by trainer-7 (1)":
+            buffer.sample(2, timeout=0.05),
+        "2 groups wait to be trained, 2 may be ahead":
+            buffer.admission(1, max_staleness=1, timeout=0.05),
+        "no room in the buffer": buffer.put([group("a"), group("b")], timeout=0.05),
+    }  # fmt: skip
+    for reason, call in calls.items():
+        caplog.clear()
+        with pytest.raises(rdb.ReplayDBError):
+            await call
+        (said,) = [one for one in caplog.records if one.name.startswith("replaydb")]
+        assert said.levelname == "WARNING"
+        assert "buffer 'math': a call has waited for 0 s: " in said.getMessage()
+        assert reason in said.getMessage()
+    await lease.nack()

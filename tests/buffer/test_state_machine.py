@@ -1,0 +1,316 @@
+"""Any history of calls against a model of a few lines, on both engines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+
+import replaydb as rdb
+from replaydb import Buffer, Capacity, Lease, Store
+from support.clock import Clock
+from support.groups import episode, group
+from support.ledger import check_books
+from support.model import FullError, Model, Row
+
+T = TypeVar("T")
+
+TASKS = st.sampled_from(["a", "b"])
+AGES = st.sampled_from([None, 0, 0, 1, 2])  # versions behind the policy
+NUMBER = st.integers(0, 1000)
+TTL = 100.0
+
+
+class Machine(RuleBasedStateMachine):
+    """Every rule does one thing to a buffer and to its model."""
+
+    url: str
+    clock: Clock
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.leases: list[Lease] = []
+        self.uids = 0
+
+    def run(self, call: Awaitable[T]) -> T:
+        async def main() -> T:
+            return await call
+
+        return self.runner.run(main())
+
+    @initialize(
+        capacity=st.sampled_from([None, 4, 7]),
+        max_staleness=st.sampled_from([None, 1]),
+        max_attempts=st.sampled_from([None, 2]),
+        max_times=st.sampled_from([None, 2]),
+        returns=st.booleans(),
+        on_evict=st.just("archive"),
+    )
+    def begin(self, on_evict: str, **rules: Any) -> None:
+        self.model = Model(**rules)
+        chosen: dict[str, Any] = {
+            "capacity": None if rules["capacity"] is None else Capacity(groups=rules["capacity"]),
+            "max_staleness": rules["max_staleness"],
+            "max_attempts": rules["max_attempts"],
+            "max_times_sampled": rules["max_times"],
+            "on_ack": "return" if rules["returns"] else "archive",
+            "on_evict": on_evict,
+        }
+
+        async def opened() -> tuple[Store, Buffer]:
+            store = await Store.open(self.url, run="test")
+            return store, await store.buffer(f"buffer-{len(await store.buffers())}", **chosen)
+
+        self.store, self.buffer = self.run(opened())
+
+    def teardown(self) -> None:
+        if hasattr(self, "store"):
+            self.run(self.buffer.delete(where=rdb.col.id > 0))
+            self.run(self.store.close())
+        self.runner.close()
+
+    def pick(self, number: int, *statuses: str) -> str | None:
+        found = self.model.of(*statuses)
+        return found[number % len(found)] if found else None
+
+    def version(self, age: int | None) -> int | None:
+        return None if age is None else max(0, self.model.version - age)
+
+    def uid(self) -> str:
+        self.uids += 1
+        return f"uid-{self.uids}"
+
+    @rule(task=TASKS, count=st.integers(1, 3), age=AGES, status=st.sampled_from(
+        ["completed", "completed", "completed", "aborted", "failed", "filtered"]))  # fmt: skip
+    def put(self, task: str, count: int, age: int | None, status: str) -> None:
+        version = self.version(age)
+        several = [group(self.uid(), task, version=version, status=status) for _ in range(count)]
+        try:
+            self.model.make_room(count if self.model.arrives(status, version) else 0)
+        except FullError:
+            with pytest.raises(rdb.BufferFullError):
+                self.run(self.buffer.put(several, timeout=0))
+            return
+        self.enter(several, self.run(self.buffer.put(several, timeout=0)))
+
+    def enter(self, several: list[rdb.EpisodeGroup], ids: list[int]) -> None:
+        for one, group_id in zip(several, ids, strict=True):
+            row = Row(group_id, one.task_name, "", one.min_policy_version)
+            self.model.settle(row, one.status.value)
+            self.model.rows[one.group_uid] = row
+        self.model.make_room(0)
+
+    @rule(number=NUMBER, age=AGES)
+    def put_again(self, number: int, age: int | None) -> None:
+        uid = self.pick(number, "completed", "leased", "pending", "archived", "aborted", "expired")
+        if uid is None:
+            return
+        old = self.model.rows[uid]
+        version = self.version(age)
+        again = group(uid, "a", version=version)
+        with pytest.raises(rdb.DuplicateGroupError):
+            self.run(self.buffer.put(again))
+        assert self.run(self.buffer.put(again, on_duplicate="ignore")) == [old.id]
+        del self.model.rows[uid]
+        try:
+            self.model.make_room(int(self.model.arrives("completed", version)))
+        except FullError:
+            self.model.rows[uid] = old
+            with pytest.raises(rdb.BufferFullError):
+                self.run(self.buffer.put(again, on_duplicate="replace", timeout=0))
+            return
+        assert self.run(self.buffer.put(again, on_duplicate="replace", timeout=0)) == [old.id]
+        self.model.let_go(uid)
+        self.enter([again], [old.id])
+        self.model.rows[uid].attempts = old.attempts
+
+    @rule(count=st.integers(1, 3), task=st.none() | TASKS, newest=st.booleans())
+    def sample(self, count: int, task: str | None, newest: bool) -> None:
+        uids = self.model.of("completed", task=task)
+        policy = rdb.Lifo() if newest else rdb.Fifo()
+        call = self.buffer.sample(count, policy, tasks=task)
+        if len(uids) < count:
+            with pytest.raises(rdb.NotEnoughGroupsError):
+                self.run(call)
+            return
+        expected = (uids[::-1] if newest else uids)[:count]
+        assert [one.group_uid for one in self.run(call).groups] == expected
+        self.model.sample(expected)
+
+    @rule(count=st.integers(1, 3), status=st.sampled_from(
+        ["completed", "completed", "aborted", "expired", "failed"]))  # fmt: skip
+    def lease(self, count: int, status: str) -> None:
+        self._lease(count, status)
+
+    def _lease(self, count: int, status: str) -> None:
+        uids = self.model.of(status)
+        call = self.buffer.lease(count, ttl=TTL, statuses=status, allow_partial=True)
+        if not uids:
+            with pytest.raises(rdb.NotEnoughGroupsError):
+                self.run(call)
+            return
+        taken = self.run(call)
+        assert [one.group_uid for one in taken.batch.groups] == uids[:count]
+        self.model.lease(taken.id, uids[:count])
+        self.leases.append(taken)
+
+    @rule(number=NUMBER, part=st.booleans(), success=st.booleans())
+    def settle(self, number: int, part: bool, success: bool) -> None:
+        if self.leases:
+            self._settle(self.leases[number % len(self.leases)], part, success)
+
+    @rule(count=st.integers(1, 3), by=st.integers(0, 2), success=st.booleans())
+    def step(self, count: int, by: int, success: bool) -> None:
+        """What a trainer does, over and over."""
+        known = len(self.leases)
+        self._lease(count, "completed")
+        self._advance(by)
+        for lease in self.leases[known:]:
+            self._settle(lease, False, success)
+
+    def _settle(self, lease: Lease, part: bool, success: bool) -> None:
+        held = self.model.leases.get(lease.id)
+        if held is None:  # its time was up, or all of it was settled
+            with pytest.raises(rdb.LeaseExpiredError):
+                self.run(lease.ack())
+            return
+        uids = sorted(held, key=lambda uid: self.model.rows[uid].id)[: 1 if part else None]
+        ids = [self.model.rows[uid].id for uid in uids] if part else None
+        self.run((lease.ack if success else lease.nack)(ids))
+        for uid in uids:
+            (self.model.ack if success else self.model.undo)(uid)
+        if not self.model.leases[lease.id]:
+            del self.model.leases[lease.id]
+
+    @rule()
+    def extend(self) -> None:
+        for lease in self.leases:
+            if lease.id in self.model.leases:
+                self.run(lease.extend())
+            else:
+                with pytest.raises(rdb.LeaseExpiredError):
+                    self.run(lease.extend())
+
+    @rule()
+    def time_passes(self) -> None:
+        """Whoever comes by next, at both tasks, clears up."""
+        self.clock.jump(TTL + 1)
+        self.model.time_passes()
+        several = [group(self.uid(), task) for task in ("a", "b")]
+        self.model.make_room(2)
+        self.enter(several, self.run(self.buffer.put(several, timeout=0)))
+        self.model.leases.clear()
+
+    @rule(task=TASKS, expected=st.integers(1, 3), least=st.integers(1, 3), closes=st.booleans())
+    def open_group(self, task: str, expected: int, least: int, closes: bool) -> None:
+        uid, least = self.uid(), min(expected, least)
+        if len(self.model.of("pending")) >= 2:
+            return  # what cannot be evicted must leave room for `time_passes`
+        call = self.buffer.open_group(
+            task, uid, expected, min_episodes=least, deadline=TTL if closes else None, timeout=0
+        )
+        try:
+            self.model.make_room(1)
+        except FullError:
+            with pytest.raises(rdb.BufferFullError):
+                self.run(call)
+            return
+        self.model.rows[uid] = Row(
+            self.run(call), task, "pending", expected=expected, least=least, closes=closes
+        )
+
+    @rule(number=NUMBER, age=AGES)
+    def add_episode(self, number: int, age: int | None) -> None:
+        uid = self.pick(number, "pending", "completed", "failed", "archived")
+        if uid is None:
+            return
+        row, version = self.model.rows[uid], self.version(age)
+        call = self.buffer.add_episode(uid, episode(float(number), version))
+        if row.status != "pending":
+            with pytest.raises(rdb.GroupClosedError):
+                self.run(call)
+            return
+        status = self.run(call)
+        versions = version if not row.rewards else row.version
+        row.version = None if None in (version, versions) else min(version or 0, versions or 0)
+        row.rewards.append(float(number))
+        if len(row.rewards) == row.expected:
+            self.model.settle(row, "completed")
+        assert status == row.status
+
+    @rule(by=st.integers(0, 2))
+    def advance(self, by: int) -> None:
+        self._advance(by)
+
+    def _advance(self, by: int) -> None:
+        version = self.model.version + by
+        assert self.run(self.buffer.advance_policy(version)) == self.model.advance(version)
+
+    @rule(number=NUMBER)
+    def delete(self, number: int) -> None:
+        uid = self.pick(number, "completed", "leased", "pending", "archived", "failed")
+        if uid is not None:
+            assert self.run(self.buffer.delete([self.model.rows.pop(uid).id])) == 1
+            self.model.let_go(uid)
+
+    @rule(number=NUMBER, priority=st.sampled_from([0.0, 0.5, 3.0]))
+    def update_priorities(self, number: int, priority: float) -> None:
+        uid = self.pick(number, "completed", "leased", "archived")
+        if uid is not None:
+            ids = [self.model.rows[uid].id]
+            assert self.run(self.buffer.update_priorities(ids, [priority])) == 1
+
+    @invariant()
+    def agrees(self) -> None:
+        if not hasattr(self, "model"):
+            return
+        stored = self.run(check_books(self.url, idle_leases=True))
+        mine = [row for row in stored if row["buffer_id"] == self.buffer.id]
+        assert {
+            row["group_uid"]: (
+                row["id"],
+                row["group_status"],
+                row["times_sampled"],
+                row["attempts"],
+            )
+            for row in mine
+        } == {
+            uid: (row.id, row.status, row.times, row.attempts)
+            for uid, row in self.model.rows.items()
+        }
+        assert len(mine) == len({row["id"] for row in mine})
+        counts = Counter(row.status for row in self.model.rows.values())
+        totals = self.run(self.buffer.stats()).totals
+        for status in counts:
+            mine_now = sum(one.num_groups for one in totals if one.status == status)
+            assert mine_now == counts[status]
+
+
+def test_any_history(url: str, clock: Clock) -> None:
+    class Here(Machine):
+        pass
+
+    Here.url, Here.clock = url, clock
+    run_state_machine_as_test(
+        Here,
+        settings=settings(
+            max_examples=40 if url.startswith("sqlite") else 20,
+            stateful_step_count=30,
+            deadline=None,
+            phases=[Phase.generate],  # shrinking a history takes minutes
+            suppress_health_check=list(HealthCheck),
+        ),
+    )

@@ -1,0 +1,118 @@
+"""Whoever waits is woken by every change that may end the wait, not by looking again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, NamedTuple
+
+import pytest
+
+import replaydb as rdb
+from replaydb import Buffer, Capacity, Lease, Queue, Store
+from replaydb.database.engines.signals import Signal
+from support.groups import group
+from support.other_process import other_process
+
+
+class Wait(NamedTuple):
+    """Somebody who waits, and what ends it.
+
+    Attributes:
+        settings: Of the buffer, in which a group lies.
+        is_leased: Whether somebody holds it.
+        begin: Begins to wait.
+        end: Ends the wait.
+    """
+
+    settings: dict[str, Any]
+    is_leased: bool
+    begin: Callable[[Buffer], Coroutine[Any, Any, Any]]
+    end: Callable[[Buffer, Lease | None], Awaitable[Any]]
+
+
+def sample(buffer: Buffer) -> Coroutine[Any, Any, Any]:
+    return buffer.sample(1, timeout=600)
+
+
+def put(buffer: Buffer) -> Coroutine[Any, Any, Any]:
+    return buffer.put(group("next"), timeout=600)
+
+
+def ack(_buffer: Buffer, lease: Lease | None) -> Awaitable[None]:
+    assert lease is not None
+    return lease.ack()
+
+
+def nack(_buffer: Buffer, lease: Lease | None) -> Awaitable[None]:
+    assert lease is not None
+    return lease.nack()
+
+
+WAITS = {
+    "a nack gives a group back": Wait({}, True, sample, nack),
+    "an ack gives a group back": Wait({"on_ack": "return"}, True, sample, ack),
+    "an ack makes room": Wait({"capacity": Capacity(groups=1)}, True, put, ack),
+    "a nack makes room": Wait({"capacity": Capacity(groups=1)}, True, put, nack),
+    "a draw makes room": Wait({"rate_limit": Queue(1)}, False, put, lambda b, _: b.sample(1)),
+}
+
+
+class Naps:
+    """Counts who goes to sleep until a signal comes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._taken = 0
+        self._twice = asyncio.Event()
+        wait = Signal.wait
+
+        async def counted(signal: Signal, *arguments: Any) -> None:
+            self._taken += 1
+            if self._taken == 2:
+                self._twice.set()
+            await wait(signal, *arguments)
+
+        monkeypatch.setattr(Signal, "wait", counted)
+        # Nobody looks again anyway.
+        monkeypatch.setattr("replaydb.database.engines.signals.RECHECK_SECONDS", 600.0)
+
+    async def settled(self) -> None:
+        """Until somebody sleeps whom only a change will wake: one wakes once on falling asleep."""
+        async with asyncio.timeout(60):
+            await self._twice.wait()
+
+
+@pytest.fixture
+def naps(monkeypatch: pytest.MonkeyPatch) -> Naps:
+    return Naps(monkeypatch)
+
+
+@pytest.mark.parametrize("name", WAITS)
+async def test_a_change_of_this_process_wakes(
+    store: Store, naps: Naps, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By itself: SQLite's file, which tells other processes, is not looked at again here."""
+    monkeypatch.setattr("replaydb.database.engines.sqlite.WATCH_SECONDS", (600.0, 600.0))
+    case = WAITS[name]
+    buffer = await store.buffer("math", **case.settings)
+    await buffer.put(group("first"))
+    lease = await buffer.lease(1, ttl=600) if case.is_leased else None
+    waiter = asyncio.create_task(case.begin(buffer))
+    await naps.settled()
+    assert not waiter.done()
+    await case.end(buffer, lease)
+    assert len(await asyncio.wait_for(waiter, 20)) == 1
+
+
+@pytest.mark.parametrize("end", ["ack", "nack"])
+async def test_a_change_of_another_process_wakes(
+    store: Store, url: str, naps: Naps, end: str
+) -> None:
+    buffer = await store.buffer("math", on_ack="return")
+    [group_id] = await buffer.put(group("first"))
+    async with other_process(end, url, "math") as other:  # which holds the group when it is ready
+        waiter = asyncio.create_task(buffer.sample(1, rdb.Fifo(), timeout=600))
+        await naps.settled()
+        assert not waiter.done()
+        await other.act()
+        assert (await asyncio.wait_for(waiter, 20)).ids == [group_id]

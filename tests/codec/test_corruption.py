@@ -1,0 +1,276 @@
+"""Bytes that are not a payload: always `CorruptPayloadError`, with the reason."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors
+import safetensors.numpy
+import zstandard
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from replaydb import codec
+from replaydb.codec import framing
+from replaydb.codec.flat import flatten
+from replaydb.episodes import Episode
+from replaydb.errors import CorruptPayloadError
+from support.samples import arrays, episode, sample_episodes
+
+
+def blob(version: object = "1", **changes: Any) -> bytes:
+    """A small payload of two episodes, some of its tensors replaced, added, or (None) left out."""
+    tensors = {
+        "lengths": np.array([1, 2]),
+        "prompt_lengths": np.array([0, 1]),
+        "rewards": np.array([0.0, np.nan]),
+        "advantages": np.array([0.0, np.nan]),
+        "versions": np.array([1, -(2**63)]),
+        "token_ids": np.array([7, 8, 9], np.int32),
+        "loss_mask": np.array([True, False, True]),
+    }
+    tensors |= {name.replace("__", "/"): array for name, array in changes.items()}
+    kept = {name: array for name, array in tensors.items() if array is not None}
+    return safetensors.numpy.save(kept, {"replaydb": version} if version else None)  # type: ignore[dict-item]
+
+
+def as_json(value: object) -> NDArray[np.uint8]:
+    return np.frombuffer(json.dumps(value).encode(), np.uint8)
+
+
+def turns(**changes: Any) -> dict[str, Any]:
+    columns = {
+        "turn__counts": np.array([0, 2]),
+        "turn__lengths": np.array([1, 1]),
+        "turn__prompt_lengths": np.array([0, 1]),
+        "turn__rewards": np.array([1.0, np.nan]),
+        "turn__versions": np.array([1, 2]),
+        "turn__has_logprobs": np.array([False, False]),
+        "turn__has_token_versions": np.array([False, False]),
+    }
+    return columns | {f"turn__{name}": array for name, array in changes.items()}
+
+
+def test_the_blobs_below_are_only_wrong_where_they_say() -> None:
+    assert [e.token_ids.tolist() for e in codec.decode(blob()).episodes()] == [[7], [8, 9]]
+    assert len(codec.decode(blob(**turns())).episodes()[1].turns) == 2
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "foreign or truncated: 0 bytes"),
+        (b"1234567", "foreign or truncated"),
+        (b"\x80\x04\x95pickled..", "foreign or truncated"),
+        (b"\2\0\0\0\0\0\0\0[]", "foreign: not a JSON object"),
+        (b"\3\0\0\0\0\0\0\0{}}", "foreign or altered: Extra data"),
+        (b"\1\0\0\0\0\0\0\0\xff", "foreign or altered: 'utf-8'"),
+        (b"\xa0\x86\1\0\0\0\0\0" + b"[" * 100_000, "foreign or altered: maximum recursion"),
+        (blob(version=None), "foreign: safetensors, but not of replaydb"),
+        (blob(version="one"), "foreign: safetensors, but not of replaydb"),
+        (blob(version="2"), "written with codec version 2, this replaydb reads up to 1"),
+        (blob(version="0"), "written with codec version 0"),
+        (blob() + b"\0", "bytes, where the header describes"),
+        (blob(lengths=None), "there is no lengths"),
+        (blob(rewards=None), "there is no rewards"),
+        (blob(rewards=np.zeros(2, np.float32)), r"rewards is F32 \[2\], not F64 \[2\]"),
+        (blob(rewards=np.zeros(3)), r"rewards is F64 \[3\], not F64 \[2\]"),
+        (blob(rewards=np.zeros((2, 1))), r"rewards is F64 \[2, 1\], not F64 \[2\]"),
+        (blob(rewards=np.array([np.inf, 0])), "a reward is infinite"),
+        (blob(advantages=np.array([-np.inf, 0])), "an advantage is infinite"),
+        (blob(lengths=np.array([1, 1])), r"lengths \[1, 1\] do not add up to 3 tokens"),
+        (blob(lengths=np.array([-1, 4])), r"lengths \[-1, 4\] do not add up"),
+        (blob(prompt_lengths=np.array([2, 0])), r"prompt lengths \[2, 0\] do not fit"),
+        (blob(prompt_lengths=np.array([-1, 0])), r"prompt lengths \[-1, 0\] do not fit"),
+        (blob(versions=np.array([2**31, 0])), "are not 32-bit"),
+        (blob(loss_mask=np.zeros(2, bool)), r"loss_mask is BOOL \[2\], not BOOL \[3\]"),
+        (blob(logprobs=np.zeros(2, np.float32)), r"logprobs is F32 \[2\], not F32 \[3\]"),
+        (blob(has_logprobs=np.ones(2, bool)), r"unknown sections \['has_logprobs'\]"),
+        (blob(other=np.zeros(1)), r"unknown sections \['other'\]"),
+        (blob(token__a=np.zeros(2)), r"token/a is \[2\], not \[3, ...\]"),
+        (blob(token__a=np.zeros(())), r"token/a is \[\], not \[3, ...\]"),
+        (blob(episode__a=np.zeros(3)), r"episode/a is \[3\], not \[2, ...\]"),
+        (blob(each__2__token__a=np.zeros(1)), "belongs to none of 2 episodes"),
+        (blob(each__1__token__a=np.zeros(1)), r"is \[1\], not \[2, ...\]"),
+        (blob(each__01__token__a=np.zeros(2)), "unknown sections"),
+        (blob(episode__a=np.zeros(2), token__a=np.zeros(3)), "have names that are taken"),
+        (
+            blob(episode__a=np.zeros(2), each__0__episode__a=np.zeros(3)),
+            "have names that are taken",
+        ),
+        (blob(episode__reward=np.zeros(2)), "have names that are taken"),
+        (blob(**{"episode/" + "x" * 256: np.zeros(2)}), "expected 1 to 255 characters"),
+        (blob(json=np.zeros(2, np.uint8)), "foreign or altered"),
+        (blob(json=as_json({"finish_reasons": ["a"]})), "finish_reasons is not a list of 2"),
+        (blob(json=as_json({"finish_reasons": [1, None]})), "finish_reason: expected a str"),
+        (blob(json=as_json({"metadata": {}})), "metadata is not a list of 2"),
+        (blob(json=as_json({"metadata": [[], {}]})), "metadata: expected a mapping"),
+        (blob(json=as_json({"metadata": [{"a": np.nan}, {}]})), "NaN is not JSON"),
+        (blob(json=np.frombuffer(b'{"metadata":[{"a":1e999},{}]}', np.uint8)), "metadata.a"),
+        (blob(json=as_json({"other": 1})), "unknown sections"),
+        (
+            blob(
+                token_versions=np.zeros(3, np.int32),
+                has_token_versions=np.ones(2, bool),
+                lengths=np.array([0, 3]),
+            ),
+            "there are no versions per token",
+        ),
+        (blob(**turns(counts=np.array([-1, 3]))), r"turns of \[.*\] in an episode of 1 tokens"),
+        (blob(**turns(counts=np.array([0, 1]))), r"turns of \[1\] in an episode of 2 tokens"),
+        (blob(**turns(counts=np.array([0, 0]))), "0 turns counted, 2 described"),
+        (blob(**turns(lengths=np.array([-1, 3]))), r"prompt lengths \[0, 1\] do not fit"),
+        (blob(**turns(rewards=np.array([np.inf, 0]))), "a reward is infinite"),
+        (blob(**turns(has_logprobs=np.ones(2, bool))), "there are no logprobs"),
+        (blob(**turns(has_token_versions=np.ones(2, bool))), "there are no versions per token"),
+        (blob(**turns(counts=None)), "unknown sections"),
+    ],
+)
+def test_what_is_wrong_is_said(data: bytes, reason: str) -> None:
+    with pytest.raises(CorruptPayloadError, match=reason):
+        codec.decode(data)
+
+
+def with_header(change: Any) -> bytes:
+    """The small payload, its safetensors header edited by `change`."""
+    data = blob()
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    change(header)
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data[end:]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda header: header["rewards"].update(shape=[True, 2]),
+        lambda header: header["rewards"].update(shape=[-1, -2]),
+        lambda header: header["rewards"].update(shape=[0, 2**70]),
+        lambda header: header["rewards"].update(shape=[1] * 70 + [2]),
+        lambda header: header["rewards"].update(shape="xx"),
+        lambda header: header["rewards"].update(shape=None),
+        lambda header: header["rewards"].update(dtype=["F64"]),
+        lambda header: header["rewards"].update(dtype="F4"),
+        lambda header: header["rewards"].update(data_offsets=[0, 16]),
+        lambda header: header["rewards"].update(data_offsets=[0]),
+        lambda header: header["loss_mask"]["data_offsets"].append(0),
+        lambda header: header["loss_mask"]["data_offsets"].__setitem__(1, 0),
+        lambda header: header["loss_mask"]["data_offsets"].__setitem__(1, 10**30),
+        lambda header: header["rewards"].update(shape=[2.0]),
+        lambda header: header["rewards"].pop("dtype"),
+        lambda header: header.update(rewards=[]),
+        lambda header: header.update(__metadata__=["replaydb"]),
+        lambda header: header.update(__metadata__={"replaydb": 1}),
+        lambda header: header.update(__metadata__={"replaydb": "9" * 5000}),
+    ],
+)
+def test_lying_headers(change: Any) -> None:
+    with pytest.raises(CorruptPayloadError):
+        codec.decode(with_header(change))
+
+
+def test_a_mask_holds_only_true_and_false() -> None:
+    data = bytearray(blob())
+    data[-1] = 2
+    with pytest.raises(CorruptPayloadError, match="neither true nor false"):
+        codec.decode(bytes(data))
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_every_truncation_and_every_flipped_bit_of_the_sample(compression: Any) -> None:
+    data = codec.encode(flatten(sample_episodes()), compression=compression)
+    known = codec.checksum(data)
+    for end in range(len(data)):
+        for check in (None, known):
+            with pytest.raises(CorruptPayloadError):
+                codec.decode(data[:end], check)
+    for position in range(len(data)):
+        altered = bytearray(data)
+        altered[position] ^= 1 << position % 8
+        with pytest.raises(CorruptPayloadError, match="checksum is"):
+            codec.decode(bytes(altered), known)
+        decodes_or_is_corrupt(bytes(altered))
+
+
+def decodes_or_is_corrupt(data: bytes) -> None:
+    try:
+        flat = codec.decode(data)
+    except CorruptPayloadError:
+        return
+    assert codec.decode(codec.encode(flat)) == flat
+    for one in flat.episodes():
+        assert one.num_loss_tokens <= one.num_tokens
+        assert one.prompt_length <= one.num_tokens
+        assert one.min_policy_version is None or isinstance(one.min_policy_version, int)
+        assert not one.turns or sum(turn.num_tokens for turn in one.turns) == one.num_tokens
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(episode(), min_size=1, max_size=3), st.data())
+def test_fuzz_altered_bytes(episodes: list[Episode], data: st.DataObject) -> None:
+    raw = bytearray(codec.encode(flatten(episodes)))
+    edits = st.tuples(st.integers(0, len(raw) - 1), st.integers(0, 255))
+    for position, value in data.draw(st.lists(edits, min_size=1, max_size=4)):
+        raw[position] = value
+    decodes_or_is_corrupt(bytes(raw))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.binary(max_size=200), st.sampled_from([b"", b"\x28\xb5\x2f\xfd", b"\x10" + bytes(7) + b"{"])
+)
+@example(b"", b"\x28\xb5\x2f\xfd")
+def test_fuzz_random_bytes(data: bytes, start: bytes) -> None:
+    with pytest.raises(CorruptPayloadError):
+        codec.decode(start + data)
+
+
+PLAIN = ["lengths", "token_ids", "loss_mask", "logprobs", "rewards", "json", "x"]
+NESTED = ["turn/counts", "turn/lengths", "token/a", "episode/a", "each/0/token/a"]
+NAMES = st.sampled_from([*PLAIN, *NESTED])
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(NAMES, arrays(None).filter(lambda array: isinstance(array, np.ndarray))))
+def test_fuzz_foreign_tensors(tensors: dict[str, NDArray[Any]]) -> None:
+    shown = {name.replace("/", "__"): array for name, array in tensors.items()}
+    decodes_or_is_corrupt(blob(**shown))
+
+
+def test_zstd_frames_that_claim_too_much_or_nothing() -> None:
+    bomb = b"\x28\xb5\x2f\xfd\xe0" + (2**40).to_bytes(8, "little") + b"\1\0\0"
+    with pytest.raises(CorruptPayloadError, match="claim to hold 1099511627776"):
+        codec.decode(bomb)
+    unknown = zstandard.ZstdCompressor(write_content_size=False).compress(blob())
+    with pytest.raises(CorruptPayloadError, match="claim to hold"):
+        codec.decode(unknown)
+    with pytest.raises(CorruptPayloadError):
+        codec.decode(codec.encode(flatten([]), compression="zstd") + b"\0")
+
+
+def test_a_sound_zstd_frame_may_not_expand_without_limit() -> None:
+    """3 KB that truly hold more than 64 MiB of zeros are refused before any memory is taken."""
+    size = framing.FREE_EXPANSION_BYTES + 2**17
+    blocks = [((2**17 << 3) | 1 << 1).to_bytes(3, "little") + b"\0"] * (size // 2**17 - 1)
+    last = ((2**17 << 3) | 1 << 1 | 1).to_bytes(3, "little") + b"\0"
+    bomb = b"\x28\xb5\x2f\xfd\xe0" + size.to_bytes(8, "little") + b"".join(blocks) + last
+    assert len(zstandard.ZstdDecompressor().decompress(bomb)) == size
+    tracemalloc.start()
+    with pytest.raises(CorruptPayloadError, match=f"claim to hold {size}"):
+        codec.decode(bomb)
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()
+
+
+def test_what_would_be_refused_is_not_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(framing, "FREE_EXPANSION_BYTES", 2**10)
+    zeros = Episode(token_ids=[0] * 100_000, loss_mask=[True] * 100_000)
+    data = codec.encode(flatten([zeros]), compression="zstd")
+    assert data == codec.encode(flatten([zeros]))
+    assert len(codec.decode(data).token_ids) == 100_000

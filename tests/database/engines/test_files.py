@@ -1,0 +1,151 @@
+"""SQLite files that are not there, are something else, or go away while they are open."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import make_url
+
+import replaydb as rdb
+from replaydb import Store
+from replaydb.database.engines import backend_for
+from replaydb.database.engines.sqlite import SqliteBackend
+from support.groups import group
+
+
+def path_of(url: str) -> Path:
+    return Path(make_url(url).database or "")
+
+
+def files_in(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*"))
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("nowhere/replay.db", "there is no such folder"), ("folder", "it is not a file"),
+     ("pipe", "it is not a file"), ("replay.db/replay.db", "there is no such folder")],
+)  # fmt: skip
+async def test_what_cannot_be_opened(sqlite_url: str, name: str, told: str) -> None:
+    folder = path_of(sqlite_url).parent
+    (folder / "folder").mkdir()
+    os.mkfifo(folder / "pipe")
+    before = files_in(folder)
+    for migrate in (None, True):
+        with pytest.raises(rdb.DatabaseUnavailableError) as caught:
+            await Store.open(f"sqlite:///{folder / name}", migrate=migrate)
+        assert str(caught.value) == f"{folder / name}: {told}"
+    assert files_in(folder) == before
+
+
+async def test_a_disk_that_is_full_at_open(
+    empty_sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        given = SqliteBackend._pragmas
+        patch.setattr(SqliteBackend, "_pragmas", lambda self, *more: [*given(self, *more), FULL])
+        with pytest.raises(rdb.DatabaseFullError, match="SQLITE_FULL") as caught:
+            await Store.open(empty_sqlite_url)
+        assert "\n" not in str(caught.value)
+    async with Store.open(empty_sqlite_url) as store:  # once there is room
+        await (await store.buffer("math")).put(group())
+
+
+FULL = "PRAGMA max_page_count = 4"
+
+
+def test_no_room_for_the_file_of_shared_memory(sqlite_url: str) -> None:
+    error = sqlite_error("SQLITE_IOERR_SHMSIZE")
+    assert isinstance(backend_for(sqlite_url).translate(error), rdb.DatabaseFullError)
+
+
+def sqlite_error(name: str) -> Exception:
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorname = name
+    return error
+
+
+def delete(path: Path) -> None:
+    path.unlink()
+
+
+def replace(path: Path) -> None:
+    shutil.copy(path, path.with_suffix(".new"))
+    path.with_suffix(".new").rename(path)
+
+
+def move(path: Path) -> None:
+    path.parent.rename(path.parent.with_name("elsewhere"))
+
+
+@pytest.mark.parametrize(
+    ("happens", "told"),
+    [(delete, "it was deleted"), (replace, "replaced by another file"), (move, "it was deleted")],
+)
+async def test_a_file_that_goes_away_is_noticed(
+    sqlite_url: str, tmp_path: Path, happens: Callable[[Path], None], told: str
+) -> None:
+    path = tmp_path / "data" / "replay.db"
+    path.parent.mkdir()
+    shutil.copy(path_of(sqlite_url), path)
+    async with Store.open(f"sqlite:///{path}", run="a") as store:
+        buffer = await store.buffer("math")
+        await buffer.put([group(), group()])
+        await buffer.sample(1)
+        happens(path)
+        before = files_in(tmp_path)
+        for call in (
+            lambda: buffer.put(group()),
+            lambda: buffer.sample(1),
+            lambda: buffer.sample(5, timeout=20),
+            lambda: buffer.count(),
+            lambda: buffer.advance_policy(1),
+        ):
+            with pytest.raises(rdb.DatabaseUnavailableError, match=told):
+                await call()
+        assert files_in(tmp_path) == before  # no new, empty database either
+
+
+async def test_a_file_that_goes_away_before_the_commit(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Store.open(sqlite_url, run="a") as store:
+        buffer = await store.buffer("math")
+        await buffer.put(group())
+        allocate = SqliteBackend.allocate_group_ids
+
+        async def meanwhile(*arguments: Any) -> Any:
+            replace(path_of(sqlite_url))
+            return await allocate(*arguments)
+
+        monkeypatch.setattr(SqliteBackend, "allocate_group_ids", meanwhile)
+        with pytest.raises(rdb.DatabaseUnavailableError, match="replaced"):
+            await buffer.put(group())
+
+
+async def test_a_waiting_draw_notices(sqlite_url: str) -> None:
+    async with Store.open(sqlite_url, run="a") as store:
+        buffer = await store.buffer("math")
+        asyncio.get_running_loop().call_later(0.05, path_of(sqlite_url).unlink)
+        with pytest.raises(rdb.DatabaseUnavailableError, match="deleted"):
+            await buffer.sample(1, timeout=30)
+
+
+async def test_another_folder_does_not_matter(
+    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = path_of(sqlite_url)
+    monkeypatch.chdir(path.parent)
+    async with Store.open(f"sqlite:///{path.name}", run="a") as store:
+        buffer = await store.buffer("math")
+        (tmp_path / "other").mkdir()
+        monkeypatch.chdir(tmp_path / "other")
+        await buffer.put(group())
+        assert len(await buffer.sample(1)) == 1

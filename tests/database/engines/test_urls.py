@@ -1,0 +1,121 @@
+"""What a database URL may hold, and that no part of a password is ever shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import URL
+
+import replaydb as rdb
+from replaydb import Store
+from replaydb.database.engines import backend_for
+from replaydb.database.engines.urls import PostgresqlURL
+from replaydb.training.dataset import ReplayDataset
+from support.errors import everything_said_by
+
+ME = "postgresql://me:secret@"
+
+
+@pytest.mark.parametrize(
+    ("url", "hosts"),
+    [
+        (f"{ME}db.example/replay", [("db.example", None)]),
+        (f"{ME}one,two:5433,[::1]:5434/replay", [("one", None), ("two", 5433), ("::1", 5434)]),
+        (f"{ME}/replay?host=one,two&port=5433", [("one", 5433), ("two", 5433)]),
+        (f"{ME}one,two:1/replay?port=7,8", [("one", 7), ("two", 1)]),
+        (f"{ME}/replay?host=/run/postgresql", [("/run/postgresql", None)]),
+        (f"{ME}%2Frun%2Fpostgresql/replay", [("/run/postgresql", None)]),
+        ("postgres:///replay", []),
+        ("postgresql+asyncpg://one/replay", [("one", None)]),
+        (URL.create("postgresql", "me", "secret", "one", 7, "replay"), [("one", 7)]),
+    ],
+)
+def test_hosts(url: str | URL, hosts: list[tuple[str, int | None]]) -> None:
+    assert list(PostgresqlURL.of(url).hosts) == hosts
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        (f"{ME}db/replay?sslmod=require", "the parameter 'sslmod'"),
+        (f"{ME}db/replay?channel_binding=require", "the parameter 'channel_binding'"),
+        (f"{ME}db/replay?sslmode=always", "sslmode to be one of disable, allow, prefer"),
+        (f"{ME}db/replay?target_session_attrs=master", "target_session_attrs to be one of any"),
+        (f"{ME}db/replay?sslrootcert=/no/root.pem", "sslrootcert to be a file, got '/no/root.pem'"),
+        (f"{ME}db/replay?connect_timeout=soon", "connect_timeout in seconds"),
+        (f"{ME}db/replay?connect_timeout=-1", "connect_timeout in seconds"),
+        (f"{ME}db/replay?sslmode=require&sslmode=disable", "'sslmode' twice"),
+        (f"{ME}one/replay?host=two", "hosts in one place"),
+        (f"{ME}one,two/replay?port=1,2,3", "3 for 2 hosts"),
+        (f"{ME}one,,two/replay", "a host before every colon and comma"),
+        (f"{ME}:5432/replay", "a host before every colon and comma"),
+        (f"{ME}db:99999/replay", "a port from 1 to 65535"),
+        ("sqlite:///replay.db?mode=ro", "without parameters, got a question mark"),
+        ("sqlite:///replay.db?readonly", "without parameters, got a question mark"),
+        ("sqlite://data/replay.db", "two slashes where there should be three"),
+    ],
+)
+async def test_what_cannot_be_used_is_named_in_one_line(url: str, told: str) -> None:
+    with pytest.raises(rdb.InvalidURLError) as caught:
+        await Store.open(url)
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert "secret" not in everything_said_by(caught.value)
+
+
+PARTS = ("alpha", "bravo", "carol")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *(
+            f"postgresql://me:alpha{one}bravo{other}carol@127.0.0.1:1/replay?sslmode=disable"
+            for one in "@:/?#[]%"
+            for other in "@:/?#[]="
+        ),
+        "postgresql://me:alpha/bravo",
+        "postgresql://me:alpha?bravo=carol",
+        "postgresql://me:alpha@127.0.0.1:bravo/carol",
+        "postgresql://127.0.0.1:1/replay?user=me&password=alpha/bravo:carol",
+        "postgresql://127.0.0.1:1/replay?user=me&password=alpha@bravo",
+        "postgresql://127.0.0.1:1/replay?user=me&password=alpha&bravo=carol",
+        "postgresql://127.0.0.1:1/replay?sslpassword=alpha&password=bravo&user=carol-alpha",
+        "mysql://me:alpha@bravo/carol",
+        "sqlite://me:alpha@bravo/carol",
+        "//me:alpha@bravo/carol",
+    ],
+)
+async def test_no_part_of_a_password_is_shown(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG")
+    url = url.replace("user=carol-alpha", "user=someone")
+    with pytest.raises(rdb.ReplayDBError) as caught:
+        await Store.open(url, run="a")
+    said = everything_said_by(caught.value) + caplog.text
+    assert not [part for part in PARTS if part in said]
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["me:alpha@host", "pa@ss@host", "pa/ss@host", "pa?ss@host"])
+def test_one_is_told_to_encode_it(text: str) -> None:
+    url = f"postgresql://me:{text}/replay"
+    if text.startswith("pa"):
+        with pytest.raises(rdb.InvalidURLError, match="percent-encoded"):
+            backend_for(url)
+    else:
+        assert backend_for(url).shown == "postgresql://me:***@host/replay"
+
+
+def test_what_is_shown_leaves_the_passwords_out(tmp_path: Path) -> None:
+    key = tmp_path / "client.key"
+    key.touch()
+    url = f"postgresql://one:7,two/replay?user=me&password=alpha&sslkey={key}&sslpassword=bravo"
+    backend: Any = backend_for(url)
+    assert backend.shown == f"postgresql://:***@one:7,two/replay?user=me&sslkey={key}"
+    dataset = ReplayDataset(url=url, buffer="math", batch_size=2)
+    engine = backend.writer_engine()
+    for said in (repr(dataset), repr(backend._url), repr(engine), repr(engine.pool.__dict__)):
+        assert "alpha" not in said
+        assert "bravo" not in said

@@ -1,0 +1,187 @@
+"""What opening a store does with tables that are missing, old, new or of others."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+import pytest
+from sqlalchemy import event, inspect, text
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from replaydb.database import migrate
+from replaydb.database.engines import backend_for
+from replaydb.database.engines.protocol import Backend
+from replaydb.database.schema import REVISIONS
+from replaydb.errors import (
+    DatabaseUnavailableError,
+    SchemaError,
+    SchemaOutOfDateError,
+    SchemaTooNewError,
+)
+from support.connections import transaction
+from support.revisions import NEXT, release_next
+
+CHOICES = [None, True, False]
+
+
+def _path(url: str) -> Path:
+    return Path(url.removeprefix("sqlite:///"))
+
+
+async def _tables(url: str) -> list[str]:
+    async with transaction(url) as connection:
+        return await connection.run_sync(lambda sync: inspect(sync).get_table_names())
+
+
+async def _set_revision(url: str, revision: str) -> None:
+    async with transaction(url) as connection:
+        await connection.execute(
+            text("UPDATE replaydb_alembic_version SET version_num = :revision"),
+            {"revision": revision},
+        )
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+async def test_current_tables_are_taken_as_they_are(url: str, choice: bool | None) -> None:
+    await migrate.prepare(backend_for(url), migrate=choice)
+
+
+async def test_current_tables_cost_one_query(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = backend_for(url)
+    queries: list[str] = []
+    monkeypatch.setattr(backend, "reader_engine", _recording(backend, queries))
+    await migrate.prepare(backend, migrate=None)
+    assert len([query for query in queries if query != "BEGIN"]) == 1
+
+
+def _recording(backend: Backend, queries: list[str]) -> Callable[[], AsyncEngine]:
+    engine = backend.reader_engine()
+
+    @event.listens_for(engine.sync_engine, "before_cursor_execute")
+    def record(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        queries.append(statement)
+
+    return lambda: engine
+
+
+@pytest.mark.parametrize("choice", [None, True])
+@pytest.mark.parametrize("is_there", [False, True])
+async def test_a_new_file_gets_its_tables(
+    empty_sqlite_url: str, choice: bool | None, is_there: bool
+) -> None:
+    if is_there:
+        _path(empty_sqlite_url).touch()
+    await migrate.prepare(backend_for(empty_sqlite_url), migrate=choice)
+    assert await migrate.check(empty_sqlite_url) == ()
+
+
+async def test_a_file_whose_tables_were_dropped_is_as_good_as_new(sqlite_url: str) -> None:
+    await migrate.downgrade(sqlite_url, "base")
+    await migrate.prepare(backend_for(sqlite_url), migrate=None)
+    assert await migrate.check(sqlite_url) == ()
+
+
+async def test_migrate_false_does_not_even_make_the_file(empty_sqlite_url: str) -> None:
+    with pytest.raises(SchemaOutOfDateError, match="there are no tables yet"):
+        await migrate.prepare(backend_for(empty_sqlite_url), migrate=False)
+    assert not _path(empty_sqlite_url).exists()
+
+
+async def test_a_file_of_somebody_else_is_not_filled_unasked(empty_sqlite_url: str) -> None:
+    async with transaction(empty_sqlite_url) as connection:
+        await connection.execute(text("CREATE TABLE notes (id INTEGER PRIMARY KEY)"))
+    with pytest.raises(SchemaOutOfDateError):
+        await migrate.prepare(backend_for(empty_sqlite_url), migrate=None)
+    assert await _tables(empty_sqlite_url) == ["notes"]
+    await migrate.prepare(backend_for(empty_sqlite_url), migrate=True)
+    assert await migrate.check(empty_sqlite_url) == ()
+
+
+@pytest.mark.parametrize("choice", [None, False])
+async def test_a_server_gets_tables_only_when_asked(
+    empty_postgresql_url: str, choice: bool | None
+) -> None:
+    with pytest.raises(SchemaOutOfDateError, match="there are no tables yet") as refused:
+        await migrate.prepare(backend_for(empty_postgresql_url), migrate=choice)
+    assert (refused.value.current, refused.value.expected) == (None, REVISIONS[-1])
+    assert await _tables(empty_postgresql_url) == []
+    await migrate.prepare(backend_for(empty_postgresql_url), migrate=True)
+    assert await migrate.check(empty_postgresql_url) == ()
+
+
+@pytest.mark.parametrize("choice", [None, False])
+async def test_old_tables_are_refused_with_the_command_to_run(
+    empty_url: str, choice: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await migrate.upgrade(empty_url)
+    release_next(tmp_path, monkeypatch, "pass")
+    with pytest.raises(SchemaOutOfDateError) as refused:
+        await migrate.prepare(backend_for(empty_url), migrate=choice)
+    message, _, command = str(refused.value).partition("; run: ")
+    assert message == f"the tables are of revision {REVISIONS[-1]}, {NEXT} is needed"
+    *words, url = shlex.split(command)
+    assert words == ["replaydb", "db", "upgrade", "--url"]
+    await migrate.upgrade(url)
+    assert await migrate.current(empty_url) == NEXT
+
+
+async def test_migrate_true_upgrades_old_tables(
+    empty_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await migrate.upgrade(empty_url)
+    release_next(tmp_path, monkeypatch, "pass")
+    await migrate.prepare(backend_for(empty_url), migrate=True)
+    assert await migrate.current(empty_url) == NEXT
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+async def test_newer_tables_are_refused(empty_url: str, choice: bool | None) -> None:
+    await migrate.upgrade(empty_url)
+    await _set_revision(empty_url, "9999")
+    with pytest.raises(SchemaTooNewError, match=r"9999.*upgrade the package") as refused:
+        await migrate.prepare(backend_for(empty_url), migrate=choice)
+    assert (refused.value.current, refused.value.expected) == ("9999", REVISIONS[-1])
+    for change in (migrate.upgrade(empty_url), migrate.downgrade(empty_url, "base")):
+        with pytest.raises(SchemaTooNewError):
+            await change
+    assert await migrate.current(empty_url) == "9999"
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+async def test_tables_of_our_names_that_are_not_ours(empty_url: str, choice: bool | None) -> None:
+    async with transaction(empty_url) as connection:
+        await connection.execute(text("CREATE TABLE run (id INTEGER PRIMARY KEY)"))
+    with pytest.raises(SchemaError, match="same names as ours: run; use another database"):
+        await migrate.prepare(backend_for(empty_url), migrate=choice)
+    with pytest.raises(SchemaError, match="same names"):
+        await migrate.upgrade(empty_url)
+    assert await _tables(empty_url) == ["run"]
+
+
+async def test_something_that_is_no_database(empty_sqlite_url: str) -> None:
+    _path(empty_sqlite_url).write_bytes(b"not a database, but long enough to be read" * 100)
+    for choice in CHOICES:
+        with pytest.raises(DatabaseUnavailableError):
+            await migrate.prepare(backend_for(empty_sqlite_url), migrate=choice)
+
+
+async def test_current_does_not_make_a_file(empty_sqlite_url: str) -> None:
+    with pytest.raises(DatabaseUnavailableError, match="there is no such file"):
+        await migrate.current(empty_sqlite_url)
+    assert not _path(empty_sqlite_url).exists()
+
+
+async def test_passwords_are_not_shown(empty_postgresql_url: str) -> None:
+    parts = urlsplit(empty_postgresql_url)
+    with_password = urlunsplit(parts._replace(netloc="postgres:hunter2@"))
+    with pytest.raises(SchemaOutOfDateError) as refused:
+        await migrate.prepare(backend_for(with_password), migrate=None)
+    assert "postgresql://postgres:***@" in str(refused.value)
+    assert "hunter2" not in str(refused.value)
+    nobody = "postgresql://postgres:hunter2@localhost:1/replay"
+    with pytest.raises(DatabaseUnavailableError) as unreachable:
+        await migrate.upgrade(nobody)
+    assert "hunter2" not in str(unreachable.value)

@@ -1,0 +1,423 @@
+"""Every statement on the way of a put, a draw or an advance reads the index made for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import event, func, insert, select, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+import replaydb as rdb
+from replaydb.database import migrate
+from replaydb.database.repository import tasks
+from replaydb.database.schema import (
+    IDLE,
+    buffer,
+    draw,
+    draw_group,
+    episode,
+    episode_group,
+    group,
+    payload,
+    task,
+    transcript,
+)
+from replaydb.database.statements import buffers, draws, groups, leases, lineage
+from replaydb.policies import SimplePolicy
+from support.connections import transaction
+from support.plans import assert_reads_only, assert_stays_within, plan_of
+from support.postgres import PostgresServer
+
+TASKS = [f"task-{number}" for number in range(10)]
+NUM_GROUPS = 20_000
+#: By id modulo 22; what is not here is completed.
+STATUSES = dict(enumerate(("expired", "archived", "leased", "failed", *["aborted"] * 4)))
+ARRIVAL = "ix_episode_group_arrival"
+POOL = draws.Pool(1, "task-3", "completed")
+NOW = datetime(2026, 1, 15, tzinfo=UTC)
+INDEXES: list[tuple[SimplePolicy, str]] = [
+    (rdb.Fifo(), ARRIVAL),
+    (rdb.Lifo(), ARRIVAL),
+    (rdb.StalestFirst(), "ix_episode_group_comparable_version"),
+    (rdb.FreshestFirst(), "ix_episode_group_comparable_version"),
+    (rdb.TopPriority(), "ix_episode_group_priority"),
+    (rdb.LeastSampled(), "ix_episode_group_times_sampled"),
+    (rdb.Uniform(), "ix_episode_group_uniform_key"),
+    (rdb.Prioritized(), "ix_episode_group_priority_key"),
+]
+#: PostgreSQL takes the smallest where it is going to sort anyway: all begin with the task.
+SCHEDULING = {index for _, index in INDEXES}
+BY_POLICY = pytest.mark.parametrize(
+    ("policy", "index"), INDEXES, ids=[type(policy).__name__ for policy, _ in INDEXES]
+)
+FILTERS = {
+    "no filter": None,
+    "staleness": group.staleness <= 4,
+    "reward": group.reward_std > 0.1,
+    "tag": group.tags["level"].as_string() == "hard",
+}
+BY_FILTER = pytest.mark.parametrize("eligible", FILTERS.values(), ids=FILTERS.keys())
+
+
+def group_rows() -> Iterator[dict[str, Any]]:
+    """Ten tasks, seven groups in eleven completed; one in twenty of unknown version."""
+    for i in range(1, NUM_GROUPS + 1):
+        version = None if i % 20 == 0 else i % 50
+        yield {
+            "id": i, "buffer_id": 1, "group_uid": f"uid-{i}", "prompt_uid": f"prompt-{i % 500}",
+            "task_name": TASKS[i * 7 % 10],
+            "group_status": STATUSES.get(i % 22, "completed"),
+            "staleness": None if version is None else 50 - version, "priority": 1.0 + i % 100,
+            "weight": 1.0 + i % 100, "uniform_key": (i * 7919 % NUM_GROUPS) / 100,
+            "priority_key": (i * 104_729 % NUM_GROUPS) / 1000, "min_policy_version": version,
+            "max_policy_version": version, "comparable_version": version,
+            "num_episodes": 1, "num_tokens": 100, "num_bytes": 100,
+            "reward_std": i % 7 / 10, "times_sampled": i % 9, "attempts": 0,
+            "has_transcript": False, "tags": {"level": "hard" if i % 3 else "easy"},
+            "created_at": NOW, "last_sampled_at": NOW if i % 3 else None,
+        }  # fmt: skip
+
+
+async def fill(url: str) -> None:
+    async with transaction(url) as connection:
+        await connection.execute(
+            insert(buffer),
+            {
+                "id": 1,
+                "name": "math",
+                "settings": {},
+                "policy_version": 50,
+                "limited_inserts": 0,
+                "limited_samples": 0,
+                "created_at": NOW,
+            },
+        )
+        await connection.execute(
+            insert(task),
+            [
+                {
+                    "buffer_id": 1, "task_name": name, "uniform_clock": 0.0, "priority_clock": 0.0,
+                    "random_counter": 0, "num_available": 1800, "total_weight": 1e5,
+                    "weight_error": 0.0,
+                    "num_pending": 0, "num_leased": 0, "stored_groups": 2000, "stored_tokens": 0,
+                    "stored_bytes": 0, "num_inserted": 2000, "num_sampled": 0,
+                }
+                for name in TASKS
+            ],
+        )  # fmt: skip
+        await connection.execute(insert(episode_group), list(group_rows()))
+        children: dict[Any, dict[str, Any]] = {
+            payload: {"part": 0, "codec_version": 1, "checksum": 0, "data": b"x" * 100},
+            transcript: {"position": 0, "text": "thought"},
+            episode: {
+                "position": 0, "num_tokens": 100, "num_loss_tokens": 50, "num_turns": 1,
+                "metadata": {},
+            },
+        }  # fmt: skip
+        for table, values in children.items():
+            await connection.execute(
+                insert(table), [{"group_id": i, **values} for i in range(1, NUM_GROUPS + 1)]
+            )
+        draws_made = {"buffer_id": 1, "policy": "Fifo()", "created_at": NOW}
+        await connection.execute(insert(draw), [{"id": i, **draws_made} for i in range(1, 101)])
+        await connection.execute(insert(draw_group), [
+            {"draw_id": i % 100 + 1, "position": i // 100, "group_id": i, "probability": 1.0,
+             "weight": 1.0, "outcome": "leased" if i % 22 == 2 else "acked"}
+            for i in range(1, 5001)
+        ])  # fmt: skip
+        if connection.dialect.name == "postgresql":
+            await connection.execute(text("ANALYZE"))
+
+
+@pytest.fixture(scope="module")
+def _filled_sqlite(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path: Path = tmp_path_factory.mktemp("plans") / "replay.db"
+    asyncio.run(migrate.upgrade(f"sqlite:///{path}"))
+    asyncio.run(fill(f"sqlite:///{path}"))
+    return f"sqlite:///{path}"
+
+
+@pytest.fixture(scope="module")
+def _filled_postgresql(postgres: PostgresServer) -> Iterator[str]:
+    url = postgres.create_database("plans")
+    asyncio.run(migrate.upgrade(url))
+    asyncio.run(fill(url))
+    yield url
+    postgres.drop_database(url)
+
+
+@pytest.fixture
+def filled_url(engine_name: str, request: pytest.FixtureRequest) -> str:
+    url: str = request.getfixturevalue(f"_filled_{engine_name}")
+    return url
+
+
+@pytest.fixture
+async def connection(filled_url: str) -> AsyncIterator[AsyncConnection]:
+    async with transaction(filled_url) as opened:
+        yield opened
+
+
+@BY_POLICY
+@BY_FILTER
+async def test_the_first_groups_of_a_task(
+    connection: AsyncConnection, policy: SimplePolicy, index: str, eligible: Any
+) -> None:
+    order = draws.order_of(policy)
+    statement: Any
+    if order.clock is None:
+        statement = draws.first_in_order(POOL, order, 64, eligible)
+    else:
+        statement = draws.arrivals(POOL, order, 128, eligible, None)
+    assert_reads_only(await plan_of(connection, statement), index)
+
+
+@BY_FILTER
+@pytest.mark.parametrize("policy", [rdb.Uniform(), rdb.Prioritized()], ids=["uniform", "priority"])
+async def test_the_next_page_of_arrivals(
+    connection: AsyncConnection, policy: SimplePolicy, eligible: Any
+) -> None:
+    order = draws.order_of(policy)
+    statement = draws.arrivals(POOL, order, 128, eligible, (5.0, 77))
+    assert_reads_only(await plan_of(connection, statement), dict(INDEXES)[policy])
+
+
+@pytest.mark.parametrize("policy", [rdb.StalestFirst(), rdb.FreshestFirst()])
+async def test_groups_of_unknown_version(connection: AsyncConnection, policy: SimplePolicy) -> None:
+    statement = draws.first_in_order(POOL, draws.order_of(policy), 64, unknown=True)
+    assert_reads_only(await plan_of(connection, statement), "ix_episode_group_comparable_version")
+
+
+@pytest.mark.parametrize("policy", [rdb.Uniform(), rdb.Prioritized()], ids=["uniform", "priority"])
+async def test_new_arrivals(connection: AsyncConnection, policy: SimplePolicy) -> None:
+    order = draws.order_of(policy)
+    values = {"group_id": 7, "arrival": 0.5, "now": NOW}
+    for statement in (draws.mark_sampled_and_rekey(order), draws.rekey(order)):
+        assert_reads_only(await plan_of(connection, statement, values), "pk_episode_group")
+
+
+@pytest.mark.parametrize("status", list(rdb.GroupStatus))
+async def test_a_scan_of_the_eligible_stays_within_its_task(
+    connection: AsyncConnection, status: str
+) -> None:
+    pool = draws.Pool(1, "task-3", status)
+    plan = await plan_of(connection, draws.all_eligible(pool, group.reward_std > 0.5))
+    assert_stays_within(plan, *SCHEDULING)
+
+
+@BY_FILTER
+async def test_a_look_reads_a_task_in_pages(connection: AsyncConnection, eligible: Any) -> None:
+    statement = draws.page_of_eligible(POOL, eligible, 9000, 1000)
+    assert_reads_only(await plan_of(connection, statement), ARRIVAL)
+
+
+async def test_a_clock_that_is_set_back_stays_within_its_task(connection: AsyncConnection) -> None:
+    for clock in tasks.CLOCKS:
+        plan = await plan_of(connection, draws.set_back(POOL, clock, 5.0))
+        assert_stays_within(plan, *SCHEDULING)
+
+
+ORDERED = pytest.mark.parametrize(
+    ("policy", "index"),
+    [(policy, index) for policy, index in INDEXES if draws.order_of(policy).clock is None],
+    ids=[type(policy).__name__ for policy, _ in INDEXES if draws.order_of(policy).clock is None],
+)
+
+
+@ORDERED
+@BY_FILTER
+async def test_what_was_aborted_is_in_the_same_indexes(
+    connection: AsyncConnection, policy: SimplePolicy, index: str, eligible: Any
+) -> None:
+    pool = draws.Pool(1, "task-3", "aborted")
+    statement = draws.first_in_order(pool, draws.order_of(policy), 16, eligible)
+    assert_reads_only(await plan_of(connection, statement), index)
+
+
+@ORDERED
+@pytest.mark.parametrize("status", ["expired", "failed", "archived"])
+async def test_a_draw_from_other_statuses_stays_within_its_task(
+    connection: AsyncConnection, policy: SimplePolicy, index: str, status: str
+) -> None:
+    """It may sort them, but in the order of ids it need not."""
+    order = draws.order_of(policy)
+    for unknown in (False, True) if order.column.nullable else (False,):
+        statement = draws.first_in_order(
+            draws.Pool(1, "task-3", status), order, 64, unknown=unknown
+        )
+        plan = await plan_of(connection, statement)
+        assert_stays_within(plan, ARRIVAL)
+        assert index != ARRIVAL or not plan.sorts, plan.text
+
+
+EVICTIONS = [
+    (draws.Order(group.id), "arrival", False),
+    (draws.Order(group.comparable_version), "comparable_version", False),
+    (draws.Order(group.comparable_version), "comparable_version", True),
+    (draws.Order(group.priority), "priority", False),
+    (draws.Order(group.last_sampled_at), "last_sampled_at", False),
+    (draws.Order(group.last_sampled_at), "arrival", True),
+    (draws.Order(group.times_sampled, descending=True), "times_sampled", False),
+]
+
+
+@pytest.mark.parametrize(
+    ("order", "index", "unknown"),
+    EVICTIONS,
+    ids=[f"{order.column.name}{' is null' * unknown}" for order, _, unknown in EVICTIONS],
+)
+@pytest.mark.parametrize("status", IDLE)
+async def test_victims(
+    connection: AsyncConnection, order: draws.Order, index: str, unknown: bool, status: str
+) -> None:
+    pool = draws.Pool(1, "task-3", status)
+    statement = draws.first_in_order(pool, order, 16, unknown=unknown)
+    assert_reads_only(await plan_of(connection, statement), f"ix_episode_group_{index}")
+
+
+@pytest.mark.parametrize("status", ["expired", "failed", "filtered"])
+async def test_victims_that_nobody_can_draw(connection: AsyncConnection, status: str) -> None:
+    pool = draws.Pool(1, "task-3", status)
+    statement = draws.first_in_order(pool, draws.Order(group.id), 16)
+    assert_reads_only(await plan_of(connection, statement), ARRIVAL)
+
+
+STATEMENTS: dict[str, tuple[Callable[[], Any], dict[str, Any], set[str], set[str]]] = {
+    "mark_sampled": (
+        lambda: draws.mark_sampled([3, 4, 5], NOW), {}, {"pk_episode_group"}, {"episode_group"},
+    ),
+    "known_uids": (
+        lambda: groups.known_uids(1, [f"uid-{i}" for i in range(50)]), {},
+        {"uq_episode_group_buffer_id_group_uid"}, {"episode_group"},
+    ),
+    "facts": (
+        lambda: groups.facts(1, [5, 6, 7]), {},
+        {"pk_episode_group"}, {"episode_group"},
+    ),
+    "payloads": (
+        lambda: groups.payloads([5, 6, 7]), {}, {"pk_payload"}, {"payload"},
+    ),
+    "transcripts": (
+        lambda: groups.transcripts([5, 6, 7]), {}, {"pk_transcript"}, {"transcript"},
+    ),
+    "set_priorities": (
+        groups.change,
+        {"group_id": 7, "priority": 1.0, "weight": 1.0, "priority_key": 0.5},
+        {"pk_episode_group"}, {"episode_group"},
+    ),
+    "mark_leased": (
+        lambda: draws.mark_leased([3, 4, 5], 1, NOW, 7), {},
+        {"pk_episode_group"}, {"episode_group"},
+    ),
+    "past_deadline": (
+        lambda: select(group.id).where(groups.past_deadline(1, TASKS, NOW)), {},
+        {"ix_episode_group_deadline"}, {"episode_group"},
+    ),
+    "archive": (
+        lambda: groups.archive([3, 4, 5], "acked", NOW), {},
+        {"pk_episode_group"}, {"episode_group"},
+    ),
+    "settle": (
+        lambda: lineage.settle([3, 4, 5], "acked", None, NOW), {},
+        {"ix_draw_group_leased"}, {"draw_group"},
+    ),
+    "expire": (
+        lambda: groups.set_values(
+            groups.too_stale(1, "task-3", 51, 49), {"group_status": "expired"}
+        ), {},
+        {"ix_episode_group_comparable_version"}, {"episode_group"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STATEMENTS)
+async def test_statements_find_their_rows_by_an_index(
+    connection: AsyncConnection, name: str
+) -> None:
+    statement, values, indexes, tables = STATEMENTS[name]
+    plan = await plan_of(connection, statement(), values)
+    assert not plan.scans, plan.text
+    assert not plan.sorts, plan.text
+    assert plan.indexes == indexes, plan.text
+    assert plan.tables == tables, plan.text
+
+
+async def test_what_expires_is_summed_up_by_the_same_index(connection: AsyncConnection) -> None:
+    plan = await plan_of(connection, groups.sums(groups.too_stale(1, "task-3", 51, 49)))
+    assert_stays_within(plan, "ix_episode_group_comparable_version")
+
+
+@pytest.mark.parametrize(
+    "statement", [leases.held(7), leases.held_among(7, [5, 6]), buffers.lock_leased_tasks(1, 7)]
+)
+async def test_what_is_leased_is_found_by_its_lease(
+    connection: AsyncConnection, statement: Any
+) -> None:
+    plan = await plan_of(connection, statement)
+    assert "episode_group" not in plan.scans, plan.text
+    assert plan.indexes & {"ix_episode_group_lease_id", "pk_episode_group"}, plan.text
+
+
+async def test_an_advance_touches_no_payload(connection: AsyncConnection) -> None:
+    """It changes every live row, so it may read every row, but not what hangs on them."""
+    plan = await plan_of(connection, groups.refresh_staleness(1, TASKS, 51))
+    assert not plan.sorts, plan.text
+    assert plan.tables == {"episode_group"}, plan.text
+
+
+async def test_what_is_available_is_read_from_the_accounts(connection: AsyncConnection) -> None:
+    locks = buffers.lock_all_tasks(1), buffers.lock_tasks(1, TASKS[:2])
+    for statement in (buffers.available(1), *locks, buffers.task_counters(1)):
+        assert (await plan_of(connection, statement)).tables == {"task"}
+
+
+BAD: dict[str, Any] = {
+    "a full scan": select(group.id).where(group.num_bytes > 5).limit(3),
+    "a sort": draws.arrivals(POOL, draws.Order(group.num_bytes), 64, None, None),
+    "another index": draws.first_in_order(POOL, draws.Order(group.id), 64),
+    "a payload page": draws.first_in_order(
+        POOL,
+        draws.Order(group.uniform_key),
+        64,
+        select(func.length(payload.c.data)).where(payload.c.group_id == group.id).scalar_subquery()
+        > 0,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+async def test_bad_plans_are_seen(connection: AsyncConnection, name: str) -> None:
+    """The judge on trial."""
+    with pytest.raises(AssertionError):
+        assert_reads_only(await plan_of(connection, BAD[name]), "ix_episode_group_uniform_key")
+
+
+async def test_the_lineage_of_a_group_is_found_by_index(connection: AsyncConnection) -> None:
+    statement = (
+        select(draw.c.step, draw_group.c.probability)
+        .join_from(draw_group, draw)
+        .where(draw_group.c.group_id == 5)
+    )
+    plan = await plan_of(connection, statement)
+    assert "draw_group" in {*plan.tables}
+    assert not plan.sorts, plan.text
+
+
+async def test_saving_an_account_leaves_its_key_alone(connection: AsyncConnection) -> None:
+    """Groups refer to it: on SQLite, to set it is to look at every group of the task."""
+    statements: list[str] = []
+
+    def record(_connection: Any, _cursor: Any, sql: str, *_rest: Any) -> None:
+        statements.append(sql)
+
+    accounts = await tasks.lock(connection, 1)
+    event.listen(connection.sync_connection, "before_cursor_execute", record)
+    await tasks.save(connection, accounts.values())
+    (update,) = statements
+    assert update.startswith("UPDATE task SET")
+    assert "task_name" not in update

@@ -1,0 +1,143 @@
+"""What happens when the database gives way under an open store: full, locked, cut off."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from sqlalchemy import make_url, select, text
+
+import replaydb as rdb
+from replaydb import Store
+from replaydb.database.schema import task
+from support.connections import cut_off, transaction
+from support.groups import group, groups, long_group
+from support.ledger import check_books
+from support.tables import table_sizes
+
+END_WHO_WAITS = (
+    "SELECT count(pg_terminate_backend(pid, 2000)) FROM pg_stat_activity "
+    "WHERE datname = current_database() AND wait_event_type = 'Lock'"
+)
+
+
+async def limit_pages(store: Store, more: int) -> None:
+    """Let the file grow by so many pages and no further, as a full disk would."""
+    async with store._database._writer.connect() as connection:
+        pages = (await connection.exec_driver_sql("PRAGMA page_count")).scalar_one()
+        await connection.exec_driver_sql(f"PRAGMA max_page_count = {pages + more}")
+
+
+async def test_a_full_disk(sqlite_url: str) -> None:
+    async with Store.open(sqlite_url, run="a") as store:
+        buffer = await store.buffer("math")
+        ids = await buffer.put(groups(3))
+        before = await table_sizes(sqlite_url)
+        await limit_pages(store, 4)
+        for attempt in range(3):
+            with pytest.raises(rdb.DatabaseFullError, match=r"replay\.db") as caught:
+                await buffer.put([group(f"small-{attempt}"), long_group("large", 50_000)])
+            cause: Any = caught.value.__cause__
+            assert cause.sqlite_errorname == "SQLITE_FULL"
+        assert await table_sizes(sqlite_url) == before
+        small, large = await asyncio.gather(
+            buffer.put(group("small")), buffer.put(long_group("large", 50_000)),
+            return_exceptions=True,
+        )  # fmt: skip
+        assert isinstance(large, rdb.DatabaseFullError)
+        assert small == [ids[-1] + 1]
+        assert len(await buffer.sample(4)) == 4
+        await limit_pages(store, 1000)
+        await buffer.put(long_group("large", 50_000))
+    await check_books(sqlite_url)
+
+
+async def test_a_file_that_stays_locked(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Store.open(sqlite_url, run="a") as store:
+        buffer = await store.buffer("math")
+        await buffer.put(groups(2))
+        monkeypatch.setattr("replaydb.database.engines.sqlite.LOCK_SECONDS", 0.2)
+        async with transaction(sqlite_url) as other:
+            await other.execute(select(1))  # BEGIN goes along with it
+            with pytest.raises(rdb.DatabaseUnavailableError, match="SQLITE_BUSY"):
+                await buffer.put(group("a"))
+            assert await buffer.count() == 2  # readers do not wait for writers
+        await buffer.put(group("a"))
+        assert await buffer.count() == 3
+
+
+async def test_a_put_waits_for_writers_of_other_processes(sqlite_url: str) -> None:
+    async with Store.open(sqlite_url, run="a") as store:
+        buffer = await store.buffer("math")
+        async with transaction(sqlite_url) as other:
+            await other.execute(select(1))
+            put = asyncio.create_task(buffer.put(group("a")))
+            await asyncio.sleep(0.3)
+            assert not put.done()
+        await asyncio.wait_for(put, 5)
+
+
+async def test_connections_that_were_lost_are_made_again(postgresql_url: str) -> None:
+    async with Store.open(postgresql_url, run="a") as store:
+        buffer = await store.buffer("math")
+        await buffer.put(groups(2))
+        waiting = asyncio.create_task(buffer.sample(4, timeout=20))
+        await asyncio.sleep(0.2)
+        for _ in range(2):
+            await cut_off(postgresql_url)
+            await buffer.put(group())
+            assert len(await buffer.sample(2)) == 2
+            assert (await buffer.stats()).num_groups >= 3
+        assert len(await asyncio.wait_for(waiting, 5)) == 4
+    await check_books(postgresql_url)
+
+
+async def test_a_put_that_is_cut_off_is_stored_once(postgresql_url: str) -> None:
+    async with Store.open(postgresql_url, run="a") as store:
+        buffer = await store.buffer("math")
+        await buffer.put(group())
+        async with transaction(postgresql_url) as connection:
+            await connection.execute(select(task).with_for_update())
+            put = asyncio.create_task(buffer.put([long_group("a", 9), group("b")]))
+            while not await connection.scalar(text(END_WHO_WAITS)):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            await asyncio.sleep(0.2)
+            assert not put.done()
+            sizes = {"episode_group": 1, "payload": 1, "episode": 2, "transcript": 0}
+            assert await table_sizes(postgresql_url) == sizes
+        assert len(await put) == 2
+        assert await buffer.count() == 3
+    await check_books(postgresql_url)
+
+
+async def test_a_database_that_refuses_writes(postgresql_url: str) -> None:
+    """As a standby does."""
+    async with Store.open(postgresql_url, run="a") as store:
+        buffer = await store.buffer("math")
+        await buffer.put(group())
+    name = make_url(postgresql_url).database
+    await _alter(postgresql_url, f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
+    try:
+        async with Store.open(postgresql_url) as store:
+            buffer = await store.buffer("math")
+            for call in (
+                lambda: buffer.put(group()),
+                lambda: buffer.sample(1),
+                lambda: buffer.advance_policy(1),
+            ):
+                with pytest.raises(rdb.DatabaseReadOnlyError, match="25006"):
+                    await call()
+            assert await buffer.count() == 1
+    finally:
+        await _alter(
+            postgresql_url,
+            f'SET transaction_read_only = off; ALTER DATABASE "{name}" '
+            "RESET default_transaction_read_only",
+        )
+
+
+async def _alter(url: str, statements: str) -> None:
+    async with transaction(url) as connection:
+        for statement in statements.split("; "):
+            await connection.exec_driver_sql(statement)

@@ -1,0 +1,364 @@
+"""A network or a peer that stops answering: every call ends in its time, and says why."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+import replaydb as rdb
+from replaydb import Buffer, Store
+from support.connections import transaction
+from support.groups import episode, group, groups, long_group
+from support.ledger import check_books
+from support.proxy import CLOSE, Fate, Proxy, break_messages, cut_commits, on_nth
+
+CALLS: dict[str, Callable[[Buffer], Awaitable[Any]]] = {
+    "put": lambda buffer: buffer.put(group(), timeout=0.2),
+    "patient put": lambda buffer: buffer.put(group()),
+    "sample": lambda buffer: buffer.sample(1, timeout=0.2),
+    "impatient sample": lambda buffer: buffer.sample(1),
+    "waiting sample": lambda buffer: buffer.sample(99, timeout=0.2),
+    "lease": lambda buffer: buffer.lease(1, ttl=60, timeout=0.2).__aenter__(),
+    "count": lambda buffer: buffer.count(),
+    "get": lambda buffer: buffer.get([1]),
+    "update": lambda buffer: buffer.update_priorities([1], [2.0]),
+    "admission": lambda buffer: buffer.admission(1, max_staleness=0, timeout=0.2),
+}
+
+
+LIMITS = {
+    "replaydb.database.transactions.PATIENCE_SECONDS": 0.5,
+    "replaydb.buffer.keeping.BULK_SECONDS": 0.5,
+    "replaydb.buffer.core.GRACE_SECONDS": 0.3,
+    "replaydb.database.engines.postgresql.COMMIT_SECONDS": 0.3,
+    "replaydb.database.engines.postgresql.ROLLBACK_SECONDS": 0.2,
+}
+
+
+HURRIED: dict[str, Callable[[Buffer], Awaitable[Any]]] = {
+    "put": lambda buffer: buffer.put(group("new"), timeout=0.2),
+    "open_group": lambda buffer: buffer.open_group("gsm8k", "new", 2, deadline=60, timeout=0.2),
+    "add_episode": lambda buffer: buffer.add_episode("pieces", episode(), timeout=0.2),
+    "sample": lambda buffer: buffer.sample(1, timeout=0.2),
+    "lease": lambda buffer: buffer.lease(1, ttl=60, timeout=0.2).__aenter__(),
+}
+
+
+@contextmanager
+def impatience(**limits: float) -> Iterator[None]:
+    """A minute is half a second. Whoever ignores the limits hangs, and fails the test."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, seconds in (LIMITS | limits).items():
+            patch.setattr(name, seconds)
+        yield
+
+
+@pytest.fixture
+async def far(proxied_url: str) -> AsyncIterator[Store]:
+    store = await Store.open(proxied_url, run="far")
+    yield store
+    await asyncio.wait_for(store.close(timeout=0.2), 20)
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("connected", [True, False])
+async def test_a_stalled_network(far: Store, proxy: Proxy, name: str, connected: bool) -> None:
+    buffer = await far.buffer("math")
+    await buffer.put(groups(3))
+    if not connected:
+        proxy.drop()
+    proxy.stall()
+    with impatience(), pytest.raises(rdb.DatabaseUnavailableError):
+        await asyncio.wait_for(CALLS[name](buffer), 20)
+    proxy.heal()
+    assert await buffer.count() >= 3
+
+
+@contextmanager
+def in_a_hurry() -> Iterator[None]:
+    """Only a timeout ends a call."""
+    with impatience(**{"replaydb.database.transactions.PATIENCE_SECONDS": 600.0}):
+        yield
+
+
+@pytest.mark.parametrize("name", HURRIED)
+async def test_a_timeout_bounds_the_first_call(proxied_url: str, proxy: Proxy, name: str) -> None:
+    """Which enters the run, and has others beside it that wait for that."""
+    store = await Store.open(proxied_url)
+    buffer = await store.buffer("math")
+    proxy.stall()
+    with in_a_hurry():
+        calls = (HURRIED[name](buffer) for _ in range(3))
+        outcomes = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 20)
+    assert {type(one) for one in outcomes} == {rdb.DatabaseUnavailableError}
+    await asyncio.wait_for(store.close(timeout=0.2), 20)
+
+
+@pytest.mark.parametrize("name", HURRIED)
+async def test_a_timeout_bounds_the_question_about_a_commit(
+    far: Store, proxy: Proxy, name: str, postgresql_url: str
+) -> None:
+    buffer = await far.buffer("math")
+    await buffer.put(groups(2))
+    await buffer.open_group("gsm8k", "pieces", 2)
+    cut = cut_commits("answer")
+    proxy.rule = lambda message: CLOSE if proxy.num_cut else cut(message)
+    with in_a_hurry(), pytest.raises(rdb.OutcomeUnknownError):
+        await asyncio.wait_for(HURRIED[name](buffer), 20)
+
+
+@pytest.mark.parametrize("name", HURRIED)
+async def test_the_answer_that_stalls_is_asked_for_elsewhere(
+    far: Store, proxy: Proxy, name: str
+) -> None:
+    """In the time of whoever is in a hurry, though others share the transaction."""
+    buffer = await far.buffer("math")
+    await buffer.put(groups(2))
+    await buffer.open_group("gsm8k", "pieces", 3)
+    fate = Fate(0, "stall")
+    proxy.rule = on_nth(lambda one: one.committed and one.wrote, fate, first=1, every=None)
+    others = [buffer.put(group("patient")), buffer.add_episode("pieces", episode())]
+    with in_a_hurry():
+        answers = await asyncio.wait_for(asyncio.gather(HURRIED[name](buffer), *others), 20)
+    assert answers[2] == "pending"
+
+
+@pytest.mark.parametrize("kinds", [b"B", b"Q"], ids=["a statement", "the commit"])
+async def test_a_network_that_stalls_in_the_middle(
+    far: Store, proxy: Proxy, kinds: bytes, postgresql_url: str
+) -> None:
+    buffer = await far.buffer("math", capacity=rdb.Capacity(groups=10))
+    await buffer.put(groups(3))
+    proxy.rule = break_messages("stall", "client", kinds, first=2)
+    with impatience(), pytest.raises(rdb.DatabaseUnavailableError):
+        await asyncio.wait_for(buffer.put(long_group("new", 2000), timeout=0.2), 20)
+    async with Store.open(postgresql_url, run="near") as near:
+        there = await near.buffer("math")
+        await asyncio.wait_for(there.put(group("other")), 20)
+    proxy.heal()
+    assert await buffer.put(long_group("new", 2000), on_duplicate="ignore")
+    assert await buffer.count() == 5
+    await check_books(postgresql_url)
+
+
+async def test_a_payload_that_is_stuck_holds_up_nobody(
+    proxied_url: str, proxy: Proxy, postgresql_url: str
+) -> None:
+    async with Store.open(postgresql_url, run="near") as near:
+        there = await near.buffer("math", capacity=rdb.Capacity(groups=2))
+        await there.put(groups(2))
+        far = await Store.open(proxied_url, run="far")
+        buffer = await far.buffer("math")
+        proxy.rule = break_messages("stall", "client", b"B", num_bytes=5000, at_least=10_000)
+        stuck = asyncio.create_task(buffer.put(long_group("stuck", 5000)))
+        await proxy.until_cut()
+        for i in range(3):
+            await asyncio.wait_for(there.put(group(f"{i}")), 20)
+        proxy.heal()
+        await asyncio.wait_for(stuck, 20)
+        await far.close()
+        assert await there.count(statuses="completed") == 2
+    await check_books(postgresql_url)
+
+
+async def test_a_read_whose_connection_is_lost_is_run_again(far: Store, proxy: Proxy) -> None:
+    buffer = await far.buffer("math")
+    ids = await buffer.put(groups(3), cursor={"data": 1})
+    await buffer.sample(1)
+    await buffer.lease(1, ttl=600)
+    reads: list[Callable[[], Awaitable[Any]]] = [
+        buffer.count,
+        lambda: buffer.get(ids),
+        buffer.stats,
+        lambda: buffer.peek(2),
+        buffer.draws,
+        buffer.leases,
+        buffer.metrics,
+        lambda: buffer.cursor("data"),
+        far.buffers,
+        lambda: buffer.admission(8, max_staleness=0),
+    ]
+    for number, read in enumerate(reads, 1):
+        proxy.rule = break_messages("close", "server", b"D", num_bytes=3, first=2)
+        await asyncio.wait_for(read(), 20)
+        assert proxy.num_cut == number
+
+
+async def test_who_tells_of_commits_is_not_stuck_for_good(
+    far: Store, proxy: Proxy, postgresql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("replaydb.database.engines.signals.RECHECK_SECONDS", 60.0)
+    monkeypatch.setattr("replaydb.database.engines.postgresql.TELL_SECONDS", 0.2)
+    buffer = await far.buffer("math")
+    async with Store.open(postgresql_url) as near:
+        there = await near.buffer("math")
+        await buffer.put(group())  # and a connection to tell of it
+        proxy.stall()
+        far._database.signal.announce()
+        await asyncio.sleep(0.05)
+        publisher: Any = far._database.signal
+        await asyncio.wait_for(asyncio.wait([publisher._publisher]), 20)
+        proxy.heal()
+        waiting = asyncio.create_task(there.sample(2, timeout=50))
+        await asyncio.sleep(0.3)
+        await buffer.put(group())
+        assert len(await asyncio.wait_for(waiting, 20)) == 2
+
+
+async def test_closing_cuts_off_what_does_not_end(far: Store, proxy: Proxy) -> None:
+    buffer = await far.buffer("math")
+    await buffer.put(groups(3))
+    proxy.stall()
+    put = asyncio.create_task(buffer.put(group()))
+    sample = asyncio.create_task(buffer.sample(99, timeout=None))
+    await asyncio.sleep(0.05)
+    await asyncio.wait_for(far.close(timeout=0.1), 20)
+    outcomes = await asyncio.wait_for(asyncio.gather(put, sample, return_exceptions=True), 20)
+    for one in outcomes:
+        assert isinstance(one, rdb.StoreClosedError | rdb.DatabaseUnavailableError)
+
+
+async def _closed_with_a_queue(
+    store: Store, buffer: Buffer, heal: Callable[[], Awaitable[Any]]
+) -> None:
+    """More calls than connections; none of them goes on when the store has been closed."""
+    calls = [
+        *(buffer.update_priorities([1], [2.0]) for _ in range(5)),
+        *(buffer.sample(1, rdb.Fifo(), timeout=None) for _ in range(5)),
+    ]
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    await asyncio.sleep(0.05)
+    await asyncio.wait_for(store.close(timeout=0.1), 20)
+    await heal()
+    for one in await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 20):
+        assert isinstance(one, rdb.StoreClosedError | rdb.DatabaseUnavailableError)
+
+
+async def _untouched(url: str) -> None:
+    async with Store.open(url) as store:
+        [stored] = await (await store.buffer("math")).get([1])
+    assert (stored.priority, stored.times_sampled) == (1.0, 0)
+
+
+async def test_closing_cuts_off_who_waits_for_a_connection(
+    proxied_url: str, proxy: Proxy, postgresql_url: str
+) -> None:
+    store = await Store.open(proxied_url, run="far", pool_size=1)
+    buffer = await store.buffer("math")
+    await buffer.put(group())
+
+    async def heal() -> None:
+        proxy.heal()
+
+    await asyncio.wait([store._database.signal._publisher])  # type: ignore[attr-defined]
+    proxy.stall()
+    await _closed_with_a_queue(store, buffer, heal)
+    await _untouched(postgresql_url)
+
+
+async def test_closing_cuts_off_who_waits_for_the_file(sqlite_url: str) -> None:
+    store = await Store.open(sqlite_url, run="a")
+    buffer = await store.buffer("math")
+    await buffer.put(group())
+    async with transaction(sqlite_url) as other:
+        await other.exec_driver_sql("SELECT 1")  # BEGIN IMMEDIATE goes along with it
+        await _closed_with_a_queue(store, buffer, other.rollback)
+    await _untouched(sqlite_url)
+
+
+async def test_a_server_that_is_away_for_a_while(
+    proxied_url: str, proxy: Proxy, postgresql_url: str
+) -> None:
+    async with Store.open(proxied_url, run="far") as store:
+        buffer = await store.buffer("math")
+        ids = await buffer.put(groups(4))
+        lease = await buffer.lease(1, ttl=600)
+        waiting = asyncio.create_task(buffer.sample(6, timeout=60))
+        await asyncio.sleep(0.1)
+        proxy.refuse()
+        proxy.drop()
+        calls: list[Awaitable[Any]] = [
+            buffer.put(groups(3, "code")),
+            buffer.count(),
+            buffer.sample(1, timeout=30),
+            buffer.update_priorities(ids, [2.0] * 4),
+            lease.ack(),
+        ]
+        tasks = [asyncio.ensure_future(call) for call in calls]
+        await asyncio.sleep(0.5)
+        assert not any(task.done() for task in [*tasks, waiting])
+        proxy.heal()
+        await asyncio.wait_for(asyncio.gather(*tasks), 20)
+        assert len(await asyncio.wait_for(waiting, 20)) == 6
+    await check_books(postgresql_url)
+
+
+async def test_who_waits_for_a_writer_gives_up_with_the_others(sqlite_url: str) -> None:
+    """One limit for all, not one after another."""
+    async with Store.open(sqlite_url, run="a") as store:
+        buffer = await store.buffer("math")
+        await buffer.put(groups(2))
+        async with transaction(sqlite_url) as other:
+            await other.exec_driver_sql("SELECT 1")  # BEGIN IMMEDIATE goes along with it
+            began = asyncio.get_running_loop().time()
+            puts = [buffer.put(group(f"{i}")) for i in range(20)]
+            others = [buffer.put(group("late"), timeout=0.2), buffer.sample(1, timeout=0.2)]
+            with impatience():
+                outcomes = await asyncio.gather(*puts, *others, return_exceptions=True)
+            took = asyncio.get_running_loop().time() - began
+            assert {type(one) for one in outcomes} == {rdb.DatabaseUnavailableError}
+            assert await buffer.count() == 2  # readers wait for nobody
+        assert took < 22 * 0.5 / 2  # one after another they would take twice as long
+        await buffer.put(group("0"))
+        assert await buffer.count() == 3
+
+
+@pytest.mark.parametrize("times", [2, 10**6], ids=["for a while", "for good"])
+async def test_who_reads_waits_for_a_log_that_is_recovered(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """Not inside SQLite, where nobody could end the wait."""
+    left = 0
+
+    def begin(connection: sqlite3.Connection, check: Callable[[], None]) -> None:
+        nonlocal left
+        if left:
+            left -= 1
+            error = sqlite3.OperationalError("database is locked")
+            error.sqlite_errorname = "SQLITE_BUSY_RECOVERY"
+            raise error
+        connection.execute("BEGIN")
+
+    monkeypatch.setattr("replaydb.database.engines.sqlite._begin_deferred", begin)
+    async with Store.open(sqlite_url, run="a") as store:
+        buffer = await store.buffer("math")
+        await buffer.put(groups(2))
+        left = times
+        if times == 2:
+            assert await buffer.count() == 2
+        else:
+            with impatience(), pytest.raises(rdb.DatabaseUnavailableError, match="BUSY_RECOVERY"):
+                await buffer.count()
+        left = 0
+
+
+async def test_a_draw_waits_for_a_reader_before_it_locks(sqlite_url: str) -> None:
+    async with Store.open(sqlite_url, run="a") as store:
+        buffer = await store.buffer("math")
+        await buffer.put(groups(2))
+        database = store._database
+        turns = [database.turn_to_draw() for _ in range(database.backend.concurrent_draws)]
+        for turn in turns:
+            await turn.__aenter__()
+        sample = asyncio.create_task(buffer.sample(1))
+        await asyncio.sleep(0.1)
+        await asyncio.wait_for(buffer.put(group()), 5)
+        assert not sample.done()
+        for turn in turns:
+            await turn.__aexit__(None, None, None)
+        assert len(await sample) == 1

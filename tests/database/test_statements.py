@@ -1,0 +1,157 @@
+"""Prepared statements, many rows at a time, and transactions that are one hop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+from sqlalchemy import bindparam, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from replaydb.database.engines import backend_for
+from replaydb.database.prepared import execute_many, prepared
+from replaydb.database.schema import run
+from replaydb.database.transactions import Database
+from support.connections import transaction
+
+EARLIER = datetime(2026, 1, 15, 12, tzinfo=timezone(timedelta(hours=2)))
+INSERT = insert(run)
+RENAME = (
+    update(run)
+    .where(run.c.id == bindparam("which"))
+    .values(name=bindparam("new"), lineage=bindparam("new"), started_at=EARLIER)
+)
+
+
+@prepared
+def named(names_from, names_to):  # type: ignore[no-untyped-def]  # as statements are written
+    """Runs of a range of names."""
+    return select(run).where(run.c.name.between(names_from, names_to)).order_by(run.c.name)
+
+
+def rows() -> list[dict[str, object]]:
+    return [
+        {
+            "name": f"run-{i}",
+            "started_at": EARLIER + timedelta(hours=i),
+            "metadata": {"seed": i, "nested": [1e16, None]},
+        }
+        for i in range(3)
+    ]
+
+
+async def test_many_rows_are_written_as_sqlalchemy_would(url: str) -> None:
+    async with transaction(url) as connection:
+        await execute_many(connection, INSERT, rows())
+        found = (await connection.execute(*named("run-0", "run-1"))).mappings().all()
+        assert [row["metadata"] for row in found] == [one["metadata"] for one in rows()[:2]]
+        assert [row["started_at"] for row in found] == [one["started_at"] for one in rows()[:2]]
+        assert [row["lineage"] for row in found] == [None, None]
+
+
+async def test_a_value_may_be_used_twice_and_another_be_the_same_for_all(url: str) -> None:
+    async with transaction(url) as connection:
+        await execute_many(connection, INSERT, rows())
+        ids = (await connection.scalars(select(run.c.id).order_by(run.c.id))).all()
+        await execute_many(
+            connection, RENAME, [{"new": f"new-{one}", "which": one} for one in ids[:2]]
+        )
+        found = (await connection.execute(*named("new", "newer"))).all()
+    assert [row.name for row in found] == [row.lineage for row in found]
+    assert [row.name for row in found] == [f"new-{one}" for one in ids[:2]]
+    assert {row.started_at for row in found} == {EARLIER.astimezone(UTC)}
+
+
+async def test_nothing_is_sent_for_no_rows(url: str) -> None:
+    async with transaction(url) as connection:
+        await execute_many(connection, INSERT, [])
+        assert (await connection.execute(select(run))).all() == []
+
+
+async def test_a_prepared_statement_is_built_once(url: str) -> None:
+    (first, values), (second, _) = named("a", "b"), named("c", "d")
+    assert first is second
+    assert values == {"names_from": "a", "names_to": "b"}
+    with pytest.raises(ValueError, match="shorter"):
+        named("a")
+
+
+async def test_a_transaction_of_sqlite_runs_in_one_thread(url: str, engine_name: str) -> None:
+    database = Database(backend_for(url))
+    threads = set()
+
+    async def work(connection: AsyncConnection) -> None:
+        for row in rows():
+            await connection.execute(INSERT, row)
+            threads.add(threading.get_ident())
+
+    await database.write(work)
+    here = {threading.get_ident()}
+    assert (threads != here) if engine_name == "sqlite" else (threads == here)
+    assert len(threads) == 1
+    async with database.snapshot() as connection:
+        assert len((await connection.execute(*named("run-0", "run-9"))).all()) == 3
+    await database.close()
+
+
+async def test_what_a_step_raises_rolls_the_steps_before_back(url: str) -> None:
+    database = Database(backend_for(url))
+
+    async def work(connection: AsyncConnection) -> None:
+        await connection.execute(INSERT, rows()[0])
+
+    async def steps(transaction: object) -> None:
+        await transaction.run(work)  # type: ignore[attr-defined]
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        await database.transact(steps)
+    async with database.snapshot() as connection:
+        assert (await connection.execute(select(run))).all() == []
+    await database.close()
+
+
+async def test_a_transaction_that_waits_for_something_else_is_refused(sqlite_url: str) -> None:
+    database = Database(backend_for(sqlite_url))
+
+    async def work(connection: AsyncConnection) -> None:
+        await connection.execute(INSERT, rows()[0])
+        await asyncio.sleep(0)
+
+    with pytest.raises(AssertionError, match="its own connection only"):
+        await database.write(work)
+    async with database.snapshot() as connection:
+        assert (await connection.execute(select(run))).all() == []
+    await database.close()
+
+
+@pytest.mark.parametrize("times", [1, 3])
+async def test_a_cancelled_transaction_is_left_before_it_is_undone(
+    sqlite_url: str, times: int
+) -> None:
+    """However often it is cancelled: its thread uses the connection until the next statement."""
+    database = Database(backend_for(sqlite_url))
+    inside, go_on = threading.Event(), threading.Event()
+
+    async def work(connection: AsyncConnection) -> None:
+        await connection.execute(INSERT, rows()[0])
+        inside.set()
+        go_on.wait(10)
+        await connection.execute(INSERT, rows()[1])
+        pytest.fail("nobody waits for it any more")
+
+    writing = asyncio.ensure_future(database.write(work))
+    await asyncio.to_thread(inside.wait, 10)
+    for _ in range(times):
+        writing.cancel()
+        await asyncio.sleep(0.01)
+    assert not writing.done()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await writing
+    async with database.snapshot() as connection:
+        assert (await connection.execute(select(run))).all() == []
+    await database.write(lambda connection: execute_many(connection, INSERT, rows()))
+    await database.close()

@@ -1,0 +1,69 @@
+"""Batches to test with, as draws return them, but without a database."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from replaydb.batch.batch import Batch
+from replaydb.batch.stored import StoredGroup
+from replaydb.codec.flat import flatten
+from replaydb.episodes import Episode
+
+
+def batch_of(groups: Sequence[Sequence[Episode]], weights: Sequence[float] | None = None) -> Batch:
+    """A batch of stored groups with the ids 100, 101, ..."""
+    stored = [stored_group(episodes, 100 + i) for i, episodes in enumerate(groups)]
+    each = np.ones(len(groups)) if weights is None else np.array(weights)
+    return Batch(stored, np.ones(len(groups)), each)
+
+
+def stored_group(episodes: Sequence[Episode], group_id: int = 100) -> StoredGroup:
+    """In two parts, if there are several episodes: as groups are whose episodes came singly."""
+    facts: dict[str, Any] = defaultdict(lambda: None)
+    facts |= {"id": group_id, "task_name": "task", "group_uid": str(group_id), "tags": {}}
+    facts |= {"group_status": "completed", "priority": 1.0, "times_sampled": 1, "attempts": 0}
+    half = len(episodes) // 2
+    parts = {0: flatten(episodes[:half])} if half else {}
+    if episodes[half:]:
+        parts[half] = flatten(episodes[half:])
+    return StoredGroup(facts, parts)
+
+
+def episode(prompt: list[int], response: list[int], **fields: Any) -> Episode:
+    """With logprobs -0.1, -0.2, ... on the response, unless others are given."""
+    logprobs = [-0.1 * (i + 1) for i in range(len(response))]
+    given: dict[str, Any] = {"prompt_ids": prompt, "response_ids": response}
+    return Episode(**given | {"logprobs": logprobs} | fields)
+
+
+@st.composite
+def ragged_episode(draw: st.DrawFn) -> Episode:
+    """Of any length, without tokens even, with or without logprobs, versions, extras."""
+    length = draw(st.integers(0, 7))
+    tokens = draw(st.lists(st.integers(1, 2**31 - 1), min_size=length, max_size=length))
+    return Episode(
+        token_ids=tokens,
+        loss_mask=draw(st.lists(st.booleans(), min_size=length, max_size=length)),
+        logprobs=draw(
+            st.none() | st.lists(st.floats(-9, 0, width=32), min_size=length, max_size=length)
+        ),
+        reward=draw(st.none() | st.floats(-1, 1, width=32)),
+        advantage=draw(st.none() | st.floats(-1, 1, width=32)),
+        policy_version=draw(
+            st.none()
+            | st.integers(0, 9)
+            | st.lists(st.integers(0, 9), min_size=length, max_size=length)
+        ),
+        token_extras=draw(
+            st.just({}) | st.just({"values": np.arange(2.0 * length).reshape(length, 2)})
+        ),
+        extras=draw(st.just({}) | st.just({"state": np.array([1, 2, 3], np.int16)})),
+    )
+
+
+ragged_groups = st.lists(st.lists(ragged_episode(), max_size=4), max_size=4)

@@ -1,0 +1,108 @@
+"""Closing stores: what is under way ends first, what comes later is told."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import sqlite3
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+import replaydb as rdb
+from replaydb import Buffer, Store
+from replaydb.database.engines.sqlite_driver import EagerConnection
+from support.groups import group
+from support.ledger import check_books
+
+CALLS: dict[str, Callable[[Store, Buffer], Awaitable[Any]]] = {
+    "store.buffer": lambda store, _: store.buffer("math"),
+    "store.buffers": lambda store, _: store.buffers(),
+    "store.runs": lambda store, _: store.runs(),
+    "put": lambda _, buffer: buffer.put(group()),
+    "sample": lambda _, buffer: buffer.sample(1),
+    "sample and wait": lambda _, buffer: buffer.sample(9, timeout=None),
+    "get": lambda _, buffer: buffer.get([1]),
+    "count": lambda _, buffer: buffer.count(),
+    "stats": lambda _, buffer: buffer.stats(),
+    "delete": lambda _, buffer: buffer.delete([1]),
+    "update_priorities": lambda _, buffer: buffer.update_priorities([1], [1.0]),
+    "advance_policy": lambda _, buffer: buffer.advance_policy(1),
+    "update_settings": lambda _, buffer: buffer.update_settings(seed=1),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+async def test_a_closed_store_says_so(url: str, call: str) -> None:
+    async with Store.open(url) as store:
+        buffer = await store.buffer("math")
+        await buffer.put(group())
+    with pytest.raises(rdb.StoreClosedError):
+        await asyncio.wait_for(CALLS[call](store, buffer), 5)
+    await store.close()
+
+
+async def test_closing_finishes_the_puts_under_way(url: str) -> None:
+    store = await Store.open(url)
+    buffer = await store.buffer("math")
+    puts = [asyncio.create_task(buffer.put(group())) for _ in range(20)]
+    await asyncio.sleep(0)
+    await store.close()
+    assert len({group_id for [group_id] in await asyncio.gather(*puts)}) == 20
+    await check_books(url)
+
+
+async def test_closing_in_the_middle_of_everything(url: str) -> None:
+    """Each call ends whole or says that the store is closed; no connection is left behind."""
+    rng = random.Random(7)
+    for number in range(5):
+        store = await Store.open(url)
+        buffer = await store.buffer("math")
+        await buffer.put([group() for _ in range(3)])
+        names = rng.choices([name for name in CALLS if "and wait" not in name], k=24)
+        calls = [asyncio.ensure_future(CALLS[name](store, buffer)) for name in names]
+        calls.append(asyncio.ensure_future(buffer.sample(99, timeout=None)))
+        await asyncio.sleep(rng.choice([0, 0.001, 0.01]))
+        await store.close()
+        outcomes = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 5)
+        allowed = (rdb.StoreClosedError, rdb.UnknownGroupError)
+        unexpected = [
+            one
+            for one in outcomes
+            if isinstance(one, BaseException) and not isinstance(one, allowed)
+        ]
+        assert not unexpected, number
+        gc.collect()  # complains about connections that were not closed
+    await check_books(url)
+
+
+async def test_closing_ends_those_who_wait(url: str) -> None:
+    store = await Store.open(url)
+    buffer = await store.buffer("math")
+    waiting = asyncio.create_task(buffer.sample(1, timeout=None))
+    await asyncio.sleep(0.1)
+    await store.close()
+    with pytest.raises(rdb.StoreClosedError):
+        await asyncio.wait_for(waiting, 3)
+
+
+async def test_an_error_inside_the_block_closes_the_store(url: str) -> None:
+    with pytest.raises(ZeroDivisionError):
+        async with Store.open(url) as store:
+            _ = 1 / 0
+    with pytest.raises(rdb.StoreClosedError):
+        await store.runs()
+
+
+async def test_a_connection_ends_though_closing_it_was_broken_off(sqlite_url: str) -> None:
+    """Its thread is told to stop twice, and answers once."""
+    path = sqlite_url.removeprefix("sqlite:///")
+    connection = await EagerConnection.open(
+        lambda: sqlite3.connect(path), lambda *_: None, lambda: None
+    )
+    closing = asyncio.create_task(connection.close())
+    await asyncio.sleep(0)
+    connection.stop()
+    await asyncio.wait_for(closing, 5)

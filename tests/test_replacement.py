@@ -1,0 +1,141 @@
+"""Replay in the place of groups that teach nothing."""
+
+from __future__ import annotations
+
+import pytest
+from sqlalchemy import update
+
+from replaydb import (
+    Buffer,
+    Capacity,
+    DuplicateGroupError,
+    EpisodeGroup,
+    Fifo,
+    GroupStatus,
+    Prioritized,
+    TopPriority,
+    col,
+)
+from replaydb.database.schema import payload
+from replaydb.training import priorities, replace_uninformative
+from support.connections import transaction
+from support.groups import group, groups
+
+EQUAL = [0.1, 0.1, 0.1]
+
+
+def fresh() -> list[EpisodeGroup]:
+    """Informative ones first and last, between them two that are not."""
+    return [
+        group("first"),
+        group("equal", rewards=EQUAL, tags={"level": 3}),
+        group("unrewarded", rewards=[None]),
+        group("last", rewards=[0.5, 0.25]),
+    ]
+
+
+async def test_stored_groups_take_the_places(buffer: Buffer) -> None:
+    stored = await buffer.put(groups(3, "code"))
+    done = await replace_uninformative(fresh(), buffer, Fifo(), step=7)
+    assert [one.group_uid for one in done.batch.groups] == ["first", "code-0", "code-1", "last"]
+    assert done.replayed_ids == stored[:2]
+    assert done.num_missing == 0
+    assert [one.group_uid for one in await buffer.get(done.fresh_ids)] == ["first", "last"]
+    filtered = await buffer.get(done.filtered_ids)
+    assert [one.group_uid for one in filtered] == ["equal", "unrewarded"]
+    assert all(one.status is GroupStatus.FILTERED for one in filtered)
+    assert filtered[0].tags == {"level": 3, "filtered": "rewards within 1e-06 of each other"}
+    (draw,) = await buffer.draws()
+    assert draw.step == 7
+    assert draw.id == done.batch.draw_id
+    assert sorted(draw.group_ids) == sorted(done.batch.ids)
+
+
+async def test_an_empty_buffer_gives_what_there_is(buffer: Buffer) -> None:
+    done = await replace_uninformative(fresh(), buffer)
+    assert [one.group_uid for one in done.batch.groups] == ["first", "last"]
+    assert (done.replayed_ids, done.num_missing) == ([], 2)
+
+
+async def test_nothing_informative_at_all(buffer: Buffer) -> None:
+    done = await replace_uninformative([group(rewards=EQUAL)], buffer)
+    assert len(done.batch) == 0
+    assert done.num_missing == 1
+    assert len(done.filtered_ids) == 1
+    nothing = await replace_uninformative([], buffer)
+    assert (len(nothing.batch), nothing.num_missing) == (0, 0)
+
+
+async def test_too_few_stored_groups_fill_the_first_places(buffer: Buffer) -> None:
+    await buffer.put(group("old"))
+    done = await replace_uninformative(fresh(), buffer, Prioritized())
+    assert [one.group_uid for one in done.batch.groups] == ["first", "old", "last"]
+    assert (done.missing, done.num_missing) == ([2], 1)
+
+
+async def test_uninformative_and_fresh_groups_replace_nothing(buffer: Buffer) -> None:
+    """A neighbour has by far the highest priority, and a stored one is no better."""
+    await buffer.put([group("flat", rewards=EQUAL, priority=99.0), group("old")])
+    several = [group("fresh", priority=99.0), group("equal", rewards=EQUAL)]
+    done = await replace_uninformative(several, buffer, TopPriority())
+    assert [one.group_uid for one in done.batch.groups] == ["fresh", "old"]
+
+
+async def test_filters_of_replay(buffer: Buffer) -> None:
+    await buffer.advance_policy(5)
+    await buffer.put([group("a", version=1), group("b", version=4), group("c", "code", version=5)])
+    several = [group("fresh", version=5), group("equal", version=5, rewards=EQUAL)]
+    done = await replace_uninformative(
+        several, buffer, Fifo(), max_staleness=2, where=col.task_name == "gsm8k"
+    )
+    assert [one.group_uid for one in done.batch.groups] == ["fresh", "b"]
+
+
+async def test_priorities_of_what_is_stored(buffer: Buffer) -> None:
+    done = await replace_uninformative(fresh(), buffer, priority=priorities.reward_std)
+    found = await buffer.get([*done.fresh_ids, *done.filtered_ids])
+    assert [one.priority for one in found] == [0.5, 0.125, 0.0, 0.0]
+
+
+async def test_a_duplicate_stores_nothing(buffer: Buffer) -> None:
+    await buffer.put(group("first"))
+    with pytest.raises(DuplicateGroupError):
+        await replace_uninformative(fresh(), buffer)
+    assert await buffer.count() == 1
+
+
+async def test_a_full_buffer_keeps_its_good_groups(buffer: Buffer) -> None:
+    await buffer.update_settings(capacity=Capacity(groups=4))
+    good = await buffer.put(groups(4))
+    flat = [group(f"flat-{i}", rewards=EQUAL) for i in range(4)]
+    done = await replace_uninformative(flat, buffer, Fifo())
+    assert (done.replayed_ids, done.missing) == (good, [])
+    mixed = [group(f"flat-{i}", rewards=EQUAL) for i in range(4, 8)]
+    mixed[2:2] = [group("fresh")]
+    done = await replace_uninformative(mixed, buffer, Fifo())
+    assert [one.group_uid for one in done.batch.groups] == [
+        "gsm8k-1", "gsm8k-2", "fresh", "gsm8k-3",
+    ]  # fmt: skip
+    assert done.missing == [4]
+    assert await buffer.count(statuses="completed") == 4
+
+
+async def test_damage_loses_no_fresh_group(buffer: Buffer, url: str) -> None:
+    [old] = await buffer.put(group("old"))
+    async with transaction(url) as connection:
+        await connection.execute(update(payload).values(checksum=payload.c.checksum - 1))
+    done = await replace_uninformative(fresh(), buffer)
+    assert [one.group_uid for one in done.batch.groups] == ["first", "last"]
+    assert done.missing == [1, 2]
+    assert await buffer.count(statuses="failed") == 1
+    assert old not in done.batch.ids
+
+
+async def test_fresh_groups_that_are_evicted_at_once_are_missing(buffer: Buffer) -> None:
+    await buffer.update_settings(capacity=Capacity(groups=1))
+    done = await replace_uninformative([group("a")], buffer)
+    assert done.num_missing == 0
+    await buffer.update_settings(capacity=None, max_staleness=0)
+    await buffer.advance_policy(9)
+    stale = await replace_uninformative([group("old", version=1)], buffer)
+    assert (stale.num_missing, stale.fresh_ids) == (1, [])

@@ -1,0 +1,183 @@
+"""Settings are kept with the buffer, and obeyed by every process."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+import replaydb as rdb
+from replaydb import Buffer, BufferSettings, Store
+from support.groups import group
+from support.other_process import other_process
+
+IMPOSSIBLE: list[dict[str, Any]] = [
+    {"max_staleness": -1},
+    {"max_staleness": 1.5},
+    {"max_staleness": True},
+    {"max_staleness": "4"},
+    {"max_staleness": {"gsm8k": -1}},
+    {"max_staleness": {1: 1}},
+    {"max_staleness": 2**62},
+    {"priority_exponent": -0.5},
+    {"priority_exponent": float("nan")},
+    {"priority_exponent": float("inf")},
+    {"priority_exponent": 10**400},
+    {"priority_exponent": True},
+    {"priority_exponent": "1"},
+    {"seed": -1},
+    {"seed": 2**63},
+    {"seed": 0.5},
+    {"compression": "gzip"},
+    {"max_stalenes": 4},
+]
+
+
+async def test_settings_have_defaults(buffer: Buffer) -> None:
+    assert buffer.settings == BufferSettings()
+    assert buffer.policy_version == 0
+    assert (buffer.name, repr(buffer)) == ("math", "Buffer('math')")
+
+
+async def test_settings_given_again_are_updated_and_the_others_stay(store: Store) -> None:
+    await store.buffer("math", max_staleness=4, seed=7)
+    again = await store.buffer("math", max_staleness=2)
+    assert again.settings == BufferSettings(max_staleness=2, seed=7)
+    await again.update_settings(seed=None, priority_exponent=0.5)
+    expected = BufferSettings(max_staleness=2, priority_exponent=0.5)
+    assert again.settings == expected
+    assert (await store.buffer("math")).settings == expected
+    assert (await store.buffers())[0].settings == expected
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_staleness": {"gsm8k": 2, "数学": 0}},
+        {"max_staleness": 0},
+        {"priority_exponent": 0},
+        {"seed": 2**63 - 1},
+        {"seed": 0},
+        {"compression": "zstd"},
+    ],
+)
+async def test_settings_are_kept_as_given(store: Store, url: str, settings: dict[str, Any]) -> None:
+    made = await store.buffer("math", **settings)
+    async with Store.open(url) as second:
+        found = await second.buffer("math", create=False)
+        assert found.settings == made.settings == BufferSettings(**settings)
+        stats = await found.stats()
+        assert stats.settings == made.settings
+
+
+async def test_another_process_sees_changed_settings(store: Store, url: str) -> None:
+    buffer = await store.buffer("math", seed=1)
+    async with other_process("settings", url, "math") as other:
+        await buffer.update_settings(max_staleness={"gsm8k": 2}, compression="zstd")
+        assert await other.act() == buffer.settings.to_json()
+
+
+async def test_impossible_settings_are_refused_before_anything_is_written(store: Store) -> None:
+    for settings in IMPOSSIBLE:
+        with pytest.raises(rdb.InvalidSettingsError, match=next(iter(settings))):
+            await store.buffer("math", **settings)
+    assert await store.buffers() == []
+
+
+async def test_impossible_settings_change_nothing(store: Store) -> None:
+    before = BufferSettings(max_staleness=3, compression="zstd")
+    buffer = await store.buffer("math", max_staleness=3, compression="zstd")
+    for settings in IMPOSSIBLE:
+        changes = {"max_staleness": 1, "compression": None} | settings
+        with pytest.raises(rdb.InvalidSettingsError):
+            await store.buffer("math", **changes)
+        with pytest.raises(rdb.InvalidSettingsError):
+            await buffer.update_settings(**changes)
+    assert (await store.buffers())[0].settings == buffer.settings == before
+
+
+async def test_compression_needs_its_library_when_it_is_set(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    squeezed = await store.buffer("squeezed", compression="zstd")
+    plain = await store.buffer("plain")
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(rdb.InvalidSettingsError, match=r"replaydb\[zstd\]"):
+        await store.buffer("another", compression="zstd")
+    with pytest.raises(rdb.InvalidSettingsError, match="compression"):
+        await plain.update_settings(compression="zstd")
+    assert {info.name for info in await store.buffers()} == {"plain", "squeezed"}
+    assert plain.settings.compression is None
+    # What somebody else has set can be looked at all the same, and put right.
+    again = await store.buffer("squeezed")
+    assert again.settings.compression == squeezed.settings.compression == "zstd"
+    await again.update_settings(compression=None)
+
+
+async def test_settings_of_another_store_are_obeyed_by_the_next_put(store: Store, url: str) -> None:
+    here = await store.buffer("math")
+    await here.put(group(priority=3.0))
+    async with Store.open(url) as second:
+        there = await second.buffer("math", priority_exponent=2.0, max_staleness={"gsm8k": 1})
+        await there.advance_policy(10)
+    [late, fine] = await here.put([group(version=8), group(version=9, priority=4.0)])
+    expired, kept = await here.get([late, fine])
+    assert (expired.status, kept.status) == (rdb.GroupStatus.EXPIRED, rdb.GroupStatus.COMPLETED)
+    batch = await here.sample(2, rdb.Prioritized())
+    assert sorted(batch.probabilities) == pytest.approx([9 / 25, 16 / 25])
+
+
+async def test_the_limit_of_each_task_is_in_its_counters(store: Store) -> None:
+    buffer = await store.buffer("math", max_staleness={"gsm8k": 2})
+    await buffer.put([group(), group(task="code")])
+    limits = {one.task_name: one.max_staleness for one in (await buffer.stats()).tasks}
+    assert limits == {"code": None, "gsm8k": 2}
+    await buffer.update_settings(max_staleness=5)
+    limits = {one.task_name: one.max_staleness for one in (await buffer.stats()).tasks}
+    assert limits == {"code": 5, "gsm8k": 5}
+
+
+async def test_a_tightened_limit_expires_at_once(store: Store) -> None:
+    buffer = await store.buffer("math")
+    ids = await buffer.put(
+        [group(version=version, status=status)
+         for version in (0, 3, 5, None) for status in ("completed", "aborted", "failed")]
+    )  # fmt: skip
+    await buffer.advance_policy(5)
+    await buffer.update_settings(max_staleness=2)
+    found = await buffer.get(ids)
+    expired = [one.status is rdb.GroupStatus.EXPIRED for one in found]
+    assert expired == [True, True, False] + [False] * 9
+    assert found[0].status_reason
+    assert found[0].staleness == 5
+    await buffer.update_settings(max_staleness=None)
+    assert await buffer.count(statuses="expired") == 2
+    assert await buffer.count(statuses="completed") == 3
+
+
+async def test_another_exponent_reweighs_what_is_stored(store: Store) -> None:
+    buffer = await store.buffer("math")
+    await buffer.put([group(priority=priority) for priority in (0.0, 1.0, 2.0, 3.0)])
+    for exponent, weights in ((2.0, [1, 4, 9]), (0.0, [1, 1, 1]), (1.0, [1, 2, 3])):
+        await buffer.update_settings(priority_exponent=exponent)
+        batch = await buffer.sample(3, rdb.Prioritized())
+        chances = dict(zip(batch.ids, batch.probabilities, strict=True))
+        expected = {i + 2: weight / sum(weights) for i, weight in enumerate(weights)}
+        assert chances == pytest.approx(expected)
+
+
+async def test_an_exponent_that_no_stored_priority_bears_is_refused(buffer: Buffer) -> None:
+    await buffer.put([group(priority=1e-100), group(priority=2.0)])
+    with pytest.raises(rdb.InvalidSettingsError, match="priority_exponent"):
+        await buffer.update_settings(priority_exponent=3.0, max_staleness=1)
+    assert buffer.settings == (await buffer.stats()).settings == BufferSettings()
+    with pytest.raises(rdb.InvalidInputError):
+        await (await _reopened(buffer)).put(group(priority=1e-100))
+
+
+async def _reopened(buffer: Buffer) -> Buffer:
+    """The buffer, with an exponent under which 1e-100 has no weight."""
+    await buffer.delete(statuses="completed")
+    await buffer.update_settings(priority_exponent=2.0)
+    return buffer
