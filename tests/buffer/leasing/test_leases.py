@@ -198,10 +198,17 @@ async def test_extending(buffer: Buffer, clock: Clock) -> None:
             await lease.extend(ttl)  # type: ignore[arg-type]
 
 
-async def test_the_heartbeat_keeps_a_lease_alive(buffer: Buffer, other: Store) -> None:
+async def test_the_heartbeat_keeps_a_lease_alive(
+    buffer: Buffer, other: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("replaydb.buffer.lease.HEARTBEATS_PER_TTL", 1200)
     await buffer.put(groups(1))
-    async with buffer.lease(1, ttl=0.6):
-        await asyncio.sleep(1.2)
+    async with buffer.lease(1, ttl=60):
+        for _ in range(3):
+            clock.jump(40)
+            soon = clock.now() + timedelta(seconds=30)
+            while (await buffer.leases())[0].expires_at < soon:  # noqa: ASYNC110 - in a database
+                await asyncio.sleep(0.01)
         with pytest.raises(rdb.NotEnoughGroupsError):
             await (await other.buffer("math")).sample(1)
     assert await buffer.count(statuses="archived") == 1
