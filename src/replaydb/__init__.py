@@ -3,10 +3,6 @@
 from replaydb.batch.batch import Batch
 from replaydb.batch.stored import StoredGroup
 from replaydb.buffer import Buffer, Lease
-from replaydb.database.repository.buffers import BufferInfo, RunInfo
-from replaydb.database.repository.groups import BufferStats, GroupTotals, TaskCounters
-from replaydb.database.repository.leases import LeaseInfo
-from replaydb.database.repository.lineage import DrawInfo, PromptInfo
 from replaydb.database.schema import group as col
 from replaydb.episodes import Episode, EpisodeGroup, GroupStatus, Turn
 from replaydb.errors import (
@@ -37,7 +33,6 @@ from replaydb.errors import (
     UnknownDrawError,
     UnknownGroupError,
 )
-from replaydb.outcomes import DrawOutcome
 from replaydb.policies import (
     Capacity,
     Fifo,
@@ -54,6 +49,17 @@ from replaydb.policies import (
     StalestFirst,
     TopPriority,
     Uniform,
+)
+from replaydb.results import (
+    BufferInfo,
+    BufferStats,
+    DrawInfo,
+    DrawOutcome,
+    GroupTotals,
+    LeaseInfo,
+    PromptInfo,
+    RunInfo,
+    TaskCounters,
 )
 from replaydb.settings import BufferSettings
 from replaydb.store import Store

@@ -19,11 +19,12 @@ from replaydb.database import migrate as migrations
 from replaydb.database.engines import backend_for
 from replaydb.database.engines.protocol import Durability
 from replaydb.database.repository import buffers
-from replaydb.database.repository.buffers import BufferInfo, BufferRow, RunInfo, RunRow
+from replaydb.database.repository.buffers import BufferRow, RunRow
 from replaydb.database.transactions import PATIENCE_SECONDS, Database, allowance, end_in
 from replaydb.errors import InvalidInputError, UnknownBufferError
 from replaydb.inputs import optional, to_flag, to_json_object
 from replaydb.opening import Opening
+from replaydb.results import BufferInfo, RunInfo
 from replaydb.settings import BufferSettings
 from replaydb.tracing import traced
 

@@ -28,8 +28,6 @@ from replaydb.database.repository import (
     tasks as accounts_of,
 )
 from replaydb.database.repository.buffers import BufferRow
-from replaydb.database.repository.groups import BufferStats
-from replaydb.database.repository.lineage import PromptInfo
 from replaydb.database.repository.locking import Scope
 from replaydb.database.transactions import BULK_SECONDS, end_in
 from replaydb.errors import (
@@ -40,6 +38,7 @@ from replaydb.errors import (
     UnknownGroupError,
 )
 from replaydb.inputs import to_flag
+from replaydb.results import BufferStats, PromptInfo
 
 
 class Keeping(BufferCore):

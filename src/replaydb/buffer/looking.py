@@ -17,8 +17,6 @@ from replaydb.buffer.drawing import Result, explaining, reasons, step_number
 from replaydb.buffer.requests import describe, eligible, portions
 from replaydb.database.records import Decoded
 from replaydb.database.repository import groups, leases, lineage, looks
-from replaydb.database.repository.leases import LeaseInfo
-from replaydb.database.repository.lineage import DrawInfo
 from replaydb.database.repository.portions import DrawRequest
 from replaydb.database.transactions import BULK_SECONDS, end_in
 from replaydb.errors import (
@@ -29,6 +27,7 @@ from replaydb.errors import (
 )
 from replaydb.inputs import to_flag
 from replaydb.policies import SamplingPolicy, Uniform
+from replaydb.results import DrawInfo, LeaseInfo
 
 
 class Looking(BufferCore):

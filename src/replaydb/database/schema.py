@@ -39,7 +39,7 @@ from sqlalchemy import (
 from sqlalchemy.sql.operators import OperatorClass, OperatorType
 
 from replaydb.episodes import GroupStatus
-from replaydb.outcomes import DrawOutcome
+from replaydb.results import DrawOutcome
 
 #: Every revision of `migrations/`, the newest last: opening a store compares without alembic.
 REVISIONS: tuple[str, ...] = ("0001", "0002", "0003")

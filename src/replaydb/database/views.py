@@ -15,7 +15,7 @@ from replaydb.database.schema import (
     task,
 )
 from replaydb.episodes import GroupStatus
-from replaydb.outcomes import DrawOutcome
+from replaydb.results import DrawOutcome
 
 _group = episode_group.c
 

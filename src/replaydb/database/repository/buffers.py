@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from replaydb.database.repository.rows import inserted_id
 from replaydb.database.statements import buffers as statements
 from replaydb.errors import UnknownBufferError
+from replaydb.results import BufferInfo, RunInfo
 from replaydb.settings import BufferSettings
 
 
@@ -57,28 +58,6 @@ class RunRow:
 
     id: int
     lineage: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class BufferInfo:
-    """A buffer as `Store.buffers` lists it; `num_groups` counts groups of every status."""
-
-    name: str
-    policy_version: int
-    settings: BufferSettings
-    created_at: datetime
-    num_groups: int
-
-
-@dataclass(frozen=True, slots=True)
-class RunInfo:
-    """A training or generation job."""
-
-    id: int
-    name: str
-    lineage: str | None
-    started_at: datetime
-    metadata: Mapping[str, Any]
 
 
 async def find_or_add_run(

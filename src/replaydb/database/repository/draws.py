@@ -44,7 +44,7 @@ from replaydb.database.statements.draws import Order, Pool
 from replaydb.database.statements.groups import selection
 from replaydb.episodes import GroupStatus
 from replaydb.errors import NotEnoughGroupsError
-from replaydb.outcomes import DrawOutcome
+from replaydb.results import DrawOutcome
 from replaydb.settings import BufferSettings
 
 #: A walk along a clock gives way to one scan of the eligible groups once it has passed this many

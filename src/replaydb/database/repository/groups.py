@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,87 +20,12 @@ from replaydb.database.schema import group
 from replaydb.database.statements import buffers as buffer_statements
 from replaydb.database.statements import groups as statements
 from replaydb.episodes import GroupStatus
+from replaydb.results import BufferStats, GroupTotals, TaskCounters
 from replaydb.settings import BufferSettings
 
 #: Payloads larger than this together are decoded in a thread: checksums and copies of megabytes
 #: would hold up the event loop.
 DECODE_INLINE_BYTES = 256 << 10
-
-
-@dataclass(frozen=True, slots=True)
-class GroupTotals:
-    """The groups of one task and status.
-
-    Attributes:
-        task_name: The task.
-        status: The status.
-        num_groups: How many groups.
-        num_episodes: How many episodes they hold.
-        num_tokens: How many tokens those hold.
-        num_bytes: Bytes of their payloads.
-        min_staleness: Of the groups whose policy version is known; so the next two.
-        mean_staleness: Mean over groups.
-        max_staleness: The stalest.
-        reward_mean: Mean over groups of the mean reward of their episodes.
-    """
-
-    task_name: str
-    status: GroupStatus
-    num_groups: int
-    num_episodes: int
-    num_tokens: int
-    num_bytes: int
-    min_staleness: int | None
-    mean_staleness: float | None
-    max_staleness: int | None
-    reward_mean: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class TaskCounters:
-    """What happened to one task since the buffer was made.
-
-    Attributes:
-        task_name: The task.
-        max_staleness: Groups staler than this expire.
-        num_available: Groups that can be drawn now.
-        num_pending: Groups whose episodes still arrive.
-        num_leased: Groups that somebody holds.
-        num_inserted: Groups ever put.
-        num_sampled: Groups ever drawn, counted once a draw.
-    """
-
-    task_name: str
-    max_staleness: int | None
-    num_available: int
-    num_pending: int
-    num_leased: int
-    num_inserted: int
-    num_sampled: int
-
-
-@dataclass(frozen=True, slots=True)
-class BufferStats:
-    """A buffer at one moment.
-
-    Attributes:
-        name: The buffer.
-        policy_version: Its policy version.
-        settings: Its settings.
-        tasks: Counters of every task.
-        totals: Sizes of every task and status that has groups.
-    """
-
-    name: str
-    policy_version: int
-    settings: BufferSettings
-    tasks: tuple[TaskCounters, ...]
-    totals: tuple[GroupTotals, ...]
-
-    @property
-    def num_groups(self) -> int:
-        """Groups of any task and status."""
-        return sum(one.num_groups for one in self.totals)
 
 
 async def stats(connection: AsyncConnection, buffer_id: int, name: str) -> BufferStats:

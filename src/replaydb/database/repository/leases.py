@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -19,29 +18,10 @@ from replaydb.database.statements import leases as statements
 from replaydb.database.statements.groups import TOO_STALE
 from replaydb.episodes import GroupStatus
 from replaydb.errors import LeaseExpiredError
-from replaydb.outcomes import DrawOutcome
+from replaydb.results import DrawOutcome, LeaseInfo
 from replaydb.settings import BufferSettings
 
 LEASE_EXPIRED = "lease expired"
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseInfo:
-    """A lease that has not expired.
-
-    Attributes:
-        id: Which.
-        owner: Who holds it.
-        acquired_at: Since when.
-        expires_at: Until when, unless it is extended.
-        num_groups: How many groups it still holds.
-    """
-
-    id: int
-    owner: str
-    acquired_at: datetime
-    expires_at: datetime
-    num_groups: int
 
 
 async def create(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -13,78 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from replaydb.database.prepared import execute_many
 from replaydb.database.repository.rows import inserted_id
 from replaydb.database.statements import lineage as statements
-from replaydb.outcomes import DrawOutcome
-
-
-@dataclass(frozen=True, slots=True)
-class DrawInfo:
-    """One draw: which groups trained which step. All sequences are in the order of the batch.
-
-    Attributes:
-        id: Which draw; `Buffer.redraw` makes the batch again.
-        run_name: The run that drew.
-        step: The trainer step it was drawn for, where that was said.
-        policy: How it was drawn.
-        created_at: When.
-        group_ids: The groups.
-        probabilities: Chance of each.
-        weights: Importance weights.
-        staleness: Staleness of each at the draw; None where it was unknown.
-        outcomes: What became of each; None where a version of replaydb drew that did not keep it.
-        outcome_reasons: Why it was nacked, rejected or lost, where that was said.
-        outcome_times: When it was sampled, acked, nacked, ...; None while it is leased.
-        times_replaced: How often other content had taken the place of each before the draw; None
-            where it is known only that it was replaced since.
-    """
-
-    id: int
-    run_name: str | None
-    step: int | None
-    policy: str
-    created_at: datetime
-    group_ids: tuple[int, ...]
-    probabilities: tuple[float, ...]
-    weights: tuple[float, ...]
-    staleness: tuple[int | None, ...]
-    outcomes: tuple[DrawOutcome | None, ...]
-    outcome_reasons: tuple[str | None, ...]
-    outcome_times: tuple[datetime | None, ...]
-    times_replaced: tuple[int | None, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PromptInfo:
-    """What became of the groups of one prompt of one task; deleted groups are not counted.
-
-    Attributes:
-        prompt_uid: The prompt.
-        task_name: Its task.
-        num_groups: Groups generated from it.
-        num_episodes: Their episodes.
-        times_sampled: Draws of its groups that were not given back.
-        num_sampled: Groups that were drawn at least once.
-        num_expired: Groups that became too stale.
-        num_filtered: Groups that were rejected.
-        num_failed: Groups that failed.
-        reward_mean: Mean over groups of the mean reward.
-        reward_min: Lowest reward of an episode.
-        reward_max: Highest reward of an episode.
-        last_put_at: When the newest group was put.
-    """
-
-    prompt_uid: str
-    task_name: str
-    num_groups: int
-    num_episodes: int
-    times_sampled: int
-    num_sampled: int
-    num_expired: int
-    num_filtered: int
-    num_failed: int
-    reward_mean: float | None
-    reward_min: float | None
-    reward_max: float | None
-    last_put_at: datetime
+from replaydb.results import DrawInfo, DrawOutcome, PromptInfo
 
 
 async def record(

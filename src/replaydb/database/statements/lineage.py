@@ -25,7 +25,7 @@ from replaydb.database.expressions import among
 from replaydb.database.prepared import prepared
 from replaydb.database.schema import IS_LEASED, cursor, draw, draw_group, group, run
 from replaydb.episodes import GroupStatus
-from replaydb.outcomes import DrawOutcome
+from replaydb.results import DrawOutcome
 
 _drawn = draw_group.c
 

@@ -21,7 +21,7 @@ from sqlalchemy import (
 
 from replaydb.database.expressions import seconds_between
 from replaydb.database.schema import UtcDateTime, draw, draw_group, episode_group, group
-from replaydb.outcomes import DrawOutcome
+from replaydb.results import DrawOutcome
 
 #: Bins of staleness: their names, and the least and the most of each.
 STALENESS_BINS: tuple[tuple[str, int, int], ...] = (

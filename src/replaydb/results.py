@@ -1,0 +1,223 @@
+"""What the calls that look into a store return: plain frozen dataclasses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from replaydb.episodes import GroupStatus
+from replaydb.settings import BufferSettings
+
+
+class DrawOutcome(StrEnum):
+    """What became of one group of one draw.
+
+    Attributes:
+        SAMPLED: It was handed out by `sample`, which asks nothing back: whether the step it was
+            for survived is not known to the buffer.
+        LEASED: Somebody holds it; the outcome is still to come.
+        ACKED: Its holder said that it was used.
+        NACKED: Its holder gave it back, or it never reached a holder.
+        EXPIRED: Its lease ran out.
+        REJECTED: Its holder refused it for good.
+        LOST: It was deleted or replaced while it was held, or its stored bytes were damaged.
+    """
+
+    SAMPLED = "sampled"
+    LEASED = "leased"
+    ACKED = "acked"
+    NACKED = "nacked"
+    EXPIRED = "expired"
+    REJECTED = "rejected"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class DrawInfo:
+    """One draw: which groups trained which step. All sequences are in the order of the batch.
+
+    Attributes:
+        id: Which draw; `Buffer.redraw` makes the batch again.
+        run_name: The run that drew.
+        step: The trainer step it was drawn for, where that was said.
+        policy: How it was drawn.
+        created_at: When.
+        group_ids: The groups.
+        probabilities: Chance of each.
+        weights: Importance weights.
+        staleness: Staleness of each at the draw; None where it was unknown.
+        outcomes: What became of each; None where a version of replaydb drew that did not keep it.
+        outcome_reasons: Why it was nacked, rejected or lost, where that was said.
+        outcome_times: When it was sampled, acked, nacked, ...; None while it is leased.
+        times_replaced: How often other content had taken the place of each before the draw; None
+            where it is known only that it was replaced since.
+    """
+
+    id: int
+    run_name: str | None
+    step: int | None
+    policy: str
+    created_at: datetime
+    group_ids: tuple[int, ...]
+    probabilities: tuple[float, ...]
+    weights: tuple[float, ...]
+    staleness: tuple[int | None, ...]
+    outcomes: tuple[DrawOutcome | None, ...]
+    outcome_reasons: tuple[str | None, ...]
+    outcome_times: tuple[datetime | None, ...]
+    times_replaced: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptInfo:
+    """What became of the groups of one prompt of one task; deleted groups are not counted.
+
+    Attributes:
+        prompt_uid: The prompt.
+        task_name: Its task.
+        num_groups: Groups generated from it.
+        num_episodes: Their episodes.
+        times_sampled: Draws of its groups that were not given back.
+        num_sampled: Groups that were drawn at least once.
+        num_expired: Groups that became too stale.
+        num_filtered: Groups that were rejected.
+        num_failed: Groups that failed.
+        reward_mean: Mean over groups of the mean reward.
+        reward_min: Lowest reward of an episode.
+        reward_max: Highest reward of an episode.
+        last_put_at: When the newest group was put.
+    """
+
+    prompt_uid: str
+    task_name: str
+    num_groups: int
+    num_episodes: int
+    times_sampled: int
+    num_sampled: int
+    num_expired: int
+    num_filtered: int
+    num_failed: int
+    reward_mean: float | None
+    reward_min: float | None
+    reward_max: float | None
+    last_put_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseInfo:
+    """A lease that has not expired.
+
+    Attributes:
+        id: Which.
+        owner: Who holds it.
+        acquired_at: Since when.
+        expires_at: Until when, unless it is extended.
+        num_groups: How many groups it still holds.
+    """
+
+    id: int
+    owner: str
+    acquired_at: datetime
+    expires_at: datetime
+    num_groups: int
+
+
+@dataclass(frozen=True, slots=True)
+class BufferInfo:
+    """A buffer as `Store.buffers` lists it; `num_groups` counts groups of every status."""
+
+    name: str
+    policy_version: int
+    settings: BufferSettings
+    created_at: datetime
+    num_groups: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """A training or generation job."""
+
+    id: int
+    name: str
+    lineage: str | None
+    started_at: datetime
+    metadata: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTotals:
+    """The groups of one task and status.
+
+    Attributes:
+        task_name: The task.
+        status: The status.
+        num_groups: How many groups.
+        num_episodes: How many episodes they hold.
+        num_tokens: How many tokens those hold.
+        num_bytes: Bytes of their payloads.
+        min_staleness: Lowest staleness, of the groups whose policy version is known.
+        mean_staleness: Mean staleness of those groups.
+        max_staleness: Highest staleness of those groups.
+        reward_mean: Mean over groups of the mean reward of their episodes.
+    """
+
+    task_name: str
+    status: GroupStatus
+    num_groups: int
+    num_episodes: int
+    num_tokens: int
+    num_bytes: int
+    min_staleness: int | None
+    mean_staleness: float | None
+    max_staleness: int | None
+    reward_mean: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCounters:
+    """What happened to one task since the buffer was made.
+
+    Attributes:
+        task_name: The task.
+        max_staleness: Groups staler than this expire.
+        num_available: Groups that can be drawn now.
+        num_pending: Groups whose episodes still arrive.
+        num_leased: Groups that somebody holds.
+        num_inserted: Groups ever put.
+        num_sampled: Groups ever drawn, counted once a draw.
+    """
+
+    task_name: str
+    max_staleness: int | None
+    num_available: int
+    num_pending: int
+    num_leased: int
+    num_inserted: int
+    num_sampled: int
+
+
+@dataclass(frozen=True, slots=True)
+class BufferStats:
+    """A buffer at one moment.
+
+    Attributes:
+        name: The buffer.
+        policy_version: Its policy version.
+        settings: Its settings.
+        tasks: Counters of every task.
+        totals: Sizes of every task and status that has groups.
+    """
+
+    name: str
+    policy_version: int
+    settings: BufferSettings
+    tasks: tuple[TaskCounters, ...]
+    totals: tuple[GroupTotals, ...]
+
+    @property
+    def num_groups(self) -> int:
+        """Groups of any task and status."""
+        return sum(one.num_groups for one in self.totals)
