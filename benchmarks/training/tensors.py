@@ -30,8 +30,8 @@ async def run(bench: Bench) -> AsyncIterator[Result]:
             "padded, pad token 9": partial(batch.padded, 9),
             "padded left": partial(batch.padded, 0, side="left"),
             "split": partial(batch.split, 0),
-            "packed, next fit": partial(batch.packed, 4 * tokens),
-            "packed, first fit": partial(batch.packed, 4 * tokens, fit="first"),
+            "packed, next fit": partial(batch.packed, 0, max_tokens=4 * tokens),
+            "packed, first fit": partial(batch.packed, 0, max_tokens=4 * tokens, fit="first"),
         }
         for name, make in makers.items():
             arrays = [one.numpy() for one in token_tensors(make())]

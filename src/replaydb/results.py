@@ -81,7 +81,7 @@ class PromptInfo:
         num_groups: Groups generated from it.
         num_episodes: Their episodes.
         times_sampled: Draws of its groups that were not given back.
-        num_sampled: Groups that were drawn at least once.
+        num_groups_sampled: Groups that were drawn at least once.
         num_expired: Groups that became too stale.
         num_filtered: Groups that were rejected.
         num_failed: Groups that failed.
@@ -96,7 +96,7 @@ class PromptInfo:
     num_groups: int
     num_episodes: int
     times_sampled: int
-    num_sampled: int
+    num_groups_sampled: int
     num_expired: int
     num_filtered: int
     num_failed: int

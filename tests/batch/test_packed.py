@@ -26,7 +26,7 @@ def lengths_batch(*lengths: int) -> Batch:
 
 
 def test_next_fit_by_hand() -> None:
-    made = lengths_batch(3, 2, 4, 1).packed(5, pad_token_id=-1)
+    made = lengths_batch(3, 2, 4, 1).packed(-1, max_tokens=5)
     assert made.token_ids.tolist() == [[10, 11, 12, 20, 21], [30, 31, 32, 33, 40]]
     assert made.sequence_index.tolist() == [[0, 0, 0, 1, 1], [2, 2, 2, 2, 3]]
     assert made.position_ids.tolist() == [[0, 1, 2, 0, 1], [0, 1, 2, 3, 0]]
@@ -36,7 +36,7 @@ def test_next_fit_by_hand() -> None:
 
 
 def test_padding_ends_rows_and_is_a_segment() -> None:
-    made = lengths_batch(3, 4, 2).packed(5, pad_token_id=-1)
+    made = lengths_batch(3, 4, 2).packed(-1, max_tokens=5)
     assert made.token_ids.tolist() == [
         [10, 11, 12, -1, -1],
         [20, 21, 22, 23, -1],
@@ -53,47 +53,47 @@ def test_padding_ends_rows_and_is_a_segment() -> None:
 
 def test_first_fit_needs_fewer_rows() -> None:
     batch = lengths_batch(3, 4, 2, 1)
-    assert len(batch.packed(5).token_ids) == 3
-    made = batch.packed(5, fit="first")
+    assert len(batch.packed(0, max_tokens=5).token_ids) == 3
+    made = batch.packed(0, max_tokens=5, fit="first")
     assert made.token_ids.tolist() == [[20, 21, 22, 23, 40], [10, 11, 12, 30, 31]]
     assert made.sequence_index.tolist() == [[1, 1, 1, 1, 3], [0, 0, 0, 2, 2]]
     assert made.group_index.tolist() == [0, 1, 2, 3]
 
 
 def test_shifts_do_not_cross_sequences() -> None:
-    made = lengths_batch(3, 2).packed(6)
+    made = lengths_batch(3, 2).packed(0, max_tokens=6)
     assert made.shifted(made.token_ids, -1).tolist() == [[11, 12, -1, 21, -1, -1]]
     assert made.labels.tolist() == [[11, 12, -100, 21, -100, -100]]
 
 
 def test_values_of_sequences_at_their_tokens() -> None:
-    made = lengths_batch(3, 2).packed(6)
+    made = lengths_batch(3, 2).packed(0, max_tokens=6)
     assert made.per_token(torch.tensor([0.5, 2.0])).tolist() == [[0.5, 0.5, 0.5, 2, 2, 0]]
 
 
 def test_oversized_sequences_are_refused_or_dropped() -> None:
     batch = lengths_batch(3, 6, 2)
     with pytest.raises(InvalidInputError, match="at least 6, the longest"):
-        batch.packed(5)
-    made = batch.packed(5, drop_oversized=True)
+        batch.packed(0, max_tokens=5)
+    made = batch.packed(0, max_tokens=5, drop_oversized=True)
     assert made.token_ids.tolist() == [[10, 11, 12, 30, 31]]
     assert made.dropped.tolist() == [1]
     assert made.truncated.tolist() == [False, True, False]
     assert made.lengths.tolist() == [3, 0, 2]
-    everything = batch.packed(1, drop_oversized=True)
+    everything = batch.packed(0, max_tokens=1, drop_oversized=True)
     assert everything.token_ids.shape == (0, 1)
     assert everything.per_token(torch.ones(3)).shape == (0, 1)
 
 
 def test_wrong_arguments() -> None:
     with pytest.raises(InvalidInputError, match="fit"):
-        lengths_batch(2).packed(5, fit="best")  # type: ignore[arg-type]
+        lengths_batch(2).packed(0, max_tokens=5, fit="best")  # type: ignore[arg-type]
     with pytest.raises(InvalidInputError, match="max_tokens"):
-        lengths_batch(2).packed(0)
+        lengths_batch(2).packed(0, max_tokens=0)
 
 
 def test_nothing_to_pack() -> None:
-    made = batch_of([]).packed(4)
+    made = batch_of([]).packed(0, max_tokens=4)
     assert made.token_ids.shape == (0, 4)
     assert made.cu_seqlens.tolist() == [0]
     assert made.max_seqlen == 0
@@ -107,7 +107,7 @@ def test_padded_to_flat_to_packed_to_flat(
     batch = batch_of(groups)
     padded = batch.padded(0)
     longest = int(padded.lengths.max()) if len(padded) else 0
-    packed = batch.packed(max(longest + spare, 1), fit=fit)  # type: ignore[arg-type]
+    packed = batch.packed(0, max_tokens=max(longest + spare, 1), fit=fit)  # type: ignore[arg-type]
     order = in_sequence_order(packed)
     for name in ("token_ids", "loss_mask", "logprobs", "token_versions"):
         there, here = getattr(packed, name), getattr(padded, name)

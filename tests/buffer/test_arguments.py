@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 import replaydb as rdb
 from replaydb import Buffer, BufferSettings, Store
+from replaydb.training.dataset import ReplayDataset
 from support.groups import group
 
 
@@ -165,3 +167,23 @@ async def test_scalars_of_numpy_are_numbers(store: Store, url: str) -> None:
     assert await buffer.update_priorities(np.array([one]), np.array([4], scalar.float32)) == 1
     async with buffer.lease(1, ttl=scalar.float64(60)) as lease:
         assert lease.batch.groups[0].priority == 4.0
+
+
+def test_calls_that_wait_have_the_default_of_their_kind() -> None:
+    """The table of docs/lifecycle.md: who answers at once, and who holds its caller back."""
+    calls: dict[str, Callable[..., Any]] = {
+        name: call
+        for owner in (Buffer, Store)
+        for name, call in inspect.getmembers(owner, inspect.isfunction)
+        if not name.startswith("_")
+    }
+    calls["ReplayDataset"] = ReplayDataset
+    found = {
+        name: parameters["timeout"].default
+        for name, call in calls.items()
+        if "timeout" in (parameters := inspect.signature(call).parameters)
+    }
+    at_once = dict.fromkeys(["lease", "peek", "sample"], 0)
+    backpressure = dict.fromkeys(["add_episode", "admission", "open_group", "put"])
+    loops = dict.fromkeys(["ReplayDataset", "loader"])
+    assert found == at_once | backpressure | loops | {"close": 60}

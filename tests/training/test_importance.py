@@ -50,7 +50,7 @@ def test_sequence_ratios_of_packed_rows() -> None:
 
 def test_packed_and_padded_sequences_have_the_same_ratios() -> None:
     batch = batch_of([[episode([1], [2, 3]), episode([1], [4])], [episode([5, 6], [7, 8, 9])]])
-    padded, packed = batch.padded(0), batch.packed(8)
+    padded, packed = batch.padded(0), batch.packed(0, max_tokens=8)
     assert padded.logprobs is not None
     assert packed.logprobs is not None
     new = 0.5
@@ -95,7 +95,7 @@ def test_fresh_tokens() -> None:
     assert importance.fresh_tokens(batch.padded(0), 6, 2)[1].tolist() == [False, True, False, False]
     split = importance.fresh_tokens(batch.split(0), 6, 1)
     assert split.int().tolist() == [[0, 1, 1], [0, 0, 0], [0, 0, 0]]
-    packed = importance.fresh_tokens(batch.packed(8), 6, 1)
+    packed = importance.fresh_tokens(batch.packed(0, max_tokens=8), 6, 1)
     assert packed.int().tolist() == [[0, 0, 1, 1, 0, 0, 0, 0]]
 
 
@@ -104,7 +104,9 @@ def test_fresh_tokens_of_whole_episodes() -> None:
     assert batch.padded(0).token_versions is None
     assert importance.fresh_tokens(batch.padded(0), 5, 1).tolist() == [[False, True], [False] * 2]
     assert not importance.fresh_tokens(batch.padded(0), 6, 1).any()
-    assert importance.fresh_tokens(batch.packed(4), 5, 1).tolist() == [[False, True, False, False]]
+    assert importance.fresh_tokens(batch.packed(0, max_tokens=4), 5, 1).tolist() == [
+        [False, True, False, False]
+    ]
 
 
 def test_off_policyness() -> None:

@@ -149,9 +149,9 @@ class Batch:
 
     def packed(
         self,
-        max_tokens: int,
+        pad_token_id: int,
         *,
-        pad_token_id: int = 0,
+        max_tokens: int,
         fit: Fit = "next",
         drop_oversized: bool = False,
         fields: Collection[str] | None = None,
@@ -161,8 +161,8 @@ class Batch:
         """Several sequences in each row of `max_tokens` places.
 
         Args:
+            pad_token_id: See `padded`.
             max_tokens: Width of a row.
-            pad_token_id: Stands where there is no token: at the end of rows.
             fit: "next" keeps the order of sequences; "first" places the longest first, which
                 needs fewer rows.
             drop_oversized: Leave out sequences that are longer than a row (they have length 0 and
@@ -176,8 +176,8 @@ class Batch:
         """
         return packing.packed(
             self._columns(end_token_id),
-            max_tokens,
-            pad_token_id=pad_token_id,
+            pad_token_id,
+            max_tokens=max_tokens,
             fit=fit,
             drop_oversized=drop_oversized,
             fields=fields,

@@ -31,9 +31,9 @@ Fit = Literal["next", "first"]
 
 def packed(
     columns: Columns,
-    max_tokens: int,
+    pad_token_id: int,
     *,
-    pad_token_id: int = 0,
+    max_tokens: int,
     fit: Fit = "next",
     drop_oversized: bool = False,
     fields: Collection[str] | None = None,
@@ -41,8 +41,8 @@ def packed(
 ) -> PackedBatch:
     """Rows of `max_tokens` places; see `Batch.packed`."""
     columns.check_names(fields)
-    width = whole_number("max_tokens", max_tokens, least=1)
     pad = to_int("pad_token_id", pad_token_id, *INT32)
+    width = whole_number("max_tokens", max_tokens, least=1)
     whole = columns.lengths
     oversized = whole > width
     if oversized.any() and not drop_oversized:

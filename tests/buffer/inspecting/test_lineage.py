@@ -197,7 +197,7 @@ async def test_prompts(store: Store) -> None:
     code, one, two = await buffer.prompts()
     assert (code.task_name, code.prompt_uid, code.num_groups) == ("code", "p1", 1)
     assert (one.task_name, one.num_groups, one.num_episodes) == ("gsm8k", 3, 5)
-    assert (one.times_sampled, one.num_sampled) == (2, 1)
+    assert (one.times_sampled, one.num_groups_sampled) == (2, 1)
     assert (one.num_expired, one.num_filtered, one.num_failed) == (1, 1, 0)
     assert one.reward_mean == pytest.approx((0.5 + 1.0 + 0.5) / 3)
     assert (one.reward_min, one.reward_max) == (0.0, 1.0)

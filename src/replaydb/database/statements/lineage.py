@@ -140,7 +140,7 @@ def prompts(condition: ColumnElement[bool]) -> Select[Any]:
             func.count().label("num_groups"),
             cast(func.sum(group.num_episodes), BigInteger).label("num_episodes"),
             cast(func.sum(group.times_sampled), BigInteger).label("times_sampled"),
-            func.count(case((group.times_sampled > 0, 1))).label("num_sampled"),
+            func.count(case((group.times_sampled > 0, 1))).label("num_groups_sampled"),
             number(GroupStatus.EXPIRED).label("num_expired"),
             number(GroupStatus.FILTERED).label("num_filtered"),
             number(GroupStatus.FAILED).label("num_failed"),
