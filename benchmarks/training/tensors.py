@@ -13,8 +13,8 @@ from benchmarks.bench import Bench
 from benchmarks.results import Result, Work
 from replaydb.batch.batch import Batch
 from replaydb.batch.stored import StoredGroup
-from replaydb.codec.flat import flatten
 from replaydb.episodes import Episode, GroupStatus
+from replaydb.episodes.flat import flatten
 
 NUM_GROUPS, NUM_EPISODES, NUM_TOKENS = 64, 8, 4096
 PADDED_BAR = 3.0

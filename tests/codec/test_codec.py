@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replaydb import codec
-from replaydb.codec.flat import flatten
 from replaydb.episodes import Episode
+from replaydb.episodes.flat import flatten
 from replaydb.errors import NotSupportedError
 from support.samples import DTYPES, array_of, episode, sample_episodes
 

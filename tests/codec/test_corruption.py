@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from replaydb import codec
 from replaydb.codec import framing
-from replaydb.codec.flat import flatten
 from replaydb.episodes import Episode
+from replaydb.episodes.flat import flatten
 from replaydb.errors import CorruptPayloadError
 from support.samples import arrays, episode, sample_episodes
 

@@ -403,7 +403,7 @@ def test_strings_of_enums_become_plain() -> None:
 
 def test_torch_is_not_imported() -> None:
     script = (
-        "import sys, replaydb.episodes as e, replaydb.codec.flat as f, replaydb.codec as c;"
+        "import sys, replaydb.episodes as e, replaydb.episodes.flat as f, replaydb.codec as c;"
         "ep = e.Episode(prompt_ids=[1], response_ids=[2], logprobs=[0.5], extras={'a': 1});"
         "assert c.decode(c.encode(f.flatten([ep]))).episodes() == [ep];"
         "assert 'torch' not in sys.modules"

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from replaydb.batch.batch import Batch
 from replaydb.batch.stored import StoredGroup
-from replaydb.codec.flat import flatten
 from replaydb.episodes import Episode
+from replaydb.episodes.flat import flatten
 
 
 def batch_of(groups: Sequence[Sequence[Episode]], weights: Sequence[float] | None = None) -> Batch:

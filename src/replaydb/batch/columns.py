@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replaydb.batch.stored import StoredGroup
-from replaydb.codec import flat
-from replaydb.codec.flat import FlatEpisodes, flatten
-from replaydb.episodes import EpisodeGroup
+from replaydb.episodes import EpisodeGroup, flat
 from replaydb.episodes.arrays import Array, bits, dtype_name, from_bits
+from replaydb.episodes.flat import FlatEpisodes, flatten
 from replaydb.episodes.merging import MergeReport, merge_episode
 from replaydb.errors import InvalidInputError
 

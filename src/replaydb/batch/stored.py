@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from replaydb.codec.flat import FlatEpisodes
 from replaydb.episodes import Episode, EpisodeGroup, GroupStatus
+from replaydb.episodes.flat import FlatEpisodes
 
 
 class StoredGroup(EpisodeGroup):

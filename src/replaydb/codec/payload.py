@@ -24,10 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replaydb.codec import framing
-from replaydb.codec.flat import UNKNOWN_VERSION, FlatEpisodes, FlatTurns
 from replaydb.codec.framing import corrupt
 from replaydb.episodes import CORE_FIELDS
 from replaydb.episodes.arrays import TORCH_CODES, Array, from_bits
+from replaydb.episodes.flat import UNKNOWN_VERSION, FlatEpisodes, FlatTurns
 from replaydb.errors import CorruptPayloadError, InvalidInputError
 from replaydb.inputs import INT32, optional, to_json_object, to_name, to_text
 

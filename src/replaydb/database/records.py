@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from replaydb import codec
 from replaydb.batch.stored import StoredGroup
-from replaydb.codec.flat import flatten
 from replaydb.database.schema import Damaged
 from replaydb.episodes import Episode, EpisodeGroup, GroupStatus
+from replaydb.episodes.flat import flatten
 from replaydb.errors import CorruptPayloadError, InvalidInputError
 from replaydb.inputs import to_number
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from replaydb.codec.flat import UNKNOWN_VERSION, FlatTurns, flatten
 from replaydb.episodes import Episode, Turn
+from replaydb.episodes.flat import UNKNOWN_VERSION, FlatTurns, flatten
 from support.samples import sample_episodes
 
 NAN = np.nan

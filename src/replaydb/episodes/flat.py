@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from replaydb.episodes import Episode
 from replaydb.episodes.arrays import Array, Versions, bits, dtype_name, from_bits
+from replaydb.episodes.episode import Episode
 from replaydb.episodes.turns import Turn, same_fields
 
 # A version column cannot hold None; no version is this low, they are 32-bit.
