@@ -50,6 +50,17 @@ from benchmarks.filling import fill
 
 asyncio.run(fill(sys.argv[1], 100))
 """
+WALK = """
+import asyncio, sys
+from benchmarks.walk import CALLS, counted
+
+(walks,) = asyncio.run(counted(sys.argv[1:])).values()
+assert tuple(walks) == CALLS
+for walk in walks.values():
+    assert 1 < walk["files"] < len(walk["hops"]) + walk["files"] <= walk["functions"], walk
+    assert walk["functions"] <= walk["calls"], walk
+    assert 1 < walk["statements"], walk
+"""
 
 
 @pytest.fixture
@@ -70,6 +81,10 @@ async def test_benchmarks_run(
 async def test_filled_buffers_are_as_puts_leave_them(url: str, environment: dict[str, str]) -> None:
     await run(FILL, url, environment=environment)
     assert len(await check_books(url)) == 100
+
+
+async def test_calls_are_walked_through(engine_name: str, environment: dict[str, str]) -> None:
+    await run(WALK, engine_name, environment=environment)
 
 
 async def run(code: str, *arguments: str, environment: dict[str, str]) -> None:
