@@ -3,7 +3,7 @@
 from replaydb.batch.batch import Batch
 from replaydb.batch.stored import StoredGroup
 from replaydb.buffer import Buffer, Lease
-from replaydb.database.schema import group as col
+from replaydb.database.group_columns import col
 from replaydb.episodes import Episode, EpisodeGroup, GroupStatus, Turn
 from replaydb.errors import (
     BufferFullError,

@@ -8,7 +8,7 @@
     ├── UnknownGroupError (LookupError)     no group of those ids in this buffer
     ├── UnknownDrawError (LookupError)      no record of that draw in this buffer
     ├── DuplicateGroupError                 a group_uid is already in the buffer
-    ├── NotEnoughGroupsError                     fewer eligible groups than asked for
+    ├── NotEnoughGroupsError                fewer eligible groups than asked for
     ├── RateLimitedError                    a rate limit held the call back for too long
     ├── BufferFullError                     no room, and nothing that may make room
     ├── LeaseExpiredError                   the lease ended before it was acked

@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement
 
 from replaydb.batch.batch import Batch
 from replaydb.buffer import Buffer
-from replaydb.database.schema import group as columns
+from replaydb.database.group_columns import col
 from replaydb.episodes import EpisodeGroup, GroupStatus
 from replaydb.errors import CorruptPayloadError, NotEnoughGroupsError
 from replaydb.inputs import all_of
@@ -101,10 +101,10 @@ async def replace_uninformative(
     kept = [one for one, keep in zip(ids, informative, strict=True) if keep]
     filtered = [one for one, keep in zip(ids, informative, strict=True) if not keep]
     # No group is in two shares, so what is fresh cannot be replayed at once.
-    replay = columns.reward_max - columns.reward_min > tolerance
+    replay = col.reward_max - col.reward_min > tolerance
     mix = Mix(
         [
-            Share(len(kept), Lifo(), where=columns.id.in_(kept), minimum=len(kept)),
+            Share(len(kept), Lifo(), where=col.id.in_(kept), minimum=len(kept)),
             Share(
                 len(filtered),
                 policy,

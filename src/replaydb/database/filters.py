@@ -33,6 +33,7 @@ from sqlalchemy.sql import elements, functions, operators
 from sqlalchemy.types import TypeEngine
 
 from replaydb.database.expressions import among
+from replaydb.database.group_columns import COLUMNS
 from replaydb.database.schema import Tags, UtcDateTime, episode_group, run
 from replaydb.database.terms import (
     Kind,
@@ -53,16 +54,6 @@ from replaydb.database.terms import (
     shown,
 )
 from replaydb.inputs import INT32, to_int, to_text
-
-#: What may be asked for. Left out is what only the machinery of draws and leases understands.
-COLUMNS = frozenset({
-    "id", "run_id", "group_uid", "prompt_uid", "task_name", "group_status", "status_reason",
-    "staleness", "min_policy_version", "max_policy_version", "comparable_version", "priority",
-    "times_sampled", "times_replaced", "attempts", "lease_id", "num_episodes",
-    "expected_episodes", "min_episodes", "num_tokens", "num_bytes", "reward_mean", "reward_std",
-    "reward_min", "reward_max", "has_transcript", "tags", "deadline", "created_at",
-    "completed_at", "first_sampled_at", "last_sampled_at", "archived_at",
-})  # fmt: skip
 
 MAX_VALUES = 10_000
 MAX_PARTS = 1000  # SQLite nests a thousand expressions at most
@@ -130,8 +121,8 @@ class _Reader:
         return part
 
     def _column(self, element: Column[Any]) -> Part:
-        column = episode_group.c.get(element.key)
-        if element is not column or element.key not in COLUMNS:
+        column = COLUMNS.get(element.key)
+        if element is not column:
             refused(_EXPECTED, f"{shown(element)} in it")
         if isinstance(column.type, Tags):
             refused("a part of the tags, such as tags['level']", "all of them")

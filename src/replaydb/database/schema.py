@@ -406,5 +406,5 @@ cursor = Table(
     sqlite_with_rowid=False,
 )
 
-#: Columns for `where=` expressions: `group.reward_std > 0.1`.
+#: Short for the columns that most statements are about.
 group = episode_group.c

@@ -221,7 +221,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"where": buffer_table.c.id == 1}, "where"),
     ({"where": (rdb.col.id > 0) & (buffer_table.c.policy_version > 0)}, "where"),
     ({"where": other.c.id == 1}, "where"),
-    ({"where": sa.exists().where(buffer_table.c.id == rdb.col.buffer_id)}, "where"),
+    ({"where": sa.exists().where(buffer_table.c.id == rdb.col.run_id)}, "where"),
     ({"where": rdb.col.id.in_(sa.select(buffer_table.c.id))}, "where"),
 ]
 

@@ -1,0 +1,47 @@
+"""`rdb.col`: what it has, and what it says of what it has not."""
+
+from __future__ import annotations
+
+from typing import Any, get_args, get_type_hints
+
+import pytest
+from sqlalchemy import ColumnElement
+
+import replaydb as rdb
+from replaydb.database.group_columns import COLUMNS, GroupColumns
+from replaydb.database.schema import episode_group
+
+
+def test_it_has_the_columns_of_filters_and_nothing_else() -> None:
+    assert dir(rdb.col) == sorted(COLUMNS)
+    assert all(getattr(rdb.col, name) is episode_group.c[name] for name in dir(rdb.col))
+    assert repr(rdb.col) == "replaydb.col"
+
+
+def test_types_are_those_of_the_table() -> None:
+    is_mixed: ColumnElement[bool] = rdb.col.reward_std > 0.1
+    is_hard: ColumnElement[bool] = rdb.col.tags["level"] == "hard"
+    assert is_mixed is not is_hard
+    hints = get_type_hints(GroupColumns)
+    del hints["tags"]  # any JSON
+    assert {name: get_args(hint)[0] for name, hint in hints.items()} == {
+        name: getattr(column.type, "impl_instance", column.type).python_type
+        for name, column in COLUMNS.items()
+        if name != "tags"
+    }
+
+
+def test_a_column_that_is_not_there_names_its_neighbour() -> None:
+    with pytest.raises(AttributeError, match="no column 'rewards_std'; did you mean 'reward_std'"):
+        print(rdb.col.rewards_std)  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match=r"no column 'xyzzy'$"):
+        print(rdb.col.xyzzy)  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="'weight' is not for filters"):
+        print(rdb.col.weight)  # type: ignore[attr-defined]
+    assert not hasattr(rdb.col, "uniform_key")
+
+
+def test_it_cannot_be_changed() -> None:
+    columns: Any = rdb.col
+    with pytest.raises(AttributeError):
+        columns.reward_std = 3
