@@ -7,6 +7,7 @@ tensors. torch is only looked for in `sys.modules`: a caller who has none made n
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection, Mapping
 from numbers import Number
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar, cast
 
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from replaydb.errors import InvalidInputError
-from replaydb.inputs import INT32, to_int
+from replaydb.inputs import INT32, to_int, to_name
 
 if TYPE_CHECKING:
     import torch
@@ -104,6 +105,27 @@ def to_array(field: str, value: ArrayLike) -> Array:
     if array.dtype.str[1:] not in _NUMPY_NAMES:
         raise InvalidInputError(field, "a bool, integer or float array", f"dtype {array.dtype}")
     return array
+
+
+def named_arrays(
+    field: str, arrays: Mapping[str, ArrayLike] | None, taken: Collection[str] = ()
+) -> dict[str, Array]:
+    """Copies of arrays of any shape by name; None becomes empty.
+
+    Raises:
+        InvalidInputError: A name is `taken` or is none, or an array cannot be stored.
+    """
+    if arrays is None:
+        return {}
+    if not isinstance(arrays, Mapping):
+        raise InvalidInputError(field, "a mapping of names to arrays", type(arrays).__name__)
+    for name in arrays:
+        if name in taken:
+            raise InvalidInputError(field, "a name that is not taken", repr(name))
+    return {
+        to_name(f"{field} name", name): own(to_array(f"{field}[{name!r}]", array))
+        for name, array in arrays.items()
+    }
 
 
 def own(array: Array) -> Array:

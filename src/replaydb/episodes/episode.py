@@ -13,9 +13,8 @@ from replaydb.episodes.arrays import (
     Array,
     ArrayLike,
     Versions,
-    own,
+    named_arrays,
     spread,
-    to_array,
     to_float32,
     to_versions,
 )
@@ -25,7 +24,6 @@ from replaydb.errors import InvalidInputError
 from replaydb.inputs import (
     optional,
     to_json_object,
-    to_name,
     to_number,
     to_reward,
     to_text,
@@ -119,7 +117,7 @@ class Episode:
                 actual = " and ".join(names) or "none of them"
                 raise InvalidInputError("episode", expected, actual)
         total, response = len(row.token_ids), row.response
-        per_token = _named_arrays("token_extras", token_extras, {})
+        per_token = named_arrays("token_extras", token_extras, CORE_FIELDS)
         set_fields(
             self,
             token_ids=row.token_ids,
@@ -134,7 +132,7 @@ class Episode:
                 name: spread(f"token_extras[{name!r}]", array, total, response)
                 for name, array in per_token.items()
             },
-            extras=_named_arrays("extras", extras, per_token),
+            extras=named_arrays("extras", extras, CORE_FIELDS | per_token.keys()),
             metadata=to_json_object("metadata", metadata),
             text=optional(to_text, "text", text),
             turns=row.turns,
@@ -200,19 +198,3 @@ def _logprobs(value: ArrayLike, total: int, response: int | None) -> Array | Non
     if value is None:
         return None
     return spread("logprobs", to_float32("logprobs", value), total, response)
-
-
-def _named_arrays(
-    field: str, arrays: Mapping[str, ArrayLike] | None, taken: Mapping[str, Array]
-) -> dict[str, Array]:
-    if arrays is None:
-        return {}
-    if not isinstance(arrays, Mapping):
-        raise InvalidInputError(field, "a mapping of names to arrays", type(arrays).__name__)
-    for name in arrays:
-        if name in CORE_FIELDS or name in taken:
-            raise InvalidInputError(field, "a name that is not taken", repr(name))
-    return {
-        to_name(f"{field} name", name): own(to_array(f"{field}[{name!r}]", array))
-        for name, array in arrays.items()
-    }
