@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from replaydb import checks
 from replaydb.errors import InvalidInputError, InvalidSettingsError
-from replaydb.inputs import INT64, all_of, setting, to_int, to_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Prioritized:
     beta: float = 0.4
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "beta", to_number("beta", self.beta, least=0.0, most=1.0))
+        object.__setattr__(self, "beta", checks.number("beta", self.beta, least=0.0, most=1.0))
 
 
 SimplePolicy = (
@@ -94,8 +94,8 @@ class Share:
     minimum: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "weight", to_number("weight", self.weight, least=0.0))
-        object.__setattr__(self, "minimum", to_int("minimum", self.minimum, 0, INT64[1]))
+        object.__setattr__(self, "weight", checks.number("weight", self.weight, least=0.0))
+        object.__setattr__(self, "minimum", checks.whole_number("minimum", self.minimum))
         if not isinstance(self.policy, SimplePolicy):
             raise InvalidInputError("policy", "a policy that is not a Mix", repr(self.policy))
 
@@ -126,7 +126,7 @@ class Mix:
         parts = (
             tuple(
                 Share(
-                    to_number(f"shares[{task_name!r}]", weight, least=0.0),
+                    checks.number(f"shares[{task_name!r}]", weight, least=0.0),
                     policy,
                     tasks=task_name,
                     minimum=minimum,
@@ -134,7 +134,7 @@ class Mix:
                 for task_name, weight in shares.items()
             )
             if isinstance(shares, Mapping)
-            else all_of(Share, "shares", shares)
+            else checks.instances("shares", shares, Share)
         )
         if not sum(part.weight for part in parts) > 0.0:
             raise InvalidInputError("shares", "a weight above 0", "none")
@@ -249,14 +249,14 @@ RateLimit = MinSize | SamplesPerInsert | Queue
 def _set_size(settings: Any, name: str) -> None:
     """A field of a frozen dataclass as a whole number >= 1."""
     field = f"{type(settings).__name__}.{name}"
-    size = setting(to_int, field, getattr(settings, name), low=1, high=INT64[1])
+    size = checks.setting(checks.whole_number, field, getattr(settings, name), least=1)
     object.__setattr__(settings, name, size)
 
 
 def _set_number(settings: Any, name: str, **limits: float) -> None:
     """A field of a frozen dataclass as a finite number."""
     field = f"{type(settings).__name__}.{name}"
-    number = setting(to_number, field, getattr(settings, name), **limits)
+    number = checks.setting(checks.number, field, getattr(settings, name), **limits)
     object.__setattr__(settings, name, number)
 
 

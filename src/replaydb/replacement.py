@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 from sqlalchemy import ColumnElement
 
+from replaydb import checks
 from replaydb.batch.batch import Batch
 from replaydb.buffer import Buffer
 from replaydb.database.group_columns import col
 from replaydb.episodes import EpisodeGroup, GroupStatus
 from replaydb.errors import CorruptPayloadError, NotEnoughGroupsError
-from replaydb.inputs import all_of
 from replaydb.policies import Lifo, Mix, Prioritized, Share, SimplePolicy
 
 #: The tag that says why a group was filtered.
@@ -87,7 +87,7 @@ async def replace_uninformative(
         DuplicateGroupError: A group is in the buffer already; nothing was stored.
         RateLimitedError: The buffer's rate limit does not let so many out; all were stored.
     """
-    fresh = all_of(EpisodeGroup, "groups", groups)
+    fresh = checks.instances("groups", groups, EpisodeGroup)
     if not fresh:
         return Replacement(_NOTHING, [], [], [], [])
     informative = [is_informative(group, tolerance) for group in fresh]

@@ -9,16 +9,8 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any, Literal, Self, get_args
 
+from replaydb import checks
 from replaydb.errors import InvalidInputError, InvalidSettingsError
-from replaydb.inputs import (
-    LONGEST_SECONDS,
-    optional,
-    setting,
-    to_flag,
-    to_int,
-    to_name,
-    to_number,
-)
 from replaydb.policies import Capacity, Eviction, MinSize, Queue, RateLimit, SamplesPerInsert
 
 #: Sampling weights lie between these, or are 0: sums, ratios and waiting times of such weights,
@@ -75,7 +67,7 @@ class BufferSettings:
 
     def __post_init__(self) -> None:
         for name, rule in _RULES.items():
-            object.__setattr__(self, name, setting(rule, name, getattr(self, name)))
+            object.__setattr__(self, name, checks.setting(rule, name, getattr(self, name)))
         self._check_together()
 
     def _check_together(self) -> None:
@@ -192,11 +184,11 @@ Rule = Callable[[str, Any], Any]
 
 
 def _whole(least: int = 0, most: int = 2**62 - 1) -> Rule:
-    return partial(to_int, low=least, high=most)
+    return partial(checks.whole_number, least=least, most=most)
 
 
 def _or_none(rule: Rule) -> Rule:
-    return partial(optional, rule)
+    return partial(checks.optional, rule)
 
 
 def _each(rule: Rule) -> Rule:
@@ -204,9 +196,9 @@ def _each(rule: Rule) -> Rule:
 
     def check(field: str, value: Any) -> Any:
         if not isinstance(value, Mapping):
-            return optional(rule, field, value)
+            return checks.optional(rule, field, value)
         return {
-            to_name(field, task_name): rule(f"{field}[{task_name!r}]", own)
+            checks.name(field, task_name): rule(f"{field}[{task_name!r}]", own)
             for task_name, own in value.items()
         }
 
@@ -236,20 +228,20 @@ def _a(*kinds: type) -> Rule:
 #: What each setting takes, as it is kept.
 _RULES: dict[str, Rule] = {
     "max_staleness": _each(_whole()),
-    "priority_exponent": partial(to_number, least=0.0),
+    "priority_exponent": partial(checks.number, least=0.0),
     "seed": _or_none(_whole(most=2**63 - 1)),
     "compression": _one_of(None, "zstd"),
     "capacity": _or_none(_a(Capacity)),
     "task_capacity": _each(_a(Capacity)),
     "eviction": _one_of(*get_args(Eviction)),
     "on_evict": _one_of("archive", "delete"),
-    "time_to_live": _or_none(partial(to_number, above=0.0, most=LONGEST_SECONDS)),
+    "time_to_live": _or_none(partial(checks.number, above=0.0, most=checks.LONGEST_SECONDS)),
     "max_times_sampled": _or_none(_whole(1)),
     "max_attempts": _or_none(_whole(1)),
     "on_ack": _one_of("archive", "return"),
     "archived_payload": _one_of("keep", "drop"),
     "rate_limit": _or_none(_a(*get_args(RateLimit))),
-    "record_draws": to_flag,
+    "record_draws": checks.flag,
 }
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from replaydb import checks
 from replaydb.batch.stored import StoredGroup
 from replaydb.episodes import EpisodeGroup, flat
 from replaydb.episodes.arrays import Array, bits, dtype_name, from_bits
@@ -174,9 +175,7 @@ class Columns:
             for name in row
         }
         for name in names or ():
-            if name not in known:
-                expected = "one of " + ", ".join(sorted(known))
-                raise InvalidInputError("fields", expected, repr(name))
+            checks.one_of("fields", name, sorted(known))
 
     def _logprobs(self) -> TokenField | None:
         parts = [part.logprobs for part in self.parts]

@@ -23,13 +23,13 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from replaydb import checks
 from replaydb.codec import framing
 from replaydb.codec.framing import corrupt
 from replaydb.episodes import CORE_FIELDS
 from replaydb.episodes.arrays import TORCH_CODES, Array, from_bits
 from replaydb.episodes.flat import UNKNOWN_VERSION, FlatEpisodes, FlatTurns
 from replaydb.errors import CorruptPayloadError, InvalidInputError
-from replaydb.inputs import INT32, optional, to_json_object, to_name, to_text
 
 VERSION = 1
 
@@ -229,7 +229,7 @@ class _Reader:
                 length = lengths[int(position)] if kind == "token" else None
             if length is not None and array.shape[:1] != (length,):
                 corrupt(f"{section} is {list(array.shape)}, not [{length}, ...]")
-            target[to_name(section, name)] = from_bits(array, TORCH_CODES.get(code, ""))
+            target[checks.name(section, name)] = from_bits(array, TORCH_CODES.get(code, ""))
         if any(found.values()):
             _check_names(found)
         return found
@@ -251,11 +251,11 @@ def _check_names(extras: dict[str, dict[Any, Any]]) -> None:
 
 
 def _finish_reason(value: Any) -> str | None:
-    return optional(to_text, "finish_reason", value)
+    return checks.optional(checks.text, "finish_reason", value)
 
 
 def _metadata(value: Any) -> dict[str, Any]:
-    return to_json_object("metadata", value)
+    return checks.json_object("metadata", value)
 
 
 def _check_rows(flat: FlatEpisodes, rows: FlatEpisodes | FlatTurns) -> None:
@@ -264,7 +264,7 @@ def _check_rows(flat: FlatEpisodes, rows: FlatEpisodes | FlatTurns) -> None:
     if not all(0 <= prompt <= n for prompt, n in zip(prompt_lengths, lengths, strict=True)):
         corrupt(f"prompt lengths {prompt_lengths} do not fit lengths {lengths}")
     versions = rows.versions.tolist()
-    if not all(INT32[0] <= n <= INT32[1] or n == UNKNOWN_VERSION for n in versions):
+    if not all(checks.INT32[0] <= n <= checks.INT32[1] or n == UNKNOWN_VERSION for n in versions):
         corrupt(f"policy versions {versions} are not 32-bit")
     if any(map(math.isinf, rows.rewards.tolist())):
         corrupt("a reward is infinite")

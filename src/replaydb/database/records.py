@@ -10,13 +10,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from replaydb import codec
+from replaydb import checks, codec
 from replaydb.batch.stored import StoredGroup
 from replaydb.database.schema import Damaged
 from replaydb.episodes import Episode, EpisodeGroup, GroupStatus
 from replaydb.episodes.flat import flatten
-from replaydb.errors import CorruptPayloadError, InvalidInputError
-from replaydb.inputs import to_number
+from replaydb.errors import CorruptPayloadError
 
 #: A row, by the names of its columns.
 Facts = Mapping[str, Any]
@@ -74,9 +73,7 @@ def check_puttable(group: EpisodeGroup) -> None:
     Raises:
         InvalidInputError: Naming the statuses it can.
     """
-    if group.status not in PUTTABLE:
-        expected = ", ".join(sorted(PUTTABLE))
-        raise InvalidInputError("status", f"one of {expected}", repr(group.status.value))
+    checks.one_of("status", group.status, sorted(PUTTABLE))
 
 
 def to_record(
@@ -96,7 +93,7 @@ def to_record(
         "prompt_uid": group.prompt_uid,
         "task_name": group.task_name,
         "group_status": group.status.value,
-        "priority": to_number("priority", priority, least=0.0),
+        "priority": checks.priority("priority", priority),
         "min_policy_version": group.min_policy_version,
         "max_policy_version": group.max_policy_version,
         "num_episodes": len(episodes),

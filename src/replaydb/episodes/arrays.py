@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar, cast
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from replaydb import checks
 from replaydb.errors import InvalidInputError
-from replaydb.inputs import INT32, to_int, to_name
 
 if TYPE_CHECKING:
     import torch
@@ -64,8 +64,10 @@ def to_int32(field: str, value: ArrayLike) -> NDArray[np.int32]:
         raise InvalidInputError(field, "integers", f"dtype {array.dtype}")
     if array.size and array.dtype != np.int32:
         low, high = int(array.min()), int(array.max())
-        if low < INT32[0] or high > INT32[1]:
-            raise InvalidInputError(field, "32-bit integers", low if low < INT32[0] else high)
+        if low < checks.INT32[0] or high > checks.INT32[1]:
+            raise InvalidInputError(
+                field, "32-bit integers", low if low < checks.INT32[0] else high
+            )
     return frozen(array, "<i4")
 
 
@@ -123,7 +125,7 @@ def named_arrays(
         if name in taken:
             raise InvalidInputError(field, "a name that is not taken", repr(name))
     return {
-        to_name(f"{field} name", name): own(to_array(f"{field}[{name!r}]", array))
+        checks.name(f"{field} name", name): own(to_array(f"{field}[{name!r}]", array))
         for name, array in arrays.items()
     }
 
@@ -167,7 +169,7 @@ def to_versions(value: ArrayLike, total: int, response: int | None = None) -> Ve
     if value is None:
         return None
     if isinstance(value, Number) or getattr(value, "ndim", 1) == 0:
-        return to_int("policy_version", value)
+        return checks.whole_number("policy_version", value, *checks.INT32)
     given = to_int32("policy_version", value)
     versions = np.array(spread("policy_version", given, total, response))
     if not given.size:

@@ -9,6 +9,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from replaydb import checks
 from replaydb.episodes.arrays import (
     Array,
     ArrayLike,
@@ -21,13 +22,6 @@ from replaydb.episodes.arrays import (
 from replaydb.episodes.rows import row_of_response, row_of_tokens, row_of_turns
 from replaydb.episodes.turns import Turn, same_fields, set_fields
 from replaydb.errors import InvalidInputError
-from replaydb.inputs import (
-    optional,
-    to_json_object,
-    to_number,
-    to_reward,
-    to_text,
-)
 
 
 @dataclass(frozen=True, slots=True, init=False, eq=False, repr=False)
@@ -124,17 +118,17 @@ class Episode:
             loss_mask=row.loss_mask,
             logprobs=_logprobs(row.logprobs, total, response),
             prompt_length=row.prompt_length,
-            reward=optional(to_reward, "reward", reward),
-            advantage=optional(to_number, "advantage", advantage),
+            reward=checks.optional(checks.reward, "reward", reward),
+            advantage=checks.optional(checks.number, "advantage", advantage),
             policy_version=to_versions(row.policy_version, total, response),
-            finish_reason=optional(to_text, "finish_reason", finish_reason),
+            finish_reason=checks.optional(checks.text, "finish_reason", finish_reason),
             token_extras={
                 name: spread(f"token_extras[{name!r}]", array, total, response)
                 for name, array in per_token.items()
             },
             extras=named_arrays("extras", extras, CORE_FIELDS | per_token.keys()),
-            metadata=to_json_object("metadata", metadata),
-            text=optional(to_text, "text", text),
+            metadata=checks.json_object("metadata", metadata),
+            text=checks.optional(checks.text, "text", text),
             turns=row.turns,
         )
 

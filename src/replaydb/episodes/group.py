@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from replaydb import checks
 from replaydb.episodes.arrays import same
 from replaydb.episodes.episode import Episode
 from replaydb.errors import InvalidInputError
-from replaydb.inputs import all_of, optional, to_int, to_json_object, to_name, to_number
 
 
 class GroupStatus(StrEnum):
@@ -70,23 +70,20 @@ class EpisodeGroup:
         tags: Mapping[str, Any] | None = None,
         expected_episodes: int | None = None,
     ) -> None:
-        self.task_name = to_name("task_name", task_name)
-        self.prompt_uid = optional(to_name, "prompt_uid", prompt_uid)
-        self.group_uid = uuid.uuid4().hex if group_uid is None else to_name("group_uid", group_uid)
-        self.priority = to_number("priority", priority, least=0.0)
-        try:
-            self.status = GroupStatus(status)
-        except ValueError as error:
-            expected = "one of " + ", ".join(GroupStatus)
-            raise InvalidInputError("status", expected, repr(status)) from error
-        self.tags = to_json_object("tags", tags)
-        self._episodes = all_of(Episode, "episodes", episodes)
+        self.task_name = checks.name("task_name", task_name)
+        self.prompt_uid = checks.optional(checks.name, "prompt_uid", prompt_uid)
+        uid = uuid.uuid4().hex if group_uid is None else group_uid
+        self.group_uid = checks.name("group_uid", uid)
+        self.priority = checks.priority("priority", priority)
+        self.status = checks.one_of("status", status, GroupStatus)
+        self.tags = checks.json_object("tags", tags)
+        self._episodes = checks.instances("episodes", episodes, Episode)
         if not self._episodes and self.status is GroupStatus.COMPLETED:
             raise InvalidInputError("episodes", "at least one in a completed group", "none")
-        if expected_episodes is not None:
-            low = max(1, len(self._episodes))
-            expected_episodes = to_int("expected_episodes", expected_episodes, low)
-        self.expected_episodes = expected_episodes
+        least = max(1, len(self._episodes))
+        self.expected_episodes = checks.optional(
+            checks.whole_number, "expected_episodes", expected_episodes, least, checks.INT32[1]
+        )
 
     @property
     def episodes(self) -> tuple[Episode, ...]:

@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from replaydb import checks
 from replaydb.episodes import Episode
 from replaydb.episodes.arrays import Array, Versions, bits, dtype_name, from_bits
 from replaydb.episodes.turns import Turn
-from replaydb.inputs import INT32, to_int
 
 #: Name of the token extra that holds the rewards of turns.
 TOKEN_REWARDS = "token_rewards"  # noqa: S105 - not a password
@@ -101,7 +101,7 @@ def merge_episode(
         end_token_id: As for `merge_turns`.
     """
     if end_token_id is not None:
-        end_token_id = to_int("end_token_id", end_token_id, *INT32)
+        end_token_id = checks.token_id("end_token_id", end_token_id)
     turns = episode.turns
     pieces = [_Piece(0, turns[0], 0)]
     starts = [0]

@@ -8,6 +8,7 @@ from typing import NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from replaydb import checks
 from replaydb.episodes.arrays import (
     ArrayLike,
     Versions,
@@ -20,7 +21,6 @@ from replaydb.episodes.arrays import (
 )
 from replaydb.episodes.turns import Turn
 from replaydb.errors import InvalidInputError
-from replaydb.inputs import all_of
 
 
 class Row(NamedTuple):
@@ -68,7 +68,7 @@ def row_of_turns(
     turns: ArrayLike, loss_mask: ArrayLike, logprobs: ArrayLike, version: ArrayLike
 ) -> Row:
     """Of turns, put end to end."""
-    steps = all_of(Turn, "turns", turns)
+    steps = checks.instances("turns", turns, Turn)
     if not steps:
         raise InvalidInputError("turns", "at least one", "none")
     of_turns = {"loss_mask": loss_mask, "logprobs": logprobs}

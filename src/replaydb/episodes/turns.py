@@ -9,6 +9,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from replaydb import checks
 from replaydb.episodes.arrays import (
     ArrayLike,
     Versions,
@@ -18,7 +19,6 @@ from replaydb.episodes.arrays import (
     to_int32,
     to_versions,
 )
-from replaydb.inputs import optional, to_json_object, to_reward, to_text
 
 _T = TypeVar("_T")
 
@@ -68,10 +68,10 @@ class Turn:
             prompt_ids=to_int32("prompt_ids", prompt_ids),
             response_ids=response,
             logprobs=logprobs,
-            reward=optional(to_reward, "reward", reward),
+            reward=checks.optional(checks.reward, "reward", reward),
             policy_version=to_versions(policy_version, len(response)),
-            finish_reason=optional(to_text, "finish_reason", finish_reason),
-            metadata=to_json_object("metadata", metadata),
+            finish_reason=checks.optional(checks.text, "finish_reason", finish_reason),
+            metadata=checks.json_object("metadata", metadata),
         )
 
     @classmethod

@@ -10,8 +10,7 @@ import torch.distributed
 from sqlalchemy import ColumnElement
 from torch.utils.data import IterableDataset, get_worker_info
 
-from replaydb import blocking
-from replaydb.arguments import whole_number
+from replaydb import blocking, checks
 from replaydb.batch.batch import Batch
 from replaydb.buffer.loader import LoaderState
 from replaydb.database.schema import group
@@ -69,13 +68,12 @@ class ReplayDataset(IterableDataset[Any]):
     world_size: int | None = None
 
     def __post_init__(self) -> None:
-        if self.shard not in ("lease", "modulo"):
-            raise InvalidInputError("shard", "'lease' or 'modulo'", repr(self.shard))
+        checks.one_of("shard", self.shard, ("lease", "modulo"))
         if (self.rank is None) != (self.world_size is None):
             raise InvalidInputError("rank", "rank and world_size together", self.rank)
         if self.rank is not None and self.world_size is not None:
-            size = whole_number("world_size", self.world_size, least=1)
-            if whole_number("rank", self.rank) >= size:
+            size = checks.whole_number("world_size", self.world_size, least=1)
+            if checks.whole_number("rank", self.rank) >= size:
                 raise InvalidInputError("rank", f"less than world_size, {size}", self.rank)
         self._loader: blocking.Loader[Any] | None = None
         self._state: Mapping[str, Any] | None = None
