@@ -193,7 +193,7 @@ class _Facade:
 def _blocking(
     method: Callable[Concatenate[Any, P], Awaitable[R]],
 ) -> Callable[Concatenate[Any, P], R]:
-    """The method that waits for this one."""
+    """A method that blocks until the asynchronous one has returned."""
 
     @functools.wraps(method)
     def call(self: _Facade, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -208,7 +208,7 @@ def _blocking(
 def _making(
     method: Callable[Concatenate[Any, P], Awaitable[Any]], kind: Callable[[_Runner, Any], R]
 ) -> Callable[Concatenate[Any, P], R]:
-    """The same for a method whose result has methods to wait for."""
+    """A method that blocks, for one whose result has asynchronous methods of its own."""
 
     @functools.wraps(method)
     def make(self: _Facade, /, *args: P.args, **kwargs: P.kwargs) -> R:

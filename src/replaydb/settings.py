@@ -84,7 +84,8 @@ class BufferSettings:
         """These settings with some of them changed, as this installation can obey them.
 
         Raises:
-            InvalidSettingsError: Unknown, impossible, or in need of what is not installed.
+            InvalidSettingsError: A setting is unknown or impossible, or needs a package that is
+                not installed.
         """
         changed = self._with(changes)
         asked = "compression" in changes and changed.compression is not None
@@ -100,20 +101,20 @@ class BufferSettings:
         return replace(self, **changes)
 
     def max_staleness_of(self, task_name: str) -> int | None:
-        """The limit for one task."""
+        """The staleness limit of one task; None where it has none."""
         if isinstance(self.max_staleness, Mapping):
             return self.max_staleness.get(task_name)
         return self.max_staleness
 
     def capacity_of(self, task_name: str) -> Capacity | None:
-        """What one task may hold."""
+        """The capacity of one task; None where it has none."""
         if isinstance(self.task_capacity, Mapping):
             return self.task_capacity.get(task_name)
         return self.task_capacity
 
     @property
     def draw_limit(self) -> int | None:
-        """How often a group may be drawn: a queue's are drawn once."""
+        """How often a group may be drawn: once from a `Queue`; None: any number of times."""
         return 1 if isinstance(self.rate_limit, Queue) else self.max_times_sampled
 
     @property
@@ -148,7 +149,7 @@ class BufferSettings:
         return weight
 
     def to_json(self) -> dict[str, Any]:
-        """As kept in the `buffer` table."""
+        """The settings as JSON, as the `buffer` table keeps them."""
         stored = asdict(self)
         if self.rate_limit is not None:
             stored["rate_limit"] = {
@@ -159,7 +160,7 @@ class BufferSettings:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Self:
-        """From the `buffer` table; settings that this version does not know are refused."""
+        """Settings from the `buffer` table; those that this version does not know are refused."""
         values = dict(stored)
         if capacity := values.get("capacity"):
             values["capacity"] = Capacity(**capacity)

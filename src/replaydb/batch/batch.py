@@ -30,9 +30,9 @@ class Batch:
 
     Attributes:
         groups: The groups [n], with their episodes.
-        probabilities: Chance of each group to be the next one drawn of its task's (or, in a draw
-            over several tasks together, of all their) samplable groups, float64 [n]; 1.0 where
-            the policy leaves nothing to chance. Filters do not enter.
+        probabilities: Probability of each group to be the next one drawn, among the samplable
+            groups of its task, or of all tasks where they are drawn together, float64 [n]; 1.0
+            where the policy leaves nothing to chance. Filters do not change it.
         weights: Importance weights `(w_i / min_j w_j) ** -beta`, float64 [n]; the largest of each
             draw (of each task, where n named tasks) is 1.0.
         draw_id: Where the draw is recorded; None where the buffer does not record draws.
@@ -122,7 +122,7 @@ class Batch:
         """Prompts and responses apart, as GRPO trainers keep them.
 
         Args:
-            pad_token_id: See `padded`, also for what is not listed here.
+            pad_token_id: Stands where there is no token.
             prompt_side: Where the padding of prompts goes.
             side: Where the padding of responses goes.
             pad_to_multiple_of: Round both widths up.

@@ -307,7 +307,7 @@ _ASCII_LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 
 
 def _escaped(given: str, escape: str | None, *, wildcards: bool) -> str:
-    """The same pattern with a backslash as its escape character; or a text as one."""
+    """A pattern whose escape character is a backslash; without wildcards, of a plain text."""
     like, characters = [], iter(given)
     for character in characters:
         if character == escape:

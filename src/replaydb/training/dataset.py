@@ -30,7 +30,7 @@ class ReplayDataset(IterableDataset[Any]):
         url: The store's.
         buffer: Name of the buffer, which must be there.
         batch_size: Groups of a batch.
-        policy: Which ones.
+        policy: How groups are chosen.
         shard: How batches of ranks and workers stay disjoint. "lease": each holds its groups until
             it asks for its next batch, which acks them; one that dies gives them back when the
             lease expires. "modulo": each is given the groups whose id modulo the number of shards
@@ -97,7 +97,7 @@ class ReplayDataset(IterableDataset[Any]):
         return None if self._loader is None else self._loader.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Let the next iteration go on there."""
+        """Let the next iteration go on from a state that `state_dict` gave."""
         self._state = state
 
     def _open_loader(self, buffer: blocking.Buffer) -> blocking.Loader[Any]:
