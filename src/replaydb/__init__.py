@@ -1,9 +1,13 @@
 """A SQL-backed persistent experience store for RL post-training of language models."""
 
 from replaydb.batch.batch import Batch
+from replaydb.batch.columns import UNKNOWN_VERSION
 from replaydb.batch.stored import StoredGroup
-from replaydb.buffer import Buffer, Lease
+from replaydb.buffer import Buffer, Lease, Loader
+from replaydb.buffer.loader import LoaderState
+from replaydb.database.engines.protocol import Durability
 from replaydb.database.group_columns import col
+from replaydb.database.repository.puts import OnDuplicate
 from replaydb.episodes import Episode, EpisodeGroup, GroupStatus, Turn
 from replaydb.errors import (
     BufferFullError,
@@ -50,6 +54,7 @@ from replaydb.policies import (
     TopPriority,
     Uniform,
 )
+from replaydb.publishing import publish
 from replaydb.results import (
     BufferInfo,
     BufferStats,
@@ -65,6 +70,7 @@ from replaydb.settings import BufferSettings
 from replaydb.store import Store
 
 __all__ = [
+    "UNKNOWN_VERSION",
     "Batch",
     "Buffer",
     "BufferFullError",
@@ -81,6 +87,7 @@ __all__ = [
     "DrawOutcome",
     "DuplicateEpisodeError",
     "DuplicateGroupError",
+    "Durability",
     "Episode",
     "EpisodeGroup",
     "Fifo",
@@ -96,10 +103,13 @@ __all__ = [
     "LeaseInfo",
     "LeastSampled",
     "Lifo",
+    "Loader",
+    "LoaderState",
     "MinSize",
     "Mix",
     "NotEnoughGroupsError",
     "NotSupportedError",
+    "OnDuplicate",
     "OutcomeUnknownError",
     "PayloadGoneError",
     "Prioritized",
@@ -128,3 +138,6 @@ __all__ = [
     "col",
 ]
 __version__ = "0.1.0"
+
+publish(__name__, __all__)
+del publish

@@ -32,8 +32,9 @@ The error of the driver, where there is one, is kept as `__cause__`; passwords a
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from replaydb.batch.batch import Batch
@@ -41,6 +42,12 @@ if TYPE_CHECKING:
 
 class ReplayDBError(Exception):
     """Base class of every error raised by replaydb."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Between processes an error is rebuilt as it is; by default its constructor would be called
+        # with the message. What begins with an underscore is of use to this process only.
+        shown = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        return copyreg.__newobj__, (type(self), *self.args), shown  # type: ignore[attr-defined]
 
 
 class InvalidInputError(ReplayDBError, ValueError):

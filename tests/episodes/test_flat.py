@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from replaydb.episodes import Episode, Turn
-from replaydb.episodes.flat import UNKNOWN_VERSION, FlatTurns, flatten
+from replaydb.episodes.flat import NO_VERSION, FlatTurns, flatten
 from support.samples import sample_episodes
 
 NAN = np.nan
@@ -34,7 +34,7 @@ def test_columns_lie_end_to_end() -> None:
     assert flat.logprobs is not None
     np.testing.assert_array_equal(flat.logprobs, np.array([0, -1, -2, NAN, NAN], np.float32))
     assert flat.has_logprobs.tolist() == [True, False]
-    assert flat.versions.tolist() == [7, UNKNOWN_VERSION]
+    assert flat.versions.tolist() == [7, NO_VERSION]
     assert flat.token_versions is not None
     assert flat.token_versions[3:].tolist() == [8, 9]
     assert flat.has_token_versions.tolist() == [False, True]
@@ -117,14 +117,14 @@ def test_turn_columns() -> None:
     assert turns.lengths.tolist() == [3, 1]
     assert turns.prompt_lengths.tolist() == [1, 1]
     np.testing.assert_array_equal(turns.rewards, [0.25, 0.5])
-    assert turns.versions.tolist() == [UNKNOWN_VERSION] * 2
+    assert turns.versions.tolist() == [NO_VERSION] * 2
     assert turns.has_logprobs.tolist() == [True, False]
     assert turns.has_token_versions.tolist() == [True, False]
     assert turns.finish_reasons == ("tool_call", None)
     assert turns.metadata == ({"tool": "search"}, {})
     # the episode's own version is unknown, since that of one turn is
     assert flat.has_token_versions.tolist() == [False] * 3
-    assert flat.versions.tolist() == [UNKNOWN_VERSION] * 3
+    assert flat.versions.tolist() == [NO_VERSION] * 3
     assert flat.token_versions is not None
     assert flat.token_versions.tolist() == [0, 0, 1, 2, 0, 0]
 

@@ -275,7 +275,7 @@ def _merged(part: FlatEpisodes, end_token_id: int | None) -> _Merged:
 
 
 def _oldest_versions(part: FlatEpisodes) -> NDArray[np.int64]:
-    known = part.versions != flat.UNKNOWN_VERSION
+    known = part.versions != flat.NO_VERSION
     versions = np.where(known, part.versions, UNKNOWN_VERSION)
     if part.token_versions is not None and part.num_tokens:
         begins = part.offsets[:-1][part.lengths > 0]

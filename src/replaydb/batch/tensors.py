@@ -28,7 +28,7 @@ class SequenceTensors:
         rewards: Of the episode, float32 [N]; NaN where there is none.
         advantages: As stored, float32 [N]; NaN where there is none.
         policy_versions: The oldest version that made a token, int64 [N];
-            `UNKNOWN_VERSION` (-2**62) where it is not known.
+            `replaydb.UNKNOWN_VERSION` (-2**62) where it is not known.
         weights: Importance weights of the draw, float32 [N].
         group_index: Position of the group in the batch, int64 [N].
         group_ids: Id of the group in the store, int64 [N]; -1 for one that is not stored.

@@ -28,7 +28,7 @@ from replaydb.codec import framing
 from replaydb.codec.framing import corrupt
 from replaydb.episodes import CORE_FIELDS
 from replaydb.episodes.arrays import TORCH_CODES, Array, from_bits
-from replaydb.episodes.flat import UNKNOWN_VERSION, FlatEpisodes, FlatTurns
+from replaydb.episodes.flat import NO_VERSION, FlatEpisodes, FlatTurns
 from replaydb.errors import CorruptPayloadError, InvalidInputError
 
 VERSION = 1
@@ -264,7 +264,7 @@ def _check_rows(flat: FlatEpisodes, rows: FlatEpisodes | FlatTurns) -> None:
     if not all(0 <= prompt <= n for prompt, n in zip(prompt_lengths, lengths, strict=True)):
         corrupt(f"prompt lengths {prompt_lengths} do not fit lengths {lengths}")
     versions = rows.versions.tolist()
-    if not all(checks.INT32[0] <= n <= checks.INT32[1] or n == UNKNOWN_VERSION for n in versions):
+    if not all(checks.INT32[0] <= n <= checks.INT32[1] or n == NO_VERSION for n in versions):
         corrupt(f"policy versions {versions} are not 32-bit")
     if any(map(math.isinf, rows.rewards.tolist())):
         corrupt("a reward is infinite")

@@ -18,8 +18,8 @@ from replaydb.episodes.arrays import Array, Versions, bits, dtype_name, from_bit
 from replaydb.episodes.episode import Episode
 from replaydb.episodes.turns import Turn, same_fields
 
-# A version column cannot hold None; no version is this low, they are 32-bit.
-UNKNOWN_VERSION = int(np.iinfo(np.int64).min)
+#: Stands for None in the version columns that are stored: versions are 32-bit.
+NO_VERSION = int(np.iinfo(np.int64).min)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,7 +33,7 @@ class FlatTurns:
         lengths: Tokens of each turn, int64 [N].
         prompt_lengths: Of which are context, int64 [N].
         rewards: float64 [N]; NaN where there is none.
-        versions: int64 [N]; `UNKNOWN_VERSION` where unknown or per token.
+        versions: int64 [N]; `NO_VERSION` where unknown or per token.
         has_logprobs: bool [N].
         has_token_versions: bool [N].
         finish_reasons: N strings or None.
@@ -63,7 +63,7 @@ class FlatEpisodes:
         prompt_lengths: Tokens before the (first) response, int64 [E].
         rewards: float64 [E]; NaN where there is none.
         advantages: float64 [E]; NaN where there is none.
-        versions: int64 [E]; `UNKNOWN_VERSION` where unknown or per token.
+        versions: int64 [E]; `NO_VERSION` where unknown or per token.
         has_logprobs: bool [E].
         has_token_versions: bool [E].
         token_ids: int32 [T].
@@ -295,7 +295,7 @@ def _concatenate(arrays: list[NDArray[Any]], dtype: DTypeLike) -> NDArray[Any]:
 
 
 def _scalar_versions(versions: Sequence[Versions]) -> NDArray[np.int64]:
-    return np.array([v if isinstance(v, int) else UNKNOWN_VERSION for v in versions], np.int64)
+    return np.array([v if isinstance(v, int) else NO_VERSION for v in versions], np.int64)
 
 
 def _per_token(versions: Sequence[Versions]) -> NDArray[np.bool_]:
@@ -322,4 +322,4 @@ def _version(
     if owner.has_token_versions[position]:
         return _cut(column, begin, end, owner.has_token_versions[position])
     version = int(owner.versions[position])
-    return None if version == UNKNOWN_VERSION else version
+    return None if version == NO_VERSION else version
