@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replaydb import checks
-from replaydb.batch.stored import StoredGroup
 from replaydb.episodes import EpisodeGroup, flat
 from replaydb.episodes.arrays import Array, bits, dtype_name, from_bits
 from replaydb.episodes.flat import FlatEpisodes, flatten
@@ -87,7 +86,7 @@ class Columns:
             weights: Importance weight of each group [n]; by default 1.
             end_token_id: As for `merge_turns`.
         """
-        stored = [(i, part) for i, group in enumerate(groups) for part in _parts(group)]
+        stored = [(i, part) for i, group in enumerate(groups) for part in group.parts]
         merged = [_merged(part, end_token_id) for _, part in stored]
         parts = tuple([one.part for one in merged])
         owners = np.array([i for i, _ in stored], np.int64)
@@ -252,12 +251,6 @@ class _Merged(NamedTuple):
     report: MergeReport | None
 
 
-def _parts(group: EpisodeGroup) -> Sequence[FlatEpisodes]:
-    if isinstance(group, StoredGroup):
-        return group.parts
-    return (flatten(group.episodes),)
-
-
 def _merged(part: FlatEpisodes, end_token_id: int | None) -> _Merged:
     if part.turns is None:
         return _Merged(part, np.arange(part.num_episodes), None)
@@ -275,14 +268,8 @@ def _merged(part: FlatEpisodes, end_token_id: int | None) -> _Merged:
 
 
 def _oldest_versions(part: FlatEpisodes) -> NDArray[np.int64]:
-    known = part.versions != flat.NO_VERSION
-    versions = np.where(known, part.versions, UNKNOWN_VERSION)
-    if part.token_versions is not None and part.num_tokens:
-        begins = part.offsets[:-1][part.lengths > 0]
-        oldest = np.zeros(part.num_episodes, np.int64)
-        oldest[part.lengths > 0] = np.minimum.reduceat(part.token_versions, begins)
-        versions = np.where(part.has_token_versions, oldest, versions)
-    return versions
+    oldest = part.min_policy_versions
+    return np.where(oldest == flat.NO_VERSION, UNKNOWN_VERSION, oldest)
 
 
 def _token_versions(part: FlatEpisodes) -> NDArray[np.int64]:

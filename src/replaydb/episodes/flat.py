@@ -116,6 +116,24 @@ class FlatEpisodes:
         np.cumsum(self.lengths, out=offsets[1:])
         return offsets
 
+    @property
+    def min_policy_versions(self) -> NDArray[np.int64]:
+        """The oldest version that made a token of each, int64 [E]; or `NO_VERSION`."""
+        return self._extreme_versions(np.minimum)
+
+    @property
+    def max_policy_versions(self) -> NDArray[np.int64]:
+        """The newest version that made a token of each, int64 [E]; or `NO_VERSION`."""
+        return self._extreme_versions(np.maximum)
+
+    def _extreme_versions(self, extreme: np.ufunc) -> NDArray[np.int64]:
+        if self.token_versions is None:
+            return self.versions
+        filled = self.lengths > 0  # as is every episode that has versions per token
+        extremes = np.empty_like(self.versions)
+        extremes[filled] = extreme.reduceat(self.token_versions, self.offsets[:-1][filled])
+        return np.where(self.has_token_versions, extremes, self.versions)
+
     def episodes(self, texts: Sequence[str | None] | None = None) -> list[Episode]:
         """The episodes, their arrays being views of these.
 
