@@ -38,16 +38,12 @@ from replaydb.errors import (
     UnknownGroupError,
 )
 from replaydb.policies import (
-    Capacity,
     Fifo,
     FreshestFirst,
     LeastSampled,
     Lifo,
-    MinSize,
     Mix,
     Prioritized,
-    Queue,
-    SamplesPerInsert,
     SamplingPolicy,
     Share,
     StalestFirst,
@@ -66,7 +62,14 @@ from replaydb.results import (
     RunInfo,
     TaskCounters,
 )
-from replaydb.settings import BufferSettings
+from replaydb.settings import (
+    BufferSettings,
+    Capacity,
+    MinSize,
+    Queue,
+    SamplesPerInsert,
+    SettingsChanges,
+)
 from replaydb.store import Store
 
 __all__ = [
@@ -123,6 +126,7 @@ __all__ = [
     "SchemaError",
     "SchemaOutOfDateError",
     "SchemaTooNewError",
+    "SettingsChanges",
     "Share",
     "StalestFirst",
     "Store",

@@ -408,7 +408,7 @@ class Buffer(_Facade):
     sample = _blocking(asynchronous.Buffer.sample)
     stats = _blocking(asynchronous.Buffer.stats)
     update_priorities = _blocking(asynchronous.Buffer.update_priorities)
-    update_settings = _blocking(asynchronous.Buffer.update_settings)  # type: ignore[arg-type]
+    update_settings = _blocking(asynchronous.Buffer.update_settings)
 
 
 def replace_uninformative(
@@ -447,7 +447,7 @@ class Store(_Facade):
         """Name of this run."""
         return self._wrapped.run
 
-    buffer = _making(async_store.Store.buffer, Buffer)  # type: ignore[arg-type]
+    buffer = _making(async_store.Store.buffer, Buffer)
     buffers = _blocking(async_store.Store.buffers)
     runs = _blocking(async_store.Store.runs)
 

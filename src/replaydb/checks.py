@@ -16,7 +16,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from replaydb.errors import InvalidInputError, InvalidSettingsError
+from replaydb.errors import InvalidInputError
 
 _T = TypeVar("_T")
 _Text = TypeVar("_Text", bound=str)
@@ -50,20 +50,6 @@ def optional(
     return None if value is None else check(field, value, *args, **kwargs)
 
 
-def setting(
-    check: Callable[Concatenate[str, Any, _P], _T],
-    field: str,
-    value: object,
-    *args: _P.args,
-    **kwargs: _P.kwargs,
-) -> _T:
-    """`check(field, value, ...)`, for settings: what it refuses is an InvalidSettingsError."""
-    try:
-        return check(field, value, *args, **kwargs)
-    except InvalidInputError as error:
-        raise InvalidSettingsError(str(error)) from None
-
-
 def number(
     field: str,
     value: object,
@@ -73,19 +59,17 @@ def number(
     most: float = math.inf,
 ) -> float:
     """A finite float. Text and bools are no numbers."""
+    actual = plain = scalar(value)
+    if not isinstance(plain, bool) and isinstance(plain, Real):
+        try:
+            actual = found = float(plain)
+        except OverflowError:
+            actual = found = math.inf
+        if math.isfinite(found) and least <= found <= most and found > above:
+            return found
     bounds = ((">=", least), (">", above), ("<=", most))
     limits = " and ".join(f"{sign} {bound:g}" for sign, bound in bounds if math.isfinite(bound))
-    expected = f"a finite number {limits}".rstrip()
-    plain = scalar(value)
-    if isinstance(plain, bool) or not isinstance(plain, Real):
-        raise InvalidInputError(field, expected, repr(plain))
-    try:
-        found = float(plain)
-    except OverflowError:
-        found = math.inf
-    if not (math.isfinite(found) and least <= found <= most and found > above):
-        raise InvalidInputError(field, expected, found)
-    return found
+    raise InvalidInputError(field, f"a finite number {limits}".rstrip(), repr(actual))
 
 
 def whole_number(field: str, value: object, least: int = 0, most: int = INT64[1]) -> int:

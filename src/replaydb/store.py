@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Self, get_args
+from typing import Any, Self, Unpack, get_args
 from uuid import uuid4
 
 from sqlalchemy import URL
@@ -24,7 +24,7 @@ from replaydb.database.transactions import PATIENCE_SECONDS, Database, allowance
 from replaydb.errors import InvalidInputError, UnknownBufferError
 from replaydb.opening import Opening
 from replaydb.results import BufferInfo, RunInfo
-from replaydb.settings import BufferSettings
+from replaydb.settings import BufferSettings, SettingsChanges, all_changes
 from replaydb.tracing import traced
 
 logger = logging.getLogger(__name__)
@@ -133,14 +133,25 @@ class Store:
         """Name of this run."""
         return self._run_name
 
-    async def buffer(self, name: str, *, create: bool = True, **settings: Any) -> Buffer:
+    async def buffer(
+        self,
+        name: str,
+        settings: BufferSettings | None = None,
+        *,
+        create: bool = True,
+        **changes: Unpack[SettingsChanges],
+    ) -> Buffer:
         """The buffer of this name.
+
+        Settings are set for every process, also if the buffer is there already.
 
         Args:
             name: Its name.
-            create: Make it if there is none.
-            settings: Fields of `BufferSettings`. Those named are set, for every process, also if
-                the buffer is there already; the others stay as they are.
+            settings: All of its settings. By default they stay as they are, and are those of
+                `BufferSettings()` in a buffer that is made.
+            create: Make the buffer if there is none. False is for processes that only follow,
+                such as evaluators: a name that is misspelt raises instead of making a buffer.
+            changes: Single fields of `BufferSettings`; the others stay as they are.
 
         Raises:
             InvalidSettingsError: Unknown or impossible settings; nothing was changed.
@@ -148,7 +159,8 @@ class Store:
         """
         checks.name("name", name)
         may_create = checks.flag("create", create)
-        fresh = BufferSettings().updated(settings)  # refuse before anything is written
+        wanted = all_changes(settings, changes)
+        fresh = BufferSettings().updated(wanted)  # refuse before anything is written
 
         async def make(connection: AsyncConnection) -> BufferRow | None:
             if await buffers.find(connection, name) is None:
@@ -162,8 +174,8 @@ class Store:
             raise UnknownBufferError(name)
         found = self._buffers.setdefault(row.id, Buffer(self._database, row, self._current_run))
         found.saw(row)
-        if row.settings.updated(settings) != row.settings:
-            await found.update_settings(**settings)
+        if row.settings.updated(wanted) != row.settings:
+            await found.update_settings(settings, **changes)
         return found
 
     async def buffers(self) -> list[BufferInfo]:

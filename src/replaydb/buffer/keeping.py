@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 from sqlalchemy import ColumnElement
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -38,6 +38,7 @@ from replaydb.errors import (
     UnknownGroupError,
 )
 from replaydb.results import BufferStats, PromptInfo
+from replaydb.settings import BufferSettings, SettingsChanges, all_changes
 
 
 class Keeping(BufferCore):
@@ -202,21 +203,28 @@ class Keeping(BufferCore):
         self._database.signal.announce()
         return expired
 
-    async def update_settings(self, **changes: Any) -> None:
+    async def update_settings(
+        self, settings: BufferSettings | None = None, **changes: Unpack[SettingsChanges]
+    ) -> None:
         """Change settings, for every process; what is stored is brought in line at once.
 
         A smaller capacity evicts at the next put.
 
+        Args:
+            settings: All of them. By default they stay as they are.
+            changes: Single fields of `BufferSettings`; the others stay as they are.
+
         Raises:
             InvalidSettingsError: Unknown or impossible; nothing was changed.
         """
+        wanted = all_changes(settings, changes)
 
         async def work(connection: AsyncConnection) -> BufferRow:
             before = await buffers.state(connection, self.id, self.name, lock=True)
-            settings = before.settings.updated(changes)
-            if settings != before.settings:
-                await policies.apply_settings(connection, before, settings)
-            return replace(before, settings=settings)
+            updated = before.settings.updated(wanted)
+            if updated != before.settings:
+                await policies.apply_settings(connection, before, updated)
+            return replace(before, settings=updated)
 
         self.saw(await self._database.write(work, end=end_in(BULK_SECONDS)))
         self._database.signal.announce()
