@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-import numpy as np
 from sqlalchemy import ColumnElement
 
 from replaydb import checks
@@ -124,7 +123,7 @@ async def replace_uninformative(
     return _arranged(drawn, ids, kept, filtered)
 
 
-_NOTHING = Batch([], np.zeros(0), np.zeros(0))
+_NOTHING: Batch = Batch([])
 
 
 def _arranged(drawn: Batch, ids: list[int], kept: list[int], filtered: list[int]) -> Replacement:
@@ -134,7 +133,7 @@ def _arranged(drawn: Batch, ids: list[int], kept: list[int], filtered: list[int]
     chosen = [one if one in position else next(others, None) for one in ids]
     order = [position[one] for one in chosen if one is not None]
     batch = Batch(
-        [drawn.groups[i] for i in order],
+        [drawn[i] for i in order],
         drawn.probabilities[order],
         drawn.weights[order],
         drawn.draw_id,

@@ -24,8 +24,7 @@ ROW: dict[str, Any] = defaultdict(lambda: None) | {
 def batch_of(groups: Sequence[Sequence[Episode]], weights: Sequence[float] | None = None) -> Batch:
     """A batch of stored groups with the ids 100, 101, ..."""
     stored = [stored_group(episodes, 100 + i) for i, episodes in enumerate(groups)]
-    each = np.ones(len(groups)) if weights is None else np.array(weights)
-    return Batch(stored, np.ones(len(groups)), each)
+    return Batch(stored, weights=weights)
 
 
 def stored_group(episodes: Sequence[Episode], group_id: int = 100) -> StoredGroup:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replaydb import checks
+from replaydb.batch.stored import id_of
 from replaydb.episodes import EpisodeGroup, flat
 from replaydb.episodes.arrays import Array, bits, dtype_name, from_bits
 from replaydb.episodes.flat import FlatEpisodes, flatten
@@ -93,7 +94,7 @@ class Columns:
         sizes = np.array([part.num_episodes for part in parts], np.int64)
         firsts = _starts([part.num_episodes for _, part in stored])
         group_index = np.repeat(owners, sizes)
-        ids = np.array([getattr(group, "id", -1) for group in groups], np.int64)
+        ids = np.array([id_of(group) for group in groups], np.int64)
         each = np.ones(len(groups)) if weights is None else np.asarray(weights, np.float64)
         reports = [one.report for one in merged if one.report is not None]
         return cls(

@@ -89,6 +89,11 @@ class StoredGroup(EpisodeGroup):
         )
 
 
+def id_of(group: EpisodeGroup) -> int:
+    """The id of a group in its store; -1 for one that was never stored."""
+    return group.id if isinstance(group, StoredGroup) else -1
+
+
 def _by_episode(parts: Mapping[int, FlatEpisodes], texts: Mapping[int, str]) -> dict[int, str]:
     """Texts by the place of their episode among those that arrived, not those expected."""
     places = [start + i for start, part in parts.items() for i in range(part.num_episodes)]
