@@ -32,9 +32,8 @@ The error of the driver, where there is one, is kept as `__cause__`; passwords a
 
 from __future__ import annotations
 
-import copyreg
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from replaydb.batch.batch import Batch
@@ -42,12 +41,6 @@ if TYPE_CHECKING:
 
 class ReplayDBError(Exception):
     """Base class of every error raised by replaydb."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Between processes an error is rebuilt as it is; by default its constructor would be called
-        # with the message. What begins with an underscore is of use to this process only.
-        shown = {name: value for name, value in vars(self).items() if not name.startswith("_")}
-        return copyreg.__newobj__, (type(self), *self.args), shown  # type: ignore[attr-defined]
 
 
 class InvalidInputError(ReplayDBError, ValueError):
@@ -83,11 +76,7 @@ class UnknownBufferError(ReplayDBError, LookupError):
 
 
 class UnknownGroupError(ReplayDBError, LookupError):
-    """Some of the groups asked for, by id or uid, are not in the buffer, or no longer.
-
-    Attributes:
-        group_ids: The ids or uids that were not found.
-    """
+    """Groups, by id or uid, that are not, or no longer, in the buffer."""
 
     def __init__(self, group_ids: Iterable[int | str]) -> None:
         self.group_ids = tuple(group_ids)
@@ -95,11 +84,7 @@ class UnknownGroupError(ReplayDBError, LookupError):
 
 
 class UnknownDrawError(ReplayDBError, LookupError):
-    """The buffer has no record of the draw asked for.
-
-    Attributes:
-        draw_id: The id that was not found.
-    """
+    """The buffer has no record of a draw."""
 
     def __init__(self, draw_id: int) -> None:
         self.draw_id = draw_id
@@ -107,11 +92,7 @@ class UnknownDrawError(ReplayDBError, LookupError):
 
 
 class DuplicateGroupError(ReplayDBError):
-    """A put named a `group_uid` that the buffer already holds; nothing of that put was stored.
-
-    Attributes:
-        group_uids: Those that are taken.
-    """
+    """A put named a `group_uid` that the buffer already holds; nothing of that put was stored."""
 
     def __init__(self, group_uids: Iterable[str]) -> None:
         self.group_uids = tuple(group_uids)
@@ -197,19 +178,19 @@ class NotEnoughGroupsError(ReplayDBError):
 
 
 class RateLimitedError(ReplayDBError):
-    """The buffer's rate limit held a draw or a put back until its `timeout` was over."""
+    """The buffer's rate limit held a draw or a put back for longer than it would wait."""
 
 
 class BufferFullError(ReplayDBError):
-    """No room could be made: what is stored is leased or still arriving. Nothing was put."""
+    """Room could not be made: what is stored is leased or still arriving. Nothing was stored."""
 
 
 class LeaseExpiredError(ReplayDBError):
     """The lease is over: its groups went back and may be held by somebody else.
 
     Attributes:
-        lease_id: Id of the lease.
-        group_ids: The groups that could not be acked; empty where the whole lease is over.
+        lease_id: Which lease.
+        group_ids: The groups that could not be acked; empty where it was all of them.
     """
 
     def __init__(self, lease_id: int, group_ids: Sequence[int] = ()) -> None:
@@ -220,11 +201,11 @@ class LeaseExpiredError(ReplayDBError):
 
 
 class GroupClosedError(ReplayDBError):
-    """An episode was added to a group that takes no more episodes.
+    """An episode was added to a group that takes no more.
 
     Attributes:
-        group_uid: Uid of the group.
-        status: Status of the group.
+        group_uid: Which group.
+        status: Its status.
     """
 
     def __init__(self, group_uid: str, status: str) -> None:
@@ -237,8 +218,8 @@ class DuplicateEpisodeError(ReplayDBError):
     """An episode was added at a position that is taken; the stored one was kept.
 
     Attributes:
-        group_uid: Uid of the group.
-        position: Position of the episode in its group, from 0.
+        group_uid: Which group.
+        position: Which of its episodes.
     """
 
     def __init__(self, group_uid: str, position: int) -> None:
@@ -248,12 +229,12 @@ class DuplicateEpisodeError(ReplayDBError):
 
 
 class PayloadGoneError(ReplayDBError, LookupError):
-    """The episodes of some groups are gone: dropped, deleted, or replaced by others since.
+    """What groups held is not there any more: only their scalars are, or what replaced it.
 
     Attributes:
-        group_ids: Ids of these groups.
-        replaced: Those of them that hold other episodes now.
-        batch: From `redraw`: the other groups of the draw, still usable. Otherwise None.
+        group_ids: Which groups.
+        replaced: Those of them that hold other content now.
+        batch: From `redraw`: the other groups of the draw, still usable. Else None.
     """
 
     def __init__(
@@ -272,13 +253,11 @@ class PayloadGoneError(ReplayDBError, LookupError):
 
 
 class CorruptPayloadError(ReplayDBError):
-    """Stored bytes are truncated or altered, or were not written by replaydb.
+    """Stored bytes are truncated, altered or foreign.
 
     Attributes:
-        reason: What is wrong with them.
-        group_ids: Ids of the damaged groups; empty where bytes were decoded outside a store.
-        batch: From `sample`, `peek` and `redraw`: the other groups, still usable. Otherwise
-            None.
+        group_ids: The groups concerned; empty where bytes were decoded outside a store.
+        batch: From `sample`, `peek` and `redraw`: the other groups, still usable. Else None.
     """
 
     def __init__(
@@ -328,11 +307,11 @@ class DatabaseFullError(DatabaseError):
 
 
 class SchemaError(DatabaseError):
-    """The tables in the database are not those that this version of replaydb works with.
+    """The database's tables are not the ones this version of replaydb works with.
 
     Attributes:
-        current: Revision that was found; None where there are no tables.
-        expected: Revision that is needed.
+        current: Revision found, or None where there is none.
+        expected: Revision needed.
     """
 
     def __init__(self, message: str, current: str | None, expected: str) -> None:
@@ -342,11 +321,11 @@ class SchemaError(DatabaseError):
 
 
 class SchemaOutOfDateError(SchemaError):
-    """The tables are older than this replaydb, or missing; the message says what to run."""
+    """The tables are older than this replaydb, or not there yet; the message names the command."""
 
 
 class SchemaTooNewError(SchemaError):
-    """The tables were made by a newer or different replaydb: upgrade the package."""
+    """The tables were made by a newer or different replaydb; upgrade the package."""
 
 
 def _some(items: Sequence[object], most: int = 5) -> str:

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from replaydb import checks
+from replaydb import arguments
 from replaydb.buffer.core import BufferCore, T
 from replaydb.database.group_commit import Gate, GroupCommit, Submission
 from replaydb.database.records import (
@@ -33,6 +33,7 @@ from replaydb.errors import (
     RateLimitedError,
     ReplayDBError,
 )
+from replaydb.inputs import all_of
 
 #: Groups with more tokens than this together are encoded in a thread.
 ENCODE_INLINE_TOKENS = 32_768
@@ -92,8 +93,8 @@ class Putting(BufferCore):
             DatabaseError: The database refused.
         """
         several = _checked_put(groups, on_duplicate)
-        cursors = checks.cursors("cursor", cursor)
-        seconds = checks.seconds("timeout", timeout)
+        cursors = arguments.cursors(cursor)
+        seconds = arguments.seconds("timeout", timeout)
         if not several and not cursors:
             return []
         records = await self._encode(several, priority)
@@ -133,10 +134,10 @@ class Putting(BufferCore):
             DuplicateGroupError: The uid is taken.
             InvalidInputError: An argument is wrong.
         """
-        expected = checks.whole_number("expected_episodes", expected_episodes, least=1)
+        expected = arguments.whole_number("expected_episodes", expected_episodes, least=1)
         least = None
         if min_episodes is not None:
-            least = checks.whole_number("min_episodes", min_episodes, least=1)
+            least = arguments.whole_number("min_episodes", min_episodes, least=1)
             if least > expected:
                 raise InvalidInputError("min_episodes", f"at most {expected}", min_episodes)
         group = EpisodeGroup(
@@ -151,11 +152,11 @@ class Putting(BufferCore):
         )
         limit = None
         if deadline is not None:
-            limit = timedelta(seconds=checks.duration("deadline", deadline))
+            limit = timedelta(seconds=arguments.duration("deadline", deadline))
         record = replace(to_record(group, None), time_limit=limit)
         record.facts["min_episodes"] = least
         put = Put([record], "error")
-        return (await self._submit(put, checks.seconds("timeout", timeout)))[0]
+        return (await self._submit(put, arguments.seconds("timeout", timeout)))[0]
 
     async def add_episode(
         self,
@@ -183,18 +184,18 @@ class Putting(BufferCore):
             GroupClosedError: It takes no more episodes.
             DuplicateEpisodeError: The position is taken; the stored episode was kept.
         """
-        checks.name("group_uid", group_uid)
+        arguments.one_name("group_uid", group_uid)
         if not isinstance(episode, Episode):
             raise InvalidInputError("episode", "an Episode", type(episode).__name__)
         if position is not None:
-            position = checks.whole_number("position", position)
+            position = arguments.whole_number("position", position)
         record = to_episode_record(episode, self.settings.compression)
         addition = Addition(group_uid, position, record)
 
         async def attempt(_: bool, end: float | None) -> GroupStatus:
             return await self._additions.submit(Submission(addition, (), record.num_bytes), end)
 
-        seconds = checks.seconds("timeout", timeout)
+        seconds = arguments.seconds("timeout", timeout)
         return await self._in_time(attempt, seconds, unless=BufferFullError)
 
     async def drain(self) -> None:
@@ -313,9 +314,11 @@ class _RefusedError(Exception):
 
 
 def _checked_put(groups: Any, on_duplicate: str) -> Sequence[EpisodeGroup]:
-    checks.one_of("on_duplicate", on_duplicate, get_args(OnDuplicate))
+    if not isinstance(on_duplicate, str) or on_duplicate not in get_args(OnDuplicate):
+        expected = ", ".join(map(repr, get_args(OnDuplicate)))
+        raise InvalidInputError("on_duplicate", f"one of {expected}", repr(on_duplicate))
     given = [groups] if isinstance(groups, EpisodeGroup) else groups
-    several = checks.instances("groups", given, EpisodeGroup)
+    several = all_of(EpisodeGroup, "groups", given)
     uids: set[str] = set()
     for i, group in enumerate(several):
         check_puttable(group)
