@@ -44,7 +44,8 @@ COUNT = 32
 AFTERMATH_SECONDS = 0.3
 
 _PLACE = re.compile(r"(?<=<!-- walk -->\n).*(?=<!-- /walk -->)", re.DOTALL)
-_USES_A_TABLE = re.compile(r"\b(FROM|INTO|UPDATE)\s")
+_VERB = re.compile(r"\w+")
+_TABLE = re.compile(r"\b(?:FROM|INTO|UPDATE)\s+(\w+)")
 _YIELD = opcode.opmap["YIELD_VALUE"]
 
 
@@ -58,7 +59,7 @@ class Walk:
         calls: How often these were entered.
         hops: Those on the way to the first statement that uses a table: entered, and not yet left.
             Each is its file, a space, and its name.
-        statements: SQL statements, apart from BEGIN, COMMIT and ROLLBACK.
+        statements: SQL statements, as a verb and a table, apart from BEGIN, COMMIT and ROLLBACK.
         threads: Answers of other threads to the event loop.
         greenlets: Switches between greenlets.
     """
@@ -67,7 +68,7 @@ class Walk:
     functions: int = 0
     calls: int = 0
     hops: Sequence[str] = ()
-    statements: int = 0
+    statements: Sequence[str] = ()
     threads: int = 0
     greenlets: int = 0
 
@@ -142,10 +143,12 @@ class Walker:
             self._walk.greenlets += 1
 
     def _statement(self, _: object, __: object, sql: str, *___: object) -> None:
-        if self._walk is not None:
-            self._walk.statements += 1
-            if not self._walk.hops and _USES_A_TABLE.search(sql):
-                self._walk.hops = tuple(self._open.values())
+        if self._walk is None:
+            return
+        verb, table = _VERB.search(sql), _TABLE.search(sql)
+        if table and not self._walk.hops:
+            self._walk.hops = tuple(self._open.values())
+        self._walk.statements += (f"{verb and verb[0]} {table[1] if table else ''}".rstrip(),)
 
 
 def _is_ours(code: CodeType) -> bool:
@@ -197,7 +200,7 @@ async def counted(engines: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def markdown(record: Mapping[str, Any]) -> str:
-    """What is in the documentation: before and now, and today's ways on SQLite."""
+    """What is in the documentation: a table of before and now, and today's ways, drawn."""
     before, now = record["before"], record["now"]
     heads = [f"{ENGINES[engine]}: {name}" for engine in now for name in CALLS]
     lines = [f"| before → now | {' | '.join(heads)} |", "| --- |" + " --: |" * len(heads)]
@@ -208,8 +211,11 @@ def markdown(record: Mapping[str, Any]) -> str:
             for name in CALLS
         ]
         lines.append(f"| {label} | {' | '.join(cells)} |")
-    ways = [f"- {name}: {_way(now[next(iter(now))][name]['hops'])}" for name in CALLS]
-    return "\n".join(["", *lines, "", *ways, "", ""])
+    engine = next(iter(now))
+    lines += ["", f"On {ENGINES[engine]}:", "", "```mermaid", "flowchart TD"]
+    for name in CALLS:
+        lines += [f"    subgraph {name}", *_way(name, now[engine][name]), "    end"]
+    return "\n".join(["", *lines, "```", "", ""])
 
 
 def filled(page: str, record: Mapping[str, Any]) -> str:
@@ -221,11 +227,14 @@ def _number(found: Any) -> int:
     return found if isinstance(found, int) else len(found)
 
 
-def _way(hops: Sequence[str]) -> str:
-    rooms = groupby((hop.split(" ") for hop in hops), lambda hop: hop[0])
-    return " → ".join(
-        f"{file}: " + ", ".join(f"`{name}`" for _, name in some) for file, some in rooms
-    )
+def _way(name: str, walk: Mapping[str, Any]) -> Iterator[str]:
+    """Nodes of a drawing, each a file and its functions, and the statements at the end."""
+    hops = groupby((hop.split(" ") for hop in walk["hops"]), lambda hop: hop[0])
+    boxes = ["<br/>".join([f"<b>{file}</b>", *(hop[1] for hop in some)]) for file, some in hops]
+    statements = "<br/>".join(walk["statements"])
+    for i, box in enumerate(boxes):
+        yield f'        {name}{i}["{box}"] --> {name}{i + 1}'
+    yield f'        {name}{len(boxes)}[("{statements}")]'
 
 
 def main() -> None:

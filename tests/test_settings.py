@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from typing import Any
+from dataclasses import fields, replace
+from typing import Any, get_type_hints
 
 import pytest
 
 import replaydb as rdb
-from replaydb import Buffer, BufferSettings, Store
+from replaydb import Buffer, BufferSettings, SettingsChanges, Store, blocking
 from support.groups import group
 from support.other_process import other_process
 
@@ -49,6 +51,67 @@ async def test_settings_given_again_are_updated_and_the_others_stay(store: Store
     assert again.settings == expected
     assert (await store.buffer("math")).settings == expected
     assert (await store.buffers())[0].settings == expected
+
+
+async def test_all_settings_at_once_and_changes_to_them(store: Store) -> None:
+    whole = BufferSettings(max_staleness=4, capacity=rdb.Capacity(groups=9))
+    made = await store.buffer("math", whole, seed=7)
+    assert made.settings == replace(whole, seed=7)
+    again = await store.buffer("math", BufferSettings(max_attempts=2))
+    assert again.settings == BufferSettings(max_attempts=2)
+    await again.update_settings(whole, max_staleness=None)
+    assert again.settings == replace(whole, max_staleness=None)
+    assert (await store.buffers())[0].settings == again.settings
+
+
+def test_what_can_be_changed_are_the_fields_of_the_settings() -> None:
+    assert get_type_hints(SettingsChanges) == get_type_hints(BufferSettings)
+    for field in fields(BufferSettings):
+        wrong: dict[str, Any] = {field.name: object()}
+        with pytest.raises(rdb.InvalidSettingsError, match=f"^{field.name}: expected "):
+            BufferSettings(**wrong)
+
+
+async def test_a_type_checker_knows_the_settings(store: Store, buffer: Buffer, url: str) -> None:
+    """mypy reports an `ignore` that is not needed."""
+    with pytest.raises(rdb.InvalidSettingsError, match="max_stalenes: expected one of"):
+        await store.buffer("math", max_stalenes=4)  # type: ignore[call-arg]
+    with pytest.raises(rdb.InvalidSettingsError, match="seed: expected an integer, got '4'"):
+        await buffer.update_settings(seed="4")  # type: ignore[arg-type]
+    with pytest.raises(rdb.InvalidInputError, match="settings: expected BufferSettings"):
+        await buffer.update_settings({"seed": 4})  # type: ignore[arg-type]
+    with blocking.Store.open(url) as other:
+        with pytest.raises(rdb.InvalidSettingsError):
+            other.buffer("math", max_stalenes=4)  # type: ignore[call-arg]
+        with pytest.raises(rdb.InvalidSettingsError):
+            other.buffer("math").update_settings(max_stalenes=4)  # type: ignore[call-arg]
+
+
+LIMITED = BufferSettings(
+    capacity=rdb.Capacity(groups=5),
+    task_capacity={"gsm8k": rdb.Capacity(tokens=7), "code": rdb.Capacity(bytes=9)},
+    rate_limit=rdb.SamplesPerInsert(2.0, 1, 40.0),
+)
+
+
+@pytest.mark.parametrize("settings", [BufferSettings(), LIMITED, BufferSettings(task_capacity={})])
+def test_what_was_stored_reads_as_it_was(settings: BufferSettings) -> None:
+    assert BufferSettings.from_json(json.loads(json.dumps(settings.to_json()))) == settings
+
+
+@pytest.mark.parametrize(
+    ("setting", "stored"),
+    [
+        ("max_entropy", 4),
+        ("rate_limit", {"kind": "LeakyBucket", "size": 4}),
+        ("rate_limit", {"kind": "Queue", "size": 4, "per": "task"}),
+        ("capacity", {"groups": 4, "images": 2}),
+        ("task_capacity", {"gsm8k": {"images": 2}}),
+    ],
+)
+def test_what_a_newer_version_stored_is_refused(setting: str, stored: Any) -> None:
+    with pytest.raises(rdb.InvalidSettingsError, match=f"^{setting}: expected "):
+        BufferSettings.from_json({setting: stored})
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def make_batch(tokens: int, *, ragged: bool) -> Batch:
     """A batch as a draw returns it, decoded."""
     rng = np.random.default_rng(0)
     groups = [_stored_group(i, tokens, rng, ragged=ragged) for i in range(NUM_GROUPS)]
-    return Batch(groups, np.ones(NUM_GROUPS), np.ones(NUM_GROUPS))
+    return Batch(groups)
 
 
 def copy_all(arrays: list[Any]) -> None:

@@ -1,9 +1,13 @@
 """A SQL-backed persistent experience store for RL post-training of language models."""
 
 from replaydb.batch.batch import Batch
+from replaydb.batch.columns import UNKNOWN_VERSION
 from replaydb.batch.stored import StoredGroup
-from replaydb.buffer import Buffer, Lease
+from replaydb.buffer import Buffer, Lease, Loader
+from replaydb.buffer.loader import LoaderState
+from replaydb.database.engines.protocol import Durability
 from replaydb.database.group_columns import col
+from replaydb.database.repository.puts import OnDuplicate
 from replaydb.episodes import Episode, EpisodeGroup, GroupStatus, Turn
 from replaydb.errors import (
     BufferFullError,
@@ -34,22 +38,19 @@ from replaydb.errors import (
     UnknownGroupError,
 )
 from replaydb.policies import (
-    Capacity,
     Fifo,
     FreshestFirst,
     LeastSampled,
     Lifo,
-    MinSize,
     Mix,
     Prioritized,
-    Queue,
-    SamplesPerInsert,
     SamplingPolicy,
     Share,
     StalestFirst,
     TopPriority,
     Uniform,
 )
+from replaydb.publishing import publish
 from replaydb.results import (
     BufferInfo,
     BufferStats,
@@ -61,10 +62,18 @@ from replaydb.results import (
     RunInfo,
     TaskCounters,
 )
-from replaydb.settings import BufferSettings
+from replaydb.settings import (
+    BufferSettings,
+    Capacity,
+    MinSize,
+    Queue,
+    SamplesPerInsert,
+    SettingsChanges,
+)
 from replaydb.store import Store
 
 __all__ = [
+    "UNKNOWN_VERSION",
     "Batch",
     "Buffer",
     "BufferFullError",
@@ -81,6 +90,7 @@ __all__ = [
     "DrawOutcome",
     "DuplicateEpisodeError",
     "DuplicateGroupError",
+    "Durability",
     "Episode",
     "EpisodeGroup",
     "Fifo",
@@ -96,10 +106,13 @@ __all__ = [
     "LeaseInfo",
     "LeastSampled",
     "Lifo",
+    "Loader",
+    "LoaderState",
     "MinSize",
     "Mix",
     "NotEnoughGroupsError",
     "NotSupportedError",
+    "OnDuplicate",
     "OutcomeUnknownError",
     "PayloadGoneError",
     "Prioritized",
@@ -113,6 +126,7 @@ __all__ = [
     "SchemaError",
     "SchemaOutOfDateError",
     "SchemaTooNewError",
+    "SettingsChanges",
     "Share",
     "StalestFirst",
     "Store",
@@ -128,3 +142,6 @@ __all__ = [
     "col",
 ]
 __version__ = "0.1.0"
+
+publish(__name__, __all__)
+del publish

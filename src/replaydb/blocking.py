@@ -193,7 +193,7 @@ class _Facade:
 def _blocking(
     method: Callable[Concatenate[Any, P], Awaitable[R]],
 ) -> Callable[Concatenate[Any, P], R]:
-    """The method that waits for this one."""
+    """A method that blocks until the asynchronous one has returned."""
 
     @functools.wraps(method)
     def call(self: _Facade, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -208,7 +208,7 @@ def _blocking(
 def _making(
     method: Callable[Concatenate[Any, P], Awaitable[Any]], kind: Callable[[_Runner, Any], R]
 ) -> Callable[Concatenate[Any, P], R]:
-    """The same for a method whose result has methods to wait for."""
+    """A method that blocks, for one whose result has asynchronous methods of its own."""
 
     @functools.wraps(method)
     def make(self: _Facade, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -408,7 +408,7 @@ class Buffer(_Facade):
     sample = _blocking(asynchronous.Buffer.sample)
     stats = _blocking(asynchronous.Buffer.stats)
     update_priorities = _blocking(asynchronous.Buffer.update_priorities)
-    update_settings = _blocking(asynchronous.Buffer.update_settings)  # type: ignore[arg-type]
+    update_settings = _blocking(asynchronous.Buffer.update_settings)
 
 
 def replace_uninformative(
@@ -447,7 +447,7 @@ class Store(_Facade):
         """Name of this run."""
         return self._wrapped.run
 
-    buffer = _making(async_store.Store.buffer, Buffer)  # type: ignore[arg-type]
+    buffer = _making(async_store.Store.buffer, Buffer)
     buffers = _blocking(async_store.Store.buffers)
     runs = _blocking(async_store.Store.runs)
 

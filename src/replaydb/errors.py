@@ -32,8 +32,9 @@ The error of the driver, where there is one, is kept as `__cause__`; passwords a
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from replaydb.batch.batch import Batch
@@ -41,6 +42,12 @@ if TYPE_CHECKING:
 
 class ReplayDBError(Exception):
     """Base class of every error raised by replaydb."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Between processes an error is rebuilt as it is; by default its constructor would be called
+        # with the message. What begins with an underscore is of use to this process only.
+        shown = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        return copyreg.__newobj__, (type(self), *self.args), shown  # type: ignore[attr-defined]
 
 
 class InvalidInputError(ReplayDBError, ValueError):
@@ -76,7 +83,11 @@ class UnknownBufferError(ReplayDBError, LookupError):
 
 
 class UnknownGroupError(ReplayDBError, LookupError):
-    """Groups, by id or uid, that are not, or no longer, in the buffer."""
+    """Some of the groups asked for, by id or uid, are not in the buffer, or no longer.
+
+    Attributes:
+        group_ids: The ids or uids that were not found.
+    """
 
     def __init__(self, group_ids: Iterable[int | str]) -> None:
         self.group_ids = tuple(group_ids)
@@ -84,7 +95,11 @@ class UnknownGroupError(ReplayDBError, LookupError):
 
 
 class UnknownDrawError(ReplayDBError, LookupError):
-    """The buffer has no record of a draw."""
+    """The buffer has no record of the draw asked for.
+
+    Attributes:
+        draw_id: The id that was not found.
+    """
 
     def __init__(self, draw_id: int) -> None:
         self.draw_id = draw_id
@@ -92,7 +107,11 @@ class UnknownDrawError(ReplayDBError, LookupError):
 
 
 class DuplicateGroupError(ReplayDBError):
-    """A put named a `group_uid` that the buffer already holds; nothing of that put was stored."""
+    """A put named a `group_uid` that the buffer already holds; nothing of that put was stored.
+
+    Attributes:
+        group_uids: Those that are taken.
+    """
 
     def __init__(self, group_uids: Iterable[str]) -> None:
         self.group_uids = tuple(group_uids)
@@ -178,19 +197,19 @@ class NotEnoughGroupsError(ReplayDBError):
 
 
 class RateLimitedError(ReplayDBError):
-    """The buffer's rate limit held a draw or a put back for longer than it would wait."""
+    """The buffer's rate limit held a draw or a put back until its `timeout` was over."""
 
 
 class BufferFullError(ReplayDBError):
-    """Room could not be made: what is stored is leased or still arriving. Nothing was stored."""
+    """No room could be made: what is stored is leased or still arriving. Nothing was put."""
 
 
 class LeaseExpiredError(ReplayDBError):
     """The lease is over: its groups went back and may be held by somebody else.
 
     Attributes:
-        lease_id: Which lease.
-        group_ids: The groups that could not be acked; empty where it was all of them.
+        lease_id: Id of the lease.
+        group_ids: The groups that could not be acked; empty where the whole lease is over.
     """
 
     def __init__(self, lease_id: int, group_ids: Sequence[int] = ()) -> None:
@@ -201,11 +220,11 @@ class LeaseExpiredError(ReplayDBError):
 
 
 class GroupClosedError(ReplayDBError):
-    """An episode was added to a group that takes no more.
+    """An episode was added to a group that takes no more episodes.
 
     Attributes:
-        group_uid: Which group.
-        status: Its status.
+        group_uid: Uid of the group.
+        status: Status of the group.
     """
 
     def __init__(self, group_uid: str, status: str) -> None:
@@ -218,8 +237,8 @@ class DuplicateEpisodeError(ReplayDBError):
     """An episode was added at a position that is taken; the stored one was kept.
 
     Attributes:
-        group_uid: Which group.
-        position: Which of its episodes.
+        group_uid: Uid of the group.
+        position: Position of the episode in its group, from 0.
     """
 
     def __init__(self, group_uid: str, position: int) -> None:
@@ -229,12 +248,12 @@ class DuplicateEpisodeError(ReplayDBError):
 
 
 class PayloadGoneError(ReplayDBError, LookupError):
-    """What groups held is not there any more: only their scalars are, or what replaced it.
+    """The episodes of some groups are gone: dropped, deleted, or replaced by others since.
 
     Attributes:
-        group_ids: Which groups.
-        replaced: Those of them that hold other content now.
-        batch: From `redraw`: the other groups of the draw, still usable. Else None.
+        group_ids: Ids of these groups.
+        replaced: Those of them that hold other episodes now.
+        batch: From `redraw`: the other groups of the draw, still usable. Otherwise None.
     """
 
     def __init__(
@@ -253,11 +272,13 @@ class PayloadGoneError(ReplayDBError, LookupError):
 
 
 class CorruptPayloadError(ReplayDBError):
-    """Stored bytes are truncated, altered or foreign.
+    """Stored bytes are truncated or altered, or were not written by replaydb.
 
     Attributes:
-        group_ids: The groups concerned; empty where bytes were decoded outside a store.
-        batch: From `sample`, `peek` and `redraw`: the other groups, still usable. Else None.
+        reason: What is wrong with them.
+        group_ids: Ids of the damaged groups; empty where bytes were decoded outside a store.
+        batch: From `sample`, `peek` and `redraw`: the other groups, still usable. Otherwise
+            None.
     """
 
     def __init__(
@@ -307,11 +328,11 @@ class DatabaseFullError(DatabaseError):
 
 
 class SchemaError(DatabaseError):
-    """The database's tables are not the ones this version of replaydb works with.
+    """The tables in the database are not those that this version of replaydb works with.
 
     Attributes:
-        current: Revision found, or None where there is none.
-        expected: Revision needed.
+        current: Revision that was found; None where there are no tables.
+        expected: Revision that is needed.
     """
 
     def __init__(self, message: str, current: str | None, expected: str) -> None:
@@ -321,11 +342,11 @@ class SchemaError(DatabaseError):
 
 
 class SchemaOutOfDateError(SchemaError):
-    """The tables are older than this replaydb, or not there yet; the message names the command."""
+    """The tables are older than this replaydb, or missing; the message says what to run."""
 
 
 class SchemaTooNewError(SchemaError):
-    """The tables were made by a newer or different replaydb; upgrade the package."""
+    """The tables were made by a newer or different replaydb: upgrade the package."""
 
 
 def _some(items: Sequence[object], most: int = 5) -> str:

@@ -1,10 +1,11 @@
-"""Things that are opened with `await` or with `async with`."""
+"""What is opened with `await` or with `async with`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Generator
+from functools import cached_property
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 
 class _Closing(Protocol):
@@ -21,18 +22,37 @@ class _Closing(Protocol):
 T = TypeVar("T", bound=_Closing)
 
 
-class Opening(Generic[T]):
-    """A `T` about to be: `await` gives it, `async with` gives it and closes it."""
+class Opening(Coroutine[Any, Any, T]):
+    """A `T` about to be: a coroutine that gives it, and an `async with` that also closes it.
+
+    Like every coroutine it runs once; nothing is begun before it does.
+    """
 
     def __init__(self, opened: Callable[[], Coroutine[Any, Any, T]]) -> None:
         self._opened = opened
         self._it: T | None = None
 
-    def __await__(self) -> Generator[Any, None, T]:
-        return self._opened().__await__()
+    @cached_property
+    def _coroutine(self) -> Coroutine[Any, Any, T]:
+        return self._opened()  # made when it is run, or Python would warn where it never is
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        return self._coroutine.__await__()
+
+    def send(self, value: Any) -> Any:
+        """As of every coroutine."""
+        return self._coroutine.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """As of every coroutine."""
+        return self._coroutine.throw(*error)
+
+    def close(self) -> None:
+        """As of every coroutine: a `T` that was opened stays open."""
+        self._coroutine.close()
 
     async def __aenter__(self) -> T:
-        self._it = await self._opened()
+        self._it = await self._coroutine
         return await self._it.__aenter__()
 
     async def __aexit__(

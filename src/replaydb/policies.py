@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-from replaydb.errors import InvalidInputError, InvalidSettingsError
-from replaydb.inputs import INT64, all_of, setting, to_int, to_number
+from replaydb import checks
+from replaydb.errors import InvalidInputError
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Prioritized:
     beta: float = 0.4
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "beta", to_number("beta", self.beta, least=0.0, most=1.0))
+        object.__setattr__(self, "beta", checks.number("beta", self.beta, least=0.0, most=1.0))
 
 
 SimplePolicy = (
@@ -94,8 +94,8 @@ class Share:
     minimum: int = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "weight", to_number("weight", self.weight, least=0.0))
-        object.__setattr__(self, "minimum", to_int("minimum", self.minimum, 0, INT64[1]))
+        object.__setattr__(self, "weight", checks.number("weight", self.weight, least=0.0))
+        object.__setattr__(self, "minimum", checks.whole_number("minimum", self.minimum))
         if not isinstance(self.policy, SimplePolicy):
             raise InvalidInputError("policy", "a policy that is not a Mix", repr(self.policy))
 
@@ -126,7 +126,7 @@ class Mix:
         parts = (
             tuple(
                 Share(
-                    to_number(f"shares[{task_name!r}]", weight, least=0.0),
+                    checks.number(f"shares[{task_name!r}]", weight, least=0.0),
                     policy,
                     tasks=task_name,
                     minimum=minimum,
@@ -134,7 +134,7 @@ class Mix:
                 for task_name, weight in shares.items()
             )
             if isinstance(shares, Mapping)
-            else all_of(Share, "shares", shares)
+            else checks.instances("shares", shares, Share)
         )
         if not sum(part.weight for part in parts) > 0.0:
             raise InvalidInputError("shares", "a weight above 0", "none")
@@ -167,97 +167,6 @@ class Mix:
 
 
 SamplingPolicy = SimplePolicy | Mix
-
-
-@dataclass(frozen=True, slots=True)
-class Capacity:
-    """How much may be stored; at least one limit. What is archived does not count.
-
-    Attributes:
-        groups: Groups at most.
-        tokens: Tokens of their episodes at most.
-        bytes: Bytes of their payloads at most.
-    """
-
-    groups: int | None = None
-    tokens: int | None = None
-    bytes: int | None = None
-
-    def __post_init__(self) -> None:
-        limits = (self.groups, self.tokens, self.bytes)
-        if all(limit is None for limit in limits):
-            raise InvalidSettingsError("capacity: expected groups, tokens or bytes, got none")
-        for name, limit in zip(("groups", "tokens", "bytes"), limits, strict=True):
-            if limit is not None:
-                _set_size(self, name)
-
-
-#: Which group makes room for a new one; the oldest first among equals. Groups that can no longer
-#: be drawn (expired, failed, filtered) go before all others. `least_recently_sampled` takes groups
-#: that were never sampled last.
-Eviction = Literal["oldest", "stalest", "lowest_priority", "most_sampled", "least_recently_sampled"]
-
-
-@dataclass(frozen=True, slots=True)
-class MinSize:
-    """Draws wait until so many groups can be drawn."""
-
-    size: int
-
-    def __post_init__(self) -> None:
-        _set_size(self, "size")
-
-
-@dataclass(frozen=True, slots=True)
-class SamplesPerInsert:
-    """Keep draws and puts in proportion, as Reverb's limiter of this name does.
-
-    With `diff = inserts * ratio - samples`, counted in groups since the limit was set, a draw
-    waits while it would bring diff below `min_size * ratio - error_buffer`, and a put waits while
-    it would bring diff above `min_size * ratio + error_buffer`.
-
-    Attributes:
-        ratio: Samples for each insert.
-        min_size: Draws wait until so many groups were inserted; puts do not wait before.
-        error_buffer: How far diff may stray to either side, at least `max(1, ratio)`. A batch
-            larger than twice this can never be drawn.
-    """
-
-    ratio: float
-    min_size: int
-    error_buffer: float
-
-    def __post_init__(self) -> None:
-        _set_number(self, "ratio", above=0.0)
-        _set_size(self, "min_size")
-        _set_number(self, "error_buffer", least=max(1.0, self.ratio))
-
-
-@dataclass(frozen=True, slots=True)
-class Queue:
-    """Every group is drawn once, and puts wait while `size` groups wait to be drawn."""
-
-    size: int
-
-    def __post_init__(self) -> None:
-        _set_size(self, "size")
-
-
-RateLimit = MinSize | SamplesPerInsert | Queue
-
-
-def _set_size(settings: Any, name: str) -> None:
-    """A field of a frozen dataclass as a whole number >= 1."""
-    field = f"{type(settings).__name__}.{name}"
-    size = setting(to_int, field, getattr(settings, name), low=1, high=INT64[1])
-    object.__setattr__(settings, name, size)
-
-
-def _set_number(settings: Any, name: str, **limits: float) -> None:
-    """A field of a frozen dataclass as a finite number."""
-    field = f"{type(settings).__name__}.{name}"
-    number = setting(to_number, field, getattr(settings, name), **limits)
-    object.__setattr__(settings, name, number)
 
 
 def checked_policy(policy: Any) -> SamplingPolicy:

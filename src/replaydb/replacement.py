@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-import numpy as np
 from sqlalchemy import ColumnElement
 
+from replaydb import checks
 from replaydb.batch.batch import Batch
 from replaydb.buffer import Buffer
 from replaydb.database.group_columns import col
 from replaydb.episodes import EpisodeGroup, GroupStatus
 from replaydb.errors import CorruptPayloadError, NotEnoughGroupsError
-from replaydb.inputs import all_of
 from replaydb.policies import Lifo, Mix, Prioritized, Share, SimplePolicy
 
 #: The tag that says why a group was filtered.
@@ -87,7 +86,7 @@ async def replace_uninformative(
         DuplicateGroupError: A group is in the buffer already; nothing was stored.
         RateLimitedError: The buffer's rate limit does not let so many out; all were stored.
     """
-    fresh = all_of(EpisodeGroup, "groups", groups)
+    fresh = checks.instances("groups", groups, EpisodeGroup)
     if not fresh:
         return Replacement(_NOTHING, [], [], [], [])
     informative = [is_informative(group, tolerance) for group in fresh]
@@ -124,7 +123,7 @@ async def replace_uninformative(
     return _arranged(drawn, ids, kept, filtered)
 
 
-_NOTHING = Batch([], np.zeros(0), np.zeros(0))
+_NOTHING: Batch = Batch([])
 
 
 def _arranged(drawn: Batch, ids: list[int], kept: list[int], filtered: list[int]) -> Replacement:
@@ -134,7 +133,7 @@ def _arranged(drawn: Batch, ids: list[int], kept: list[int], filtered: list[int]
     chosen = [one if one in position else next(others, None) for one in ids]
     order = [position[one] for one in chosen if one is not None]
     batch = Batch(
-        [drawn.groups[i] for i in order],
+        [drawn[i] for i in order],
         drawn.probabilities[order],
         drawn.weights[order],
         drawn.draw_id,

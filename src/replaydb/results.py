@@ -40,20 +40,21 @@ class DrawInfo:
     """One draw: which groups trained which step. All sequences are in the order of the batch.
 
     Attributes:
-        id: Which draw; `Buffer.redraw` makes the batch again.
-        run_name: The run that drew.
-        step: The trainer step it was drawn for, where that was said.
-        policy: How it was drawn.
-        created_at: When.
-        group_ids: The groups.
-        probabilities: Chance of each.
-        weights: Importance weights.
-        staleness: Staleness of each at the draw; None where it was unknown.
-        outcomes: What became of each; None where a version of replaydb drew that did not keep it.
-        outcome_reasons: Why it was nacked, rejected or lost, where that was said.
-        outcome_times: When it was sampled, acked, nacked, ...; None while it is leased.
-        times_replaced: How often other content had taken the place of each before the draw; None
-            where it is known only that it was replaced since.
+        id: Id of the draw; `Buffer.redraw` makes its batch again.
+        run_name: Name of the run that drew.
+        step: The trainer step it was drawn for; None where none was given.
+        policy: The sampling policy, as text.
+        created_at: When the groups were drawn.
+        group_ids: Ids of the groups.
+        probabilities: Probability of each group, see `Batch`.
+        weights: Importance weight of each group, see `Batch`.
+        staleness: Staleness of each group at the draw; None where it was unknown.
+        outcomes: What became of each group; None for draws of replaydb versions that did not
+            record it.
+        outcome_reasons: Why each was nacked, rejected or lost; None where no reason was given.
+        outcome_times: When each was sampled, acked, nacked, ...; None while it is leased.
+        times_replaced: How often each group had been replaced before the draw; None where it is
+            known only that it was replaced since.
     """
 
     id: int
@@ -79,7 +80,7 @@ class PromptInfo:
         prompt_uid: The prompt.
         task_name: Its task.
         num_groups: Groups generated from it.
-        num_episodes: Their episodes.
+        num_episodes: Episodes of these groups.
         times_sampled: Draws of its groups that were not given back.
         num_groups_sampled: Groups that were drawn at least once.
         num_expired: Groups that became too stale.
@@ -111,10 +112,10 @@ class LeaseInfo:
     """A lease that has not expired.
 
     Attributes:
-        id: Which.
+        id: Id of the lease.
         owner: Who holds it.
-        acquired_at: Since when.
-        expires_at: Until when, unless it is extended.
+        acquired_at: When it was taken.
+        expires_at: When it ends, unless it is extended.
         num_groups: How many groups it still holds.
     """
 
@@ -187,7 +188,7 @@ class TaskCounters:
         num_pending: Groups whose episodes still arrive.
         num_leased: Groups that somebody holds.
         num_inserted: Groups ever put.
-        num_sampled: Groups ever drawn, counted once a draw.
+        num_sampled: How often its groups were drawn; a group counts once for each draw.
     """
 
     task_name: str

@@ -3,27 +3,96 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from importlib.util import find_spec
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self, TypedDict, get_args
 
+from replaydb import checks
 from replaydb.errors import InvalidInputError, InvalidSettingsError
-from replaydb.inputs import (
-    LONGEST_SECONDS,
-    optional,
-    setting,
-    to_flag,
-    to_int,
-    to_name,
-    to_number,
-)
-from replaydb.policies import Capacity, Eviction, MinSize, Queue, RateLimit, SamplesPerInsert
 
 #: Sampling weights lie between these, or are 0: sums, ratios and waiting times of such weights,
 #: of however many groups, are doubles with all their digits.
 LEAST_WEIGHT, MOST_WEIGHT = 1e-150, 1e150
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """How much may be stored; at least one limit. What is archived does not count.
+
+    Attributes:
+        groups: Groups at most.
+        tokens: Tokens of their episodes at most.
+        bytes: Bytes of their payloads at most.
+    """
+
+    groups: int | None = None
+    tokens: int | None = None
+    bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        _settle(self, groups=_or_none(_SIZE), tokens=_or_none(_SIZE), bytes=_or_none(_SIZE))
+        if self.groups is self.tokens is self.bytes is None:
+            raise _refused("capacity", "groups, tokens or bytes", None)
+
+
+#: Which group makes room for a new one; the oldest first among equals. Groups that can no longer
+#: be drawn (expired, failed, filtered) go before all others. `least_recently_sampled` takes groups
+#: that were never sampled last.
+Eviction = Literal["oldest", "stalest", "lowest_priority", "most_sampled", "least_recently_sampled"]
+
+
+@dataclass(frozen=True, slots=True)
+class MinSize:
+    """Draws wait until so many groups can be drawn."""
+
+    size: int
+
+    def __post_init__(self) -> None:
+        _settle(self, size=_SIZE)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplesPerInsert:
+    """Keep draws and puts in proportion, as Reverb's limiter of this name does.
+
+    With `diff = inserts * ratio - samples`, counted in groups since the limit was set, a draw
+    waits while it would bring diff below `min_size * ratio - error_buffer`, and a put waits while
+    it would bring diff above `min_size * ratio + error_buffer`.
+
+    Attributes:
+        ratio: Samples for each insert.
+        min_size: Draws wait until so many groups were inserted; puts do not wait before.
+        error_buffer: How far diff may stray to either side, at least `max(1, ratio)`. A batch
+            larger than twice this can never be drawn.
+    """
+
+    ratio: float
+    min_size: int
+    error_buffer: float
+
+    def __post_init__(self) -> None:
+        _settle(self, ratio=partial(checks.number, above=0.0), min_size=_SIZE)
+        _settle(self, error_buffer=partial(checks.number, least=max(1.0, self.ratio)))
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """Every group is drawn once, and puts wait while `size` groups wait to be drawn."""
+
+    size: int
+
+    def __post_init__(self) -> None:
+        _settle(self, size=_SIZE)
+
+
+RateLimit = MinSize | SamplesPerInsert | Queue
+
+Compression = Literal["zstd"]
+OnEvict = Literal["archive", "delete"]
+OnAck = Literal["archive", "return"]
+ArchivedPayload = Literal["keep", "drop"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,26 +129,22 @@ class BufferSettings:
     max_staleness: int | Mapping[str, int] | None = None
     priority_exponent: float = 1.0
     seed: int | None = None
-    compression: Literal["zstd"] | None = None
+    compression: Compression | None = None
     capacity: Capacity | None = None
     task_capacity: Capacity | Mapping[str, Capacity] | None = None
     eviction: Eviction = "oldest"
-    on_evict: Literal["archive", "delete"] = "archive"
+    on_evict: OnEvict = "archive"
     time_to_live: float | None = None
     max_times_sampled: int | None = None
     max_attempts: int | None = None
-    on_ack: Literal["archive", "return"] = "archive"
-    archived_payload: Literal["keep", "drop"] = "keep"
+    on_ack: OnAck = "archive"
+    archived_payload: ArchivedPayload = "keep"
     rate_limit: RateLimit | None = None
     record_draws: bool = True
 
     def __post_init__(self) -> None:
-        for name, rule in _RULES.items():
-            object.__setattr__(self, name, setting(rule, name, getattr(self, name)))
-        self._check_together()
-
-    def _check_together(self) -> None:
-        """Refuse limits under which every put and every draw would wait for ever."""
+        _settle(self, **_RULES)
+        # Limits under which every put and every draw would wait for ever.
         room = self.capacity.groups if self.capacity else None
         match self.rate_limit:
             case MinSize(size=least) | Queue(size=least) | SamplesPerInsert(min_size=least):
@@ -94,34 +159,28 @@ class BufferSettings:
         Raises:
             InvalidSettingsError: Unknown, impossible, or in need of what is not installed.
         """
-        changed = self._with(changes)
+        _check_names(changes)
+        changed = replace(self, **changes)
         asked = "compression" in changes and changed.compression is not None
         if asked and find_spec("zstandard") is None:
             raise _refused("compression", "the extra `replaydb[zstd]` to be installed", "zstd")
         return changed
 
-    def _with(self, changes: Mapping[str, Any]) -> Self:
-        known = {field.name for field in fields(self)}
-        for name in changes:
-            if name not in known:
-                raise _refused(name, f"one of {', '.join(sorted(known))}", "an unknown setting")
-        return replace(self, **changes)
-
     def max_staleness_of(self, task_name: str) -> int | None:
-        """The limit for one task."""
+        """The staleness limit of one task; None where it has none."""
         if isinstance(self.max_staleness, Mapping):
             return self.max_staleness.get(task_name)
         return self.max_staleness
 
     def capacity_of(self, task_name: str) -> Capacity | None:
-        """What one task may hold."""
+        """The capacity of one task; None where it has none."""
         if isinstance(self.task_capacity, Mapping):
             return self.task_capacity.get(task_name)
         return self.task_capacity
 
     @property
     def draw_limit(self) -> int | None:
-        """How often a group may be drawn: a queue's are drawn once."""
+        """How often a group may be drawn: once from a `Queue`; None: any number of times."""
         return 1 if isinstance(self.rate_limit, Queue) else self.max_times_sampled
 
     @property
@@ -159,99 +218,136 @@ class BufferSettings:
         """As kept in the `buffer` table."""
         stored = asdict(self)
         if self.rate_limit is not None:
-            stored["rate_limit"] = {
-                "kind": type(self.rate_limit).__name__,
-                **asdict(self.rate_limit),
-            }
+            stored["rate_limit"]["kind"] = type(self.rate_limit).__name__
         return stored
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Self:
-        """From the `buffer` table; settings that this version does not know are refused."""
+        """From the `buffer` table; what this version does not know is refused."""
+        _check_names(stored)
         values = dict(stored)
-        if capacity := values.get("capacity"):
-            values["capacity"] = Capacity(**capacity)
-        if capacity := values.get("task_capacity"):
-            values["task_capacity"] = (
-                {task_name: Capacity(**own) for task_name, own in capacity.items()}
-                if any(isinstance(own, Mapping) for own in capacity.values())
-                else Capacity(**capacity)
-            )
-        if limit := values.get("rate_limit"):
-            facts = dict(limit)
-            values["rate_limit"] = _RATE_LIMITS[facts.pop("kind")](**facts)
-        return cls()._with(values)
+        for name in ("capacity", "task_capacity", "rate_limit"):
+            if limit := values.get(name):
+                values[name] = _limit(name, limit)
+        return cls(**values)
 
 
-_RATE_LIMITS: dict[str, Callable[..., RateLimit]] = {
-    kind.__name__: kind for kind in get_args(RateLimit)
+class SettingsChanges(TypedDict, total=False):
+    """Fields of `BufferSettings`, any of them, as keyword arguments."""
+
+    max_staleness: int | Mapping[str, int] | None
+    priority_exponent: float
+    seed: int | None
+    compression: Compression | None
+    capacity: Capacity | None
+    task_capacity: Capacity | Mapping[str, Capacity] | None
+    eviction: Eviction
+    on_evict: OnEvict
+    time_to_live: float | None
+    max_times_sampled: int | None
+    max_attempts: int | None
+    on_ack: OnAck
+    archived_payload: ArchivedPayload
+    rate_limit: RateLimit | None
+    record_draws: bool
+
+
+def all_changes(settings: BufferSettings | None, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """What a call sets: every field of settings that were given, and the changes to them."""
+    if settings is None:
+        return dict(changes)
+    whole = checks.instance("settings", settings, BufferSettings)
+    return {one.name: getattr(whole, one.name) for one in fields(whole)} | dict(changes)
+
+
+_LIMITS: dict[str, Callable[..., Any]] = {
+    kind.__name__: kind for kind in (Capacity, *get_args(RateLimit))
 }
+
+
+def _limit(name: str, stored: Mapping[str, Any]) -> Any:
+    """A limit from its JSON, or one for each task."""
+    if any(isinstance(own, Mapping) for own in stored.values()):
+        return {task_name: _limit(name, own) for task_name, own in stored.items()}
+    facts = {"kind": "Capacity", **stored}
+    try:
+        return _LIMITS[facts.pop("kind")](**facts)
+    except (KeyError, TypeError):
+        raise _refused(name, "a limit that this version knows", dict(stored)) from None
+
+
+def _settle(settings: Any, **rules: Rule) -> None:
+    """Keep, of fields of a frozen dataclass, what their rules make of them."""
+    kind = type(settings).__name__
+    for name, rule in rules.items():
+        field = name if kind == "BufferSettings" else f"{kind}.{name}"
+        try:
+            value = rule(field, getattr(settings, name))
+        except InvalidInputError as error:
+            raise InvalidSettingsError(str(error)) from None
+        object.__setattr__(settings, name, value)
+
+
+def _check_names(names: Iterable[str]) -> None:
+    known = sorted(_RULES)
+    for name in names:
+        if name not in known:
+            raise _refused(name, f"one of {', '.join(known)}", "an unknown setting")
+
+
+def _refused(setting: str, expected: str, actual: object) -> InvalidSettingsError:
+    return InvalidSettingsError(f"{setting}: expected {expected}, got {actual!r}")
 
 
 Rule = Callable[[str, Any], Any]
 
 
-def _whole(least: int = 0, most: int = 2**62 - 1) -> Rule:
-    return partial(to_int, low=least, high=most)
-
-
 def _or_none(rule: Rule) -> Rule:
-    return partial(optional, rule)
+    return partial(checks.optional, rule)
 
 
-def _each(rule: Rule) -> Rule:
+def _one_of(choices: Any) -> Rule:
+    """One of the strings of a Literal."""
+    return partial(checks.one_of, choices=get_args(choices))
+
+
+def _a(*kinds: type) -> Rule:
+    """An instance of one of these."""
+    return lambda field, value: checks.instance(field, value, *kinds)
+
+
+def _per_task(rule: Rule) -> Rule:
     """One value for all tasks, or one for each task named."""
 
     def check(field: str, value: Any) -> Any:
         if not isinstance(value, Mapping):
-            return optional(rule, field, value)
+            return rule(field, value)
         return {
-            to_name(field, task_name): rule(f"{field}[{task_name!r}]", own)
+            checks.name(field, task_name): rule(f"{field}[{task_name!r}]", own)
             for task_name, own in value.items()
         }
 
-    return check
+    return _or_none(check)
 
 
-def _one_of(*choices: str | None) -> Rule:
-    def check(field: str, value: Any) -> Any:
-        if not (value is None or isinstance(value, str)) or value not in choices:
-            raise InvalidInputError(field, f"one of {choices}", repr(value))
-        return value
-
-    return check
-
-
-def _a(*kinds: type) -> Rule:
-    def check(field: str, value: Any) -> Any:
-        if not isinstance(value, kinds):
-            raise InvalidInputError(
-                field, " or ".join(kind.__name__ for kind in kinds), repr(value)
-            )
-        return value
-
-    return check
-
+_SIZE: Rule = partial(checks.whole_number, least=1)
+_COUNT: Rule = partial(checks.whole_number, most=2**62 - 1)
 
 #: What each setting takes, as it is kept.
 _RULES: dict[str, Rule] = {
-    "max_staleness": _each(_whole()),
-    "priority_exponent": partial(to_number, least=0.0),
-    "seed": _or_none(_whole(most=2**63 - 1)),
-    "compression": _one_of(None, "zstd"),
+    "max_staleness": _per_task(_COUNT),
+    "priority_exponent": partial(checks.number, least=0.0),
+    "seed": _or_none(checks.whole_number),
+    "compression": _or_none(_one_of(Compression)),
     "capacity": _or_none(_a(Capacity)),
-    "task_capacity": _each(_a(Capacity)),
-    "eviction": _one_of(*get_args(Eviction)),
-    "on_evict": _one_of("archive", "delete"),
-    "time_to_live": _or_none(partial(to_number, above=0.0, most=LONGEST_SECONDS)),
-    "max_times_sampled": _or_none(_whole(1)),
-    "max_attempts": _or_none(_whole(1)),
-    "on_ack": _one_of("archive", "return"),
-    "archived_payload": _one_of("keep", "drop"),
+    "task_capacity": _per_task(_a(Capacity)),
+    "eviction": _one_of(Eviction),
+    "on_evict": _one_of(OnEvict),
+    "time_to_live": _or_none(checks.duration),
+    "max_times_sampled": _or_none(_SIZE),
+    "max_attempts": _or_none(_SIZE),
+    "on_ack": _one_of(OnAck),
+    "archived_payload": _one_of(ArchivedPayload),
     "rate_limit": _or_none(_a(*get_args(RateLimit))),
-    "record_draws": to_flag,
+    "record_draws": checks.flag,
 }
-
-
-def _refused(setting: str, expected: str, actual: object) -> InvalidSettingsError:
-    return InvalidSettingsError(f"{setting}: expected {expected}, got {actual!r}")

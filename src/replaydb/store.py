@@ -7,13 +7,13 @@ import logging
 import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Self
+from typing import Any, Self, Unpack, get_args
 from uuid import uuid4
 
 from sqlalchemy import URL
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from replaydb import arguments
+from replaydb import checks
 from replaydb.buffer import Buffer
 from replaydb.database import migrate as migrations
 from replaydb.database.engines import backend_for
@@ -22,10 +22,9 @@ from replaydb.database.repository import buffers
 from replaydb.database.repository.buffers import BufferRow, RunRow
 from replaydb.database.transactions import PATIENCE_SECONDS, Database, allowance, end_in
 from replaydb.errors import InvalidInputError, UnknownBufferError
-from replaydb.inputs import optional, to_flag, to_json_object
 from replaydb.opening import Opening
 from replaydb.results import BufferInfo, RunInfo
-from replaydb.settings import BufferSettings
+from replaydb.settings import BufferSettings, SettingsChanges, all_changes
 from replaydb.tracing import traced
 
 logger = logging.getLogger(__name__)
@@ -95,20 +94,17 @@ class Store:
             SchemaError: The tables are not those of this version; the message says what to run.
             DatabaseError: The database cannot be opened.
         """
-        if not isinstance(durability, str) or durability not in ("process", "full"):
-            raise InvalidInputError("durability", "'process' or 'full'", repr(durability))
-        read_only = to_flag("read_only", read_only)
-        migrate = optional(to_flag, "migrate", migrate)
-        size = (
-            None if pool_size is None else arguments.whole_number("pool_size", pool_size, least=1)
-        )
+        durability = checks.one_of("durability", durability, get_args(Durability))
+        read_only = checks.flag("read_only", read_only)
+        migrate = checks.optional(checks.flag, "migrate", migrate)
+        size = checks.optional(checks.whole_number, "pool_size", pool_size, least=1)
         if read_only and (run is not None or lineage is not None or run_metadata is not None):
             raise InvalidInputError("read_only", "no run, which would be entered", "one")
         if read_only and migrate:
             raise InvalidInputError("migrate", "None or False with read_only=True", migrate)
-        name = _new_run_name() if run is None else arguments.one_name("run", run)
-        ancestor = optional(arguments.one_name, "lineage", lineage)
-        metadata = to_json_object("run_metadata", run_metadata)
+        name = _new_run_name() if run is None else checks.name("run", run)
+        ancestor = checks.optional(checks.name, "lineage", lineage)
+        metadata = checks.json_object("run_metadata", run_metadata)
 
         async def opened() -> Store:
             backend = backend_for(url, durability=durability, read_only=read_only, pool_size=size)
@@ -137,22 +133,34 @@ class Store:
         """Name of this run."""
         return self._run_name
 
-    async def buffer(self, name: str, *, create: bool = True, **settings: Any) -> Buffer:
+    async def buffer(
+        self,
+        name: str,
+        settings: BufferSettings | None = None,
+        *,
+        create: bool = True,
+        **changes: Unpack[SettingsChanges],
+    ) -> Buffer:
         """The buffer of this name.
+
+        Settings are set for every process, also if the buffer is there already.
 
         Args:
             name: Its name.
-            create: Make it if there is none.
-            settings: Fields of `BufferSettings`. Those named are set, for every process, also if
-                the buffer is there already; the others stay as they are.
+            settings: All of its settings. By default they stay as they are, and are those of
+                `BufferSettings()` in a buffer that is made.
+            create: Make the buffer if there is none. False is for processes that only follow,
+                such as evaluators: a name that is misspelt raises instead of making a buffer.
+            changes: Single fields of `BufferSettings`; the others stay as they are.
 
         Raises:
             InvalidSettingsError: Unknown or impossible settings; nothing was changed.
             UnknownBufferError: There is none, and it was not to be made.
         """
-        arguments.one_name("name", name)
-        may_create = to_flag("create", create)
-        fresh = BufferSettings().updated(settings)  # refuse before anything is written
+        checks.name("name", name)
+        may_create = checks.flag("create", create)
+        wanted = all_changes(settings, changes)
+        fresh = BufferSettings().updated(wanted)  # refuse before anything is written
 
         async def make(connection: AsyncConnection) -> BufferRow | None:
             if await buffers.find(connection, name) is None:
@@ -166,8 +174,8 @@ class Store:
             raise UnknownBufferError(name)
         found = self._buffers.setdefault(row.id, Buffer(self._database, row, self._current_run))
         found.saw(row)
-        if row.settings.updated(settings) != row.settings:
-            await found.update_settings(**settings)
+        if row.settings.updated(wanted) != row.settings:
+            await found.update_settings(settings, **changes)
         return found
 
     async def buffers(self) -> list[BufferInfo]:
@@ -185,7 +193,7 @@ class Store:
             timeout: Seconds after which what has not ended is cut off: its callers get a
                 `StoreClosedError` or a `DatabaseUnavailableError`. None waits for ever.
         """
-        seconds = arguments.seconds("timeout", timeout)
+        seconds = checks.seconds("timeout", timeout)
         end = math.inf if seconds is None else end_in(seconds)
         buffers = self._buffers.values()
         try:

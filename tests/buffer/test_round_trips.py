@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import event
 
 from replaydb import Buffer, Store
+from replaydb.settings import OnAck
 from support.groups import groups, long_group
 
 
@@ -42,7 +43,7 @@ async def leased(buffer: Buffer, count: int = 8) -> Any:
 
 
 @pytest.mark.parametrize("on_ack", ["archive", "return"])
-async def test_of_a_lease(store: Store, on_ack: str) -> None:
+async def test_of_a_lease(store: Store, on_ack: OnAck) -> None:
     buffer = await store.buffer("math", on_ack=on_ack)
     ids = await buffer.put([*groups(20), long_group("long", 9, "code")])
     assert await number(store, buffer.lease(8, ttl=60, tasks="gsm8k")) == 11

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from replaydb.episodes import Episode, Turn
-from replaydb.episodes.flat import UNKNOWN_VERSION, FlatTurns, flatten
+from replaydb.episodes.flat import NO_VERSION, FlatTurns, flatten
 from support.samples import sample_episodes
 
 NAN = np.nan
@@ -34,7 +34,7 @@ def test_columns_lie_end_to_end() -> None:
     assert flat.logprobs is not None
     np.testing.assert_array_equal(flat.logprobs, np.array([0, -1, -2, NAN, NAN], np.float32))
     assert flat.has_logprobs.tolist() == [True, False]
-    assert flat.versions.tolist() == [7, UNKNOWN_VERSION]
+    assert flat.versions.tolist() == [7, NO_VERSION]
     assert flat.token_versions is not None
     assert flat.token_versions[3:].tolist() == [8, 9]
     assert flat.has_token_versions.tolist() == [False, True]
@@ -117,34 +117,16 @@ def test_turn_columns() -> None:
     assert turns.lengths.tolist() == [3, 1]
     assert turns.prompt_lengths.tolist() == [1, 1]
     np.testing.assert_array_equal(turns.rewards, [0.25, 0.5])
-    assert turns.versions.tolist() == [UNKNOWN_VERSION] * 2
+    assert turns.versions.tolist() == [NO_VERSION] * 2
     assert turns.has_logprobs.tolist() == [True, False]
     assert turns.has_token_versions.tolist() == [True, False]
     assert turns.finish_reasons == ("tool_call", None)
     assert turns.metadata == ({"tool": "search"}, {})
     # the episode's own version is unknown, since that of one turn is
     assert flat.has_token_versions.tolist() == [False] * 3
-    assert flat.versions.tolist() == [UNKNOWN_VERSION] * 3
+    assert flat.versions.tolist() == [NO_VERSION] * 3
     assert flat.token_versions is not None
     assert flat.token_versions.tolist() == [0, 0, 1, 2, 0, 0]
-
-
-def test_what_only_some_turns_have_comes_back_so() -> None:
-    turns = [
-        Turn(prompt_ids=[1], response_ids=[2, 3], loss_mask=[0, 1], token_rewards=[1.0, 2.0]),
-        Turn(prompt_ids=[4], response_ids=[5], reward=0.5, token_extras={"a": [6, 7]}),
-        Turn(prompt_ids=[], response_ids=[8], token_extras={"b": [9], "a": [8]}),
-    ]
-    other = Episode(token_ids=[1], loss_mask=[1], token_extras={"a": np.zeros(1)})
-    for episodes in ([Episode(turns=turns)], [other, Episode(turns=turns), other]):
-        flat = flatten(episodes)
-        assert flat.episodes() == episodes
-        assert flat.turns is not None
-        assert flat.turns.token_extras == ((), ("a",), ("b", "a"))
-        assert flat.turns.has_token_rewards.tolist() == [True, False, False]
-        assert flat.turns.token_rewards is not None
-        begin = len(flat.token_ids) - 6 if len(episodes) == 1 else 1
-        assert flat.turns.token_rewards[begin : begin + 6].tolist() == [0, 1, 2, 0, 0, 0]
 
 
 def test_versions_of_turns_come_back_as_they_were() -> None:

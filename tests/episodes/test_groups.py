@@ -7,9 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from replaydb.episodes import Episode, EpisodeGroup, GroupStatus
+from replaydb.episodes.rewards import RewardStats, reward_stats
 from replaydb.errors import InvalidInputError
+from support import samples
 
 A_NUMBER = "a finite number"
 
@@ -118,11 +122,43 @@ def test_statuses_are_lower_case_names() -> None:
     assert group(status=GroupStatus.LEASED).status is group(status="leased").status
 
 
-def test_a_subclass_may_decode_its_episodes_late() -> None:
-    class Late(EpisodeGroup):
-        @property
-        def episodes(self) -> tuple[Episode, ...]:
-            return (completion(reward=1.0),)
+@settings(max_examples=100, deadline=None)
+@given(st.lists(samples.episode(), max_size=4))
+def test_a_group_is_its_episodes(episodes: list[Episode]) -> None:
+    made = group(episodes=episodes, status="failed")
+    assert made.episodes == tuple(episodes)
+    assert made.num_episodes == len(episodes)
+    assert made.num_tokens == sum(one.num_tokens for one in episodes)
+    assert made.num_loss_tokens == sum(one.num_loss_tokens for one in episodes)
+    np.testing.assert_array_equal(made.rewards, np.array([one.reward for one in episodes], float))
+    np.testing.assert_array_equal(
+        made.advantages, np.array([one.advantage for one in episodes], float)
+    )
+    oldest = [one.min_policy_version for one in episodes]
+    newest = [one.max_policy_version for one in episodes]
+    known = bool(episodes) and None not in oldest
+    assert made.min_policy_version == (min(filter_none(oldest)) if known else None)
+    assert made.max_policy_version == (max(filter_none(newest)) if known else None)
 
-    late = Late("math", [], status="pending")
-    assert (late.num_episodes, late.reward_mean) == (1, 1.0)
+
+def filter_none(values: list[int | None]) -> list[int]:
+    return [value for value in values if value is not None]
+
+
+def test_texts_stay_with_their_episodes() -> None:
+    made = group(episodes=[completion(text="a"), completion(), completion(text="")])
+    assert made.texts == [one.text for one in made.episodes] == ["a", None, ""]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "expected"),
+    [
+        ([], RewardStats()),
+        ([math.nan], RewardStats()),
+        ([2.0], RewardStats(2.0, 0.0, 2.0, 2.0)),
+        ([0.1] * 7, RewardStats(0.1, 0.0, 0.1, 0.1)),
+        ([math.nan, 1.0, 3.0], RewardStats(2.0, 1.0, 1.0, 3.0)),
+    ],
+)
+def test_reward_stats(rewards: list[float], expected: RewardStats) -> None:
+    assert reward_stats(np.array(rewards)) == expected

@@ -1,16 +1,21 @@
-"""What `replaydb` offers is listed, sorted, once."""
+"""What `replaydb` offers is listed, sorted, once, and says where it is from."""
 
 from __future__ import annotations
 
 import inspect
+import pickle  # what pools of processes use
 import pkgutil
+from dataclasses import fields, is_dataclass
 from importlib import import_module
 from types import ModuleType
+from typing import TypeVar, get_type_hints
 
 import pytest
 
 import replaydb
-from replaydb import errors
+from replaydb import BufferSettings, Capacity, errors, training
+
+T = TypeVar("T")
 
 MODULES = [
     module.name
@@ -37,7 +42,7 @@ def test_all_is_everything_public() -> None:
 def test_all_is_sorted_and_there(name: str) -> None:
     module = import_module(name)
     listed = getattr(module, "__all__", [])
-    assert list(listed) == sorted(set(listed))
+    assert list(listed) == sorted(set(listed), key=lambda one: (not one.isupper(), one))
     assert [public for public in listed if not hasattr(module, public)] == []
 
 
@@ -59,3 +64,64 @@ def test_every_error_is_public_and_drawn() -> None:
     assert classes <= set(replaydb.__all__)
     drawn = {line.strip("│├└─ ").split(" ")[0] for line in (errors.__doc__ or "").splitlines()}
     assert classes <= drawn
+
+
+def sent(thing: T) -> T:
+    """The thing as another process gets it."""
+    there: T = pickle.loads(pickle.dumps(thing))  # noqa: S301 - our own bytes
+    return there
+
+
+PUBLIC = [
+    (module, name)
+    for module in (replaydb, training)
+    for name in module.__all__
+    if inspect.isclass(thing := getattr(module, name)) or inspect.isfunction(thing)
+]
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), PUBLIC, ids=lambda value: getattr(value, "__name__", value)
+)
+def test_public_names_say_where_they_are_from(module: ModuleType, name: str) -> None:
+    thing = getattr(module, name)
+    assert (thing.__module__, thing.__qualname__) == (module.__name__, name)
+    assert sent(thing) is thing
+    assert inspect.getmodule(thing) is module
+
+
+def test_annotations_are_found_from_outside() -> None:
+    """As libraries that read a configuration into dataclasses do it."""
+    needs_torch = {"Episode", "PackedBatch", "PaddedBatch", "SplitBatch"}
+    things = {name: getattr(module, name) for module, name in PUBLIC if name not in needs_torch}
+    found = {name: thing for name, thing in things.items() if is_dataclass(thing)}
+    assert "BufferSettings" in found
+    for thing in found.values():
+        hints = get_type_hints(thing)
+        assert all(field.type == hints[field.name] for field in fields(thing))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.InvalidInputError("n", "a number", "text"),
+        errors.NotEnoughGroupsError(3, 1, "gsm8k", portion=object()),
+        errors.CorruptPayloadError("truncated", [3, 4]),
+        errors.StoreClosedError(),
+        errors.SchemaOutOfDateError("upgrade", None, "0003"),
+        errors.DatabaseError("no"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_cross_processes(error: errors.ReplayDBError) -> None:
+    there = sent(error)
+    assert type(there) is type(error)
+    assert str(there) == str(error)
+    shown = {name: value for name, value in vars(error).items() if not name.startswith("_")}
+    assert vars(there) == shown
+
+
+def test_what_was_made_goes_over_as_well() -> None:
+    settings = BufferSettings(capacity=Capacity(groups=3))
+    assert sent(settings) == settings
+    assert repr(settings).startswith("BufferSettings(")

@@ -14,24 +14,26 @@ from replaydb.batch.stored import StoredGroup
 from replaydb.episodes import Episode
 from replaydb.episodes.flat import flatten
 
+#: What is stored of a group, as far as tensors can tell.
+ROW: dict[str, Any] = defaultdict(lambda: None) | {
+    "id": 100, "task_name": "task", "group_uid": "100", "tags": {}, "group_status": "completed",
+    "priority": 1.0, "times_sampled": 1, "attempts": 0,
+}  # fmt: skip
+
 
 def batch_of(groups: Sequence[Sequence[Episode]], weights: Sequence[float] | None = None) -> Batch:
     """A batch of stored groups with the ids 100, 101, ..."""
     stored = [stored_group(episodes, 100 + i) for i, episodes in enumerate(groups)]
-    each = np.ones(len(groups)) if weights is None else np.array(weights)
-    return Batch(stored, np.ones(len(groups)), each)
+    return Batch(stored, weights=weights)
 
 
 def stored_group(episodes: Sequence[Episode], group_id: int = 100) -> StoredGroup:
     """In two parts, if there are several episodes: as groups are whose episodes came singly."""
-    facts: dict[str, Any] = defaultdict(lambda: None)
-    facts |= {"id": group_id, "task_name": "task", "group_uid": str(group_id), "tags": {}}
-    facts |= {"group_status": "completed", "priority": 1.0, "times_sampled": 1, "attempts": 0}
     half = len(episodes) // 2
     parts = {0: flatten(episodes[:half])} if half else {}
     if episodes[half:]:
         parts[half] = flatten(episodes[half:])
-    return StoredGroup(facts, parts)
+    return StoredGroup(ROW | {"id": group_id, "group_uid": str(group_id)}, parts)
 
 
 def episode(prompt: list[int], response: list[int], **fields: Any) -> Episode:

@@ -121,3 +121,11 @@ def test_wrong_arguments(url: str) -> None:
     with pytest.raises(UnknownBufferError):
         list(dataset(url))
     assert dataset(url).policy == Fifo()
+
+
+def test_a_batch_comes_through_a_data_loader_whole(url: str, stored: list[int]) -> None:
+    """Of a sequence it would keep the items alone."""
+    loader = DataLoader(dataset(url, num_steps=1, collate=None), batch_size=None, pin_memory=False)
+    (batch,) = list(loader)
+    assert isinstance(batch, Batch)
+    assert (batch.ids, batch.draw_id is None) == (stored[:2], False)

@@ -2,71 +2,128 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import typing
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, SupportsIndex, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from replaydb import checks
 from replaydb.batch import packing, padding
 from replaydb.batch.columns import Columns
 from replaydb.batch.packing import Fit
 from replaydb.batch.padding import Side
-from replaydb.batch.stored import StoredGroup
+from replaydb.batch.stored import StoredGroup, id_of
 from replaydb.batch.tensors import PackedBatch, PaddedBatch, SplitBatch
+from replaydb.episodes import EpisodeGroup
+from replaydb.episodes.arrays import ArrayLike
+from replaydb.episodes.turns import set_fields
+from replaydb.errors import InvalidInputError
 
 if TYPE_CHECKING:
     import torch
+    from typing_extensions import TypeVar
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Batch:
-    """Groups of one draw, in its order.
+# Whoever says just `Batch` means what draws return.
+if TYPE_CHECKING:
+    G = TypeVar("G", bound=EpisodeGroup, covariant=True, default=StoredGroup)
+else:
+    G = typing.TypeVar("G")
 
-    `padded`, `split` and `packed` make tensors of it. They keep the order of groups and of
-    episodes within them; groups may be of any size. Episodes that were stored as turns are merged
-    first (see `replaydb.training.merge_turns`), which may make several sequences of one.
+
+# No `collections.abc.Sequence`: a DataLoader rebuilds those from their items, without the weights.
+@dataclass(frozen=True, slots=True, init=False, eq=False, repr=False)
+class Batch(typing.Generic[G]):
+    """A sequence of groups, as a draw returns them in its order, or of your own.
+
+    `batch[0]` is a group and `batch[:8]` a batch of the same draw; iteration, `len` and `in` are
+    those of the groups. `padded`, `split` and `packed` make tensors. They keep the order of groups
+    and of episodes within them; groups may be of any size. Episodes that were stored as turns are
+    merged first (see `replaydb.training.merge_turns`), which may make several sequences of one.
+
+    Groups that were never stored make a batch too: `Batch(groups)`.
 
     Attributes:
         groups: The groups [n], with their episodes.
-        probabilities: Chance of each group to be the next one drawn of its task's (or, in a draw
-            over several tasks together, of all their) samplable groups, float64 [n]; 1.0 where
-            the policy leaves nothing to chance. Filters do not enter.
+        probabilities: Probability of each group to be the next one drawn, among the samplable
+            groups of its task, or of all tasks where they are drawn together, float64 [n]; 1.0
+            where the policy leaves nothing to chance, and by default. Filters do not change it.
         weights: Importance weights `(w_i / min_j w_j) ** -beta`, float64 [n]; the largest of each
-            draw (of each task, where n named tasks) is 1.0.
+            draw (of each task, where n named tasks) is 1.0. By default they are all 1.0.
         draw_id: Where the draw is recorded; None where the buffer does not record draws.
+
+    Raises:
+        InvalidInputError: Not groups, or not one probability and one weight for each.
     """
 
-    groups: Sequence[StoredGroup]
+    groups: tuple[G, ...]
     probabilities: NDArray[np.float64]
     weights: NDArray[np.float64]
-    draw_id: int | None = None
+    draw_id: int | None
+
+    def __init__(
+        self,
+        groups: Iterable[G],
+        probabilities: ArrayLike | None = None,
+        weights: ArrayLike | None = None,
+        draw_id: int | None = None,
+    ) -> None:
+        several = checks.instances("groups", groups, EpisodeGroup)
+        set_fields(
+            self,
+            groups=several,
+            probabilities=_one_each("probabilities", probabilities, len(several)),
+            weights=_one_each("weights", weights, len(several)),
+            draw_id=draw_id,
+        )
 
     def __len__(self) -> int:
         return len(self.groups)
 
+    def __iter__(self) -> Iterator[G]:
+        return iter(self.groups)
+
+    def __contains__(self, group: object) -> bool:
+        return group in self.groups
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> G: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Batch[G]: ...
+
+    def __getitem__(self, index: SupportsIndex | slice) -> G | Batch[G]:
+        if not isinstance(index, slice):
+            return self.groups[index]
+        return Batch(
+            self.groups[index], self.probabilities[index], self.weights[index], self.draw_id
+        )
+
     @property
     def ids(self) -> list[int]:
-        """Ids of the groups [n]."""
-        return [group.id for group in self.groups]
+        """Ids of the groups [n]; -1 for one that was never stored, which every call refuses."""
+        return [id_of(group) for group in self.groups]
 
     @property
     def staleness(self) -> list[int | None]:
-        """Staleness of the groups when they were drawn [n]; None where it is unknown."""
-        return [group.staleness for group in self.groups]
+        """Staleness of the groups when they were drawn [n]; None where it is unknown.
+
+        That of groups that were never stored is unknown.
+        """
+        return [getattr(group, "staleness", None) for group in self.groups]
 
     @property
     def rewards(self) -> NDArray[np.float64]:
         """Rewards of the E episodes of all groups, float64 [E]; NaN where there is none."""
-        parts = [part.rewards for group in self.groups for part in group.parts]
-        return np.concatenate(parts) if parts else np.empty(0)
+        return np.concatenate([np.empty(0), *(group.rewards for group in self.groups)])
 
     @property
     def group_index(self) -> NDArray[np.int64]:
         """Position of the group of each episode, int64 [E]."""
-        sizes = [sum(part.num_episodes for part in group.parts) for group in self.groups]
-        return np.repeat(np.arange(len(sizes)), sizes)
+        return np.repeat(np.arange(len(self)), [group.num_episodes for group in self.groups])
 
     def padded(
         self,
@@ -122,7 +179,7 @@ class Batch:
         """Prompts and responses apart, as GRPO trainers keep them.
 
         Args:
-            pad_token_id: See `padded`, also for what is not listed here.
+            pad_token_id: Stands where there is no token.
             prompt_side: Where the padding of prompts goes.
             side: Where the padding of responses goes.
             pad_to_multiple_of: Round both widths up.
@@ -189,3 +246,15 @@ class Batch:
 
     def __repr__(self) -> str:
         return f"Batch(of {len(self)} groups, ids={self.ids})"
+
+
+def _one_each(field: str, values: ArrayLike | None, count: int) -> NDArray[np.float64]:
+    if values is None:
+        return np.ones(count)
+    try:
+        given = np.asarray(values, np.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidInputError(field, "numbers", repr(error)) from error
+    if given.shape != (count,):
+        raise InvalidInputError(field, f"shape [{count}]", f"shape {list(given.shape)}")
+    return given

@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from replaydb.batch.stored import StoredGroup
+from replaydb import checks
+from replaydb.batch.stored import id_of
 from replaydb.episodes import EpisodeGroup, flat
 from replaydb.episodes.arrays import Array, bits, dtype_name, from_bits
 from replaydb.episodes.flat import FlatEpisodes, flatten
-from replaydb.episodes.merging import MergeReport, merge_turns
+from replaydb.episodes.merging import MergeReport, merge_episode
 from replaydb.errors import InvalidInputError
 
 #: Stands for a policy version that is not known: staler than every limit, and still far enough
@@ -57,6 +58,7 @@ class Columns:
         group_index: Position of the group of each sequence, int64 [N].
         group_ids: Its id in the store, -1 where it has none, int64 [N].
         episode_index: Position of its episode among all episodes, int64 [N].
+        episode_rewards: Rewards of all E episodes, float64 [E]; NaN where there is none.
         weights: Importance weight of its group, float64 [N].
         merged: What merging turns did; None where there were none.
     """
@@ -66,6 +68,7 @@ class Columns:
     group_index: NDArray[np.int64]
     group_ids: NDArray[np.int64]
     episode_index: NDArray[np.int64]
+    episode_rewards: NDArray[np.float64]
     weights: NDArray[np.float64]
     merged: MergeReport | None
 
@@ -84,14 +87,14 @@ class Columns:
             weights: Importance weight of each group [n]; by default 1.
             end_token_id: As for `merge_turns`.
         """
-        stored = [(i, part) for i, group in enumerate(groups) for part in _parts(group)]
+        stored = [(i, part) for i, group in enumerate(groups) for part in group.parts]
         merged = [_merged(part, end_token_id) for _, part in stored]
         parts = tuple([one.part for one in merged])
         owners = np.array([i for i, _ in stored], np.int64)
         sizes = np.array([part.num_episodes for part in parts], np.int64)
         firsts = _starts([part.num_episodes for _, part in stored])
         group_index = np.repeat(owners, sizes)
-        ids = np.array([getattr(group, "id", -1) for group in groups], np.int64)
+        ids = np.array([id_of(group) for group in groups], np.int64)
         each = np.ones(len(groups)) if weights is None else np.asarray(weights, np.float64)
         reports = [one.report for one in merged if one.report is not None]
         return cls(
@@ -103,6 +106,7 @@ class Columns:
                 [first + one.episodes for first, one in zip(firsts, merged, strict=False)],
                 np.int64,
             ),
+            episode_rewards=_joined([part.rewards for _, part in stored], np.float64),
             weights=each[group_index],
             merged=sum(reports, MergeReport()) if reports else None,
         )
@@ -121,11 +125,6 @@ class Columns:
     def prompt_lengths(self) -> NDArray[np.int64]:
         """Of which are the prompt, int64 [N]."""
         return _joined([part.prompt_lengths for part in self.parts], np.int64)
-
-    @property
-    def rewards(self) -> NDArray[np.float64]:
-        """Rewards of their episodes, NaN where there is none, float64 [N]."""
-        return _joined([part.rewards for part in self.parts], np.float64)
 
     @property
     def advantages(self) -> NDArray[np.float64]:
@@ -176,9 +175,7 @@ class Columns:
             for name in row
         }
         for name in names or ():
-            if name not in known:
-                expected = "one of " + ", ".join(sorted(known))
-                raise InvalidInputError("fields", expected, repr(name))
+            checks.one_of("fields", name, sorted(known))
 
     def _logprobs(self) -> TokenField | None:
         parts = [part.logprobs for part in self.parts]
@@ -255,12 +252,6 @@ class _Merged(NamedTuple):
     report: MergeReport | None
 
 
-def _parts(group: EpisodeGroup) -> Sequence[FlatEpisodes]:
-    if isinstance(group, StoredGroup):
-        return group.parts
-    return (flatten(group.episodes),)
-
-
 def _merged(part: FlatEpisodes, end_token_id: int | None) -> _Merged:
     if part.turns is None:
         return _Merged(part, np.arange(part.num_episodes), None)
@@ -270,7 +261,7 @@ def _merged(part: FlatEpisodes, end_token_id: int | None) -> _Merged:
             rows.append(episode)
             owners.append(i)
             continue
-        found, done = merge_turns(episode, end_token_id=end_token_id)
+        found, done = merge_episode(episode, end_token_id=end_token_id)
         rows += [row.episode for row in found]
         owners += [i] * len(found)
         report += done
@@ -278,14 +269,8 @@ def _merged(part: FlatEpisodes, end_token_id: int | None) -> _Merged:
 
 
 def _oldest_versions(part: FlatEpisodes) -> NDArray[np.int64]:
-    known = part.versions != flat.UNKNOWN_VERSION
-    versions = np.where(known, part.versions, UNKNOWN_VERSION)
-    if part.token_versions is not None and part.num_tokens:
-        begins = part.offsets[:-1][part.lengths > 0]
-        oldest = np.zeros(part.num_episodes, np.int64)
-        oldest[part.lengths > 0] = np.minimum.reduceat(part.token_versions, begins)
-        versions = np.where(part.has_token_versions, oldest, versions)
-    return versions
+    oldest = part.min_policy_versions
+    return np.where(oldest == flat.NO_VERSION, UNKNOWN_VERSION, oldest)
 
 
 def _token_versions(part: FlatEpisodes) -> NDArray[np.int64]:

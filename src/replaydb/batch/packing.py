@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from replaydb.arguments import whole_number
+from replaydb import checks
 from replaydb.batch.columns import Columns
 from replaydb.batch.layouts import Layout
 from replaydb.batch.padding import (
@@ -21,7 +21,6 @@ from replaydb.batch.padding import (
 )
 from replaydb.batch.tensors import PackedBatch
 from replaydb.errors import InvalidInputError
-from replaydb.inputs import INT32, to_int
 
 if TYPE_CHECKING:
     import torch
@@ -41,8 +40,8 @@ def packed(
 ) -> PackedBatch:
     """Rows of `max_tokens` places; see `Batch.packed`."""
     columns.check_names(fields)
-    pad = to_int("pad_token_id", pad_token_id, *INT32)
-    width = whole_number("max_tokens", max_tokens, least=1)
+    pad = checks.token_id("pad_token_id", pad_token_id)
+    width = checks.whole_number("max_tokens", max_tokens, least=1)
     whole = columns.lengths
     oversized = whole > width
     if oversized.any() and not drop_oversized:

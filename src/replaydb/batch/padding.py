@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from replaydb.arguments import whole_number
+from replaydb import checks
 from replaydb.batch.columns import LOGPROBS, TOKEN_VERSIONS, Columns, TokenField
 from replaydb.batch.layouts import Layout, row_layout
 from replaydb.batch.tensors import PaddedBatch, SequenceTensors, SplitBatch
 from replaydb.episodes.arrays import Array
-from replaydb.errors import InvalidInputError
-from replaydb.inputs import INT32, to_int
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +36,7 @@ def padded(
 ) -> PaddedBatch:
     """One row for each sequence; see `Batch.padded`."""
     columns.check_names(fields)
-    pad = to_int("pad_token_id", pad_token_id, *INT32)
+    pad = checks.token_id("pad_token_id", pad_token_id)
     whole = columns.lengths
     lengths = _shortened(whole, "max_length", max_length)
     cut = lengths < whole
@@ -72,7 +70,7 @@ def split(
 ) -> SplitBatch:
     """Prompts and responses apart; see `Batch.split`."""
     columns.check_names(fields)
-    pad = to_int("pad_token_id", pad_token_id, *INT32)
+    pad = checks.token_id("pad_token_id", pad_token_id)
     prompts = columns.prompt_lengths
     responses = columns.lengths - prompts
     asked = _shortened(prompts, "max_prompt_length", max_prompt_length)
@@ -156,7 +154,7 @@ def sequence_tensors(
         "lengths": tensor_of(lengths),
         "prompt_lengths": tensor_of(np.minimum(columns.prompt_lengths, lengths)),
         "truncated": tensor_of(cut),
-        "rewards": tensor_of(columns.rewards.astype(np.float32)),
+        "rewards": tensor_of(columns.episode_rewards[columns.episode_index].astype(np.float32)),
         "advantages": tensor_of(columns.advantages.astype(np.float32)),
         "policy_versions": tensor_of(columns.policy_versions),
         "weights": tensor_of(columns.weights.astype(np.float32)),
@@ -219,19 +217,13 @@ def _kept(
 
 def _width(lengths: NDArray[np.int64], multiple: int | None) -> int:
     longest = int(lengths.max(initial=0))
-    step = 1 if multiple is None else _at_least_1("pad_to_multiple_of", multiple)
+    step = 1 if multiple is None else checks.whole_number("pad_to_multiple_of", multiple, 1)
     return -(-longest // step) * step
 
 
 def _shortened(lengths: NDArray[np.int64], name: str, limit: int | None) -> NDArray[np.int64]:
-    return lengths if limit is None else np.minimum(lengths, _at_least_1(name, limit))
-
-
-def _at_least_1(name: str, value: int) -> int:
-    return whole_number(name, value, least=1)
+    return lengths if limit is None else np.minimum(lengths, checks.whole_number(name, limit, 1))
 
 
 def _is_left(name: str, side: str) -> bool:
-    if side not in ("left", "right"):
-        raise InvalidInputError(name, "'left' or 'right'", repr(side))
-    return side == "left"
+    return bool(checks.one_of(name, side, get_args(Side)) == "left")

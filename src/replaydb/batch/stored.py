@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from replaydb.episodes import Episode, EpisodeGroup, GroupStatus
+from replaydb.episodes import EpisodeGroup, GroupStatus
 from replaydb.episodes.flat import FlatEpisodes
 
 
 class StoredGroup(EpisodeGroup):
-    """An `EpisodeGroup` with what the buffer knows of it; its episodes are built when asked for.
+    """An `EpisodeGroup` with what the buffer knows of it; views of the bytes that were stored.
 
     Attributes:
         id: Identity within the store, ascending in the order of arrival.
@@ -23,7 +23,6 @@ class StoredGroup(EpisodeGroup):
         status_reason: Why it has its status, where there is something to say.
         created_at: When it was put; also `completed_at`, `first_sampled_at`, `last_sampled_at`
             and `archived_at`, aware, in UTC.
-        parts: The decoded payload, flat: what tensors are made from.
     """
 
     def __init__(
@@ -32,13 +31,17 @@ class StoredGroup(EpisodeGroup):
         parts: Mapping[int, FlatEpisodes],
         texts: Mapping[int, str] | None = None,
     ) -> None:
-        self.task_name: str = facts["task_name"]
-        self.prompt_uid: str | None = facts["prompt_uid"]
-        self.group_uid: str = facts["group_uid"]
-        self.priority: float = facts["priority"]
-        self.status = GroupStatus(facts["group_status"])
-        self.tags: dict[str, Any] = facts["tags"]
-        self.expected_episodes: int | None = facts["expected_episodes"]
+        self._hold(
+            tuple(parts.values()),
+            _by_episode(parts, texts) if texts else {},
+            task_name=facts["task_name"],
+            prompt_uid=facts["prompt_uid"],
+            group_uid=facts["group_uid"],
+            priority=facts["priority"],
+            status=GroupStatus(facts["group_status"]),
+            tags=facts["tags"],
+            expected_episodes=facts["expected_episodes"],
+        )
         self.id: int = facts["id"]
         self.run_id: int | None = facts["run_id"]
         self.staleness: int | None = facts["staleness"]
@@ -51,21 +54,6 @@ class StoredGroup(EpisodeGroup):
         self.first_sampled_at: datetime | None = facts["first_sampled_at"]
         self.last_sampled_at: datetime | None = facts["last_sampled_at"]
         self.archived_at: datetime | None = facts["archived_at"]
-        self.parts = tuple(parts.values())
-        self._first_positions = tuple(parts)
-        self._texts = texts or {}
-        self._decoded: tuple[Episode, ...] | None = None
-
-    @property
-    def episodes(self) -> tuple[Episode, ...]:
-        """The episodes, in the order they were put, with their texts; views of the payload."""
-        if self._decoded is None:
-            episodes: list[Episode] = []
-            for start, part in zip(self._first_positions, self.parts, strict=True):
-                texts = [self._texts.get(start + i) for i in range(part.num_episodes)]
-                episodes.extend(part.episodes(texts))
-            self._decoded = tuple(episodes)
-        return self._decoded
 
     def without_stale_episodes(self, max_staleness: int) -> EpisodeGroup:
         """What is left to go on with when an expired group is rolled again.
@@ -99,3 +87,14 @@ class StoredGroup(EpisodeGroup):
             tags=self.tags,
             expected_episodes=self.expected_episodes or self.num_episodes,
         )
+
+
+def id_of(group: EpisodeGroup) -> int:
+    """The id of a group in its store; -1 for one that was never stored."""
+    return group.id if isinstance(group, StoredGroup) else -1
+
+
+def _by_episode(parts: Mapping[int, FlatEpisodes], texts: Mapping[int, str]) -> dict[int, str]:
+    """Texts by the place of their episode among those that arrived, not those expected."""
+    places = [start + i for start, part in parts.items() for i in range(part.num_episodes)]
+    return {i: texts[place] for i, place in enumerate(places) if place in texts}

@@ -23,14 +23,12 @@ class SequenceTensors:
 
     Attributes:
         lengths: Tokens that are placed, int64 [N].
-        prompt_lengths: Of which are the prompt, int64 [N].
+        prompt_lengths: How many of these tokens are the prompt, int64 [N].
         truncated: Whether tokens were left out, bool [N].
-        rewards: Of the whole episode, also where the sequence is one of several rows that its
-            turns were merged to, float32 [N]; NaN where there is none. What each turn earned is
-            in `token_extras["token_rewards"]`.
+        rewards: Of the episode, float32 [N]; NaN where there is none.
         advantages: As stored, float32 [N]; NaN where there is none.
         policy_versions: The oldest version that made a token, int64 [N];
-            `UNKNOWN_VERSION` (-2**62) where it is not known.
+            `replaydb.UNKNOWN_VERSION` (-2**62) where it is not known.
         weights: Importance weights of the draw, float32 [N].
         group_index: Position of the group in the batch, int64 [N].
         group_ids: Id of the group in the store, int64 [N]; -1 for one that is not stored.
@@ -62,11 +60,11 @@ class SequenceTensors:
         return len(self.lengths)
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
-        """The same on a device; `non_blocking` as in `Tensor.to`, for pinned memory."""
+        """These tensors on a device; `non_blocking` as in `Tensor.to`, for pinned memory."""
         return self._mapped(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Self:
-        """The same in page-locked memory: the hook that `torch.utils.data.DataLoader` calls."""
+        """These tensors in page-locked memory: what `torch.utils.data.DataLoader` calls."""
         return self._mapped(lambda tensor: tensor.pin_memory())
 
     def _mapped(self, change: Callable[[Tensor], Tensor]) -> Self:
@@ -78,7 +76,10 @@ class SequenceTensors:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class TokenTensors(SequenceTensors):
-    """Tokens in places [A, B]: [N, L] when padded, [R, C] when packed.
+    """Tokens in rows of equal width, [A, B].
+
+    Padded, there is a row for each sequence, and [A, B] is [N, L]: N sequences, of which the
+    longest has L tokens. Packed, it is [R, C]: R rows of C tokens, several sequences in each.
 
     Attributes:
         token_ids: int64 [A, B], the padding token where there is none.
@@ -132,7 +133,7 @@ class TokenTensors(SequenceTensors):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class PaddedBatch(TokenTensors):
-    """One row for each sequence: A is N, B is L, the longest of them."""
+    """One row for each sequence, as wide as the longest: [A, B] is [N, L]."""
 
     def per_token(self, values: Tensor) -> Tensor:
         """Values of sequences [N] at each of their tokens [N, L]; 0 in padding."""
@@ -150,7 +151,7 @@ class PaddedBatch(TokenTensors):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class PackedBatch(TokenTensors):
-    """Several sequences in each row: A is R, B is C, what a row can hold.
+    """Several sequences in each row of C tokens: [A, B] is [R, C].
 
     Attributes:
         position_ids: Position of each token in its sequence, int64 [R, C]; 0 in padding.

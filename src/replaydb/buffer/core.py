@@ -10,13 +10,14 @@ import numpy as np
 from sqlalchemy import ColumnElement
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from replaydb import arguments
+from replaydb import checks
 from replaydb.buffer.waiting import Explain, LongWait
 from replaydb.database import filters
 from replaydb.database.repository.buffers import BufferRow, RunRow
 from replaydb.database.repository.locking import Scope, SettingsChangedError
 from replaydb.database.statements.groups import selection
 from replaydb.database.transactions import GRACE_SECONDS, Database, Transaction, allowance, end_in
+from replaydb.episodes import GroupStatus
 from replaydb.errors import ReplayDBError
 from replaydb.settings import BufferSettings
 
@@ -134,8 +135,8 @@ class BufferCore:
     ) -> ColumnElement[bool]:
         return selection(
             self.id,
-            ids=None if ids is None else arguments.ids(ids),
-            tasks=arguments.names("tasks", tasks),
-            statuses=arguments.statuses(statuses),
+            ids=checks.optional(checks.ids, "ids", ids),
+            tasks=checks.names("tasks", tasks),
+            statuses=checks.some_of("statuses", statuses, GroupStatus),
             where=filters.checked(where),
         )

@@ -15,7 +15,7 @@ import numpy as np
 from sqlalchemy import ColumnElement
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from replaydb import arguments
+from replaydb import checks
 from replaydb.batch.batch import Batch
 from replaydb.buffer.core import BufferCore
 from replaydb.buffer.lease import Lease
@@ -50,7 +50,6 @@ from replaydb.errors import (
     ReplayDBError,
     StoreClosedError,
 )
-from replaydb.inputs import to_flag
 from replaydb.opening import Opening
 from replaydb.policies import Fifo, SamplingPolicy, Uniform
 
@@ -119,10 +118,10 @@ class Drawing(BufferCore):
         request = DrawRequest(
             portions(n, policy, tasks, condition),
             describe(policy),
-            to_flag("allow_partial", allow_partial),
-            step_number(step),
+            checks.flag("allow_partial", allow_partial),
+            checks.optional(checks.whole_number, "step", step),
         )
-        result = await self._draw(request, arguments.seconds("timeout", timeout))
+        result = await self._draw(request, checks.seconds("timeout", timeout))
         result.raise_if_damaged()
         return result.batch
 
@@ -166,21 +165,20 @@ class Drawing(BufferCore):
         Raises:
             NotEnoughGroupsError: When entered; as for `sample`, so are the others.
         """
-        chosen = arguments.statuses(statuses) or frozenset()
-        if not chosen or not chosen <= _LEASABLE:
-            expected = ", ".join(sorted(_LEASABLE))
-            raise InvalidInputError("statuses", f"some of {expected}", repr(statuses))
-        seconds = arguments.duration("ttl", ttl)
+        chosen = checks.some_of("statuses", statuses, sorted(_LEASABLE))
+        if not chosen:
+            raise InvalidInputError("statuses", "at least one", repr(statuses))
+        seconds = checks.duration("ttl", ttl)
         who = f"{socket.gethostname()}:{os.getpid()}" if owner is None else owner
         request = DrawRequest(
             portions(n, policy, tasks, eligible(where, max_staleness, runs)),
             describe(policy),
-            to_flag("allow_partial", allow_partial),
-            step_number(step),
+            checks.flag("allow_partial", allow_partial),
+            checks.optional(checks.whole_number, "step", step),
             tuple(GroupStatus(status) for status in sorted(chosen)),
-            LeaseTerms(arguments.one_name("owner", who), seconds),
+            LeaseTerms(checks.name("owner", who), seconds),
         )
-        wait = arguments.seconds("timeout", timeout)
+        wait = checks.seconds("timeout", timeout)
 
         async def opened() -> Lease:
             result = await self._draw(request, wait)
@@ -391,8 +389,3 @@ async def _end(reading: asyncio.Task[Any]) -> None:
 def reasons(damaged: Mapping[int, str]) -> str:
     """What is wrong with damaged groups, each thing once."""
     return "; ".join(sorted(set(damaged.values())))
-
-
-def step_number(step: Any) -> int | None:
-    """A trainer step that a call was given, checked."""
-    return None if step is None else arguments.whole_number("step", step)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, overload
 from sqlalchemy import ColumnElement
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from replaydb import arguments
+from replaydb import checks
 from replaydb.batch.batch import Batch
 from replaydb.buffer.drawing import Drawing
 from replaydb.buffer.lease import Lease
@@ -99,7 +99,7 @@ class Feeding(Drawing, Looking):
             InvalidInputError: An argument is wrong. What `sample` raises comes with the batch.
         """
         checked_policy(policy)
-        arguments.quotas(batch_size)
+        checks.quotas("n", batch_size)
 
         options: dict[str, Any] = {
             "tasks": tasks,
@@ -119,9 +119,9 @@ class Feeding(Drawing, Looking):
             draw,
             self.redraw,
             collate,
-            prefetch=arguments.whole_number("prefetch", prefetch),
-            first_step=arguments.whole_number("first_step", first_step),
-            num_steps=None if num_steps is None else arguments.whole_number("num_steps", num_steps),
+            prefetch=checks.whole_number("prefetch", prefetch),
+            first_step=checks.whole_number("first_step", first_step),
+            num_steps=checks.optional(checks.whole_number, "num_steps", num_steps),
         )
 
     async def metrics(self, *, draws: int = 100) -> dict[str, float]:
@@ -134,7 +134,7 @@ class Feeding(Drawing, Looking):
             draws: `train/` and `replay/` are about so many of the last recorded draws, and `gen/`
                 about what was put since the first of them.
         """
-        number = arguments.whole_number("draws", draws, least=1)
+        number = checks.whole_number("draws", draws, least=1)
 
         async def work(connection: AsyncConnection) -> dict[str, float]:
             now = await self._database.backend.now(connection)

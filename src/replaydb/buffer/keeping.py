@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 from sqlalchemy import ColumnElement
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from replaydb import arguments
+from replaydb import checks
 from replaydb.batch.stored import StoredGroup
 from replaydb.buffer.core import BufferCore
 from replaydb.buffer.drawing import reasons
@@ -37,8 +37,8 @@ from replaydb.errors import (
     RateLimitedError,
     UnknownGroupError,
 )
-from replaydb.inputs import to_flag
 from replaydb.results import BufferStats, PromptInfo
+from replaydb.settings import BufferSettings, SettingsChanges, all_changes
 
 
 class Keeping(BufferCore):
@@ -52,7 +52,7 @@ class Keeping(BufferCore):
             PayloadGoneError: Of some only the scalars are left.
             CorruptPayloadError: Stored bytes of some are damaged.
         """
-        wanted = arguments.ids(ids)
+        wanted = checks.ids("ids", ids)
         decoded = await self._fetch(wanted)
         known = decoded.groups.keys() | decoded.corrupt.keys() | decoded.gone
         if missing := [one for one in wanted if one not in known]:
@@ -99,7 +99,7 @@ class Keeping(BufferCore):
 
     async def cursor(self, name: str) -> Any:
         """The JSON value last written under a name by `put` or `ack`; None if there is none."""
-        arguments.one_name("name", name)
+        checks.name("name", name)
         return await self._database.read(
             lambda connection: lineage.cursor(connection, self.id, name)
         )
@@ -150,8 +150,9 @@ class Keeping(BufferCore):
                 the power of `priority_exponent`) that is neither 0 nor in [1e-150, 1e150]; nothing
                 was changed.
         """
-        wanted = arguments.ids(ids)
-        new = dict(zip(wanted, arguments.priorities(priorities, len(wanted)), strict=True))
+        wanted = checks.ids("ids", ids)
+        given = checks.priorities("priorities", priorities, len(wanted))
+        new = dict(zip(wanted, given, strict=True))
         if not new:
             return 0
 
@@ -189,8 +190,8 @@ class Keeping(BufferCore):
             InvalidInputError: The version is lower than the buffer's, without `rewind`; or the
                 buffer follows another lineage, without `take_over`.
         """
-        number = arguments.whole_number("version", version)
-        rewind, take_over = to_flag("rewind", rewind), to_flag("take_over", take_over)
+        number = checks.whole_number("version", version)
+        rewind, take_over = checks.flag("rewind", rewind), checks.flag("take_over", take_over)
 
         async def work(connection: AsyncConnection, scope: Scope) -> int:
             return await policies.advance(
@@ -202,21 +203,28 @@ class Keeping(BufferCore):
         self._database.signal.announce()
         return expired
 
-    async def update_settings(self, **changes: Any) -> None:
+    async def update_settings(
+        self, settings: BufferSettings | None = None, **changes: Unpack[SettingsChanges]
+    ) -> None:
         """Change settings, for every process; what is stored is brought in line at once.
 
         A smaller capacity evicts at the next put.
 
+        Args:
+            settings: All of them. By default they stay as they are.
+            changes: Single fields of `BufferSettings`; the others stay as they are.
+
         Raises:
             InvalidSettingsError: Unknown or impossible; nothing was changed.
         """
+        wanted = all_changes(settings, changes)
 
         async def work(connection: AsyncConnection) -> BufferRow:
             before = await buffers.state(connection, self.id, self.name, lock=True)
-            settings = before.settings.updated(changes)
-            if settings != before.settings:
-                await policies.apply_settings(connection, before, settings)
-            return replace(before, settings=settings)
+            updated = before.settings.updated(wanted)
+            if updated != before.settings:
+                await policies.apply_settings(connection, before, updated)
+            return replace(before, settings=updated)
 
         self.saw(await self._database.write(work, end=end_in(BULK_SECONDS)))
         self._database.signal.announce()
@@ -256,14 +264,14 @@ class Keeping(BufferCore):
         Raises:
             RateLimitedError: Not in time.
         """
-        size = arguments.whole_number("batch_size", batch_size, least=1)
-        stalest = arguments.whole_number("max_staleness", max_staleness)
+        size = checks.whole_number("batch_size", batch_size, least=1)
+        stalest = checks.whole_number("max_staleness", max_staleness)
         most = size * (1 + stalest)
-        wanted = arguments.whole_number("n", n, least=1)
+        wanted = checks.whole_number("n", n, least=1)
         if wanted > most:
             raise InvalidInputError("n", f"at most (max_staleness + 1) * batch_size = {most}", n)
-        names = arguments.names("tasks", tasks)
-        putters = arguments.names("runs", runs)
+        names = checks.names("tasks", tasks)
+        putters = checks.names("runs", runs)
 
         async def attempt(_: bool, end: float | None) -> int:
 
@@ -276,7 +284,7 @@ class Keeping(BufferCore):
                 raise RateLimitedError(f"{ahead} groups wait to be trained, {most} may be ahead")
             return most - ahead
 
-        seconds = arguments.seconds("timeout", timeout)
+        seconds = checks.seconds("timeout", timeout)
         return await self._in_time(attempt, seconds, unless=RateLimitedError)
 
     async def copy_to(

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from replaydb import arguments
+from replaydb import checks
 from replaydb.batch.batch import Batch
 from replaydb.cancellation import to_the_end
 from replaydb.database.repository import buffers, leases, lineage
@@ -21,7 +21,6 @@ from replaydb.errors import (
     LeaseExpiredError,
     StoreClosedError,
 )
-from replaydb.inputs import optional, to_text
 from replaydb.tracing import traced
 
 logger = logging.getLogger(__name__)
@@ -100,7 +99,7 @@ class Lease:
             LeaseExpiredError: The lease is over, or does not hold one of the ids; nothing changed.
         """
         chosen = self._chosen(ids)
-        cursors = arguments.cursors(cursor)
+        cursors = checks.cursors("cursor", cursor)
 
         async def work(connection: AsyncConnection) -> None:
             now = await self._database.backend.now(connection)
@@ -124,7 +123,7 @@ class Lease:
             LeaseExpiredError: The lease is over, or does not hold one of the ids; nothing changed.
         """
         chosen = self._chosen(ids)
-        why = optional(to_text, "reason", reason)
+        why = checks.optional(checks.text, "reason", reason)
 
         async def work(connection: AsyncConnection) -> list[int]:
             now = await self._database.backend.now(connection)
@@ -151,7 +150,7 @@ class Lease:
             LeaseExpiredError: The lease is over, or does not hold one of the ids; nothing changed.
         """
         chosen = self._chosen(ids)
-        why = to_text("reason", reason)
+        why = checks.text("reason", reason)
 
         async def work(connection: AsyncConnection) -> None:
             now = await self._database.backend.now(connection)
@@ -166,7 +165,7 @@ class Lease:
         Raises:
             LeaseExpiredError: It is over.
         """
-        seconds = self.ttl if ttl is None else arguments.duration("ttl", ttl)
+        seconds = self.ttl if ttl is None else checks.duration("ttl", ttl)
 
         async def work(connection: AsyncConnection) -> None:
             now = await self._database.backend.now(connection)
@@ -186,7 +185,7 @@ class Lease:
                 continue  # there is time for another beat
 
     def _chosen(self, ids: Iterable[int] | None) -> list[int] | None:
-        return None if ids is None else arguments.ids(ids)
+        return checks.optional(checks.ids, "ids", ids)
 
     def _let_go(self, ids: list[int] | None) -> None:
         self._held -= self._held if ids is None else set(ids)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Self, TypedDict, TypeVar
 
-from replaydb import arguments
+from replaydb import checks
 from replaydb.batch.batch import Batch
 from replaydb.buffer.lease import Lease
 from replaydb.cancellation import to_the_end
@@ -93,8 +93,8 @@ class Loader(Generic[T]):
             step, draws = state["step"], list(state["draws"])
         except (KeyError, TypeError) as error:
             raise InvalidInputError("state", "what state_dict gave", repr(state)) from error
-        self._next_step = arguments.whole_number("state['step']", step)
-        self._to_redraw = deque(arguments.ids(draws))
+        self._next_step = checks.whole_number("state['step']", step)
+        self._to_redraw = deque(checks.ids("ids", draws))
 
     def __aiter__(self) -> Self:
         return self

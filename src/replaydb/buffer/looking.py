@@ -10,10 +10,10 @@ import numpy as np
 from sqlalchemy import ColumnElement
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from replaydb import arguments
+from replaydb import checks
 from replaydb.batch.batch import Batch
 from replaydb.buffer.core import BufferCore
-from replaydb.buffer.drawing import Result, explaining, reasons, step_number
+from replaydb.buffer.drawing import Result, explaining, reasons
 from replaydb.buffer.requests import describe, eligible, portions
 from replaydb.database.records import Decoded
 from replaydb.database.repository import groups, leases, lineage, looks
@@ -25,7 +25,6 @@ from replaydb.errors import (
     PayloadGoneError,
     UnknownDrawError,
 )
-from replaydb.inputs import to_flag
 from replaydb.policies import SamplingPolicy, Uniform
 from replaydb.results import DrawInfo, LeaseInfo
 
@@ -74,7 +73,7 @@ class Looking(BufferCore):
         request = DrawRequest(
             portions(n, policy, tasks, condition),
             describe(policy),
-            to_flag("allow_partial", allow_partial),
+            checks.flag("allow_partial", allow_partial),
         )
 
         async def attempt(last: bool, end: float | None) -> Batch:
@@ -88,7 +87,7 @@ class Looking(BufferCore):
             result.raise_if_damaged()
             return result.batch
 
-        seconds = arguments.seconds("timeout", timeout)
+        seconds = checks.seconds("timeout", timeout)
         explain = explaining(self._database, self.id, request)
         try:
             return await self._in_time(
@@ -125,14 +124,14 @@ class Looking(BufferCore):
             before: Only those older than this draw id: where the next page begins.
             limit: How many at most.
         """
-        names = arguments.names("runs", runs)
+        names = checks.names("runs", runs)
         which = {
             "draw_id": None,
-            "step": step_number(step),
+            "step": checks.optional(checks.whole_number, "step", step),
             "runs": None if names is None else sorted(names),
-            "group_id": None if group_id is None else arguments.whole_number("group_id", group_id),
-            "before": None if before is None else arguments.whole_number("before", before),
-            "limit": arguments.whole_number("limit", limit, least=1),
+            "group_id": checks.optional(checks.whole_number, "group_id", group_id),
+            "before": checks.optional(checks.whole_number, "before", before),
+            "limit": checks.whole_number("limit", limit, least=1),
         }
         return await self._database.read(
             lambda connection: lineage.draws(connection, self.id, **which)
@@ -147,7 +146,7 @@ class Looking(BufferCore):
                 left. `error.batch` holds the others; so for the next.
             CorruptPayloadError: Stored bytes are damaged.
         """
-        number = arguments.whole_number("draw_id", draw_id)
+        number = checks.whole_number("draw_id", draw_id)
 
         async def work(connection: AsyncConnection) -> tuple[DrawInfo, Decoded]:
             record = await lineage.find_draw(connection, self.id, number)

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from replaydb import arguments
+from replaydb import checks
 from replaydb.buffer.core import BufferCore, T
 from replaydb.database.group_commit import Gate, GroupCommit, Submission
 from replaydb.database.records import (
@@ -33,7 +33,6 @@ from replaydb.errors import (
     RateLimitedError,
     ReplayDBError,
 )
-from replaydb.inputs import all_of
 
 #: Groups with more tokens than this together are encoded in a thread.
 ENCODE_INLINE_TOKENS = 32_768
@@ -93,8 +92,8 @@ class Putting(BufferCore):
             DatabaseError: The database refused.
         """
         several = _checked_put(groups, on_duplicate)
-        cursors = arguments.cursors(cursor)
-        seconds = arguments.seconds("timeout", timeout)
+        cursors = checks.cursors("cursor", cursor)
+        seconds = checks.seconds("timeout", timeout)
         if not several and not cursors:
             return []
         records = await self._encode(several, priority)
@@ -134,10 +133,10 @@ class Putting(BufferCore):
             DuplicateGroupError: The uid is taken.
             InvalidInputError: An argument is wrong.
         """
-        expected = arguments.whole_number("expected_episodes", expected_episodes, least=1)
+        expected = checks.whole_number("expected_episodes", expected_episodes, least=1)
         least = None
         if min_episodes is not None:
-            least = arguments.whole_number("min_episodes", min_episodes, least=1)
+            least = checks.whole_number("min_episodes", min_episodes, least=1)
             if least > expected:
                 raise InvalidInputError("min_episodes", f"at most {expected}", min_episodes)
         group = EpisodeGroup(
@@ -152,11 +151,11 @@ class Putting(BufferCore):
         )
         limit = None
         if deadline is not None:
-            limit = timedelta(seconds=arguments.duration("deadline", deadline))
+            limit = timedelta(seconds=checks.duration("deadline", deadline))
         record = replace(to_record(group, None), time_limit=limit)
         record.facts["min_episodes"] = least
         put = Put([record], "error")
-        return (await self._submit(put, arguments.seconds("timeout", timeout)))[0]
+        return (await self._submit(put, checks.seconds("timeout", timeout)))[0]
 
     async def add_episode(
         self,
@@ -184,18 +183,18 @@ class Putting(BufferCore):
             GroupClosedError: It takes no more episodes.
             DuplicateEpisodeError: The position is taken; the stored episode was kept.
         """
-        arguments.one_name("group_uid", group_uid)
+        checks.name("group_uid", group_uid)
         if not isinstance(episode, Episode):
             raise InvalidInputError("episode", "an Episode", type(episode).__name__)
         if position is not None:
-            position = arguments.whole_number("position", position)
+            position = checks.whole_number("position", position)
         record = to_episode_record(episode, self.settings.compression)
         addition = Addition(group_uid, position, record)
 
         async def attempt(_: bool, end: float | None) -> GroupStatus:
             return await self._additions.submit(Submission(addition, (), record.num_bytes), end)
 
-        seconds = arguments.seconds("timeout", timeout)
+        seconds = checks.seconds("timeout", timeout)
         return await self._in_time(attempt, seconds, unless=BufferFullError)
 
     async def drain(self) -> None:
@@ -314,11 +313,9 @@ class _RefusedError(Exception):
 
 
 def _checked_put(groups: Any, on_duplicate: str) -> Sequence[EpisodeGroup]:
-    if not isinstance(on_duplicate, str) or on_duplicate not in get_args(OnDuplicate):
-        expected = ", ".join(map(repr, get_args(OnDuplicate)))
-        raise InvalidInputError("on_duplicate", f"one of {expected}", repr(on_duplicate))
+    checks.one_of("on_duplicate", on_duplicate, get_args(OnDuplicate))
     given = [groups] if isinstance(groups, EpisodeGroup) else groups
-    several = all_of(EpisodeGroup, "groups", given)
+    several = checks.instances("groups", given, EpisodeGroup)
     uids: set[str] = set()
     for i, group in enumerate(several):
         check_puttable(group)

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement
 
-from replaydb import arguments
+from replaydb import checks
 from replaydb.database import filters
 from replaydb.database.repository.portions import Portion
 from replaydb.errors import InvalidInputError
@@ -27,10 +27,10 @@ def describe(policy: SamplingPolicy) -> str:
 def eligible(where: Any, max_staleness: Any, runs: str | Iterable[str] | None) -> Conditions:
     """Every filter of a call, by what it is to say of the groups that do not meet it."""
     conditions = {}
-    if (names := arguments.names("runs", runs)) is not None:
+    if (names := checks.names("runs", runs)) is not None:
         conditions["of_other_runs"] = filters.of_runs(sorted(names))
     if max_staleness is not None:
-        limit = arguments.whole_number("max_staleness", max_staleness)
+        limit = checks.whole_number("max_staleness", max_staleness)
         conditions["too_stale"] = filters.at_most_stale(limit)
     if (condition := filters.checked(where)) is not None:
         conditions["filtered_out"] = condition
@@ -45,8 +45,8 @@ def portions(
 ) -> tuple[Portion, ...]:
     """The parts of a batch: one, one of each task, or the shares of a mix."""
     checked = checked_policy(policy)
-    count, quotas = arguments.quotas(n)
-    names = arguments.names("tasks", tasks)
+    count, quotas = checks.quotas("n", n)
+    names = checks.names("tasks", tasks)
     if quotas is not None and names is not None:
         raise InvalidInputError("tasks", "None where n names the tasks", repr(tasks))
     if isinstance(checked, Mix):
@@ -66,7 +66,7 @@ def _shares(
     mix: Mix, count: int, names: frozenset[str] | None, conditions: Conditions
 ) -> Iterable[Portion]:
     for share, quota in zip(mix.shares, mix.quotas(count), strict=True):
-        own = arguments.names("tasks", share.tasks)
+        own = checks.names("tasks", share.tasks)
         if names is not None:
             own = names if own is None else own & names
         if quota:

@@ -8,8 +8,7 @@ The tensors of a payload, for E episodes of T tokens and N turns; those in brack
     [token/<name>]                   [T, ...]     [episode/<name>]    [E, ...]
     [each/<position>/token/<name>]   [its T, ...] [each/<position>/episode/<name>]   any shape
     [turn/counts]                    I64 [E]      [turn/<other columns>]             [N]
-    [turn/token_rewards]             F32 [T]      [turn/has_token_rewards]           BOOL [N]
-    [json]  U8: finish reasons, metadata, and which token extras turns have
+    [json]  U8: finish reasons and metadata
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from replaydb import checks
 from replaydb.codec import framing
 from replaydb.codec.framing import corrupt
 from replaydb.episodes import CORE_FIELDS
 from replaydb.episodes.arrays import TORCH_CODES, Array, from_bits
-from replaydb.episodes.flat import UNKNOWN_VERSION, FlatEpisodes, FlatTurns
+from replaydb.episodes.flat import NO_VERSION, FlatEpisodes, FlatTurns
 from replaydb.errors import CorruptPayloadError, InvalidInputError
-from replaydb.inputs import INT32, optional, to_json_object, to_name, to_text
 
 VERSION = 1
 
@@ -111,9 +110,6 @@ def _tensors(flat: FlatEpisodes) -> dict[str, Array]:
             tensors |= {f"each/{i}/{kind}/{name}": array for name, array in arrays.items()}
     if flat.turns is not None:
         tensors |= {f"turn/{name}": getattr(flat.turns, name) for name in _TURN_COLUMNS}
-        if flat.turns.token_rewards is not None:
-            tensors["turn/token_rewards"] = flat.turns.token_rewards
-            tensors["turn/has_token_rewards"] = flat.turns.has_token_rewards
     columns = _json_columns("", flat) | (_json_columns("turn_", flat.turns) if flat.turns else {})
     if columns:
         text = json.dumps(columns, allow_nan=False, separators=(",", ":"))
@@ -127,8 +123,6 @@ def _json_columns(prefix: str, rows: FlatEpisodes | FlatTurns) -> dict[str, Any]
         columns[f"{prefix}finish_reasons"] = rows.finish_reasons
     if any(rows.metadata):
         columns[f"{prefix}metadata"] = rows.metadata
-    if isinstance(rows, FlatTurns) and any(rows.token_extras):
-        columns[f"{prefix}token_extras"] = rows.token_extras
     return columns
 
 
@@ -174,7 +168,7 @@ class _Reader:
             each_extras=extras["each episode"],
             finish_reasons=self._list("finish_reasons", count, _finish_reason),
             metadata=self._list("metadata", count, _metadata),
-            turns=self._turns(count, total) if "turn/counts" in self._tensors else None,
+            turns=self._turns(count) if "turn/counts" in self._tensors else None,
         )
         if self._tensors or self._json:
             corrupt(f"unknown sections {[*self._tensors, *self._json]}")
@@ -185,10 +179,9 @@ class _Reader:
             _check_turns(flat, flat.turns)
         return flat
 
-    def _turns(self, num_episodes: int, num_tokens: int) -> FlatTurns:
+    def _turns(self, num_episodes: int) -> FlatTurns:
         lengths = self._column("turn/lengths", "I64")
         count = len(lengths)
-        rewards = self._optional("turn/token_rewards", "F32", num_tokens)
         return FlatTurns(
             counts=self._column("turn/counts", "I64", num_episodes),
             lengths=lengths,
@@ -199,9 +192,6 @@ class _Reader:
             has_token_versions=self._column("turn/has_token_versions", "BOOL", count),
             finish_reasons=self._list("turn_finish_reasons", count, _finish_reason),
             metadata=self._list("turn_metadata", count, _metadata),
-            token_rewards=rewards,
-            has_token_rewards=self._presence("turn/has_token_rewards", rewards, count),
-            token_extras=self._list("turn_token_extras", count, _names),
         )
 
     def _column(self, name: str, code: str, length: int | None = None) -> NDArray[Any]:
@@ -216,7 +206,7 @@ class _Reader:
         return self._column(name, code, length) if name in self._tensors else None
 
     def _presence(self, name: str, column: NDArray[Any] | None, count: int) -> NDArray[np.bool_]:
-        """Which rows have the column: all, where there is one and nothing else is said."""
+        """Which episodes have the column: all, where there is one and nothing else is said."""
         if column is not None and name in self._tensors:
             return self._column(name, "BOOL", count)
         return np.full(count, column is not None)
@@ -239,7 +229,7 @@ class _Reader:
                 length = lengths[int(position)] if kind == "token" else None
             if length is not None and array.shape[:1] != (length,):
                 corrupt(f"{section} is {list(array.shape)}, not [{length}, ...]")
-            target[to_name(section, name)] = from_bits(array, TORCH_CODES.get(code, ""))
+            target[checks.name(section, name)] = from_bits(array, TORCH_CODES.get(code, ""))
         if any(found.values()):
             _check_names(found)
         return found
@@ -261,20 +251,11 @@ def _check_names(extras: dict[str, dict[Any, Any]]) -> None:
 
 
 def _finish_reason(value: Any) -> str | None:
-    return optional(to_text, "finish_reason", value)
+    return checks.optional(checks.text, "finish_reason", value)
 
 
 def _metadata(value: Any) -> dict[str, Any]:
-    return to_json_object("metadata", value)
-
-
-def _names(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list | None):
-        corrupt(f"{value!r} are no names of token extras")
-    names = tuple(to_name("token_extras", name) for name in value or ())
-    if len(set(names)) != len(names):
-        corrupt(f"token extras {names} of one turn")
-    return names
+    return checks.json_object("metadata", value)
 
 
 def _check_rows(flat: FlatEpisodes, rows: FlatEpisodes | FlatTurns) -> None:
@@ -283,7 +264,7 @@ def _check_rows(flat: FlatEpisodes, rows: FlatEpisodes | FlatTurns) -> None:
     if not all(0 <= prompt <= n for prompt, n in zip(prompt_lengths, lengths, strict=True)):
         corrupt(f"prompt lengths {prompt_lengths} do not fit lengths {lengths}")
     versions = rows.versions.tolist()
-    if not all(INT32[0] <= n <= INT32[1] or n == UNKNOWN_VERSION for n in versions):
+    if not all(checks.INT32[0] <= n <= checks.INT32[1] or n == NO_VERSION for n in versions):
         corrupt(f"policy versions {versions} are not 32-bit")
     if any(map(math.isinf, rows.rewards.tolist())):
         corrupt("a reward is infinite")
@@ -299,19 +280,9 @@ def _check_turns(flat: FlatEpisodes, turns: FlatTurns) -> None:
     """The turns of an episode, where it has any, must make up its tokens."""
     _check_rows(flat, turns)
     lengths, begin = turns.lengths.tolist(), 0
-    for i, (count, size) in enumerate(
-        zip(turns.counts.tolist(), flat.lengths.tolist(), strict=True)
-    ):
-        end = begin + max(count, 0)
-        if count < 0 or (count and sum(lengths[begin:end]) != size):
-            corrupt(f"turns of {lengths[begin:end]} in an episode of {size} tokens")
-        named = set[str]().union(*turns.token_extras[begin:end])
-        if not named <= flat.token_extras.keys() | flat.each_token_extras.get(i, {}):
-            corrupt(f"token extras {sorted(named)} of turns, which their episode does not have")
-        begin = end
+    for count, size in zip(turns.counts.tolist(), flat.lengths.tolist(), strict=True):
+        if count < 0 or (count and sum(lengths[begin : begin + count]) != size):
+            corrupt(f"turns of {lengths[begin : begin + count]} in an episode of {size} tokens")
+        begin += count
     if begin != len(lengths):
         corrupt(f"{begin} turns counted, {len(lengths)} described")
-    if turns.token_rewards is not None and not np.isfinite(turns.token_rewards).all():
-        corrupt("a reward of a token is not finite")
-    if np.isnan(turns.rewards[turns.has_token_rewards]).any():
-        corrupt("rewards of tokens, but none of their turn")

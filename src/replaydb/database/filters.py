@@ -32,6 +32,7 @@ from sqlalchemy import (
 from sqlalchemy.sql import elements, functions, operators
 from sqlalchemy.types import TypeEngine
 
+from replaydb import checks
 from replaydb.database.expressions import among
 from replaydb.database.group_columns import COLUMNS
 from replaydb.database.schema import Tags, UtcDateTime, episode_group, run
@@ -53,7 +54,6 @@ from replaydb.database.terms import (
     refused,
     shown,
 )
-from replaydb.inputs import INT32, to_int, to_text
 
 MAX_VALUES = 10_000
 MAX_PARTS = 1000  # SQLite nests a thousand expressions at most
@@ -340,5 +340,5 @@ def _is_known(sql_type: TypeEngine[Any]) -> bool:
 def _step(step: object) -> str | int:
     """An object's key, or a position in an array."""
     if isinstance(step, str):
-        return to_text("where", step)
-    return to_int("where", step, 0, INT32[1])
+        return checks.text("where", step)
+    return checks.whole_number("where", step, 0, checks.INT32[1])

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from replaydb import codec
+from replaydb import checks, codec
 from replaydb.batch.stored import StoredGroup
 from replaydb.database.schema import Damaged
 from replaydb.episodes import Episode, EpisodeGroup, GroupStatus
-from replaydb.episodes.flat import flatten
-from replaydb.errors import CorruptPayloadError, InvalidInputError
-from replaydb.inputs import to_number
+from replaydb.episodes.flat import NO_VERSION, FlatEpisodes, flatten
+from replaydb.episodes.rewards import reward_stats
+from replaydb.errors import CorruptPayloadError
 
 #: A row, by the names of its columns.
 Facts = Mapping[str, Any]
@@ -74,9 +75,7 @@ def check_puttable(group: EpisodeGroup) -> None:
     Raises:
         InvalidInputError: Naming the statuses it can.
     """
-    if group.status not in PUTTABLE:
-        expected = ", ".join(sorted(PUTTABLE))
-        raise InvalidInputError("status", f"one of {expected}", repr(group.status.value))
+    checks.one_of("status", group.status, sorted(PUTTABLE))
 
 
 def to_record(
@@ -85,44 +84,39 @@ def to_record(
     priority: float | Callable[[EpisodeGroup], float] | None = None,
 ) -> GroupRecord:
     """Encode a group; a priority given here, or what it makes of the group, replaces its own."""
-    episodes = group.episodes
     if priority is None:
         priority = group.priority
     elif callable(priority):
         priority = priority(group)
-    data = codec.encode(flatten(episodes), compression=compression)
+    # Episodes that arrived one by one are stored together the next time.
+    whole = group.parts[0] if len(group.parts) == 1 else flatten(group.episodes)
+    data = codec.encode(whole, compression=compression) if whole.num_episodes else b""
+    texts = group.texts
     facts = {
         "group_uid": group.group_uid,
         "prompt_uid": group.prompt_uid,
         "task_name": group.task_name,
         "group_status": group.status.value,
-        "priority": to_number("priority", priority, least=0.0),
+        "priority": checks.priority("priority", priority),
         "min_policy_version": group.min_policy_version,
         "max_policy_version": group.max_policy_version,
-        "num_episodes": len(episodes),
+        "num_episodes": whole.num_episodes,
         "expected_episodes": group.expected_episodes,
-        "num_tokens": group.num_tokens,
-        "num_bytes": len(data) if episodes else 0,
+        "num_tokens": whole.num_tokens,
+        "num_bytes": len(data),
         **reward_facts(group.rewards),
         "times_sampled": 0,
         "attempts": 0,
         "min_episodes": None,
         "deadline": None,
-        "has_transcript": any(episode.text is not None for episode in episodes),
+        "has_transcript": any(text is not None for text in texts),
         "tags": group.tags,
     }
     return GroupRecord(
         facts,
-        [
-            {"position": position, **_episode_facts(episode)}
-            for position, episode in enumerate(episodes)
-        ],
-        [
-            {"position": position, "text": episode.text}
-            for position, episode in enumerate(episodes)
-            if episode.text is not None
-        ],
-        [{"part": 0, **_payload(data)}] if episodes else [],
+        [{"position": i, **row} for i, row in enumerate(_episode_rows(whole))],
+        [{"position": i, "text": text} for i, text in enumerate(texts) if text is not None],
+        [{"part": 0, **_payload(data)}] if data else [],
     )
 
 
@@ -154,25 +148,14 @@ class EpisodeRecord:
 
 def to_episode_record(episode: Episode, compression: Literal["zstd"] | None) -> EpisodeRecord:
     """Encode an episode on its own."""
-    data = codec.encode(flatten([episode]), compression=compression)
-    return EpisodeRecord(_episode_facts(episode), _payload(data), episode.text)
+    flat = flatten([episode])
+    data = codec.encode(flat, compression=compression)
+    return EpisodeRecord(_episode_rows(flat)[0], _payload(data), episode.text)
 
 
 def reward_facts(rewards: NDArray[np.float64]) -> dict[str, float | None]:
-    """Reward columns of a group: over the rewards that are known, the std of the population.
-
-    Equal rewards have a std of exactly 0.0, which rounding in the mean does not always give.
-    """
-    known = rewards[~np.isnan(rewards)]
-    if not known.size:
-        return dict.fromkeys(("reward_mean", "reward_std", "reward_min", "reward_max"))
-    low, high = float(known.min()), float(known.max())
-    return {
-        "reward_mean": float(known.mean()),
-        "reward_std": float(known.std()) if low < high else 0.0,
-        "reward_min": low,
-        "reward_max": high,
-    }
+    """Reward columns of a group."""
+    return {f"reward_{name}": value for name, value in reward_stats(rewards)._asdict().items()}
 
 
 def _payload(data: bytes) -> dict[str, Any]:
@@ -183,18 +166,30 @@ def _payload(data: bytes) -> dict[str, Any]:
     }
 
 
-def _episode_facts(episode: Episode) -> dict[str, Any]:
-    return {
-        "reward": episode.reward,
-        "advantage": episode.advantage,
-        "num_tokens": episode.num_tokens,
-        "num_loss_tokens": episode.num_loss_tokens,
-        "num_turns": episode.num_turns,
-        "min_policy_version": episode.min_policy_version,
-        "max_policy_version": episode.max_policy_version,
-        "finish_reason": episode.finish_reason,
-        "metadata": episode.metadata,
+def _episode_rows(flat: FlatEpisodes) -> list[dict[str, Any]]:
+    """Columns of `episode` that the episodes themselves decide."""
+    places = pairwise(flat.offsets.tolist())
+    oldest, newest = flat.min_policy_versions, flat.max_policy_versions
+    turns = [1] * flat.num_episodes if flat.turns is None else flat.turns.counts.clip(1).tolist()
+    columns: dict[str, Sequence[Any]] = {
+        "reward": _nullable(flat.rewards, np.isnan(flat.rewards)),
+        "advantage": _nullable(flat.advantages, np.isnan(flat.advantages)),
+        "num_tokens": flat.lengths.tolist(),
+        "num_loss_tokens": [np.count_nonzero(flat.loss_mask[slice(*place)]) for place in places],
+        "num_turns": turns,
+        "min_policy_version": _nullable(oldest, oldest == NO_VERSION),
+        "max_policy_version": _nullable(newest, newest == NO_VERSION),
+        "finish_reason": flat.finish_reasons,
+        "metadata": flat.metadata,
     }
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _nullable(column: NDArray[Any], missing: NDArray[np.bool_]) -> list[Any]:
+    """The values of a column, None where they are missing."""
+    values = column.astype(object)
+    values[missing] = None
+    return list(values)
 
 
 @dataclass(slots=True)

@@ -34,6 +34,7 @@ from sqlalchemy.sql import operators
 from sqlalchemy.sql.functions import Function
 from sqlalchemy.types import TypeEngine
 
+from replaydb import checks
 from replaydb.database.expressions import (
     among,
     bytewise,
@@ -47,7 +48,6 @@ from replaydb.database.expressions import (
 )
 from replaydb.database.schema import UtcDateTime, episode_group
 from replaydb.errors import InvalidInputError
-from replaydb.inputs import INT64, to_int, to_number, to_scalar, to_text
 
 Kind = Literal["text", "integer", "number", "boolean", "time"]
 
@@ -102,18 +102,20 @@ def constant(value: object) -> Part:
     Raises:
         InvalidInputError: Of no kind that is compared, or none that both engines can hold.
     """
-    value = to_scalar(value)
+    value = checks.scalar(value)
     match value:
         case None:
             return None
         case bool():
             return Term(true() if value else false(), "boolean")
         case int():
-            return _bound(to_int("where", value, *INT64), BigInteger(), "integer")
+            return _bound(
+                checks.whole_number("where", value, *checks.INT64), BigInteger(), "integer"
+            )
         case float():
-            return _bound(to_number("where", value), Double(), "number")
+            return _bound(checks.number("where", value), Double(), "number")
         case str():
-            return _bound(to_text("where", value), Text(), "text")
+            return _bound(checks.text("where", value), Text(), "text")
         case datetime(tzinfo=None):
             refused("times with a time zone", repr(value))
         case datetime():
@@ -305,7 +307,7 @@ _ASCII_LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 
 
 def _escaped(given: str, escape: str | None, *, wildcards: bool) -> str:
-    """The same pattern with a backslash as its escape character; or a text as one."""
+    """A pattern whose escape character is a backslash; without wildcards, of a plain text."""
     like, characters = [], iter(given)
     for character in characters:
         if character == escape:

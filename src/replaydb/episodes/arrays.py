@@ -7,15 +7,15 @@ tensors. torch is only looked for in `sys.modules`: a caller who has none made n
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from numbers import Number
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar, cast
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from replaydb import checks
 from replaydb.errors import InvalidInputError
-from replaydb.inputs import INT32, to_int, to_name
 
 if TYPE_CHECKING:
     import torch
@@ -64,8 +64,10 @@ def to_int32(field: str, value: ArrayLike) -> NDArray[np.int32]:
         raise InvalidInputError(field, "integers", f"dtype {array.dtype}")
     if array.size and array.dtype != np.int32:
         low, high = int(array.min()), int(array.max())
-        if low < INT32[0] or high > INT32[1]:
-            raise InvalidInputError(field, "32-bit integers", low if low < INT32[0] else high)
+        if low < checks.INT32[0] or high > checks.INT32[1]:
+            raise InvalidInputError(
+                field, "32-bit integers", low if low < checks.INT32[0] else high
+            )
     return frozen(array, "<i4")
 
 
@@ -119,9 +121,11 @@ def named_arrays(
         return {}
     if not isinstance(arrays, Mapping):
         raise InvalidInputError(field, "a mapping of names to arrays", type(arrays).__name__)
-    check_names(field, arrays, taken)
+    for name in arrays:
+        if name in taken:
+            raise InvalidInputError(field, "a name that is not taken", repr(name))
     return {
-        to_name(f"{field} name", name): own(to_array(f"{field}[{name!r}]", array))
+        checks.name(f"{field} name", name): own(to_array(f"{field}[{name!r}]", array))
         for name, array in arrays.items()
     }
 
@@ -136,51 +140,6 @@ def own(array: Array) -> Array:
 def frozen(value: ArrayLike, dtype: DTypeLike) -> NDArray[Any]:
     """A read-only, contiguous copy: a caller may go on using the buffer it came from."""
     return _read_only(np.array(value, dtype=dtype, order="C"))
-
-
-def check_names(field: str, names: Iterable[str], taken: Collection[str]) -> None:
-    """Refuse names that are taken."""
-    for name in names:
-        if name in taken:
-            raise InvalidInputError(field, "a name that is not taken", repr(name))
-
-
-def spread_named(
-    field: str, arrays: Mapping[str, Array], total: int, response: int | None = None
-) -> dict[str, Array]:
-    """Named arrays [total, ...], each by the rule of `spread`."""
-    return {
-        name: spread(f"{field}[{name!r}]", array, total, response) for name, array in arrays.items()
-    }
-
-
-def end_to_end(
-    field: str, pieces: Sequence[Mapping[str, Array]], lengths: Sequence[int]
-) -> dict[str, Array]:
-    """Named arrays of pieces of these lengths as one array [sum of lengths, ...] by name.
-
-    Zeros stand in the pieces that have no array of a name.
-
-    Raises:
-        InvalidInputError: One name has several dtypes or shapes.
-    """
-    joined: dict[str, Array] = {}
-    for name in dict.fromkeys(name for piece in pieces for name in piece):
-        given = [piece[name] for piece in pieces if name in piece]
-        kinds = {(dtype_name(array), *array.shape[1:]) for array in given}
-        if len(kinds) > 1:
-            actual = sorted(map(str, kinds))
-            raise InvalidInputError(
-                f"{field}[{name!r}]", "one dtype and shape in all turns", actual
-            )
-        whole = np.zeros((sum(lengths), *given[0].shape[1:]), bits(given[0]).dtype)
-        end = 0
-        for piece, length in zip(pieces, lengths, strict=True):
-            end += length
-            if name in piece:
-                whole[end - length : end] = bits(piece[name])
-        joined[name] = from_bits(_read_only(whole), dtype_name(given[0]))
-    return joined
 
 
 def spread(field: str, array: _A, total: int, response: int | None = None) -> _A:
@@ -210,7 +169,7 @@ def to_versions(value: ArrayLike, total: int, response: int | None = None) -> Ve
     if value is None:
         return None
     if isinstance(value, Number) or getattr(value, "ndim", 1) == 0:
-        return to_int("policy_version", value)
+        return checks.whole_number("policy_version", value, *checks.INT32)
     given = to_int32("policy_version", value)
     versions = np.array(spread("policy_version", given, total, response))
     if not given.size:

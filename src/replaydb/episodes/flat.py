@@ -18,31 +18,26 @@ from replaydb.episodes.arrays import Array, Versions, bits, dtype_name, from_bit
 from replaydb.episodes.episode import Episode
 from replaydb.episodes.turns import Turn, same_fields
 
-# A version column cannot hold None; no version is this low, they are 32-bit.
-UNKNOWN_VERSION = int(np.iinfo(np.int64).min)
+#: Stands for None in the version columns that are stored: versions are 32-bit.
+NO_VERSION = int(np.iinfo(np.int64).min)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FlatTurns:
     """The turns of the episodes of one part: N in all, in order.
 
-    Their tokens, masks, logprobs, per-token versions and token extras are those of
-    `FlatEpisodes`, cut at `lengths`.
+    Their tokens, logprobs and per-token versions are those of `FlatEpisodes`, cut at `lengths`.
 
     Attributes:
         counts: Turns of each episode, int64 [E]; 0 where it was not built from turns.
         lengths: Tokens of each turn, int64 [N].
         prompt_lengths: Of which are context, int64 [N].
         rewards: float64 [N]; NaN where there is none.
-        versions: int64 [N]; `UNKNOWN_VERSION` where unknown or per token.
+        versions: int64 [N]; `NO_VERSION` where unknown or per token.
         has_logprobs: bool [N].
         has_token_versions: bool [N].
         finish_reasons: N strings or None.
         metadata: N JSON objects.
-        token_rewards: float32 [T], T of `FlatEpisodes`, only meaningful on the responses of turns
-            that say they have them; None if there are none.
-        has_token_rewards: bool [N].
-        token_extras: Which token extras of its episode each turn has: N lists of names.
     """
 
     counts: NDArray[np.int64]
@@ -54,9 +49,6 @@ class FlatTurns:
     has_token_versions: NDArray[np.bool_]
     finish_reasons: tuple[str | None, ...]
     metadata: tuple[dict[str, Any], ...]
-    token_rewards: NDArray[np.float32] | None
-    has_token_rewards: NDArray[np.bool_]
-    token_extras: tuple[tuple[str, ...], ...]
 
     def __eq__(self, other: object) -> bool:
         return same_fields(self, other) if isinstance(other, FlatTurns) else NotImplemented
@@ -71,7 +63,7 @@ class FlatEpisodes:
         prompt_lengths: Tokens before the (first) response, int64 [E].
         rewards: float64 [E]; NaN where there is none.
         advantages: float64 [E]; NaN where there is none.
-        versions: int64 [E]; `UNKNOWN_VERSION` where unknown or per token.
+        versions: int64 [E]; `NO_VERSION` where unknown or per token.
         has_logprobs: bool [E].
         has_token_versions: bool [E].
         token_ids: int32 [T].
@@ -124,19 +116,32 @@ class FlatEpisodes:
         np.cumsum(self.lengths, out=offsets[1:])
         return offsets
 
+    @property
+    def min_policy_versions(self) -> NDArray[np.int64]:
+        """The oldest version that made a token of each, int64 [E]; or `NO_VERSION`."""
+        return self._extreme_versions(np.minimum)
+
+    @property
+    def max_policy_versions(self) -> NDArray[np.int64]:
+        """The newest version that made a token of each, int64 [E]; or `NO_VERSION`."""
+        return self._extreme_versions(np.maximum)
+
+    def _extreme_versions(self, extreme: np.ufunc) -> NDArray[np.int64]:
+        if self.token_versions is None:
+            return self.versions
+        filled = self.lengths > 0  # as is every episode that has versions per token
+        extremes = np.empty_like(self.versions)
+        extremes[filled] = extreme.reduceat(self.token_versions, self.offsets[:-1][filled])
+        return np.where(self.has_token_versions, extremes, self.versions)
+
     def episodes(self, texts: Sequence[str | None] | None = None) -> list[Episode]:
         """The episodes, their arrays being views of these.
 
         Args:
             texts: Transcripts, one per episode.
         """
+        turns = _unflatten_turns(self, self.turns) if self.turns is not None else None
         ends = self.offsets.tolist()
-        token_extras = [
-            {name: column[begin:end] for name, column in self.token_extras.items()}
-            | self.each_token_extras.get(i, {})
-            for i, (begin, end) in enumerate(pairwise(ends))
-        ]
-        turns = _unflatten_turns(self, self.turns, token_extras) if self.turns else None
         return [
             Episode._trusted(
                 token_ids=self.token_ids[begin:end],
@@ -147,7 +152,10 @@ class FlatEpisodes:
                 advantage=_known(self.advantages[i]),
                 policy_version=_version(self.token_versions, begin, end, self, i),
                 finish_reason=self.finish_reasons[i],
-                token_extras=token_extras[i],
+                token_extras={
+                    **{name: column[begin:end] for name, column in self.token_extras.items()},
+                    **self.each_token_extras.get(i, {}),
+                },
                 extras={
                     # the ellipsis makes a 0-d array of what would be a scalar
                     **{name: column[i, ...] for name, column in self.extras.items()},
@@ -217,44 +225,25 @@ def _flatten_turns(episodes: Sequence[Episode]) -> FlatTurns:
         has_token_versions=_per_token(versions),
         finish_reasons=tuple(turn.finish_reason for turn in turns),
         metadata=tuple(turn.metadata for turn in turns),
-        token_rewards=_filled(
-            [_token_rewards(episode) for episode in episodes],
-            [episode.num_tokens for episode in episodes],
-            np.float32,
-            0,
-        ),
-        has_token_rewards=np.array([turn.token_rewards is not None for turn in turns], np.bool_),
-        token_extras=tuple(tuple(turn.token_extras) for turn in turns),
     )
 
 
-def _unflatten_turns(
-    flat: FlatEpisodes, columns: FlatTurns, token_extras: Sequence[dict[str, Array]]
-) -> list[tuple[Turn, ...]]:
-    """The turns of each episode, cut out of its tokens and its token extras."""
+def _unflatten_turns(flat: FlatEpisodes, columns: FlatTurns) -> list[tuple[Turn, ...]]:
+    """The turns of each episode, cut out of the tokens of the episodes."""
     starts = flat.offsets.tolist()
     found, turn = [], 0
-    for start, count, extras in zip(starts, columns.counts.tolist(), token_extras, strict=False):
+    for begin, count in zip(starts, columns.counts.tolist(), strict=False):
         mine = []
-        begin = start
         for i in range(turn, turn + count):
             middle, end = begin + int(columns.prompt_lengths[i]), begin + int(columns.lengths[i])
             mine.append(
                 Turn._trusted(
                     prompt_ids=flat.token_ids[begin:middle],
                     response_ids=flat.token_ids[middle:end],
-                    loss_mask=flat.loss_mask[middle:end],
                     logprobs=_cut(flat.logprobs, middle, end, columns.has_logprobs[i]),
                     reward=_known(columns.rewards[i]),
-                    token_rewards=_cut(
-                        columns.token_rewards, middle, end, columns.has_token_rewards[i]
-                    ),
                     policy_version=_version(flat.token_versions, middle, end, columns, i),
                     finish_reason=columns.finish_reasons[i],
-                    token_extras={
-                        name: extras[name][begin - start : end - start]
-                        for name in columns.token_extras[i]
-                    },
                     metadata=columns.metadata[i],
                 )
             )
@@ -268,28 +257,14 @@ def _token_versions(episode: Episode) -> NDArray[np.int32] | None:
     """Per-token versions of the episode, or of those of its turns that have them."""
     if isinstance(episode.policy_version, np.ndarray):
         return episode.policy_version
-    versions = [turn.policy_version for turn in episode.turns]
-    given = [version if isinstance(version, np.ndarray) else None for version in versions]
-    return _on_responses(episode, given, np.int32)
-
-
-def _token_rewards(episode: Episode) -> NDArray[np.float32] | None:
-    """Per-token rewards of those of its turns that have them."""
-    return _on_responses(episode, [turn.token_rewards for turn in episode.turns], np.float32)
-
-
-def _on_responses(
-    episode: Episode, arrays: Sequence[NDArray[Any] | None], dtype: DTypeLike
-) -> NDArray[Any] | None:
-    """Arrays of turns at the places of their responses, 0 elsewhere; None if all are."""
-    if all(array is None for array in arrays):
+    if not any(isinstance(turn.policy_version, np.ndarray) for turn in episode.turns):
         return None
-    row = np.zeros(episode.num_tokens, dtype)
+    row = np.zeros(episode.num_tokens, np.int32)
     end = 0
-    for turn, array in zip(episode.turns, arrays, strict=True):
+    for turn in episode.turns:
         end += turn.num_tokens
-        if array is not None:
-            row[end - len(turn.response_ids) : end] = array
+        if isinstance(turn.policy_version, np.ndarray):
+            row[end - len(turn.response_ids) : end] = turn.policy_version
     return row
 
 
@@ -338,7 +313,7 @@ def _concatenate(arrays: list[NDArray[Any]], dtype: DTypeLike) -> NDArray[Any]:
 
 
 def _scalar_versions(versions: Sequence[Versions]) -> NDArray[np.int64]:
-    return np.array([v if isinstance(v, int) else UNKNOWN_VERSION for v in versions], np.int64)
+    return np.array([v if isinstance(v, int) else NO_VERSION for v in versions], np.int64)
 
 
 def _per_token(versions: Sequence[Versions]) -> NDArray[np.bool_]:
@@ -365,4 +340,4 @@ def _version(
     if owner.has_token_versions[position]:
         return _cut(column, begin, end, owner.has_token_versions[position])
     version = int(owner.versions[position])
-    return None if version == UNKNOWN_VERSION else version
+    return None if version == NO_VERSION else version

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
+from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from replaydb import checks
 from replaydb.episodes.arrays import same
 from replaydb.episodes.episode import Episode
+from replaydb.episodes.flat import NO_VERSION, FlatEpisodes, flatten
+from replaydb.episodes.rewards import RewardStats, reward_stats
 from replaydb.errors import InvalidInputError
-from replaydb.inputs import all_of, optional, to_int, to_json_object, to_name, to_number
 
 
 class GroupStatus(StrEnum):
@@ -43,6 +47,8 @@ class GroupStatus(StrEnum):
 class EpisodeGroup:
     """The episodes of one prompt: stored, sampled, leased and evicted whole.
 
+    Episodes are laid end to end when the group is made; those that `episodes` returns are views.
+
     Attributes:
         task_name: Which task or environment it belongs to; at most 255 characters.
         prompt_uid: The prompt's id in its dataset, or None.
@@ -52,6 +58,8 @@ class EpisodeGroup:
         status: A `GroupStatus` or its value.
         tags: A JSON object to filter by.
         expected_episodes: How many episodes will make it complete; None if not said.
+        parts: The episodes as flat columns, in one part or several: what is stored, and what
+            tensors are made from.
 
     Raises:
         InvalidInputError: An argument has the wrong type or value, or a completed group has no
@@ -70,93 +78,125 @@ class EpisodeGroup:
         tags: Mapping[str, Any] | None = None,
         expected_episodes: int | None = None,
     ) -> None:
-        self.task_name = to_name("task_name", task_name)
-        self.prompt_uid = optional(to_name, "prompt_uid", prompt_uid)
-        self.group_uid = uuid.uuid4().hex if group_uid is None else to_name("group_uid", group_uid)
-        self.priority = to_number("priority", priority, least=0.0)
-        try:
-            self.status = GroupStatus(status)
-        except ValueError as error:
-            expected = "one of " + ", ".join(GroupStatus)
-            raise InvalidInputError("status", expected, repr(status)) from error
-        self.tags = to_json_object("tags", tags)
-        self._episodes = all_of(Episode, "episodes", episodes)
-        if not self._episodes and self.status is GroupStatus.COMPLETED:
+        several = checks.instances("episodes", episodes, Episode)
+        least = max(1, len(several))
+        uid = uuid.uuid4().hex if group_uid is None else group_uid
+        self._hold(
+            (flatten(several),) if several else (),
+            {i: episode.text for i, episode in enumerate(several) if episode.text is not None},
+            task_name=checks.name("task_name", task_name),
+            prompt_uid=checks.optional(checks.name, "prompt_uid", prompt_uid),
+            group_uid=checks.name("group_uid", uid),
+            priority=checks.priority("priority", priority),
+            status=checks.one_of("status", status, GroupStatus),
+            tags=checks.json_object("tags", tags),
+            expected_episodes=checks.optional(
+                checks.whole_number, "expected_episodes", expected_episodes, least, checks.INT32[1]
+            ),
+        )
+        if not several and self.status is GroupStatus.COMPLETED:
             raise InvalidInputError("episodes", "at least one in a completed group", "none")
-        if expected_episodes is not None:
-            low = max(1, len(self._episodes))
-            expected_episodes = to_int("expected_episodes", expected_episodes, low)
+
+    def _hold(
+        self,
+        parts: tuple[FlatEpisodes, ...],
+        texts: Mapping[int, str],
+        *,
+        task_name: str,
+        prompt_uid: str | None,
+        group_uid: str,
+        priority: float,
+        status: GroupStatus,
+        tags: dict[str, Any],
+        expected_episodes: int | None,
+    ) -> None:
+        """Take in what is known to be right; texts are by the position of their episode."""
+        self.task_name = task_name
+        self.prompt_uid = prompt_uid
+        self.group_uid = group_uid
+        self.priority = priority
+        self.status = status
+        self.tags = tags
         self.expected_episodes = expected_episodes
+        self.parts = parts
+        self._texts = texts
+        self._episodes: tuple[Episode, ...] | None = None
 
     @property
     def episodes(self) -> tuple[Episode, ...]:
-        """The episodes, in the order they were given or arrived."""
+        """The episodes, in the order they were given or arrived; their arrays are views."""
+        if self._episodes is None:
+            texts = iter(self.texts)
+            self._episodes = tuple(
+                episode
+                for part in self.parts
+                for episode in part.episodes(list(islice(texts, part.num_episodes)))
+            )
         return self._episodes
+
+    @property
+    def texts(self) -> list[str | None]:
+        """The transcripts of the episodes, in their order; None where there is none."""
+        return [self._texts.get(i) for i in range(self.num_episodes)]
 
     @property
     def num_episodes(self) -> int:
         """Episodes there are now."""
-        return len(self.episodes)
+        return sum(part.num_episodes for part in self.parts)
 
     @property
     def num_tokens(self) -> int:
         """Tokens of all episodes, prompts included."""
-        return sum(episode.num_tokens for episode in self.episodes)
+        return sum(part.num_tokens for part in self.parts)
 
     @property
     def num_loss_tokens(self) -> int:
         """Tokens the loss masks let through."""
-        return sum(episode.num_loss_tokens for episode in self.episodes)
+        return sum(int(np.count_nonzero(part.loss_mask)) for part in self.parts)
 
     @property
     def rewards(self) -> NDArray[np.float64]:
         """float64 [episodes]; NaN where an episode has none."""
-        return np.array([episode.reward for episode in self.episodes], np.float64)
+        return np.concatenate([part.rewards for part in self.parts] or [np.empty(0)])
+
+    @property
+    def advantages(self) -> NDArray[np.float64]:
+        """float64 [episodes]; NaN where an episode has none."""
+        return np.concatenate([part.advantages for part in self.parts] or [np.empty(0)])
 
     @property
     def reward_mean(self) -> float | None:
         """Mean over the episodes that have a reward; None if none has."""
-        rewards = self._known_rewards()
-        return float(rewards.mean()) if rewards.size else None
+        return self._reward_stats.mean
 
     @property
     def reward_std(self) -> float | None:
         """Population standard deviation; exactly 0.0 where all rewards are equal."""
-        rewards = self._known_rewards()
-        if not rewards.size:
-            return None
-        # np.std of equal numbers can come out as rounding noise, which would pass a `> 0` filter.
-        return float(rewards.std()) if (rewards != rewards[0]).any() else 0.0
+        return self._reward_stats.std
 
     @property
     def reward_min(self) -> float | None:
         """Lowest reward; None if no episode has one."""
-        rewards = self._known_rewards()
-        return float(rewards.min()) if rewards.size else None
+        return self._reward_stats.min
 
     @property
     def reward_max(self) -> float | None:
         """Highest reward; None if no episode has one."""
-        rewards = self._known_rewards()
-        return float(rewards.max()) if rewards.size else None
+        return self._reward_stats.max
+
+    @cached_property
+    def _reward_stats(self) -> RewardStats:
+        return reward_stats(self.rewards)
 
     @property
     def min_policy_version(self) -> int | None:
         """Oldest version in the group; None as soon as one episode's is unknown."""
-        versions = [episode.min_policy_version for episode in self.episodes]
-        known = [version for version in versions if version is not None]
-        return min(known) if known and len(known) == len(versions) else None
+        return _known(np.min, [part.min_policy_versions for part in self.parts])
 
     @property
     def max_policy_version(self) -> int | None:
         """Newest version in the group; None as soon as one episode's is unknown."""
-        versions = [episode.max_policy_version for episode in self.episodes]
-        known = [version for version in versions if version is not None]
-        return max(known) if known and len(known) == len(versions) else None
-
-    def _known_rewards(self) -> NDArray[np.float64]:
-        rewards = self.rewards
-        return rewards[~np.isnan(rewards)]
+        return _known(np.max, [part.max_policy_versions for part in self.parts])
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, EpisodeGroup):
@@ -175,3 +215,11 @@ class EpisodeGroup:
             f"{type(self).__name__}({self.task_name!r}, {self.num_episodes} episodes, "
             f"group_uid={self.group_uid!r}, status={self.status.value!r})"
         )
+
+
+def _known(
+    extreme: Callable[[NDArray[np.int64]], Any], columns: list[NDArray[np.int64]]
+) -> int | None:
+    """The extreme version of all columns, if every version is known."""
+    versions = np.concatenate(columns or [np.empty(0, np.int64)])
+    return int(extreme(versions)) if versions.size and NO_VERSION not in versions else None

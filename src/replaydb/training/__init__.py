@@ -10,16 +10,14 @@ prometheus   metrics for a scraper (extra `replaydb[prometheus]`); not imported 
 """
 
 from replaydb.batch import PackedBatch, PaddedBatch, SplitBatch
-from replaydb.buffer.loader import Loader
-from replaydb.episodes.merging import MergedRow, MergeReport, merge_turns
+from replaydb.episodes.merging import MergeReport, merge_turns
+from replaydb.publishing import publish
 from replaydb.replacement import Replacement, replace_uninformative
 from replaydb.training import advantages, importance, priorities
 from replaydb.training.critics import gae, terminal_rewards
 
 __all__ = [
-    "Loader",
     "MergeReport",
-    "MergedRow",
     "PackedBatch",
     "PaddedBatch",
     "Replacement",
@@ -32,3 +30,6 @@ __all__ = [
     "replace_uninformative",
     "terminal_rewards",
 ]
+
+publish(__name__, __all__)
+del publish

@@ -11,11 +11,10 @@ not be.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast, get_args
 
-from replaydb.arguments import whole_number
+from replaydb import checks
 from replaydb.episodes.arrays import Array
-from replaydb.errors import InvalidInputError
 from replaydb.training import segments
 
 A = TypeVar("A", bound=Array)
@@ -46,8 +45,7 @@ def grpo(
     Raises:
         InvalidInputError: Shapes differ, or an argument is wrong.
     """
-    if std not in ("sample", "population"):
-        raise InvalidInputError("std", "'sample' or 'population'", repr(std))
+    checks.one_of("std", std, get_args(Std))
     groups = _Groups.of(rewards, group_index, tolerance)
     return cast(
         "A", groups.result(groups.centred / (groups.std(1 if std == "sample" else 0) + eps))
@@ -109,7 +107,7 @@ def pass_at_k(rewards: A, group_index: Any, k: int, *, solved: float = 1.0) -> A
     Raises:
         InvalidInputError: Shapes differ, or an argument is wrong.
     """
-    draws = whole_number("k", k, least=1)
+    draws = checks.whole_number("k", k, least=1)
     groups = _Groups.of(rewards, group_index, -1.0)
     one = groups.values * 0.0 + 1.0
     right = segments.where(groups.known & (groups.values >= solved), one, 0.0)

@@ -10,8 +10,7 @@ import torch.distributed
 from sqlalchemy import ColumnElement
 from torch.utils.data import IterableDataset, get_worker_info
 
-from replaydb import blocking
-from replaydb.arguments import whole_number
+from replaydb import blocking, checks
 from replaydb.batch.batch import Batch
 from replaydb.buffer.loader import LoaderState
 from replaydb.database.schema import group
@@ -31,7 +30,7 @@ class ReplayDataset(IterableDataset[Any]):
         url: The store's.
         buffer: Name of the buffer, which must be there.
         batch_size: Groups of a batch.
-        policy: Which ones.
+        policy: How groups are chosen.
         shard: How batches of ranks and workers stay disjoint. "lease": each holds its groups until
             it asks for its next batch, which acks them; one that dies gives them back when the
             lease expires. "modulo": each is given the groups whose id modulo the number of shards
@@ -69,13 +68,12 @@ class ReplayDataset(IterableDataset[Any]):
     world_size: int | None = None
 
     def __post_init__(self) -> None:
-        if self.shard not in ("lease", "modulo"):
-            raise InvalidInputError("shard", "'lease' or 'modulo'", repr(self.shard))
+        checks.one_of("shard", self.shard, ("lease", "modulo"))
         if (self.rank is None) != (self.world_size is None):
             raise InvalidInputError("rank", "rank and world_size together", self.rank)
         if self.rank is not None and self.world_size is not None:
-            size = whole_number("world_size", self.world_size, least=1)
-            if whole_number("rank", self.rank) >= size:
+            size = checks.whole_number("world_size", self.world_size, least=1)
+            if checks.whole_number("rank", self.rank) >= size:
                 raise InvalidInputError("rank", f"less than world_size, {size}", self.rank)
         self._loader: blocking.Loader[Any] | None = None
         self._state: Mapping[str, Any] | None = None
@@ -99,7 +97,7 @@ class ReplayDataset(IterableDataset[Any]):
         return None if self._loader is None else self._loader.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Let the next iteration go on there."""
+        """Let the next iteration go on from a state that `state_dict` gave."""
         self._state = state
 
     def _open_loader(self, buffer: blocking.Buffer) -> blocking.Loader[Any]:

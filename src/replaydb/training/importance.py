@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from replaydb.arguments import whole_number
+from replaydb import checks
 from replaydb.batch import PackedBatch, PaddedBatch, SplitBatch
 from replaydb.batch.columns import UNKNOWN_VERSION
 from replaydb.errors import InvalidInputError
@@ -75,7 +75,7 @@ def truncated(ratios: Tensor, cap: float = 2.0) -> Tensor:
     Truncated importance sampling (Ionides, 2008; the c-bar of IMPALA, Espeholt et al., 2018; Yao
     et al., 2025, Your Efficient RL Framework Secretly Brings You Off-Policy RL Training).
     """
-    return ratios.detach().clamp(max=_positive("cap", cap))
+    return ratios.detach().clamp(max=checks.number("cap", cap, above=0.0))
 
 
 def clipped(ratios: Tensor, low: float = 0.2, high: float | None = None) -> Tensor:
@@ -106,7 +106,7 @@ def fresh_tokens(
     Returns:
         bool, the shape of `batch.loss_mask`.
     """
-    limit = whole_number("max_token_staleness", max_token_staleness)
+    limit = checks.whole_number("max_token_staleness", max_token_staleness)
     return batch.loss_mask & (version - _versions(batch) <= limit)
 
 
@@ -171,9 +171,3 @@ def _versions(batch: PaddedBatch | PackedBatch | SplitBatch) -> Tensor:
     if versions is None:
         versions = batch.per_token(batch.policy_versions)
     return torch.where(batch.loss_mask, versions, UNKNOWN_VERSION)
-
-
-def _positive(name: str, value: float) -> float:
-    if not value > 0.0:
-        raise InvalidInputError(name, "a number > 0", value)
-    return value

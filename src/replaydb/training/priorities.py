@@ -115,10 +115,9 @@ def td_errors(
 
 
 def _advantages(group: EpisodeGroup) -> NDArray[np.float64]:
-    stored = [episode.advantage for episode in group.episodes]
-    known = [advantage for advantage in stored if advantage is not None]
-    if len(known) == len(stored):
-        return np.array(known, np.float64)
+    stored = group.advantages
+    if not np.isnan(stored).any():
+        return stored
     rewards = group.rewards
     return advantages.grpo(rewards, np.zeros(len(rewards), np.int64))
 

@@ -9,6 +9,7 @@ import replaydb as rdb
 from replaydb import Buffer, Store
 from replaydb.database.schema import lease as lease_table
 from replaydb.database.schema import payload, transcript
+from replaydb.settings import ArchivedPayload
 from support.clock import Clock
 from support.connections import transaction
 from support.groups import group, groups, long_group
@@ -47,7 +48,9 @@ async def test_time_counts_as_an_attempt_too(store: Store, clock: Clock, url: st
 
 
 @pytest.mark.parametrize("kept", ["keep", "drop"])
-async def test_ack_archives_with_or_without_payload(store: Store, url: str, kept: str) -> None:
+async def test_ack_archives_with_or_without_payload(
+    store: Store, url: str, kept: ArchivedPayload
+) -> None:
     buffer = await store.buffer("math", archived_payload=kept)
     (group_id,) = await buffer.put(long_group("long", 50))
     async with buffer.lease(1, ttl=10):

@@ -11,6 +11,7 @@ from sqlalchemy import func, select
 import replaydb as rdb
 from replaydb import Buffer, Capacity, Store
 from replaydb.database.schema import episode_group, payload
+from replaydb.settings import Eviction, OnEvict
 from support.clock import Clock
 from support.connections import transaction
 from support.groups import group, groups, long_group
@@ -45,7 +46,7 @@ async def victims(buffer: Buffer, url: str, count: int) -> list[str]:
     ],
 )
 async def test_the_right_one_goes(
-    store: Store, url: str, eviction: str, expected: list[str]
+    store: Store, url: str, eviction: Eviction, expected: list[str]
 ) -> None:
     buffer = await store.buffer("math", eviction=eviction, capacity=Capacity(groups=5))
     facts: list[tuple[str, float, int | None]] = [
@@ -86,7 +87,7 @@ async def test_the_dead_go_first(store: Store, url: str) -> None:
 @pytest.mark.parametrize("on_evict", ["archive", "delete"])
 @pytest.mark.parametrize("status", ["filtered", "failed", "expired"])
 async def test_what_can_not_be_drawn_pushes_out_nothing_that_can(
-    store: Store, url: str, status: str, on_evict: str
+    store: Store, url: str, status: str, on_evict: OnEvict
 ) -> None:
     buffer = await store.buffer(
         "math", max_staleness=0, capacity=Capacity(groups=4), on_evict=on_evict
@@ -113,7 +114,7 @@ async def test_what_can_not_be_drawn_pushes_out_nothing_that_can(
 
 
 @pytest.mark.parametrize("on_evict", ["archive", "delete"])
-async def test_what_is_left_of_the_evicted(store: Store, url: str, on_evict: str) -> None:
+async def test_what_is_left_of_the_evicted(store: Store, url: str, on_evict: OnEvict) -> None:
     buffer = await store.buffer("math", on_evict=on_evict, capacity=Capacity(groups=1))
     (group_id,) = await buffer.put(long_group("first", 20))
     await buffer.put(group("second"))

@@ -11,6 +11,7 @@ import torch
 
 import replaydb as rdb
 from replaydb import Buffer, Episode, EpisodeGroup, GroupStatus, Store
+from replaydb.settings import Compression
 from support.groups import conversation, episode, group, groups, long_group
 from support.ledger import check_books
 from support.samples import DTYPES, array_of, sample_episodes
@@ -62,7 +63,7 @@ def everything() -> EpisodeGroup:
 
 @pytest.mark.parametrize("compression", [None, "zstd"])
 async def test_everything_comes_back_bit_for_bit(
-    store: Store, url: str, compression: str | None
+    store: Store, url: str, compression: Compression | None
 ) -> None:
     buffer = await store.buffer("math", compression=compression)
     given = everything()

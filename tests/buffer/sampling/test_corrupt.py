@@ -13,6 +13,7 @@ from sqlalchemy.exc import DBAPIError
 import replaydb as rdb
 from replaydb import Buffer, GroupStatus, SamplingPolicy, Store
 from replaydb.database.schema import episode_group, payload
+from replaydb.settings import Compression
 from support.connections import transaction
 from support.damage import DAMAGES, damage
 from support.groups import group, groups, long_group
@@ -22,7 +23,7 @@ from support.tables import group_facts
 @pytest.mark.parametrize("compression", [None, "zstd"])
 @pytest.mark.parametrize("how", DAMAGES)
 async def test_any_damage_is_noticed(
-    store: Store, url: str, how: str, compression: str | None
+    store: Store, url: str, how: str, compression: Compression | None
 ) -> None:
     buffer = await store.buffer("math", compression=compression)
     ids = await buffer.put([group("a"), group("b")])

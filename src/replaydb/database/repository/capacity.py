@@ -17,8 +17,7 @@ from replaydb.database.schema import IDLE, Damaged, group
 from replaydb.database.statements.draws import Order, Pool
 from replaydb.episodes import GroupStatus
 from replaydb.errors import BufferFullError, InvalidInputError
-from replaydb.policies import Capacity
-from replaydb.settings import BufferSettings
+from replaydb.settings import BufferSettings, Capacity
 
 #: Victims are looked up this many at a time, at least.
 PAGE = 16

@@ -7,7 +7,7 @@ from typing import assert_never
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.transitions import Accounts
 from replaydb.errors import InvalidInputError, RateLimitedError
-from replaydb.policies import MinSize, Queue, SamplesPerInsert
+from replaydb.settings import MinSize, Queue, SamplesPerInsert
 
 
 def check_put(state: BufferRow, accounts: Accounts, count: int) -> None:

@@ -41,7 +41,7 @@ def buffer_state(buffer_id: Any) -> Select[Any]:
 
 @prepared
 def lock_buffer(buffer_id: Any) -> Select[Any]:
-    """The same, locked against every change of it."""
+    """Row of a buffer, by id, locked against every change of it."""
     return select(buffer).where(buffer.c.id == buffer_id).with_for_update(key_share=True)
 
 

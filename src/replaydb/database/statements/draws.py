@@ -213,7 +213,7 @@ def all_eligible(
 def page_of_eligible(
     pool: Pool, eligible: ColumnElement[bool] | None, after: int, limit: int
 ) -> tuple[Select[Any], dict[str, Any]]:
-    """The same after an id, so many at most: to read a pool of any size in pages."""
+    """A page of the eligible groups of a pool: those after an id, so many at most."""
     # Not by id alone, for the reason that `_MEMBERS_BY_AGE` has.
     key = tuple_(group.group_status, group.id)
     later = key > tuple_(
@@ -261,7 +261,7 @@ def _mark_sampled(ids: Any, now: Any) -> Update:
 
 @cache
 def mark_sampled_and_rekey(order: Order) -> Update:
-    """The same, with a new arrival: dicts of `group_id`, `arrival` and `now`."""
+    """Count one more draw of groups, with new arrivals: `group_id`, `arrival`, `now`."""
     return rekey(order).values(_sampled(bindparam("now", type_=_NOW)))
 
 

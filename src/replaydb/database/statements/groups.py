@@ -278,13 +278,13 @@ def sums(condition: ColumnElement[bool]) -> Select[Any]:
 
 
 def set_values(condition: ColumnElement[bool], values: Mapping[Any, Any]) -> Update:
-    """The same values for every group selected."""
+    """Give every group selected the values named."""
     return update(episode_group).where(condition).values(dict(values))
 
 
 @cache
 def change() -> Update:
-    """Other values of groups: dicts of `group_id` and the columns that change."""
+    """Give groups values of their own: dicts of `group_id` and the columns that change."""
     return update(episode_group).where(group.id == bindparam("group_id"))
 
 
@@ -296,7 +296,7 @@ def archive(ids: Any, reason: Any, now: Any) -> Update:
 
 @prepared
 def archive_scalars(ids: Any, reason: Any, now: Any) -> Update:
-    """The same with groups whose payloads go."""
+    """Take groups out of use whose payloads are deleted."""
     gone = {group.has_transcript: False, group.num_bytes: 0}
     return _archive(ids, reason, now).values(gone)
 
@@ -319,7 +319,7 @@ def scalars(condition: ColumnElement[bool]) -> Select[Any]:
 
 @prepared
 def scalars_of(buffer_id: Any, ids: Any) -> Select[Any]:
-    """The same of groups given by id."""
+    """What scheduling needs to know of groups, by their ids, in the order of ids."""
     return scalars(selection(buffer_id, ids=ids))
 
 
@@ -330,7 +330,7 @@ def ids(condition: ColumnElement[bool]) -> Select[int]:
 
 @prepared
 def delete_payloads(ids: Any) -> Delete:
-    """Payloads of some groups."""
+    """Delete the payloads of groups."""
     return delete(payload).where(among(payload.c.group_id, ids))
 
 
@@ -342,18 +342,18 @@ def delete_episodes(ids: Any) -> Delete:
 
 @prepared
 def delete_transcripts(ids: Any) -> Delete:
-    """Texts of some groups."""
+    """Delete the texts of groups."""
     return delete(transcript).where(among(transcript.c.group_id, ids))
 
 
 def delete_groups(condition: ColumnElement[bool]) -> Delete:
-    """Groups with everything that hangs on them."""
+    """Delete groups with everything that belongs to them."""
     return delete(episode_group).where(condition)
 
 
 @prepared
 def erase(ids: Any) -> Delete:
-    """The same, by their ids."""
+    """Delete groups, by their ids, with everything that belongs to them."""
     return delete(episode_group).where(among(group.id, ids))
 
 

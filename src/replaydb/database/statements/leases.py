@@ -62,7 +62,7 @@ def held(lease_id: Any) -> Select[Any]:
 
 @prepared
 def held_among(lease_id: Any, ids: Any) -> Select[Any]:
-    """The same with some of its groups only."""
+    """End of a lease, locked, with the scalars of some groups it holds, in the order of ids."""
     return _held(lease_id, among(group.id, ids))
 
 

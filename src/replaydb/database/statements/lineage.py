@@ -49,16 +49,16 @@ def settle(ids: Any, outcome: Any, reason: Any, now: Any) -> Update:
 
 
 def lose_leased(condition: ColumnElement[bool], reason: str, now: datetime) -> Update:
-    """The same of those among some groups that are leased and will never be given back."""
+    """Record as lost, among some groups, those that are leased: they are never given back."""
     held = select(group.id).where(condition, group.group_status == GroupStatus.LEASED.value)
     lost = _drawn.group_id.in_(held) & IS_LEASED
     return _settle(lost, DrawOutcome.LOST.value, reason, now)
 
 
 def lose_drawn(draw_id: int, ids: Sequence[int], reason: str, now: datetime) -> Update:
-    """The same of groups that one draw took, but could not read.
+    """Record as lost the groups that one draw took, but could not read.
 
-    Another may have leased some since; what has been taken from it is lost to it too.
+    Another draw may have leased some since: what was taken from it is lost to it too.
     """
     taken = select(group.id).where(
         among(group.id, ids), group.group_status != GroupStatus.LEASED.value

@@ -1,0 +1,288 @@
+"""What callers hand over, checked: one rule for each kind of value, for every public call.
+
+A check takes the name of the argument and what came, and returns it as plain Python, ready to be
+stored as JSON or bound to SQL. Scalars of numpy and torch are the numbers and bools they hold.
+What is refused raises InvalidInputError with the name, what was expected and what came.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from numbers import Real
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import numpy as np
+
+from replaydb.errors import InvalidInputError
+
+_T = TypeVar("_T")
+_Text = TypeVar("_Text", bound=str)
+_P = ParamSpec("_P")
+
+INT32 = (-(2**31), 2**31 - 1)
+INT64 = (-(2**63), 2**63 - 1)
+#: 300 years: from today as far as dates of either engine go, in both directions.
+LONGEST_SECONDS = 1e10
+
+_MAX_NAME = 255  # of task names, uids: they are indexed columns
+_MAX_JSON_DEPTH = 100  # well below what SQLite, PostgreSQL and this interpreter can nest
+
+
+def scalar(value: object) -> object:
+    """The Python number inside a numpy or torch scalar; anything else as it came."""
+    torch = sys.modules.get("torch")
+    if isinstance(value, np.generic | np.ndarray) or (torch and isinstance(value, torch.Tensor)):
+        return value.item() if value.ndim == 0 else value
+    return value
+
+
+def optional(
+    check: Callable[Concatenate[str, Any, _P], _T],
+    field: str,
+    value: object,
+    *args: _P.args,
+    **kwargs: _P.kwargs,
+) -> _T | None:
+    """`check(field, value, ...)`, or None for None."""
+    return None if value is None else check(field, value, *args, **kwargs)
+
+
+def number(
+    field: str,
+    value: object,
+    *,
+    least: float = -math.inf,
+    above: float = -math.inf,
+    most: float = math.inf,
+) -> float:
+    """A finite float. Text and bools are no numbers."""
+    actual = plain = scalar(value)
+    if not isinstance(plain, bool) and isinstance(plain, Real):
+        try:
+            actual = found = float(plain)
+        except OverflowError:
+            actual = found = math.inf
+        if math.isfinite(found) and least <= found <= most and found > above:
+            return found
+    bounds = ((">=", least), (">", above), ("<=", most))
+    limits = " and ".join(f"{sign} {bound:g}" for sign, bound in bounds if math.isfinite(bound))
+    raise InvalidInputError(field, f"a finite number {limits}".rstrip(), repr(actual))
+
+
+def whole_number(field: str, value: object, least: int = 0, most: int = INT64[1]) -> int:
+    """An int in `least..most`. Bools, floats and text are no whole numbers."""
+    plain = scalar(value)
+    if isinstance(plain, bool) or not isinstance(plain, int):
+        raise InvalidInputError(field, "an integer", repr(plain))
+    found = int.__index__(plain)  # what a subclass makes of its value is not asked
+    if not least <= found <= most:
+        limits = f">= {least}" if most == INT64[1] else f"from {least} to {most}"
+        raise InvalidInputError(field, f"an integer {limits}", found)
+    return found
+
+
+def token_id(field: str, value: object) -> int:
+    """An int of 32 bits, which may be negative: losses ignore -100."""
+    return whole_number(field, value, *INT32)
+
+
+def flag(field: str, value: object) -> bool:
+    """True or False; 0 and 1 are numbers."""
+    plain = scalar(value)
+    if not isinstance(plain, bool):
+        raise InvalidInputError(field, "True or False", repr(plain))
+    return plain
+
+
+def reward(field: str, value: object) -> float:
+    """A finite number, or a verdict: True is 1 and False 0."""
+    verdict = scalar(value)
+    return float(verdict) if isinstance(verdict, bool) else number(field, verdict)
+
+
+def priority(field: str, value: object) -> float:
+    """A finite number, 0 or more."""
+    return number(field, value, least=0.0)
+
+
+def priorities(field: str, value: Any, count: int) -> list[float]:
+    """So many priorities, from anything that holds numbers (a list, an array, a tensor)."""
+    found = _listed(field, value)
+    if len(found) != count:
+        raise InvalidInputError(field, f"as many as ids, {count}", f"{len(found)}")
+    return [priority(f"{field}[{i}]", each) for i, each in enumerate(found)]
+
+
+def ids(field: str, value: Any) -> list[int]:
+    """Ids, from anything that holds whole numbers (a list, an array, a tensor)."""
+    return [whole_number(f"{field}[{i}]", each) for i, each in enumerate(_listed(field, value))]
+
+
+def seconds(field: str, value: object) -> float | None:
+    """Seconds to wait, 0 or more; None, or infinity: for ever."""
+    plain = scalar(value)
+    if plain is None or (isinstance(plain, float) and plain == math.inf):
+        return None
+    return number(field, plain, least=0.0)
+
+
+def duration(field: str, value: object) -> float:
+    """Seconds after which something happens, as far ahead as a date can be."""
+    return number(field, value, above=0.0, most=LONGEST_SECONDS)
+
+
+def text(field: str, value: object) -> str:
+    """A string that both engines can hold: UTF-8 without NUL characters."""
+    if not isinstance(value, str):
+        raise InvalidInputError(field, "a str", repr(value))
+    if "\0" in value:
+        raise InvalidInputError(field, "no NUL character", f"one at {value.index(chr(0))}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInputError(
+            field, "text that is valid UTF-8", f"an unpaired surrogate at {error.start}"
+        ) from error
+    return str.__str__(value)
+
+
+def name(field: str, value: object) -> str:
+    """Text of 1 to 255 characters."""
+    found = text(field, value)
+    if not 1 <= len(found) <= _MAX_NAME:
+        raise InvalidInputError(field, f"1 to {_MAX_NAME} characters", f"{len(found)} characters")
+    return found
+
+
+def names(field: str, value: Any) -> frozenset[str] | None:
+    """One name or several; None: all there are."""
+    if value is None:
+        return None
+    several = (value,) if isinstance(value, str) else items(field, "a name or several", value)
+    return frozenset(name(field, each) for each in several)
+
+
+def one_of(field: str, value: object, choices: Iterable[_Text]) -> _Text:
+    """One of some strings, or of the members of a StrEnum, by its text."""
+    known = tuple(choices)
+    if isinstance(value, str):
+        for choice in known:
+            if choice == value:
+                return choice
+    raise InvalidInputError(field, f"one of {', '.join(known)}", repr(value))
+
+
+def some_of(field: str, value: Any, choices: Iterable[str]) -> frozenset[str] | None:
+    """One or several of some strings, as plain text; None: all of them."""
+    if value is None:
+        return None
+    known = tuple(choices)
+    expected = f"some of {', '.join(known)}"
+    several = (value,) if isinstance(value, str) else tuple(items(field, expected, value))
+    if any(not isinstance(each, str) or each not in known for each in several):
+        raise InvalidInputError(field, expected, repr(value))
+    return frozenset(str.__str__(each) for each in several)
+
+
+def instance(field: str, value: object, *kinds: type[_T]) -> _T:
+    """An instance of one of some classes; the class itself is none."""
+    if not isinstance(value, kinds):
+        expected = " or ".join(kind.__name__ for kind in kinds)
+        raise InvalidInputError(field, expected, repr(value))
+    return value
+
+
+def instances(field: str, value: Iterable[_T], kind: type[_T]) -> tuple[_T, ...]:
+    """The items, all of them of that class; the error names the position of one that is not."""
+    found = tuple(items(field, f"a sequence of {kind.__name__}", value))
+    for position, each in enumerate(found):
+        if not isinstance(each, kind):
+            actual = type(each).__name__
+            raise InvalidInputError(f"{field}[{position}]", kind.__name__, actual)
+    return found
+
+
+def items(field: str, expected: str, value: Iterable[_T]) -> Iterator[_T]:
+    """The items of a value; an array of no dimension, for one, has none."""
+    # A filter has items by position, of which it warns: it is asked for none.
+    if isinstance(value, Iterable):
+        with suppress(TypeError):
+            return iter(value)
+    raise InvalidInputError(field, expected, type(value).__name__)
+
+
+def quotas(field: str, value: Any) -> tuple[int, dict[str, int] | None]:
+    """How many groups in all, and how many of each task where that was said."""
+    if not isinstance(value, Mapping):
+        return whole_number(field, value, least=1), None
+    wanted = {
+        name(field, task_name): whole_number(f"{field}[{task_name!r}]", count, least=1)
+        for task_name, count in value.items()
+    }
+    if not wanted:
+        raise InvalidInputError(field, "at least one task", "an empty mapping")
+    return sum(wanted.values()), wanted
+
+
+def cursors(field: str, value: Any) -> dict[str, Any]:
+    """JSON values by name; None is what a cursor that was never written reads as."""
+    found = json_object(field, value)
+    for key in found:
+        name(field, key)
+    if any(position is None for position in found.values()):
+        raise InvalidInputError(field, "values that are not None", repr(value))
+    return found
+
+
+def json_object(field: str, value: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A JSON object as plain dicts and lists (tuples become lists); None becomes empty.
+
+    It may hold str, bool, None, 64-bit integers, finite floats, lists, and objects whose keys
+    are str, nested up to 100 deep. The field of an error is the path to what was refused.
+    """
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise InvalidInputError(field, "a mapping", repr(value))
+    return {} if not value else _json_object(field, value, 0)
+
+
+def _json_object(field: str, value: Mapping[Any, Any], depth: int) -> dict[str, Any]:
+    found = {}
+    for key, item in value.items():
+        if not isinstance(key, str):
+            raise InvalidInputError(field, "str keys", repr(key))
+        found[text(f"{field} key", key)] = _json_value(f"{field}.{key}", item, depth + 1)
+    return found
+
+
+def _json_value(field: str, value: object, depth: int) -> object:
+    if depth > _MAX_JSON_DEPTH:
+        raise InvalidInputError(
+            field[:_MAX_NAME], f"at most {_MAX_JSON_DEPTH} levels of nesting", "more"
+        )
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return text(field, value)
+    if isinstance(value, int):
+        if not -(2**63) <= (found := int.__index__(value)) < 2**64:
+            raise InvalidInputError(field, "integers of at most 64 bits", "a larger one")
+        return found
+    if isinstance(value, float):
+        return number(field, value)
+    if isinstance(value, Mapping):
+        return _json_object(field, value, depth)
+    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
+        return [_json_value(f"{field}[{i}]", item, depth + 1) for i, item in enumerate(value)]
+    if (plain := scalar(value)) is not value:
+        return _json_value(field, plain, depth)
+    raise InvalidInputError(field, "JSON values", type(value).__name__)
+
+
+def _listed(field: str, value: Any) -> list[Any]:
+    plain = value.tolist() if hasattr(value, "tolist") else value
+    return list(items(field, "a sequence", plain))

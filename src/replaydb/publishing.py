@@ -1,0 +1,34 @@
+"""Public names say which module they are for, not which file they are in."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from inspect import isclass, isfunction
+from typing import get_type_hints
+
+
+def publish(module: str, names: Iterable[str]) -> None:
+    """Set `__module__` of the classes and functions of a public module to its name.
+
+    Annotations of a class are resolved first, as they are text that would be looked up in the
+    module named by `__module__`, where their names are unknown.
+    """
+    namespace = vars(sys.modules[module])
+    for thing in map(namespace.__getitem__, names):
+        if isclass(thing):
+            with suppress(NameError):  # of what is imported for type checkers only
+                _resolve_annotations(thing)
+        if isclass(thing) or isfunction(thing):
+            thing.__module__ = module
+
+
+def _resolve_annotations(cls: type) -> None:
+    hints = get_type_hints(cls, include_extras=True)
+    own = vars(cls).get("__annotations__", {})
+    own.update((name, hints[name]) for name in own)
+    if is_dataclass(cls):
+        for field in fields(cls):
+            field.type = hints[field.name]
