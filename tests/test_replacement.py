@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 from sqlalchemy import update
 
@@ -12,6 +15,7 @@ from replaydb import (
     EpisodeGroup,
     Fifo,
     GroupStatus,
+    InvalidInputError,
     Prioritized,
     TopPriority,
     col,
@@ -89,6 +93,43 @@ async def test_filters_of_replay(buffer: Buffer) -> None:
         several, buffer, Fifo(), max_staleness=2, where=col.task_name == "gsm8k"
     )
     assert [one.group_uid for one in done.batch.groups] == ["fresh", "b"]
+
+
+async def test_what_is_informative_is_for_the_caller_to_say(buffer: Buffer) -> None:
+    """Fresh groups that are half solved; stored ones that are hard, though rewards are equal."""
+    hard = group("hard", rewards=EQUAL, tags={"level": 3})
+    await buffer.put([group("easy", tags={"level": 1}), hard])
+    several = [group("all", rewards=[1.0, 0.9]), group("half", rewards=[1.0, 0.0])]
+    done = await replace_uninformative(
+        several,
+        buffer,
+        Fifo(),
+        informative=lambda one: np.mean(one.rewards) < 0.9,
+        where=col.tags["level"] > 2,
+    )
+    assert [one.group_uid for one in done.batch.groups] == ["hard", "half"]
+    [filtered] = await buffer.get(done.filtered_ids)
+    assert filtered.tags == {"filtered": "uninformative"}
+    assert several[0].tags == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"informative": lambda one: one.reward_std}, "informative(groups[0])"),
+        ({"informative": "reward_std"}, "informative"),
+        ({"tolerance": -1}, "tolerance"),
+        ({"where": col.reward_std}, "where"),
+        ({"policy": "fifo"}, "policy"),
+        ({"max_staleness": -1}, "max_staleness"),
+        ({"step": 1.5}, "step"),
+    ],
+)
+async def test_bad_rules_store_nothing(buffer: Buffer, options: Any, field: str) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        await replace_uninformative(fresh(), buffer, **options)
+    assert caught.value.field == field
+    assert await buffer.count() == 0
 
 
 async def test_priorities_of_what_is_stored(buffer: Buffer) -> None:

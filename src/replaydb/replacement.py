@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
+from itertools import compress
 
+import numpy as np
 from sqlalchemy import ColumnElement
 
 from replaydb import checks
 from replaydb.batch.batch import Batch
 from replaydb.buffer import Buffer
+from replaydb.database import filters
 from replaydb.database.group_columns import col
 from replaydb.episodes import EpisodeGroup, GroupStatus
-from replaydb.errors import CorruptPayloadError, NotEnoughGroupsError
+from replaydb.errors import CorruptPayloadError, InvalidInputError, NotEnoughGroupsError
 from replaydb.policies import Lifo, Mix, Prioritized, Share, SimplePolicy
 
 #: The tag that says why a group was filtered.
@@ -58,6 +62,7 @@ async def replace_uninformative(
     policy: SimplePolicy = Prioritized(),
     *,
     tolerance: float = 1e-6,
+    informative: Callable[[EpisodeGroup], bool | np.bool_] | None = None,
     where: ColumnElement[bool] | None = None,
     max_staleness: int | None = None,
     priority: float | Callable[[EpisodeGroup], float] | None = None,
@@ -67,7 +72,7 @@ async def replace_uninformative(
 
     In a group whose rewards are all equal every group-relative advantage is 0 (the "dynamic
     sampling" of DAPO, Yu et al., 2025, generates more instead). All groups are stored, in one
-    transaction: those as `filtered`, with a tag that says so. The batch is one recorded draw,
+    transaction: those as `filtered`, with a tag that says why. The batch is one recorded draw,
     which has the fresh groups first.
     Fresh groups never take the place of their neighbours. In a full buffer the informative ones
     make room for themselves, as in any put; the others push out nothing.
@@ -77,41 +82,43 @@ async def replace_uninformative(
         buffer: Where they go, and replay comes from.
         policy: How stored groups are chosen.
         tolerance: Rewards that are this close are equal.
-        where: Only stored groups that meet this expression over `replaydb.col` replace others.
+        informative: Whether a fresh group teaches something; by default whether its rewards differ.
+        where: Only stored groups that meet this expression over `replaydb.col` replace others; by
+            default those whose rewards differ.
         max_staleness: Only groups, fresh or stored, at most this many policy versions behind.
         priority: As for `Buffer.put`.
         step: The trainer step, for the record.
 
     Raises:
+        InvalidInputError: An argument is wrong, or `informative` did not say True or False; nothing
+            was stored.
         DuplicateGroupError: A group is in the buffer already; nothing was stored.
         RateLimitedError: The buffer's rate limit does not let so many out; all were stored.
     """
     fresh = checks.instances("groups", groups, EpisodeGroup)
     if not fresh:
         return Replacement(_NOTHING, [], [], [], [])
-    informative = [is_informative(group, tolerance) for group in fresh]
+    close = checks.number("tolerance", tolerance, least=0.0)
+    checks.optional(checks.whole_number, "max_staleness", max_staleness)
+    checks.optional(checks.whole_number, "step", step)
+    verdicts = _verdicts(fresh, close, informative)
+    wanted = verdicts.count(False)
+    differ = col.reward_max - col.reward_min > close
+    replay = Share(wanted, policy, where=differ if where is None else where, minimum=wanted)
+    filters.checked(replay.where)
+    reason = "uninformative" if informative else f"rewards within {close:g} of each other"
     ids = await buffer.put(
         [
-            group if keep else _filtered(group, tolerance)
-            for group, keep in zip(fresh, informative, strict=True)
+            group if verdict else _filtered(group, reason)
+            for group, verdict in zip(fresh, verdicts, strict=True)
         ],
         priority=priority,
     )
-    kept = [one for one, keep in zip(ids, informative, strict=True) if keep]
-    filtered = [one for one, keep in zip(ids, informative, strict=True) if not keep]
+    kept = list(compress(ids, verdicts))
+    filtered = [group_id for group_id in ids if group_id not in set(kept)]
     # No group is in two shares, so what is fresh cannot be replayed at once.
-    replay = col.reward_max - col.reward_min > tolerance
-    mix = Mix(
-        [
-            Share(len(kept), Lifo(), where=col.id.in_(kept), minimum=len(kept)),
-            Share(
-                len(filtered),
-                policy,
-                where=replay if where is None else replay & where,
-                minimum=len(filtered),
-            ),
-        ]
-    )
+    fresh_share = Share(len(kept), Lifo(), where=col.id.in_(kept), minimum=len(kept))
+    mix = Mix([fresh_share, replay])
     try:
         drawn = await buffer.sample(
             len(ids), mix, max_staleness=max_staleness, step=step, allow_partial=True
@@ -123,15 +130,31 @@ async def replace_uninformative(
     return _arranged(drawn, ids, kept, filtered)
 
 
+def _verdicts(
+    groups: Sequence[EpisodeGroup],
+    tolerance: float,
+    informative: Callable[[EpisodeGroup], bool | np.bool_] | None,
+) -> list[bool]:
+    if informative is None:
+        return [is_informative(group, tolerance) for group in groups]
+    if not callable(informative):
+        raise InvalidInputError("informative", "a function, or None", repr(informative))
+    return [
+        checks.flag(f"informative(groups[{i}])", informative(group))
+        for i, group in enumerate(groups)
+    ]
+
+
 _NOTHING: Batch = Batch([])
 
 
 def _arranged(drawn: Batch, ids: list[int], kept: list[int], filtered: list[int]) -> Replacement:
     """Put the drawn groups where the fresh ones were."""
-    position = {one: i for i, one in enumerate(drawn.ids)}
-    others = iter([one for one in drawn.ids if one not in set(ids)])
-    chosen = [one if one in position else next(others, None) for one in ids]
-    order = [position[one] for one in chosen if one is not None]
+    position = {group_id: i for i, group_id in enumerate(drawn.ids)}
+    fresh = set(ids)
+    others = iter([group_id for group_id in drawn.ids if group_id not in fresh])
+    chosen = [group_id if group_id in position else next(others, None) for group_id in ids]
+    order = [position[group_id] for group_id in chosen if group_id is not None]
     batch = Batch(
         [drawn[i] for i in order],
         drawn.probabilities[order],
@@ -140,21 +163,15 @@ def _arranged(drawn: Batch, ids: list[int], kept: list[int], filtered: list[int]
     )
     return Replacement(
         batch=batch,
-        fresh_ids=[one for one in kept if one in position],
+        fresh_ids=[group_id for group_id in kept if group_id in position],
         filtered_ids=filtered,
-        replayed_ids=[one for one in batch.ids if one not in set(ids)],
-        missing=[place for place, one in enumerate(chosen) if one is None],
+        replayed_ids=[group_id for group_id in batch.ids if group_id not in fresh],
+        missing=[place for place, group_id in enumerate(chosen) if group_id is None],
     )
 
 
-def _filtered(group: EpisodeGroup, tolerance: float) -> EpisodeGroup:
-    return EpisodeGroup(
-        group.task_name,
-        group.episodes,
-        prompt_uid=group.prompt_uid,
-        group_uid=group.group_uid,
-        priority=group.priority,
-        status=GroupStatus.FILTERED,
-        tags={**group.tags, REASON_TAG: f"rewards within {tolerance:g} of each other"},
-        expected_episodes=group.expected_episodes,
-    )
+def _filtered(group: EpisodeGroup, reason: str) -> EpisodeGroup:
+    filtered = copy(group)
+    filtered.status = GroupStatus.FILTERED
+    filtered.tags = {**group.tags, REASON_TAG: reason}
+    return filtered
