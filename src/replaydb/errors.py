@@ -265,7 +265,7 @@ class PayloadGoneError(ReplayDBError, LookupError):
         self.group_ids = tuple(group_ids)
         self.replaced = tuple(replaced)
         self.batch = batch
-        gone = [one for one in self.group_ids if one not in self.replaced]
+        gone = [group_id for group_id in self.group_ids if group_id not in self.replaced]
         ways = (("dropped or deleted", gone), ("replaced since", self.replaced))
         said = [f"of groups {_some(ids)} were {how}" for how, ids in ways if ids]
         super().__init__(f"the payloads {' and '.join(said)}")

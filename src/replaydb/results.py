@@ -221,4 +221,4 @@ class BufferStats:
     @property
     def num_groups(self) -> int:
         """Groups of any task and status."""
-        return sum(one.num_groups for one in self.totals)
+        return sum(total.num_groups for total in self.totals)

@@ -32,10 +32,8 @@ def traced(kind: C) -> C:
         if name.startswith("_") or not inspect.isfunction(method):
             continue
         span_name = f"replaydb.{kind.__name__}.{name}"
-        if inspect.iscoroutinefunction(method):
-            setattr(kind, name, _with_span(span_name, method))
-        elif "Opening" in str(method.__annotations__.get("return", "")):
-            setattr(kind, name, _opening_with_span(span_name, method))
+        wrap = _with_span if inspect.iscoroutinefunction(method) else _with_span_if_opening
+        setattr(kind, name, wrap(span_name, method))
     return kind
 
 
@@ -49,17 +47,13 @@ def _with_span(
     return call
 
 
-def _opening_with_span(
-    name: str, method: Callable[..., Opening[Any]]
-) -> Callable[..., Opening[Any]]:
+def _with_span_if_opening(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Opening[Any]:
-        opening = method(self, *args, **kwargs)
-
-        async def opened() -> Any:
-            return await _span(name, self, lambda: opening)
-
-        return Opening(opened)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        made = method(self, *args, **kwargs)
+        if not isinstance(made, Opening):
+            return made
+        return Opening(lambda: _span(name, self, lambda: made))
 
     return call
 

@@ -18,7 +18,8 @@ OptionalUrl = Annotated[
 def printable(text: str) -> str:
     """Text of others as it can be shown: what would move the cursor or turn the text is escaped."""
     return "".join(
-        one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text
+        sign if sign.isprintable() else sign.encode("unicode_escape").decode("ascii")
+        for sign in text
     )
 
 

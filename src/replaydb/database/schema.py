@@ -377,7 +377,8 @@ draw_group = Table(
         "outcome",
         String(16),
         CheckConstraint(
-            f"outcome IN ({', '.join(repr(one.value) for one in DrawOutcome)})", name="outcome"
+            f"outcome IN ({', '.join(repr(outcome.value) for outcome in DrawOutcome)})",
+            name="outcome",
         ),
     ),
     Column("outcome_reason", Text),

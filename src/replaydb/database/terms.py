@@ -328,10 +328,10 @@ def _first_of(several: Sequence[ColumnElement[Any]]) -> ColumnElement[Any]:
 
 def _listed(part: Part, terms: Sequence[Term], kind: Kind) -> ColumnElement[bool]:
     sql = as_kind(part, kind).sql
-    several = [as_kind(term, kind).sql for term in terms]
+    constants = [as_kind(term, kind).sql for term in terms]
     if kind == "boolean":
-        return or_(*(sql == one for one in several))
-    values = [one.value for one in several]
+        return or_(*(sql == value for value in constants))
+    values = [constant.value for constant in constants]
     if kind == "time":
         refused("text or numbers in in_()", "times")
     return sql.in_(values) if kind == "number" else among(sql, values)
