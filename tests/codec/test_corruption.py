@@ -56,9 +56,19 @@ def turns(**changes: Any) -> dict[str, Any]:
     return columns | {f"turn__{name}": array for name, array in changes.items()}
 
 
+def with_names(*names: object) -> bytes:
+    """A payload whose turns have token extras of these names, and its second episode has b."""
+    b = np.zeros(2)
+    return blob(**turns(), each__1__token__b=b, json=as_json({"turn_token_extras": names}))
+
+
 def test_the_blobs_below_are_only_wrong_where_they_say() -> None:
     assert [e.token_ids.tolist() for e in codec.decode(blob()).episodes()] == [[7], [8, 9]]
     assert len(codec.decode(blob(**turns())).episodes()[1].turns) == 2
+    [_, named] = codec.decode(with_names(["b"], None)).episodes()
+    assert [list(turn.token_extras) for turn in named.turns] == [["b"], []]
+    whole = turns(token_rewards=np.zeros(3, np.float32), rewards=np.zeros(2))
+    assert codec.decode(blob(**whole)).episodes()[1].turns[0].token_rewards is not None
 
 
 @pytest.mark.parametrize(
@@ -129,6 +139,14 @@ def test_the_blobs_below_are_only_wrong_where_they_say() -> None:
         (blob(**turns(has_logprobs=np.ones(2, bool))), "there are no logprobs"),
         (blob(**turns(has_token_versions=np.ones(2, bool))), "there are no versions per token"),
         (blob(**turns(counts=None)), "unknown sections"),
+        (blob(**turns(token_rewards=np.zeros(2, np.float32))), r"is F32 \[2\], not F32 \[3\]"),
+        (blob(**turns(token_rewards=np.full(3, np.nan, np.float32))), "a token is not finite"),
+        (blob(**turns(token_rewards=np.zeros(3, np.float32))), "but none of their turn"),
+        (blob(**turns(has_token_rewards=np.zeros(2, bool))), "unknown sections"),
+        (with_names(["a"], []), r"token extras \['a'\] of turns"),
+        (with_names("a", []), "are no names of token extras"),
+        (with_names(["b", "b"], []), "of one turn"),
+        (with_names([1], []), "token_extras: expected a str"),
     ],
 )
 def test_what_is_wrong_is_said(data: bytes, reason: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
@@ -90,6 +91,40 @@ def test_turns_are_concatenated() -> None:
     assert (episode.reward, episode.prompt_length, episode.num_turns) == (0.75, 2, 2)
     assert episode.turns == (first, second)
     assert episode.turns[1].logprobs is None
+
+
+def test_turns_have_a_mask_rewards_and_extras_of_their_own() -> None:
+    first = turn(response_ids=[3, 4], loss_mask=[True, 0], token_extras={"a": [[5], [6]]})
+    second = turn(token_rewards=[0.5], token_extras={"a": [[7], [8], [9]], "b": [1.0]})
+    assert first.loss_mask.tolist() == [True, False]
+    assert second.loss_mask.tolist() == [True]
+    assert first.token_extras["a"].tolist() == [[0], [0], [5], [6]]
+    assert second.token_extras["b"].tolist() == [0, 0, 1]
+    assert first.token_rewards is None
+    assert second.token_rewards is not None
+    assert str(second.token_rewards.dtype) == "float32"
+    episode = Episode(turns=[first, second], token_extras={"whole": np.arange(7)})
+    assert episode.loss_mask.astype(int).tolist() == [0, 0, 1, 0, 0, 0, 1]
+    assert episode.token_extras["a"].tolist() == [[0], [0], [5], [6], [7], [8], [9]]
+    assert episode.token_extras["b"].tolist() == [0, 0, 0, 0, 0, 0, 1]
+    assert episode.token_extras["whole"].tolist() == list(range(7))
+    assert episode.reward == 0.5
+    for array in (first.loss_mask, second.token_rewards, episode.token_extras["a"]):
+        assert isinstance(array, np.ndarray)
+        assert not array.flags.writeable
+    assert replace(second) == second
+    assert replace(second, loss_mask=np.zeros(1, bool)) != second
+
+
+def test_the_reward_of_a_turn_is_the_sum_of_its_tokens() -> None:
+    rewards = [0.1] * 1000
+    one = turn(response_ids=[3] * 1000, token_rewards=rewards)
+    assert one.reward == pytest.approx(100.0, rel=1e-6)
+    assert one.reward != 100.0
+    both = turn(response_ids=[3] * 1000, token_rewards=rewards, reward=100.0)
+    assert both.reward == 100.0
+    assert turn(response_ids=[], token_rewards=[]).reward == 0.0
+    assert turn(token_rewards=torch.tensor([0.5]).bfloat16(), reward=0.5).reward == 0.5
 
 
 def test_turn_versions_and_rewards_together() -> None:
@@ -239,6 +274,7 @@ def test_equality_is_of_bits() -> None:
 
 
 ONE_WAY = "token_ids, or prompt_ids and response_ids, or turns"
+NOT_TAKEN = "a name that is not taken"
 
 
 @pytest.mark.parametrize(
@@ -265,6 +301,36 @@ ONE_WAY = "token_ids, or prompt_ids and response_ids, or turns"
             "a value",
         ),
         (
+            {"turns": [turn(token_extras={"text": [1]})]},
+            "token_extras of turns",
+            NOT_TAKEN,
+            "'text'",
+        ),
+        (
+            {"turns": [turn(token_extras={"a": [1]})], "token_extras": {"a": [1, 2, 3]}},
+            "token_extras",
+            NOT_TAKEN,
+            "'a'",
+        ),
+        (
+            {"turns": [turn(reward=1.0)], "token_extras": {"token_rewards": [1, 2, 3]}},
+            "token_extras",
+            NOT_TAKEN,
+            "'token_rewards'",
+        ),
+        (
+            {"turns": [turn(reward=1.0)], "extras": {"token_rewards": 1}},
+            "extras",
+            NOT_TAKEN,
+            "'token_rewards'",
+        ),
+        (
+            {"turns": [turn(token_extras={"a": [1]}), turn(token_extras={"a": [[1]]})]},
+            "token_extras['a']",
+            "one dtype and shape in all turns",
+            """["('int64', 1)", "('int64',)"]""",
+        ),
+        (
             {"turns": [turn(policy_version=1)], "policy_version": 1},
             "policy_version",
             "None, since the turns have their own",
@@ -282,7 +348,6 @@ def test_mistakes_in_the_form(
 
 
 LOW_HIGH = "an integer from -2147483648 to 2147483647"
-NOT_TAKEN = "a name that is not taken"
 A_NUMBER = "a finite number"
 ARRAY = "a bool, integer or float array"
 
@@ -375,6 +440,19 @@ def test_circular_metadata_is_refused() -> None:
         ({"reward": math.inf}, "reward", A_NUMBER, "inf"),
         ({"metadata": {"a": {1}}}, "metadata.a", "JSON values", "set"),
         ({"finish_reason": "\0"}, "finish_reason", "no NUL character", "one at 0"),
+        ({"loss_mask": [1, 1, 1]}, "loss_mask", "shape [1]", "shape [3]"),
+        ({"loss_mask": [2]}, "loss_mask", "bools, or integers 0 and 1", "2"),
+        ({"token_rewards": [1.0, 2.0]}, "token_rewards", "shape [1]", "shape [2]"),
+        ({"token_rewards": [math.nan]}, "token_rewards", "finite numbers", "nan"),
+        ({"token_rewards": [1e300]}, "token_rewards", "finite numbers", "inf"),
+        (
+            {"token_rewards": [0.5], "reward": 0.50001},
+            "reward",
+            "the sum of token_rewards, 0.5",
+            "0.50001",
+        ),
+        ({"token_extras": {"a": [1, 2]}}, "token_extras['a']", "shape [3] or [1]", "shape [2]"),
+        ({"token_extras": {"reward": [1]}}, "token_extras", NOT_TAKEN, "'reward'"),
     ],
 )
 def test_mistakes_in_turns(

@@ -129,6 +129,24 @@ def test_turn_columns() -> None:
     assert flat.token_versions.tolist() == [0, 0, 1, 2, 0, 0]
 
 
+def test_what_only_some_turns_have_comes_back_so() -> None:
+    turns = [
+        Turn(prompt_ids=[1], response_ids=[2, 3], loss_mask=[0, 1], token_rewards=[1.0, 2.0]),
+        Turn(prompt_ids=[4], response_ids=[5], reward=0.5, token_extras={"a": [6, 7]}),
+        Turn(prompt_ids=[], response_ids=[8], token_extras={"b": [9], "a": [8]}),
+    ]
+    other = Episode(token_ids=[1], loss_mask=[1], token_extras={"a": np.zeros(1)})
+    for episodes in ([Episode(turns=turns)], [other, Episode(turns=turns), other]):
+        flat = flatten(episodes)
+        assert flat.episodes() == episodes
+        assert flat.turns is not None
+        assert flat.turns.token_extras == ((), ("a",), ("b", "a"))
+        assert flat.turns.has_token_rewards.tolist() == [True, False, False]
+        assert flat.turns.token_rewards is not None
+        begin = len(flat.token_ids) - 6 if len(episodes) == 1 else 1
+        assert flat.turns.token_rewards[begin : begin + 6].tolist() == [0, 1, 2, 0, 0, 0]
+
+
 def test_versions_of_turns_come_back_as_they_were() -> None:
     turns = [
         Turn(prompt_ids=[1], response_ids=[2, 3], policy_version=[5, 4]),

@@ -92,7 +92,7 @@ def test_public_names_say_where_they_are_from(module: ModuleType, name: str) -> 
 
 def test_annotations_are_found_from_outside() -> None:
     """As libraries that read a configuration into dataclasses do it."""
-    needs_torch = {"Episode", "PackedBatch", "PaddedBatch", "SplitBatch"}
+    needs_torch = {"Episode", "PackedBatch", "PaddedBatch", "SplitBatch", "Turn"}
     things = {name: getattr(module, name) for module, name in PUBLIC if name not in needs_torch}
     found = {name: thing for name, thing in things.items() if is_dataclass(thing)}
     assert "BufferSettings" in found

@@ -62,7 +62,14 @@ def conversation() -> Episode:
                 finish_reason="tool_calls",
                 metadata={"tool": "python"},
             ),
-            Turn(prompt_ids=[4], response_ids=[5, 6], reward=0.5, policy_version=[4, 5]),
+            Turn(
+                prompt_ids=[4],
+                response_ids=[5, 6],
+                loss_mask=[True, False],
+                token_rewards=[0.125, 0.375],
+                policy_version=[4, 5],
+                token_extras={"experts": [[7], [8], [9]]},
+            ),
         ],
         text="two turns",
     )

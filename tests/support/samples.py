@@ -44,7 +44,8 @@ def logprobs(length: int) -> st.SearchStrategy[NDArray[np.float32]]:
 
 
 versions = st.integers(-(2**31), 2**31 - 1)
-finite = st.none() | st.floats(allow_nan=False, allow_infinity=False, width=32)
+rewards = st.floats(allow_nan=False, allow_infinity=False, width=32)
+finite = st.none() | rewards
 text = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=5)
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | text | finite,
@@ -62,16 +63,34 @@ def extras_of(length: int | None, names: str) -> st.SearchStrategy[dict[str, Arr
     return st.dictionaries(st.sampled_from(names), arrays(length), max_size=2)
 
 
+#: Token extras of turns: one dtype and shape for each name, in all turns of an episode.
+TURN_EXTRAS: dict[str, tuple[str, tuple[int, ...]]] = {
+    "t": ("bfloat16", ()),
+    "u": ("int16", (2,)),
+    "v/": ("bool", ()),
+}
+
+
 @st.composite
 def turn_of(draw: st.DrawFn) -> Turn:
+    prompt = draw(st.lists(versions, max_size=3))
     response = draw(st.lists(st.integers(0, 9), max_size=3))
+    size = len(response)
+    per_token = draw(st.none() | st.lists(rewards, min_size=size, max_size=size))
     return Turn(
-        prompt_ids=draw(st.lists(versions, max_size=3)),
+        prompt_ids=prompt,
         response_ids=response,
-        logprobs=draw(st.none() | logprobs(len(response))),
-        reward=draw(finite),
-        policy_version=draw(versions_of(len(response))),
+        loss_mask=draw(st.none() | st.lists(st.booleans(), min_size=size, max_size=size)),
+        logprobs=draw(st.none() | logprobs(size)),
+        reward=draw(finite) if per_token is None else None,
+        token_rewards=per_token,
+        policy_version=draw(versions_of(size)),
         finish_reason=draw(st.none() | text),
+        token_extras={
+            name: array_of(dtype, (len(prompt) + size, *trailing), seed=draw(st.integers(0, 9)))
+            for name, (dtype, trailing) in TURN_EXTRAS.items()
+            if draw(st.booleans())
+        },
         metadata=draw(metadata),
     )
 

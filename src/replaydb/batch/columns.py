@@ -15,7 +15,7 @@ from replaydb.batch.stored import id_of
 from replaydb.episodes import EpisodeGroup, flat
 from replaydb.episodes.arrays import Array, bits, dtype_name, from_bits
 from replaydb.episodes.flat import FlatEpisodes, flatten
-from replaydb.episodes.merging import MergeReport, merge_episode
+from replaydb.episodes.merging import MergeReport, merge_turns
 from replaydb.errors import InvalidInputError
 
 #: Stands for a policy version that is not known: staler than every limit, and still far enough
@@ -58,7 +58,6 @@ class Columns:
         group_index: Position of the group of each sequence, int64 [N].
         group_ids: Its id in the store, -1 where it has none, int64 [N].
         episode_index: Position of its episode among all episodes, int64 [N].
-        episode_rewards: Rewards of all E episodes, float64 [E]; NaN where there is none.
         weights: Importance weight of its group, float64 [N].
         merged: What merging turns did; None where there were none.
     """
@@ -68,7 +67,6 @@ class Columns:
     group_index: NDArray[np.int64]
     group_ids: NDArray[np.int64]
     episode_index: NDArray[np.int64]
-    episode_rewards: NDArray[np.float64]
     weights: NDArray[np.float64]
     merged: MergeReport | None
 
@@ -106,7 +104,6 @@ class Columns:
                 [first + one.episodes for first, one in zip(firsts, merged, strict=False)],
                 np.int64,
             ),
-            episode_rewards=_joined([part.rewards for _, part in stored], np.float64),
             weights=each[group_index],
             merged=sum(reports, MergeReport()) if reports else None,
         )
@@ -125,6 +122,11 @@ class Columns:
     def prompt_lengths(self) -> NDArray[np.int64]:
         """Of which are the prompt, int64 [N]."""
         return _joined([part.prompt_lengths for part in self.parts], np.int64)
+
+    @property
+    def rewards(self) -> NDArray[np.float64]:
+        """Rewards of their episodes, NaN where there is none, float64 [N]."""
+        return _joined([part.rewards for part in self.parts], np.float64)
 
     @property
     def advantages(self) -> NDArray[np.float64]:
@@ -261,7 +263,7 @@ def _merged(part: FlatEpisodes, end_token_id: int | None) -> _Merged:
             rows.append(episode)
             owners.append(i)
             continue
-        found, done = merge_episode(episode, end_token_id=end_token_id)
+        found, done = merge_turns(episode, end_token_id=end_token_id)
         rows += [row.episode for row in found]
         owners += [i] * len(found)
         report += done

@@ -154,7 +154,7 @@ def sequence_tensors(
         "lengths": tensor_of(lengths),
         "prompt_lengths": tensor_of(np.minimum(columns.prompt_lengths, lengths)),
         "truncated": tensor_of(cut),
-        "rewards": tensor_of(columns.episode_rewards[columns.episode_index].astype(np.float32)),
+        "rewards": tensor_of(columns.rewards.astype(np.float32)),
         "advantages": tensor_of(columns.advantages.astype(np.float32)),
         "policy_versions": tensor_of(columns.policy_versions),
         "weights": tensor_of(columns.weights.astype(np.float32)),

@@ -25,7 +25,9 @@ class SequenceTensors:
         lengths: Tokens that are placed, int64 [N].
         prompt_lengths: How many of these tokens are the prompt, int64 [N].
         truncated: Whether tokens were left out, bool [N].
-        rewards: Of the episode, float32 [N]; NaN where there is none.
+        rewards: Of the whole episode, also where the sequence is one of several rows that its
+            turns were merged to, float32 [N]; NaN where there is none. What each turn earned is
+            in `token_extras["token_rewards"]`.
         advantages: As stored, float32 [N]; NaN where there is none.
         policy_versions: The oldest version that made a token, int64 [N];
             `replaydb.UNKNOWN_VERSION` (-2**62) where it is not known.

@@ -8,7 +8,8 @@ The tensors of a payload, for E episodes of T tokens and N turns; those in brack
     [token/<name>]                   [T, ...]     [episode/<name>]    [E, ...]
     [each/<position>/token/<name>]   [its T, ...] [each/<position>/episode/<name>]   any shape
     [turn/counts]                    I64 [E]      [turn/<other columns>]             [N]
-    [json]  U8: finish reasons and metadata
+    [turn/token_rewards]             F32 [T]      [turn/has_token_rewards]           BOOL [N]
+    [json]  U8: finish reasons, metadata, and which token extras turns have
 """
 
 from __future__ import annotations
@@ -110,6 +111,9 @@ def _tensors(flat: FlatEpisodes) -> dict[str, Array]:
             tensors |= {f"each/{i}/{kind}/{name}": array for name, array in arrays.items()}
     if flat.turns is not None:
         tensors |= {f"turn/{name}": getattr(flat.turns, name) for name in _TURN_COLUMNS}
+        if flat.turns.token_rewards is not None:
+            tensors["turn/token_rewards"] = flat.turns.token_rewards
+            tensors["turn/has_token_rewards"] = flat.turns.has_token_rewards
     columns = _json_columns("", flat) | (_json_columns("turn_", flat.turns) if flat.turns else {})
     if columns:
         text = json.dumps(columns, allow_nan=False, separators=(",", ":"))
@@ -123,6 +127,8 @@ def _json_columns(prefix: str, rows: FlatEpisodes | FlatTurns) -> dict[str, Any]
         columns[f"{prefix}finish_reasons"] = rows.finish_reasons
     if any(rows.metadata):
         columns[f"{prefix}metadata"] = rows.metadata
+    if isinstance(rows, FlatTurns) and any(rows.token_extras):
+        columns[f"{prefix}token_extras"] = rows.token_extras
     return columns
 
 
@@ -168,7 +174,7 @@ class _Reader:
             each_extras=extras["each episode"],
             finish_reasons=self._list("finish_reasons", count, _finish_reason),
             metadata=self._list("metadata", count, _metadata),
-            turns=self._turns(count) if "turn/counts" in self._tensors else None,
+            turns=self._turns(count, total) if "turn/counts" in self._tensors else None,
         )
         if self._tensors or self._json:
             corrupt(f"unknown sections {[*self._tensors, *self._json]}")
@@ -179,9 +185,10 @@ class _Reader:
             _check_turns(flat, flat.turns)
         return flat
 
-    def _turns(self, num_episodes: int) -> FlatTurns:
+    def _turns(self, num_episodes: int, num_tokens: int) -> FlatTurns:
         lengths = self._column("turn/lengths", "I64")
         count = len(lengths)
+        rewards = self._optional("turn/token_rewards", "F32", num_tokens)
         return FlatTurns(
             counts=self._column("turn/counts", "I64", num_episodes),
             lengths=lengths,
@@ -192,6 +199,9 @@ class _Reader:
             has_token_versions=self._column("turn/has_token_versions", "BOOL", count),
             finish_reasons=self._list("turn_finish_reasons", count, _finish_reason),
             metadata=self._list("turn_metadata", count, _metadata),
+            token_rewards=rewards,
+            has_token_rewards=self._presence("turn/has_token_rewards", rewards, count),
+            token_extras=self._list("turn_token_extras", count, _names),
         )
 
     def _column(self, name: str, code: str, length: int | None = None) -> NDArray[Any]:
@@ -206,7 +216,7 @@ class _Reader:
         return self._column(name, code, length) if name in self._tensors else None
 
     def _presence(self, name: str, column: NDArray[Any] | None, count: int) -> NDArray[np.bool_]:
-        """Which episodes have the column: all, where there is one and nothing else is said."""
+        """Which rows have the column: all, where there is one and nothing else is said."""
         if column is not None and name in self._tensors:
             return self._column(name, "BOOL", count)
         return np.full(count, column is not None)
@@ -258,6 +268,15 @@ def _metadata(value: Any) -> dict[str, Any]:
     return checks.json_object("metadata", value)
 
 
+def _names(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list | None):
+        corrupt(f"{value!r} are no names of token extras")
+    names = tuple(checks.name("token_extras", name) for name in value or ())
+    if len(set(names)) != len(names):
+        corrupt(f"token extras {names} of one turn")
+    return names
+
+
 def _check_rows(flat: FlatEpisodes, rows: FlatEpisodes | FlatTurns) -> None:
     """Hold the columns that episodes and turns share to what an episode can be."""
     lengths, prompt_lengths = rows.lengths.tolist(), rows.prompt_lengths.tolist()
@@ -280,9 +299,19 @@ def _check_turns(flat: FlatEpisodes, turns: FlatTurns) -> None:
     """The turns of an episode, where it has any, must make up its tokens."""
     _check_rows(flat, turns)
     lengths, begin = turns.lengths.tolist(), 0
-    for count, size in zip(turns.counts.tolist(), flat.lengths.tolist(), strict=True):
-        if count < 0 or (count and sum(lengths[begin : begin + count]) != size):
-            corrupt(f"turns of {lengths[begin : begin + count]} in an episode of {size} tokens")
-        begin += count
+    for i, (count, size) in enumerate(
+        zip(turns.counts.tolist(), flat.lengths.tolist(), strict=True)
+    ):
+        end = begin + max(count, 0)
+        if count < 0 or (count and sum(lengths[begin:end]) != size):
+            corrupt(f"turns of {lengths[begin:end]} in an episode of {size} tokens")
+        named = set[str]().union(*turns.token_extras[begin:end])
+        if not named <= flat.token_extras.keys() | flat.each_token_extras.get(i, {}):
+            corrupt(f"token extras {sorted(named)} of turns, which their episode does not have")
+        begin = end
     if begin != len(lengths):
         corrupt(f"{begin} turns counted, {len(lengths)} described")
+    if turns.token_rewards is not None and not np.isfinite(turns.token_rewards).all():
+        corrupt("a reward of a token is not finite")
+    if np.isnan(turns.rewards[turns.has_token_rewards]).any():
+        corrupt("rewards of tokens, but none of their turn")

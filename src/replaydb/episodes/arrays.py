@@ -7,7 +7,7 @@ tensors. torch is only looked for in `sys.modules`: a caller who has none made n
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from numbers import Number
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar, cast
 
@@ -121,9 +121,7 @@ def named_arrays(
         return {}
     if not isinstance(arrays, Mapping):
         raise InvalidInputError(field, "a mapping of names to arrays", type(arrays).__name__)
-    for name in arrays:
-        if name in taken:
-            raise InvalidInputError(field, "a name that is not taken", repr(name))
+    check_names(field, arrays, taken)
     return {
         checks.name(f"{field} name", name): own(to_array(f"{field}[{name!r}]", array))
         for name, array in arrays.items()
@@ -140,6 +138,51 @@ def own(array: Array) -> Array:
 def frozen(value: ArrayLike, dtype: DTypeLike) -> NDArray[Any]:
     """A read-only, contiguous copy: a caller may go on using the buffer it came from."""
     return _read_only(np.array(value, dtype=dtype, order="C"))
+
+
+def check_names(field: str, names: Iterable[str], taken: Collection[str]) -> None:
+    """Refuse names that are taken."""
+    for name in names:
+        if name in taken:
+            raise InvalidInputError(field, "a name that is not taken", repr(name))
+
+
+def spread_named(
+    field: str, arrays: Mapping[str, Array], total: int, response: int | None = None
+) -> dict[str, Array]:
+    """Named arrays [total, ...], each by the rule of `spread`."""
+    return {
+        name: spread(f"{field}[{name!r}]", array, total, response) for name, array in arrays.items()
+    }
+
+
+def end_to_end(
+    field: str, pieces: Sequence[Mapping[str, Array]], lengths: Sequence[int]
+) -> dict[str, Array]:
+    """Named arrays of pieces of these lengths as one array [sum of lengths, ...] by name.
+
+    Zeros stand in the pieces that have no array of a name.
+
+    Raises:
+        InvalidInputError: One name has several dtypes or shapes.
+    """
+    joined: dict[str, Array] = {}
+    for name in dict.fromkeys(name for piece in pieces for name in piece):
+        given = [piece[name] for piece in pieces if name in piece]
+        kinds = {(dtype_name(array), *array.shape[1:]) for array in given}
+        if len(kinds) > 1:
+            actual = sorted(map(str, kinds))
+            raise InvalidInputError(
+                f"{field}[{name!r}]", "one dtype and shape in all turns", actual
+            )
+        whole = np.zeros((sum(lengths), *given[0].shape[1:]), bits(given[0]).dtype)
+        end = 0
+        for piece, length in zip(pieces, lengths, strict=True):
+            end += length
+            if name in piece:
+                whole[end - length : end] = bits(piece[name])
+        joined[name] = from_bits(_read_only(whole), dtype_name(given[0]))
+    return joined
 
 
 def spread(field: str, array: _A, total: int, response: int | None = None) -> _A:

@@ -14,8 +14,10 @@ from replaydb.episodes.arrays import (
     Array,
     ArrayLike,
     Versions,
+    check_names,
     named_arrays,
     spread,
+    spread_named,
     to_float32,
     to_versions,
 )
@@ -31,8 +33,8 @@ class Episode:
     Give exactly one of `token_ids` with `loss_mask`, `prompt_ids` with `response_ids`, or `turns`.
     Lists, numpy arrays and torch tensors (of any device; detached here) are taken. T is the
     number of tokens, R that of response tokens; arrays of length R are for the prompt/response
-    form. From turns, the tokens are the plain concatenation of every turn's prompt and response
-    and the mask marks the responses; prompts have logprob 0.0, and a response whose logprobs
+    form. From turns, the tokens are the plain concatenation of every turn's prompt and response,
+    and the mask is that of the responses; prompts have logprob 0.0, and a response whose logprobs
     are absent has NaN if other turns have theirs.
 
     Attributes:
@@ -43,14 +45,18 @@ class Episode:
             NaN is legal, other float types are converted. None where not recorded.
         prompt_length: Tokens before the (first) response; for `token_ids`, the leading False of
             `loss_mask`.
-        reward: Finite, or None. Of turns, by default the sum of the rewards they have.
+        reward: Finite, or None. Of turns, by default the sum of the rewards they have. Merging
+            turns gives it to every row of the episode; what each turn earned is in the rows'
+            `token_extras["token_rewards"]`.
         advantage: Finite, or None.
         policy_version: Version that acted; or int32 [T], given as [T] or [R], the prompt then has
             the lowest; None for unknown. Of turns: theirs, unknown as soon as one of them is; may
             be given here where none of them has one.
         finish_reason: Why it ended, in the words of the inference engine.
         token_extras: Named arrays [T, ...], given so or as [R, ...], the prompt then has zeros.
-            bfloat16 and float8 are torch tensors, everything else is numpy.
+            bfloat16 and float8 are torch tensors, everything else is numpy. Those of turns are
+            put end to end, with zeros in the turns that do not have them. "token_rewards" is what
+            a turn's `token_rewards` are for an episode without turns.
         extras: Named arrays of any shape.
         metadata: A JSON object: str keys, finite numbers.
         text: Transcript for people; stored apart from the arrays.
@@ -106,12 +112,13 @@ class Episode:
             case ("turns",):
                 row = row_of_turns(given["turns"], loss_mask, logprobs, policy_version)
                 reward = row.reward if reward is None else reward
+                check_names("token_extras of turns", row.token_extras, CORE_FIELDS)
             case names:
                 expected = "token_ids, or prompt_ids and response_ids, or turns"
                 actual = " and ".join(names) or "none of them"
                 raise InvalidInputError("episode", expected, actual)
         total, response = len(row.token_ids), row.response
-        per_token = named_arrays("token_extras", token_extras, CORE_FIELDS)
+        per_token = named_arrays("token_extras", token_extras, CORE_FIELDS | row.taken)
         set_fields(
             self,
             token_ids=row.token_ids,
@@ -123,10 +130,10 @@ class Episode:
             policy_version=to_versions(row.policy_version, total, response),
             finish_reason=checks.optional(checks.text, "finish_reason", finish_reason),
             token_extras={
-                name: spread(f"token_extras[{name!r}]", array, total, response)
-                for name, array in per_token.items()
+                **row.token_extras,
+                **spread_named("token_extras", per_token, total, response),
             },
-            extras=named_arrays("extras", extras, CORE_FIELDS | per_token.keys()),
+            extras=named_arrays("extras", extras, CORE_FIELDS | row.taken | per_token.keys()),
             metadata=checks.json_object("metadata", metadata),
             text=checks.optional(checks.text, "text", text),
             turns=row.turns,

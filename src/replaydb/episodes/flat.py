@@ -26,7 +26,8 @@ NO_VERSION = int(np.iinfo(np.int64).min)
 class FlatTurns:
     """The turns of the episodes of one part: N in all, in order.
 
-    Their tokens, logprobs and per-token versions are those of `FlatEpisodes`, cut at `lengths`.
+    Their tokens, masks, logprobs, per-token versions and token extras are those of
+    `FlatEpisodes`, cut at `lengths`.
 
     Attributes:
         counts: Turns of each episode, int64 [E]; 0 where it was not built from turns.
@@ -38,6 +39,10 @@ class FlatTurns:
         has_token_versions: bool [N].
         finish_reasons: N strings or None.
         metadata: N JSON objects.
+        token_rewards: float32 [T], T of `FlatEpisodes`, only meaningful on the responses of turns
+            that say they have them; None if there are none.
+        has_token_rewards: bool [N].
+        token_extras: Which token extras of its episode each turn has: N lists of names.
     """
 
     counts: NDArray[np.int64]
@@ -49,6 +54,9 @@ class FlatTurns:
     has_token_versions: NDArray[np.bool_]
     finish_reasons: tuple[str | None, ...]
     metadata: tuple[dict[str, Any], ...]
+    token_rewards: NDArray[np.float32] | None
+    has_token_rewards: NDArray[np.bool_]
+    token_extras: tuple[tuple[str, ...], ...]
 
     def __eq__(self, other: object) -> bool:
         return same_fields(self, other) if isinstance(other, FlatTurns) else NotImplemented
@@ -140,8 +148,13 @@ class FlatEpisodes:
         Args:
             texts: Transcripts, one per episode.
         """
-        turns = _unflatten_turns(self, self.turns) if self.turns is not None else None
         ends = self.offsets.tolist()
+        token_extras = [
+            {name: column[begin:end] for name, column in self.token_extras.items()}
+            | self.each_token_extras.get(i, {})
+            for i, (begin, end) in enumerate(pairwise(ends))
+        ]
+        turns = _unflatten_turns(self, self.turns, token_extras) if self.turns else None
         return [
             Episode._trusted(
                 token_ids=self.token_ids[begin:end],
@@ -152,10 +165,7 @@ class FlatEpisodes:
                 advantage=_known(self.advantages[i]),
                 policy_version=_version(self.token_versions, begin, end, self, i),
                 finish_reason=self.finish_reasons[i],
-                token_extras={
-                    **{name: column[begin:end] for name, column in self.token_extras.items()},
-                    **self.each_token_extras.get(i, {}),
-                },
+                token_extras=token_extras[i],
                 extras={
                     # the ellipsis makes a 0-d array of what would be a scalar
                     **{name: column[i, ...] for name, column in self.extras.items()},
@@ -225,25 +235,44 @@ def _flatten_turns(episodes: Sequence[Episode]) -> FlatTurns:
         has_token_versions=_per_token(versions),
         finish_reasons=tuple(turn.finish_reason for turn in turns),
         metadata=tuple(turn.metadata for turn in turns),
+        token_rewards=_filled(
+            [_token_rewards(episode) for episode in episodes],
+            [episode.num_tokens for episode in episodes],
+            np.float32,
+            0,
+        ),
+        has_token_rewards=np.array([turn.token_rewards is not None for turn in turns], np.bool_),
+        token_extras=tuple(tuple(turn.token_extras) for turn in turns),
     )
 
 
-def _unflatten_turns(flat: FlatEpisodes, columns: FlatTurns) -> list[tuple[Turn, ...]]:
-    """The turns of each episode, cut out of the tokens of the episodes."""
+def _unflatten_turns(
+    flat: FlatEpisodes, columns: FlatTurns, token_extras: Sequence[dict[str, Array]]
+) -> list[tuple[Turn, ...]]:
+    """The turns of each episode, cut out of its tokens and its token extras."""
     starts = flat.offsets.tolist()
     found, turn = [], 0
-    for begin, count in zip(starts, columns.counts.tolist(), strict=False):
+    for start, count, extras in zip(starts, columns.counts.tolist(), token_extras, strict=False):
         mine = []
+        begin = start
         for i in range(turn, turn + count):
             middle, end = begin + int(columns.prompt_lengths[i]), begin + int(columns.lengths[i])
             mine.append(
                 Turn._trusted(
                     prompt_ids=flat.token_ids[begin:middle],
                     response_ids=flat.token_ids[middle:end],
+                    loss_mask=flat.loss_mask[middle:end],
                     logprobs=_cut(flat.logprobs, middle, end, columns.has_logprobs[i]),
                     reward=_known(columns.rewards[i]),
+                    token_rewards=_cut(
+                        columns.token_rewards, middle, end, columns.has_token_rewards[i]
+                    ),
                     policy_version=_version(flat.token_versions, middle, end, columns, i),
                     finish_reason=columns.finish_reasons[i],
+                    token_extras={
+                        name: extras[name][begin - start : end - start]
+                        for name in columns.token_extras[i]
+                    },
                     metadata=columns.metadata[i],
                 )
             )
@@ -257,14 +286,28 @@ def _token_versions(episode: Episode) -> NDArray[np.int32] | None:
     """Per-token versions of the episode, or of those of its turns that have them."""
     if isinstance(episode.policy_version, np.ndarray):
         return episode.policy_version
-    if not any(isinstance(turn.policy_version, np.ndarray) for turn in episode.turns):
+    versions = [turn.policy_version for turn in episode.turns]
+    given = [version if isinstance(version, np.ndarray) else None for version in versions]
+    return _on_responses(episode, given, np.int32)
+
+
+def _token_rewards(episode: Episode) -> NDArray[np.float32] | None:
+    """Per-token rewards of those of its turns that have them."""
+    return _on_responses(episode, [turn.token_rewards for turn in episode.turns], np.float32)
+
+
+def _on_responses(
+    episode: Episode, arrays: Sequence[NDArray[Any] | None], dtype: DTypeLike
+) -> NDArray[Any] | None:
+    """Arrays of turns at the places of their responses, 0 elsewhere; None if all are."""
+    if all(array is None for array in arrays):
         return None
-    row = np.zeros(episode.num_tokens, np.int32)
+    row = np.zeros(episode.num_tokens, dtype)
     end = 0
-    for turn in episode.turns:
+    for turn, array in zip(episode.turns, arrays, strict=True):
         end += turn.num_tokens
-        if isinstance(turn.policy_version, np.ndarray):
-            row[end - len(turn.response_ids) : end] = turn.policy_version
+        if array is not None:
+            row[end - len(turn.response_ids) : end] = array
     return row
 
 

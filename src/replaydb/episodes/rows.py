@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, cast
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from replaydb import checks
 from replaydb.episodes.arrays import (
+    Array,
     ArrayLike,
     Versions,
+    end_to_end,
     frozen,
     same,
     spread,
@@ -22,9 +25,12 @@ from replaydb.episodes.arrays import (
 from replaydb.episodes.turns import Turn
 from replaydb.errors import InvalidInputError
 
+#: The token extra that holds the rewards of merged turns.
+TOKEN_REWARDS = "token_rewards"  # noqa: S105 - not a password
+
 
 class Row(NamedTuple):
-    """What the three ways to build an episode come down to."""
+    """What the three ways to build an episode come down to; the last four are of turns."""
 
     token_ids: NDArray[np.int32]
     loss_mask: NDArray[np.bool_]
@@ -34,6 +40,8 @@ class Row(NamedTuple):
     response: int | None = None
     reward: float | None = None
     turns: tuple[Turn, ...] = ()
+    token_extras: Mapping[str, Array] = MappingProxyType({})
+    taken: frozenset[str] = frozenset()
 
 
 def row_of_tokens(
@@ -74,31 +82,40 @@ def row_of_turns(
     of_turns = {"loss_mask": loss_mask, "logprobs": logprobs}
     if any(turn.policy_version is not None for turn in steps):
         of_turns["policy_version"] = version
-        version = _joint_versions(steps)
+        version = joint_versions(steps, [turn.policy_version for turn in steps])
     for name, value in of_turns.items():
         if value is not None:
             raise InvalidInputError(name, "None, since the turns have their own", "a value")
-    tokens, mask = _joint_tokens(steps)
+    tokens, mask = joint_tokens(steps)
     rewards = [turn.reward for turn in steps if turn.reward is not None]
+    extras = end_to_end(
+        "token_extras",
+        [turn.token_extras for turn in steps],
+        [turn.num_tokens for turn in steps],
+    )
     return Row(
         token_ids=tokens,
         loss_mask=mask,
-        logprobs=_joint_logprobs(steps),
+        logprobs=joint_logprobs(steps),
         prompt_length=len(steps[0].prompt_ids),
         policy_version=version,
         reward=sum(rewards) if rewards else None,
         turns=steps,
+        token_extras=extras,
+        taken=frozenset(extras) | ({TOKEN_REWARDS} if rewards else set()),
     )
 
 
-def _joint_tokens(turns: Sequence[Turn]) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-    """Token ids [T], turn after turn, and the mask [T] that is True on the responses."""
+def joint_tokens(turns: Sequence[Turn]) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+    """Token ids [T], turn after turn, and the mask [T]: False on prompts."""
     parts = [part for turn in turns for part in (turn.prompt_ids, turn.response_ids)]
-    mask = np.repeat([False, True] * len(turns), [len(part) for part in parts])
-    return frozen(np.concatenate(parts), "<i4"), frozen(mask, "?")
+    masks = [
+        mask for turn in turns for mask in (np.zeros(len(turn.prompt_ids), bool), turn.loss_mask)
+    ]
+    return frozen(np.concatenate(parts), "<i4"), frozen(np.concatenate(masks), "?")
 
 
-def _joint_logprobs(turns: Sequence[Turn]) -> NDArray[np.float32] | None:
+def joint_logprobs(turns: Sequence[Turn]) -> NDArray[np.float32] | None:
     """float32 [T]: 0.0 on prompts, NaN on responses without; None if no turn has any."""
     if all(turn.logprobs is None for turn in turns):
         return None
@@ -110,18 +127,23 @@ def _joint_logprobs(turns: Sequence[Turn]) -> NDArray[np.float32] | None:
     return np.concatenate(parts)
 
 
-def _joint_versions(turns: Sequence[Turn]) -> Versions:
-    """One version if all turns have the same, else int32 [T]; None as soon as one is unknown."""
-    versions = [turn.policy_version for turn in turns]
-    if any(version is None for version in versions):
-        return None
+def joint_versions(turns: Sequence[Turn], versions: Sequence[Versions]) -> Versions:
+    """One version if all turns have the same, else int32 [T]; None as soon as one is unknown.
+
+    Args:
+        turns: The turns.
+        versions: One for each turn, or one for each token of its response, or of all of it.
+    """
     first = versions[0]
     if isinstance(first, int) and all(same(version, first) for version in versions):
         return first
-    rows = [
-        np.full(turn.num_tokens, turn.policy_version, np.int32)
-        if isinstance(turn.policy_version, int)
-        else to_versions(turn.policy_version, turn.num_tokens, len(turn.response_ids))
-        for turn in turns
-    ]
-    return np.concatenate(cast("list[NDArray[np.int32]]", rows))
+    rows = []
+    for turn, version in zip(turns, versions, strict=True):
+        if version is None:
+            return None
+        if isinstance(version, int):
+            version = np.full(turn.num_tokens, version, np.int32)
+        elif len(version) != turn.num_tokens:
+            version = to_versions(version, turn.num_tokens, len(turn.response_ids))
+        rows.append(np.asarray(version, np.int32))
+    return np.concatenate(rows)

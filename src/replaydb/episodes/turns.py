@@ -11,14 +11,19 @@ from numpy.typing import NDArray
 
 from replaydb import checks
 from replaydb.episodes.arrays import (
+    Array,
     ArrayLike,
     Versions,
+    named_arrays,
     same,
     spread,
+    spread_named,
+    to_bool,
     to_float32,
     to_int32,
     to_versions,
 )
+from replaydb.errors import InvalidInputError
 
 _T = TypeVar("_T")
 
@@ -30,11 +35,17 @@ class Turn:
     Attributes:
         prompt_ids: Context tokens, int32 [P].
         response_ids: Action tokens, int32 [R].
+        loss_mask: Action tokens to train on, bool [R]; by default all of them.
         logprobs: Behaviour logprobs of the action tokens, float32 [R]; None where not recorded,
             which is not the same as empty.
-        reward: Reward of this step, finite; None where there was none.
+        reward: Reward of this step, finite; None where there was none. By default the sum of
+            `token_rewards`, and never anything else where there are any.
+        token_rewards: What each action token earned of it, finite float32 [R]; None where only
+            the step as a whole has a reward.
         policy_version: Version that acted, or int32 [R] with one per action token.
         finish_reason: Why the action ended, in the words of the inference engine.
+        token_extras: Named arrays [P + R, ...], given so or as [R, ...], the prompt then has
+            zeros; see `Episode`.
         metadata: A JSON object.
 
     Raises:
@@ -43,10 +54,13 @@ class Turn:
 
     prompt_ids: NDArray[np.int32]
     response_ids: NDArray[np.int32]
+    loss_mask: NDArray[np.bool_]
     logprobs: NDArray[np.float32] | None
     reward: float | None
+    token_rewards: NDArray[np.float32] | None
     policy_version: Versions
     finish_reason: str | None
+    token_extras: dict[str, Array]
     metadata: dict[str, Any]
 
     def __init__(
@@ -54,23 +68,37 @@ class Turn:
         *,
         prompt_ids: ArrayLike,
         response_ids: ArrayLike,
+        loss_mask: ArrayLike | None = None,
         logprobs: ArrayLike | None = None,
         reward: float | None = None,
+        token_rewards: ArrayLike | None = None,
         policy_version: ArrayLike | None = None,
         finish_reason: str | None = None,
+        token_extras: Mapping[str, ArrayLike] | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
+        prompt = to_int32("prompt_ids", prompt_ids)
         response = to_int32("response_ids", response_ids)
+        size = len(response)
+        mask = np.ones(size, bool) if loss_mask is None else loss_mask
         if logprobs is not None:
-            logprobs = spread("logprobs", to_float32("logprobs", logprobs), len(response))
+            logprobs = spread("logprobs", to_float32("logprobs", logprobs), size)
+        total = checks.optional(checks.reward, "reward", reward)
+        if token_rewards is not None:
+            token_rewards = spread("token_rewards", _rewards(token_rewards), size)
+            total = _total(token_rewards, total)
+        extras = named_arrays("token_extras", token_extras, _FIELDS)
         set_fields(
             self,
-            prompt_ids=to_int32("prompt_ids", prompt_ids),
+            prompt_ids=prompt,
             response_ids=response,
+            loss_mask=spread("loss_mask", to_bool("loss_mask", mask), size),
             logprobs=logprobs,
-            reward=checks.optional(checks.reward, "reward", reward),
-            policy_version=to_versions(policy_version, len(response)),
+            reward=total,
+            token_rewards=token_rewards,
+            policy_version=to_versions(policy_version, size),
             finish_reason=checks.optional(checks.text, "finish_reason", finish_reason),
+            token_extras=spread_named("token_extras", extras, len(prompt) + size, size),
             metadata=checks.json_object("metadata", metadata),
         )
 
@@ -86,6 +114,32 @@ class Turn:
     def num_tokens(self) -> int:
         """P + R."""
         return len(self.prompt_ids) + len(self.response_ids)
+
+
+_FIELDS = frozenset(f.name for f in fields(Turn))
+
+
+def _rewards(value: ArrayLike) -> NDArray[np.float32]:
+    rewards = to_float32("token_rewards", value)
+    if not np.isfinite(rewards).all():
+        actual = float(rewards[~np.isfinite(rewards)][0])
+        raise InvalidInputError("token_rewards", "finite numbers", actual)
+    return rewards
+
+
+def _total(rewards: NDArray[np.float32], given: float | None) -> float:
+    """The sum of the rewards of tokens; or the one that was given, if it is that but for rounding.
+
+    Raises:
+        InvalidInputError: It is not.
+    """
+    total = float(rewards.sum(dtype=np.float64))
+    if given is None:
+        return total
+    rounding = 1e-5 * float(np.abs(rewards).sum(dtype=np.float64))
+    if abs(given - total) > rounding:
+        raise InvalidInputError("reward", f"the sum of token_rewards, {total:g}", given)
+    return given
 
 
 def set_fields(target: _T, **values: Any) -> _T:

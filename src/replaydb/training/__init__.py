@@ -10,7 +10,7 @@ prometheus   metrics for a scraper (extra `replaydb[prometheus]`); not imported 
 """
 
 from replaydb.batch import PackedBatch, PaddedBatch, SplitBatch
-from replaydb.episodes.merging import MergeReport, merge_turns
+from replaydb.episodes.merging import MergedRow, MergeReport, merge_turns
 from replaydb.publishing import publish
 from replaydb.replacement import Replacement, replace_uninformative
 from replaydb.training import advantages, importance, priorities
@@ -18,6 +18,7 @@ from replaydb.training.critics import gae, terminal_rewards
 
 __all__ = [
     "MergeReport",
+    "MergedRow",
     "PackedBatch",
     "PaddedBatch",
     "Replacement",
