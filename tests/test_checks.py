@@ -11,9 +11,10 @@ import pytest
 import torch
 
 import replaydb as rdb
-from replaydb import Buffer, BufferSettings, Store
+from replaydb import Buffer, BufferSettings, Store, training
+from replaydb.training import advantages, importance, priorities
 from replaydb.training.dataset import ReplayDataset
-from support.groups import group
+from support.groups import episode, group
 
 
 class Boaster(int):
@@ -41,7 +42,16 @@ INTEGERS: list[Any] = [
 ]
 NOTHING: list[Any] = [3, np.array(3), torch.tensor(3), rdb.col.tags["a"] == "b"]  # no several
 FLAGS: list[Any] = [None, 0, 1, "no", np.zeros(2), torch.zeros(2), rdb.col.id > 0]
-NAMES: list[Any] = ["", "a" * 256, "a\0", "\ud800", 3, b"a"]
+TEXTS: list[Any] = [None, "a\0", "\ud800", 3, b"a"]
+NAMES: list[Any] = ["", "a" * 256, *TEXTS[1:]]
+SEVERAL: list[Any] = [*NOTHING, "", *([name] for name in NAMES)]
+WORDS: list[Any] = ["", "x", np.zeros(2), None, *NOTHING]
+TOKENS: list[Any] = [2**31, *(it for it in INTEGERS if it != -1)]
+OBJECTS: list[Any] = [3, [1], {1: 2}, {"a": object()}, {"a": float("nan")}]
+
+FINITE = [it for it in NUMBERS if it != -1.0]
+REWARDS = np.ones(1)
+ONES, MASK = torch.ones(1, 1), torch.ones(1, 1, dtype=torch.bool)
 
 GIVEN: list[tuple[str, Callable[[Any], Any], type[Exception], list[Any]]] = [
     ("weight", lambda it: rdb.Share(it), rdb.InvalidInputError, NUMBERS),
@@ -76,6 +86,32 @@ GIVEN: list[tuple[str, Callable[[Any], Any], type[Exception], list[Any]]] = [
         rdb.InvalidSettingsError,
         [it for it in NUMBERS if it is not None],
     ),
+    ("tasks", lambda it: rdb.Share(1, tasks=it), rdb.InvalidInputError, SEVERAL),
+    *(
+        (field, give, rdb.InvalidInputError, FINITE)
+        for field, give in {
+            "tolerance": lambda it: advantages.rloo(REWARDS, [0], tolerance=it),
+            "solved": lambda it: priorities.Learnability(it),
+            "decay": lambda it: priorities.LinearDecay(it),
+        }.items()
+    ),
+    *(
+        (field, give, rdb.InvalidInputError, NUMBERS)
+        for field, give in {
+            "eps": lambda it: advantages.grpo(REWARDS, [0], eps=it),
+            "discount": lambda it: training.gae(ONES, ONES, MASK, discount=it),
+            "cap": lambda it: importance.truncated(ONES, it),
+            "low": lambda it: importance.clipped(ONES, it),
+            "eta": lambda it: priorities.td_errors(ONES, MASK, [0], 1, eta=it),
+        }.items()
+    ),
+    (
+        "k",
+        lambda it: advantages.pass_at_k(REWARDS, [0], it),
+        rdb.InvalidInputError,
+        [0, *INTEGERS],
+    ),
+    ("std", lambda it: advantages.grpo(REWARDS, [0], std=it), rdb.InvalidInputError, WORDS),
 ]
 
 
@@ -91,47 +127,187 @@ def test_what_is_of_another_kind_is_refused(
         assert str(caught.value).startswith(f"{field}: expected "), it
 
 
-async def test_what_is_of_another_kind_changes_nothing(
+#: What no call takes, by the name of the argument, or of the call and the argument.
+WRONG: dict[str, list[Any]] = {
+    "allow_partial": FLAGS,
+    "batch_size": INTEGERS,
+    "before": INTEGERS,
+    "collate": [3, "list"],
+    "create": FLAGS,
+    "cursor": [3, [1], {"a": None}, {"a": object()}, *({name: 1} for name in NAMES)],
+    "deadline": [0, 1e11, *NUMBERS],
+    "device": [],  # torch knows its own
+    "draw_id": INTEGERS,
+    "draws": [0, *INTEGERS],
+    "drop_oversized": FLAGS,
+    "durability": WORDS,
+    "end_token_id": TOKENS,
+    "episode": [None, 3, rdb.Episode, "text"],
+    "expected_episodes": [0, 2**31, *INTEGERS],
+    "fields": [["nothing"], [3], "nothing", *NOTHING],
+    "first_step": INTEGERS,
+    "fit": WORDS,
+    "group_id": INTEGERS,
+    "group_uid": NAMES,
+    "groups": [[3], "text", *NOTHING],
+    "ids": [*NOTHING, *([one] for one in INTEGERS)],
+    "lease": FLAGS,
+    "limit": [0, *INTEGERS],
+    "lineage": [*NAMES, np.zeros(2)],
+    "max_length": [0, *INTEGERS],
+    "max_prompt_length": [0, *INTEGERS],
+    "max_staleness": INTEGERS,
+    "max_tokens": [0, *INTEGERS],
+    "migrate": FLAGS[1:],
+    "min_episodes": [0, *INTEGERS],
+    "n": [{}, {"a": -1}, {"": 1}, {3: 1}, *INTEGERS],
+    "name": NAMES,
+    "num_steps": INTEGERS,
+    "on_duplicate": WORDS,
+    "other": [None, np.array(3), torch.tensor(3), {}, Buffer],
+    "owner": NAMES,
+    "pad_to_multiple_of": [0, *INTEGERS],
+    "pad_token_id": TOKENS,
+    "policy": [None, "fifo", rdb.Fifo, rdb.Share(1)],
+    "pool_size": [0, *INTEGERS],
+    "position": INTEGERS,
+    "prefetch": INTEGERS,
+    "priorities": [[], [1.0, 2.0], *NOTHING, *([one] for one in NUMBERS)],
+    "priority": NUMBERS,
+    "progress": [3, "print"],
+    "prompt_side": WORDS,
+    "prompt_uid": NAMES,
+    "read_only": FLAGS,
+    "reason": TEXTS,
+    "rewind": FLAGS,
+    "run": [*NAMES, np.zeros(2)],
+    "run_metadata": OBJECTS,
+    "runs": SEVERAL,
+    "settings": [{}, {"seed": 1}, BufferSettings, 3],
+    "side": WORDS,
+    "state": [None, 3, {}, {"step": "1", "draws": []}, {"step": 1, "draws": ["1"]}],
+    "statuses": [["gone"], "gone", [3], *NOTHING],
+    "step": INTEGERS,
+    "take_over": FLAGS,
+    "tags": OBJECTS,
+    "task_name": NAMES,
+    "tasks": SEVERAL,
+    "timeout": [one for one in NUMBERS if one is not None],
+    "tolerance": NUMBERS,
+    "ttl": [0, 1e11, *NUMBERS],
+    "url": [None, 3, "", "mysql://here"],
+    "version": INTEGERS,
+    "where": [3, "status", [1], {}, rdb.col],
+}
+#: Arguments that may be left out.
+OPTIONAL = {"deadline", "priority", "ttl", "timeout", "reason"}
+REQUIRED = {"Buffer.lease.ttl", "Buffer.loader.ttl", "Buffer.open_group.priority"}
+REQUIRED |= {"Lease.reject.reason", "Store.close.timeout"}
+
+
+def wrong(call: str, argument: str) -> list[Any]:
+    may_be_none = argument in OPTIONAL and f"{call}.{argument}" not in REQUIRED
+    return [it for it in WRONG[argument] if it is not None or not may_be_none]
+
+
+async def test_no_call_takes_what_is_of_another_kind(
     store: Store, buffer: Buffer, url: str
 ) -> None:
-    [one] = await buffer.put(group())
-    other = await store.buffer("other")
-    calls: list[tuple[str, Callable[[Any], Any], list[Any]]] = [
-        ("priorities[0]", lambda it: buffer.update_priorities([one], [it]), NUMBERS),
-        ("ids[0]", lambda it: buffer.update_priorities([it], [1.0]), INTEGERS),
-        ("n", lambda it: buffer.sample(it), INTEGERS),
-        ("timeout", lambda it: buffer.sample(1, timeout=it), [it for it in NUMBERS if it]),
-        ("step", lambda it: buffer.sample(1, step=it), INTEGERS),
-        ("cursor", lambda it: buffer.put(group(), cursor={it: 1}), NAMES),
-        ("name", lambda it: buffer.cursor(it), NAMES),
-        ("tasks", lambda it: buffer.count(tasks=[it]), NAMES),
-        ("tasks", lambda it: buffer.count(tasks=it), NOTHING),
-        ("statuses", lambda it: buffer.count(statuses=it), NOTHING),
-        ("ids", lambda it: buffer.get(it), NOTHING),
-        ("groups", lambda it: buffer.put(it), NOTHING),
-        ("other", lambda it: buffer.copy_to(it), [buffer, np.array(3), torch.tensor(3), {}]),
-        ("progress", lambda it: buffer.copy_to(other, progress=it), NOTHING),
-        ("allow_partial", lambda it: buffer.sample(2, allow_partial=it), FLAGS),
-        ("allow_partial", lambda it: buffer.peek(2, allow_partial=it), FLAGS),
-        ("allow_partial", lambda it: buffer.lease(2, ttl=9, allow_partial=it), FLAGS),
-        ("rewind", lambda it: buffer.advance_policy(0, rewind=it), FLAGS),
-        ("take_over", lambda it: buffer.advance_policy(0, take_over=it), FLAGS),
-        ("create", lambda it: store.buffer("new", create=it), FLAGS),
-        ("read_only", lambda it: Store.open(url, read_only=it), FLAGS),
-        ("migrate", lambda it: Store.open(url, migrate=it), FLAGS[1:]),
-        ("durability", lambda it: Store.open(url, durability=it), [*NOTHING, np.zeros(2)]),
-        ("lineage", lambda it: Store.open(url, lineage=it), [*NAMES, np.zeros(2)]),
-    ]
-    for field, call, wrong in calls:
-        for it in wrong:
-            with pytest.raises(rdb.InvalidInputError) as caught:
-                await call(it)
-            assert caught.value.field.startswith(field), it
+    """Every argument of every public call, before anything is written."""
+    [one, _] = await buffer.put([group(), group()])
+    lease = await buffer.lease(1, rdb.Lifo(), ttl=60)
+    calls: dict[str, dict[str, Any]] = {
+        "Batch.packed": {"pad_token_id": 0, "max_tokens": 9},
+        "Batch.padded": {"pad_token_id": 0},
+        "Batch.split": {"pad_token_id": 0},
+        "Buffer.add_episode": {"group_uid": "open", "episode": episode()},
+        "Buffer.admission": {"batch_size": 1, "max_staleness": 0},
+        "Buffer.advance_policy": {"version": 0},
+        "Buffer.copy_to": {"other": await store.buffer("other")},
+        "Buffer.count": {},
+        "Buffer.cursor": {"name": "data"},
+        "Buffer.delete": {},
+        "Buffer.draws": {},
+        "Buffer.get": {"ids": [one]},
+        "Buffer.lease": {"n": 1, "ttl": 60},
+        "Buffer.loader": {"batch_size": 1},
+        "Buffer.metrics": {},
+        "Buffer.open_group": {"task_name": "a", "group_uid": "b", "expected_episodes": 2},
+        "Buffer.peek": {"n": 1},
+        "Buffer.prompts": {},
+        "Buffer.put": {"groups": group()},
+        "Buffer.redraw": {"draw_id": 1},
+        "Buffer.sample": {"n": 1},
+        "Buffer.update_priorities": {"ids": [one], "priorities": [2.0]},
+        "Buffer.update_settings": {},
+        "Lease.ack": {},
+        "Lease.extend": {},
+        "Lease.nack": {},
+        "Lease.reject": {"reason": "useless"},
+        "Loader.load_state_dict": {},
+        "Store.buffer": {"name": "new"},
+        "Store.close": {},
+        "Store.open": {"url": url},
+        "StoredGroup.without_stale_episodes": {},
+    }
+    owners = [store, buffer, lease, lease.batch, lease.batch.groups[0], buffer.loader(1)]
+    known = {call for owner in owners for call in public_calls(owner)} - {"Buffer.saw"}
+    assert known == calls.keys()
+    for owner in owners:
+        for call in public_calls(owner).keys() & calls.keys():
+            method = public_calls(owner)[call]
+            for argument in arguments(method):
+                for it in wrong(call, argument):
+                    with pytest.raises(rdb.InvalidInputError) as caught:
+                        await done(method(**calls[call] | {argument: it}))
+                    assert caught.value.field.startswith(argument), (call, argument, it)
     [stored] = await buffer.get([one])
     assert (stored.priority, stored.times_sampled) == (1.0, 0)
-    assert await buffer.count() == 1
-    assert await other.count() == 0
-    assert len(await store.buffers()) == 2
+    assert await buffer.count() == 2
+    assert {info.name: info.num_groups for info in await store.buffers()} == {"math": 2, "other": 0}
+    await lease.ack()
+
+
+async def test_nothing_is_stored_when_the_draw_that_follows_would_be_refused(
+    buffer: Buffer,
+) -> None:
+    for argument in ("policy", "tolerance", "where", "max_staleness", "step", "priority"):
+        for it in WRONG[argument]:
+            if it is None and argument == "priority":
+                continue
+            with pytest.raises(rdb.InvalidInputError) as caught:
+                await training.replace_uninformative([group()], buffer, **{argument: it})
+            assert caught.value.field.startswith(argument), (argument, it)
+    assert await buffer.count() == 0
+
+
+def public_calls(owner: object) -> dict[str, Callable[..., Any]]:
+    """Methods that take arguments, by the names of their class and their own."""
+    kind = type(owner)
+    found = {name: getattr(owner, name) for name in dir(kind) if not name.startswith("_")}
+    return {
+        f"{kind.__name__}.{name}": method
+        for name, method in found.items()
+        if inspect.isroutine(method) and arguments(method)
+    }
+
+
+def arguments(method: Callable[..., Any]) -> list[str]:
+    parameters = inspect.signature(method).parameters.values()
+    return [it.name for it in parameters if it.kind is not inspect.Parameter.VAR_KEYWORD]
+
+
+async def done(result: Any) -> None:
+    if inspect.isawaitable(result):
+        await result
+
+
+async def test_names_from_an_iterator_are_read_once(buffer: Buffer) -> None:
+    await buffer.put(group())
+    mix = rdb.Mix([rdb.Share(1, tasks=iter(["gsm8k"]))])
+    loader = buffer.loader(1, tasks=iter(["gsm8k"]), prefetch=0, timeout=0)
+    for _ in range(2):
+        assert len(await buffer.sample(1, mix)) == len(await anext(loader)) == 1
 
 
 async def test_scalars_of_numpy_are_numbers(store: Store, url: str) -> None:

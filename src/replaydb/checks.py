@@ -205,6 +205,13 @@ def instances(field: str, value: Iterable[_T], kind: type[_T]) -> tuple[_T, ...]
     return found
 
 
+def function(field: str, value: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Something that can be called."""
+    if not callable(value):
+        raise InvalidInputError(field, "a function", repr(value))
+    return value
+
+
 def items(field: str, expected: str, value: Iterable[_T]) -> Iterator[_T]:
     """The items of a value; an array of no dimension, for one, has none."""
     # A filter has items by position, of which it warns: it is asked for none.

@@ -95,6 +95,7 @@ class Share:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "weight", checks.number("weight", self.weight, least=0.0))
+        object.__setattr__(self, "tasks", checks.names("tasks", self.tasks))
         object.__setattr__(self, "minimum", checks.whole_number("minimum", self.minimum))
         if not isinstance(self.policy, SimplePolicy):
             raise InvalidInputError("policy", "a policy that is not a Mix", repr(self.policy))

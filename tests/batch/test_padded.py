@@ -211,7 +211,7 @@ def test_only_the_fields_asked_for() -> None:
     assert made.logprobs is None
     assert made.extras == {}
     assert made.token_extras["value"].tolist() == [[1, 2]]
-    with pytest.raises(InvalidInputError, match="fields: expected one of level, logprobs"):
+    with pytest.raises(InvalidInputError, match="fields: expected some of level, logprobs"):
         batch_of(groups).padded(0, fields=["values"])
 
 

@@ -86,7 +86,8 @@ class Columns:
             end_token_id: As for `merge_turns`.
         """
         stored = [(i, part) for i, group in enumerate(groups) for part in group.parts]
-        merged = [_merged(part, end_token_id) for _, part in stored]
+        end = checks.optional(checks.token_id, "end_token_id", end_token_id)
+        merged = [_merged(part, end) for _, part in stored]
         parts = tuple([one.part for one in merged])
         owners = np.array([i for i, _ in stored], np.int64)
         sizes = np.array([part.num_episodes for part in parts], np.int64)
@@ -164,11 +165,11 @@ class Columns:
         }
         return {name: self._extra(name) for name in sorted(found) if _wanted(name, names)}
 
-    def check_names(self, names: Collection[str] | None) -> None:
-        """Refuse names of fields that no episode has.
+    def chosen(self, names: Collection[str] | None) -> frozenset[str] | None:
+        """The names of fields that were asked for; None: all.
 
         Raises:
-            InvalidInputError: Naming the first of them.
+            InvalidInputError: No episode has a field of that name.
         """
         known = {LOGPROBS, TOKEN_VERSIONS} | {
             name
@@ -176,8 +177,7 @@ class Columns:
             for row in (_token_names(part), part.extras, *part.each_extras.values())
             for name in row
         }
-        for name in names or ():
-            checks.one_of("fields", name, sorted(known))
+        return checks.some_of("fields", names, sorted(known))
 
     def _logprobs(self) -> TokenField | None:
         parts = [part.logprobs for part in self.parts]

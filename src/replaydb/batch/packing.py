@@ -39,12 +39,13 @@ def packed(
     device: torch.device | str | None = None,
 ) -> PackedBatch:
     """Rows of `max_tokens` places; see `Batch.packed`."""
-    columns.check_names(fields)
+    fields = columns.chosen(fields)
     pad = checks.token_id("pad_token_id", pad_token_id)
     width = checks.whole_number("max_tokens", max_tokens, least=1)
+    drop = checks.flag("drop_oversized", drop_oversized)
     whole = columns.lengths
     oversized = whole > width
-    if oversized.any() and not drop_oversized:
+    if oversized.any() and not drop:
         expected = f"at least {whole.max()}, the longest sequence, or drop_oversized=True"
         raise InvalidInputError("max_tokens", expected, width)
     lengths = np.where(oversized, 0, whole)
@@ -124,11 +125,8 @@ def _plan(
     lengths: NDArray[np.int64], width: int, fit: str
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Row of each sequence, and where in it the sequence begins."""
-    if fit == "next":
-        return _next_fit(lengths, width)
-    if fit == "first":
-        return _first_fit(lengths, width)
-    raise InvalidInputError("fit", "'next' or 'first'", repr(fit))
+    plan = _next_fit if checks.one_of("fit", fit, ("next", "first")) == "next" else _first_fit
+    return plan(lengths, width)
 
 
 def _next_fit(

@@ -35,7 +35,7 @@ def padded(
     device: torch.device | str | None = None,
 ) -> PaddedBatch:
     """One row for each sequence; see `Batch.padded`."""
-    columns.check_names(fields)
+    fields = columns.chosen(fields)
     pad = checks.token_id("pad_token_id", pad_token_id)
     whole = columns.lengths
     lengths = _shortened(whole, "max_length", max_length)
@@ -69,7 +69,7 @@ def split(
     device: torch.device | str | None = None,
 ) -> SplitBatch:
     """Prompts and responses apart; see `Batch.split`."""
-    columns.check_names(fields)
+    fields = columns.chosen(fields)
     pad = checks.token_id("pad_token_id", pad_token_id)
     prompts = columns.prompt_lengths
     responses = columns.lengths - prompts

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from replaydb import checks
 from replaydb.episodes import EpisodeGroup, GroupStatus
 from replaydb.episodes.flat import FlatEpisodes
 
@@ -68,6 +69,7 @@ class StoredGroup(EpisodeGroup):
         Returns:
             The group under the same uid, `aborted`, expecting as many episodes as it had.
         """
+        limit = checks.whole_number("max_staleness", max_staleness)
         now = None
         if self.staleness is not None and self.min_policy_version is not None:
             now = self.staleness + self.min_policy_version
@@ -78,7 +80,7 @@ class StoredGroup(EpisodeGroup):
                 for episode in self.episodes
                 if now is not None
                 and episode.min_policy_version is not None
-                and now - episode.min_policy_version <= max_staleness
+                and now - episode.min_policy_version <= limit
             ],
             prompt_uid=self.prompt_uid,
             group_uid=self.group_uid,

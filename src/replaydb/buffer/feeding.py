@@ -14,8 +14,9 @@ from replaydb.buffer.drawing import Drawing
 from replaydb.buffer.lease import Lease
 from replaydb.buffer.loader import Loader
 from replaydb.buffer.looking import Looking
+from replaydb.buffer.requests import eligible, portions
 from replaydb.database.repository import metrics
-from replaydb.policies import SamplingPolicy, Uniform, checked_policy
+from replaydb.policies import SamplingPolicy, Uniform
 
 T = TypeVar("T")
 
@@ -98,21 +99,24 @@ class Feeding(Drawing, Looking):
         Raises:
             InvalidInputError: An argument is wrong. What `sample` raises comes with the batch.
         """
-        checked_policy(policy)
-        checks.quotas("n", batch_size)
-
+        count, quotas = checks.quotas("batch_size", batch_size)
+        n = count if quotas is None else quotas
+        checks.optional(checks.function, "collate", collate)
+        leased, ttl = checks.flag("lease", lease), checks.duration("ttl", ttl)
         options: dict[str, Any] = {
-            "tasks": tasks,
+            "tasks": checks.names("tasks", tasks),
             "where": where,
             "max_staleness": max_staleness,
-            "runs": runs,
-            "timeout": timeout,
+            "runs": checks.names("runs", runs),
+            "timeout": checks.seconds("timeout", timeout),
         }
+        # What every draw would refuse is refused here.
+        portions(n, policy, options["tasks"], eligible(where, max_staleness, options["runs"]))
 
         async def draw(step: int) -> tuple[Batch, Lease | None]:
-            if not lease:
-                return await self.sample(batch_size, policy, step=step, **options), None
-            held = await self.lease(batch_size, policy, ttl=ttl, step=step, **options)
+            if not leased:
+                return await self.sample(n, policy, step=step, **options), None
+            held = await self.lease(n, policy, ttl=ttl, step=step, **options)
             return held.batch, held
 
         return Loader(

@@ -311,10 +311,10 @@ class Keeping(BufferCore):
         Returns:
             How many groups the other buffer has of those now.
         """
-        if not inspect.iscoroutinefunction(getattr(other, "put", None)) or other is self:
+        can_put = inspect.iscoroutinefunction(getattr(other, "put", None))
+        if not can_put or inspect.isclass(other) or other is self:
             raise InvalidInputError("other", "another Buffer", repr(other))
-        if progress is not None and not callable(progress):
-            raise InvalidInputError("progress", "a function, or None", repr(progress))
+        checks.optional(checks.function, "progress", progress)
         condition = self._selection(None, tasks, statuses, where) & groups.COPYABLE
         ids = await self._database.read(lambda connection: groups.ids(connection, condition))
         done = 0

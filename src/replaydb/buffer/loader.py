@@ -94,7 +94,7 @@ class Loader(Generic[T]):
         except (KeyError, TypeError) as error:
             raise InvalidInputError("state", "what state_dict gave", repr(state)) from error
         self._next_step = checks.whole_number("state['step']", step)
-        self._to_redraw = deque(checks.ids("ids", draws))
+        self._to_redraw = deque(checks.ids("state['draws']", draws))
 
     def __aiter__(self) -> Self:
         return self

@@ -184,8 +184,7 @@ class Putting(BufferCore):
             DuplicateEpisodeError: The position is taken; the stored episode was kept.
         """
         checks.name("group_uid", group_uid)
-        if not isinstance(episode, Episode):
-            raise InvalidInputError("episode", "an Episode", type(episode).__name__)
+        checks.instance("episode", episode, Episode)
         if position is not None:
             position = checks.whole_number("position", position)
         record = to_episode_record(episode, self.settings.compression)

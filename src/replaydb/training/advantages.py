@@ -46,6 +46,7 @@ def grpo(
         InvalidInputError: Shapes differ, or an argument is wrong.
     """
     checks.one_of("std", std, get_args(Std))
+    eps = checks.number("eps", eps, least=0.0)
     groups = _Groups.of(rewards, group_index, tolerance)
     return cast(
         "A", groups.result(groups.centred / (groups.std(1 if std == "sample" else 0) + eps))
@@ -108,6 +109,7 @@ def pass_at_k(rewards: A, group_index: Any, k: int, *, solved: float = 1.0) -> A
         InvalidInputError: Shapes differ, or an argument is wrong.
     """
     draws = checks.whole_number("k", k, least=1)
+    solved = checks.number("solved", solved)
     groups = _Groups.of(rewards, group_index, -1.0)
     one = groups.values * 0.0 + 1.0
     right = segments.where(groups.known & (groups.values >= solved), one, 0.0)
@@ -141,6 +143,7 @@ def batch_normalised(
         InvalidInputError: Shapes differ.
     """
     groups = _Groups.of(rewards, group_index, tolerance)
+    eps = checks.number("eps", eps, least=0.0)
     whole = _Groups.of(rewards, groups.index * 0, tolerance)
     return cast("A", groups.result(groups.centred / (whole.std(1) + eps)))
 
@@ -177,7 +180,7 @@ class _Groups:
         mean = segments.total(values, index, count) / size.clip(1.0)
         lowest = segments.least(segments.where(known, given, float("inf")), index, count)
         highest = segments.most(segments.where(known, given, -float("inf")), index, count)
-        varied = (highest - lowest > tolerance)[index] & known
+        varied = (highest - lowest > checks.number("tolerance", tolerance))[index] & known
         return cls(values, known, index, count, size, values - mean[index], varied)
 
     def std(self, correction: int) -> Any:

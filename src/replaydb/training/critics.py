@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from replaydb import checks
 from replaydb.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -56,20 +57,22 @@ def gae(
         outside the mask.
 
     Raises:
-        InvalidInputError: Shapes differ.
+        InvalidInputError: Shapes differ, or a number is out of range.
     """
     import torch
 
     if not rewards.shape == values.shape == mask.shape:
         shapes = f"{list(rewards.shape)}, {list(values.shape)}, {list(mask.shape)}"
         raise InvalidInputError("rewards, values, mask", "one shape", shapes)
+    gamma = checks.number("discount", discount, least=0.0, most=1.0)
+    factor = gamma * checks.number("decay", decay, least=0.0, most=1.0)
     # Tokens in the loss come first, in their order; behind them everything is 0.
     order = torch.argsort((~mask).to(torch.uint8), dim=1, stable=True)
     chosen = mask.gather(1, order)
     dense_values = torch.where(chosen, values.detach().gather(1, order), 0.0)
     following = torch.nn.functional.pad(dense_values[:, 1:], (0, 1))
-    sums = torch.where(chosen, rewards.gather(1, order) + discount * following - dense_values, 0.0)
-    span, factor = 1, discount * decay
+    sums = torch.where(chosen, rewards.gather(1, order) + gamma * following - dense_values, 0.0)
+    span = 1
     while span < mask.shape[1]:
         sums = sums + factor * torch.nn.functional.pad(sums[:, span:], (0, span))
         span, factor = 2 * span, factor * factor

@@ -87,7 +87,7 @@ def clipped(ratios: Tensor, low: float = 0.2, high: float | None = None) -> Tens
         high: How far above 1, by default as far; more is the "clip-higher" of DAPO (Yu et al.,
             2025).
     """
-    return ratios.clamp(1.0 - low, 1.0 + (low if high is None else high))
+    return ratios.clamp(*_range(low, high))
 
 
 def fresh_tokens(
@@ -106,8 +106,9 @@ def fresh_tokens(
     Returns:
         bool, the shape of `batch.loss_mask`.
     """
+    now = checks.whole_number("version", version)
     limit = checks.whole_number("max_token_staleness", max_token_staleness)
-    return batch.loss_mask & (version - _versions(batch) <= limit)
+    return batch.loss_mask & (now - _versions(batch) <= limit)
 
 
 def off_policyness(
@@ -134,7 +135,8 @@ def off_policyness(
     if not logs.numel():
         return {}
     ratios = logs.exp()
-    outside = (ratios < 1.0 - low) | (ratios > 1.0 + (low if high is None else high))
+    lowest, highest = _range(low, high)
+    outside = (ratios < lowest) | (ratios > highest)
     ess = ratios.sum() ** 2 / (ratios.numel() * (ratios**2).sum())
     found = {
         "ratio/mean": ratios.mean(),
@@ -146,6 +148,13 @@ def off_policyness(
         "kl/k3": (ratios - 1.0 - logs).mean(),
     }
     return {name: float(value) for name, value in found.items()}
+
+
+def _range(low: float, high: float | None) -> tuple[float, float]:
+    """Where ratios are left as they are."""
+    below = checks.number("low", low, least=0.0)
+    above = below if high is None else checks.number("high", high, least=0.0)
+    return 1.0 - below, 1.0 + above
 
 
 def _log_ratios(logprobs: Tensor, behaviour: Tensor, mask: Tensor) -> Tensor:

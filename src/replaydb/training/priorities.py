@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from replaydb import checks
 from replaydb.batch.stored import StoredGroup
 from replaydb.episodes import EpisodeGroup
 from replaydb.episodes.arrays import is_tensor
@@ -51,6 +52,9 @@ class Learnability:
 
     solved: float = 1.0
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "solved", checks.number("solved", self.solved))
+
     def __call__(self, group: EpisodeGroup) -> float:
         """The score; 0 where no episode has a reward."""
         rewards = group.rewards
@@ -70,6 +74,9 @@ class LinearDecay:
     """
 
     decay: float = 2.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "decay", checks.number("decay", self.decay))
 
     def __call__(self, group: EpisodeGroup) -> float:
         """The score; 0 where the version is unknown."""
@@ -104,6 +111,9 @@ def td_errors(
         float64 [num_groups], for `buffer.update_priorities(batch.ids, ...)`; eps for a group
         without tokens that count.
     """
+    eta = checks.number("eta", eta, least=0.0, most=1.0)
+    eps = checks.number("eps", eps, least=0.0)
+    num_groups = checks.whole_number("num_groups", num_groups)
     size, chosen = np.abs(_to_numpy(errors)), _to_numpy(mask).astype(np.bool_)
     index = np.broadcast_to(_to_numpy(group_index)[:, None], chosen.shape)[chosen]
     values = size[chosen].astype(np.float64)
