@@ -269,9 +269,9 @@ def _limit(name: str, stored: Mapping[str, Any]) -> Any:
     """A limit from its JSON, or one for each task."""
     if any(isinstance(own, Mapping) for own in stored.values()):
         return {task_name: _limit(name, own) for task_name, own in stored.items()}
-    facts = {"kind": "Capacity", **stored}
+    given = {"kind": "Capacity", **stored}
     try:
-        return _LIMITS[facts.pop("kind")](**facts)
+        return _LIMITS[given.pop("kind")](**given)
     except (KeyError, TypeError):
         raise _refused(name, "a limit that this version knows", dict(stored)) from None
 

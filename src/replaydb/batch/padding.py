@@ -93,10 +93,10 @@ def split(
     found = columns.token_fields(fields)
     tokens = token_tensors(columns, after, pad, found, pinned=pinned)
     cut = (asked < prompts) | (answered < responses)
-    facts = sequence_tensors(columns, asked + answered, cut, found, fields)
+    per_sequence = sequence_tensors(columns, asked + answered, cut, found, fields)
     return moved(
         SplitBatch(
-            **facts | {"prompt_lengths": tensor_of(asked)},
+            **per_sequence | {"prompt_lengths": tensor_of(asked)},
             prompt_ids=before.tensor(_token_ids(columns), dtype="int64", pad=pad, pinned=pinned),
             prompt_mask=tensor_of(before.filled),
             response_ids=tokens.pop("token_ids"),

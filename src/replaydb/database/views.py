@@ -29,14 +29,14 @@ _INTERNAL = {"id", "buffer_id", "run_id", "task_name", "uniform_key", "priority_
 
 
 def _group_overview() -> Select[tuple[object, ...]]:
-    facts = [column for column in _group if column.key not in _INTERNAL]
+    shown = [column for column in _group if column.key not in _INTERNAL]
     return (
         select(
             _group.id.label("group_id"),
             buffer.c.name.label("buffer_name"),
             run.c.name.label("run_name"),
             _group.task_name,
-            *facts,
+            *shown,
         )
         .join_from(episode_group, buffer, buffer.c.id == _group.buffer_id)
         .outerjoin(run, run.c.id == _group.run_id)

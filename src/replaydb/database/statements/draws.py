@@ -145,7 +145,7 @@ def _in_order(
 ) -> Select[Any]:
     key = order.column
     more = (group.num_tokens, group.num_bytes, group.created_at)
-    statement = select(*_FACTS, key.label("key"), *more)
+    statement = select(*_CANDIDATE, key.label("key"), *more)
     # What was never drawn is not in the index of last draws. `first` asks for it when it has read
     # all that were drawn, and had fewer than it wanted: so many does the walk by age pass at most.
     if key is group.id or (unknown and key is group.last_sampled_at):
@@ -184,7 +184,7 @@ def arrivals(
 def _arrivals(order: Order, eligible: ColumnElement[bool] | None, later: bool) -> Select[Any]:
     key = order.column
     verdict = true() if eligible is None else _verdict(eligible)
-    statement = select(*_FACTS, key.label("key"), verdict.label("eligible"))
+    statement = select(*_CANDIDATE, key.label("key"), verdict.label("eligible"))
     statement = statement.where(_MEMBERS & IS_IDLE)
     if later:
         after = tuple_(bindparam("after_key", type_=key.type), bindparam("after_id", type_=_ID))
@@ -204,7 +204,7 @@ def all_eligible(
     pool: Pool, eligible: ColumnElement[bool] | None
 ) -> tuple[Select[Any], dict[str, Any]]:
     """Every eligible group of a pool, as (id, weight, staleness), in the order of ids."""
-    statement = select(*_FACTS).where(_MEMBERS)
+    statement = select(*_CANDIDATE).where(_MEMBERS)
     if eligible is not None:
         statement = statement.where(eligible)
     return statement.order_by(group.id), pool.values
@@ -220,7 +220,7 @@ def page_of_eligible(
         bindparam("pool_status", type_=group.group_status.type), bindparam("after_id", type_=_ID)
     )
     condition = _OF_TASK & later & (group.group_status <= bindparam("pool_status"))
-    statement = select(*_FACTS).where(condition)
+    statement = select(*_CANDIDATE).where(condition)
     if eligible is not None:
         statement = statement.where(_verdict(eligible))
     statement = statement.order_by(group.group_status, group.id).limit(bindparam("most"))
@@ -275,7 +275,7 @@ def rekey(order: Order) -> Update:
     )
 
 
-_FACTS = (group.id, group.weight, group.staleness)
+_CANDIDATE = (group.id, group.weight, group.staleness)
 _ID = group.id.type
 _NOW = group.last_sampled_at.type
 
