@@ -132,6 +132,7 @@ WRONG: dict[str, list[Any]] = {
     "allow_partial": FLAGS,
     "batch_size": INTEGERS,
     "before": INTEGERS,
+    "buffer": NAMES,
     "collate": [3, "list"],
     "create": FLAGS,
     "cursor": [3, [1], {"a": None}, {"a": object()}, *({name: 1} for name in NAMES)],
@@ -149,6 +150,7 @@ WRONG: dict[str, list[Any]] = {
     "fit": WORDS,
     "group_id": INTEGERS,
     "group_uid": NAMES,
+    "informative": [3, "reward_std"],
     "groups": [[3], "text", *NOTHING],
     "ids": [*NOTHING, *([one] for one in INTEGERS)],
     "lease": FLAGS,
@@ -184,6 +186,7 @@ WRONG: dict[str, list[Any]] = {
     "run_metadata": OBJECTS,
     "runs": SEVERAL,
     "settings": [{}, {"seed": 1}, BufferSettings, 3],
+    "shard": WORDS,
     "side": WORDS,
     "state": [None, 3, {}, {"step": "1", "draws": []}, {"step": 1, "draws": ["1"]}],
     "statuses": [["gone"], "gone", [3], *NOTHING],
@@ -199,15 +202,12 @@ WRONG: dict[str, list[Any]] = {
     "version": INTEGERS,
     "where": [3, "status", [1], {}, rdb.col],
 }
-#: Arguments that may be left out.
-OPTIONAL = {"deadline", "priority", "ttl", "timeout", "reason"}
-REQUIRED = {"Buffer.lease.ttl", "Buffer.loader.ttl", "Buffer.open_group.priority"}
-REQUIRED |= {"Lease.reject.reason", "Store.close.timeout"}
 
 
-def wrong(call: str, argument: str) -> list[Any]:
-    may_be_none = argument in OPTIONAL and f"{call}.{argument}" not in REQUIRED
-    return [it for it in WRONG[argument] if it is not None or not may_be_none]
+def wrong(argument: inspect.Parameter) -> list[Any]:
+    """None is wrong wherever the signature does not say that it may be given."""
+    others = [it for it in WRONG[argument.name] if it is not None]
+    return others if "None" in argument.annotation else [None, *others]
 
 
 async def test_no_call_takes_what_is_of_another_kind(
@@ -257,10 +257,10 @@ async def test_no_call_takes_what_is_of_another_kind(
         for call in public_calls(owner).keys() & calls.keys():
             method = public_calls(owner)[call]
             for argument in arguments(method):
-                for it in wrong(call, argument):
+                for it in wrong(argument):
                     with pytest.raises(rdb.InvalidInputError) as caught:
-                        await done(method(**calls[call] | {argument: it}))
-                    assert caught.value.field.startswith(argument), (call, argument, it)
+                        await done(method(**calls[call] | {argument.name: it}))
+                    assert caught.value.field.startswith(argument.name), (call, argument, it)
     [stored] = await buffer.get([one])
     assert (stored.priority, stored.times_sampled) == (1.0, 0)
     assert await buffer.count() == 2
@@ -268,16 +268,26 @@ async def test_no_call_takes_what_is_of_another_kind(
     await lease.ack()
 
 
+def test_a_dataset_is_refused_before_there_are_workers(url: str) -> None:
+    valid: dict[str, Any] = {"url": url, "buffer": "math", "batch_size": 1}
+    for argument in arguments(ReplayDataset):
+        if argument.name in ("url", "rank", "world_size"):
+            continue
+        for it in wrong(argument):
+            with pytest.raises(rdb.InvalidInputError) as caught:
+                ReplayDataset(**valid | {argument.name: it})
+            assert caught.value.field.startswith(argument.name), (argument, it)
+
+
 async def test_nothing_is_stored_when_the_draw_that_follows_would_be_refused(
     buffer: Buffer,
 ) -> None:
-    for argument in ("policy", "tolerance", "where", "max_staleness", "step", "priority"):
-        for it in WRONG[argument]:
-            if it is None and argument == "priority":
-                continue
+    given: dict[str, Any] = {"groups": [group()], "buffer": buffer}
+    for argument in arguments(training.replace_uninformative):
+        for it in wrong(argument) if argument.name != "buffer" else ():
             with pytest.raises(rdb.InvalidInputError) as caught:
-                await training.replace_uninformative([group()], buffer, **{argument: it})
-            assert caught.value.field.startswith(argument), (argument, it)
+                await training.replace_uninformative(**given | {argument.name: it})
+            assert caught.value.field.startswith(argument.name), (argument, it)
     assert await buffer.count() == 0
 
 
@@ -292,9 +302,9 @@ def public_calls(owner: object) -> dict[str, Callable[..., Any]]:
     }
 
 
-def arguments(method: Callable[..., Any]) -> list[str]:
+def arguments(method: Callable[..., Any]) -> list[inspect.Parameter]:
     parameters = inspect.signature(method).parameters.values()
-    return [it.name for it in parameters if it.kind is not inspect.Parameter.VAR_KEYWORD]
+    return [it for it in parameters if it.kind is not inspect.Parameter.VAR_KEYWORD]
 
 
 async def done(result: Any) -> None:

@@ -147,6 +147,7 @@ class Mix:
         Raises:
             InvalidInputError: The minimums together are more than n.
         """
+        n = checks.whole_number("n", n)
         least = [share.minimum for share in self.shares]
         if sum(least) > n:
             raise InvalidInputError("n", f"at least {sum(least)}, the sum of the minimums", n)

@@ -101,6 +101,7 @@ async def replace_uninformative(
     close = checks.number("tolerance", tolerance, least=0.0)
     checks.optional(checks.whole_number, "max_staleness", max_staleness)
     checks.optional(checks.whole_number, "step", step)
+    checks.optional(checks.function, "informative", informative)
     verdicts = _verdicts(fresh, close, informative)
     wanted = verdicts.count(False)
     differ = col.reward_max - col.reward_min > close

@@ -143,7 +143,7 @@ class Putting(BufferCore):
             task_name,
             [],
             prompt_uid=prompt_uid,
-            group_uid=group_uid,
+            group_uid=checks.name("group_uid", group_uid),
             priority=priority,
             status=GroupStatus.PENDING,
             tags=tags,

@@ -13,9 +13,10 @@ from torch.utils.data import IterableDataset, get_worker_info
 from replaydb import blocking, checks
 from replaydb.batch.batch import Batch
 from replaydb.buffer.loader import LoaderState
+from replaydb.database import filters
 from replaydb.database.schema import group
 from replaydb.errors import InvalidInputError
-from replaydb.policies import Fifo, SamplingPolicy
+from replaydb.policies import Fifo, SamplingPolicy, checked_policy
 
 
 @dataclass(eq=False, kw_only=True)
@@ -68,7 +69,19 @@ class ReplayDataset(IterableDataset[Any]):
     world_size: int | None = None
 
     def __post_init__(self) -> None:
+        # Refused here, rather than in a worker of a DataLoader.
+        checks.name("buffer", self.buffer)
+        checks.whole_number("batch_size", self.batch_size, least=1)
+        checked_policy(self.policy)
         checks.one_of("shard", self.shard, ("lease", "modulo"))
+        checks.optional(checks.function, "collate", self.collate)
+        checks.whole_number("prefetch", self.prefetch)
+        checks.duration("ttl", self.ttl)
+        filters.checked(self.where)
+        checks.optional(checks.whole_number, "max_staleness", self.max_staleness)
+        checks.optional(checks.whole_number, "num_steps", self.num_steps)
+        checks.seconds("timeout", self.timeout)
+        checks.optional(checks.name, "run", self.run)
         if (self.rank is None) != (self.world_size is None):
             raise InvalidInputError("rank", "rank and world_size together", self.rank)
         if self.rank is not None and self.world_size is not None:
