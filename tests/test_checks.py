@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -144,6 +145,7 @@ WRONG: dict[str, list[Any]] = {
     "durability": WORDS,
     "end_token_id": TOKENS,
     "episode": [None, 3, rdb.Episode, "text"],
+    "extras": [3, [1], {"a": "text"}, {"a": [[1], [2, 3]]}, *({name: [1]} for name in NAMES)],
     "expected_episodes": [0, 2**31, *INTEGERS],
     "fields": [["nothing"], [3], "nothing", *NOTHING],
     "first_step": INTEGERS,
@@ -177,6 +179,8 @@ WRONG: dict[str, list[Any]] = {
     "priorities": [[], [1.0, 2.0], *NOTHING, *([one] for one in NUMBERS)],
     "priority": NUMBERS,
     "progress": [3, "print"],
+    "prompt": [3, b"1 + 1", "\0", {"role": "user"}, ["user"], [None], *([it] for it in OBJECTS)],
+    "prompt_ids": [3, "text", [1.5], [[1]], [2**31]],
     "prompt_side": WORDS,
     "prompt_uid": NAMES,
     "read_only": FLAGS,
@@ -353,6 +357,28 @@ async def test_scalars_of_numpy_are_numbers(store: Store, url: str) -> None:
     assert await buffer.update_priorities(np.array([one]), np.array([4], scalar.float32)) == 1
     async with buffer.lease(1, ttl=scalar.float64(60)) as lease:
         assert lease.batch.groups[0].priority == 4.0
+
+
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [
+        (np.bool_(True), True),
+        (np.array(False), False),
+        (np.uint64(2**63), 2**63),
+        (np.float32(0.5), 0.5),
+        (np.longdouble(0.5), 0.5),
+        ([np.int8(1), {"a": np.float16(2)}], [1, {"a": 2.0}]),
+    ],
+)
+def test_scalars_of_numpy_are_json(value: Any, plain: Any) -> None:
+    found = rdb.EpisodeGroup("t", [], status="failed", tags={"a": value}).tags["a"]
+    assert json.dumps(found) == json.dumps(plain)
+
+
+@pytest.mark.parametrize("value", [np.clongdouble(1), np.datetime64("2020"), np.arange(2)])
+def test_what_of_numpy_is_no_json(value: Any) -> None:
+    with pytest.raises(rdb.InvalidInputError, match=r"tags\.a: expected JSON values"):
+        rdb.EpisodeGroup("t", [], status="failed", tags={"a": value})
 
 
 def test_calls_that_wait_have_the_default_of_their_kind() -> None:

@@ -35,7 +35,10 @@ def scalar(value: object) -> object:
     """The Python number inside a numpy or torch scalar; anything else as it came."""
     torch = sys.modules.get("torch")
     if isinstance(value, np.generic | np.ndarray) or (torch and isinstance(value, torch.Tensor)):
-        return value.item() if value.ndim == 0 else value
+        if value.ndim:
+            return value
+        plain = value.item()
+        return float(plain) if isinstance(plain, np.floating) else plain  # of a long double
     return value
 
 
@@ -285,7 +288,7 @@ def _json_value(field: str, value: object, depth: int) -> object:
         return _json_object(field, value, depth)
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
         return [_json_value(f"{field}[{i}]", item, depth + 1) for i, item in enumerate(value)]
-    if (plain := scalar(value)) is not value:
+    if not isinstance(plain := scalar(value), type(value)):
         return _json_value(field, plain, depth)
     raise InvalidInputError(field, "JSON values", type(value).__name__)
 

@@ -16,20 +16,22 @@ from hypothesis import strategies as st
 
 from replaydb import codec
 from replaydb.episodes import Episode
+from replaydb.episodes.context import GroupContext
 from replaydb.episodes.flat import flatten
 from replaydb.errors import NotSupportedError
-from support.samples import DTYPES, array_of, episode, sample_episodes
+from support.samples import DTYPES, array_of, contexts, episode, sample_episodes
 
 DATA = Path(__file__).parent.parent / "data"
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(episode(), max_size=4), st.booleans())
-def test_round_trip(episodes: list[Episode], zstd: bool) -> None:
-    flat = flatten(episodes)
+@given(st.lists(episode(), max_size=4), st.just(GroupContext()) | contexts, st.booleans())
+def test_round_trip(episodes: list[Episode], context: GroupContext, zstd: bool) -> None:
+    flat = flatten(episodes, context)
     data = codec.encode(flat, compression="zstd" if zstd else None)
     decoded = codec.decode(data, codec.checksum(data))
     assert decoded == flat
+    assert decoded.context == context
     assert decoded.episodes() == flat.episodes() == episodes
     assert codec.encode(decoded, compression="zstd" if zstd else None) == data
 

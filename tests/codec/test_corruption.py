@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from replaydb import codec
 from replaydb.codec import framing
 from replaydb.episodes import Episode
+from replaydb.episodes.context import GroupContext
 from replaydb.episodes.flat import flatten
 from replaydb.errors import CorruptPayloadError
 from support.samples import arrays, episode, sample_episodes
@@ -147,6 +148,12 @@ def test_the_blobs_below_are_only_wrong_where_they_say() -> None:
         (with_names("a", []), "are no names of token extras"),
         (with_names(["b", "b"], []), "of one turn"),
         (with_names([1], []), "token_extras: expected a str"),
+        (blob(prompt_ids=np.zeros(2)), r"prompt_ids is F64 \[2\], not I32 \[any\]"),
+        (blob(prompt_ids=np.zeros((2, 1), np.int32)), r"prompt_ids is I32 \[2, 1\]"),
+        (blob(**{"group/": np.zeros(2)}), "group/: expected 1 to 255 characters"),
+        (blob(json=as_json({"prompt": 1})), "prompt: expected text, or a sequence"),
+        (blob(json=as_json({"prompt": [{}, 1]})), "prompt: expected text, or a sequence"),
+        (blob(json=as_json({"prompt": "a\0"})), "prompt: expected no NUL"),
     ],
 )
 def test_what_is_wrong_is_said(data: bytes, reason: str) -> None:
@@ -202,7 +209,8 @@ def test_a_mask_holds_only_true_and_false() -> None:
 
 @pytest.mark.parametrize("compression", [None, "zstd"])
 def test_every_truncation_and_every_flipped_bit_of_the_sample(compression: Any) -> None:
-    data = codec.encode(flatten(sample_episodes()), compression=compression)
+    context = GroupContext.of([{"role": "user"}], [1, 2], {"image": np.arange(3)})
+    data = codec.encode(flatten(sample_episodes(), context), compression=compression)
     known = codec.checksum(data)
     for end in range(len(data)):
         for check in (None, known):
@@ -249,8 +257,8 @@ def test_fuzz_random_bytes(data: bytes, start: bytes) -> None:
         codec.decode(start + data)
 
 
-PLAIN = ["lengths", "token_ids", "loss_mask", "logprobs", "rewards", "json", "x"]
-NESTED = ["turn/counts", "turn/lengths", "token/a", "episode/a", "each/0/token/a"]
+PLAIN = ["lengths", "token_ids", "prompt_ids", "loss_mask", "logprobs", "rewards", "json", "x"]
+NESTED = ["turn/counts", "turn/lengths", "token/a", "episode/a", "each/0/token/a", "group/a"]
 NAMES = st.sampled_from([*PLAIN, *NESTED])
 
 

@@ -16,6 +16,7 @@ from replaydb.errors import InvalidInputError
 from support import samples
 
 A_NUMBER = "a finite number"
+MESSAGES = "text, or a sequence of messages, which are JSON objects"
 
 
 def completion(**changes: Any) -> Episode:
@@ -76,6 +77,9 @@ def test_group_equality() -> None:
         {"tags": {"level": 1.0}},
         {"expected_episodes": 3},
         {"episodes": [completion(reward=1)]},
+        {"prompt": "1 + 1 = "},
+        {"prompt_ids": [1, 2]},
+        {"extras": {"image": np.zeros(2)}},
     ):
         assert base != group(**{"group_uid": "a", "tags": {"level": 1}} | change), change
     assert base != "base"
@@ -98,6 +102,15 @@ def test_group_equality() -> None:
         ({"episodes": [completion(), 1]}, "episodes[1]", "Episode", "int"),
         ({"episodes": None}, "episodes", "a sequence of Episode", "NoneType"),
         ({"expected_episodes": 0}, "expected_episodes", "an integer from 1 to 2147483647", "0"),
+        ({"prompt": {"role": "user"}}, "prompt", MESSAGES, "{'role': 'user'}"),
+        ({"prompt": ["user"]}, "prompt", MESSAGES, "['user']"),
+        ({"prompt": 3}, "prompt", MESSAGES, "int"),
+        ({"prompt": [{"content": b"png"}]}, "prompt[0].content", "JSON values", "bytes"),
+        ({"prompt": "a\0"}, "prompt", "no NUL character", "one at 1"),
+        ({"prompt_ids": [0.5]}, "prompt_ids", "integers", "dtype float64"),
+        ({"extras": [1]}, "extras", "a mapping of names to arrays", "list"),
+        ({"extras": {"": [1]}}, "extras name", "1 to 255 characters", "0 characters"),
+        ({"extras": {"a": "text"}}, "extras['a']", "a bool, integer or float array", "dtype <U4"),
         ({"expected_episodes": 1.0}, "expected_episodes", "an integer", "1.0"),
     ],
 )
@@ -162,3 +175,37 @@ def test_texts_stay_with_their_episodes() -> None:
 )
 def test_reward_stats(rewards: list[float], expected: RewardStats) -> None:
     assert reward_stats(np.array(rewards)) == expected
+
+
+def test_a_group_without_episodes_has_its_prompt_and_its_media() -> None:
+    image = np.zeros((2, 2, 3), np.uint8)
+    message = {"role": "user", "content": [{"type": "image"}]}
+    made = group(
+        episodes=[], status="aborted", prompt=(message,), prompt_ids=(7, 8), extras={"image": image}
+    )
+    image += 1
+    message["role"] = "system"
+    assert made.prompt == [{"role": "user", "content": [{"type": "image"}]}]
+    assert made.prompt_ids is not None
+    assert made.prompt_ids.dtype == np.int32
+    assert made.prompt_ids.tolist() == [7, 8]
+    assert not made.extras["image"].any()
+    assert group(prompt="2 + 2 = ").prompt == "2 + 2 = "
+    # numpy arrays of messages are what datasets hand out
+    assert group(prompt=np.array([{"role": "user"}], object)).prompt == [{"role": "user"}]
+
+
+def test_prompt_ids_are_those_that_all_episodes_begin_with() -> None:
+    longer = completion(prompt_ids=[1, 2, 3, 4])
+    for episodes, expected in (
+        ([completion(), completion(response_ids=[9])], [1, 2, 3]),
+        ([completion(), longer], None),
+        ([completion(), completion(prompt_ids=[1, 2, 4])], None),
+        ([completion(prompt_ids=[])] * 2, []),
+        ([], None),
+    ):
+        found = group(episodes=episodes, status="failed").prompt_ids
+        assert (None if found is None else found.tolist()) == expected
+    given = group(episodes=[completion(), longer], prompt_ids=[1, 2]).prompt_ids
+    assert given is not None
+    assert given.tolist() == [1, 2]

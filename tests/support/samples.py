@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from replaydb.episodes import Episode, Turn
 from replaydb.episodes.arrays import NUMPY_CODES, TORCH_CODES, Array, from_bits
+from replaydb.episodes.context import GroupContext
 
 DTYPES = [*NUMPY_CODES.values(), *TORCH_CODES.values()]
 NAN_BITS = [0x7FC00000, 0x7FC00001, 0xFFFFFFFF, 0x7FA00001]  # quiet, with payload, signalling
@@ -120,6 +121,14 @@ def episode(draw: st.DrawFn) -> Episode:
         extras=draw(extras_of(None, "cd\u2028")),
         metadata=draw(metadata),
     )
+
+
+contexts = st.builds(
+    GroupContext.of,
+    st.none() | text | st.lists(metadata, max_size=2),
+    st.none() | st.lists(versions, max_size=3),
+    extras_of(None, "ae/"),
+)
 
 
 def sample_episodes() -> list[Episode]:

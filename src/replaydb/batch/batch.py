@@ -77,7 +77,7 @@ class Batch(typing.Generic[G]):
             groups=several,
             probabilities=_one_each("probabilities", probabilities, len(several)),
             weights=_one_each("weights", weights, len(several)),
-            draw_id=draw_id,
+            draw_id=checks.optional(checks.whole_number, "draw_id", draw_id),
         )
 
     def __len__(self) -> int:

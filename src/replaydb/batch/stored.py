@@ -67,7 +67,8 @@ class StoredGroup(EpisodeGroup):
                 kept; those of unknown version are not.
 
         Returns:
-            The group under the same uid, `aborted`, expecting as many episodes as it had.
+            The group under the same uid, `aborted`, expecting as many episodes as it had. It has
+            its prompt, also where no episode is left of it.
         """
         limit = checks.whole_number("max_staleness", max_staleness)
         now = None
@@ -88,6 +89,9 @@ class StoredGroup(EpisodeGroup):
             status=GroupStatus.ABORTED,
             tags=self.tags,
             expected_episodes=self.expected_episodes or self.num_episodes,
+            prompt=self.prompt,
+            prompt_ids=self.prompt_ids,
+            extras=self.extras,
         )
 
 

@@ -26,6 +26,7 @@ from replaydb.database.repository.pieces import Addition
 from replaydb.database.repository.puts import OnDuplicate, Put
 from replaydb.database.transactions import Database, Transaction, allowance
 from replaydb.episodes import Episode, EpisodeGroup, GroupStatus
+from replaydb.episodes.arrays import ArrayLike
 from replaydb.errors import (
     BufferFullError,
     InvalidInputError,
@@ -110,6 +111,9 @@ class Putting(BufferCore):
         min_episodes: int | None = None,
         priority: float = 1.0,
         tags: Mapping[str, Any] | None = None,
+        prompt: str | Iterable[Mapping[str, Any]] | None = None,
+        prompt_ids: ArrayLike | None = None,
+        extras: Mapping[str, ArrayLike] | None = None,
         timeout: float | None = None,
     ) -> int:
         """Begin a group whose episodes arrive one by one, from any process.
@@ -124,6 +128,9 @@ class Putting(BufferCore):
             min_episodes: See `deadline`; by default all that are expected.
             priority: Its priority.
             tags: JSON to keep with it.
+            prompt: Text or chat messages, as for `EpisodeGroup`; kept if no episode ever arrives.
+            prompt_ids: Tokens of the prompt.
+            extras: Named arrays.
             timeout: As for `put`.
 
         Returns:
@@ -148,11 +155,14 @@ class Putting(BufferCore):
             status=GroupStatus.PENDING,
             tags=tags,
             expected_episodes=expected,
+            prompt=prompt,
+            prompt_ids=prompt_ids,
+            extras=extras,
         )
         limit = None
         if deadline is not None:
             limit = timedelta(seconds=checks.duration("deadline", deadline))
-        record = replace(to_record(group, None), time_limit=limit)
+        record = replace(to_record(group, self.settings.compression), time_limit=limit)
         record.facts["min_episodes"] = least
         put = Put([record], "error")
         return (await self._submit(put, checks.seconds("timeout", timeout)))[0]

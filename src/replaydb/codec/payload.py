@@ -7,9 +7,10 @@ The tensors of a payload, for E episodes of T tokens and N turns; those in brack
     [logprobs]                       F32 [T]      [has_logprobs has_token_versions]  BOOL [E]
     [token/<name>]                   [T, ...]     [episode/<name>]    [E, ...]
     [each/<position>/token/<name>]   [its T, ...] [each/<position>/episode/<name>]   any shape
+    [prompt_ids]                     I32 [P]      [group/<name>]      any shape
     [turn/counts]                    I64 [E]      [turn/<other columns>]             [N]
     [turn/token_rewards]             F32 [T]      [turn/has_token_rewards]           BOOL [N]
-    [json]  U8: finish reasons, metadata, and which token extras turns have
+    [json]  U8: finish reasons, metadata, which token extras turns have, the prompt of the group
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from replaydb.codec import framing
 from replaydb.codec.framing import corrupt
 from replaydb.episodes import CORE_FIELDS
 from replaydb.episodes.arrays import TORCH_CODES, Array, from_bits
+from replaydb.episodes.context import GroupContext, to_prompt
 from replaydb.episodes.flat import NO_VERSION, FlatEpisodes, FlatTurns
 from replaydb.errors import CorruptPayloadError, InvalidInputError
 
@@ -109,15 +111,26 @@ def _tensors(flat: FlatEpisodes) -> dict[str, Array]:
     for kind, each in (("token", flat.each_token_extras), ("episode", flat.each_extras)):
         for i, arrays in each.items():
             tensors |= {f"each/{i}/{kind}/{name}": array for name, array in arrays.items()}
+    if flat.context.prompt_ids is not None:
+        tensors["prompt_ids"] = flat.context.prompt_ids
+    tensors |= {f"group/{name}": array for name, array in flat.context.extras.items()}
+    columns = _json_columns("", flat)
     if flat.turns is not None:
-        tensors |= {f"turn/{name}": getattr(flat.turns, name) for name in _TURN_COLUMNS}
-        if flat.turns.token_rewards is not None:
-            tensors["turn/token_rewards"] = flat.turns.token_rewards
-            tensors["turn/has_token_rewards"] = flat.turns.has_token_rewards
-    columns = _json_columns("", flat) | (_json_columns("turn_", flat.turns) if flat.turns else {})
+        tensors |= _turn_tensors(flat.turns)
+        columns |= _json_columns("turn_", flat.turns)
+    if flat.context.prompt is not None:
+        columns["prompt"] = flat.context.prompt
     if columns:
         text = json.dumps(columns, allow_nan=False, separators=(",", ":"))
         tensors["json"] = np.frombuffer(text.encode(), np.uint8)
+    return tensors
+
+
+def _turn_tensors(turns: FlatTurns) -> dict[str, Array]:
+    tensors: dict[str, Array] = {f"turn/{name}": getattr(turns, name) for name in _TURN_COLUMNS}
+    if turns.token_rewards is not None:
+        tensors["turn/token_rewards"] = turns.token_rewards
+        tensors["turn/has_token_rewards"] = turns.has_token_rewards
     return tensors
 
 
@@ -175,6 +188,7 @@ class _Reader:
             finish_reasons=self._list("finish_reasons", count, _finish_reason),
             metadata=self._list("metadata", count, _metadata),
             turns=self._turns(count, total) if "turn/counts" in self._tensors else None,
+            context=self._context(),
         )
         if self._tensors or self._json:
             corrupt(f"unknown sections {[*self._tensors, *self._json]}")
@@ -184,6 +198,18 @@ class _Reader:
         if flat.turns is not None:
             _check_turns(flat, flat.turns)
         return flat
+
+    def _context(self) -> GroupContext:
+        extras: dict[str, Array] = {}
+        for section in [name for name in self._tensors if name.startswith("group/")]:
+            code, array = self._tensors.pop(section)
+            name = checks.name(section, section.removeprefix("group/"))
+            extras[name] = from_bits(array, TORCH_CODES.get(code, ""))
+        return GroupContext(
+            prompt=checks.optional(to_prompt, "prompt", self._json.pop("prompt", None)),
+            prompt_ids=self._optional("prompt_ids", "I32", None),
+            extras=extras,
+        )
 
     def _turns(self, num_episodes: int, num_tokens: int) -> FlatTurns:
         lengths = self._column("turn/lengths", "I64")
@@ -212,7 +238,7 @@ class _Reader:
             corrupt(f"{name} is {found} {list(array.shape)}, not {code} [{length or 'any'}]")
         return array
 
-    def _optional(self, name: str, code: str, length: int) -> NDArray[Any] | None:
+    def _optional(self, name: str, code: str, length: int | None) -> NDArray[Any] | None:
         return self._column(name, code, length) if name in self._tensors else None
 
     def _presence(self, name: str, column: NDArray[Any] | None, count: int) -> NDArray[np.bool_]:

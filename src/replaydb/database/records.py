@@ -32,6 +32,9 @@ PUTTABLE = frozenset(
     }
 )
 
+#: The part of a payload that comes before those of episodes, which are named by their positions.
+CONTEXT_PART = -1
+
 
 @dataclass(frozen=True, slots=True)
 class GroupRecord:
@@ -89,8 +92,9 @@ def to_record(
     elif callable(priority):
         priority = priority(group)
     # Episodes that arrived one by one are stored together the next time.
-    whole = group.parts[0] if len(group.parts) == 1 else flatten(group.episodes)
-    data = codec.encode(whole, compression=compression) if whole.num_episodes else b""
+    single = len(group.parts) == 1
+    whole = group.parts[0] if single else flatten(group.episodes, group.context)
+    data = codec.encode(whole, compression=compression) if group.parts else b""
     texts = group.texts
     facts = {
         "group_uid": group.group_uid,
@@ -116,7 +120,7 @@ def to_record(
         facts,
         [{"position": i, **row} for i, row in enumerate(_episode_rows(whole))],
         [{"position": i, "text": text} for i, text in enumerate(texts) if text is not None],
-        [{"part": 0, **_payload(data)}] if data else [],
+        [{"part": 0 if whole.num_episodes else CONTEXT_PART, **_payload(data)}] if data else [],
     )
 
 

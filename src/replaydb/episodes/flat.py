@@ -7,7 +7,7 @@ masked scatter. Text is not here; it has its own table.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from replaydb.episodes.arrays import Array, Versions, bits, dtype_name, from_bits
+from replaydb.episodes.context import GroupContext
 from replaydb.episodes.episode import Episode
 from replaydb.episodes.turns import Turn, same_fields
 
@@ -86,6 +87,7 @@ class FlatEpisodes:
         finish_reasons: E strings or None.
         metadata: E JSON objects.
         turns: None if no episode was built from turns.
+        context: What their group has beside them, in its first part.
     """
 
     lengths: NDArray[np.int64]
@@ -106,6 +108,7 @@ class FlatEpisodes:
     finish_reasons: tuple[str | None, ...]
     metadata: tuple[dict[str, Any], ...]
     turns: FlatTurns | None
+    context: GroupContext = field(default_factory=GroupContext)
 
     @property
     def num_episodes(self) -> int:
@@ -182,8 +185,8 @@ class FlatEpisodes:
         return same_fields(self, other) if isinstance(other, FlatEpisodes) else NotImplemented
 
 
-def flatten(episodes: Sequence[Episode]) -> FlatEpisodes:
-    """Lay episodes end to end; tokens are copied once."""
+def flatten(episodes: Sequence[Episode], context: GroupContext | None = None) -> FlatEpisodes:
+    """Lay episodes end to end, with what their group has beside them; tokens are copied once."""
     token_extras, each_token_extras = _columns(
         [episode.token_extras for episode in episodes],
         lambda array: (dtype_name(array), *array.shape[1:]),
@@ -219,6 +222,7 @@ def flatten(episodes: Sequence[Episode]) -> FlatEpisodes:
         finish_reasons=tuple([episode.finish_reason for episode in episodes]),
         metadata=tuple([episode.metadata for episode in episodes]),
         turns=_flatten_turns(episodes) if any(episode.turns for episode in episodes) else None,
+        context=context or GroupContext(),
     )
 
 

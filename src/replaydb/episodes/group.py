@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from replaydb import checks
-from replaydb.episodes.arrays import same
+from replaydb.episodes.arrays import Array, ArrayLike, same
+from replaydb.episodes.context import GroupContext, Prompt
 from replaydb.episodes.episode import Episode
 from replaydb.episodes.flat import NO_VERSION, FlatEpisodes, flatten
 from replaydb.episodes.rewards import RewardStats, reward_stats
@@ -58,6 +59,12 @@ class EpisodeGroup:
         status: A `GroupStatus` or its value.
         tags: A JSON object to filter by.
         expected_episodes: How many episodes will make it complete; None if not said.
+        prompt: What its episodes answer, to roll it again from: text, or chat messages, which are
+            JSON objects.
+        prompt_ids: The tokens of the prompt, int32 [P]. Where they are not given, those that all
+            episodes begin with; None if these differ, or there is no episode.
+        extras: Named arrays of any shape that belong to the group as a whole, such as its images:
+            as pixels, or as the bytes of their files (uint8).
         parts: The episodes as flat columns, in one part or several: what is stored, and what
             tensors are made from.
 
@@ -77,12 +84,16 @@ class EpisodeGroup:
         status: GroupStatus | str = GroupStatus.COMPLETED,
         tags: Mapping[str, Any] | None = None,
         expected_episodes: int | None = None,
+        prompt: str | Iterable[Mapping[str, Any]] | None = None,
+        prompt_ids: ArrayLike | None = None,
+        extras: Mapping[str, ArrayLike] | None = None,
     ) -> None:
         several = checks.instances("episodes", episodes, Episode)
         least = max(1, len(several))
         uid = uuid.uuid4().hex if group_uid is None else group_uid
+        context = GroupContext.of(prompt, prompt_ids, extras)
         self._hold(
-            (flatten(several),) if several else (),
+            (flatten(several, context),) if several or context else (),
             {i: episode.text for i, episode in enumerate(several) if episode.text is not None},
             task_name=checks.name("task_name", task_name),
             prompt_uid=checks.optional(checks.name, "prompt_uid", prompt_uid),
@@ -138,6 +149,30 @@ class EpisodeGroup:
     def texts(self) -> list[str | None]:
         """The transcripts of the episodes, in their order; None where there is none."""
         return [self._texts.get(i) for i in range(self.num_episodes)]
+
+    @property
+    def prompt(self) -> Prompt | None:
+        """Text, chat messages, or None."""
+        return self.context.prompt
+
+    @property
+    def prompt_ids(self) -> NDArray[np.int32] | None:
+        """Tokens of the prompt, int32 [P], as given or as all episodes have them, or None."""
+        if self.context.prompt_ids is not None:
+            return self.context.prompt_ids
+        prompts = [episode.prompt_ids for episode in self.episodes]
+        alike = bool(prompts) and all(np.array_equal(prompts[0], one) for one in prompts)
+        return prompts[0] if alike else None
+
+    @property
+    def extras(self) -> dict[str, Array]:
+        """Named arrays of any shape."""
+        return self.context.extras
+
+    @property
+    def context(self) -> GroupContext:
+        """What was given of prompt, prompt ids and extras."""
+        return self.parts[0].context if self.parts else GroupContext()
 
     @property
     def num_episodes(self) -> int:
@@ -207,6 +242,7 @@ class EpisodeGroup:
             and (self.priority, self.status, self.expected_episodes)
             == (other.priority, other.status, other.expected_episodes)
             and same(self.tags, other.tags)
+            and self.context == other.context
             and self.episodes == other.episodes
         )
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 import replaydb as rdb
 from replaydb import GroupStatus, Store
+from replaydb.episodes.arrays import same
 from support.ledger import check_books
 
 
@@ -36,3 +39,33 @@ async def test_an_unknown_version_counts_as_stale(store: Store) -> None:
     [group_id] = await buffer.put(rdb.EpisodeGroup("gsm8k", [_episode(3, 10), _episode(None, 11)]))
     [stored] = await buffer.get([group_id])
     assert stored.without_stale_episodes(100).episodes == ()
+
+
+async def test_a_group_whose_episodes_are_all_gone_is_rolled_from_its_prompt(
+    store: Store, url: str
+) -> None:
+    buffer = await store.buffer("math", max_staleness=4)
+    image = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
+    old = rdb.EpisodeGroup("gsm8k", [_episode(0, 10)] * 2, prompt="1 + 1", extras={"image": image})
+    [group_id] = await buffer.put(old)
+    assert await buffer.advance_policy(9) == 1
+
+    async with buffer.lease(1, ttl=60, statuses=[GroupStatus.EXPIRED]) as lease:
+        await buffer.put(lease.batch[0].without_stale_episodes(4), on_duplicate="replace")
+    await check_books(url)
+    async with buffer.lease(1, ttl=60, statuses=[GroupStatus.ABORTED]) as lease:
+        (left,) = lease.batch
+        assert (left.id, left.num_episodes, left.expected_episodes) == (group_id, 0, 2)
+        assert left.prompt_ids is not None
+        assert (left.prompt, left.prompt_ids.tolist()) == ("1 + 1", [1])
+        assert same(left.extras, {"image": image})
+        again = rdb.EpisodeGroup(
+            "gsm8k",
+            [_episode(9, 13), _episode(9, 14)],
+            group_uid=left.group_uid,
+            prompt=left.prompt,
+            extras=left.extras,
+        )
+        await buffer.put(again, on_duplicate="replace")
+    assert list(await buffer.sample(1)) == [again]
+    await check_books(url)

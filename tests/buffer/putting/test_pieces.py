@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
+import numpy as np
 import pytest
 
 import replaydb as rdb
@@ -224,3 +226,27 @@ async def test_a_rollout_that_was_broken_off_goes_on(buffer: Buffer, url: str) -
     (stored,) = (await buffer.sample(1, rdb.StalestFirst())).groups
     assert stored.id == group_id
     assert stored.episodes[0] == longer  # with a version for every token
+
+
+async def test_a_group_has_its_prompt_before_its_episodes(store: Store, url: str) -> None:
+    buffer = await store.buffer("math")
+    prompt = [{"role": "user", "content": "1 + 1 = "}]
+    given: dict[str, Any] = {"prompt": prompt, "prompt_ids": [1, 2], "extras": {"a": np.ones(3)}}
+    group_id = await buffer.open_group("gsm8k", "g", 3, **given)
+    [empty] = await buffer.get([group_id])
+    await check_books(url)
+    for position in (2, 0, 1):
+        await buffer.add_episode("g", episode(text=str(position)), position=position)
+    (whole,) = await buffer.sample(1)
+    expected = rdb.EpisodeGroup(
+        "gsm8k", whole.episodes, group_uid="g", expected_episodes=3, **given
+    )
+    assert whole == expected
+    assert (empty.num_episodes, empty.context, whole.texts) == (0, whole.context, ["0", "1", "2"])
+    assert rdb.Batch([whole, empty]).padded(0).token_ids.shape == (3, 5)
+    # Stored as one part elsewhere, it is what it was.
+    other = await store.buffer("other")
+    assert await buffer.copy_to(other) == 1
+    assert list(await other.sample(1)) == [expected]
+    assert len((await other.sample(1))[0].parts) == 1
+    await check_books(url)

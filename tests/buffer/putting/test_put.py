@@ -58,6 +58,10 @@ def everything() -> EpisodeGroup:
         priority=1e-5,
         tags={"level": "hard", "n": 3, "x": 0.1, "deep": {"list": [1, None, False]}, "ключ": "ø"},
         expected_episodes=64,
+        prompt=[{"role": "user", "content": ["数学 '", 2**63, None, 0.1]}],
+        prompt_ids=[2**31 - 1, -(2**31)],
+        extras={dtype: array_of(dtype, (2, 3), 3) for dtype in DTYPES}
+        | {"reward": np.float16(1.5), "empty": np.zeros((0, 4), np.int64)},
     )
 
 

@@ -1,0 +1,71 @@
+"""What a group has beside its episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from replaydb import checks
+from replaydb.episodes.arrays import Array, ArrayLike, named_arrays, to_int32
+from replaydb.episodes.turns import same_fields
+from replaydb.errors import InvalidInputError
+
+Prompt: TypeAlias = str | list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupContext:
+    """What the episodes of a group are generated from; false where nothing of it is known.
+
+    Attributes:
+        prompt: Text, or chat messages as JSON objects.
+        prompt_ids: Its tokens, int32 [P].
+        extras: Named arrays of any shape.
+    """
+
+    prompt: Prompt | None = None
+    prompt_ids: NDArray[np.int32] | None = None
+    extras: dict[str, Array] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        prompt: str | Iterable[Mapping[str, Any]] | None,
+        prompt_ids: ArrayLike | None,
+        extras: Mapping[str, ArrayLike] | None,
+    ) -> Self:
+        """Copies of what a caller hands over.
+
+        Raises:
+            InvalidInputError: Something of it cannot be stored.
+        """
+        return cls(
+            checks.optional(to_prompt, "prompt", prompt),
+            checks.optional(to_int32, "prompt_ids", prompt_ids),
+            named_arrays("extras", extras),
+        )
+
+    def __bool__(self) -> bool:
+        return self != GroupContext()
+
+    def __eq__(self, other: object) -> bool:
+        return same_fields(self, other) if isinstance(other, GroupContext) else NotImplemented
+
+
+def to_prompt(name: str, value: Any) -> Prompt:
+    """Text, or a list of JSON objects.
+
+    Raises:
+        InvalidInputError: Neither of them.
+    """
+    if isinstance(value, str):
+        return checks.text(name, value)
+    expected = "text, or a sequence of messages, which are JSON objects"
+    messages = [] if isinstance(value, Mapping) else list(checks.items(name, expected, value))
+    if isinstance(value, Mapping) or not all(isinstance(one, Mapping) for one in messages):
+        raise InvalidInputError(name, expected, repr(value))
+    return [checks.json_object(f"{name}[{i}]", one) for i, one in enumerate(messages)]
