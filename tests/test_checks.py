@@ -134,7 +134,7 @@ def test_what_is_of_another_kind_is_refused(
 #: What no call takes, by the name of the argument, or of the call and the argument.
 WRONG: dict[str, list[Any]] = {
     "allow_partial": FLAGS,
-    "batch_size": INTEGERS,
+    "batch_size": [0, *INTEGERS],
     "before": INTEGERS,
     "buffer": NAMES,
     "collate": [3, "list"],
@@ -167,7 +167,7 @@ WRONG: dict[str, list[Any]] = {
     "max_tokens": [0, *INTEGERS],
     "migrate": FLAGS[1:],
     "min_episodes": [0, *INTEGERS],
-    "n": [{}, {"a": -1}, {"": 1}, {3: 1}, *INTEGERS],
+    "n": [{"a": -1}, {"": 1}, {3: 1}, *INTEGERS],
     "name": NAMES,
     "num_steps": INTEGERS,
     "on_duplicate": WORDS,
