@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection
 
 from replaydb import Buffer, Store
 from replaydb.database import migrate
@@ -137,7 +137,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """In place of both engines' clocks."""
     made = Clock()
 
-    async def now(backend: object, connection: AsyncConnection) -> datetime:
+    def now(backend: object, connection: Connection) -> datetime:
         return made.now()
 
     for backend in (SqliteBackend, PostgresqlBackend):

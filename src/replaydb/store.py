@@ -10,8 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, Self, Unpack, get_args
 from uuid import uuid4
 
-from sqlalchemy import URL
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import URL, Connection
 
 from replaydb import checks
 from replaydb.buffer import Buffer
@@ -162,10 +161,10 @@ class Store:
         wanted = all_changes(settings, changes)
         fresh = BufferSettings().updated(wanted)  # refuse before anything is written
 
-        async def make(connection: AsyncConnection) -> BufferRow | None:
-            if await buffers.find(connection, name) is None:
-                await buffers.create(connection, name, fresh, datetime.now(UTC))
-            return await buffers.find(connection, name)
+        def make(connection: Connection) -> BufferRow | None:
+            if buffers.find(connection, name) is None:
+                buffers.create(connection, name, fresh, datetime.now(UTC))
+            return buffers.find(connection, name)
 
         row = await self._database.read(lambda connection: buffers.find(connection, name))
         if row is None and may_create:
@@ -173,7 +172,7 @@ class Store:
         if row is None:
             raise UnknownBufferError(name)
         found = self._buffers.setdefault(row.id, Buffer(self._database, row, self._current_run))
-        found.saw(row)
+        found._saw(row)
         if row.settings.updated(wanted) != row.settings:
             await found.update_settings(settings, **changes)
         return found
@@ -210,8 +209,8 @@ class Store:
         """
         if self._run is None:
 
-            async def work(connection: AsyncConnection) -> RunRow:
-                return await buffers.find_or_add_run(
+            def work(connection: Connection) -> RunRow:
+                return buffers.find_or_add_run(
                     connection,
                     self._run_name,
                     self._lineage,

@@ -7,8 +7,7 @@ import threading
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
-from sqlalchemy import bindparam, insert, select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, bindparam, insert, select, update
 
 from replaydb.database.engines import backend_for
 from replaydb.database.prepared import execute_many, prepared
@@ -44,7 +43,7 @@ def rows() -> list[dict[str, object]]:
 
 async def test_many_rows_are_written_as_sqlalchemy_would(url: str) -> None:
     async with transaction(url) as connection:
-        await execute_many(connection, INSERT, rows())
+        await connection.run_sync(execute_many, INSERT, rows())
         found = (await connection.execute(*named("run-0", "run-1"))).mappings().all()
         assert [row["metadata"] for row in found] == [one["metadata"] for one in rows()[:2]]
         assert [row["started_at"] for row in found] == [one["started_at"] for one in rows()[:2]]
@@ -53,10 +52,10 @@ async def test_many_rows_are_written_as_sqlalchemy_would(url: str) -> None:
 
 async def test_a_value_may_be_used_twice_and_another_be_the_same_for_all(url: str) -> None:
     async with transaction(url) as connection:
-        await execute_many(connection, INSERT, rows())
+        await connection.run_sync(execute_many, INSERT, rows())
         ids = (await connection.scalars(select(run.c.id).order_by(run.c.id))).all()
-        await execute_many(
-            connection, RENAME, [{"new": f"new-{one}", "which": one} for one in ids[:2]]
+        await connection.run_sync(
+            execute_many, RENAME, [{"new": f"new-{one}", "which": one} for one in ids[:2]]
         )
         found = (await connection.execute(*named("new", "newer"))).all()
     assert [row.name for row in found] == [row.lineage for row in found]
@@ -66,7 +65,7 @@ async def test_a_value_may_be_used_twice_and_another_be_the_same_for_all(url: st
 
 async def test_nothing_is_sent_for_no_rows(url: str) -> None:
     async with transaction(url) as connection:
-        await execute_many(connection, INSERT, [])
+        await connection.run_sync(execute_many, INSERT, [])
         assert (await connection.execute(select(run))).all() == []
 
 
@@ -82,48 +81,28 @@ async def test_a_transaction_of_sqlite_runs_in_one_thread(url: str, engine_name:
     database = Database(backend_for(url))
     threads = set()
 
-    async def work(connection: AsyncConnection) -> None:
+    def work(connection: Connection) -> None:
         for row in rows():
-            await connection.execute(INSERT, row)
+            connection.execute(INSERT, row)
             threads.add(threading.get_ident())
 
     await database.write(work)
     here = {threading.get_ident()}
     assert (threads != here) if engine_name == "sqlite" else (threads == here)
     assert len(threads) == 1
-    async with database.snapshot() as connection:
-        assert len((await connection.execute(*named("run-0", "run-9"))).all()) == 3
+    assert len(await database.read(lambda c: c.execute(*named("run-0", "run-9")).all())) == 3
     await database.close()
 
 
-async def test_what_a_step_raises_rolls_the_steps_before_back(url: str) -> None:
+async def test_what_fails_before_the_commit_rolls_back(url: str) -> None:
     database = Database(backend_for(url))
 
-    async def work(connection: AsyncConnection) -> None:
-        await connection.execute(INSERT, rows()[0])
-
-    async def steps(transaction: object) -> None:
-        await transaction.run(work)  # type: ignore[attr-defined]
+    async def fail(_: object) -> None:
         raise LookupError
 
     with pytest.raises(LookupError):
-        await database.transact(steps)
-    async with database.snapshot() as connection:
-        assert (await connection.execute(select(run))).all() == []
-    await database.close()
-
-
-async def test_a_transaction_that_waits_for_something_else_is_refused(sqlite_url: str) -> None:
-    database = Database(backend_for(sqlite_url))
-
-    async def work(connection: AsyncConnection) -> None:
-        await connection.execute(INSERT, rows()[0])
-        await asyncio.sleep(0)
-
-    with pytest.raises(AssertionError, match="its own connection only"):
-        await database.write(work)
-    async with database.snapshot() as connection:
-        assert (await connection.execute(select(run))).all() == []
+        await database.write(lambda c: c.execute(INSERT, rows()[0]), before_commit=fail)
+    assert await database.read(lambda c: c.execute(select(run)).all()) == []
     await database.close()
 
 
@@ -135,11 +114,11 @@ async def test_a_cancelled_transaction_is_left_before_it_is_undone(
     database = Database(backend_for(sqlite_url))
     inside, go_on = threading.Event(), threading.Event()
 
-    async def work(connection: AsyncConnection) -> None:
-        await connection.execute(INSERT, rows()[0])
+    def work(connection: Connection) -> None:
+        connection.execute(INSERT, rows()[0])
         inside.set()
         go_on.wait(10)
-        await connection.execute(INSERT, rows()[1])
+        connection.execute(INSERT, rows()[1])
         pytest.fail("nobody waits for it any more")
 
     writing = asyncio.ensure_future(database.write(work))
@@ -151,7 +130,6 @@ async def test_a_cancelled_transaction_is_left_before_it_is_undone(
     go_on.set()
     with pytest.raises(asyncio.CancelledError):
         await writing
-    async with database.snapshot() as connection:
-        assert (await connection.execute(select(run))).all() == []
+    assert await database.read(lambda c: c.execute(select(run)).all()) == []
     await database.write(lambda connection: execute_many(connection, INSERT, rows()))
     await database.close()

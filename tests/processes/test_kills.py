@@ -37,8 +37,8 @@ async def test_a_writer_killed_in_the_middle_of_puts(url: str, tmp_path: Path) -
         assert await nursery.hear() == {"ready": True}
         for _ in range(KILLS):
             before = len(acknowledged(acks))
-            for _ in range(50):  # a machine under load may take long to start
-                await _kill_one(nursery, "put", random.uniform(0.1, 0.35))
+            for patience in range(50):  # a machine under load may take long to start
+                await _kill_one(nursery, "put", (1 + patience) * random.uniform(0.1, 0.35))
                 if len(acknowledged(acks)) > before:
                     break
             async with asyncio.timeout(30), Store.open(url) as store:  # a lock is held for 60

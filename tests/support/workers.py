@@ -130,7 +130,7 @@ def die_at(url: str, action: str, where: str) -> None:
 
     async def life(buffer: Buffer) -> None:
         if action == "ack":
-            lease = await buffer.lease(2, ttl=0.5)
+            lease = await buffer.lease(2, ttl=3)
             setattr(module, name, killed)
             await lease.ack(cursor={"step": 7})
         setattr(module, name, killed)

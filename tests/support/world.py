@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sqlalchemy import ColumnElement
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import ColumnElement, Connection
 
 import replaydb as rdb
 from replaydb.buffer.requests import describe, portions
 from replaydb.database.repository import draws
-from replaydb.database.repository.locking import Scope
+from replaydb.database.repository.locked import Scope
+from replaydb.database.repository.locking import tasks_locked
 from replaydb.database.repository.portions import Drawn, DrawRequest
-from replaydb.database.transactions import Database
 from replaydb.policies import SamplingPolicy
 from support.tally import Tally
 
@@ -145,12 +144,14 @@ def request(n: int | Mapping[str, int], policy: SamplingPolicy, **more: Any) -> 
 
 async def draw_often(buffer: rdb.Buffer, wanted: DrawRequest, times: int) -> list[Drawn]:
     """Draws without reading payloads, some to a transaction: much faster than `Buffer.sample`."""
-    database: Database = buffer._database
 
-    def some(count: int) -> Callable[[AsyncConnection, Scope], Coroutine[Any, Any, list[Drawn]]]:
-        async def work(connection: AsyncConnection, scope: Scope) -> list[Drawn]:
-            backend = database.backend
-            return [await draws.draw(connection, backend, scope, wanted) for _ in range(count)]
+    def some(count: int) -> Callable[[Connection, Scope], list[Drawn]]:
+        def work(connection: Connection, scope: Scope) -> list[Drawn]:
+            drawn = []
+            for _ in range(count):
+                with tasks_locked(connection, scope, wanted.tasks) as locked:
+                    drawn.append(draws.draw(locked, wanted))
+            return drawn
 
         return work
 

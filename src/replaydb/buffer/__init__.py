@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from replaydb.buffer.feeding import Feeding
-from replaydb.buffer.keeping import Keeping
 from replaydb.buffer.lease import Lease
 from replaydb.buffer.loader import Loader
+from replaydb.buffer.managing import Managing
 from replaydb.buffer.putting import Putting
 from replaydb.tracing import traced
 
@@ -13,7 +13,7 @@ __all__ = ["Buffer", "Lease", "Loader"]
 
 
 @traced
-class Buffer(Putting, Feeding, Keeping):
+class Buffer(Putting, Feeding, Managing):
     """A named collection of episode groups; got from `Store.buffer`.
 
     Every call is one transaction: it happens whole or not at all, also when it is cancelled.

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from typing import Any, TypeVar
+import math
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeVar
 
 import numpy as np
-from sqlalchemy import ColumnElement
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import ColumnElement, Connection
 
 from replaydb import checks
 from replaydb.buffer.waiting import Explain, LongWait
 from replaydb.database import filters
 from replaydb.database.repository.buffers import BufferRow, RunRow
-from replaydb.database.repository.locking import Scope, SettingsChangedError
+from replaydb.database.repository.locked import Scope
 from replaydb.database.statements.groups import selection
-from replaydb.database.transactions import GRACE_SECONDS, Database, Transaction, allowance, end_in
+from replaydb.database.transactions import GRACE_SECONDS, Database, allowance, end_in
 from replaydb.episodes import GroupStatus
 from replaydb.errors import ReplayDBError
 from replaydb.settings import BufferSettings
@@ -25,62 +25,64 @@ T = TypeVar("T")
 
 
 class BufferCore:
-    """A buffer of an open store.
-
-    Attributes:
-        id: Its row.
-        name: Its name in the store.
-        settings: Settings as this process last saw them.
-        policy_version: Policy version as this process last saw it.
-    """
+    """A buffer of an open store."""
 
     def __init__(
         self, database: Database, row: BufferRow, run: Callable[[float], Awaitable[RunRow]]
     ) -> None:
         self._database = database
         self._run = run
-        self.id = row.id
-        self.name = row.name
-        self.settings: BufferSettings = row.settings
-        self.policy_version: int = row.policy_version
+        self._row = row
 
     def __repr__(self) -> str:
         return f"Buffer({self.name!r})"
 
-    def saw(self, row: BufferRow) -> None:
+    @property
+    def id(self) -> int:
+        """Its row."""
+        return self._row.id
+
+    @property
+    def name(self) -> str:
+        """Its name in the store."""
+        return self._row.name
+
+    @property
+    def settings(self) -> BufferSettings:
+        """Its settings, as this process last saw them."""
+        return self._row.settings
+
+    @property
+    def policy_version(self) -> int:
+        """Its policy version, as this process last saw it."""
+        return self._row.policy_version
+
+    def _saw(self, row: BufferRow) -> None:
         """Remember the buffer's row as it was just read."""
-        self.settings, self.policy_version = row.settings, row.policy_version
+        self._row = row
 
     async def _write(
         self,
-        work: Callable[[AsyncConnection, Scope], Coroutine[Any, Any, T]],
+        work: Callable[[Connection, Scope], T],
         end: float | None = None,
+        *,
+        hear_by: float = math.inf,
+        before_commit: Callable[[T], Awaitable[object]] | None = None,
+        undone: Callable[[], object] | None = None,
     ) -> T:
-        """One read-write transaction on behalf of this run, over by `end`."""
-
-        async def steps(transaction: Transaction, scope: Scope) -> T:
-            return await transaction.finish(lambda connection: work(connection, scope))
-
-        return await self._transact(steps, end)
-
-    async def _transact(
-        self, steps: Callable[[Transaction, Scope], Awaitable[T]], end: float | None = None
-    ) -> T:
-        """The same, in several steps, of which the last commits."""
+        """One read-write transaction on behalf of this run; arguments as of `Database.write`."""
         end = end_in(allowance()) if end is None else end
         run = await self._run(end)
-        while True:
-            scope = Scope(self.id, self.name, run, self.settings, self.saw)
-
-            async def scoped(transaction: Transaction, scope: Scope = scope) -> T:
-                return await steps(transaction, scope)
-
-            try:
-                result = await self._database.transact(scoped, end=end)
-            except SettingsChangedError:
-                continue
-            scope.tell()
-            return result
+        scope = Scope(self._database.backend, self.id, self.name, run, self._row, self._saw)
+        result = await self._database.write(
+            lambda connection: work(connection, scope),
+            end=end,
+            hear_by=hear_by,
+            before_commit=before_commit,
+            undone=undone,
+        )
+        scope.log_news()
+        return result
 
     async def _in_time(
         self,

@@ -1,28 +1,22 @@
-"""The trainer's side of a buffer."""
+"""A draw, from the request to the batch: in one transaction, and read from a snapshot of it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
-from sqlalchemy import ColumnElement
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection
 
-from replaydb import checks
 from replaydb.batch.batch import Batch
 from replaydb.buffer.core import BufferCore
-from replaydb.buffer.lease import Lease
-from replaydb.buffer.requests import describe, eligible, portions
 from replaydb.buffer.waiting import Explain
 from replaydb.cancellation import to_the_end
-from replaydb.database.records import Decoded
+from replaydb.database.records import Decoded, Stored, decoded
 from replaydb.database.repository import (
     buffers,
     draws,
@@ -32,26 +26,21 @@ from replaydb.database.repository import (
     shortage,
     transitions,
 )
-from replaydb.database.repository import (
-    tasks as accounts_of,
-)
-from replaydb.database.repository.locking import Scope
-from replaydb.database.repository.portions import Drawn, DrawRequest, LeaseTerms
-from replaydb.database.transactions import Database, Transaction, allowance, end_in
+from replaydb.database.repository.locked import Scope
+from replaydb.database.repository.locking import buffer_locked, lease_locked, tasks_locked
+from replaydb.database.repository.portions import Drawn, DrawRequest
+from replaydb.database.transactions import Database, allowance, end_in
 from replaydb.episodes import GroupStatus
 from replaydb.errors import (
     CorruptPayloadError,
     DatabaseError,
     DatabaseUnavailableError,
-    InvalidInputError,
     LeaseExpiredError,
     NotEnoughGroupsError,
     RateLimitedError,
     ReplayDBError,
     StoreClosedError,
 )
-from replaydb.opening import Opening
-from replaydb.policies import Fifo, SamplingPolicy, Uniform
 
 logger = logging.getLogger(__name__)
 
@@ -63,132 +52,10 @@ EXPLAIN_SECONDS = 2.0
 HAND_BACK_SECONDS = 5.0
 #: What drawing waits out.
 _NOT_YET = (NotEnoughGroupsError, RateLimitedError)
-#: Statuses from which groups can be leased: nobody else has them in hand.
-_LEASABLE = frozenset(GroupStatus) - {
-    GroupStatus.PENDING,
-    GroupStatus.LEASED,
-    GroupStatus.ARCHIVED,
-}
 
 
 class Drawing(BufferCore):
-    """Drawing groups, to replay them or to hold them."""
-
-    async def sample(
-        self,
-        n: int | Mapping[str, int],
-        policy: SamplingPolicy = Uniform(),
-        *,
-        tasks: str | Iterable[str] | None = None,
-        where: ColumnElement[bool] | None = None,
-        max_staleness: int | None = None,
-        runs: str | Iterable[str] | None = None,
-        step: int | None = None,
-        timeout: float | None = 0,
-        allow_partial: bool = False,
-    ) -> Batch:
-        """Draw groups; they stay in the buffer and can be drawn again.
-
-        Every call counts as a draw and is recorded. To look at groups without drawing them, call
-        `peek`.
-
-        Args:
-            n: How many groups; or how many of each task, all or nothing.
-            policy: Which ones.
-            tasks: Only groups of these tasks (not together with quotas in `n`).
-            where: Only groups that meet this expression over `replaydb.col`.
-            max_staleness: Only groups at most this many policy versions behind. Groups whose
-                version is unknown, or does not compare, are never among them.
-            runs: Only groups that these runs put.
-            step: The trainer step the batch is for, for the record.
-            timeout: Seconds to wait until there are enough; None waits for ever.
-            allow_partial: When the time is up, take what there is, unless that is nothing.
-
-        Returns:
-            The groups, in the order of the draw.
-
-        Raises:
-            NotEnoughGroupsError: There were not enough in time; nothing was drawn.
-            RateLimitedError: The rate limit did not let so many out, in time.
-            CorruptPayloadError: Stored bytes of some groups are damaged. They are marked
-                `failed`; `error.batch` holds the others.
-            InvalidInputError: An argument is wrong.
-        """
-        condition = eligible(where, max_staleness, runs)
-        request = DrawRequest(
-            portions(n, policy, tasks, condition),
-            describe(policy),
-            checks.flag("allow_partial", allow_partial),
-            checks.optional(checks.whole_number, "step", step),
-        )
-        result = await self._draw(request, checks.seconds("timeout", timeout))
-        result.raise_if_damaged()
-        return result.batch
-
-    def lease(
-        self,
-        n: int | Mapping[str, int],
-        policy: SamplingPolicy = Fifo(),
-        *,
-        ttl: float,
-        owner: str | None = None,
-        tasks: str | Iterable[str] | None = None,
-        where: ColumnElement[bool] | None = None,
-        max_staleness: int | None = None,
-        runs: str | Iterable[str] | None = None,
-        statuses: str | Iterable[str] = (GroupStatus.COMPLETED,),
-        step: int | None = None,
-        timeout: float | None = 0,
-        allow_partial: bool = False,
-    ) -> Opening[Lease]:
-        """Draw groups and hold them: nobody else is given them until ack, nack or expiry.
-
-        `async with buffer.lease(...) as lease:` acks what is left when the block ends and nacks
-        it when the block raises, and keeps the lease alive in between, as long as the event loop
-        runs. `await buffer.lease(...)` leaves all three to the caller.
-
-        Args:
-            n: As for `sample`; so are all arguments not listed here.
-            policy: Which ones.
-            ttl: Seconds after which the groups go back by themselves, unless it is extended.
-            owner: Shown by `leases()`; by default the host and the process.
-            tasks: See `sample`.
-            where: See `sample`.
-            max_staleness: See `sample`.
-            runs: See `sample`.
-            statuses: Statuses to take groups from: `aborted` ones to go on with, `expired` ones
-                to roll again. A nack gives them back the status they had.
-            step: See `sample`.
-            timeout: See `sample`.
-            allow_partial: See `sample`.
-
-        Raises:
-            NotEnoughGroupsError: When entered; as for `sample`, so are the others.
-        """
-        chosen = checks.some_of("statuses", statuses, sorted(_LEASABLE))
-        if not chosen:
-            raise InvalidInputError("statuses", "at least one", repr(statuses))
-        seconds = checks.duration("ttl", ttl)
-        who = f"{socket.gethostname()}:{os.getpid()}" if owner is None else owner
-        request = DrawRequest(
-            portions(n, policy, tasks, eligible(where, max_staleness, runs)),
-            describe(policy),
-            checks.flag("allow_partial", allow_partial),
-            checks.optional(checks.whole_number, "step", step),
-            tuple(GroupStatus(status) for status in sorted(chosen)),
-            LeaseTerms(checks.name("owner", who), seconds),
-        )
-        wait = checks.seconds("timeout", timeout)
-
-        async def opened() -> Lease:
-            result = await self._draw(request, wait)
-            lease_id = result.drawn.held_by()
-            if result.damaged:
-                await self._hand_back(lease_id, "other groups of the batch were damaged")
-            result.raise_if_damaged()
-            return Lease(self._database, self.id, self.name, lease_id, seconds, result.batch)
-
-        return Opening(opened)
+    """What sampling and leasing have in common."""
 
     async def _draw(self, request: DrawRequest, timeout: float | None) -> Result:
         async def attempt(last: bool, end: float | None) -> Result:
@@ -228,95 +95,103 @@ class Drawing(BufferCore):
         )
 
     async def _draw_now(self, request: DrawRequest, end: float | None) -> Result:
-        lease_id: int | None = None
+        drawn: Drawn | None = None
+        reading: asyncio.Task[Stored] | None = None
+
+        def work(connection: Connection, scope: Scope) -> Drawn:
+            with tasks_locked(connection, scope, request.tasks) as buffer:
+                return draws.draw(buffer, request)
+
         try:
             async with self._database.turn_to_draw(end), AsyncExitStack() as stack:
 
-                async def steps(
-                    transaction: Transaction, scope: Scope
-                ) -> tuple[Drawn, asyncio.Task[Decoded]]:
-                    nonlocal lease_id
-                    await stack.aclose()  # what an attempt before this one has opened
-                    backend = self._database.backend
-                    drawn = await transaction.run(
-                        lambda connection: draws.draw(connection, backend, scope, request)
-                    )
-                    lease_id = drawn.lease_id  # now: a commit that is cancelled may yet be made
-                    if drawn.stored is not None:
-                        await transaction.commit()
-                        return drawn, asyncio.create_task(groups.decoded(drawn.rows, *drawn.stored))
-                    # A snapshot taken while the tasks are locked: nobody can delete what was
-                    # drawn before it is read, and yet no lock is held while payloads travel.
-                    read_by = end or end_in(allowance(drawn.num_bytes))
-                    reader = await stack.enter_async_context(self._database.snapshot(end=read_by))
-                    await buffers.pin(reader, self.id)
-                    reading = asyncio.create_task(_payloads(reader, drawn, read_by))
-                    stack.push_async_callback(_end, reading)
-                    await transaction.commit()
-                    return drawn, reading
+                def undone() -> None:
+                    nonlocal drawn
+                    drawn = None
 
-                drawn, reading = await self._transact(steps, end)
+                async def begin_to_read(found: Drawn) -> None:
+                    nonlocal drawn, reading
+                    await stack.aclose()  # what an attempt before this one has begun
+                    drawn = found  # now: a commit that is cancelled may yet be made
+                    if found.stored is None:
+                        reading = await self._begin_to_read(found, end)
+                        stack.push_async_callback(_end, reading)
+
+                drawn = await self._write(work, end, before_commit=begin_to_read, undone=undone)
                 self._database.signal.announce()
-                decoded = await self._read(drawn, reading, end)
+                stored = drawn.stored if reading is None else await reading
+            assert stored is not None  # noqa: S101 - one of the two
+            result = Result.of(drawn, await decoded(stored))
         except BaseException:
             # Only here, where no reader is held: the writer may be waiting for one.
-            if lease_id is not None:
-                await to_the_end(self._hand_back(lease_id, "not delivered"))
+            if drawn is not None and drawn.lease_id is not None:
+                await to_the_end(self._hand_back(drawn.lease_id, "not delivered"))
             raise
-        result = Result.of(drawn, decoded)
         if result.damaged:
             await self._mark_failed(result.damaged, drawn)
         return result
 
-    async def _read(
-        self, drawn: Drawn, reading: asyncio.Task[Decoded], end: float | None
-    ) -> Decoded:
-        """What was drawn; once more where the connection that had it was lost."""
+    async def _begin_to_read(self, drawn: Drawn, end: float | None) -> asyncio.Task[Stored]:
+        """Read what was drawn from a snapshot that is taken before this returns.
+
+        As the tasks are locked then, nobody can delete it before it is read, and yet no lock is
+        held while payloads travel. A reader whose connection is lost takes another snapshot.
+        """
+        loop = asyncio.get_running_loop()
+        pinned: asyncio.Future[None] = loop.create_future()
+
+        def pin() -> None:
+            if not pinned.done():
+                pinned.set_result(None)
+
+        def work(connection: Connection) -> Stored:
+            buffers.pin(connection, self.id)
+            loop.call_soon_threadsafe(pin)
+            return groups.stored(connection, drawn.rows)
+
+        read_by = end or end_in(allowance(drawn.num_bytes))
+        reading = asyncio.create_task(self._database.read(work, end=read_by))
         try:
-            return await reading
-        except Exception as error:
-            if not self._database.backend.is_outage(error):
-                raise
-        return await self._database.read(
-            lambda connection: groups.with_payloads(connection, drawn.rows), end=end
-        )
+            either: list[asyncio.Future[Any]] = [reading, pinned]
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        except BaseException:
+            await _end(reading)
+            raise
+        if not pinned.done():
+            await reading  # raises what has kept it from its snapshot
+        return reading
 
     async def _hand_back(self, lease_id: int, reason: str) -> None:
         """End a lease that never reached the caller: no attempt was made."""
 
-        async def work(connection: AsyncConnection) -> None:
-            now = await self._database.backend.now(connection)
-            settings = (await buffers.state(connection, self.id, self.name)).settings
-            await leases.nack(
-                connection, self.id, settings, lease_id, None, reason, now, attempts=0
-            )
+        def work(connection: Connection, scope: Scope) -> None:
+            with lease_locked(connection, scope, lease_id) as buffer:
+                leases.nack(buffer, lease_id, None, reason, attempts=0)
 
         # Where it fails, the lease was not made, or it expires.
         with suppress(LeaseExpiredError, DatabaseError, StoreClosedError):
-            await self._database.write(work, end=end_in(HAND_BACK_SECONDS))
+            await self._write(work, end_in(HAND_BACK_SECONDS))
         self._database.signal.announce()
 
     async def _mark_failed(self, damaged: Mapping[int, str], drawn: Drawn) -> None:
         """Damaged groups must not come back in every later draw."""
         seen = {row["id"]: row["times_replaced"] for row in drawn.rows}
 
-        async def work(connection: AsyncConnection) -> list[int]:
-            accounts = await accounts_of.lock(connection, self.id)
-            rows = [
-                row
-                for row in await groups.scalars(connection, self.id, sorted(damaged))
-                # What was replaced meanwhile is other content, and may well be sound.
-                if row.times_replaced == seen[row.id] and row.group_status not in _OUT_OF_USE
-            ]
-            changes = [(row, {"status_reason": damaged[row.id]}) for row in rows]
-            await transitions.move(connection, accounts, changes, GroupStatus.FAILED)
-            if drawn.draw_id is not None:
-                now = await self._database.backend.now(connection)
-                await lineage.lose(connection, drawn.draw_id, damaged, now)
-            await accounts_of.save(connection, accounts.values())
+        def work(connection: Connection, scope: Scope) -> list[int]:
+            with buffer_locked(connection, scope) as buffer:
+                rows = [
+                    row
+                    for row in groups.scalars(connection, self.id, sorted(damaged))
+                    # What was replaced meanwhile is other content, and may well be sound.
+                    if row.times_replaced == seen[row.id] and row.group_status not in _OUT_OF_USE
+                ]
+                changes = [(row, {"status_reason": damaged[row.id]}) for row in rows]
+                transitions.move(buffer, changes, GroupStatus.FAILED)
+                if drawn.draw_id is not None:
+                    lineage.lose(buffer, drawn.draw_id, damaged)
             return [row.id for row in rows]
 
-        for group_id in await self._database.write(work):
+        for group_id in await self._write(work):
             logger.error("buffer %r: group %d failed: %s", self.name, group_id, damaged[group_id])
 
 
@@ -371,11 +246,6 @@ def explaining(database: Database, buffer_id: int, request: DrawRequest) -> Expl
             )
 
     return explain
-
-
-async def _payloads(connection: AsyncConnection, drawn: Drawn, end: float) -> Decoded:
-    async with asyncio.timeout_at(end):
-        return await groups.with_payloads(connection, drawn.rows)
 
 
 async def _end(reading: asyncio.Task[Any]) -> None:

@@ -1,4 +1,4 @@
-"""What feeds a training loop: batches made ready in the background, and its metrics."""
+"""What feeds a training loop: batches made ready in the background."""
 
 from __future__ import annotations
 
@@ -6,23 +6,22 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, overload
 
 from sqlalchemy import ColumnElement
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from replaydb import checks
 from replaydb.batch.batch import Batch
-from replaydb.buffer.drawing import Drawing
+from replaydb.buffer.inspecting import Inspecting
 from replaydb.buffer.lease import Lease
+from replaydb.buffer.leasing import Leasing
 from replaydb.buffer.loader import Loader
-from replaydb.buffer.looking import Looking
 from replaydb.buffer.requests import eligible, portions
-from replaydb.database.repository import metrics
+from replaydb.buffer.sampling import Sampling
 from replaydb.policies import SamplingPolicy, Uniform
 
 T = TypeVar("T")
 
 
-class Feeding(Drawing, Looking):
-    """The loader, and metrics for loggers."""
+class Feeding(Sampling, Leasing, Inspecting):
+    """Batches one after another."""
 
     @overload
     def loader(
@@ -127,21 +126,3 @@ class Feeding(Drawing, Looking):
             first_step=checks.whole_number("first_step", first_step),
             num_steps=checks.optional(checks.whole_number, "num_steps", num_steps),
         )
-
-    async def metrics(self, *, draws: int = 100) -> dict[str, float]:
-        """Numbers for a logger such as W&B or TensorBoard, at one moment.
-
-        Generated, kept, dropped, replayed and trained data are apart; `docs/training.md` lists
-        every name. What there is nothing to say about (the mean of no rewards) is left out.
-
-        Args:
-            draws: `train/` and `replay/` are about so many of the last recorded draws, and `gen/`
-                about what was put since the first of them.
-        """
-        number = checks.whole_number("draws", draws, least=1)
-
-        async def work(connection: AsyncConnection) -> dict[str, float]:
-            now = await self._database.backend.now(connection)
-            return await metrics.collect(connection, self.id, number, now)
-
-        return await self._database.read(work)

@@ -9,13 +9,15 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection
 
 from replaydb import checks
 from replaydb.batch.batch import Batch
+from replaydb.buffer.core import BufferCore
 from replaydb.cancellation import to_the_end
-from replaydb.database.repository import buffers, leases, lineage
-from replaydb.database.transactions import Database
+from replaydb.database.repository import leases, lineage
+from replaydb.database.repository.locked import Scope
+from replaydb.database.repository.locking import lease_locked
 from replaydb.errors import (
     DatabaseError,
     LeaseExpiredError,
@@ -39,18 +41,8 @@ class Lease:
         batch: The groups it was given.
     """
 
-    def __init__(
-        self,
-        database: Database,
-        buffer_id: int,
-        buffer_name: str,
-        lease_id: int,
-        ttl: float,
-        batch: Batch,
-    ) -> None:
-        self._database = database
-        self._buffer_id = buffer_id
-        self._buffer_name = buffer_name
+    def __init__(self, buffer: BufferCore, lease_id: int, ttl: float, batch: Batch) -> None:
+        self._buffer = buffer
         self._held = set(batch.ids)
         self._heartbeat: asyncio.Task[None] | None = None
         self.id = lease_id
@@ -101,15 +93,12 @@ class Lease:
         chosen = self._chosen(ids)
         cursors = checks.cursors("cursor", cursor)
 
-        async def work(connection: AsyncConnection) -> None:
-            now = await self._database.backend.now(connection)
-            settings = (
-                await buffers.state(connection, self._buffer_id, self._buffer_name)
-            ).settings
-            await leases.ack(connection, self._buffer_id, settings, self.id, chosen, now)
-            await lineage.set_cursors(connection, self._buffer_id, cursors, now)
+        def work(connection: Connection, scope: Scope) -> None:
+            with lease_locked(connection, scope, self.id) as buffer:
+                leases.ack(buffer, self.id, chosen)
+                lineage.set_cursors(buffer, cursors)
 
-        await self._database.write(work)
+        await self._buffer._write(work)
         self._let_go(chosen)
 
     async def nack(self, ids: Iterable[int] | None = None, *, reason: str | None = None) -> None:
@@ -125,18 +114,13 @@ class Lease:
         chosen = self._chosen(ids)
         why = checks.optional(checks.text, "reason", reason)
 
-        async def work(connection: AsyncConnection) -> list[int]:
-            now = await self._database.backend.now(connection)
-            settings = (
-                await buffers.state(connection, self._buffer_id, self._buffer_name)
-            ).settings
-            return await leases.nack(
-                connection, self._buffer_id, settings, self.id, chosen, why, now
-            )
+        def work(connection: Connection, scope: Scope) -> list[int]:
+            with lease_locked(connection, scope, self.id) as buffer:
+                return leases.nack(buffer, self.id, chosen, why)
 
-        if failed := await self._database.write(work):
+        if failed := await self._buffer._write(work):
             said = leases.failure(failed, why or "nacked")
-            logger.warning("buffer %r: %s", self._buffer_name, said)
+            logger.warning("buffer %r: %s", self._buffer.name, said)
         self._let_go(chosen)
 
     async def reject(self, ids: Iterable[int] | None = None, *, reason: str) -> None:
@@ -152,11 +136,11 @@ class Lease:
         chosen = self._chosen(ids)
         why = checks.text("reason", reason)
 
-        async def work(connection: AsyncConnection) -> None:
-            now = await self._database.backend.now(connection)
-            await leases.reject(connection, self._buffer_id, self.id, chosen, why, now)
+        def work(connection: Connection, scope: Scope) -> None:
+            with lease_locked(connection, scope, self.id) as buffer:
+                leases.reject(buffer, self.id, chosen, why)
 
-        await self._database.write(work)
+        await self._buffer._write(work)
         self._let_go(chosen)
 
     async def extend(self, ttl: float | None = None) -> None:
@@ -167,11 +151,10 @@ class Lease:
         """
         seconds = self.ttl if ttl is None else checks.duration("ttl", ttl)
 
-        async def work(connection: AsyncConnection) -> None:
-            now = await self._database.backend.now(connection)
-            await leases.extend(connection, self.id, now, seconds)
+        def work(connection: Connection, scope: Scope) -> None:
+            leases.extend(connection, self.id, scope.backend.now(connection), seconds)
 
-        await self._database.write(work)
+        await self._buffer._write(work)
         self.ttl = seconds
 
     async def _keep_alive(self) -> None:
@@ -189,7 +172,7 @@ class Lease:
 
     def _let_go(self, ids: list[int] | None) -> None:
         self._held -= self._held if ids is None else set(ids)
-        self._database.signal.announce()
+        self._buffer._database.signal.announce()
 
 
 def _storable(text: str) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, get_args
 
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection
 
 from replaydb import checks
 from replaydb.buffer.core import BufferCore, T
@@ -21,16 +21,16 @@ from replaydb.database.records import (
 )
 from replaydb.database.repository import pieces, puts
 from replaydb.database.repository.buffers import BufferRow, RunRow
-from replaydb.database.repository.locking import Scope
+from replaydb.database.repository.locked import Scope
+from replaydb.database.repository.locking import tasks_locked
 from replaydb.database.repository.pieces import Addition
 from replaydb.database.repository.puts import OnDuplicate, Put
-from replaydb.database.transactions import Database, Transaction, allowance
+from replaydb.database.transactions import Database, allowance
 from replaydb.episodes import Episode, EpisodeGroup, GroupStatus
 from replaydb.episodes.arrays import ArrayLike
 from replaydb.errors import (
     BufferFullError,
     InvalidInputError,
-    OutcomeUnknownError,
     RateLimitedError,
     ReplayDBError,
 )
@@ -219,30 +219,16 @@ class Putting(BufferCore):
     def _settling_seconds(self) -> float:
         return self._database.backend.settling_seconds
 
-    async def _share(
-        self,
-        work: Callable[[AsyncConnection, Scope], Coroutine[Any, Any, T]],
-        gate: Gate,
-        end: float,
-    ) -> T:
+    async def _share(self, work: Callable[[Connection, Scope], T], gate: Gate, end: float) -> T:
         """One transaction of several callers, who may leave it until it is being committed."""
 
-        async def steps(transaction: Transaction, scope: Scope) -> T:
-            async def gated(connection: AsyncConnection) -> T:
-                gate.open()
-                result = await work(connection, scope)
-                gate.shut()
-                return result
+        def gated(connection: Connection, scope: Scope) -> T:
+            gate.open()
+            result = work(connection, scope)
+            gate.shut()
+            return result
 
-            try:
-                return await transaction.finish(gated, gate.hear_by)
-            except OutcomeUnknownError:
-                raise
-            except Exception:
-                gate.open()  # nothing came of it, and before it is run again there may be a wait
-                raise
-
-        return await self._transact(steps, end)
+        return await self._write(gated, end, hear_by=gate.hear_by, undone=gate.open)
 
     async def _encode(
         self,
@@ -275,16 +261,8 @@ class Putting(BufferCore):
     async def _commit_puts(
         self, several: Sequence[Put], gate: Gate, end: float
     ) -> Sequence[list[int] | Exception]:
-        async def work(
-            connection: AsyncConnection, scope: Scope
-        ) -> list[list[int] | ReplayDBError]:
-            outcomes = await puts.put(
-                connection,
-                self._database.backend,
-                scope,
-                self._known_tasks,
-                several,
-            )
+        def work(connection: Connection, scope: Scope) -> list[list[int] | ReplayDBError]:
+            outcomes = puts.put(connection, scope, self._known_tasks, several)
             if all(isinstance(one, ReplayDBError) for one in outcomes):
                 raise _RefusedError(outcomes)
             return outcomes
@@ -300,10 +278,11 @@ class Putting(BufferCore):
     async def _commit_additions(
         self, several: Sequence[Addition], gate: Gate, end: float
     ) -> Sequence[GroupStatus | Exception]:
-        async def work(
-            connection: AsyncConnection, scope: Scope
-        ) -> list[GroupStatus | ReplayDBError]:
-            return await pieces.add(connection, self._database.backend, scope, several)
+        def work(connection: Connection, scope: Scope) -> list[GroupStatus | ReplayDBError]:
+            found = pieces.targets(connection, scope.buffer_id, several)
+            names = {row.task_name for row in found.values()}
+            with tasks_locked(connection, scope, names) as buffer:
+                return pieces.add(buffer, {uid: row.id for uid, row in found.items()}, several)
 
         outcomes = await self._share(work, gate, end)
         self._database.signal.announce()

@@ -9,8 +9,7 @@ from functools import cached_property, lru_cache, update_wrapper
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from sqlalchemy import Dialect, Executable, Insert, Update, bindparam
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, Dialect, Executable, Insert, Update, bindparam
 
 if TYPE_CHECKING:
     from sqlalchemy.sql.compiler import SQLCompiler
@@ -41,8 +40,8 @@ class prepared(Generic[S]):
         return self.statement, dict(zip(self._names, values, strict=True))
 
 
-async def execute_many(
-    connection: AsyncConnection, statement: Insert | Update, rows: Sequence[Mapping[str, Any]]
+def execute_many(
+    connection: Connection, statement: Insert | Update, rows: Sequence[Mapping[str, Any]]
 ) -> None:
     """Run a statement once for every row, a dict of its parameters; all have the same names.
 
@@ -51,7 +50,7 @@ async def execute_many(
     """
     if rows:
         shape = _shape(statement, tuple(rows[0]), connection.dialect)
-        await connection.exec_driver_sql(shape.sql, shape.values(rows))
+        connection.exec_driver_sql(shape.sql, shape.values(rows))
 
 
 @dataclass(frozen=True, slots=True)

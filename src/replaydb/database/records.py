@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +20,12 @@ from replaydb.episodes.flat import NO_VERSION, FlatEpisodes, flatten
 from replaydb.episodes.rewards import reward_stats
 from replaydb.errors import CorruptPayloadError
 
+#: Payloads larger than this together are decoded in a thread: checksums and copies of megabytes
+#: would hold up the event loop.
+DECODE_INLINE_BYTES = 256 << 10
+
 #: A row, by the names of its columns.
-Facts = Mapping[str, Any]
+Facts = Mapping[Any, Any]
 
 #: What a group may be when it is put; it becomes the others by what happens to it.
 PUTTABLE = frozenset(
@@ -209,6 +214,21 @@ class Decoded:
     groups: dict[int, StoredGroup] = field(default_factory=dict)
     corrupt: dict[int, str] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)
+
+
+class Stored(NamedTuple):
+    """Rows of groups, of their payloads and of their texts."""
+
+    groups: Sequence[Facts]
+    payloads: Sequence[Facts]
+    transcripts: Sequence[Facts]
+
+
+async def decoded(stored: Stored) -> Decoded:
+    """Groups from what is stored of them; in a thread if that is large."""
+    if sum(row["num_bytes"] for row in stored.groups) > DECODE_INLINE_BYTES:
+        return await asyncio.to_thread(from_rows, *stored)
+    return from_rows(*stored)
 
 
 def from_rows(

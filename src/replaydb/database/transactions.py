@@ -21,8 +21,13 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from replaydb.cancellation import to_the_end
-from replaydb.database.engines.protocol import Backend, T, Work
-from replaydb.errors import DatabaseReadOnlyError, DatabaseUnavailableError, StoreClosedError
+from replaydb.database.engines.protocol import Backend, LostRaceError, T, Work
+from replaydb.errors import (
+    DatabaseReadOnlyError,
+    DatabaseUnavailableError,
+    OutcomeUnknownError,
+    StoreClosedError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -52,28 +57,6 @@ def allowance(num_bytes: int = 0) -> float:
     return PATIENCE_SECONDS + num_bytes / SLOWEST_BYTES_PER_SECOND
 
 
-class Transaction:
-    """A read-write transaction under way, which `finish` or `commit` ends."""
-
-    def __init__(self, backend: Backend, connection: AsyncConnection, end: float) -> None:
-        self._backend = backend
-        self._connection = connection
-        self._end = end
-
-    async def run(self, work: Work[T]) -> T:
-        """One step: statements, and what is done with their rows; nothing else to wait for."""
-        return await self._backend.run(self._connection, work, self._end)
-
-    async def finish(self, work: Work[T], hear_by: float = math.inf) -> T:
-        """The last step, and the commit, of which somebody wants to have heard by a time."""
-        hear_by = min(hear_by, self._end)
-        return await self._backend.finish(self._connection, work, self._end, hear_by)
-
-    async def commit(self) -> None:
-        """Keep what was done."""
-        await self._backend.commit(self._connection, self._end, self._end)
-
-
 class Database:
     """Engines of one backend, and the signal that wakes those who wait."""
 
@@ -91,26 +74,26 @@ class Database:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    async def write(self, work: Work[T], *, end: float | None = None) -> T:
-        """Run `work`, which waits for its connection only, in one read-write transaction.
+    async def write(
+        self,
+        work: Work[T],
+        *,
+        end: float | None = None,
+        hear_by: float = math.inf,
+        before_commit: Callable[[T], Awaitable[object]] | None = None,
+        undone: Callable[[], object] | None = None,
+    ) -> T:
+        """Run `work` in one read-write transaction, and commit it.
+
+        A transaction that lost a race (deadlock, serialization, a unique key taken meanwhile) or
+        its connection was rolled back and is run again, so nothing else may come of it.
 
         Args:
             work: Statements, and what is done with their rows.
             end: When the call is over; by default in `PATIENCE_SECONDS`.
-
-        Raises:
-            DatabaseError: As `transact` does.
-            StoreClosedError: The database was closed.
-        """
-        return await self.transact(lambda transaction: transaction.finish(work), end=end)
-
-    async def transact(
-        self, steps: Callable[[Transaction], Awaitable[T]], *, end: float | None = None
-    ) -> T:
-        """Take steps in one read-write transaction, the last of which commits it.
-
-        A transaction that lost a race (deadlock, serialization, a unique key taken meanwhile) or
-        its connection was rolled back and is run again, so nothing else may come of the steps.
+            hear_by: When somebody wants to have heard of the commit.
+            before_commit: Waited for between the two, with what `work` returned.
+            undone: Called whenever the transaction is known to have come to nothing.
 
         Raises:
             DatabaseReadOnlyError: The store was opened to be read.
@@ -119,17 +102,24 @@ class Database:
             DatabaseError: The driver's error, typed; nothing was kept.
             StoreClosedError: The database was closed.
         """
-        if self.backend.read_only:
-            raise DatabaseReadOnlyError(f"{self.backend.shown}: opened with read_only=True")
-        end = end_in(allowance()) if end is None else end
-        again = _Again(self, end)
-        async with self._translated():
+        backend = self.backend
+        if backend.read_only:
+            raise DatabaseReadOnlyError(f"{backend.shown}: opened with read_only=True")
+        async with self._call(end) as call:
+            hear_by = min(hear_by, call.end)
             while True:
                 try:
-                    async with self._connected(self._writer, end) as connection:
-                        return await steps(Transaction(self.backend, connection, end))
+                    async with self._connected(self._writer, call.end) as connection:
+                        if before_commit is None:
+                            return await backend.finish(connection, work, call.end, hear_by)
+                        result = await backend.run(connection, work, call.end)
+                        await before_commit(result)
+                        await backend.commit(connection, call.end, hear_by)
+                        return result
                 except Exception as error:
-                    await again.after(error)
+                    if undone is not None and not isinstance(error, OutcomeUnknownError):
+                        undone()
+                    await call.pause_after(error)
 
     async def read(self, work: Work[T], *, end: float | None = None) -> T:
         """Run `work` in one read-only transaction, whose statements all see the same data.
@@ -144,40 +134,13 @@ class Database:
             DatabaseError: The driver's error, typed.
             StoreClosedError: The database was closed.
         """
-        end = end_in(allowance()) if end is None else end
-        again = _Again(self, end)
-        async with self._translated():
+        async with self._call(end) as call:
             while True:
                 try:
-                    async with (
-                        self._connected(self._reader, end) as connection,
-                        asyncio.timeout_at(end),
-                    ):
-                        return await work(connection)
+                    async with self._connected(self._reader, call.end) as connection:
+                        return await self.backend.run(connection, work, call.end)
                 except Exception as error:
-                    await again.after(error)
-
-    @asynccontextmanager
-    async def snapshot(self, *, end: float | None = None) -> AsyncIterator[AsyncConnection]:
-        """The same for a block, which is over when it likes; `end` is when it has begun.
-
-        Raises:
-            DatabaseError: The driver's error, typed.
-            StoreClosedError: The database was closed.
-        """
-        end = end_in(allowance()) if end is None else end
-        again = _Again(self, end)
-        is_mine = False
-        async with self._translated():
-            while not is_mine:
-                try:
-                    async with self._connected(self._reader, end) as connection:
-                        is_mine = True
-                        yield connection
-                except Exception as error:
-                    if is_mine:
-                        raise
-                    await again.after(error)
+                    await call.pause_after(error)
 
     @asynccontextmanager
     async def turn_to_draw(self, end: float | None = None) -> AsyncIterator[None]:
@@ -186,7 +149,7 @@ class Database:
         To be had before the write transaction of a draw, which would otherwise hold its locks
         while it waits for others to read.
         """
-        async with self._translated(), self._wait_until(end or end_in(allowance())):
+        async with self._call(end) as call, self._wait_until(call.end):
             await self._draws.acquire()
         try:
             yield
@@ -247,6 +210,27 @@ class Database:
         return engine
 
     @asynccontextmanager
+    async def _call(self, end: float | None) -> AsyncIterator[_Call]:
+        """A call under way, which closing waits for; its errors are typed."""
+        if not self._open:
+            raise StoreClosedError
+        self._under_way += 1
+        self._idle.clear()
+        try:
+            yield _Call(self, end_in(allowance()) if end is None else end)
+        except TimeoutError as error:
+            raise DatabaseUnavailableError(f"{self.backend.shown}: no answer in time") from error
+        except Exception as error:
+            typed = self.backend.translate(error)
+            if typed is None:
+                raise
+            raise typed from (error.orig if isinstance(error, DBAPIError) else error)
+        finally:
+            self._under_way -= 1
+            if self._under_way == 0:
+                self._idle.set()
+
+    @asynccontextmanager
     async def _connected(self, engine: AsyncEngine, end: float) -> AsyncIterator[AsyncConnection]:
         """A connection on which a transaction has begun; what is not committed is rolled back."""
         async with self._wait_until(end):
@@ -262,47 +246,32 @@ class Database:
         finally:
             await connection.close()
 
-    @asynccontextmanager
-    async def _translated(self) -> AsyncIterator[None]:
-        if not self._open:
-            raise StoreClosedError
-        self._under_way += 1
-        self._idle.clear()
-        try:
-            yield
-        except TimeoutError as error:
-            raise DatabaseUnavailableError(f"{self.backend.shown}: no answer in time") from error
-        except Exception as error:
-            typed = self.backend.translate(error)
-            if typed is None:
-                raise
-            raise typed from (error.orig if isinstance(error, DBAPIError) else error)
-        finally:
-            self._under_way -= 1
-            if self._under_way == 0:
-                self._idle.set()
 
+class _Call:
+    """A call under way.
 
-class _Again:
-    """Waits before what came to nothing is run again, as long as there is a point and time."""
+    Attributes:
+        end: When it is over.
+    """
 
     def __init__(self, database: Database, end: float) -> None:
+        self.end = end
         self._database = database
-        self._end = end
         self._races = 0
         self._pause, self._longest = OUTAGE_SECONDS
 
-    async def after(self, error: Exception) -> None:
-        """Raise the error where that is all that can be done about it."""
+    async def pause_after(self, error: Exception) -> None:
+        """Wait before the call's transaction is run again, or raise the error it failed of."""
         backend = self._database.backend
-        if backend.is_conflict(error) and self._races < ATTEMPTS - 1:
+        lost = isinstance(error, LostRaceError) or backend.is_conflict(error)
+        if lost and self._races < ATTEMPTS - 1:
             pause = random.uniform(0, 0.002 * 2**self._races)  # noqa: S311
             self._races += 1
         elif backend.is_outage(error) and self._database._open:
             pause, self._pause = self._pause, min(2 * self._pause, self._longest)
         else:
             raise error
-        if end_in(pause) > self._end:
+        if end_in(pause) > self.end:
             raise error
         logger.debug("%s: running again what failed of %s", backend.shown, type(error).__name__)
         await asyncio.sleep(pause)

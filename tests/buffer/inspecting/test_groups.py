@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sqlalchemy.util import await_only
 
 import replaydb as rdb
 from replaydb import Buffer, GroupStatus, GroupTotals, Store, TaskCounters
@@ -114,13 +115,15 @@ async def test_delete_by_any_condition(buffer: Buffer, url: str) -> None:
 async def test_a_task_made_while_groups_are_deleted_is_left_alone(
     postgresql_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is in no account that the delete has locked. (On SQLite nobody else writes meanwhile.)"""
+    """It waits until the delete is over. (On SQLite nobody else writes meanwhile.)"""
     lock = tasks.lock
+    putting: list[asyncio.Task[Any]] = []
 
-    async def lock_and_put(*arguments: Any) -> Any:
+    def lock_and_put(*arguments: Any) -> Any:
         monkeypatch.undo()
-        accounts = await lock(*arguments)
-        await there.put(group("new", "new task"))
+        accounts = lock(*arguments)
+        putting.append(asyncio.create_task(there.put(group("new", "new task"))))
+        await_only(asyncio.wait(putting, timeout=0.1))
         return accounts
 
     async with Store.open(postgresql_url) as first, Store.open(postgresql_url) as second:
@@ -128,6 +131,7 @@ async def test_a_task_made_while_groups_are_deleted_is_left_alone(
         await here.put(groups(2))
         monkeypatch.setattr(tasks, "lock", lock_and_put)
         assert await here.delete(statuses="completed") == 2
+        await asyncio.wait(putting)
         assert [one.group_uid for one in (await there.sample(1)).groups] == ["new"]
     await check_books(postgresql_url)
 

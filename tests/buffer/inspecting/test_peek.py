@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
@@ -59,10 +60,10 @@ async def test_what_a_look_sees_is_chosen_like_a_draw(
     ):
         tally = Tally(10)
         database = Database(backend_for(url))
-        async with database.snapshot() as connection:
-            for _ in range(400):
-                found = await looks.look(connection, buffer.id, request(4, policy))
-                tally.add(found.ids, expected, {one: one - 1 for one in weights})
+        wanted = request(4, policy)
+        for _ in range(400):
+            found = await database.read(partial(looks.look, buffer_id=buffer.id, request=wanted))
+            tally.add(found.ids, expected, {one: one - 1 for one in weights})
         await database.close()
         assert tally.p_value() > 1e-4
     chances = dict(zip(found.ids, found.probabilities, strict=True))

@@ -9,8 +9,8 @@ import pytest
 
 import replaydb as rdb
 from replaydb import Buffer, Store
-from replaydb.database.repository import groups as group_repository
 from replaydb.database.schema import lease as lease_table
+from replaydb.database.transactions import Database
 from support.groups import groups
 from support.ledger import check_books, group_rows, number_of, statuses
 
@@ -40,14 +40,15 @@ async def test_cancelled_while_the_payloads_travel(
 ) -> None:
     buffer = await store.buffer("math", max_attempts=1)
     await buffer.put(groups(2))
-    reached = asyncio.Event()
+    reached, read = asyncio.Event(), Database.read
 
-    async def stuck(*arguments: Any) -> Any:
+    async def stuck(*arguments: Any, **options: Any) -> Any:
+        await read(*arguments, **options)
         reached.set()
         await asyncio.sleep(60)
 
     with monkeypatch.context() as patch:
-        patch.setattr(group_repository, "with_payloads", stuck)
+        patch.setattr(Database, "read", stuck)
         task = asyncio.ensure_future(buffer.lease(2, ttl=60).__aenter__())
         await reached.wait()
         task.cancel()
@@ -64,18 +65,19 @@ async def test_many_cancelled_at_once_do_not_block_each_other(
     """On their way out all need the writer, while others who have it wait for readers."""
     buffer = await store.buffer("math")
     await buffer.put(groups(40))
-    fetch, stuck = group_repository.with_payloads, asyncio.Event()
+    read, stuck = Database.read, asyncio.Event()
     reading, all_reading = 0, asyncio.Event()
 
-    async def slow(*arguments: Any) -> Any:
+    async def slow(*arguments: Any, **options: Any) -> Any:
         nonlocal reading
+        found = await read(*arguments, **options)
         reading += 1
         if reading == 4:
             all_reading.set()
         await stuck.wait()
-        return await fetch(*arguments)
+        return found
 
-    monkeypatch.setattr(group_repository, "with_payloads", slow)
+    monkeypatch.setattr(Database, "read", slow)
     tasks = [asyncio.ensure_future(buffer.lease(1, ttl=60).__aenter__()) for _ in range(10)]
     await all_reading.wait()
     await asyncio.sleep(0.1)  # one more has the writer, and waits for a reader

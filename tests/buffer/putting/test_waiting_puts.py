@@ -23,14 +23,14 @@ async def test_puts_that_wait_do_not_wake_each_other(
     async with Store.open(url) as other:
         there = await other.buffer("math")
         attempts = 0
-        transact = Database.transact
+        write = Database.write
 
-        async def counted(self: Database, steps: Any, **end: Any) -> Any:
+        async def counted(self: Database, work: Any, **options: Any) -> Any:
             nonlocal attempts
             attempts += 1
-            return await transact(self, steps, **end)
+            return await write(self, work, **options)
 
-        monkeypatch.setattr(Database, "transact", counted)
+        monkeypatch.setattr(Database, "write", counted)
         for buffer in (here, there):
             with pytest.raises((rdb.RateLimitedError, rdb.BufferFullError)):
                 await buffer.put(group(f"late in {buffer is here}"), timeout=0.7)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection
 
 from replaydb import Buffer, Store
-from replaydb.database.records import Decoded, Facts
+from replaydb.database.records import Facts, Stored
 from replaydb.database.repository import groups as repository
 from support.groups import groups
+from support.meanwhile import wait_here
 
 #: Settings under which the payloads of what was drawn are gone before they are read, and what is
 #: deleted meanwhile. To delete anything is to wait for the commit of the draw.
@@ -29,16 +31,16 @@ async def test_what_is_gone_before_it_is_read_is_delivered(
     settings, deleted = LOSSES[loss]
     buffer = await store.buffer("math", **settings)
     await buffer.put(groups(3))
-    read = repository.with_payloads
+    read, loop = repository.stored, asyncio.get_running_loop()
 
     async with Store.open(url) as other:
         there: Buffer = await other.buffer("math")
 
-        async def read_late(connection: AsyncConnection, rows: Sequence[Facts]) -> Decoded:
-            await there.delete(deleted)
-            return await read(connection, rows)
+        def read_late(connection: Connection, rows: Sequence[Facts]) -> Stored:
+            wait_here(there.delete(deleted), loop)
+            return read(connection, rows)
 
-        monkeypatch.setattr(repository, "with_payloads", read_late)
+        monkeypatch.setattr(repository, "stored", read_late)
         batch = await buffer.sample(3)
     assert sorted(one.group_uid for one in batch.groups) == ["gsm8k-0", "gsm8k-1", "gsm8k-2"]
     assert all(one.episodes[0].response_ids.tolist() == [3, 4, 5] for one in batch.groups)

@@ -121,9 +121,9 @@ async def test_a_file_that_goes_away_before_the_commit(
         await buffer.put(group())
         allocate = SqliteBackend.allocate_group_ids
 
-        async def meanwhile(*arguments: Any) -> Any:
+        def meanwhile(*arguments: Any) -> Any:
             replace(path_of(sqlite_url))
-            return await allocate(*arguments)
+            return allocate(*arguments)
 
         monkeypatch.setattr(SqliteBackend, "allocate_group_ids", meanwhile)
         with pytest.raises(rdb.DatabaseUnavailableError, match="replaced"):

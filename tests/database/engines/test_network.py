@@ -21,8 +21,8 @@ from support.network_postgres import PASSWORD, Door, PasswordServer
 
 async def asked(url: str, question: str) -> object:
     """What the server says, over a connection of a store."""
-    async with Store.open(url) as store, store._database.snapshot() as connection:
-        return await connection.scalar(text(question))
+    async with Store.open(url) as store:
+        return await store._database.read(lambda connection: connection.scalar(text(question)))
 
 
 @pytest.mark.parametrize("mode", ["disable", "allow", "prefer", "require", None])

@@ -71,11 +71,11 @@ async def test_rebuilding_a_table_does_not_give_ids_again(
     backend = backend_for(empty_sqlite_url)
     async with transaction(empty_sqlite_url) as connection:
         # 99 was deleted, and a draw still names it.
-        assert await backend.allocate_group_ids(connection, 1) == range(100, 101)
+        assert await connection.run_sync(backend.allocate_group_ids, 1) == range(100, 101)
         await connection.execute(text("DELETE FROM episode_group"))
     await migrate.downgrade(empty_sqlite_url, "-1")
     async with transaction(empty_sqlite_url) as connection:
-        assert await backend.allocate_group_ids(connection, 1) == range(100, 101)
+        assert await connection.run_sync(backend.allocate_group_ids, 1) == range(100, 101)
 
 
 async def test_foreign_keys_are_on_again_after_an_upgrade(url: str) -> None:

@@ -415,9 +415,9 @@ async def test_saving_an_account_leaves_its_key_alone(connection: AsyncConnectio
     def record(_connection: Any, _cursor: Any, sql: str, *_rest: Any) -> None:
         statements.append(sql)
 
-    accounts = await tasks.lock(connection, 1)
+    accounts = await connection.run_sync(tasks.lock, 1)
     event.listen(connection.sync_connection, "before_cursor_execute", record)
-    await tasks.save(connection, accounts.values())
+    await connection.run_sync(tasks.save, accounts.values())
     (update,) = statements
     assert update.startswith("UPDATE task SET")
     assert "task_name" not in update

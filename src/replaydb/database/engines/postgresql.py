@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 import asyncpg
-from sqlalchemy import BigInteger, DateTime, func, select
+from sqlalchemy import BigInteger, Connection, DateTime, func, select
 from sqlalchemy import Sequence as DbSequence
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -109,7 +109,7 @@ class PostgresqlBackend:
     async def run(self, connection: AsyncConnection, work: Work[T], end: float) -> T:
         """Where everything runs: the driver lives in the event loop."""
         async with asyncio.timeout_at(end):
-            return await work(connection)
+            return await connection.run_sync(work)
 
     async def finish(
         self, connection: AsyncConnection, work: Work[T], end: float, hear_by: float
@@ -236,13 +236,13 @@ class PostgresqlBackend:
     async def check_integrity(self, connection: AsyncConnection) -> None:
         """Nothing to do: constraints stay on during DDL."""
 
-    async def now(self, connection: AsyncConnection) -> datetime:
+    def now(self, connection: Connection) -> datetime:
         """The server's: the clocks of its clients need not agree."""
-        return (await connection.execute(_NOW)).scalar_one()
+        return connection.execute(_NOW).scalar_one()
 
-    async def allocate_group_ids(self, connection: AsyncConnection, count: int) -> Sequence[int]:
+    def allocate_group_ids(self, connection: Connection, count: int) -> Sequence[int]:
         """From the sequence of the id column."""
-        ids = await connection.scalars(
+        ids = connection.scalars(
             select(_GROUP_IDS.next_value()).select_from(func.generate_series(1, count))
         )
         return ids.all()

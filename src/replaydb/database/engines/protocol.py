@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
+from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from replaydb.database.engines.signals import Signal
@@ -15,7 +16,12 @@ from replaydb.errors import ReplayDBError
 Durability = Literal["process", "full"]
 
 T = TypeVar("T")
-Work = Callable[[AsyncConnection], Coroutine[Any, Any, T]]
+#: Statements, and what is done with their rows; it waits for nothing but its connection.
+Work = Callable[[Connection], T]
+
+
+class LostRaceError(Exception):
+    """Raised by work that finds that others were quicker: it is to be run again."""
 
 
 class Backend(Protocol):
@@ -60,7 +66,7 @@ class Backend(Protocol):
         """
 
     async def run(self, connection: AsyncConnection, work: Work[T], end: float) -> T:
-        """Run what waits for this connection and for nothing else.
+        """Run work, in the thread that is best for it.
 
         Raises:
             TimeoutError: It was not done by `end`, a time of the event loop.
@@ -69,7 +75,7 @@ class Backend(Protocol):
     async def finish(
         self, connection: AsyncConnection, work: Work[T], end: float, hear_by: float
     ) -> T:
-        """The same, and commit."""
+        """Run work, and commit, in one go."""
 
     async def commit(self, connection: AsyncConnection, end: float, hear_by: float) -> None:
         """Commit; returns only if it was done, and raises an outage only if it was not.
@@ -110,8 +116,8 @@ class Backend(Protocol):
     async def check_integrity(self, connection: AsyncConnection) -> None:
         """Inside a migration's transaction: raise where rows refer to rows that are gone."""
 
-    async def now(self, connection: AsyncConnection) -> datetime:
+    def now(self, connection: Connection) -> datetime:
         """The time that leases and deadlines go by, the same for every client."""
 
-    async def allocate_group_ids(self, connection: AsyncConnection, count: int) -> Sequence[int]:
+    def allocate_group_ids(self, connection: Connection, count: int) -> Sequence[int]:
         """Ids for new groups, ascending, never given twice."""

@@ -126,16 +126,16 @@ class SqliteBackend:
     async def run(self, connection: AsyncConnection, work: Work[T], end: float) -> T:
         """All of it in the thread of the connection: a hop costs more than most statements."""
         driver: Any = (await connection.get_raw_connection()).driver_connection
-        return await cast("EagerConnection", driver).run(work(connection), end)
+        return await cast("EagerConnection", driver).run(connection.run_sync(work), end)
 
     async def finish(
         self, connection: AsyncConnection, work: Work[T], end: float, hear_by: float
     ) -> T:
         """COMMIT goes along too."""
 
-        async def whole(connection: AsyncConnection) -> T:
-            result = await work(connection)
-            await connection.commit()
+        def whole(connection: Connection) -> T:
+            result = work(connection)
+            connection.commit()
             return result
 
         return await self.run(connection, whole, end)
@@ -205,13 +205,13 @@ class SqliteBackend:
                 f"the first in table {broken[0][0]!r}"
             )
 
-    async def now(self, connection: AsyncConnection) -> datetime:
+    def now(self, connection: Connection) -> datetime:
         """This machine's: every client of the file is on it."""
         return datetime.now(UTC)
 
-    async def allocate_group_ids(self, connection: AsyncConnection, count: int) -> Sequence[int]:
+    def allocate_group_ids(self, connection: Connection, count: int) -> Sequence[int]:
         """AUTOINCREMENT's own counter, so an id is not given again after a delete."""
-        last = await connection.scalar(_LAST_GROUP_ID) or 0
+        last = connection.scalar(_LAST_GROUP_ID) or 0
         return range(last + 1, last + 1 + count)
 
     def _pragmas(self, *more: str) -> list[str]:

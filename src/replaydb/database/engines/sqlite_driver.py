@@ -78,8 +78,9 @@ class EagerConnection(aiosqlite.Connection):
     async def run(self, coroutine: Coroutine[Any, Any, T], end: float) -> T:
         """Run a coroutine that waits for nothing but this connection, all of it in its thread.
 
-        Its statements then need no hop at all. Who cancels, or whose time is up, waits until it
-        has stopped at its next statement: nobody may touch a connection that another thread uses.
+        Its statements then need no hop at all. Who cancels, or whose time is up, interrupts the
+        statement that runs and waits until the thread is out of it: nobody may touch a connection
+        that another thread uses.
 
         Raises:
             TimeoutError: It was stopped at `end`, a time of the event loop.
@@ -93,9 +94,11 @@ class EagerConnection(aiosqlite.Connection):
             raise
         if not running.done():
             await self._stop(running)
+            if running.exception() is not None:
+                raise TimeoutError
         try:
             return running.result()
-        except _StoppedError:
+        except _StoppedError:  # the database was cut off
             raise TimeoutError from None
 
     def stop(self) -> asyncio.Future[Any] | None:
@@ -115,7 +118,7 @@ class EagerConnection(aiosqlite.Connection):
         return _EagerCursor(self)
 
     async def _stop(self, running: asyncio.Future[Any]) -> None:
-        self._stopped = True
+        self.cut_off()
         while not running.done():
             with suppress(asyncio.CancelledError):
                 await asyncio.wait([running])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Self
 
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection
 
 from replaydb.database.repository.rows import inserted_id
 from replaydb.database.statements import buffers as statements
@@ -60,30 +60,28 @@ class RunRow:
     lineage: str | None
 
 
-async def find_or_add_run(
-    connection: AsyncConnection,
+def find_or_add_run(
+    connection: Connection,
     name: str,
     lineage: str | None,
     metadata: Mapping[str, Any],
     now: datetime,
 ) -> RunRow:
     """The run of this name, made if there is none."""
-    row = (await connection.execute(statements.find_run(name))).one_or_none()
+    row = connection.execute(statements.find_run(name)).one_or_none()
     if row is not None:
         return RunRow(row.id, row.lineage)
     values = {"name": name, "lineage": lineage, "started_at": now, "metadata": dict(metadata)}
-    return RunRow(await inserted_id(connection, statements.insert_run(), values), lineage)
+    return RunRow(inserted_id(connection, statements.insert_run(), values), lineage)
 
 
-async def find(connection: AsyncConnection, name: str) -> BufferRow | None:
+def find(connection: Connection, name: str) -> BufferRow | None:
     """The buffer of this name, if there is one."""
-    row = (await connection.execute(statements.find_buffer(name))).one_or_none()
+    row = connection.execute(statements.find_buffer(name)).one_or_none()
     return None if row is None else BufferRow.of(row)
 
 
-async def create(
-    connection: AsyncConnection, name: str, settings: BufferSettings, now: datetime
-) -> None:
+def create(connection: Connection, name: str, settings: BufferSettings, now: datetime) -> None:
     """A new, empty buffer at policy version 0."""
     values = {
         "name": name,
@@ -93,48 +91,46 @@ async def create(
         "limited_samples": 0,
         "created_at": now,
     }
-    await connection.execute(statements.insert_buffer(), values)
+    connection.execute(statements.insert_buffer(), values)
 
 
-async def state(
-    connection: AsyncConnection, buffer_id: int, name: str, *, lock: bool = False
-) -> BufferRow:
+def state(connection: Connection, buffer_id: int, name: str, *, lock: bool = False) -> BufferRow:
     """Policy version and settings as they are now.
 
     Raises:
         UnknownBufferError: The buffer was deleted.
     """
     statement = statements.lock_buffer if lock else statements.buffer_state
-    row = (await connection.execute(*statement(buffer_id))).one_or_none()
+    row = connection.execute(*statement(buffer_id)).one_or_none()
     if row is None:
         raise UnknownBufferError(name)
     return BufferRow.of(row)
 
 
-async def pin(connection: AsyncConnection, buffer_id: int) -> None:
+def pin(connection: Connection, buffer_id: int) -> None:
     """Let a snapshot begin, which it does with its first statement."""
-    await connection.execute(*statements.buffer_state(buffer_id))
+    connection.execute(*statements.buffer_state(buffer_id))
 
 
-async def save_limits(connection: AsyncConnection, state: BufferRow) -> None:
+def save_limits(connection: Connection, state: BufferRow) -> None:
     """Write back what a locked buffer's rate limit goes by; without a limit nothing is counted."""
     if state.settings.rate_limit is not None:
         values = {
             "limited_inserts": state.limited_inserts,
             "limited_samples": state.limited_samples,
         }
-        await connection.execute(statements.save_buffer(state.id), values)
+        connection.execute(statements.save_buffer(state.id), values)
 
 
-async def ensure_tasks(
-    connection: AsyncConnection, buffer_id: int, name: str, task_names: Collection[str]
+def ensure_tasks(
+    connection: Connection, buffer_id: int, name: str, task_names: Collection[str]
 ) -> None:
     """Make the tasks that the buffer has not seen. To be called before any task is locked."""
-    settings = (await state(connection, buffer_id, name, lock=True)).settings
-    seen = set((await connection.scalars(statements.task_names(buffer_id))).all())
+    settings = (state(connection, buffer_id, name, lock=True)).settings
+    seen = set(connection.scalars(statements.task_names(buffer_id)).all())
     missing = [task_name for task_name in task_names if task_name not in seen]
     if missing:
-        await connection.execute(
+        connection.execute(
             statements.insert_tasks(),
             [
                 {
@@ -160,15 +156,15 @@ async def ensure_tasks(
         )
 
 
-async def available(connection: AsyncConnection, buffer_id: int) -> dict[str, int]:
+def available(connection: Connection, buffer_id: int) -> dict[str, int]:
     """Groups of every task that can be drawn, or could be once upkeep has been done."""
-    rows = await connection.execute(statements.available(buffer_id))
+    rows = connection.execute(statements.available(buffer_id))
     return {row.task_name: row.num_available + row.num_leased + row.num_pending for row in rows}
 
 
-async def all_buffers(connection: AsyncConnection) -> list[BufferInfo]:
+def all_buffers(connection: Connection) -> list[BufferInfo]:
     """Every buffer, by name."""
-    rows = await connection.execute(statements.all_buffers())
+    rows = connection.execute(statements.all_buffers())
     return [
         BufferInfo(
             row.name,
@@ -181,7 +177,7 @@ async def all_buffers(connection: AsyncConnection) -> list[BufferInfo]:
     ]
 
 
-async def all_runs(connection: AsyncConnection) -> list[RunInfo]:
+def all_runs(connection: Connection) -> list[RunInfo]:
     """Every run, the oldest first."""
-    rows = await connection.execute(statements.all_runs())
+    rows = connection.execute(statements.all_runs())
     return [RunInfo(**row) for row in rows.mappings()]

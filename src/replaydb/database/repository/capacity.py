@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import assert_never
 
 from sqlalchemy import ColumnElement
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from replaydb.database.repository import groups, orders, transitions
+from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.tasks import TaskAccount
-from replaydb.database.repository.transitions import Accounts
 from replaydb.database.schema import IDLE, Damaged, group
 from replaydb.database.statements.draws import Order, Pool
 from replaydb.episodes import GroupStatus
 from replaydb.errors import BufferFullError, InvalidInputError
-from replaydb.settings import BufferSettings, Capacity
+from replaydb.settings import Capacity
 
 #: Victims are looked up this many at a time, at least.
 PAGE = 16
@@ -57,26 +56,7 @@ class Size:
         return self.groups > 0 or self.tokens > 0 or self.bytes > 0
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
-    """Where room is made, and by what rules.
-
-    Attributes:
-        connection: In whose transaction.
-        buffer_id: The buffer.
-        settings: Its settings.
-        now: The time, by the clock of the database.
-        news: What upkeep has done, for the log: level and text.
-    """
-
-    connection: AsyncConnection
-    buffer_id: int
-    settings: BufferSettings
-    now: datetime
-    news: list[tuple[int, str]]
-
-
-async def make_room(room: Room, accounts: Accounts, incoming: Mapping[str, Size]) -> None:
+def make_room(buffer: LockedBuffer, incoming: Mapping[str, Size]) -> None:
     """Evict what it takes for groups of some tasks, which can be drawn, to come in.
 
     The tasks must be locked; with a capacity of the whole buffer, all its tasks.
@@ -86,61 +66,64 @@ async def make_room(room: Room, accounts: Accounts, incoming: Mapping[str, Size]
         BufferFullError: Too much of what is stored is leased or still arriving.
     """
     for task_name, size in incoming.items():
-        limit = room.settings.capacity_of(task_name)
+        limit = buffer.settings.capacity_of(task_name)
         if limit is not None:
-            await _fit(room, [accounts[task_name]], size, limit, f"task {task_name!r}")
-    limit = room.settings.capacity
+            _fit(buffer, [buffer.accounts[task_name]], size, limit, f"task {task_name!r}")
+    limit = buffer.settings.capacity
     if limit is not None:
         everything = Size(
             sum(size.groups for size in incoming.values()),
             sum(size.tokens for size in incoming.values()),
             sum(size.bytes for size in incoming.values()),
         )
-        await _fit(room, list(accounts.values()), everything, limit, "the buffer")
+        _fit(buffer, list(buffer.accounts.values()), everything, limit, "the buffer")
 
 
-async def shed(room: Room, accounts: Accounts) -> None:
+def shed(buffer: LockedBuffer) -> None:
     """Evict what it takes after groups have come in that can not be drawn: such groups only.
 
     There was room for all others, so there are enough of these; the newest may be among them.
     """
-    await make_room(room, accounts, dict.fromkeys(accounts, Size()))
+    make_room(buffer, dict.fromkeys(buffer.accounts, Size()))
 
 
-async def evict_old(room: Room, accounts: Accounts) -> None:
+def evict_old(buffer: LockedBuffer) -> None:
     """Evict groups of locked tasks that have outlived `time_to_live`."""
-    if room.settings.time_to_live is None:
+    if buffer.settings.time_to_live is None:
         return
-    cutoff = room.now - timedelta(seconds=room.settings.time_to_live)
-    pools = _pools(room, accounts.values(), [*DEAD, *IDLE])
+    cutoff = buffer.now - timedelta(seconds=buffer.settings.time_to_live)
+    pools = _pools(buffer, buffer.accounts.values(), [*DEAD, *IDLE])
     stay, most = 0, PAGE
     while True:
-        rows = await orders.first_of_all(room.connection, pools, Order(group.id), most)
+        rows = orders.first_of_all(buffer.connection, pools, Order(group.id), most)
         known = [row for row in rows if not isinstance(row.created_at, Damaged)]
         old = [row.id for row in known if row.created_at < cutoff]
-        await _evict(room, accounts, old, "outlived time_to_live")
+        _evict(buffer, old, "outlived time_to_live")
         # Ids ascend with age, but for what was put while a clock was wrong. So the search ends
         # with a page that is all young, and in which nothing claims to be of the future.
-        young = {row.id for row in known if cutoff <= row.created_at <= room.now}
+        young = {row.id for row in known if cutoff <= row.created_at <= buffer.now}
         if len(rows) < most or all(row.id in young for row in rows[stay:]):
             return
         stay = len(rows) - len(old)
         most = PAGE + 2 * stay
 
 
-async def _fit(
-    room: Room, accounts: Sequence[TaskAccount], incoming: Size, limit: Capacity, where: str
+def _fit(
+    buffer: LockedBuffer,
+    accounts: Sequence[TaskAccount],
+    incoming: Size,
+    limit: Capacity,
+    where: str,
 ) -> None:
     if incoming.over(limit):
         raise InvalidInputError("groups", f"no more at once than {limit} of {where}", incoming)
     while excess := _total(accounts, incoming).over(limit):
-        victims = await _victims(room, accounts, excess)
+        victims = _victims(buffer, accounts, excess)
         if not victims:
             raise BufferFullError(
                 f"no room in {where}: all that is stored is leased or still arriving ({limit})"
             )
-        by_name = {account.task_name: account for account in accounts}
-        await _evict(room, by_name, victims, f"evicted: {room.settings.eviction}")
+        _evict(buffer, victims, f"evicted: {buffer.settings.eviction}")
 
 
 def _total(accounts: Iterable[TaskAccount], incoming: Size) -> Size:
@@ -152,16 +135,16 @@ def _total(accounts: Iterable[TaskAccount], incoming: Size) -> Size:
     )
 
 
-async def _victims(room: Room, accounts: Sequence[TaskAccount], excess: Size) -> list[int]:
+def _victims(buffer: LockedBuffer, accounts: Sequence[TaskAccount], excess: Size) -> list[int]:
     """The next groups to go, no more than the excess takes; several calls may be needed."""
     limit = max(PAGE, excess.groups)
-    rows = await orders.first_of_all(
-        room.connection, _pools(room, accounts, DEAD), Order(group.id), limit
+    rows = orders.first_of_all(
+        buffer.connection, _pools(buffer, accounts, DEAD), Order(group.id), limit
     )
     if not rows:
-        pools = _pools(room, accounts, IDLE)
-        order, eligible = await _by_eviction(room, pools)
-        rows = await orders.first_of_all(room.connection, pools, order, limit, eligible)
+        pools = _pools(buffer, accounts, IDLE)
+        order, eligible = _by_eviction(buffer, pools)
+        rows = orders.first_of_all(buffer.connection, pools, order, limit, eligible)
     freed, chosen = Size(), []
     for row in rows:
         chosen.append(row.id)
@@ -175,11 +158,11 @@ async def _victims(room: Room, accounts: Sequence[TaskAccount], excess: Size) ->
     return chosen
 
 
-async def _by_eviction(
-    room: Room, pools: Sequence[Pool]
+def _by_eviction(
+    buffer: LockedBuffer, pools: Sequence[Pool]
 ) -> tuple[Order, ColumnElement[bool] | None]:
     """Order of the victims, and which groups it covers."""
-    match room.settings.eviction:
+    match buffer.settings.eviction:
         case "oldest":
             return Order(group.id), None
         case "stalest":
@@ -192,25 +175,23 @@ async def _by_eviction(
             # An index read backwards would give the newest among equals; one value of it, read
             # forwards, gives the oldest.
             order = Order(group.times_sampled, descending=True)
-            most = await orders.first_of_all(room.connection, pools, order, 1)
+            most = orders.first_of_all(buffer.connection, pools, order, 1)
             return Order(group.id), group.times_sampled == (most[0].key if most else 0)
         case _:
-            assert_never(room.settings.eviction)
+            assert_never(buffer.settings.eviction)
 
 
 def _pools(
-    room: Room, accounts: Iterable[TaskAccount], statuses: Iterable[GroupStatus]
+    buffer: LockedBuffer, accounts: Iterable[TaskAccount], statuses: Iterable[GroupStatus]
 ) -> list[Pool]:
     return [
-        Pool(room.buffer_id, account.task_name, status.value)
+        Pool(buffer.id, account.task_name, status.value)
         for account in accounts
         for status in statuses
     ]
 
 
-async def _evict(room: Room, accounts: Accounts, ids: Sequence[int], reason: str) -> None:
+def _evict(buffer: LockedBuffer, ids: Sequence[int], reason: str) -> None:
     if ids:
-        rows = await groups.scalars(room.connection, room.buffer_id, ids)
-        await transitions.retire(
-            room.connection, accounts, room.settings, rows, reason, room.now, keep_payload=False
-        )
+        rows = groups.scalars(buffer.connection, buffer.id, ids)
+        transitions.retire(buffer, rows, reason, keep_payload=False)

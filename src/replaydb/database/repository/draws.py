@@ -5,18 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import ColumnElement
-from sqlalchemy.ext.asyncio import AsyncConnection
 
-from replaydb.database.engines.protocol import Backend
 from replaydb.database.prepared import execute_many
 from replaydb.database.repository import (
-    buffers,
     groups,
     leases,
     limits,
@@ -24,9 +20,7 @@ from replaydb.database.repository import (
     orders,
     tasks,
     transitions,
-    upkeep,
 )
-from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.candidates import (
     Candidates,
     batch_of,
@@ -35,8 +29,7 @@ from replaydb.database.repository.candidates import (
     rates,
     waits,
 )
-from replaydb.database.repository.capacity import Room
-from replaydb.database.repository.locking import Scope
+from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.portions import Drawn, DrawRequest, Portion
 from replaydb.database.repository.tasks import GroupSums, TaskAccount, waiting
 from replaydb.database.statements import draws as statements
@@ -45,7 +38,6 @@ from replaydb.database.statements.groups import selection
 from replaydb.episodes import GroupStatus
 from replaydb.errors import NotEnoughGroupsError
 from replaydb.results import DrawOutcome
-from replaydb.settings import BufferSettings
 
 #: A walk along a clock gives way to one scan of the eligible groups once it has passed this many
 #: rows for every group wanted (so that fewer than about one in ten is eligible), and some.
@@ -56,88 +48,66 @@ WALK_AT_LEAST = 200
 LONGEST_WALK = 2.0**-6 * tasks.LATEST
 
 
-async def draw(
-    connection: AsyncConnection, backend: Backend, scope: Scope, request: DrawRequest
-) -> Drawn:
-    """Take groups, count them and give them new arrivals, in the caller's transaction.
+def draw(buffer: LockedBuffer, request: DrawRequest) -> Drawn:
+    """Take groups of locked tasks, count them and give them new arrivals.
 
     Raises:
-        NotEnoughGroupsError: The transaction is to be rolled back; so for the next.
+        NotEnoughGroupsError: There are fewer; what was done is to be rolled back.
         RateLimitedError: The buffer's rate limit does not let so many out now.
     """
-    state, accounts = await scope.lock(connection, request.tasks)
-    # Not before: draws that wait for each other happen in this order.
-    now = await backend.now(connection)
-    room = Room(connection, scope.buffer_id, state.settings, now, scope.news)
-    await upkeep.sweep(room, accounts)
-    limits.check_draw(state, accounts, request.count)
+    limits.check_draw(buffer, request.count)
     lease_id = None
     if request.lease is not None:
-        lease_id = await leases.create(
-            connection, scope.buffer_id, request.lease.owner, now, request.lease.ttl
-        )
-    drawing = _Drawing(connection, scope, state, accounts, request, lease_id, now)
+        lease_id = leases.create(buffer, request.lease.owner, request.lease.ttl)
+    drawing = _Drawing(buffer, request, lease_id)
     parts = []
     for portion in request.portions:
-        parts.append(await drawing.take(portion))
+        parts.append(drawing.take(portion))
         drawing.taken.extend(parts[-1].ids)
     if not drawing.taken:
         raise NotEnoughGroupsError(request.count, 0)
     drawn = replace(Drawn.together(parts), lease_id=lease_id)
-    if backend.has_one_connection:  # before what is archived loses its payload
-        drawn = replace(drawn, stored=await groups.stored(connection, drawn.ids, drawn.ids))
-    retired = await drawing.retire()
-    state.limited_samples += len(drawing.taken)
-    await buffers.save_limits(connection, state)
-    await tasks.save(connection, accounts.values())
-    drawn = replace(drawn, rows=await groups.facts(connection, scope.buffer_id, drawn.ids))
-    if state.settings.record_draws:
-        drawn = replace(drawn, draw_id=await drawing.record(drawn))
-    if state.settings.on_evict == "delete":
-        await transitions.erase(connection, retired)  # the snapshot of the payloads has them yet
+    stored = None
+    if buffer.scope.backend.has_one_connection:  # before what is archived loses its payload
+        stored = groups.fetch(buffer.connection, buffer.id, drawn.ids)
+    retired = drawing.retire()
+    buffer.row.limited_samples += len(drawing.taken)
+    rows = groups.facts(buffer.connection, buffer.id, drawn.ids)
+    drawn = replace(drawn, rows=rows, stored=stored and stored._replace(groups=rows))
+    if buffer.settings.record_draws:
+        drawn = replace(drawn, draw_id=drawing.record(drawn))
+    if buffer.settings.on_evict == "delete":
+        transitions.erase(buffer, retired)  # the snapshot of the payloads has them yet
     return drawn
 
 
 class _Drawing:
     """One draw under way: reading candidates, choosing among them, and settling the choice."""
 
-    def __init__(
-        self,
-        connection: AsyncConnection,
-        scope: Scope,
-        state: BufferRow,
-        accounts: dict[str, TaskAccount],
-        request: DrawRequest,
-        lease_id: int | None,
-        now: datetime,
-    ) -> None:
-        self._connection = connection
-        self._scope = scope
-        self._settings: BufferSettings = state.settings
-        self._policy_version = state.policy_version
-        self._accounts = accounts
+    def __init__(self, buffer: LockedBuffer, request: DrawRequest, lease_id: int | None) -> None:
+        self._buffer = buffer
+        self._connection = buffer.connection
         self._request = request
         self._lease_id = lease_id
-        self._now = now
         self.taken: list[int] = []
 
-    async def take(self, portion: Portion) -> Drawn:
+    def take(self, portion: Portion) -> Drawn:
         """The first eligible groups of a portion, over all its tasks."""
         order = statements.order_of(portion.policy)
         accounts = [
             account
-            for name, account in self._accounts.items()
+            for name, account in self._buffer.accounts.items()
             if portion.tasks is None or name in portion.tasks
         ]
         for account in accounts:
-            await tasks.sum_anew_if_rounded(self._connection, account)
+            tasks.sum_anew_if_rounded(self._connection, account)
         if order.clock is not None:
             # Among the arrivals of other tasks a clock may be too late that is not for its own.
             rate = sum(account.rate(order.clock) for account in accounts)
             for account in accounts:
-                await tasks.set_back_if_late(self._connection, account, order.clock, rate)
+                tasks.set_back_if_late(self._connection, account, order.clock, rate)
         candidates = [
-            await self._candidates(portion, order, account, status)
+            self._candidates(portion, order, account, status)
             for account in accounts
             for status in self._request.statuses
             if status is not GroupStatus.COMPLETED or account.num_available
@@ -154,17 +124,17 @@ class _Drawing:
         for one in candidates:
             start, end = end, end + len(one.ids)
             mine = chosen[(chosen >= start) & (chosen < end)] - start
-            await self._settle(order, one, mine, elapsed)
+            self._settle(order, one, mine, elapsed)
         return drawn
 
-    async def record(self, drawn: Drawn) -> int:
+    def record(self, drawn: Drawn) -> int:
         """Enter the draw in the lineage. Returns its id there."""
         facts = {
-            "buffer_id": self._scope.buffer_id,
-            "run_id": self._scope.run.id,
+            "buffer_id": self._buffer.id,
+            "run_id": self._buffer.scope.run.id,
             "step": self._request.step,
             "policy": self._request.policy,
-            "created_at": self._now,
+            "created_at": self._buffer.now,
         }
         columns = ("group_id", "probability", "weight", "staleness", "times_replaced")
         replaced = {row["id"]: row["times_replaced"] for row in drawn.rows}
@@ -178,45 +148,44 @@ class _Drawing:
         outcome = DrawOutcome.SAMPLED if self._lease_id is None else DrawOutcome.LEASED
         common = {"outcome": outcome.value}
         rows = [common | dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]
-        return await lineage.record(self._connection, facts, rows)
+        return lineage.record(self._connection, facts, rows)
 
-    async def retire(self) -> list[int]:
+    def retire(self) -> list[int]:
         """Archive what has been drawn as often as it may be; what is leased waits for its ack."""
-        limit = self._settings.draw_limit
+        settings = self._buffer.settings
+        limit = settings.draw_limit
         if limit is None or self._lease_id is not None:
             return []
-        rows = await groups.scalars(self._connection, self._scope.buffer_id, self.taken)
+        rows = groups.scalars(self._connection, self._buffer.id, self.taken)
         done = [row for row in rows if row.times_sampled >= limit]
-        keep = self._settings.archived_payload == "keep" or self._settings.on_evict == "delete"
+        keep = settings.archived_payload == "keep" or settings.on_evict == "delete"
         reason = f"sampled {limit} times"
-        await transitions.archive(
-            self._connection, self._accounts, done, reason, self._now, keep_payload=keep
-        )
+        transitions.archive(self._buffer, done, reason, keep_payload=keep)
         return [row.id for row in done]
 
     def _pool(self, account: TaskAccount, status: GroupStatus) -> Pool:
-        return Pool(self._scope.buffer_id, account.task_name, status.value)
+        return Pool(self._buffer.id, account.task_name, status.value)
 
-    async def _candidates(
+    def _candidates(
         self, portion: Portion, order: Order, account: TaskAccount, status: GroupStatus
     ) -> Candidates:
         eligible = portion.eligible
         if self.taken:
-            others = ~selection(self._scope.buffer_id, ids=self.taken)
+            others = ~selection(self._buffer.id, ids=self.taken)
             eligible = others if eligible is None else eligible & others
         pool = self._pool(account, status)
         if order.clock is None:
-            rows = await orders.first(self._connection, pool, order, portion.count, eligible)
+            rows = orders.first(self._connection, pool, order, portion.count, eligible)
             keys = np.array([orders.sort_key(order, row) for row in rows], np.float64)
             return Candidates.of(account, status, rows, keys)
         if status is GroupStatus.COMPLETED:
-            walked = await self._walk(pool, order, account, portion.count, eligible)
+            walked = self._walk(pool, order, account, portion.count, eligible)
             if walked is not None:
                 return walked
         # Other statuses keep no arrivals.
-        return await self._scan(pool, order, account, eligible)
+        return self._scan(pool, order, account, eligible)
 
-    async def _walk(
+    def _walk(
         self,
         pool: Pool,
         order: Order,
@@ -238,14 +207,14 @@ class _Drawing:
         while found < count:
             after = (rows[-1].key, rows[-1].id) if rows else None
             statement = statements.arrivals(pool, order, page, eligible, after)
-            more = (await self._connection.execute(*statement)).all()
+            more = self._connection.execute(*statement).all()
             rows.extend(more)
             # What never arrives is not late: it comes when nothing else is left.
             late = [row for row in more if horizon < row.key - time < math.inf]
             found += sum(row.eligible for row in more) - sum(row.eligible for row in late)
             at_end = len(more) < page
             if found < count and (late or (len(rows) >= longest and not at_end)):
-                await self._give_up(order, account, rows, horizon)
+                self._give_up(order, account, rows, horizon)
                 return None
             if at_end:
                 break
@@ -260,7 +229,7 @@ class _Drawing:
             walked=order.clock,
         )
 
-    async def _give_up(
+    def _give_up(
         self, order: Order, account: TaskAccount, rows: Sequence[Any], horizon: float
     ) -> None:
         """End a walk. Why it ends says something about the arrivals it saw: none may stay.
@@ -277,9 +246,9 @@ class _Drawing:
             walked=order.clock,
         )
         elapsed = min(elapsed_until([passed], np.arange(len(rows))), horizon)
-        await self._settle(order, passed, np.zeros(0, np.int64), elapsed)
+        self._settle(order, passed, np.zeros(0, np.int64), elapsed)
 
-    async def _scan(
+    def _scan(
         self,
         pool: Pool,
         order: Order,
@@ -288,13 +257,13 @@ class _Drawing:
     ) -> Candidates:
         """Every eligible group of a pool, with arrivals made for this draw alone."""
         statement = statements.all_eligible(pool, eligible)
-        rows = (await self._connection.execute(*statement)).all()
+        rows = self._connection.execute(*statement).all()
         weights = np.array([row.weight for row in rows], np.float64)
-        variates = account.exponentials(self._settings, len(rows))
+        variates = account.exponentials(self._buffer.settings, len(rows))
         keys = waiting(variates, rates(order.clock, weights))
         return Candidates.of(account, GroupStatus(pool.status), rows, keys)
 
-    async def _settle(
+    def _settle(
         self, order: Order, one: Candidates, chosen: NDArray[np.int64], elapsed: float
     ) -> None:
         """Count what was chosen of a pool; move its clock, and whoever that clock has passed."""
@@ -302,32 +271,32 @@ class _Drawing:
         account.num_sampled += len(chosen)
         ids = one.ids[chosen].tolist()
         if self._lease_id is not None and ids:
-            version = self._policy_version
-            await self._connection.execute(
-                *statements.mark_leased(ids, self._lease_id, self._now, version)
+            version = self._buffer.row.policy_version
+            self._connection.execute(
+                *statements.mark_leased(ids, self._lease_id, self._buffer.now, version)
             )
             sums = GroupSums(len(ids), float(one.weights[chosen].sum()), 0, 0)
             # The sizes stay: what is leased is stored like what can be drawn.
             account.move(one.status, GroupStatus.LEASED, sums)
         elif one.walked is None and ids:
-            await self._connection.execute(*statements.mark_sampled(ids, self._now))
+            self._connection.execute(*statements.mark_sampled(ids, self._buffer.now))
         if one.walked is None:
             return
 
         account.advance_clock(one.walked, elapsed)
-        await tasks.set_back_if_late(self._connection, account, one.walked)
+        tasks.set_back_if_late(self._connection, account, one.walked)
         passed = np.flatnonzero(~one.eligible & (one.keys <= elapsed))
         # What is leased gets its next arrival when it comes back.
         again = passed if self._lease_id is not None else np.concatenate([chosen, passed])
-        variates = account.exponentials(self._settings, len(again))
+        variates = account.exponentials(self._buffer.settings, len(again))
         arrivals = account.time(one.walked) + waiting(
             variates, rates(one.walked, one.weights[again])
         )
         changes = [
-            {"group_id": group_id, "arrival": arrival, "now": self._now}
+            {"group_id": group_id, "arrival": arrival, "now": self._buffer.now}
             for group_id, arrival in zip(one.ids[again].tolist(), arrivals.tolist(), strict=True)
         ]
         counted = changes[: len(again) - len(passed)]
         skipped = changes[len(counted) :]
-        await execute_many(self._connection, statements.mark_sampled_and_rekey(order), counted)
-        await execute_many(self._connection, statements.rekey(order), skipped)
+        execute_many(self._connection, statements.mark_sampled_and_rekey(order), counted)
+        execute_many(self._connection, statements.rekey(order), skipped)

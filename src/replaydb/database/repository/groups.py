@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from sqlalchemy import ColumnElement
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import ColumnElement, Connection
 
-from replaydb.database import filters, records
+from replaydb.database import filters
 from replaydb.database.prepared import execute_many
-from replaydb.database.records import PUTTABLE, Decoded, Facts
+from replaydb.database.records import PUTTABLE, Facts, Stored
 from replaydb.database.repository import buffers, tasks
 from replaydb.database.repository.buffers import BufferRow
-from replaydb.database.repository.tasks import TaskAccount, waiting
+from replaydb.database.repository.locked import LockedBuffer
+from replaydb.database.repository.tasks import waiting
 from replaydb.database.schema import group
 from replaydb.database.statements import buffers as buffer_statements
 from replaydb.database.statements import groups as statements
 from replaydb.episodes import GroupStatus
 from replaydb.results import BufferStats, GroupTotals, TaskCounters
-from replaydb.settings import BufferSettings
-
-#: Payloads larger than this together are decoded in a thread: checksums and copies of megabytes
-#: would hold up the event loop.
-DECODE_INLINE_BYTES = 256 << 10
 
 
-async def stats(connection: AsyncConnection, buffer_id: int, name: str) -> BufferStats:
+def stats(connection: Connection, buffer_id: int, name: str) -> BufferStats:
     """Everything countable about a buffer."""
-    state = await buffers.state(connection, buffer_id, name)
-    counters = await connection.execute(buffer_statements.task_counters(buffer_id))
-    found = await connection.execute(statements.totals(buffer_id))
+    state = buffers.state(connection, buffer_id, name)
+    counters = connection.execute(buffer_statements.task_counters(buffer_id))
+    found = connection.execute(statements.totals(buffer_id))
     totals = []
     for row in found.mappings():
         facts = dict(row)
@@ -53,30 +47,28 @@ async def stats(connection: AsyncConnection, buffer_id: int, name: str) -> Buffe
     )
 
 
-async def count(connection: AsyncConnection, condition: ColumnElement[bool]) -> int:
+def count(connection: Connection, condition: ColumnElement[bool]) -> int:
     """How many groups meet a condition."""
-    return (await connection.execute(statements.count(condition))).scalar_one()
+    return connection.execute(statements.count(condition)).scalar_one()
 
-
-_ARCHIVED = GroupStatus.ARCHIVED.value
 
 #: Groups that can be put elsewhere.
 COPYABLE = group.group_status.in_(sorted(PUTTABLE))
 
 
-async def ids(connection: AsyncConnection, condition: ColumnElement[bool]) -> Sequence[int]:
+def ids(connection: Connection, condition: ColumnElement[bool]) -> Sequence[int]:
     """Ids of the groups that meet a condition."""
-    return (await connection.scalars(statements.ids(condition))).all()
+    return connection.scalars(statements.ids(condition)).all()
 
 
-async def scalars(connection: AsyncConnection, buffer_id: int, ids: Sequence[int]) -> Sequence[Any]:
+def scalars(connection: Connection, buffer_id: int, ids: Sequence[int]) -> Sequence[Any]:
     """What scheduling needs to know of groups. Ids that are not in the buffer are left out."""
-    rows: Sequence[Any] = (await connection.execute(*statements.scalars_of(buffer_id, ids))).all()
+    rows: Sequence[Any] = connection.execute(*statements.scalars_of(buffer_id, ids)).all()
     return rows
 
 
-async def count_ahead(
-    connection: AsyncConnection,
+def count_ahead(
+    connection: Connection,
     state: BufferRow,
     tasks: frozenset[str] | None,
     runs: frozenset[str] | None,
@@ -89,50 +81,37 @@ async def count_ahead(
         else filters.of_runs(sorted(runs))
     )
     statement = statements.count_ahead(state.id, tasks, putters, max_staleness)
-    return (await connection.execute(statement)).scalar_one()
+    return connection.execute(statement).scalar_one()
 
 
-async def facts(connection: AsyncConnection, buffer_id: int, ids: Sequence[int]) -> Sequence[Facts]:
+def facts(connection: Connection, buffer_id: int, ids: Sequence[int]) -> Sequence[Facts]:
     """Rows of groups, without payloads. Ids that are not in the buffer are left out."""
-    return list((await connection.execute(*statements.facts(buffer_id, ids))).mappings())
+    return connection.execute(*statements.facts(buffer_id, ids)).mappings().all()
 
 
-async def with_payloads(connection: AsyncConnection, rows: Sequence[Facts]) -> Decoded:
-    """Groups with their episodes, from their rows."""
+def stored(connection: Connection, rows: Sequence[Facts]) -> Stored:
+    """Everything that is stored of groups, from their rows."""
     # A draw that archives a group may have dropped its text, which the snapshot still has.
-    spoken = [row for row in rows if row["has_transcript"] or row["group_status"] == _ARCHIVED]
-    ids, with_text = [row["id"] for row in rows], [row["id"] for row in spoken]
-    return await decoded(rows, *await stored(connection, ids, with_text))
+    spoken = [
+        row["id"]
+        for row in rows
+        if row["has_transcript"] or row["group_status"] == GroupStatus.ARCHIVED.value
+    ]
+    ids = [row["id"] for row in rows]
+    parts = connection.execute(*statements.payloads(ids)).mappings().all()
+    texts: Sequence[Facts] = ()
+    if spoken:
+        texts = connection.execute(*statements.transcripts(spoken)).mappings().all()
+    return Stored(rows, parts, texts)
 
 
-async def stored(
-    connection: AsyncConnection, ids: Sequence[int], with_text: Sequence[int]
-) -> tuple[Sequence[Facts], Sequence[Facts]]:
-    """Payloads of groups, and texts of some of them."""
-    parts = (await connection.execute(*statements.payloads(ids))).mappings().all()
-    if not with_text:
-        return parts, ()
-    return parts, (await connection.execute(*statements.transcripts(with_text))).mappings().all()
+def fetch(connection: Connection, buffer_id: int, ids: Sequence[int]) -> Stored:
+    """The same of groups by their ids. Those that are not in the buffer are left out."""
+    return stored(connection, facts(connection, buffer_id, ids))
 
 
-async def decoded(rows: Sequence[Facts], parts: Sequence[Facts], texts: Sequence[Facts]) -> Decoded:
-    """Groups from what is stored of them; in a thread if it is large."""
-    if sum(row["num_bytes"] for row in rows) > DECODE_INLINE_BYTES:
-        return await asyncio.to_thread(records.from_rows, rows, parts, texts)
-    return records.from_rows(rows, parts, texts)
-
-
-async def fetch(connection: AsyncConnection, buffer_id: int, ids: Sequence[int]) -> Decoded:
-    """Groups with their episodes. Ids that are not in the buffer are left out."""
-    return await with_payloads(connection, await facts(connection, buffer_id, ids))
-
-
-async def update_priorities(
-    connection: AsyncConnection,
-    accounts: Mapping[str, TaskAccount],
-    settings: BufferSettings,
-    rows: Sequence[Any],
-    priorities: Mapping[int, float],
+def update_priorities(
+    buffer: LockedBuffer, rows: Sequence[Any], priorities: Mapping[int, float]
 ) -> int:
     """Give groups of locked tasks, by their scalars, new priorities and, with them, new arrivals.
 
@@ -141,18 +120,19 @@ async def update_priorities(
     """
     by_task: dict[str, list[Any]] = {}
     for row in rows:
-        if row.task_name in accounts:  # a task made since is not locked
-            by_task.setdefault(row.task_name, []).append(row)
+        by_task.setdefault(row.task_name, []).append(row)
     changes = []
     for task_name, mine in by_task.items():
-        account = accounts[task_name]
-        weights = np.array([settings.weight(priorities[row.id]) for row in mine])
+        account = buffer.accounts[task_name]
+        weights = np.array([buffer.settings.weight(priorities[row.id]) for row in mine])
         for row, weight in zip(mine, weights.tolist(), strict=True):
             if row.group_status == GroupStatus.COMPLETED.value:
                 account.add_weight(-row.weight)
                 account.add_weight(weight)
-        await tasks.set_back_if_late(connection, account, "priority")
-        keys = account.priority_clock + waiting(account.exponentials(settings, len(mine)), weights)
+        tasks.set_back_if_late(buffer.connection, account, "priority")
+        keys = account.priority_clock + waiting(
+            account.exponentials(buffer.settings, len(mine)), weights
+        )
         for row, weight, key in zip(mine, weights.tolist(), keys.tolist(), strict=True):
             changes.append(
                 {
@@ -162,5 +142,5 @@ async def update_priorities(
                     "priority_key": key,
                 }
             )
-    await execute_many(connection, statements.change(), changes)
+    execute_many(buffer.connection, statements.change(), changes)
     return len(changes)

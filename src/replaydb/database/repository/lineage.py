@@ -3,56 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import ColumnElement, Connection
 
 from replaydb.database.prepared import execute_many
+from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.rows import inserted_id
 from replaydb.database.statements import lineage as statements
 from replaydb.results import DrawInfo, DrawOutcome, PromptInfo
 
 
-async def record(
-    connection: AsyncConnection, facts: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]
+def record(
+    connection: Connection, facts: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]
 ) -> int:
     """Enter a draw: columns of `draw`, and of `draw_group` in order. Returns its id."""
-    draw_id = await inserted_id(connection, statements.insert_draw(), dict(facts))
+    draw_id = inserted_id(connection, statements.insert_draw(), dict(facts))
     rows = [
         {"draw_id": draw_id, "position": position, **group} for position, group in enumerate(groups)
     ]
-    await execute_many(connection, statements.insert_draw_groups(), rows)
+    execute_many(connection, statements.insert_draw_groups(), rows)
     return draw_id
 
 
-async def settle(
-    connection: AsyncConnection,
-    ids: Sequence[int],
-    outcome: DrawOutcome,
-    reason: str | None,
-    now: datetime,
+def settle(
+    buffer: LockedBuffer, ids: Sequence[int], outcome: DrawOutcome, reason: str | None
 ) -> None:
     """Enter what became of groups that were leased until now."""
     if ids:
-        await connection.execute(*statements.settle(ids, outcome.value, reason, now))
+        settled = statements.settle(ids, outcome.value, reason, buffer.now)
+        buffer.connection.execute(*settled)
 
 
-async def lose(
-    connection: AsyncConnection, draw_id: int, damaged: Mapping[int, str], now: datetime
-) -> None:
+def lose(buffer: LockedBuffer, draw_id: int, damaged: Mapping[int, str]) -> None:
     """Enter which groups of a draw could not be read, and why."""
     for reason in sorted(set(damaged.values())):
         ids = [one for one, why in damaged.items() if why == reason]
-        await connection.execute(statements.lose_drawn(draw_id, ids, reason, now))
+        buffer.connection.execute(statements.lose_drawn(draw_id, ids, reason, buffer.now))
 
 
-async def draws(connection: AsyncConnection, buffer_id: int, **which: Any) -> list[DrawInfo]:
+def draws(connection: Connection, buffer_id: int, **which: Any) -> list[DrawInfo]:
     """Draws of a buffer, the newest first; `which` as `statements.lineage.draws` takes it."""
-    found = (await connection.execute(statements.draws(buffer_id, **which))).all()
+    found = connection.execute(statements.draws(buffer_id, **which)).all()
     members: dict[int, list[Any]] = {row.id: [] for row in found}
-    for row in await connection.execute(statements.drawn_groups(list(members))):
+    for row in connection.execute(statements.drawn_groups(list(members))):
         members[row.draw_id].append(row)
     return [
         DrawInfo(
@@ -77,9 +71,9 @@ async def draws(connection: AsyncConnection, buffer_id: int, **which: Any) -> li
     ]
 
 
-async def find_draw(connection: AsyncConnection, buffer_id: int, draw_id: int) -> DrawInfo | None:
+def find_draw(connection: Connection, buffer_id: int, draw_id: int) -> DrawInfo | None:
     """One draw of a buffer."""
-    found = await draws(
+    found = draws(
         connection,
         buffer_id,
         draw_id=draw_id,
@@ -92,24 +86,22 @@ async def find_draw(connection: AsyncConnection, buffer_id: int, draw_id: int) -
     return found[0] if found else None
 
 
-async def cursor(connection: AsyncConnection, buffer_id: int, name: str) -> Any:
+def cursor(connection: Connection, buffer_id: int, name: str) -> Any:
     """Value of a cursor; None where there is none."""
-    return await connection.scalar(statements.find_cursor(buffer_id, name))
+    return connection.scalar(statements.find_cursor(buffer_id, name))
 
 
-async def set_cursors(
-    connection: AsyncConnection, buffer_id: int, cursors: Mapping[str, Any], now: datetime
-) -> None:
+def set_cursors(buffer: LockedBuffer, cursors: Mapping[str, Any]) -> None:
     """Write cursors; of two clients that make the same one, the loser of the race runs again."""
     for name, value in sorted(cursors.items()):  # in one order, so that nobody deadlocks
-        values = {"value": value, "updated_at": now}
-        changed = await connection.execute(statements.update_cursor(buffer_id, name), values)
+        values = {"value": value, "updated_at": buffer.now}
+        changed = buffer.connection.execute(statements.update_cursor(buffer.id, name), values)
         if changed.rowcount == 0:
-            row = {"buffer_id": buffer_id, "name": name, **values}
-            await connection.execute(statements.insert_cursor(), row)
+            row = {"buffer_id": buffer.id, "name": name, **values}
+            buffer.connection.execute(statements.insert_cursor(), row)
 
 
-async def prompts(connection: AsyncConnection, condition: ColumnElement[bool]) -> list[PromptInfo]:
+def prompts(connection: Connection, condition: ColumnElement[bool]) -> list[PromptInfo]:
     """What became of every prompt."""
-    rows = await connection.execute(statements.prompts(condition))
+    rows = connection.execute(statements.prompts(condition))
     return [PromptInfo(**row) for row in rows.mappings()]

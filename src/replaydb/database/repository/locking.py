@@ -1,83 +1,83 @@
-"""The right to change groups: locks, in the one order that everybody takes them in."""
+"""The right to change groups: locks, in the one order that everybody takes them in.
+
+The buffer comes first, then its tasks by id, then groups. Whoever is in one of these blocks may
+change groups of the locked tasks and the accounts of those; when it ends, the accounts that have
+changed are written back.
+"""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection
 
-from replaydb.database.repository import buffers, tasks
-from replaydb.database.repository.buffers import BufferRow, RunRow
+from replaydb.database.engines.protocol import LostRaceError
+from replaydb.database.repository import buffers, tasks, upkeep
+from replaydb.database.repository.buffers import BufferRow
+from replaydb.database.repository.locked import LockedBuffer, Scope
 from replaydb.database.repository.tasks import TaskAccount
-from replaydb.settings import BufferSettings
-
-logger = logging.getLogger(__name__)
 
 
-class SettingsChangedError(Exception):
-    """Another process changed settings that decide what must be locked: begin again."""
+@contextmanager
+def tasks_locked(
+    connection: Connection, scope: Scope, names: Collection[str] | None
+) -> Iterator[LockedBuffer]:
+    """Lock some or all tasks, or the whole buffer where its settings ask for that.
 
+    What time has brought about in them is done first: leases, deadlines, time to live. Tasks
+    that do not exist are left out.
 
-@dataclass(frozen=True, slots=True)
-class Scope:
-    """Where a call works.
-
-    Attributes:
-        buffer_id: The buffer.
-        buffer_name: Its name.
-        run: The run that calls.
-        settings: The buffer's settings as this process last saw them.
-        saw: Told of the buffer whenever it is read.
-        news: What upkeep has done, for the log: level and text.
+    Raises:
+        LostRaceError: The settings ask for other locks than were taken.
     """
+    seen = scope.row.settings
+    if seen.is_exclusive:
+        # The buffer first: whoever makes a task locks it too, so there is none to miss.
+        row = buffers.state(connection, scope.buffer_id, scope.buffer_name, lock=True)
+        accounts = tasks.lock(connection, scope.buffer_id)
+    else:
+        accounts = tasks.lock(connection, scope.buffer_id, names)
+        # Read after the locks are held: nobody can advance the policy now.
+        row = buffers.state(connection, scope.buffer_id, scope.buffer_name)
+    scope.row = row
+    if (row.settings.is_exclusive, row.settings.is_limited) != (seen.is_exclusive, seen.is_limited):
+        raise LostRaceError("settings that decide what must be locked were changed")
+    with _entered(connection, scope, row, accounts) as buffer:
+        upkeep.sweep(buffer)
+        yield buffer
 
-    buffer_id: int
-    buffer_name: str
-    run: RunRow
-    settings: BufferSettings
-    saw: Callable[[BufferRow], None]
-    news: list[tuple[int, str]] = field(default_factory=list)
 
-    async def lock(
-        self, connection: AsyncConnection, names: Collection[str] | None
-    ) -> tuple[BufferRow, dict[str, TaskAccount]]:
-        """Lock some or all tasks, or the whole buffer where its settings ask for that.
+@contextmanager
+def buffer_locked(connection: Connection, scope: Scope) -> Iterator[LockedBuffer]:
+    """Lock the buffer and all its tasks."""
+    row = buffers.state(connection, scope.buffer_id, scope.buffer_name, lock=True)
+    accounts = tasks.lock(connection, scope.buffer_id)
+    with _entered(connection, scope, row, accounts) as buffer:
+        yield buffer
 
-        Returns:
-            The buffer as it is now, and the accounts of the tasks (those that do not exist are
-            left out).
 
-        Raises:
-            SettingsChangedError: The settings ask for other locks than were taken.
-        """
-        self.news.clear()  # a transaction that lost a race is run again
-        if self.settings.is_exclusive:
-            # The buffer first: whoever makes a task locks it too, so there is none to miss.
-            state = await buffers.state(connection, self.buffer_id, self.buffer_name, lock=True)
-            accounts = await tasks.lock(connection, self.buffer_id)
-        else:
-            accounts = await tasks.lock(connection, self.buffer_id, names)
-            # Read after the locks are held: nobody can advance the policy now.
-            state = await buffers.state(connection, self.buffer_id, self.buffer_name)
-        self.saw(state)
-        if (state.settings.is_exclusive, state.settings.is_limited) != (
-            self.settings.is_exclusive,
-            self.settings.is_limited,
-        ):
-            raise SettingsChangedError
-        return state, accounts
+@contextmanager
+def lease_locked(connection: Connection, scope: Scope, lease_id: int) -> Iterator[LockedBuffer]:
+    """Lock the tasks of which a lease holds groups."""
+    accounts = tasks.lock_leased(connection, scope.buffer_id, lease_id)
+    row = buffers.state(connection, scope.buffer_id, scope.buffer_name)
+    with _entered(connection, scope, row, accounts) as buffer:
+        yield buffer
 
-    def tell(self) -> None:
-        """Log what upkeep has done. To be called after the commit: what is not kept is no news."""
-        for level, text in self.news:
-            logger.log(level, "buffer %r: %s", self.buffer_name, text)
 
-    def compares(self, state: BufferRow) -> bool:
-        """Whether this run's policy versions can be compared with the buffer's."""
-        return (
-            self.run.lineage is None
-            or state.policy_lineage is None
-            or self.run.lineage == state.policy_lineage
-        )
+@contextmanager
+def _entered(
+    connection: Connection, scope: Scope, row: BufferRow, accounts: dict[str, TaskAccount]
+) -> Iterator[LockedBuffer]:
+    scope.saw(row)
+    scope.news.clear()  # a transaction that lost a race is run again
+    before = {name: replace(account) for name, account in accounts.items()}
+    counted = (row.limited_inserts, row.limited_samples)
+    buffer = LockedBuffer(connection, scope, row, accounts)
+    yield buffer
+    if (row.limited_inserts, row.limited_samples) != counted:
+        buffers.save_limits(connection, row)
+    changed = [account for name, account in buffer.accounts.items() if account != before[name]]
+    tasks.save(connection, changed)

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import ColumnElement
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import ColumnElement, Connection
 
 from replaydb.database.repository import groups, orders, tasks
 from replaydb.database.repository.arrivals import exponentials
@@ -26,7 +25,7 @@ from replaydb.errors import NotEnoughGroupsError
 PAGE = 8192
 
 
-async def look(connection: AsyncConnection, buffer_id: int, request: DrawRequest) -> Drawn:
+def look(connection: Connection, buffer_id: int, request: DrawRequest) -> Drawn:
     """Groups that a draw might take now, of a snapshot.
 
     For random policies arrivals are made for this look alone. The stored ones say whom the next
@@ -35,11 +34,11 @@ async def look(connection: AsyncConnection, buffer_id: int, request: DrawRequest
     Raises:
         NotEnoughGroupsError: There are fewer.
     """
-    accounts = await tasks.read(connection, buffer_id)
+    accounts = tasks.read(connection, buffer_id)
     parts: list[Drawn] = []
     for portion in request.portions:
         seen = [group_id for part in parts for group_id in part.ids]
-        parts.append(await _portion(connection, buffer_id, accounts.values(), portion, seen))
+        parts.append(_portion(connection, buffer_id, accounts.values(), portion, seen))
         if len(parts[-1].ids) < portion.count and not request.allow_partial:
             raise NotEnoughGroupsError(
                 portion.count, len(parts[-1].ids), portion.task_name, portion=portion
@@ -47,11 +46,11 @@ async def look(connection: AsyncConnection, buffer_id: int, request: DrawRequest
     found = Drawn.together(parts)
     if not found.ids:
         raise NotEnoughGroupsError(request.count, 0)
-    return replace(found, rows=await groups.facts(connection, buffer_id, found.ids))
+    return replace(found, rows=groups.facts(connection, buffer_id, found.ids))
 
 
-async def _portion(
-    connection: AsyncConnection,
+def _portion(
+    connection: Connection,
     buffer_id: int,
     accounts: Iterable[TaskAccount],
     portion: Portion,
@@ -71,10 +70,10 @@ async def _portion(
     for account in mine:
         pool = Pool(buffer_id, account.task_name, GroupStatus.COMPLETED.value)
         if order.clock is None:
-            rows = await orders.first(connection, pool, order, portion.count, eligible)
+            rows = orders.first(connection, pool, order, portion.count, eligible)
             keys = np.array([orders.sort_key(order, row) for row in rows], np.float64)
         else:
-            rows, keys = await _arrivals(connection, pool, order.clock, portion.count, eligible)
+            rows, keys = _arrivals(connection, pool, order.clock, portion.count, eligible)
         candidates.append(Candidates.of(account, GroupStatus.COMPLETED, rows, keys))
     if not any(len(one.ids) for one in candidates):
         return Drawn.nothing()
@@ -82,8 +81,8 @@ async def _portion(
     return batch_of(portion.policy, mine, candidates, chosen)
 
 
-async def _arrivals(
-    connection: AsyncConnection,
+def _arrivals(
+    connection: Connection,
     pool: Pool,
     clock: Clock,
     count: int,
@@ -95,7 +94,7 @@ async def _arrivals(
     last = 0
     while True:
         statement = statements.page_of_eligible(pool, eligible, last, PAGE)
-        page = (await connection.execute(*statement)).all()
+        page = connection.execute(*statement).all()
         weights = np.array([row.weight for row in page], np.float64)
         variates, _ = exponentials(None, pool.task_name, 0, len(page))
         best.extend(page)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection
 
 from replaydb.database.statements import buffers as buffer_statements
 from replaydb.database.statements import metrics as statements
@@ -18,8 +18,8 @@ _Rows = Sequence[Mapping[str, Any]]
 _DROPPED = (GroupStatus.EXPIRED, GroupStatus.FAILED, GroupStatus.FILTERED)
 
 
-async def collect(
-    connection: AsyncConnection, buffer_id: int, num_draws: int, now: datetime
+def collect(
+    connection: Connection, buffer_id: int, num_draws: int, now: datetime
 ) -> dict[str, float]:
     """Everything about a buffer that a logger plots, by name; `docs/training.md` has the list.
 
@@ -29,13 +29,13 @@ async def collect(
         num_draws: How many of the last draws count as recent.
         now: What ages are measured from.
     """
-    found = await connection.execute(statements.last_draws(buffer_id, num_draws))
+    found = connection.execute(statements.last_draws(buffer_id, num_draws))
     drawn = dict(found.mappings().one())
-    found = await connection.execute(statements.by_status(buffer_id, drawn["since"], now))
+    found = connection.execute(statements.by_status(buffer_id, drawn["since"], now))
     rows = [dict(row) for row in found.mappings()]
-    found = await connection.execute(buffer_statements.task_counters(buffer_id))
+    found = connection.execute(buffer_statements.task_counters(buffer_id))
     tasks = [dict(row) for row in found.mappings()]
-    found = await connection.execute(*buffer_statements.buffer_state(buffer_id))
+    found = connection.execute(*buffer_statements.buffer_state(buffer_id))
     version = found.mappings().one()["policy_version"]
     numbers = {
         **_generated(rows, tasks),

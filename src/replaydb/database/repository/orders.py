@@ -7,16 +7,15 @@ from datetime import datetime
 from typing import Any
 
 import numpy as np
-from sqlalchemy import ColumnElement
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import ColumnElement, Connection
 
 from replaydb.database.schema import Damaged
 from replaydb.database.statements import draws as statements
 from replaydb.database.statements.draws import Order, Pool
 
 
-async def first(
-    connection: AsyncConnection,
+def first(
+    connection: Connection,
     pool: Pool,
     order: Order,
     limit: int,
@@ -28,7 +27,7 @@ async def first(
         statement = statements.first_in_order(
             pool, order, limit - len(rows), eligible, unknown=unknown
         )
-        rows.extend((await connection.execute(*statement)).all())
+        rows.extend(connection.execute(*statement).all())
         if len(rows) == limit:
             break
     return rows
@@ -43,14 +42,14 @@ def sort_key(order: Order, row: Any) -> float:
     return row.key.timestamp() if isinstance(row.key, datetime) else float(row.key)
 
 
-async def first_of_all(
-    connection: AsyncConnection,
+def first_of_all(
+    connection: Connection,
     pools: Iterable[Pool],
     order: Order,
     limit: int,
     eligible: ColumnElement[bool] | None = None,
 ) -> list[Any]:
     """The first groups of several pools together."""
-    rows = [row for pool in pools for row in await first(connection, pool, order, limit, eligible)]
+    rows = [row for pool in pools for row in first(connection, pool, order, limit, eligible)]
     rows.sort(key=lambda row: (sort_key(order, row), row.id), reverse=order.descending)
     return rows[:limit]

@@ -5,20 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection
 
-from replaydb.database.engines.protocol import Backend
 from replaydb.database.prepared import execute_many
 from replaydb.database.records import EpisodeRecord, reward_facts
-from replaydb.database.repository import capacity, groups, tasks, transitions
-from replaydb.database.repository.capacity import Room, Size
-from replaydb.database.repository.locking import Scope
+from replaydb.database.repository import capacity, groups, transitions
+from replaydb.database.repository.capacity import Size
+from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.tasks import GroupSums
-from replaydb.database.repository.transitions import Accounts, Change
+from replaydb.database.repository.transitions import Change
 from replaydb.database.statements import groups as statements
 from replaydb.database.statements.groups import TOO_STALE
 from replaydb.episodes import GroupStatus
@@ -29,7 +27,14 @@ from replaydb.errors import (
     ReplayDBError,
     UnknownGroupError,
 )
-from replaydb.settings import BufferSettings
+
+
+class _Placed(NamedTuple):
+    """An episode, and where it goes."""
+
+    group_id: int
+    position: int
+    record: EpisodeRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,30 +52,37 @@ class Addition:
     record: EpisodeRecord
 
 
-async def add(
-    connection: AsyncConnection, backend: Backend, scope: Scope, additions: Sequence[Addition]
+def targets(
+    connection: Connection, buffer_id: int, additions: Sequence[Addition]
+) -> dict[str, Any]:
+    """Scalars of the groups that episodes are for, by uid; those that do not exist are left out."""
+    uids = sorted({one.group_uid for one in additions})
+    known = connection.execute(*statements.known_uids(buffer_id, uids))
+    ids = {row.id: row.group_uid for row in known}
+    return {ids[row.id]: row for row in groups.scalars(connection, buffer_id, sorted(ids))}
+
+
+def add(
+    buffer: LockedBuffer, ids: Mapping[str, int], additions: Sequence[Addition]
 ) -> list[GroupStatus | ReplayDBError]:
-    """Add episodes to pending groups, and complete those that have all of theirs.
+    """Add episodes to pending groups of locked tasks, and complete those that have all of theirs.
+
+    Args:
+        buffer: Where the groups are.
+        ids: Ids of the groups, by uid.
+        additions: The episodes.
 
     Returns:
         For each addition the status of its group afterwards, or why it was left out.
     """
-    uids = sorted({one.group_uid for one in additions})
-    known = statements.known_uids(scope.buffer_id, uids)
-    ids = {row.group_uid: row.id for row in await connection.execute(*known)}
-    mine = sorted(ids.values())
-    names = {row.task_name for row in await groups.scalars(connection, scope.buffer_id, mine)}
-    state, accounts = await scope.lock(connection, names)
-    now = await backend.now(connection)
-    room = Room(connection, scope.buffer_id, state.settings, now, scope.news)
-    await close_overdue(room, accounts)
-
-    found = {row.id: row for row in await groups.scalars(connection, scope.buffer_id, mine)}
+    found = {
+        row.id: row for row in groups.scalars(buffer.connection, buffer.id, sorted(ids.values()))
+    }
     taken: dict[int, set[int]] = {group_id: set() for group_id in found}
-    for row in await connection.execute(statements.positions(list(found))):
+    for row in buffer.connection.execute(statements.positions(list(found))):
         taken[row.group_id].add(row.position)
     outcomes: list[GroupStatus | ReplayDBError] = []
-    placed: list[tuple[int, int, EpisodeRecord]] = []
+    placed: list[_Placed] = []
     for one in additions:
         group_id = ids.get(one.group_uid, -1)
         try:
@@ -79,10 +91,9 @@ async def add(
             outcomes.append(error)
             continue
         taken[group_id].add(position)
-        placed.append((group_id, position, one.record))
+        placed.append(_Placed(group_id, position, one.record))
         outcomes.append(GroupStatus.PENDING)
     if not placed:
-        await tasks.save(connection, accounts.values())
         return outcomes
 
     incoming: dict[str, Size] = {}
@@ -90,36 +101,30 @@ async def add(
         size = incoming.setdefault(found[group_id].task_name, Size())
         size.tokens += record.num_tokens
         size.bytes += record.num_bytes
-    await capacity.make_room(room, accounts, incoming)
-    await _insert(connection, placed)
-    version = state.policy_version if scope.compares(state) else None
-    whole = await _summarise(connection, accounts, found, placed, version)
-    closed = await _complete(connection, accounts, scope.buffer_id, state.settings, whole, now, {})
-    await tasks.save(connection, accounts.values())
+    capacity.make_room(buffer, incoming)
+    _insert(buffer.connection, placed)
+    closed = _complete(buffer, _summarise(buffer, found, placed), {})
     return [
         closed.get(ids[one.group_uid], outcome) if outcome is GroupStatus.PENDING else outcome
         for one, outcome in zip(additions, outcomes, strict=True)
     ]
 
 
-async def close_overdue(room: Room, accounts: Accounts) -> None:
+def close_overdue(buffer: LockedBuffer) -> None:
     """Complete, or fail, the groups of locked tasks whose deadline has passed."""
-    connection, now = room.connection, room.now
-    overdue = statements.past_deadline(room.buffer_id, accounts, now)
-    for row in (await connection.execute(statements.scalars(overdue))).all():
+    overdue = statements.past_deadline(buffer.id, buffer.accounts, buffer.now)
+    for row in buffer.connection.execute(statements.scalars(overdue)).all():
         expected, missing = row.expected_episodes, row.expected_episodes - row.num_episodes
         why = f"{missing} of {expected} episodes missing at the deadline"
         reason = {"status_reason": why, "deadline": None}
         least = expected if row.min_episodes is None else row.min_episodes
         if row.num_episodes >= least:
-            closed = await _complete(
-                connection, accounts, room.buffer_id, room.settings, [row.id], now, reason
-            )
+            closed = _complete(buffer, [row.id], reason)
             level, status = logging.INFO, closed[row.id]
         else:
-            await transitions.move(connection, accounts, [(row, reason)], GroupStatus.FAILED)
+            transitions.move(buffer, [(row, reason)], GroupStatus.FAILED)
             level, status = logging.WARNING, GroupStatus.FAILED
-        room.news.append((level, f"group {row.id} is {status.value}: {why}"))
+        buffer.report(level, f"group {row.id} is {status.value}: {why}")
 
 
 def _place(one: Addition, group: Any, taken: Mapping[int, set[int]]) -> int:
@@ -140,9 +145,7 @@ def _place(one: Addition, group: Any, taken: Mapping[int, set[int]]) -> int:
     return one.position
 
 
-async def _insert(
-    connection: AsyncConnection, placed: Sequence[tuple[int, int, EpisodeRecord]]
-) -> None:
+def _insert(connection: Connection, placed: Sequence[_Placed]) -> None:
     """Each episode is a part of the payload of its own."""
     episodes, payloads, transcripts = [], [], []
     for group_id, position, record in placed:
@@ -150,25 +153,22 @@ async def _insert(
         payloads.append({"group_id": group_id, "part": position, **record.payload})
         if record.text is not None:
             transcripts.append({"group_id": group_id, "position": position, "text": record.text})
-    await execute_many(connection, statements.insert_episodes(), episodes)
-    await execute_many(connection, statements.insert_payloads(), payloads)
-    await execute_many(connection, statements.insert_transcripts(), transcripts)
+    execute_many(connection, statements.insert_episodes(), episodes)
+    execute_many(connection, statements.insert_payloads(), payloads)
+    execute_many(connection, statements.insert_transcripts(), transcripts)
 
 
-async def _summarise(
-    connection: AsyncConnection,
-    accounts: Accounts,
-    found: Mapping[int, Any],
-    placed: Sequence[tuple[int, int, EpisodeRecord]],
-    policy_version: int | None,
+def _summarise(
+    buffer: LockedBuffer, found: Mapping[int, Any], placed: Sequence[_Placed]
 ) -> list[int]:
     """Bring the scalars of groups in line with their episodes.
 
     Returns:
         Those that have all their episodes now.
     """
+    policy_version = buffer.row.policy_version if buffer.compares else None
     members: dict[int, list[Any]] = {group_id: [] for group_id, _, _ in placed}
-    for row in await connection.execute(statements.episodes_of(sorted(members))):
+    for row in buffer.connection.execute(statements.episodes_of(sorted(members))):
         members[row.group_id].append(row)
     num_bytes = {group_id: found[group_id].num_bytes for group_id in members}
     spoken = {group_id for group_id in members if found[group_id].has_transcript}
@@ -180,7 +180,7 @@ async def _summarise(
     for group_id, rows in members.items():
         group = found[group_id]
         facts = _facts(rows, policy_version)
-        account = accounts[group.task_name]
+        account = buffer.accounts[group.task_name]
         account.leave(group.group_status, GroupSums.of([group]))
         grown = GroupSums(1, group.weight, facts["num_tokens"], num_bytes[group_id])
         account.enter(group.group_status, grown)
@@ -192,7 +192,7 @@ async def _summarise(
                 **facts,
             }
         )
-    await execute_many(connection, statements.change(), changes)
+    execute_many(buffer.connection, statements.change(), changes)
     return [
         group_id
         for group_id, rows in members.items()
@@ -200,27 +200,21 @@ async def _summarise(
     ]
 
 
-async def _complete(
-    connection: AsyncConnection,
-    accounts: Accounts,
-    buffer_id: int,
-    settings: BufferSettings,
-    ids: Sequence[int],
-    now: datetime,
-    values: Mapping[str, Any],
+def _complete(
+    buffer: LockedBuffer, ids: Sequence[int], values: Mapping[str, Any]
 ) -> dict[int, GroupStatus]:
     """Make groups samplable, but those that are too stale already. Returns what became of each."""
     if not ids:
         return {}
     stale: list[Change] = []
     fresh: list[Change] = []
-    for row in await groups.scalars(connection, buffer_id, ids):
-        if accounts[row.task_name].is_too_stale(row.staleness):
+    for row in groups.scalars(buffer.connection, buffer.id, ids):
+        if buffer.accounts[row.task_name].is_too_stale(row.staleness):
             stale.append((row, {**values, "status_reason": TOO_STALE, "deadline": None}))
         else:
-            fresh.append((row, {**values, "completed_at": now, "deadline": None}))
-    await transitions.move(connection, accounts, stale, GroupStatus.EXPIRED)
-    await transitions.reopen(connection, accounts, settings, fresh)
+            fresh.append((row, {**values, "completed_at": buffer.now, "deadline": None}))
+    transitions.move(buffer, stale, GroupStatus.EXPIRED)
+    transitions.reopen(buffer, fresh)
     return {row.id: GroupStatus.EXPIRED for row, _ in stale} | {
         row.id: GroupStatus.COMPLETED for row, _ in fresh
     }

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import ColumnElement
 
-from replaydb.database.records import Facts
+from replaydb.database.records import Facts, Stored
 from replaydb.episodes import GroupStatus
 from replaydb.policies import SimplePolicy
 
@@ -90,7 +90,7 @@ class Drawn:
             leaves nothing to chance.
         weights: Importance weights, float64 [n], the largest of each portion being 1.
         rows: The groups as the draw leaves them, in any order.
-        stored: Their payloads and texts, if the draw was to read them.
+        stored: Everything stored of them, if the draw was to read that.
         draw_id: Where the draw is recorded, if it is.
         lease_id: The lease that holds the groups, if one was asked for.
     """
@@ -100,7 +100,7 @@ class Drawn:
     probabilities: NDArray[np.float64]
     weights: NDArray[np.float64]
     rows: Sequence[Facts] = ()
-    stored: tuple[Sequence[Facts], Sequence[Facts]] | None = None
+    stored: Stored | None = None
     draw_id: int | None = None
     lease_id: int | None = None
 

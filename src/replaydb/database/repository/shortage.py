@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection
 
 from replaydb.database.repository.portions import DrawRequest, Portion
 from replaydb.database.statements import shortage as statements
@@ -13,8 +13,8 @@ from replaydb.errors import NotEnoughGroupsError
 _MOST = NotEnoughGroupsError.COUNTED_TO
 
 
-async def explain(
-    connection: AsyncConnection, buffer_id: int, request: DrawRequest, error: NotEnoughGroupsError
+def explain(
+    connection: Connection, buffer_id: int, request: DrawRequest, error: NotEnoughGroupsError
 ) -> None:
     """Enter in an error what there is instead of what was asked for."""
     short = error._portion
@@ -22,16 +22,16 @@ async def explain(
     by_status: dict[str, int] = {}
     for status in GroupStatus:
         statement = statements.count_status(buffer_id, portion.tasks, status, _MOST)
-        if number := (await connection.execute(statement)).scalar_one():
+        if number := connection.execute(statement).scalar_one():
             by_status[status.value] = number
     leased_by: dict[str, int] = {}
     if GroupStatus.LEASED.value in by_status:
         holders = statements.holders(buffer_id, portion.tasks, _MOST)
-        leased_by = {row.owner: row.held for row in await connection.execute(holders)}
+        leased_by = {row.owner: row.held for row in connection.execute(holders)}
     passed: dict[str, int] = {}
     if portion.conditions:
         counts = statements.count_passed(
             buffer_id, portion.tasks, request.statuses, portion.conditions, _MOST
         )
-        passed = {**(await connection.execute(counts)).mappings().one()}
+        passed = {**connection.execute(counts).mappings().one()}
     error.explain(by_status, leased_by, **passed)

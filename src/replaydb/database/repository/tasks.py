@@ -9,8 +9,7 @@ from typing import Any, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Result
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import Connection, Result
 
 from replaydb.database.prepared import execute_many
 from replaydb.database.repository.arrivals import exponentials
@@ -31,7 +30,7 @@ CLOCKS: tuple[Clock, ...] = get_args(Clock)
 
 @dataclass(slots=True)
 class TaskAccount:
-    """A locked row of the `task` table; `save` writes it back.
+    """A locked row of the `task` table.
 
     Attributes:
         task_id: Its row.
@@ -174,8 +173,8 @@ def waiting(variates: NDArray[np.float64], weights: NDArray[np.float64]) -> NDAr
         return np.where(weights > 0.0, variates / weights, np.inf)
 
 
-async def lock(
-    connection: AsyncConnection, buffer_id: int, names: Collection[str] | None = None
+def lock(
+    connection: Connection, buffer_id: int, names: Collection[str] | None = None
 ) -> dict[str, TaskAccount]:
     """Lock some or all tasks until the transaction ends; those that do not exist are left out."""
     statement = (
@@ -183,19 +182,17 @@ async def lock(
         if names is None
         else statements.lock_tasks(buffer_id, sorted(names))
     )
-    return _accounts(await connection.execute(*statement))
+    return _accounts(connection.execute(*statement))
 
 
-async def read(connection: AsyncConnection, buffer_id: int) -> dict[str, TaskAccount]:
+def read(connection: Connection, buffer_id: int) -> dict[str, TaskAccount]:
     """All tasks as they are, to look at only."""
-    return _accounts(await connection.execute(*statements.all_tasks(buffer_id)))
+    return _accounts(connection.execute(*statements.all_tasks(buffer_id)))
 
 
-async def lock_leased(
-    connection: AsyncConnection, buffer_id: int, lease_id: int
-) -> dict[str, TaskAccount]:
+def lock_leased(connection: Connection, buffer_id: int, lease_id: int) -> dict[str, TaskAccount]:
     """Lock the tasks of which a lease holds groups."""
-    return _accounts(await connection.execute(*statements.lock_leased_tasks(buffer_id, lease_id)))
+    return _accounts(connection.execute(*statements.lock_leased_tasks(buffer_id, lease_id)))
 
 
 def _accounts(rows: Result[Any]) -> dict[str, TaskAccount]:
@@ -206,8 +203,8 @@ def _accounts(rows: Result[Any]) -> dict[str, TaskAccount]:
     return accounts
 
 
-async def set_back_if_late(
-    connection: AsyncConnection, account: TaskAccount, clock: Clock, rate: float | None = None
+def set_back_if_late(
+    connection: Connection, account: TaskAccount, clock: Clock, rate: float | None = None
 ) -> None:
     """Set a clock back to 0, with all its arrivals, where it shows too late a time to add to.
 
@@ -225,26 +222,24 @@ async def set_back_if_late(
     time = account.time(clock)
     if time * (account.rate(clock) if rate is None else rate) > LATEST:
         pool = Pool(account.buffer_id, account.task_name, GroupStatus.COMPLETED.value)
-        await connection.execute(*draw_statements.set_back(pool, clock, time))
+        connection.execute(*draw_statements.set_back(pool, clock, time))
         account.advance_clock(clock, -time)
 
 
-async def sum_anew_if_rounded(connection: AsyncConnection, account: TaskAccount) -> None:
+def sum_anew_if_rounded(connection: Connection, account: TaskAccount) -> None:
     """Sum the weights of a task again where rounding may have spoilt the sum that is kept."""
     if account.weight_error > LARGEST_SUM_ERROR * account.total_weight:
-        total = await connection.scalar(
-            statements.total_weight(account.buffer_id, account.task_name)
-        )
+        total = connection.scalar(statements.total_weight(account.buffer_id, account.task_name))
         account.total_weight, account.weight_error = total or 0.0, 0.0
 
 
-async def save(connection: AsyncConnection, accounts: Iterable[TaskAccount]) -> None:
+def save(connection: Connection, accounts: Iterable[TaskAccount]) -> None:
     """Write accounts back."""
     rows = []
     for account in accounts:
-        await sum_anew_if_rounded(connection, account)
+        sum_anew_if_rounded(connection, account)
         row = asdict(account)
         # They would be set too, and as a parent key make SQLite look at every group of the task.
         del row["buffer_id"], row["task_name"]
         rows.append(row)
-    await execute_many(connection, statements.save_tasks(), rows)
+    execute_many(connection, statements.save_tasks(), rows)

@@ -1,108 +1,28 @@
-"""Looking into a buffer, and looking after it."""
+"""Changing what is stored, and deciding how much more may come."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable
 from typing import Any, Unpack
 
-from sqlalchemy import ColumnElement
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import ColumnElement, Connection
 
 from replaydb import checks
-from replaydb.batch.stored import StoredGroup
-from replaydb.buffer.core import BufferCore
 from replaydb.buffer.drawing import reasons
-from replaydb.database.records import Decoded
-from replaydb.database.repository import (
-    buffers,
-    groups,
-    lineage,
-    transitions,
-)
-from replaydb.database.repository import (
-    policy as policies,
-)
-from replaydb.database.repository import (
-    tasks as accounts_of,
-)
+from replaydb.buffer.inspecting import Inspecting
+from replaydb.database.repository import buffers, groups, transitions
+from replaydb.database.repository import policy as policies
 from replaydb.database.repository.buffers import BufferRow
-from replaydb.database.repository.locking import Scope
+from replaydb.database.repository.locked import Scope
+from replaydb.database.repository.locking import buffer_locked
 from replaydb.database.transactions import BULK_SECONDS, end_in
-from replaydb.errors import (
-    CorruptPayloadError,
-    InvalidInputError,
-    PayloadGoneError,
-    RateLimitedError,
-    UnknownGroupError,
-)
-from replaydb.results import BufferStats, PromptInfo
+from replaydb.errors import CorruptPayloadError, InvalidInputError, RateLimitedError
 from replaydb.settings import BufferSettings, SettingsChanges, all_changes
 
 
-class Keeping(BufferCore):
-    """Everything about stored groups but putting and drawing them."""
-
-    async def get(self, ids: Iterable[int]) -> list[StoredGroup]:
-        """Read groups of any status, in the order asked for.
-
-        Raises:
-            UnknownGroupError: Some are not in the buffer.
-            PayloadGoneError: Of some only the scalars are left.
-            CorruptPayloadError: Stored bytes of some are damaged.
-        """
-        wanted = checks.ids("ids", ids)
-        decoded = await self._fetch(wanted)
-        known = decoded.groups.keys() | decoded.corrupt.keys() | decoded.gone
-        if missing := [one for one in wanted if one not in known]:
-            raise UnknownGroupError(missing)
-        if decoded.corrupt:
-            raise CorruptPayloadError(reasons(decoded.corrupt), sorted(decoded.corrupt))
-        if decoded.gone:
-            raise PayloadGoneError(sorted(decoded.gone))
-        return [decoded.groups[one] for one in wanted]
-
-    async def _fetch(self, ids: Sequence[int]) -> Decoded:
-        return await self._database.read(
-            lambda connection: groups.fetch(connection, self.id, ids), end=end_in(BULK_SECONDS)
-        )
-
-    async def count(
-        self,
-        *,
-        tasks: str | Iterable[str] | None = None,
-        statuses: str | Iterable[str] | None = None,
-        where: ColumnElement[bool] | None = None,
-    ) -> int:
-        """How many groups there are: of every task and status, unless some are named."""
-        condition = self._selection(None, tasks, statuses, where)
-        return await self._database.read(lambda connection: groups.count(connection, condition))
-
-    async def stats(self) -> BufferStats:
-        """Sizes, staleness and rewards of every task and status, at one moment."""
-        return await self._database.read(
-            lambda connection: groups.stats(connection, self.id, self.name)
-        )
-
-    async def prompts(
-        self,
-        *,
-        tasks: str | Iterable[str] | None = None,
-        where: ColumnElement[bool] | None = None,
-    ) -> list[PromptInfo]:
-        """What became of every prompt that has a `prompt_uid`: how often it was generated,
-        sampled, expired, filtered, and with what rewards. Groups that were deleted do not count.
-        """  # noqa: D205
-        condition = self._selection(None, tasks, None, where)
-        return await self._database.read(lambda connection: lineage.prompts(connection, condition))
-
-    async def cursor(self, name: str) -> Any:
-        """The JSON value last written under a name by `put` or `ack`; None if there is none."""
-        checks.name("name", name)
-        return await self._database.read(
-            lambda connection: lineage.cursor(connection, self.id, name)
-        )
+class Managing(Inspecting):
+    """Deletion, priorities, the policy version, settings."""
 
     async def delete(
         self,
@@ -124,14 +44,11 @@ class Keeping(BufferCore):
             raise InvalidInputError("delete", "ids, tasks, statuses or where", "none of them")
         condition = self._selection(ids, tasks, statuses, where)
 
-        async def work(connection: AsyncConnection) -> int:
-            accounts = await accounts_of.lock(connection, self.id)
-            now = await self._database.backend.now(connection)
-            deleted = await transitions.delete(connection, accounts, condition, "deleted", now)
-            await accounts_of.save(connection, accounts.values())
-            return deleted
+        def work(connection: Connection, scope: Scope) -> int:
+            with buffer_locked(connection, scope) as buffer:
+                return transitions.delete(buffer, condition, "deleted")
 
-        deleted = await self._database.write(work, end=end_in(BULK_SECONDS))
+        deleted = await self._write(work, end_in(BULK_SECONDS))
         self._database.signal.announce()
         return deleted
 
@@ -156,15 +73,12 @@ class Keeping(BufferCore):
         if not new:
             return 0
 
-        async def work(connection: AsyncConnection) -> int:
-            accounts = await accounts_of.lock(connection, self.id)
-            settings = (await buffers.state(connection, self.id, self.name)).settings
-            rows = await groups.scalars(connection, self.id, sorted(new))
-            changed = await groups.update_priorities(connection, accounts, settings, rows, new)
-            await accounts_of.save(connection, accounts.values())
-            return changed
+        def work(connection: Connection, scope: Scope) -> int:
+            with buffer_locked(connection, scope) as buffer:
+                rows = groups.scalars(connection, self.id, sorted(new))
+                return groups.update_priorities(buffer, rows, new)
 
-        return await self._database.write(work)
+        return await self._write(work)
 
     async def advance_policy(
         self, version: int, *, rewind: bool = False, take_over: bool = False
@@ -193,13 +107,13 @@ class Keeping(BufferCore):
         number = checks.whole_number("version", version)
         rewind, take_over = checks.flag("rewind", rewind), checks.flag("take_over", take_over)
 
-        async def work(connection: AsyncConnection, scope: Scope) -> int:
-            return await policies.advance(
-                connection, scope, number, rewind=rewind, take_over=take_over
-            )
+        def work(connection: Connection, scope: Scope) -> tuple[int, BufferRow]:
+            with buffer_locked(connection, scope) as buffer:
+                expired = policies.advance(buffer, number, rewind=rewind, take_over=take_over)
+                return expired, buffer.row
 
-        expired = await self._write(work, end_in(BULK_SECONDS))
-        self.policy_version = number
+        expired, row = await self._write(work, end_in(BULK_SECONDS))
+        self._saw(row)
         self._database.signal.announce()
         return expired
 
@@ -219,14 +133,12 @@ class Keeping(BufferCore):
         """
         wanted = all_changes(settings, changes)
 
-        async def work(connection: AsyncConnection) -> BufferRow:
-            before = await buffers.state(connection, self.id, self.name, lock=True)
-            updated = before.settings.updated(wanted)
-            if updated != before.settings:
-                await policies.apply_settings(connection, before, updated)
-            return replace(before, settings=updated)
+        def work(connection: Connection, scope: Scope) -> BufferRow:
+            with buffer_locked(connection, scope) as buffer:
+                policies.apply_settings(buffer, wanted)
+                return buffer.row
 
-        self.saw(await self._database.write(work, end=end_in(BULK_SECONDS)))
+        self._saw(await self._write(work, end_in(BULK_SECONDS)))
         self._database.signal.announce()
 
     async def admission(
@@ -275,9 +187,9 @@ class Keeping(BufferCore):
 
         async def attempt(_: bool, end: float | None) -> int:
 
-            async def work(connection: AsyncConnection) -> int:
-                state = await buffers.state(connection, self.id, self.name)
-                return await groups.count_ahead(connection, state, names, putters, stalest)
+            def work(connection: Connection) -> int:
+                row = buffers.state(connection, self.id, self.name)
+                return groups.count_ahead(connection, row, names, putters, stalest)
 
             ahead = await self._database.read(work, end=end)
             if most - ahead < wanted:

@@ -1,0 +1,94 @@
+"""A buffer that is locked: what every change of groups goes through."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
+
+from sqlalchemy import Connection
+
+from replaydb.database.engines.protocol import Backend
+from replaydb.database.repository.buffers import BufferRow, RunRow
+from replaydb.database.repository.tasks import TaskAccount
+from replaydb.settings import BufferSettings
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Scope:
+    """Who works in which buffer.
+
+    Attributes:
+        backend: Of the database.
+        buffer_id: The buffer.
+        buffer_name: Its name.
+        run: The run that calls.
+        row: The buffer as this process last saw it.
+        saw: Told of the buffer whenever it is read.
+        news: What upkeep has done, for the log: level and text.
+    """
+
+    backend: Backend
+    buffer_id: int
+    buffer_name: str
+    run: RunRow
+    row: BufferRow
+    saw: Callable[[BufferRow], None]
+    news: list[tuple[int, str]] = field(default_factory=list)
+
+    def log_news(self) -> None:
+        """To be called after the commit: what is not kept is no news."""
+        for level, text in self.news:
+            logger.log(level, "buffer %r: %s", self.buffer_name, text)
+
+
+class LockedBuffer:
+    """A buffer, some of whose tasks are locked until the transaction ends.
+
+    Got from `tasks_locked`, `buffer_locked` and `lease_locked` of `repository.locking`, which
+    write its accounts back.
+
+    Attributes:
+        connection: In whose transaction.
+        scope: Who works in it.
+        id: Its id.
+        row: It as it is now.
+        accounts: Its locked tasks, by name.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        scope: Scope,
+        row: BufferRow,
+        accounts: dict[str, TaskAccount],
+    ) -> None:
+        self.connection = connection
+        self.scope = scope
+        self.id = row.id
+        self.row = row
+        self.accounts = accounts
+
+    @property
+    def settings(self) -> BufferSettings:
+        """Its settings."""
+        return self.row.settings
+
+    @cached_property
+    def now(self) -> datetime:
+        """The time by the database's clock, once the locks are held."""
+        return self.scope.backend.now(self.connection)
+
+    @property
+    def compares(self) -> bool:
+        """Whether the policy versions of the run that calls compare with the buffer's."""
+        mine, followed = self.scope.run.lineage, self.row.policy_lineage
+        return mine is None or followed is None or mine == followed
+
+    def report(self, level: int, text: str) -> None:
+        """Something for the log, if what it tells of is kept."""
+        self.scope.news.append((level, text))
