@@ -20,7 +20,7 @@ class DrawOutcome(StrEnum):
             for survived is not known to the buffer.
         LEASED: Somebody holds it; the outcome is still to come.
         ACKED: Its holder said that it was used.
-        NACKED: Its holder gave it back, or it never reached a holder.
+        NACKED: Its holder gave it back, it never reached a holder, or it was revoked.
         EXPIRED: Its lease ran out.
         REJECTED: Its holder refused it for good.
         LOST: It was deleted or replaced while it was held, or its stored bytes were damaged.
@@ -116,14 +116,23 @@ class LeaseInfo:
         owner: Who holds it.
         acquired_at: When it was taken.
         expires_at: When it ends, unless it is extended.
-        num_groups: How many groups it still holds.
+        group_ids: The groups it still holds, in the order of their draw.
+        draw_id: The draw that took them; None where it was not recorded, or no group is left.
+        step: The trainer step of that draw; None where none was given.
     """
 
     id: int
     owner: str
     acquired_at: datetime
     expires_at: datetime
-    num_groups: int
+    group_ids: tuple[int, ...]
+    draw_id: int | None
+    step: int | None
+
+    @property
+    def num_groups(self) -> int:
+        """How many groups it still holds."""
+        return len(self.group_ids)
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,9 @@ def test_a_lease_acks_or_nacks(buffer: blocking.Buffer) -> None:
     held = buffer.lease(2, ttl=60)
     held.extend(90)
     held.ack(held.batch.ids[:1], cursor={"step": 3})
-    held.nack()
+    same = buffer.open_lease(held.id, ttl=60)
+    assert same.batch.ids == held.batch.ids[1:]
+    assert buffer.revoke(same.id) == same.batch.ids
     assert buffer.cursor("step") == 3
     assert buffer.count(statuses=GroupStatus.COMPLETED) == 1
 

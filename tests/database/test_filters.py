@@ -326,7 +326,7 @@ async def test_what_is_not_a_filter_is_refused_before_anything_is_sent(
 
 def test_the_columns_that_can_be_filtered_are_decided_and_listed() -> None:
     """A new column is in one of the two, and those that can be filtered are in the docs."""
-    internal = {"buffer_id", "weight", "uniform_key", "priority_key", "leased_from"}
+    internal = {"buffer_id", "weight", "uniform_key", "priority_key"}
     assert set(episode_group.c.keys()) == COLUMNS.keys() | internal
     page = (Path(__file__).parents[2] / "docs" / "filters.md").read_text(encoding="utf8")
     table = page.partition("## Columns")[2].partition("\n## ")[0]

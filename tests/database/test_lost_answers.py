@@ -74,6 +74,17 @@ class Calls:
         await lease.nack(reason="no")
         assert {one.attempts for one in await self.buffer.get(lease.batch.ids)} == {1}
 
+    async def revoke(self) -> None:
+        lease = await self.buffer.lease(2, ttl=500)
+        assert await self.buffer.revoke(lease.id) == lease.batch.ids
+        assert {one.attempts for one in await self.buffer.get(lease.batch.ids)} == {1}
+
+    async def open_lease(self) -> None:
+        taken = await self.buffer.lease(2, ttl=500)
+        lease = await self.buffer.open_lease(taken.id, ttl=1000)
+        assert lease.batch.ids == taken.batch.ids
+        await lease.ack()
+
     async def extend(self) -> None:
         lease: Lease = await self.buffer.lease(2, ttl=500)
         await lease.extend(1000)

@@ -120,6 +120,16 @@ def add(url: str, uid: str, positions: list[int]) -> None:
     _live(url, life)
 
 
+def die_holding(url: str, n: int, how: dict[str, Any]) -> None:
+    """Take a lease, and be killed."""
+
+    async def life(buffer: Buffer) -> None:
+        await buffer.lease(n, ttl=600, **how)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    _live(url, life)
+
+
 def die_at(url: str, action: str, where: str) -> None:
     """Do something, and be killed on reaching a function, given as `module:name`."""
     module_name, _, name = where.partition(":")

@@ -22,6 +22,7 @@ class StoredGroup(EpisodeGroup):
         attempts: Leases that ended without an ack.
         times_replaced: How often other content took the place of what was put first.
         status_reason: Why it has its status, where there is something to say.
+        leased_from: The status it was leased from; None of one that is not leased.
         created_at: When it was put; also `completed_at`, `first_sampled_at`, `last_sampled_at`
             and `archived_at`, aware, in UTC.
     """
@@ -50,6 +51,8 @@ class StoredGroup(EpisodeGroup):
         self.attempts: int = facts["attempts"]
         self.times_replaced: int = facts["times_replaced"]
         self.status_reason: str | None = facts["status_reason"]
+        leased_from = facts["leased_from"]
+        self.leased_from = None if leased_from is None else GroupStatus(leased_from)
         self.created_at: datetime = facts["created_at"]
         self.completed_at: datetime | None = facts["completed_at"]
         self.first_sampled_at: datetime | None = facts["first_sampled_at"]

@@ -283,6 +283,8 @@ class Buffer(_Facade):
     draws = _blocking(asynchronous.Buffer.draws)
     get = _blocking(asynchronous.Buffer.get)
     lease = _making(asynchronous.Buffer.lease, Lease)
+    open_lease = _making(asynchronous.Buffer.open_lease, Lease)
+    revoke = _blocking(asynchronous.Buffer.revoke)
     leases = _blocking(asynchronous.Buffer.leases)
     metrics = _blocking(asynchronous.Buffer.metrics)
     open_group = _blocking(asynchronous.Buffer.open_group)

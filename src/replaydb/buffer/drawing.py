@@ -121,12 +121,17 @@ class Drawing(BufferCore):
                 self._database.signal.announce()
                 stored = drawn.stored if reading is None else await reading
             assert stored is not None  # noqa: S101 - one of the two
-            result = Result.of(drawn, await decoded(stored))
+            return await self._delivered(replace(drawn, stored=stored))
         except BaseException:
             # Only here, where no reader is held: the writer may be waiting for one.
             if drawn is not None and drawn.lease_id is not None:
                 await to_the_end(self._hand_back(drawn.lease_id, "not delivered"))
             raise
+
+    async def _delivered(self, drawn: Drawn) -> Result:
+        """Decode what was drawn and read. What is damaged fails."""
+        assert drawn.stored is not None  # noqa: S101
+        result = Result.of(drawn, await decoded(drawn.stored))
         if result.damaged:
             await self._mark_failed(result.damaged, drawn)
         return result
@@ -212,7 +217,7 @@ class Result:
     @classmethod
     def of(cls, drawn: Drawn, decoded: Decoded) -> Self:
         """Put in order what was read."""
-        sound = np.array([one in decoded.groups for one in drawn.ids])
+        sound = np.array([one in decoded.groups for one in drawn.ids], np.bool_)
         batch = Batch(
             [decoded.groups[one] for one in drawn.ids if one in decoded.groups],
             drawn.probabilities[sound],

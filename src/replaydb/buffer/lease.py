@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -25,20 +24,20 @@ from replaydb.errors import (
 )
 from replaydb.tracing import traced
 
-logger = logging.getLogger(__name__)
-
 #: The heartbeat extends a lease this many times within its ttl.
 HEARTBEATS_PER_TTL = 3
 
 
 @traced
 class Lease:
-    """Groups that nobody else is given until ack, nack or expiry; got from `Buffer.lease`.
+    """Groups that nobody else is given until ack, nack or expiry.
+
+    Got from `Buffer.lease`, and from `Buffer.open_lease` for a lease that another process took.
 
     Attributes:
         id: Which lease.
         ttl: Seconds it lasts from its last extension.
-        batch: The groups it was given.
+        batch: The groups it was given, or held when it was opened.
     """
 
     def __init__(self, buffer: BufferCore, lease_id: int, ttl: float, batch: Batch) -> None:
@@ -114,13 +113,11 @@ class Lease:
         chosen = self._chosen(ids)
         why = checks.optional(checks.text, "reason", reason)
 
-        def work(connection: Connection, scope: Scope) -> list[int]:
+        def work(connection: Connection, scope: Scope) -> None:
             with lease_locked(connection, scope, self.id) as buffer:
-                return leases.nack(buffer, self.id, chosen, why)
+                leases.nack(buffer, self.id, chosen, why)
 
-        if failed := await self._buffer._write(work):
-            said = leases.failure(failed, why or "nacked")
-            logger.warning("buffer %r: %s", self._buffer.name, said)
+        await self._buffer._write(work)
         self._let_go(chosen)
 
     async def reject(self, ids: Iterable[int] | None = None, *, reason: str) -> None:
@@ -152,7 +149,8 @@ class Lease:
         seconds = self.ttl if ttl is None else checks.duration("ttl", ttl)
 
         def work(connection: Connection, scope: Scope) -> None:
-            leases.extend(connection, self.id, scope.backend.now(connection), seconds)
+            now = scope.backend.now(connection)
+            leases.extend(connection, scope.buffer_id, self.id, now, seconds)
 
         await self._buffer._write(work)
         self.ttl = seconds

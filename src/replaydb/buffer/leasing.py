@@ -9,11 +9,14 @@ from collections.abc import Iterable, Mapping
 from sqlalchemy import ColumnElement, Connection
 
 from replaydb import checks
-from replaydb.buffer.drawing import Drawing
+from replaydb.buffer.drawing import Drawing, Result
 from replaydb.buffer.lease import Lease
 from replaydb.buffer.requests import describe, eligible, portions
 from replaydb.database.repository import leases
-from replaydb.database.repository.portions import DrawRequest, LeaseTerms
+from replaydb.database.repository.locked import Scope
+from replaydb.database.repository.locking import lease_locked
+from replaydb.database.repository.portions import Drawn, DrawRequest, LeaseTerms
+from replaydb.database.transactions import BULK_SECONDS, end_in
 from replaydb.episodes import GroupStatus
 from replaydb.errors import InvalidInputError
 from replaydb.opening import Opening
@@ -87,17 +90,82 @@ class Leasing(Drawing):
         wait = checks.seconds("timeout", timeout)
 
         async def opened() -> Lease:
-            result = await self._draw(request, wait)
-            lease_id = result.drawn.held_by()
-            if result.damaged:
-                await self._hand_back(lease_id, "other groups of the batch were damaged")
-            result.raise_if_damaged()
-            return Lease(self, lease_id, seconds, result.batch)
+            return await self._lease_of(await self._draw(request, wait), seconds)
 
         return Opening(opened)
 
+    def open_lease(self, lease_id: int, *, ttl: float) -> Opening[Lease]:
+        """Go on with a lease that was taken elsewhere, such as by a process that was killed.
+
+        The lease lasts `ttl` seconds from now. Its batch has the groups that it still holds, in
+        the order of their draw, with the probabilities and weights of that draw; both are NaN
+        where the buffer does not record draws.
+
+        The lease is shared, not taken away: where two processes have it, the first that says what
+        became of a group is heard, and the other gets `LeaseExpiredError`. To be sure that nobody
+        else goes on with the groups, `revoke` the lease and lease them anew.
+
+        Args:
+            lease_id: Which one: `Lease.id`, or `LeaseInfo.id` of `leases()`.
+            ttl: Seconds after which the groups go back by themselves, unless it is extended.
+
+        Raises:
+            LeaseExpiredError: When entered; the lease is over, or not of this buffer.
+            CorruptPayloadError: Stored bytes of some groups are damaged; the others went back.
+        """
+        number = checks.whole_number("lease_id", lease_id)
+        seconds = checks.duration("ttl", ttl)
+
+        def extend(connection: Connection, scope: Scope) -> None:
+            now = scope.backend.now(connection)
+            leases.extend(connection, self.id, number, now, seconds)
+
+        def read(connection: Connection) -> Drawn:
+            now = self._database.backend.now(connection)
+            return leases.holding(connection, self.id, number, now)
+
+        async def opened() -> Lease:
+            await self._write(extend)
+            drawn = await self._database.read(read, end=end_in(BULK_SECONDS))
+            return await self._lease_of(await self._delivered(drawn), seconds)
+
+        return Opening(opened)
+
+    async def revoke(self, lease_id: int, *, reason: str | None = None) -> list[int]:
+        """Take back what a lease holds, whoever has it, without waiting for its end.
+
+        The groups go back as after a nack, one attempt older; the outcome of their draw is
+        `nacked`. Who still has the lease gets `LeaseExpiredError` from then on.
+
+        Args:
+            lease_id: Which one, see `leases()`.
+            reason: Becomes `status_reason` of the groups and the reason of their outcome, both
+                after the word "revoked".
+
+        Returns:
+            Ids of the groups that went back; none where the lease is over already.
+        """
+        number = checks.whole_number("lease_id", lease_id)
+        said = checks.optional(checks.text, "reason", reason)
+        why = "revoked" if said is None else f"revoked: {said}"
+
+        def work(connection: Connection, scope: Scope) -> list[int]:
+            with lease_locked(connection, scope, number) as buffer:
+                return leases.revoke(buffer, number, why)
+
+        ids = await self._write(work)
+        self._database.signal.announce()
+        return ids
+
+    async def _lease_of(self, result: Result, ttl: float) -> Lease:
+        lease_id = result.drawn.held_by()
+        if result.damaged:
+            await self._hand_back(lease_id, "other groups of the batch were damaged")
+        result.raise_if_damaged()
+        return Lease(self, lease_id, ttl, result.batch)
+
     async def leases(self) -> list[LeaseInfo]:
-        """Leases that have not expired, the oldest first."""
+        """Leases that have not expired, the oldest first, with the groups they hold."""
 
         def work(connection: Connection) -> list[LeaseInfo]:
             return leases.live(connection, self.id, self._database.backend.now(connection))

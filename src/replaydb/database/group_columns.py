@@ -61,6 +61,8 @@ class GroupColumns:
     """Number of leases that ended with a nack, or ran out."""
     lease_id: Column[int] = _c.lease_id
     """Lease that holds the group."""
+    leased_from: Column[str] = _c.leased_from
+    """Status that the group was leased from."""
     num_episodes: Column[int] = _c.num_episodes
     """Number of episodes that have arrived."""
     expected_episodes: Column[int] = _c.expected_episodes

@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
+import numpy as np
 from sqlalchemy import Connection
 
-from replaydb.database.repository import lineage, transitions
+from replaydb.database.repository import groups, lineage, transitions
 from replaydb.database.repository.locked import LockedBuffer
+from replaydb.database.repository.portions import Drawn
 from replaydb.database.repository.rows import inserted_id
 from replaydb.database.repository.transitions import Change
 from replaydb.database.statements import groups as group_statements
@@ -36,18 +38,58 @@ def create(buffer: LockedBuffer, owner: str, ttl: float) -> int:
 
 def live(connection: Connection, buffer_id: int, now: datetime) -> list[LeaseInfo]:
     """Leases that have not expired."""
-    rows = connection.execute(statements.live(buffer_id, now))
-    return [LeaseInfo(row.id, row.owner, row.acquired_at, row.expires_at, row.held) for row in rows]
+    by_lease: dict[int, list[Any]] = {}
+    for row in connection.execute(statements.live(buffer_id, now)):
+        by_lease.setdefault(row.id, []).append(row)
+    return [
+        LeaseInfo(
+            first.id,
+            first.owner,
+            first.acquired_at,
+            first.expires_at,
+            tuple(row.group_id for row in rows if row.group_id is not None),
+            first.draw_id,
+            first.step,
+        )
+        for rows in by_lease.values()
+        for first in rows[:1]
+    ]
 
 
-def extend(connection: Connection, lease_id: int, now: datetime, ttl: float) -> None:
+def holding(connection: Connection, buffer_id: int, lease_id: int, now: datetime) -> Drawn:
+    """What a lease holds, with everything stored of it, as the draw that took it left it.
+
+    Raises:
+        LeaseExpiredError: It is over, or there is none of that id in the buffer.
+    """
+    found = connection.execute(statements.live(buffer_id, now, lease_id)).all()
+    if not found:
+        raise LeaseExpiredError(lease_id)
+    members = [row for row in found if row.group_id is not None]
+    stored = groups.fetch(connection, buffer_id, [row.group_id for row in members])
+    staleness = {row["id"]: row["staleness"] for row in stored.groups}
+    return Drawn(
+        [row.group_id for row in members],
+        [staleness[row.group_id] for row in members],
+        np.array([row.probability for row in members], np.float64),  # None becomes NaN
+        np.array([row.weight for row in members], np.float64),
+        rows=stored.groups,
+        stored=stored,
+        draw_id=found[0].draw_id,
+        lease_id=lease_id,
+    )
+
+
+def extend(
+    connection: Connection, buffer_id: int, lease_id: int, now: datetime, ttl: float
+) -> None:
     """Let a lease last `ttl` seconds from now.
 
     Raises:
         LeaseExpiredError: It is over.
     """
     end = now + timedelta(seconds=ttl)
-    if connection.execute(*statements.extend(lease_id, now, end)).rowcount == 0:
+    if connection.execute(*statements.extend(buffer_id, lease_id, now, end)).rowcount == 0:
         raise LeaseExpiredError(lease_id)
 
 
@@ -79,20 +121,16 @@ def nack(
     reason: str | None,
     *,
     attempts: int = 1,
-) -> list[int]:
+) -> None:
     """What was leased was not used: give it back, one attempt older (or so many).
-
-    Returns:
-        Those that failed, since it was their last attempt.
 
     Raises:
         LeaseExpiredError: The lease is over, or does not hold one of the ids.
     """
     rows = _held(buffer, lease_id, ids)
-    failed = _undo(buffer, rows, reason or "nacked", attempts)
+    _undo(buffer, rows, reason or "nacked", attempts)
     lineage.settle(buffer, _ids(rows), DrawOutcome.NACKED, reason)
     _delete_if_empty(buffer, lease_id)
-    return failed
 
 
 def reject(buffer: LockedBuffer, lease_id: int, ids: Sequence[int] | None, reason: str) -> None:
@@ -108,6 +146,18 @@ def reject(buffer: LockedBuffer, lease_id: int, ids: Sequence[int] | None, reaso
     _delete_if_empty(buffer, lease_id)
 
 
+def revoke(buffer: LockedBuffer, lease_id: int, reason: str) -> list[int]:
+    """Take back what a lease holds, over or not, one attempt older. Returns the ids."""
+    found = buffer.connection.execute(*statements.held(buffer.id, lease_id)).all()
+    if not found:
+        return []
+    rows = [row for row in found if row.id is not None]
+    _undo(buffer, rows, reason)
+    lineage.settle(buffer, _ids(rows), DrawOutcome.NACKED, reason)
+    _delete_if_empty(buffer, lease_id)
+    return _ids(rows)
+
+
 def reap(buffer: LockedBuffer) -> None:
     """Give back the groups, of locked tasks, whose lease has expired."""
     connection, now = buffer.connection, buffer.now
@@ -119,21 +169,18 @@ def reap(buffer: LockedBuffer) -> None:
         for one in connection.execute(statements.holders(condition)):
             text = f"lease {one.id} of {one.owner!r} expired, {one.held} groups come back"
             buffer.report(logging.WARNING, text)
-        failed = _undo(buffer, rows, LEASE_EXPIRED)
-        if failed:
-            buffer.report(logging.WARNING, failure(failed, LEASE_EXPIRED))
+        _undo(buffer, rows, LEASE_EXPIRED)
         lineage.settle(buffer, _ids(rows), DrawOutcome.EXPIRED, None)
     connection.execute(statements.delete_overdue(buffer.id, now))
 
 
-def failure(failed: Sequence[int], reason: str) -> str:
-    """Groups that have no attempts left, for the log."""
-    return f"groups {', '.join(map(str, failed))} failed at their last attempt: {reason}"
-
-
 def _held(buffer: LockedBuffer, lease_id: int, ids: Sequence[int] | None) -> Sequence[Any]:
     """The groups that a lease holds."""
-    statement = statements.held(lease_id) if ids is None else statements.held_among(lease_id, ids)
+    statement = (
+        statements.held(buffer.id, lease_id)
+        if ids is None
+        else statements.held_among(buffer.id, lease_id, ids)
+    )
     found = buffer.connection.execute(*statement).all()
     if not found or found[0].expires_at <= buffer.now:
         raise LeaseExpiredError(lease_id)
@@ -143,12 +190,8 @@ def _held(buffer: LockedBuffer, lease_id: int, ids: Sequence[int] | None) -> Seq
     return rows
 
 
-def _undo(buffer: LockedBuffer, rows: Sequence[Any], reason: str, attempts: int = 1) -> list[int]:
-    """End leases without an ack: the draw does not count, the attempt does.
-
-    Returns:
-        Those that failed.
-    """
+def _undo(buffer: LockedBuffer, rows: Sequence[Any], reason: str, attempts: int = 1) -> None:
+    """End leases without an ack: the draw does not count, the attempt does."""
     limit = buffer.settings.max_attempts
 
     def undone(rows: Sequence[Any], why: str) -> list[Change]:
@@ -168,7 +211,9 @@ def _undo(buffer: LockedBuffer, rows: Sequence[Any], reason: str, attempts: int 
     last = undone(failed, f"{reason} (attempt {limit} of {limit})")
     transitions.move(buffer, last, GroupStatus.FAILED)
     _give_back(buffer, undone(again, reason))
-    return _ids(failed)
+    if failed:
+        ids = ", ".join(map(str, _ids(failed)))
+        buffer.report(logging.WARNING, f"groups {ids} failed at their last attempt: {reason}")
 
 
 def _give_back(buffer: LockedBuffer, changes: Sequence[Change]) -> None:

@@ -56,6 +56,7 @@ _FACTS = (
     group.prompt_uid,
     group.task_name,
     group.group_status,
+    group.leased_from,
     group.staleness,
     group.priority,
     group.num_episodes,

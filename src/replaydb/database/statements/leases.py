@@ -13,6 +13,7 @@ from sqlalchemy import (
     Insert,
     Select,
     Update,
+    and_,
     delete,
     func,
     insert,
@@ -23,7 +24,7 @@ from sqlalchemy import (
 
 from replaydb.database.expressions import among
 from replaydb.database.prepared import prepared
-from replaydb.database.schema import episode_group, group, lease
+from replaydb.database.schema import IS_LEASED, draw, draw_group, episode_group, group, lease
 from replaydb.database.statements.groups import SCALARS
 
 
@@ -33,48 +34,65 @@ def insert_lease() -> Insert:
     return insert(lease)
 
 
-def live(buffer_id: int, now: datetime) -> Select[Any]:
-    """Leases that have not expired, with the number of groups they hold."""
-    held = select(func.count()).where(group.lease_id == lease.c.id).scalar_subquery().label("held")
-    return (
-        select(lease, held)
+def live(buffer_id: int, now: datetime, lease_id: int | None = None) -> Select[Any]:
+    """Leases that have not expired, or one of them: a row for each group, as its draw took it.
+
+    A lease that holds nothing is one row, without a group.
+    """
+    drawn = draw_group.c
+    statement = (
+        select(
+            lease,
+            group.id.label("group_id"),
+            drawn.draw_id,
+            drawn.probability,
+            drawn.weight,
+            draw.c.step,
+        )
+        .outerjoin_from(lease, episode_group, group.lease_id == lease.c.id)
+        .outerjoin(draw_group, (drawn.group_id == group.id) & IS_LEASED)
+        .outerjoin(draw, draw.c.id == drawn.draw_id)
         .where(lease.c.buffer_id == buffer_id, lease.c.expires_at > now)
-        .order_by(lease.c.id)
+        .order_by(lease.c.id, drawn.position, group.id)
     )
+    return statement if lease_id is None else statement.where(lease.c.id == lease_id)
 
 
 @prepared
-def extend(lease_id: Any, now: Any, end: Any) -> Update:
+def extend(of_buffer: Any, lease_id: Any, now: Any, end: Any) -> Update:
     """Move the end of a lease that has not expired."""
-    return (
-        update(lease).where(lease.c.id == lease_id, lease.c.expires_at > now).values(expires_at=end)
-    )
+    mine = _of_buffer(of_buffer, lease_id)
+    return update(lease).where(mine, lease.c.expires_at > now).values(expires_at=end)
 
 
 @prepared
-def held(lease_id: Any) -> Select[Any]:
+def held(buffer_id: Any, lease_id: Any) -> Select[Any]:
     """End of a lease, locked, with the scalars of every group it holds, in the order of ids.
 
     A lease that holds nothing is one row, without a group.
     """
-    return _held(lease_id)
+    return _held(buffer_id, lease_id)
 
 
 @prepared
-def held_among(lease_id: Any, ids: Any) -> Select[Any]:
+def held_among(buffer_id: Any, lease_id: Any, ids: Any) -> Select[Any]:
     """End of a lease, locked, with the scalars of some groups it holds, in the order of ids."""
-    return _held(lease_id, among(group.id, ids))
+    return _held(buffer_id, lease_id, among(group.id, ids))
 
 
-def _held(lease_id: Any, some: ColumnElement[bool] | None = None) -> Select[Any]:
+def _held(buffer_id: Any, lease_id: Any, some: ColumnElement[bool] | None = None) -> Select[Any]:
     mine = (group.lease_id == lease_id) & (true() if some is None else some)
     return (
         select(lease.c.expires_at, *SCALARS)
         .outerjoin_from(lease, episode_group, mine)
-        .where(lease.c.id == lease_id)
+        .where(_of_buffer(buffer_id, lease_id))
         .order_by(group.id)
         .with_for_update(of=lease)
     )
+
+
+def _of_buffer(buffer_id: Any, lease_id: Any) -> ColumnElement[bool]:
+    return and_(lease.c.id == lease_id, lease.c.buffer_id == buffer_id)
 
 
 @prepared

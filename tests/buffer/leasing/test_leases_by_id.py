@@ -1,0 +1,219 @@
+"""Leases known by their id: gone on with by another process, or taken back."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import signal
+
+import pytest
+
+import replaydb as rdb
+from replaydb import Buffer, Store
+from replaydb.database.schema import lease as lease_table
+from support import workers as life
+from support.clock import Clock
+from support.damage import damage
+from support.groups import group, groups, long_group
+from support.ledger import number_of, statuses
+from support.workers import Worker, workers
+
+
+@pytest.fixture
+async def elsewhere(other: Store, buffer: Buffer) -> Buffer:
+    """The same buffer, as another process has it."""
+    return await other.buffer("math", create=False)
+
+
+async def test_what_leases_says_of_their_groups(store: Store, buffer: Buffer) -> None:
+    await buffer.put(groups(4))
+    first = await buffer.lease(3, rdb.Lifo(), ttl=60, owner="trainer-0", step=7)
+    await buffer.update_settings(record_draws=False)
+    second = await buffer.lease(1, ttl=60, step=8)
+    one, two = await buffer.leases()
+    assert (one.id, one.owner, one.num_groups) == (first.id, "trainer-0", 3)
+    assert (one.group_ids, one.draw_id, one.step) == ((4, 3, 2), first.batch.draw_id, 7)
+    assert (two.group_ids, two.draw_id, two.step) == ((1,), None, None)
+    await first.ack([3])
+    assert (await buffer.leases())[0].group_ids == (4, 2)
+    await first.ack()
+    assert [info.id for info in await buffer.leases()] == [second.id]
+    assert await (await store.buffer("code")).leases() == []
+
+
+async def test_another_process_goes_on_with_a_lease(
+    buffer: Buffer, elsewhere: Buffer, clock: Clock, url: str
+) -> None:
+    ids = await buffer.put(groups(4))
+    first = await buffer.lease(4, rdb.Prioritized(), ttl=30, step=7)
+    done, *kept = first.batch.ids
+    await first.ack([done])
+    clock.jump(20)
+    lease = await elsewhere.open_lease(first.id, ttl=60)
+    assert (lease.id, lease.ttl, lease.batch.ids) == (first.id, 60, kept)
+    assert lease.batch.draw_id == first.batch.draw_id
+    assert lease.batch.probabilities.tolist() == first.batch.probabilities[1:].tolist()
+    assert lease.batch.weights.tolist() == first.batch.weights[1:].tolist()
+    assert list(lease.batch.groups) == list(first.batch.groups[1:])
+    clock.jump(50)  # after the first ttl, within the new one
+    async with elsewhere.open_lease(first.id, ttl=60) as again:
+        await again.nack(kept[:1])
+        await again.reject(kept[1:2], reason="odd")
+        await again.extend()
+    assert sorted((await statuses(url)).values()) == [
+        "archived",
+        "archived",
+        "completed",
+        "filtered",
+    ]
+    assert await buffer.leases() == []
+    with pytest.raises(rdb.LeaseExpiredError):
+        await elsewhere.open_lease(first.id, ttl=60)
+    assert len(ids) == await buffer.count()
+
+
+async def test_of_two_holders_the_first_to_speak_is_heard(
+    buffer: Buffer, elsewhere: Buffer, url: str
+) -> None:
+    ids = await buffer.put(groups(3))
+    first = await buffer.lease(3, ttl=60)
+    second = await elsewhere.open_lease(first.id, ttl=60)
+    await second.ack(ids[:1])
+    with pytest.raises(rdb.LeaseExpiredError) as caught:
+        await first.nack(ids[:1])
+    assert caught.value.group_ids == (ids[0],)
+    await first.nack(ids[1:2])
+    await second.ack()  # what is left
+    assert list((await statuses(url)).values()) == ["archived", "completed", "archived"]
+    for call in (first.ack, first.nack, first.extend, second.ack, second.extend):
+        with pytest.raises(rdb.LeaseExpiredError):
+            await call()
+
+
+async def test_revoked_at_once(buffer: Buffer, elsewhere: Buffer, url: str) -> None:
+    ids = await buffer.put(groups(3))
+    first = await buffer.lease(3, ttl=600)
+    await first.ack(ids[:1])
+    assert await elsewhere.revoke(first.id, reason="restarted") == ids[1:]
+    assert await buffer.leases() == []
+    assert await number_of(url, lease_table) == 0
+    for call in (first.ack, first.nack, first.extend):
+        with pytest.raises(rdb.LeaseExpiredError):
+            await call()
+    for one in await buffer.get(ids[1:]):
+        facts = (one.status, one.leased_from, one.attempts, one.times_sampled, one.status_reason)
+        assert facts == ("completed", None, 1, 0, "revoked: restarted")
+    (record,) = await buffer.draws()
+    assert record.outcomes == ("acked", "nacked", "nacked")
+    assert record.outcome_reasons == (None, "revoked: restarted", "revoked: restarted")
+    async with elsewhere.lease(2, ttl=60) as lease:
+        assert lease.batch.ids == ids[1:]
+        assert await buffer.revoke(first.id) == []  # nothing of the next holder's
+    assert set((await statuses(url)).values()) == {"archived"}
+
+
+async def test_a_revocation_is_an_attempt_also_of_what_has_run_out(
+    store: Store, clock: Clock, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    buffer = await store.buffer("math", max_attempts=1)
+    ids = await buffer.put(groups(2))
+    lease = await buffer.lease(1, ttl=10)
+    assert await buffer.revoke(lease.id) == ids[:1]
+    assert f"groups {ids[0]} failed at their last attempt: revoked" in caplog.text
+    lease = await buffer.lease(1, ttl=10)
+    clock.jump(11)
+    assert await buffer.revoke(lease.id) == ids[1:]
+    assert set((await statuses(url)).values()) == {"failed"}
+    assert (await buffer.get(ids))[1].status_reason == "revoked (attempt 1 of 1)"
+
+
+async def test_a_block_whose_lease_is_revoked(buffer: Buffer, elsewhere: Buffer) -> None:
+    await buffer.put(groups(1))
+
+    async def train(error: Exception | None) -> None:
+        async with buffer.lease(1, ttl=60) as lease:
+            await elsewhere.revoke(lease.id)
+            if error is not None:
+                raise error
+
+    with pytest.raises(rdb.LeaseExpiredError):
+        await train(None)
+    with pytest.raises(KeyError):
+        await train(KeyError())
+
+
+async def test_who_waits_is_given_what_is_revoked(buffer: Buffer, elsewhere: Buffer) -> None:
+    ids = await buffer.put(groups(1))
+    lease = await buffer.lease(1, ttl=600)
+    waiting = asyncio.ensure_future(elsewhere.sample(1, timeout=None))
+    await asyncio.sleep(0)
+    await buffer.revoke(lease.id)
+    assert (await asyncio.wait_for(waiting, 30)).ids == ids
+
+
+async def test_leases_of_other_buffers_are_unknown(store: Store, buffer: Buffer, url: str) -> None:
+    await buffer.put(groups(1))
+    lease = await buffer.lease(1, ttl=60)
+    wrong = await store.buffer("code")
+    assert await wrong.revoke(lease.id) == []
+    for lease_id in (lease.id, lease.id + 1):
+        with pytest.raises(rdb.LeaseExpiredError) as caught:
+            await wrong.open_lease(lease_id, ttl=60)
+        assert caught.value.lease_id == lease_id
+    await lease.ack()
+    for bad in (-1, "1", None, True):
+        with pytest.raises(rdb.InvalidInputError):
+            await buffer.open_lease(bad, ttl=60)  # type: ignore[arg-type]
+        with pytest.raises(rdb.InvalidInputError):
+            await buffer.revoke(bad)  # type: ignore[arg-type]
+    with pytest.raises(rdb.InvalidInputError):
+        await buffer.open_lease(1, ttl=0)
+    with pytest.raises(rdb.InvalidInputError):
+        await buffer.revoke(1, reason=7)  # type: ignore[arg-type]
+
+
+async def test_opened_without_a_record_of_the_draw_or_with_nothing_left(store: Store) -> None:
+    buffer = await store.buffer("math", record_draws=False)
+    ids = await buffer.put([long_group("a", 50), group("b")])
+    first = await buffer.lease(2, rdb.Lifo(), ttl=60)
+    batch = (await buffer.open_lease(first.id, ttl=60)).batch
+    assert (batch.ids, batch.draw_id) == (ids, None)
+    assert all(math.isnan(one) for one in [*batch.probabilities, *batch.weights])
+    assert batch.groups[0].episodes[0].text == "x" * 50
+    await buffer.delete(ids)
+    lease = await buffer.open_lease(first.id, ttl=60)
+    assert len(lease.batch) == 0
+    assert await buffer.revoke(first.id) == []
+    assert await buffer.leases() == []
+    with pytest.raises(rdb.LeaseExpiredError):
+        await lease.ack()
+
+
+async def test_damage_found_when_it_is_opened(buffer: Buffer, url: str) -> None:
+    ids = await buffer.put(groups(3))
+    first = await buffer.lease(3, ttl=60)
+    await damage(url, ids[1])
+    with pytest.raises(rdb.CorruptPayloadError) as caught:
+        await buffer.open_lease(first.id, ttl=60)
+    assert caught.value.group_ids == (ids[1],)
+    assert list((await statuses(url)).values()) == ["completed", "failed", "completed"]
+    assert await number_of(url, lease_table) == 0
+    (record,) = await buffer.draws()
+    assert record.outcomes == ("nacked", "lost", "nacked")
+
+
+async def test_a_restarted_trainer_takes_its_work_back(buffer: Buffer, url: str) -> None:
+    """Its process was killed, and the lease would last for ten minutes more."""
+    ids = await buffer.put(groups(4))
+    for how in ({"step": 7}, {"step": 8}):
+        with workers(Worker(life.die_holding, url, 2, {"owner": "trainer", **how})) as (worker,):
+            assert await worker.ended() == -signal.SIGKILL
+    with pytest.raises(rdb.NotEnoughGroupsError):
+        await buffer.lease(1, ttl=60)
+    unfinished, stray = (one for one in await buffer.leases() if one.owner == "trainer")
+    assert (unfinished.step, stray.step) == (7, 8)
+    async with buffer.open_lease(unfinished.id, ttl=60) as lease:
+        assert lease.batch.ids == ids[:2]
+    assert await buffer.revoke(stray.id) == ids[2:]
+    assert list((await statuses(url)).values()) == ["archived"] * 2 + ["completed"] * 2
+    assert [one.attempts for one in await buffer.get(ids)] == [0, 0, 1, 1]
