@@ -133,7 +133,8 @@ class NotEnoughGroupsError(ReplayDBError):
         task_name: The task whose quota could not be met; None where there was one total.
         by_status: Groups by `GroupStatus`: `pending` ones still arrive, `archived` ones have been
             used or evicted.
-        leased_by: Groups that somebody holds, by the owner of the lease.
+        leased_by: Groups that somebody holds, or has claimed while they arrive, by the owner of
+            the lease.
         too_stale: Groups passed over for `max_staleness`, those of unknown staleness included.
         of_other_runs: Groups passed over for `runs`.
         filtered_out: Groups passed over for `where`. Each group is in one of these three at most.

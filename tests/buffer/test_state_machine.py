@@ -155,8 +155,12 @@ class Machine(RuleBasedStateMachine):
     def lease(self, count: int, status: str) -> None:
         self._lease(count, status)
 
+    @rule(count=st.integers(1, 3))
+    def claim(self, count: int) -> None:
+        self._lease(count, "pending")
+
     def _lease(self, count: int, status: str) -> None:
-        uids = self.model.of(status)
+        uids = [uid for uid in self.model.of(status) if not self.model.rows[uid].claimed]
         call = self.buffer.lease(count, ttl=TTL, statuses=status, allow_partial=True)
         if not uids:
             with pytest.raises(rdb.NotEnoughGroupsError):
@@ -164,8 +168,31 @@ class Machine(RuleBasedStateMachine):
             return
         taken = self.run(call)
         assert [one.group_uid for one in taken.batch.groups] == uids[:count]
-        self.model.lease(taken.id, uids[:count])
+        take = self.model.claim if status == "pending" else self.model.lease
+        take(taken.id, uids[:count])
         self.leases.append(taken)
+
+    @rule(number=NUMBER, revoked=st.booleans())
+    def by_its_id(self, number: int, revoked: bool) -> None:
+        """Another process goes on with a lease, or takes back what it holds."""
+        if not self.leases:
+            return
+        lease = self.leases[number % len(self.leases)]
+        held = self.model.leases.get(lease.id)
+        uids = sorted(held or (), key=lambda uid: self.model.rows[uid].id)
+        ids = [self.model.rows[uid].id for uid in uids]
+        if revoked:
+            assert self.run(self.buffer.revoke(lease.id)) == ids
+            for uid in uids:
+                self.model.undo(uid)
+            self.model.leases.pop(lease.id, None)
+        elif held is None:
+            with pytest.raises(rdb.LeaseExpiredError):
+                self.run(self.buffer.open_lease(lease.id, ttl=TTL))
+        else:
+            again = self.run(self.buffer.open_lease(lease.id, ttl=TTL))
+            assert sorted(again.batch.ids) == ids
+            self.leases.append(again)
 
     @rule(number=NUMBER, part=st.booleans(), success=st.booleans())
     def settle(self, number: int, part: bool, success: bool) -> None:
@@ -248,7 +275,7 @@ class Machine(RuleBasedStateMachine):
         row.version = None if None in (version, versions) else min(version or 0, versions or 0)
         row.rewards.append(float(number))
         if len(row.rewards) == row.expected:
-            self.model.settle(row, "completed")
+            self.model.complete(uid)
         assert status == row.status
 
     @rule(by=st.integers(0, 2))

@@ -26,6 +26,7 @@ class Row:
     expected: int = 0
     least: int = 0
     closes: bool = False
+    claimed: bool = False
 
 
 @dataclass
@@ -92,15 +93,24 @@ class Model:
             row = self.rows[uid]
             row.leased_from, row.status, row.times = row.status, "leased", row.times + 1
 
+    def claim(self, lease_id: int, uids: list[str]) -> None:
+        self.leases[lease_id] = set(uids)
+        for uid in uids:
+            self.rows[uid].claimed = True
+
     def let_go(self, uid: str) -> None:
         """Whoever held a group no longer does."""
+        if uid in self.rows:
+            self.rows[uid].claimed = False
         for held in self.leases.values():
             held.discard(uid)
 
     def ack(self, uid: str) -> None:
         row = self.rows[uid]
         self.let_go(uid)
-        if not self.returns or (self.max_times is not None and row.times >= self.max_times):
+        if row.status == "pending":
+            row.attempts = 0
+        elif not self.returns or (self.max_times is not None and row.times >= self.max_times):
             row.status = "archived"
         else:
             row.attempts = 0
@@ -109,17 +119,27 @@ class Model:
     def undo(self, uid: str) -> None:
         row = self.rows[uid]
         self.let_go(uid)
-        row.attempts, row.times = row.attempts + 1, row.times - 1
+        leased = row.status == "leased"
+        row.attempts, row.times = row.attempts + 1, row.times - leased
         if self.max_attempts is not None and row.attempts >= self.max_attempts:
             row.status = "failed"
-        else:
+        elif leased:
             self.settle(row, row.leased_from)
+
+    def complete(self, uid: str) -> None:
+        row = self.rows[uid]
+        self.let_go(uid)
+        row.attempts = 0
+        self.settle(row, "completed")
 
     def time_passes(self) -> None:
         """So much that every lease and every deadline is over."""
-        for uid in self.of("leased"):
-            self.undo(uid)
+        for held in list(self.leases.values()):
+            for uid in list(held):
+                self.undo(uid)
         for uid in self.of("pending"):
             row = self.rows[uid]
-            if row.closes:
-                self.settle(row, "completed" if len(row.rewards) >= row.least else "failed")
+            if row.closes and len(row.rewards) >= row.least:
+                self.complete(uid)
+            elif row.closes:
+                row.status = "failed"

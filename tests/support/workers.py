@@ -121,10 +121,13 @@ def add(url: str, uid: str, positions: list[int]) -> None:
 
 
 def die_holding(url: str, n: int, how: dict[str, Any]) -> None:
-    """Take a lease, and be killed."""
+    """Take a lease, work on groups that still arrive, and be killed."""
 
     async def life(buffer: Buffer) -> None:
-        await buffer.lease(n, ttl=600, **how)
+        lease = await buffer.lease(n, ttl=600, **how)
+        for one in lease.batch.groups:
+            if one.status is rdb.GroupStatus.PENDING:
+                await buffer.add_episode(one.group_uid, episode(0.0), position=0)
         os.kill(os.getpid(), signal.SIGKILL)
 
     _live(url, life)

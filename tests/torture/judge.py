@@ -104,7 +104,8 @@ def check(tables: Tables) -> None:
     assert not [uid for uid, count in uids.items() if count > 1], "a uid is stored twice"
     leases = {row["id"] for row in tables.leases}
     for row in tables.groups:
-        assert (row["group_status"] == "leased") == (row["lease_id"] is not None), row
+        is_held = row["lease_id"] is not None
+        assert (row["group_status"] == "leased") == is_held or row["group_status"] == "pending", row
         assert row["lease_id"] is None or row["lease_id"] in leases, row
     _check_staleness(tables)
     held = sorted(row["group_id"] for row in tables.held)

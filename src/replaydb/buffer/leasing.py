@@ -24,11 +24,7 @@ from replaydb.policies import Fifo, SamplingPolicy
 from replaydb.results import LeaseInfo
 
 #: Statuses from which groups can be leased: nobody else has them in hand.
-_LEASABLE = frozenset(GroupStatus) - {
-    GroupStatus.PENDING,
-    GroupStatus.LEASED,
-    GroupStatus.ARCHIVED,
-}
+_LEASABLE = frozenset(GroupStatus) - {GroupStatus.LEASED, GroupStatus.ARCHIVED}
 
 
 class Leasing(Drawing):
@@ -66,7 +62,9 @@ class Leasing(Drawing):
             max_staleness: See `sample`.
             runs: See `sample`.
             statuses: Statuses to take groups from: `aborted` ones to go on with, `expired` ones
-                to roll again. A nack gives them back the status they had.
+                to roll again. A nack gives them back the status they had. `pending` ones, which
+                no other status may stand beside, are claimed to work on: they stay `pending`,
+                and anybody still adds episodes; that is no draw, and is not recorded as one.
             step: See `sample`.
             timeout: See `sample`.
             allow_partial: See `sample`.
@@ -77,6 +75,8 @@ class Leasing(Drawing):
         chosen = checks.some_of("statuses", statuses, sorted(_LEASABLE))
         if not chosen:
             raise InvalidInputError("statuses", "at least one", repr(statuses))
+        if GroupStatus.PENDING in chosen and len(chosen) > 1:
+            raise InvalidInputError("statuses", "'pending' by itself", repr(statuses))
         seconds = checks.duration("ttl", ttl)
         who = f"{socket.gethostname()}:{os.getpid()}" if owner is None else owner
         request = DrawRequest(

@@ -256,7 +256,7 @@ async def test_what_leases_says(store: Store, buffer: Buffer, clock: Clock) -> N
         {"statuses": []},
         {"statuses": ["leased"]},
         {"statuses": ["archived"]},
-        {"statuses": ["pending"]},
+        {"statuses": ["pending", "aborted"]},
         {"statuses": ["nonsense"]},
         {"owner": ""},
         {"n": 0},

@@ -55,7 +55,8 @@ def draw(buffer: LockedBuffer, request: DrawRequest) -> Drawn:
         NotEnoughGroupsError: There are fewer; what was done is to be rolled back.
         RateLimitedError: The buffer's rate limit does not let so many out now.
     """
-    limits.check_draw(buffer, request.count)
+    if not request.is_claim:
+        limits.check_draw(buffer, request.count)
     lease_id = None
     if request.lease is not None:
         lease_id = leases.create(buffer, request.lease.owner, request.lease.ttl)
@@ -71,10 +72,11 @@ def draw(buffer: LockedBuffer, request: DrawRequest) -> Drawn:
     if buffer.scope.backend.has_one_connection:  # before what is archived loses its payload
         stored = groups.fetch(buffer.connection, buffer.id, drawn.ids)
     retired = drawing.retire()
-    buffer.row.limited_samples += len(drawing.taken)
+    if not request.is_claim:
+        buffer.row.limited_samples += len(drawing.taken)
     rows = groups.facts(buffer.connection, buffer.id, drawn.ids)
     drawn = replace(drawn, rows=rows, stored=stored and stored._replace(groups=rows))
-    if buffer.settings.record_draws:
+    if buffer.settings.record_draws and not request.is_claim:
         drawn = replace(drawn, draw_id=drawing.record(drawn))
     if buffer.settings.on_evict == "delete":
         transitions.erase(buffer, retired)  # the snapshot of the payloads has them yet
@@ -173,6 +175,8 @@ class _Drawing:
         if self.taken:
             others = ~selection(self._buffer.id, ids=self.taken)
             eligible = others if eligible is None else eligible & others
+        if self._request.is_claim:
+            eligible = statements.UNCLAIMED if eligible is None else eligible & statements.UNCLAIMED
         pool = self._pool(account, status)
         if order.clock is None:
             rows = orders.first(self._connection, pool, order, portion.count, eligible)
@@ -268,8 +272,11 @@ class _Drawing:
     ) -> None:
         """Count what was chosen of a pool; move its clock, and whoever that clock has passed."""
         account = one.account
-        account.num_sampled += len(chosen)
         ids = one.ids[chosen].tolist()
+        if self._request.is_claim:
+            self._connection.execute(*statements.claim(ids, self._lease_id))
+            return
+        account.num_sampled += len(ids)
         if self._lease_id is not None and ids:
             version = self._buffer.row.policy_version
             self._connection.execute(

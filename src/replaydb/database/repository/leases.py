@@ -104,7 +104,8 @@ def ack(buffer: LockedBuffer, lease_id: int, ids: Sequence[int] | None) -> None:
     done, again = _split(
         rows,
         lambda row: (
-            settings.on_ack == "archive" or (limit is not None and row.times_sampled >= limit)
+            row.group_status == GroupStatus.LEASED
+            and (settings.on_ack == "archive" or (limit is not None and row.times_sampled >= limit))
         ),
     )
     keep = settings.archived_payload == "keep"
@@ -200,7 +201,8 @@ def _undo(buffer: LockedBuffer, rows: Sequence[Any], reason: str, attempts: int 
                 row,
                 {
                     "attempts": row.attempts + attempts,
-                    "times_sampled": row.times_sampled - 1,
+                    # The claim of a group that still arrives was no draw.
+                    "times_sampled": row.times_sampled - (row.group_status == GroupStatus.LEASED),
                     "status_reason": why,
                 },
             )
@@ -217,10 +219,13 @@ def _undo(buffer: LockedBuffer, rows: Sequence[Any], reason: str, attempts: int 
 
 
 def _give_back(buffer: LockedBuffer, changes: Sequence[Change]) -> None:
-    """Groups get the status they were leased from, unless they have become too stale for it."""
+    """Groups get the status they were leased from, unless they have become too stale for it.
+
+    What was claimed while it arrives has kept its status, and goes on arriving.
+    """
     by_status: dict[GroupStatus, list[Change]] = {}
     for row, values in changes:
-        status = GroupStatus(row.leased_from)
+        status = GroupStatus(row.leased_from or row.group_status)
         if status in group_statements.EXPIRING and buffer.accounts[row.task_name].is_too_stale(
             row.staleness
         ):

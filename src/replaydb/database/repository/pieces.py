@@ -116,7 +116,7 @@ def close_overdue(buffer: LockedBuffer) -> None:
     for row in buffer.connection.execute(statements.scalars(overdue)).all():
         expected, missing = row.expected_episodes, row.expected_episodes - row.num_episodes
         why = f"{missing} of {expected} episodes missing at the deadline"
-        reason = {"status_reason": why, "deadline": None}
+        reason = {"status_reason": why}
         least = expected if row.min_episodes is None else row.min_episodes
         if row.num_episodes >= least:
             closed = _complete(buffer, [row.id], reason)
@@ -206,13 +206,15 @@ def _complete(
     """Make groups samplable, but those that are too stale already. Returns what became of each."""
     if not ids:
         return {}
+    # Attempts were those of who worked on it; a lease of what is whole begins to count anew.
+    common = {"attempts": 0, "status_reason": None, **values}
     stale: list[Change] = []
     fresh: list[Change] = []
     for row in groups.scalars(buffer.connection, buffer.id, ids):
         if buffer.accounts[row.task_name].is_too_stale(row.staleness):
-            stale.append((row, {**values, "status_reason": TOO_STALE, "deadline": None}))
+            stale.append((row, {**common, "status_reason": TOO_STALE}))
         else:
-            fresh.append((row, {**values, "completed_at": buffer.now, "deadline": None}))
+            fresh.append((row, {**common, "completed_at": buffer.now}))
     transitions.move(buffer, stale, GroupStatus.EXPIRED)
     transitions.reopen(buffer, fresh)
     return {row.id: GroupStatus.EXPIRED for row, _ in stale} | {

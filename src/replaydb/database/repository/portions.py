@@ -64,6 +64,11 @@ class DrawRequest:
     lease: LeaseTerms | None = None
 
     @property
+    def is_claim(self) -> bool:
+        """Whether it takes groups to work on, which still arrive: that is no draw."""
+        return self.statuses == (GroupStatus.PENDING,)
+
+    @property
     def count(self) -> int:
         """Groups in all."""
         return sum(portion.count for portion in self.portions)

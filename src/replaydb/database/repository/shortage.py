@@ -25,7 +25,7 @@ def explain(
         if number := connection.execute(statement).scalar_one():
             by_status[status.value] = number
     leased_by: dict[str, int] = {}
-    if GroupStatus.LEASED.value in by_status:
+    if by_status.keys() & {GroupStatus.LEASED.value, GroupStatus.PENDING.value}:
         holders = statements.holders(buffer_id, portion.tasks, _MOST)
         leased_by = {row.owner: row.held for row in connection.execute(holders)}
     passed: dict[str, int] = {}

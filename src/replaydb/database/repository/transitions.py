@@ -145,13 +145,10 @@ def _recount(accounts: Mapping[str, TaskAccount], rows: Sequence[Any], status: G
 
 
 def _changed(row: Any, status: GroupStatus, values: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "group_id": row.id,
-        "group_status": status.value,
-        "lease_id": None,
-        "leased_from": None,
-        **values,
-    }
+    new = {"group_id": row.id, "group_status": status.value, "lease_id": None, "leased_from": None}
+    if status is not GroupStatus.PENDING:
+        new["deadline"] = None  # that was for what is still to arrive
+    return new | dict(values)
 
 
 def _sums(row: Any) -> GroupSums:

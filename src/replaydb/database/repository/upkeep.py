@@ -8,7 +8,7 @@ from replaydb.database.repository.locked import LockedBuffer
 
 def sweep(buffer: LockedBuffer) -> None:
     """Bring groups of locked tasks up to date: leases, deadlines, time to live."""
-    if any(account.num_leased for account in buffer.accounts.values()):
+    if any(account.num_leased or account.num_pending for account in buffer.accounts.values()):
         leases.reap(buffer)
     if any(account.num_pending for account in buffer.accounts.values()):
         pieces.close_overdue(buffer)

@@ -247,6 +247,16 @@ def mark_leased(ids: Any, lease: Any, now: Any, policy_version: Any) -> Update:
     return _mark_sampled(ids, now).values(values)
 
 
+#: Of groups that still arrive: those that nobody works on.
+UNCLAIMED = group.lease_id.is_(None)
+
+
+@prepared
+def claim(ids: Any, lease: Any) -> Update:
+    """Put groups that still arrive into somebody's hands; they stay what they are."""
+    return update(episode_group).where(among(group.id, ids)).values({group.lease_id: lease})
+
+
 @prepared
 def mark_sampled(ids: Any, now: Any) -> Update:
     """Count one more draw of each group."""

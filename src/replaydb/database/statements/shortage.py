@@ -21,8 +21,8 @@ def count_status(
 
 
 def holders(buffer_id: int, tasks: Collection[str] | None, most: int) -> Select[Any]:
-    """Who holds leased groups, and how many."""
-    held = _some(buffer_id, tasks, [GroupStatus.LEASED], most)
+    """Who holds groups, leased or claimed while they arrive, and how many."""
+    held = _some(buffer_id, tasks, [GroupStatus.LEASED, GroupStatus.PENDING], most)
     return (
         select(lease.c.owner, func.count().label("held"))
         .join_from(lease, episode_group, group.lease_id == lease.c.id)
