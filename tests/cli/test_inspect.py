@@ -1,4 +1,4 @@
-"""`replaydb buffers` and `replaydb stats`, as people and scripts call them."""
+"""`replaydb buffers`, `stats`, `leases` and `revoke`, as people and scripts call them."""
 
 from __future__ import annotations
 
@@ -58,13 +58,33 @@ def test_stats(filled_url: str) -> None:
     assert facts["tasks"][0]["num_inserted"] == 2
 
 
+def test_leases_are_listed_and_revoked(filled_url: str) -> None:
+    async def take() -> None:
+        async with rdb.Store.open(filled_url) as store:
+            await (await store.buffer("math")).lease(2, ttl=600, owner="trainer-0", step=7)
+
+    asyncio.run(take())
+    shown = run("leases", "math", url=filled_url).output
+    assert ["1", "trainer-0", "7", "2", "1,", "2"] in [
+        line.split()[:6] for line in shown.splitlines()
+    ]
+    (listed,) = json.loads(run("leases", "math", "--json", url=filled_url).output)
+    assert (listed["id"], listed["step"], listed["group_ids"]) == (1, 7, [1, 2])
+    outcome = run("revoke", "math", "1", "--reason", "stuck", url=filled_url)
+    assert outcome.output == "2 groups came back\n"
+    assert run("revoke", "math", "1", url=filled_url).output == "lease 1 holds nothing\n"
+    assert json.loads(run("leases", "math", "--json", url=filled_url).output) == []
+
+
 def test_stats_of_no_such_buffer(filled_url: str) -> None:
     outcome = run("stats", "chess", url=filled_url)
     assert outcome.exit_code == 1
     assert outcome.stderr == "error: there is no buffer named 'chess'\n"
 
 
-@pytest.mark.parametrize("command", ["buffers", "stats math", "db current", "db check"])
+@pytest.mark.parametrize(
+    "command", ["buffers", "stats math", "leases math", "db current", "db check"]
+)
 def test_looking_does_not_make_a_file(empty_sqlite_url: str, command: str) -> None:
     path = Path(empty_sqlite_url.removeprefix("sqlite:///"))
     outcome = run(*command.split(), url=empty_sqlite_url)

@@ -21,6 +21,8 @@ app = typer.Typer(
 app.add_typer(db.app, name="db")
 app.command()(inspect.buffers)
 app.command()(inspect.stats)
+app.command()(inspect.leases)
+app.command()(inspect.revoke)
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,4 +1,4 @@
-"""`replaydb buffers` and `replaydb stats`: what is in a store, for people and for scripts."""
+"""`replaydb buffers`, `stats` and `leases`: what is in a store, for people and for scripts."""
 
 from __future__ import annotations
 
@@ -14,9 +14,13 @@ import typer
 from replaydb.cli.console import Url, printable
 
 if TYPE_CHECKING:
-    from replaydb import BufferInfo, BufferStats
+    from replaydb import BufferInfo, BufferStats, LeaseInfo
 
+Name = Annotated[str, typer.Argument(help="Name of the buffer.")]
 Json = Annotated[bool, typer.Option("--json", help="For scripts: JSON, in full precision.")]
+
+#: How many ids of groups a line shows.
+SHOWN_IDS = 8
 
 
 def buffers(url: Url, as_json: Json = False) -> None:
@@ -36,7 +40,7 @@ def buffers(url: Url, as_json: Json = False) -> None:
 
 def stats(
     url: Url,
-    buffer: Annotated[str, typer.Argument(help="Name of the buffer.")],
+    buffer: Name,
     as_json: Json = False,
 ) -> None:
     """Count what is in a buffer: its groups by task and status, and what was drawn."""
@@ -77,6 +81,41 @@ def stats(
     )
 
 
+def leases(url: Url, buffer: Name, as_json: Json = False) -> None:
+    """List who holds groups of a buffer, of which trainer step, and until when."""
+    found = asyncio.run(_leases(url, buffer))
+    if as_json:
+        _print_json([asdict(info) for info in found])
+        return
+    _print_table(
+        ("lease", "owner", "step", "groups", "ids", "since", "until"),
+        (
+            (
+                info.id,
+                info.owner,
+                info.step,
+                info.num_groups,
+                ", ".join(map(str, info.group_ids[:SHOWN_IDS]))
+                + (" ..." if info.num_groups > SHOWN_IDS else ""),
+                f"{info.acquired_at:%Y-%m-%d %H:%M:%S}",
+                f"{info.expires_at:%Y-%m-%d %H:%M:%S}",
+            )
+            for info in found
+        ),
+    )
+
+
+def revoke(
+    url: Url,
+    buffer: Name,
+    lease: Annotated[int, typer.Argument(help="Id of the lease, as `replaydb leases` shows it.")],
+    reason: Annotated[str | None, typer.Option(help="Kept as the reason of its groups.")] = None,
+) -> None:
+    """Take back what a lease holds, at once, so that others are given it."""
+    ids = asyncio.run(_revoke(url, buffer, lease, reason))
+    typer.echo(f"{len(ids)} groups came back" if ids else f"lease {lease} holds nothing")
+
+
 async def _buffers(url: str) -> list[BufferInfo]:
     from replaydb import Store
 
@@ -89,6 +128,20 @@ async def _stats(url: str, name: str) -> BufferStats:
 
     async with Store.open(url, read_only=True) as store:
         return await (await store.buffer(name, create=False)).stats()
+
+
+async def _leases(url: str, name: str) -> list[LeaseInfo]:
+    from replaydb import Store
+
+    async with Store.open(url, read_only=True) as store:
+        return await (await store.buffer(name, create=False)).leases()
+
+
+async def _revoke(url: str, name: str, lease_id: int, reason: str | None) -> list[int]:
+    from replaydb import Store
+
+    async with Store.open(url, migrate=False) as store:
+        return await (await store.buffer(name, create=False)).revoke(lease_id, reason=reason)
 
 
 def _print_json(value: object) -> None:
