@@ -14,7 +14,8 @@ def publish(module: str, names: Iterable[str]) -> None:
     """Set `__module__` of the classes and functions of a public module to its name.
 
     Annotations of a class are resolved first, as they are text that would be looked up in the
-    module named by `__module__`, where their names are unknown.
+    module named by `__module__`, where their names are unknown. What is lost is `inspect.getsource`
+    of a class, which looks there as well; that of its methods works.
     """
     namespace = vars(sys.modules[module])
     for thing in map(namespace.__getitem__, names):
