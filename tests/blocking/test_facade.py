@@ -156,4 +156,4 @@ def test_an_asynchronous_buffer_is_refused(buffer: blocking.Buffer) -> None:
 
 
 def public(kind: type) -> set[str]:
-    return {name for name in dir(kind) if not name.startswith("_")} - {"saw"}  # for stores alone
+    return {name for name in dir(kind) if not name.startswith("_")}

@@ -23,21 +23,24 @@ class prepared(Generic[S]):
     Building a statement and finding its compiled form costs several times what running it does,
     and a draw runs a dozen. Called with values it gives the statement, always the same one, and
     the values by name: `connection.execute(*members_of(7))`.
+
+    Attributes:
+        build: The function, for statements that are made from this one.
     """
 
     def __init__(self, build: Callable[..., S]) -> None:
-        self._build = build
+        self.build = build
         self._names = tuple(inspect.signature(build).parameters)
         update_wrapper(self, build)
 
     @cached_property
-    def statement(self) -> S:
+    def _statement(self) -> S:
         """The statement, whose parameters have no values yet."""
-        return self._build(*map(bindparam, self._names))
+        return self.build(*map(bindparam, self._names))
 
     def __call__(self, *values: Any) -> tuple[S, dict[str, Any]]:
         """The statement, and what to run it with."""
-        return self.statement, dict(zip(self._names, values, strict=True))
+        return self._statement, dict(zip(self._names, values, strict=True))
 
 
 def execute_many(

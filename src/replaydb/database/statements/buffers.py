@@ -83,33 +83,25 @@ def lock_tasks(buffer_id: Any, names: Any) -> Select[Any]:
     Rows that refer to a locked one may still be inserted (`key_share`), here as for buffers: a
     foreign key must not wait for what its own transaction may be holding up.
     """
-    return _lock_tasks(buffer_id).where(among(task.c.task_name, names))
+    return lock_all_tasks.build(buffer_id).where(among(task.c.task_name, names))
 
 
 @prepared
 def lock_all_tasks(buffer_id: Any) -> Select[Any]:
     """Accounts of all tasks, in the same way."""
-    return _lock_tasks(buffer_id)
+    return all_tasks.build(buffer_id).with_for_update(key_share=True)
 
 
 @prepared
 def lock_leased_tasks(buffer_id: Any, lease_id: Any) -> Select[Any]:
     """Accounts of the tasks of which a lease holds groups, in the same way."""
     names = select(group.task_name).where(group.lease_id == lease_id)
-    return _lock_tasks(buffer_id).where(task.c.task_name.in_(names))
+    return lock_all_tasks.build(buffer_id).where(task.c.task_name.in_(names))
 
 
 @prepared
 def all_tasks(buffer_id: Any) -> Select[Any]:
     """Accounts of all tasks, in the same order, not locked."""
-    return _tasks(buffer_id)
-
-
-def _lock_tasks(buffer_id: Any) -> Select[Any]:
-    return _tasks(buffer_id).with_for_update(key_share=True)
-
-
-def _tasks(buffer_id: Any) -> Select[Any]:
     return select(task).where(task.c.buffer_id == buffer_id).order_by(task.c.id)
 
 

@@ -244,7 +244,7 @@ def mark_leased(ids: Any, lease: Any, now: Any, policy_version: Any) -> Update:
         group.group_status: GroupStatus.LEASED.value,
         group.lease_id: lease,
     }
-    return _mark_sampled(ids, now).values(values)
+    return mark_sampled.build(ids, now).values(values)
 
 
 #: Of groups that still arrive: those that nobody works on.
@@ -260,10 +260,6 @@ def claim(ids: Any, lease: Any) -> Update:
 @prepared
 def mark_sampled(ids: Any, now: Any) -> Update:
     """Count one more draw of each group."""
-    return _mark_sampled(ids, now)
-
-
-def _mark_sampled(ids: Any, now: Any) -> Update:
     return (
         update(episode_group).where(among(group.id, ids)).values(_sampled(type_coerce(now, _NOW)))
     )

@@ -292,17 +292,6 @@ def change() -> Update:
 @prepared
 def archive(ids: Any, reason: Any, now: Any) -> Update:
     """Take groups out of use."""
-    return _archive(ids, reason, now)
-
-
-@prepared
-def archive_scalars(ids: Any, reason: Any, now: Any) -> Update:
-    """Take groups out of use whose payloads are deleted."""
-    gone = {group.has_transcript: False, group.num_bytes: 0}
-    return _archive(ids, reason, now).values(gone)
-
-
-def _archive(ids: Any, reason: Any, now: Any) -> Update:
     values = {
         group.group_status: GroupStatus.ARCHIVED.value,
         group.lease_id: None,
@@ -311,6 +300,13 @@ def _archive(ids: Any, reason: Any, now: Any) -> Update:
         group.archived_at: now,
     }
     return update(episode_group).where(among(group.id, ids)).values(values)
+
+
+@prepared
+def archive_scalars(ids: Any, reason: Any, now: Any) -> Update:
+    """Take groups out of use whose payloads are deleted."""
+    gone = {group.has_transcript: False, group.num_bytes: 0}
+    return archive.build(ids, reason, now).values(gone)
 
 
 def scalars(condition: ColumnElement[bool]) -> Select[Any]:
