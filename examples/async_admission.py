@@ -51,7 +51,7 @@ async def train(url: str, steps: int = STEPS) -> Outcome:
                     version = buffer.policy_version
                     outcome.staleness += [
                         version - group.min_policy_version
-                        for group in batch.groups
+                        for group in batch
                         if group.min_policy_version is not None
                     ]
                     update(policy, optimizer, batch)

@@ -178,27 +178,36 @@ def _payload(data: bytes) -> dict[str, Any]:
 def _episode_rows(flat: FlatEpisodes) -> list[dict[str, Any]]:
     """Columns of `episode` that the episodes themselves decide."""
     places = pairwise(flat.offsets.tolist())
-    oldest, newest = flat.min_policy_versions, flat.max_policy_versions
     turns = [1] * flat.num_episodes if flat.turns is None else flat.turns.counts.clip(1).tolist()
-    columns: dict[str, Sequence[Any]] = {
-        "reward": _nullable(flat.rewards, np.isnan(flat.rewards)),
-        "advantage": _nullable(flat.advantages, np.isnan(flat.advantages)),
-        "num_tokens": flat.lengths.tolist(),
-        "num_loss_tokens": [np.count_nonzero(flat.loss_mask[slice(*place)]) for place in places],
-        "num_turns": turns,
-        "min_policy_version": _nullable(oldest, oldest == NO_VERSION),
-        "max_policy_version": _nullable(newest, newest == NO_VERSION),
-        "finish_reason": flat.finish_reasons,
-        "metadata": flat.metadata,
-    }
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
-def _nullable(column: NDArray[Any], missing: NDArray[np.bool_]) -> list[Any]:
-    """The values of a column, None where they are missing."""
-    values = column.astype(object)
-    values[missing] = None
-    return list(values)
+    columns = zip(
+        flat.rewards.tolist(),
+        flat.advantages.tolist(),
+        flat.lengths.tolist(),
+        places,
+        turns,
+        flat.min_policy_versions.tolist(),
+        flat.max_policy_versions.tolist(),
+        flat.finish_reasons,
+        flat.metadata,
+        strict=True,
+    )
+    return [
+        {
+            "reward": None if reward != reward else reward,
+            "advantage": None if advantage != advantage else advantage,
+            "num_tokens": num_tokens,
+            "num_loss_tokens": np.count_nonzero(flat.loss_mask[begin:end]),
+            "num_turns": num_turns,
+            "min_policy_version": None if oldest == NO_VERSION else oldest,
+            "max_policy_version": None if newest == NO_VERSION else newest,
+            "finish_reason": finish_reason,
+            "metadata": metadata,
+        }
+        for (
+            reward, advantage, num_tokens, (begin, end), num_turns, oldest, newest,
+            finish_reason, metadata,
+        ) in columns
+    ]  # fmt: skip
 
 
 @dataclass(slots=True)

@@ -50,7 +50,7 @@ class GroupContext:
         )
 
     def __bool__(self) -> bool:
-        return self != GroupContext()
+        return bool(self.extras) or self.prompt is not None or self.prompt_ids is not None
 
     def __eq__(self, other: object) -> bool:
         return same_fields(self, other) if isinstance(other, GroupContext) else NotImplemented

@@ -222,7 +222,7 @@ def flatten(episodes: Sequence[Episode], context: GroupContext | None = None) ->
         finish_reasons=tuple([episode.finish_reason for episode in episodes]),
         metadata=tuple([episode.metadata for episode in episodes]),
         turns=_flatten_turns(episodes) if any(episode.turns for episode in episodes) else None,
-        context=context or GroupContext(),
+        context=GroupContext() if context is None else context,
     )
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -226,12 +226,17 @@ class EpisodeGroup:
     @property
     def min_policy_version(self) -> int | None:
         """Oldest version in the group; None as soon as one episode's is unknown."""
-        return _known(np.min, [part.min_policy_versions for part in self.parts])
+        versions: list[list[int]] = [part.min_policy_versions.tolist() for part in self.parts]
+        oldest = min(chain.from_iterable(versions), default=NO_VERSION)
+        return None if oldest == NO_VERSION else oldest  # it is lower than every version
 
     @property
     def max_policy_version(self) -> int | None:
         """Newest version in the group; None as soon as one episode's is unknown."""
-        return _known(np.max, [part.max_policy_versions for part in self.parts])
+        if self.min_policy_version is None:
+            return None
+        versions: list[list[int]] = [part.max_policy_versions.tolist() for part in self.parts]
+        return max(chain.from_iterable(versions))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, EpisodeGroup):
@@ -251,11 +256,3 @@ class EpisodeGroup:
             f"{type(self).__name__}({self.task_name!r}, {self.num_episodes} episodes, "
             f"group_uid={self.group_uid!r}, status={self.status.value!r})"
         )
-
-
-def _known(
-    extreme: Callable[[NDArray[np.int64]], Any], columns: list[NDArray[np.int64]]
-) -> int | None:
-    """The extreme version of all columns, if every version is known."""
-    versions = np.concatenate(columns or [np.empty(0, np.int64)])
-    return int(extreme(versions)) if versions.size and NO_VERSION not in versions else None

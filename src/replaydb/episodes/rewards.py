@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -30,10 +31,13 @@ def reward_stats(rewards: NDArray[np.float64]) -> RewardStats:
     Equal rewards are their own mean and have a std of exactly 0.0. Rounding does not always give
     that, and what it leaves would pass a filter for `reward_std > 0`.
     """
-    known = rewards[~np.isnan(rewards)]
-    if not known.size:
+    # Groups are small: numpy takes longer to be called than Python to add up.
+    known = [reward for reward in rewards.tolist() if reward == reward]
+    if not known:
         return RewardStats()
-    low, high = float(known.min()), float(known.max())
+    low, high = min(known), max(known)
     if low == high:
         return RewardStats(low, 0.0, low, high)
-    return RewardStats(float(known.mean()), float(known.std()), low, high)
+    mean = sum(known) / len(known)
+    squares = [(reward - mean) * (reward - mean) for reward in known]
+    return RewardStats(mean, math.sqrt(sum(squares) / len(known)), low, high)

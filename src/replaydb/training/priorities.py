@@ -1,7 +1,7 @@
 """Scores of groups for prioritized sampling: finite numbers >= 0.
 
 Functions of a group go to `buffer.put(groups, priority=reward_std)` as they are, and to
-`buffer.update_priorities(batch.ids, map(reward_std, batch.groups))`; those with parameters are
+`buffer.update_priorities(batch.ids, map(reward_std, batch))`; those with parameters are
 small callables. Any other function of a group does as well.
 """
 
