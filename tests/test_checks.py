@@ -15,6 +15,7 @@ import replaydb as rdb
 from replaydb import Buffer, BufferSettings, Store, training
 from replaydb.training import advantages, importance, priorities
 from replaydb.training.dataset import ReplayDataset
+from replaydb.training.prometheus import BufferCollector
 from support.groups import episode, group
 
 
@@ -52,6 +53,7 @@ OBJECTS: list[Any] = [3, [1], {1: 2}, {"a": object()}, {"a": float("nan")}]
 
 FINITE = [it for it in NUMBERS if it != -1.0]
 REWARDS = np.ones(1)
+BUFFER: Any = None  # not looked at before the others are
 ONES, MASK = torch.ones(1, 1), torch.ones(1, 1, dtype=torch.bool)
 
 GIVEN: list[tuple[str, Callable[[Any], Any], type[Exception], list[Any]]] = [
@@ -101,11 +103,14 @@ GIVEN: list[tuple[str, Callable[[Any], Any], type[Exception], list[Any]]] = [
         for field, give in {
             "eps": lambda it: advantages.grpo(REWARDS, [0], eps=it),
             "discount": lambda it: training.gae(ONES, ONES, MASK, discount=it),
+            "max_age": lambda it: BufferCollector(BUFFER, max_age=it),
             "cap": lambda it: importance.truncated(ONES, it),
             "low": lambda it: importance.clipped(ONES, it),
             "eta": lambda it: priorities.td_errors(ONES, MASK, [0], 1, eta=it),
         }.items()
     ),
+    ("draws", lambda it: BufferCollector(BUFFER, draws=it), rdb.InvalidInputError, INTEGERS),
+    ("n", lambda it: rdb.Mix({"a": 1}).quotas(it), rdb.InvalidInputError, INTEGERS),
     (
         "k",
         lambda it: advantages.pass_at_k(REWARDS, [0], it),

@@ -10,7 +10,7 @@ from threading import Lock
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from replaydb import blocking
+from replaydb import blocking, checks
 
 _TASK = re.compile(r"buffer/task/(?P<task>.*)/(?P<status>[a-z]+)", re.DOTALL)
 _BIN = re.compile(r"(?P<side>buffer|train)/staleness/(?P<bin>[a-z0-9_]+)")
@@ -31,12 +31,15 @@ class BufferCollector(Collector):
         buffer: A buffer of a blocking store.
         draws: See `Buffer.metrics`.
         max_age: Seconds that an answer is given again.
+
+    Raises:
+        InvalidInputError: An argument is wrong.
     """
 
     def __init__(self, buffer: blocking.Buffer, *, draws: int = 100, max_age: float = 5.0) -> None:
         self.buffer = buffer
-        self.draws = draws
-        self.max_age = max_age
+        self.draws = checks.whole_number("draws", draws, least=1)
+        self.max_age = checks.number("max_age", max_age, least=0.0)
         self._lock = Lock()
         self._numbers: Mapping[str, float] = {}
         self._asked_at = float("-inf")
