@@ -124,6 +124,12 @@ def ids(field: str, value: Any) -> list[int]:
     return [whole_number(f"{field}[{i}]", each) for i, each in enumerate(_listed(field, value))]
 
 
+def uids(field: str, value: Any) -> list[str]:
+    """One uid or several, in their order."""
+    several = (value,) if isinstance(value, str) else items(field, "a uid or several", value)
+    return [name(f"{field}[{i}]", each) for i, each in enumerate(several)]
+
+
 def seconds(field: str, value: object) -> float | None:
     """Seconds to wait, 0 or more; None, or infinity: for ever."""
     plain = scalar(value)

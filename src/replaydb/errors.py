@@ -87,10 +87,12 @@ class UnknownGroupError(ReplayDBError, LookupError):
 
     Attributes:
         group_ids: The ids or uids that were not found.
+        batch: From `get`: the others that could be read. Otherwise None.
     """
 
-    def __init__(self, group_ids: Iterable[int | str]) -> None:
+    def __init__(self, group_ids: Iterable[int | str], batch: Batch | None = None) -> None:
         self.group_ids = tuple(group_ids)
+        self.batch = batch
         super().__init__(f"no such groups in this buffer: {_some(self.group_ids)}")
 
 
@@ -254,7 +256,7 @@ class PayloadGoneError(ReplayDBError, LookupError):
     Attributes:
         group_ids: Ids of these groups.
         replaced: Those of them that hold other episodes now.
-        batch: From `redraw`: the other groups of the draw, still usable. Otherwise None.
+        batch: From `get` and `redraw`: the other groups, still usable. Otherwise None.
     """
 
     def __init__(
@@ -278,8 +280,8 @@ class CorruptPayloadError(ReplayDBError):
     Attributes:
         reason: What is wrong with them.
         group_ids: Ids of the damaged groups; empty where bytes were decoded outside a store.
-        batch: From `sample`, `peek` and `redraw`: the other groups, still usable. Otherwise
-            None.
+        batch: From `sample`, `peek`, `get` and `redraw`: the other groups, still usable.
+            Otherwise None.
     """
 
     def __init__(

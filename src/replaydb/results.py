@@ -73,6 +73,89 @@ class DrawInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupInfo:
+    """What is known of a group without reading its episodes, as `Buffer.find` returns it.
+
+    Times are aware, in UTC. What does not apply to a group, or is not known of it, is None.
+
+    Attributes:
+        id: Identity within the store, ascending in the order of arrival.
+        group_uid: Its uid, unique in the buffer.
+        prompt_uid: Its prompt.
+        task_name: Its task.
+        status: Where it is in its life.
+        status_reason: Why, where there is something to say.
+        run_id: The run that put it.
+        run_name: Name of that run.
+        priority: Weight of prioritized sampling.
+        staleness: Policy versions behind the buffer's; of groups that do not age any more, when
+            they ceased to.
+        min_policy_version: Oldest policy version that made a token.
+        max_policy_version: Newest policy version that made a token.
+        comparable_version: `min_policy_version`, where the run is of the lineage that the buffer
+            follows.
+        num_episodes: Episodes that have arrived.
+        expected_episodes: Episodes that complete it.
+        min_episodes: Episodes that are enough when the deadline has passed.
+        deadline: When its episodes are no longer waited for.
+        num_tokens: Tokens of all episodes, prompts included.
+        num_bytes: Stored size of the episodes; 0 where they are gone.
+        has_transcript: Whether an episode has text.
+        reward_mean: Mean of the rewards of the episodes.
+        reward_std: Population standard deviation of the rewards.
+        reward_min: Lowest reward of an episode.
+        reward_max: Highest reward of an episode.
+        times_sampled: Draws that took it and did not give it back.
+        times_replaced: How often other content took its place.
+        attempts: Leases that ended without an ack.
+        lease_id: The lease that holds it.
+        leased_from: The status it had before, which a nack gives back to it.
+        tags: JSON that it was put with.
+        created_at: When it was put, or opened.
+        completed_at: When the last of its episodes arrived.
+        first_sampled_at: When it was drawn for the first time.
+        last_sampled_at: When it was drawn for the last time.
+        archived_at: When it was archived.
+    """
+
+    id: int
+    group_uid: str
+    prompt_uid: str | None
+    task_name: str
+    status: GroupStatus
+    status_reason: str | None
+    run_id: int | None
+    run_name: str | None
+    priority: float
+    staleness: int | None
+    min_policy_version: int | None
+    max_policy_version: int | None
+    comparable_version: int | None
+    num_episodes: int
+    expected_episodes: int | None
+    min_episodes: int | None
+    deadline: datetime | None
+    num_tokens: int
+    num_bytes: int
+    has_transcript: bool
+    reward_mean: float | None
+    reward_std: float | None
+    reward_min: float | None
+    reward_max: float | None
+    times_sampled: int
+    times_replaced: int
+    attempts: int
+    lease_id: int | None
+    leased_from: GroupStatus | None
+    tags: Mapping[str, Any]
+    created_at: datetime
+    completed_at: datetime | None
+    first_sampled_at: datetime | None
+    last_sampled_at: datetime | None
+    archived_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
 class PromptInfo:
     """What became of the groups of one prompt of one task; deleted groups are not counted.
 

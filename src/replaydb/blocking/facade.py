@@ -281,6 +281,7 @@ class Buffer(_Facade):
     delete = _blocking(asynchronous.Buffer.delete)
     drain = _blocking(asynchronous.Buffer.drain)
     draws = _blocking(asynchronous.Buffer.draws)
+    find = _blocking(asynchronous.Buffer.find)
     get = _blocking(asynchronous.Buffer.get)
     lease = _making(asynchronous.Buffer.lease, Lease)
     open_lease = _making(asynchronous.Buffer.open_lease, Lease)

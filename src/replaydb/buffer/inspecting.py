@@ -14,39 +14,115 @@ from replaydb.batch.batch import Batch
 from replaydb.batch.stored import StoredGroup
 from replaydb.buffer.core import BufferCore
 from replaydb.buffer.drawing import reasons
+from replaydb.buffer.requests import eligible, named, order
+from replaydb.database import filters
+from replaydb.database.group_columns import col
 from replaydb.database.records import Decoded, Stored, decoded
 from replaydb.database.repository import groups, lineage, metrics
+from replaydb.database.repository.listing import Listing, find
 from replaydb.database.transactions import BULK_SECONDS, end_in
+from replaydb.episodes import GroupStatus
 from replaydb.errors import (
     CorruptPayloadError,
+    InvalidInputError,
     PayloadGoneError,
     UnknownDrawError,
     UnknownGroupError,
 )
-from replaydb.results import BufferStats, DrawInfo, PromptInfo
+from replaydb.results import BufferStats, DrawInfo, GroupInfo, PromptInfo
 
 
 class Inspecting(BufferCore):
     """What is stored, and what became of it."""
 
-    async def get(self, ids: Iterable[int]) -> list[StoredGroup]:
+    async def find(
+        self,
+        ids: Iterable[int] | None = None,
+        *,
+        uids: str | Iterable[str] | None = None,
+        tasks: str | Iterable[str] | None = None,
+        statuses: str | Iterable[str] | None = None,
+        where: ColumnElement[bool] | None = None,
+        runs: str | Iterable[str] | None = None,
+        order_by: ColumnElement[Any] = col.id,
+        limit: int | None = None,
+        after: GroupInfo | None = None,
+    ) -> list[GroupInfo]:
+        """What is known of groups of any status, without reading their episodes.
+
+        Nothing is drawn, counted or changed. To go through many groups, take them in pages:
+        `page = await buffer.find(limit=1000, after=page[-1])`.
+
+        Args:
+            ids: Only these groups; those that are gone are passed over.
+            uids: The same by their uids, instead of `ids`.
+            tasks: Only groups of these tasks.
+            statuses: Only groups of these statuses.
+            where: Only groups that meet this expression over `replaydb.col`.
+            runs: Only groups that these runs put.
+            order_by: A column of `replaydb.col` that holds numbers or times, or its `desc()`.
+                Equal ones are sorted by id in the same direction; groups without a value come
+                last.
+            limit: How many at most; by default all.
+            after: The last group of the page before, in the same order. Not with `ids` or `uids`.
+
+        Raises:
+            CorruptPayloadError: Tags or times of some cannot be read; it names them.
+            InvalidInputError: An argument is wrong.
+        """
+        names, sort = named(ids, uids), order(order_by)
+        if after is not None:
+            checks.instance("after", after, GroupInfo)
+            if names is not None:
+                raise InvalidInputError("after", "None where ids or uids name the groups", after.id)
+        listing = Listing(
+            names,
+            checks.names("tasks", tasks),
+            checks.some_of("statuses", statuses, GroupStatus),
+            filters.all_of(eligible(where, None, runs).values()),
+            sort,
+            None if after is None else (getattr(after, sort.column.key), after.id),
+            checks.optional(checks.whole_number, "limit", limit),
+        )
+        return await self._database.read(
+            lambda connection: find(connection, self.id, listing), end=end_in(BULK_SECONDS)
+        )
+
+    async def get(
+        self, ids: Iterable[int] | None = None, *, uids: str | Iterable[str] | None = None
+    ) -> list[StoredGroup]:
         """Read groups of any status, in the order asked for.
+
+        Where some cannot be read, the error has the others as `batch`, in that order.
+
+        Args:
+            ids: Which groups.
+            uids: The same by their uids, instead of `ids`.
 
         Raises:
             UnknownGroupError: Some are not in the buffer.
-            PayloadGoneError: Of some only the scalars are left.
             CorruptPayloadError: Stored bytes of some are damaged.
+            PayloadGoneError: Of some only the scalars are left.
         """
-        wanted = checks.ids("ids", ids)
-        decoded = await self._fetch(wanted)
-        known = decoded.groups.keys() | decoded.corrupt.keys() | decoded.gone
-        if missing := [one for one in wanted if one not in known]:
-            raise UnknownGroupError(missing)
-        if decoded.corrupt:
-            raise CorruptPayloadError(reasons(decoded.corrupt), sorted(decoded.corrupt))
-        if decoded.gone:
-            raise PayloadGoneError(sorted(decoded.gone))
-        return [decoded.groups[one] for one in wanted]
+        wanted = named(ids, uids)
+        if wanted is None:
+            raise InvalidInputError("ids", "ids or uids", "neither")
+
+        def work(connection: Connection) -> tuple[dict[int | str, int], Stored]:
+            known = groups.ids_by_name(connection, self.id, wanted)
+            return known, groups.fetch(connection, self.id, sorted(set(known.values())))
+
+        known, stored = await self._database.read(work, end=end_in(BULK_SECONDS))
+        found = await decoded(stored)
+        read = [found.groups[known[one]] for one in wanted if known.get(one) in found.groups]
+        there = found.groups.keys() | found.corrupt.keys() | found.gone
+        if missing := [one for one in wanted if known.get(one) not in there]:
+            raise UnknownGroupError(missing, _batch(read))
+        if bad := found.corrupt:
+            raise CorruptPayloadError(reasons(bad), sorted(bad), _batch(read))
+        if found.gone:
+            raise PayloadGoneError(sorted(found.gone), batch=_batch(read))
+        return read
 
     async def _fetch(self, ids: Sequence[int]) -> Decoded:
         return await decoded(
@@ -176,3 +252,7 @@ class Inspecting(BufferCore):
             return metrics.collect(connection, self.id, number, now)
 
         return await self._database.read(work)
+
+
+def _batch(groups: Sequence[StoredGroup]) -> Batch:
+    return Batch(groups, np.ones(len(groups)), np.ones(len(groups)))

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sqlalchemy import ColumnElement
+from sqlalchemy import Boolean, Column, ColumnElement, String, UnaryExpression
+from sqlalchemy.sql import operators
 
 from replaydb import checks
 from replaydb.database import filters
+from replaydb.database.group_columns import COLUMNS
 from replaydb.database.repository.portions import Portion
+from replaydb.database.schema import Tags
+from replaydb.database.statements.draws import Order
+from replaydb.database.terms import shown
 from replaydb.errors import InvalidInputError
 from replaydb.policies import Mix, SamplingPolicy, checked_policy
 
@@ -60,6 +65,35 @@ def portions(
         Portion(checked, quota, frozenset((task_name,)), condition, task_name, conditions)
         for task_name, quota in quotas.items()
     )
+
+
+def named(
+    ids: Iterable[int] | None, uids: str | Iterable[str] | None
+) -> list[int] | list[str] | None:
+    """Groups that a call names, by id or by uid; None where it names none."""
+    if uids is None:
+        return checks.optional(checks.ids, "ids", ids)
+    if ids is not None:
+        raise InvalidInputError("uids", "None where ids name the groups", repr(uids))
+    return checks.uids("uids", uids)
+
+
+def order(order_by: Any) -> Order:
+    """What groups are sorted by: a column of `replaydb.col`, or its `desc()`."""
+    column, descending = order_by, False
+    if type(order_by) is UnaryExpression and order_by.modifier in _DIRECTIONS:
+        column, descending = order_by.element, order_by.modifier is operators.desc_op
+    if (
+        not isinstance(column, Column)
+        or COLUMNS.get(column.key) is not column
+        or isinstance(column.type, String | Boolean | Tags)
+    ):
+        expected = "a column of replaydb.col that holds numbers or times, or its desc()"
+        raise InvalidInputError("order_by", expected, shown(order_by))
+    return Order(column, descending)
+
+
+_DIRECTIONS = (operators.asc_op, operators.desc_op)
 
 
 def _shares(

@@ -258,14 +258,19 @@ def from_rows(
             decoded.gone.add(group_id)
             continue
         try:
-            _check_scalars(facts)
+            check_scalars(facts)
             decoded.groups[group_id] = _from_parts(facts, mine, texts.get(group_id))
         except CorruptPayloadError as error:
             decoded.corrupt[group_id] = error.reason
     return decoded
 
 
-def _check_scalars(facts: Facts) -> None:
+def check_scalars(facts: Facts) -> None:
+    """Refuse a row of a group in which something stands that cannot be read.
+
+    Raises:
+        CorruptPayloadError: Saying what.
+    """
     for name, value in facts.items():
         if isinstance(value, Damaged):
             raise CorruptPayloadError(f"{name} can not be read: {value}")

@@ -35,6 +35,33 @@ async def test_unknown_groups_are_named(store: Store, buffer: Buffer) -> None:
         await buffer.get([ids[0], 99, elsewhere, 2**63 - 1, 0])
     assert caught.value.group_ids == (99, elsewhere, 2**63 - 1, 0)
     assert isinstance(caught.value, LookupError)
+    assert caught.value.batch is not None
+    assert caught.value.batch.ids == ids[:1]
+
+
+async def test_groups_are_read_by_their_uids(store: Store, buffer: Buffer) -> None:
+    ids = await buffer.put(groups(3))
+    await (await store.buffer("code")).put(group("elsewhere"))
+    found = await buffer.get(uids=["gsm8k-2", "gsm8k-0", "gsm8k-2"])
+    assert [one.id for one in found] == [ids[2], ids[0], ids[2]]
+    assert [one.id for one in await buffer.get(uids="gsm8k-1")] == [ids[1]]
+    assert await buffer.get(uids=[]) == []
+    with pytest.raises(rdb.UnknownGroupError, match="elsewhere") as caught:
+        await buffer.get(uids=["gsm8k-1", "elsewhere", "gsm8k-0"])
+    assert caught.value.group_ids == ("elsewhere",)
+    assert caught.value.batch is not None
+    assert caught.value.batch.ids == [ids[1], ids[0]]
+
+
+async def test_what_is_gone_does_not_take_the_rest_with_it(store: Store) -> None:
+    buffer = await store.buffer("math", archived_payload="drop", max_times_sampled=1)
+    ids = await buffer.put(groups(3))
+    await buffer.sample(1, rdb.Fifo())
+    with pytest.raises(rdb.PayloadGoneError) as caught:
+        await buffer.get(ids)
+    assert caught.value.group_ids == (ids[0],)
+    assert caught.value.batch is not None
+    assert caught.value.batch.ids == ids[1:]
 
 
 @pytest.mark.parametrize("ids", [None, 3, "12", [1.5], [-1], [True], [2**63], ["1"], [[1]]])

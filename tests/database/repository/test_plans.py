@@ -27,7 +27,7 @@ from replaydb.database.schema import (
     task,
     transcript,
 )
-from replaydb.database.statements import buffers, draws, groups, leases, lineage
+from replaydb.database.statements import buffers, draws, groups, leases, lineage, listing
 from replaydb.policies import SimplePolicy
 from support.connections import transaction
 from support.plans import assert_reads_only, assert_stays_within, plan_of
@@ -285,6 +285,48 @@ async def test_victims_that_nobody_can_draw(connection: AsyncConnection, status:
     pool = draws.Pool(1, "task-3", status)
     statement = draws.first_in_order(pool, draws.Order(group.id), 16)
     assert_reads_only(await plan_of(connection, statement), ARRIVAL)
+
+
+LISTED = [
+    (group.id, "arrival", 9000),
+    (group.priority, "priority", 50.0),
+    (group.comparable_version, "comparable_version", 20),
+    (group.times_sampled, "times_sampled", 3),
+    (group.last_sampled_at, "last_sampled_at", NOW),
+]
+
+
+@pytest.mark.parametrize(("column", "index", "key"), LISTED, ids=[one[1] for one in LISTED])
+@pytest.mark.parametrize("descending", [False, True], ids=["ascending", "descending"])
+@pytest.mark.parametrize("eligible", [None, FILTERS["reward"]], ids=["all", "some"])
+async def test_a_page_of_a_listing(
+    connection: AsyncConnection, column: Any, index: str, key: Any, descending: bool, eligible: Any
+) -> None:
+    """Also of groups without a value, which come last."""
+    order = draws.Order(column, descending)
+    for unknown in (False, True) if column.nullable else (False,):
+        by_age = unknown and column is group.last_sampled_at
+        for after in (None, (None if unknown else key, 9000)):
+            statement = listing.page(POOL, order, 100, eligible, after, unknown=unknown)
+            plan = await plan_of(connection, statement)
+            assert_reads_only(plan, ARRIVAL if by_age else f"ix_episode_group_{index}")
+
+
+async def test_a_listing_of_what_is_not_idle_stays_within_its_task(
+    connection: AsyncConnection,
+) -> None:
+    pool = draws.Pool(1, "task-3", "archived")
+    statement = listing.page(
+        pool, draws.Order(group.priority), 100, None, (3.0, 9000), unknown=False
+    )
+    assert_stays_within(await plan_of(connection, statement), ARRIVAL)
+
+
+async def test_what_is_shown_of_groups_is_found_by_their_ids(connection: AsyncConnection) -> None:
+    plan = await plan_of(connection, listing.shown(1, [5, 6, 7]))
+    assert "episode_group" not in plan.scans, plan.text
+    assert "pk_episode_group" in plan.indexes, plan.text
+    assert plan.tables == {"episode_group", "run"}, plan.text
 
 
 STATEMENTS: dict[str, tuple[Callable[[], Any], dict[str, Any], set[str], set[str]]] = {

@@ -56,6 +56,17 @@ def count(connection: Connection, condition: ColumnElement[bool]) -> int:
 COPYABLE = group.group_status.in_(sorted(PUTTABLE))
 
 
+def ids_by_name(
+    connection: Connection, buffer_id: int, names: Sequence[int] | Sequence[str]
+) -> dict[int | str, int]:
+    """Ids of groups that are named by id or by uid; uids that the buffer has not are left out."""
+    if not names or isinstance(names[0], int):
+        return {name: name for name in names if isinstance(name, int)}
+    found = connection.execute(*statements.known_uids(buffer_id, names))
+    known = {row.group_uid: row.id for row in found}
+    return {name: known[name] for name in names if name in known}
+
+
 def ids(connection: Connection, condition: ColumnElement[bool]) -> Sequence[int]:
     """Ids of the groups that meet a condition."""
     return connection.scalars(statements.ids(condition)).all()

@@ -1,0 +1,125 @@
+"""What is known of groups, in the order of any column, a page at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection
+
+from replaydb.database.records import check_scalars
+from replaydb.database.repository import groups
+from replaydb.database.schema import Damaged
+from replaydb.database.statements import buffers as buffer_statements
+from replaydb.database.statements import listing as statements
+from replaydb.database.statements.draws import Order, Pool
+from replaydb.database.statements.groups import selection
+from replaydb.episodes import GroupStatus
+from replaydb.errors import CorruptPayloadError
+from replaydb.results import GroupInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Which groups to show.
+
+    Attributes:
+        names: Groups by id or by uid; None: all there are.
+        tasks: Only groups of these tasks.
+        statuses: Only groups of these statuses.
+        eligible: Only groups that meet this.
+        order: By what they are sorted; those without a value come last.
+        after: Key and id of the group that was the last of the page before.
+        limit: How many at most.
+    """
+
+    names: Sequence[int] | Sequence[str] | None
+    tasks: Collection[str] | None
+    statuses: Collection[str] | None
+    eligible: ColumnElement[bool] | None
+    order: Order
+    after: tuple[Any, int] | None
+    limit: int | None
+
+
+def find(connection: Connection, buffer_id: int, listing: Listing) -> list[GroupInfo]:
+    """The groups of a page.
+
+    Raises:
+        CorruptPayloadError: What is stored of some cannot be read.
+    """
+    if listing.names is None:
+        rows = _in_pools(connection, buffer_id, listing)
+    else:
+        rows = _named(connection, buffer_id, listing.names, listing)
+    return _shown(connection, buffer_id, [row.id for row in rows[: listing.limit]])
+
+
+def _in_pools(connection: Connection, buffer_id: int, listing: Listing) -> list[Any]:
+    """The first groups of each task and status, from their indexes, and of those the first."""
+    names: Iterable[str] | None = listing.tasks
+    if names is None:
+        names = connection.scalars(buffer_statements.task_names(buffer_id)).all()
+    statuses = list(GroupStatus) if listing.statuses is None else listing.statuses
+    rows: list[Any] = []
+    for name in sorted(names):
+        for status in sorted(statuses):
+            rows.extend(_first(connection, Pool(buffer_id, name, str(status)), listing))
+    return _sorted(rows, listing.order)
+
+
+def _first(connection: Connection, pool: Pool, listing: Listing) -> list[Any]:
+    order, after, limit = listing.order, listing.after, listing.limit
+    rows: list[Any] = []
+    for unknown in (False, True) if order.column.nullable else (False,):
+        if after is not None and after[0] is None and not unknown:
+            continue  # all those whose key is known came before
+        start = after if after is not None and (after[0] is None) == unknown else None
+        left = None if limit is None else limit - len(rows)
+        statement = statements.page(pool, order, left, listing.eligible, start, unknown=unknown)
+        rows.extend(connection.execute(statement).all())
+        if limit is not None and len(rows) >= limit:
+            break
+    return rows
+
+
+def _named(
+    connection: Connection, buffer_id: int, names: Sequence[int] | Sequence[str], listing: Listing
+) -> list[Any]:
+    ids = list(groups.ids_by_name(connection, buffer_id, names).values())
+    condition = selection(
+        buffer_id,
+        ids=ids,
+        tasks=listing.tasks,
+        statuses=listing.statuses,
+        where=listing.eligible,
+    )
+    rows = connection.execute(statements.keys(condition, listing.order.column)).all()
+    return _sorted(rows, listing.order)
+
+
+def _sorted(rows: Iterable[Any], order: Order) -> list[Any]:
+    known: list[Any] = []
+    unknown: list[Any] = []
+    for row in rows:
+        (unknown if row.key is None or isinstance(row.key, Damaged) else known).append(row)
+    known.sort(key=lambda row: (row.key, row.id), reverse=order.descending)
+    unknown.sort(key=lambda row: row.id, reverse=order.descending)
+    return known + unknown
+
+
+def _shown(connection: Connection, buffer_id: int, ids: Sequence[int]) -> list[GroupInfo]:
+    found = connection.execute(*statements.shown(buffer_id, ids)).mappings()
+    rows = {row["id"]: dict(row) for row in found}
+    damaged: dict[int, str] = {}
+    for group_id, row in rows.items():
+        try:
+            check_scalars(row)
+        except CorruptPayloadError as error:
+            damaged[group_id] = error.reason
+        row["status"] = GroupStatus(row.pop("group_status"))
+        row["leased_from"] = row["leased_from"] and GroupStatus(row["leased_from"])
+    if damaged:
+        raise CorruptPayloadError("; ".join(sorted(set(damaged.values()))), sorted(damaged))
+    return [GroupInfo(**rows[group_id]) for group_id in ids]

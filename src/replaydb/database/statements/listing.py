@@ -1,0 +1,108 @@
+"""Groups in the order of a column, a page at a time, without their payloads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Column, ColumnElement, Select, func, literal, select, tuple_
+
+from replaydb.database.expressions import as_stored
+from replaydb.database.prepared import prepared
+from replaydb.database.schema import IS_IDLE, episode_group, group, run
+from replaydb.database.statements.draws import Order, Pool
+from replaydb.database.statements.groups import selection
+
+#: All that a user may see of a group.
+_SHOWN: tuple[ColumnElement[Any], ...] = (
+    group.id,
+    group.group_uid,
+    group.prompt_uid,
+    group.task_name,
+    group.group_status,
+    group.status_reason,
+    group.run_id,
+    run.c.name.label("run_name"),
+    group.priority,
+    group.staleness,
+    group.min_policy_version,
+    group.max_policy_version,
+    group.comparable_version,
+    group.num_episodes,
+    group.expected_episodes,
+    group.min_episodes,
+    group.deadline,
+    group.num_tokens,
+    group.num_bytes,
+    group.has_transcript,
+    group.reward_mean,
+    group.reward_std,
+    group.reward_min,
+    group.reward_max,
+    group.times_sampled,
+    group.times_replaced,
+    group.attempts,
+    group.lease_id,
+    group.leased_from,
+    as_stored(group.tags).label("tags"),  # the driver refuses text that is no UTF-8
+    group.created_at,
+    group.completed_at,
+    group.first_sampled_at,
+    group.last_sampled_at,
+    group.archived_at,
+)
+
+
+@prepared
+def shown(buffer_id: Any, ids: Any) -> Select[Any]:
+    """What a user may see of some groups."""
+    statement = select(*_SHOWN).outerjoin_from(episode_group, run, group.run_id == run.c.id)
+    return statement.where(selection(buffer_id, ids=ids))
+
+
+def keys(condition: ColumnElement[bool], column: Column[Any]) -> Select[Any]:
+    """The groups that meet a condition, as (id, key) in no order."""
+    return select(group.id, column.label("key")).where(condition)
+
+
+def page(
+    pool: Pool,
+    order: Order,
+    limit: int | None,
+    eligible: ColumnElement[bool] | None,
+    after: tuple[Any, int] | None,
+    *,
+    unknown: bool,
+) -> Select[Any]:
+    """A page of the groups of a pool in an order, as (id, key).
+
+    Args:
+        pool: Of which groups.
+        order: Sort order.
+        limit: Rows at most.
+        eligible: Only these.
+        after: Key and id of the group before the page; None for the first page.
+        unknown: Take the groups whose key is NULL instead of the others.
+    """
+    key = order.column
+    by_age = key is group.id or (unknown and key is group.last_sampled_at)
+    condition = (group.buffer_id == pool.buffer_id) & (group.task_name == pool.task_name)
+    if by_age:
+        # The index of arrivals has the order of a range of statuses, and no other has that of ids.
+        columns: list[Column[Any]] = [group.group_status, group.id]
+        condition &= group.group_status.between(pool.status, pool.status)
+    else:
+        columns = [key, group.id]
+        condition &= group.group_status == pool.status
+        condition = condition & IS_IDLE if pool.is_idle else condition
+    if key.nullable:
+        condition &= key.is_(None) if unknown else key.is_not(None)
+    if after is not None:
+        last = {group.group_status: pool.status, key: after[0], group.id: after[1]}
+        moving = columns if by_age or not unknown else [group.id]
+        here = tuple_(*moving)
+        there = tuple_(*(literal(last[column], column.type) for column in moving))
+        condition &= here < there if order.descending else here > there
+    if eligible is not None:
+        condition &= func.coalesce(eligible, literal(False))  # no reason for another index
+    ordered = (column.desc() if order.descending else column for column in columns)
+    return keys(condition, key).order_by(*ordered).limit(limit)

@@ -1,0 +1,182 @@
+"""Scalars of groups, without a draw and without their payloads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sqlalchemy import event, literal_column, update
+
+import replaydb as rdb
+from replaydb import Buffer, GroupInfo, GroupStatus, Store
+from replaydb.database.group_columns import COLUMNS
+from replaydb.database.schema import episode_group
+from support.connections import transaction
+from support.groups import episode, group, groups, long_group
+from support.ledger import group_row
+
+SORTABLE = [
+    name
+    for name, column in COLUMNS.items()
+    if name != "tags" and column.type.python_type not in (str, bool)
+]
+
+
+@pytest.fixture
+async def full(store: Store) -> Buffer:
+    """Two tasks, six statuses, ties and unknown values in most columns."""
+    buffer = await store.buffer("full", max_staleness={"code": 3})
+    for i in range(4):
+        await buffer.put(
+            [
+                group(f"a{i}", priority=float(i % 2), version=i),
+                group(f"b{i}", "code", rewards=[0.5 * i, None], version=None if i % 2 else i),
+                group(f"c{i}", status=("aborted", "failed", "filtered", "completed")[i]),
+            ]
+        )
+    await buffer.open_group("code", "open", 3, min_episodes=2, deadline=600, prompt_uid="p")
+    await buffer.add_episode("open", episode())
+    await buffer.advance_policy(4)
+    await buffer.sample(3, rdb.Lifo(), tasks="gsm8k")
+    lease = await buffer.lease(3, ttl=600, tasks="gsm8k")
+    await lease.ack(lease.batch.ids[:1])
+    return buffer
+
+
+async def test_everything_about_a_group(store: Store, buffer: Buffer, url: str) -> None:
+    [first, _] = await buffer.put([long_group("g", 5, prompt_uid="p", tags={"a": [1]}), group()])
+    await buffer.advance_policy(2)
+    lease = await buffer.lease(1, ttl=60)
+    [found] = await buffer.find(uids="g")
+    row = await group_row(url, first)
+    names = {"group_status": "status"}
+    shown = {names.get(name, name): row[name] for name in [*COLUMNS, "leased_from"]}
+    assert {name: getattr(found, name) for name in shown} == shown
+    assert (found.status, found.leased_from) == (GroupStatus.LEASED, GroupStatus.COMPLETED)
+    assert (found.run_name, found.lease_id, found.tags) == ("test", lease.id, {"a": [1]})
+    assert found.created_at.tzinfo is not None
+    assert set(GroupInfo.__slots__) == {*shown, "run_name"}  # all that filters can ask for
+
+
+async def test_pages_in_any_order(full: Buffer) -> None:
+    everything = await full.find()
+    assert [one.id for one in everything] == list(range(everything[0].id, everything[0].id + 13))
+    for name in SORTABLE:
+        for descending in (False, True):
+            await in_order(full, everything, name, descending)
+
+
+async def in_order(buffer: Buffer, everything: list[GroupInfo], name: str, down: bool) -> None:
+    column = getattr(rdb.col, name)
+    order = column.desc() if down else column.asc()
+
+    def value(one: GroupInfo) -> Any:
+        return getattr(one, name)
+
+    by_id = everything[::-1] if down else everything
+    known = [one for one in by_id if value(one) is not None]
+    known.sort(key=value, reverse=down)  # Python leaves equal ones as they are, also in reverse
+    expected = known + [one for one in by_id if value(one) is None]
+    found: list[GroupInfo] = []
+    while page := await buffer.find(order_by=order, limit=5, after=found[-1] if found else None):
+        assert len(page) == min(5, 13 - len(found))
+        found += page
+    assert found == expected, name
+    assert await buffer.find([one.id for one in everything], order_by=order) == expected
+
+
+async def test_what_is_found(full: Buffer, store: Store, other: Store) -> None:
+    async def uids(**which: Any) -> list[str]:
+        return [one.group_uid for one in await full.find(**which)]
+
+    assert await uids(tasks="code", statuses=["completed", "expired"]) == ["b0", "b1", "b2", "b3"]
+    assert await uids(statuses=GroupStatus.EXPIRED) == ["b0"]
+    assert await uids(tasks=["unseen"]) == await uids(statuses=[]) == await uids(uids=[]) == []
+    assert await uids(where=rdb.col.reward_max == 1.5) == ["b3"]
+    assert await uids(uids=["c1", "nobody", "a1"], tasks="gsm8k") == ["a1", "c1"]
+    assert await uids(uids=["c1", "a1"], statuses="failed", limit=5) == ["c1"]
+    assert await uids(limit=0) == []
+    theirs = await other.buffer("full")
+    await theirs.put(group("new"))
+    assert await uids(runs="other") == ["new"]
+    assert await uids(runs=["test", "other"], limit=2, order_by=rdb.col.id.desc()) == [
+        "new",
+        "open",
+    ]
+    assert await (await store.buffer("empty")).find() == []
+
+
+async def test_a_page_goes_on_from_where_a_group_stood(buffer: Buffer) -> None:
+    ids = await buffer.put([group(priority=float(i)) for i in range(6)])
+    first = await buffer.find(order_by=rdb.col.priority, limit=2)
+    await buffer.update_priorities(ids[1:2], [9.0])
+    await buffer.delete(ids[:1])
+    rest = await buffer.find(order_by=rdb.col.priority, after=first[-1])
+    assert [one.id for one in rest] == [*ids[2:], ids[1]]
+
+
+async def test_no_payload_is_read(full: Buffer, store: Store) -> None:
+    read: list[str] = []
+
+    def record(_connection: Any, _cursor: Any, sql: str, *_rest: Any) -> None:
+        read.append(sql)
+
+    event.listen(store._database._reader.sync_engine, "before_cursor_execute", record)
+    await full.find()
+    await full.find(uids=["a1"])
+    assert read
+    assert not [sql for sql in read if "payload" in sql or "transcript." in sql]
+
+
+async def test_a_damaged_row_is_named(sqlite_url: str) -> None:
+    async with Store.open(sqlite_url) as store:
+        buffer = await store.buffer("math")
+        ids = await buffer.put(groups(3))
+        async with transaction(sqlite_url) as connection:
+            spoilt: Any = {"tags": literal_column("'{'")}
+            here = episode_group.c.id == ids[1]
+            await connection.execute(update(episode_group).where(here).values(spoilt))
+        with pytest.raises(rdb.CorruptPayloadError, match="tags") as caught:
+            await buffer.find()
+        assert caught.value.group_ids == (ids[1],)
+        sound = await buffer.find(where=rdb.col.id != ids[1])
+        assert [one.id for one in sound] == [ids[0], ids[2]]
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [
+        ("order_by", rdb.col.task_name),
+        ("order_by", rdb.col.tags),
+        ("order_by", rdb.col.tags["level"]),
+        ("order_by", rdb.col.has_transcript),
+        ("order_by", -rdb.col.priority),
+        ("order_by", rdb.col.priority.desc().nulls_first()),
+        ("order_by", "priority"),
+        ("order_by", None),
+        ("after", 3),
+        ("limit", -1),
+        ("limit", 1.5),
+        ("uids", [3]),
+        ("uids", ""),
+        ("ids", ["uid"]),
+        ("statuses", "done"),
+        ("where", "id > 3"),
+    ],
+    ids=str,
+)
+async def test_arguments_that_are_refused(buffer: Buffer, field: str, wrong: Any) -> None:
+    with pytest.raises(rdb.InvalidInputError, match=field):
+        await buffer.find(**{field: wrong})
+
+
+async def test_groups_are_named_in_one_way(buffer: Buffer) -> None:
+    await buffer.put(group("g"))
+    [found] = await buffer.find()
+    for call in (buffer.find, buffer.get):
+        with pytest.raises(rdb.InvalidInputError, match="uids"):
+            await call([found.id], uids=["g"])
+    with pytest.raises(rdb.InvalidInputError, match="after"):
+        await buffer.find([found.id], after=found)
+    with pytest.raises(rdb.InvalidInputError, match="ids or uids"):
+        await buffer.get()
