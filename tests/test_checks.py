@@ -404,6 +404,6 @@ def test_calls_that_wait_have_the_default_of_their_kind() -> None:
         if "timeout" in (parameters := inspect.signature(call).parameters)
     }
     at_once = dict.fromkeys(["lease", "peek", "sample"], 0)
-    backpressure = dict.fromkeys(["add_episode", "admission", "open_group", "put"])
+    backpressure = dict.fromkeys(["add_episode", "admission", "open_group", "put", "wait_until"])
     loops = dict.fromkeys(["ReplayDataset", "loader"])
     assert found == at_once | backpressure | loops | {"close": 60}

@@ -119,6 +119,13 @@ def priorities(field: str, value: Any, count: int) -> list[float]:
     return [priority(f"{field}[{i}]", each) for i, each in enumerate(found)]
 
 
+def priority_of_each(field: str, value: Any, count: int) -> list[float]:
+    """One priority for all, or so many of them."""
+    if isinstance(scalar(value), Real):
+        return [priority(field, value)] * count
+    return priorities(field, value, count)
+
+
 def ids(field: str, value: Any) -> list[int]:
     """Ids, from anything that holds whole numbers (a list, an array, a tensor)."""
     return [whole_number(f"{field}[{i}]", each) for i, each in enumerate(_listed(field, value))]

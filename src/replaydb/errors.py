@@ -12,6 +12,7 @@
     ├── RateLimitedError                    a rate limit held the call back for too long
     ├── BufferFullError                     no room, and nothing that may make room
     ├── LeaseExpiredError                   the lease ended before it was acked
+    ├── GroupLeasedError                    somebody holds the group
     ├── GroupClosedError                    no more episodes may be added to the group
     ├── DuplicateEpisodeError               that episode of the group has been added
     ├── CorruptPayloadError                 stored bytes are not the bytes that went in
@@ -220,6 +221,20 @@ class LeaseExpiredError(ReplayDBError):
         self.group_ids = tuple(group_ids)
         of = f" on groups {_some(self.group_ids)}" if self.group_ids else ""
         super().__init__(f"lease {lease_id}{of} has expired or was given back")
+
+
+class GroupLeasedError(ReplayDBError):
+    """Groups that somebody holds were to get another status; nothing was changed.
+
+    Attributes:
+        group_ids: Those that are held.
+    """
+
+    def __init__(self, group_ids: Iterable[int]) -> None:
+        self.group_ids = tuple(group_ids)
+        super().__init__(
+            f"groups {_some(self.group_ids)} are leased: what becomes of them is up to the holder"
+        )
 
 
 class GroupClosedError(ReplayDBError):

@@ -26,6 +26,9 @@ def test_put_and_sample(buffer: blocking.Buffer) -> None:
     assert buffer.count() == 3
     assert [one.id for one in buffer.get(ids)] == ids
     assert buffer.update_priorities(ids, [1.0, 2.0, 3.0]) == 3
+    assert buffer.update(ids[:1], tags={"seen": True}) == 1
+    assert [one.tags for one in buffer.find(limit=2)] == [{"seen": True}, {}]
+    assert buffer.wait_until(at_least=3, statuses="completed", timeout=0)
     assert buffer.advance_policy(4) == 0
     assert (buffer.name, buffer.policy_version) == ("math", 4)
     buffer.update_settings(max_staleness=2)

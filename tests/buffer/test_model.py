@@ -40,7 +40,9 @@ operations = st.one_of(
                 st.sampled_from(TASKS),
                 priorities,
                 st.none() | st.integers(0, 6),
-                st.sampled_from(["completed", "completed", "completed", "aborted", "failed"]),
+                st.sampled_from(
+                    ["completed", "completed", "completed", "aborted", "expired", "failed"]
+                ),
             ),
             min_size=1,
             max_size=3,
@@ -56,6 +58,12 @@ operations = st.one_of(
         st.none() | st.integers(0, 2),
     ),
     st.tuples(st.just("reweigh"), uids, priorities),
+    st.tuples(
+        st.just("update"),
+        st.lists(uids, min_size=1, max_size=3, unique=True),
+        st.sampled_from(["completed", "completed", "archived", "aborted", "expired", "filtered"]),
+        st.none() | priorities,
+    ),
     st.tuples(st.just("delete"), uids),
     st.tuples(st.just("advance"), st.integers(0, 2)),
     st.tuples(st.just("limit"), limits),
@@ -175,6 +183,18 @@ async def sample(
         row.times_sampled += row.id in batch.ids
 
 
+async def update(
+    buffer: Buffer, model: Model, chosen: list[str], status: str, priority: float | None
+) -> None:
+    rows = [model.rows[uid] for uid in chosen if uid in model.rows]
+    changed = await buffer.update(uids=chosen, status=status, priority=priority)
+    assert changed == len(rows)
+    for row in rows:
+        row.status = status
+        row.priority = row.priority if priority is None else priority
+    model.expire()
+
+
 async def apply(buffer: Buffer, model: Model, operation: tuple[Any, ...]) -> None:
     match operation:
         case ("put", rows, on_duplicate):
@@ -187,6 +207,8 @@ async def apply(buffer: Buffer, model: Model, operation: tuple[Any, ...]) -> Non
             assert await buffer.update_priorities(ids, [priority]) == (row is not None)
             if row:
                 row.priority = priority
+        case ("update", chosen, status, priority):
+            await update(buffer, model, chosen, status, priority)
         case ("delete", uid):
             deleted = await buffer.delete(where=rdb.col.group_uid == uid)
             assert deleted == (model.rows.pop(uid, None) is not None)

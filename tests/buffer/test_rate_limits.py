@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -215,8 +217,8 @@ async def test_admission(store: Store) -> None:
     await buffer.open_group("gsm8k", "slow", 1)
     await buffer.put(groups(2))
     assert await buffer.admission(2, max_staleness=1, timeout=0) == 1
-    with pytest.raises(rdb.RateLimitedError):
-        await buffer.admission(2, max_staleness=1, n=2, timeout=0.02)
+    assert await buffer.admission(2, max_staleness=1, n=2, timeout=0) == 0
+    assert await buffer.admission(2, max_staleness=1, n=2, timeout=0.02) == 0
     waiting = asyncio.ensure_future(buffer.admission(2, max_staleness=1, n=3, timeout=10))
     lease = await buffer.lease(1, ttl=60)
     await asyncio.sleep(0.05)
@@ -243,8 +245,7 @@ async def test_admission_counts_what_can_be_drawn(store: Store, other: Store) ->
     assert await buffer.admission(4, max_staleness=2, timeout=0) == 12 - 7
     await theirs.advance_policy(1, take_over=True)
     assert await theirs.admission(4, max_staleness=1, n=6, timeout=0) == 8 - 2
-    with pytest.raises(rdb.RateLimitedError, match="9 groups wait to be trained, 8 may be ahead"):
-        await theirs.admission(4, max_staleness=1, runs=["test", "other"], timeout=0)
+    assert await theirs.admission(4, max_staleness=1, runs=["test", "other"], timeout=0) == 0
 
 
 async def test_a_long_wait_is_logged_once(
@@ -254,7 +255,7 @@ async def test_a_long_wait_is_logged_once(
     buffer = await store.buffer("math", capacity=rdb.Capacity(groups=2))
     await buffer.put(groups(2))
     lease = await buffer.lease(1, ttl=60, owner="trainer-7")
-    calls = {
+    calls: dict[str, Awaitable[Any]] = {
         "wanted 2 groups, 1 eligible; there are 1 completed, 1 leased; leased by trainer-7 (1)":
             buffer.sample(2, timeout=0.05),
         "2 groups wait to be trained, 2 may be ahead":
@@ -263,7 +264,7 @@ async def test_a_long_wait_is_logged_once(
     }  # fmt: skip
     for reason, call in calls.items():
         caplog.clear()
-        with pytest.raises(rdb.ReplayDBError):
+        with suppress(rdb.ReplayDBError):
             await call
         (said,) = [one for one in caplog.records if one.name.startswith("replaydb")]
         assert said.levelname == "WARNING"

@@ -29,6 +29,9 @@ T = TypeVar("T")
 
 TASKS = st.sampled_from(["a", "b"])
 AGES = st.sampled_from([None, 0, 0, 1, 2])  # versions behind the policy
+PUTTABLE = st.sampled_from(
+    ["completed", "completed", "completed", "aborted", "expired", "failed", "filtered"]
+)
 NUMBER = st.integers(0, 1000)
 TTL = 100.0
 
@@ -93,8 +96,7 @@ class Machine(RuleBasedStateMachine):
         self.uids += 1
         return f"uid-{self.uids}"
 
-    @rule(task=TASKS, count=st.integers(1, 3), age=AGES, status=st.sampled_from(
-        ["completed", "completed", "completed", "aborted", "failed", "filtered"]))  # fmt: skip
+    @rule(task=TASKS, count=st.integers(1, 3), age=AGES, status=PUTTABLE)
     def put(self, task: str, count: int, age: int | None, status: str) -> None:
         version = self.version(age)
         several = [group(self.uid(), task, version=version, status=status) for _ in range(count)]
@@ -292,6 +294,27 @@ class Machine(RuleBasedStateMachine):
         if uid is not None:
             assert self.run(self.buffer.delete([self.model.rows.pop(uid).id])) == 1
             self.model.let_go(uid)
+
+    @rule(
+        numbers=st.lists(NUMBER, min_size=1, max_size=3),
+        by_uid=st.booleans(),
+        status=PUTTABLE | st.just("archived"),
+    )
+    def update(self, numbers: list[int], by_uid: bool, status: str) -> None:
+        everything = self.model.of(*rdb.GroupStatus)
+        if not everything:
+            return
+        uids = sorted({everything[number % len(everything)] for number in numbers})
+        which: dict[str, Any] = {"uids": uids}
+        if not by_uid:
+            which = {"ids": [self.model.rows[uid].id for uid in uids]}
+        call = self.buffer.update(**which, status=status, reason="by hand")
+        refused = self.model.update(uids, status)
+        if refused is None:
+            assert self.run(call) == len(uids)
+        else:
+            with pytest.raises(refused):
+                self.run(call)
 
     @rule(number=NUMBER, priority=st.sampled_from([0.0, 0.5, 3.0]))
     def update_priorities(self, number: int, priority: float) -> None:

@@ -95,6 +95,12 @@ class Calls:
         assert await self.buffer.update_priorities(ids, np.array([3.0, 4.0])) == 2
         assert [one.priority for one in await self.buffer.get(ids)] == [3.0, 4.0]
 
+    async def curate(self) -> None:
+        ids = (await self.buffer.sample(2, rdb.Fifo())).ids
+        assert await self.buffer.update(ids, status="archived", tags={"seen": 1}) == 2
+        assert await self.buffer.update(ids[:1], status="completed", priority=2.0) == 1
+        assert await self.buffer.count(statuses="completed") == 7
+
     async def advance(self) -> None:
         await self.buffer.update_settings(max_staleness=2)
         assert await self.buffer.advance_policy(5) == 8

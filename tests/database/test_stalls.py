@@ -26,7 +26,9 @@ CALLS: dict[str, Callable[[Buffer], Awaitable[Any]]] = {
     "lease": lambda buffer: buffer.lease(1, ttl=60, timeout=0.2).__aenter__(),
     "count": lambda buffer: buffer.count(),
     "get": lambda buffer: buffer.get([1]),
+    "find": lambda buffer: buffer.find(limit=1),
     "update": lambda buffer: buffer.update_priorities([1], [2.0]),
+    "wait_until": lambda buffer: buffer.wait_until(at_least=99, timeout=0.2),
     "admission": lambda buffer: buffer.admission(1, max_staleness=0, timeout=0.2),
 }
 

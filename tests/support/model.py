@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from replaydb import BufferFullError, GroupLeasedError, InvalidInputError, PayloadGoneError
+
 DEAD = {"expired", "failed", "filtered"}
 IDLE = {"completed", "aborted"}
 
@@ -27,6 +29,11 @@ class Row:
     least: int = 0
     closes: bool = False
     claimed: bool = False
+    has_payload: bool = True
+
+    @property
+    def is_empty(self) -> bool:
+        return self.expected > 0 and not self.rewards
 
 
 @dataclass
@@ -51,14 +58,43 @@ class Model:
         ]
         return sorted(found, key=lambda uid: self.rows[uid].id)
 
-    def make_room(self, count: int) -> None:
+    def make_room(self, count: int, spared: Iterable[str] = ()) -> None:
         stored = sum(row.status != "archived" for row in self.rows.values())
         excess = 0 if self.capacity is None else max(0, stored + count - self.capacity)
-        victims = (self.of(*DEAD) + self.of(*IDLE))[:excess]
+        spared = set(spared)
+        able = [uid for uid in self.of(*DEAD) + self.of(*IDLE) if uid not in spared]
+        victims = able[:excess]
         if len(victims) < excess:
             raise FullError
         for uid in victims:
             self.rows[uid].status = "archived"
+            self.rows[uid].has_payload = self.rows[uid].is_empty  # which loses nothing
+
+    def update(self, uids: Iterable[str], status: str) -> type[Exception] | None:
+        """Give groups a status by hand, or say why not."""
+        rows = {uid: self.rows[uid] for uid in uids}
+        if any(row.status == "leased" for row in rows.values()):
+            return GroupLeasedError
+        if status != "archived" and not all(row.has_payload for row in rows.values()):
+            return PayloadGoneError
+        if status == "completed" and any(row.is_empty for row in rows.values()):
+            return InvalidInputError
+        moving = [row for row in rows.values() if row.status != status]
+        back = [row for row in moving if row.status == "archived"]
+        usable = sum(self.arrives(status, row.version) for row in back)
+        if usable:
+            try:
+                self.make_room(usable, spared=rows)
+            except FullError:
+                return BufferFullError
+        for uid, row in rows.items():
+            if row in moving:
+                self.let_go(uid)
+                row.attempts = 0 if status == "completed" else row.attempts
+                self.settle(row, status)
+        if back and status != "archived":
+            self.make_room(0)
+        return None
 
     def arrives(self, status: str, version: int | None) -> bool:
         """Whether a group that is put can be drawn: no other goes for one that can not."""

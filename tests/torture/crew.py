@@ -35,6 +35,7 @@ EXPECTED = (
     rdb.BufferFullError,
     rdb.RateLimitedError,
     rdb.LeaseExpiredError,
+    rdb.GroupLeasedError,
     rdb.UnknownGroupError,
     rdb.PayloadGoneError,
 )
@@ -124,12 +125,24 @@ async def keep(buffer: Buffer, journal: Journal, chance: random.Random, number: 
     journal.tell("keep", begin, None)
 
 
+async def curate(buffer: Buffer, journal: Journal, chance: random.Random, number: int) -> None:
+    """Some of the best are marked, the rest of them taken out."""
+    begin = time.monotonic()
+    best = await buffer.find(statuses="completed", order_by=rdb.col.priority.desc(), limit=3)
+    ids = [one.id for one in best]
+    await buffer.update(ids[:2], priority=chance.uniform(0, 4), tags={"seen": number})
+    out = chance.choice(["archived", "filtered", "failed", "expired", "completed"])
+    await buffer.update(ids[2:], status=out, reason="curated")
+    journal.tell("curate", begin, ids)
+
+
 ROLES: Mapping[str, Step] = {
     "put": put,
     "sample": sample,
     "lease": lease,
     "pieces": pieces,
     "keep": keep,
+    "curate": curate,
 }
 
 

@@ -295,8 +295,10 @@ class Buffer(_Facade):
     redraw = _blocking(asynchronous.Buffer.redraw)
     sample = _blocking(asynchronous.Buffer.sample)
     stats = _blocking(asynchronous.Buffer.stats)
+    update = _blocking(asynchronous.Buffer.update)
     update_priorities = _blocking(asynchronous.Buffer.update_priorities)
     update_settings = _blocking(asynchronous.Buffer.update_settings)
+    wait_until = _blocking(asynchronous.Buffer.wait_until)
 
 
 class Store(_Facade):

@@ -6,6 +6,7 @@ from replaydb.buffer.feeding import Feeding
 from replaydb.buffer.lease import Lease
 from replaydb.buffer.loader import Loader
 from replaydb.buffer.managing import Managing
+from replaydb.buffer.pacing import Pacing
 from replaydb.buffer.putting import Putting
 from replaydb.tracing import traced
 
@@ -13,7 +14,7 @@ __all__ = ["Buffer", "Lease", "Loader"]
 
 
 @traced
-class Buffer(Putting, Feeding, Managing):
+class Buffer(Putting, Feeding, Managing, Pacing):
     """A named collection of episode groups; got from `Store.buffer`.
 
     Every call is one transaction: it happens whole or not at all, also when it is cancelled.

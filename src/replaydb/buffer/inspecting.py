@@ -117,11 +117,11 @@ class Inspecting(BufferCore):
         read = [found.groups[known[one]] for one in wanted if known.get(one) in found.groups]
         there = found.groups.keys() | found.corrupt.keys() | found.gone
         if missing := [one for one in wanted if known.get(one) not in there]:
-            raise UnknownGroupError(missing, _batch(read))
+            raise UnknownGroupError(missing, Batch(read))
         if bad := found.corrupt:
-            raise CorruptPayloadError(reasons(bad), sorted(bad), _batch(read))
+            raise CorruptPayloadError(reasons(bad), sorted(bad), Batch(read))
         if found.gone:
-            raise PayloadGoneError(sorted(found.gone), batch=_batch(read))
+            raise PayloadGoneError(sorted(found.gone), batch=Batch(read))
         return read
 
     async def _fetch(self, ids: Sequence[int]) -> Decoded:
@@ -252,7 +252,3 @@ class Inspecting(BufferCore):
             return metrics.collect(connection, self.id, number, now)
 
         return await self._database.read(work)
-
-
-def _batch(groups: Sequence[StoredGroup]) -> Batch:
-    return Batch(groups, np.ones(len(groups)), np.ones(len(groups)))

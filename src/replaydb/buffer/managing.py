@@ -1,9 +1,9 @@
-"""Changing what is stored, and deciding how much more may come."""
+"""Changing what is stored: groups, the policy version, settings."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Unpack
 
 from sqlalchemy import ColumnElement, Connection
@@ -11,13 +11,16 @@ from sqlalchemy import ColumnElement, Connection
 from replaydb import checks
 from replaydb.buffer.drawing import reasons
 from replaydb.buffer.inspecting import Inspecting
-from replaydb.database.repository import buffers, groups, transitions
+from replaydb.buffer.requests import named
+from replaydb.database.repository import groups, transitions
 from replaydb.database.repository import policy as policies
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import Scope
 from replaydb.database.repository.locking import buffer_locked
+from replaydb.database.repository.updates import REACHABLE, Update, apply
 from replaydb.database.transactions import BULK_SECONDS, end_in
-from replaydb.errors import CorruptPayloadError, InvalidInputError, RateLimitedError
+from replaydb.episodes import GroupStatus
+from replaydb.errors import CorruptPayloadError, InvalidInputError
 from replaydb.settings import BufferSettings, SettingsChanges, all_changes
 
 
@@ -80,6 +83,61 @@ class Managing(Inspecting):
 
         return await self._write(work)
 
+    async def update(
+        self,
+        ids: Iterable[int] | None = None,
+        *,
+        uids: str | Iterable[str] | None = None,
+        priority: float | Iterable[float] | None = None,
+        tags: Mapping[str, Any] | None = None,
+        status: GroupStatus | str | None = None,
+        reason: str | None = None,
+    ) -> int:
+        """Change groups by hand, all of them or none.
+
+        A group gets any status but `pending` and `leased`. What comes back from the archive needs
+        room, as a put does; what is made `completed` or `aborted` and is too stale becomes
+        `expired`; a `pending` group takes no more episodes, claimed or not.
+
+        Args:
+            ids: Groups; those that are gone are passed over.
+            uids: The same by their uids, instead of `ids`.
+            priority: One for all, or one for each.
+            tags: Written over the tags of the same names; the others stay.
+            status: What they become.
+            reason: Their `status_reason`. Those that get another status without one have none.
+
+        Returns:
+            How many of the groups there are.
+
+        Raises:
+            GroupLeasedError: Some are held, and so keep their status.
+            PayloadGoneError: Some have lost their payloads, and so stay archived.
+            BufferFullError: There is no room for what comes back from the archive.
+            InvalidInputError: An argument is wrong; or a group without episodes was to be
+                completed.
+        """
+        names = named(ids, uids)
+        if names is None:
+            raise InvalidInputError("ids", "ids or uids", "neither")
+        if priority is None and tags is None and status is None and reason is None:
+            raise InvalidInputError("update", "priority, tags, status or reason", "none of them")
+        change = Update(
+            names,
+            checks.optional(checks.priority_of_each, "priority", priority, len(names)),
+            checks.json_object("tags", tags),
+            checks.optional(checks.one_of, "status", status, sorted(REACHABLE)),
+            checks.optional(checks.text, "reason", reason),
+        )
+
+        def work(connection: Connection, scope: Scope) -> int:
+            with buffer_locked(connection, scope) as buffer:
+                return apply(buffer, change)
+
+        changed = await self._write(work, end_in(BULK_SECONDS))
+        self._database.signal.announce()
+        return changed
+
     async def advance_policy(
         self, version: int, *, rewind: bool = False, take_over: bool = False
     ) -> int:
@@ -141,64 +199,6 @@ class Managing(Inspecting):
         self._saw(await self._write(work, end_in(BULK_SECONDS)))
         self._database.signal.announce()
 
-    async def admission(
-        self,
-        batch_size: int,
-        *,
-        max_staleness: int,
-        n: int = 1,
-        tasks: str | Iterable[str] | None = None,
-        runs: str | Iterable[str] | None = None,
-        timeout: float | None = None,
-    ) -> int:
-        """Wait until `n` more groups may be generated without becoming too stale to be trained.
-
-        Each trainer step uses up `batch_size` groups and makes one policy version, so whatever
-        is started now is trained about `ahead / batch_size` versions from now, where `ahead` are
-        the groups still arriving, leased, or not drawn yet. That stays within `max_staleness`
-        while `ahead < (max_staleness + 1) * batch_size`: the admission rule of AReaL and SkyRL,
-        in terms of what is stored, so that it holds across restarts. What no trainer of these runs
-        will draw at that staleness is not ahead: groups that are staler, and, where `runs` are not
-        named, those of runs of another lineage than the buffer follows.
-
-        Args:
-            batch_size: Groups of a trainer step.
-            max_staleness: Policy versions that a group may be behind when it is trained.
-            n: How many groups the caller wants to start.
-            tasks: Count only groups of these tasks.
-            runs: Count only groups that these runs put.
-            timeout: Seconds to wait; None waits for ever.
-
-        Returns:
-            How many may be started now, at least n. Groups begun with `open_group` count from
-            then on; others from their put.
-
-        Raises:
-            RateLimitedError: Not in time.
-        """
-        size = checks.whole_number("batch_size", batch_size, least=1)
-        stalest = checks.whole_number("max_staleness", max_staleness)
-        most = size * (1 + stalest)
-        wanted = checks.whole_number("n", n, least=1)
-        if wanted > most:
-            raise InvalidInputError("n", f"at most (max_staleness + 1) * batch_size = {most}", n)
-        names = checks.names("tasks", tasks)
-        putters = checks.names("runs", runs)
-
-        async def attempt(_: bool, end: float | None) -> int:
-
-            def work(connection: Connection) -> int:
-                row = buffers.state(connection, self.id, self.name)
-                return groups.count_ahead(connection, row, names, putters, stalest)
-
-            ahead = await self._database.read(work, end=end)
-            if most - ahead < wanted:
-                raise RateLimitedError(f"{ahead} groups wait to be trained, {most} may be ahead")
-            return most - ahead
-
-        seconds = checks.seconds("timeout", timeout)
-        return await self._in_time(attempt, seconds, unless=RateLimitedError)
-
     async def copy_to(
         self,
         other: Any,
@@ -211,7 +211,7 @@ class Managing(Inspecting):
         """Copy groups into another buffer, of this or another store.
 
         What the other buffer has already is passed over, so a copy that was broken off goes on
-        where it was. Groups that are leased, still arriving, expired or archived are not copied.
+        where it was. Groups that are leased, still arriving or archived are not copied.
 
         Args:
             other: The other buffer.

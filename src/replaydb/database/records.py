@@ -32,6 +32,7 @@ PUTTABLE = frozenset(
     {
         GroupStatus.COMPLETED,
         GroupStatus.ABORTED,
+        GroupStatus.EXPIRED,
         GroupStatus.FAILED,
         GroupStatus.FILTERED,
     }

@@ -193,7 +193,7 @@ async def test_accounts_follow_a_replaced_group(
         (group(status="leased"), {}, "status"),
         (group(status="archived"), {}, "status"),
         (group(status="pending"), {}, "status"),
-        ([group(), group(status="expired")], {}, "status"),
+        ([group(), group(status="archived")], {}, "status"),
     ],
 )
 async def test_what_cannot_be_put(

@@ -394,6 +394,20 @@ async def test_what_expires_is_summed_up_by_the_same_index(connection: AsyncConn
     assert_stays_within(plan, "ix_episode_group_comparable_version")
 
 
+async def test_a_count_stays_within_its_tasks_and_statuses(connection: AsyncConnection) -> None:
+    condition = groups.selection(1, tasks=TASKS, statuses=["pending", "filtered"])
+    plan = await plan_of(connection, groups.count_up_to(condition, 50))
+    assert "episode_group" not in plan.scans, plan.text
+    assert plan.indexes == {ARRIVAL}, plan.text
+
+
+async def test_what_is_overdue_is_found_by_its_time(connection: AsyncConnection) -> None:
+    plan = await plan_of(connection, leases.any_overdue(1, NOW))
+    assert "ix_episode_group_deadline" in plan.indexes, plan.text
+    assert "ix_episode_group_lease_id" in plan.text, plan.text
+    assert plan.tables <= {"episode_group", "lease"}, plan.text
+
+
 @pytest.mark.parametrize(
     "statement", [leases.held(7), leases.held_among(7, [5, 6]), buffers.lock_leased_tasks(1, 7)]
 )

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import assert_never
 
-from sqlalchemy import ColumnElement
+from sqlalchemy import ColumnElement, Connection
 
 from replaydb.database.repository import groups, orders, transitions
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.tasks import TaskAccount
 from replaydb.database.schema import IDLE, Damaged, group
+from replaydb.database.statements import buffers as statements
 from replaydb.database.statements.draws import Order, Pool
+from replaydb.database.statements.groups import selection
 from replaydb.episodes import GroupStatus
 from replaydb.errors import BufferFullError, InvalidInputError
-from replaydb.settings import Capacity
+from replaydb.settings import BufferSettings, Capacity
 
 #: Victims are looked up this many at a time, at least.
 PAGE = 16
@@ -56,10 +58,13 @@ class Size:
         return self.groups > 0 or self.tokens > 0 or self.bytes > 0
 
 
-def make_room(buffer: LockedBuffer, incoming: Mapping[str, Size]) -> None:
+def make_room(
+    buffer: LockedBuffer, incoming: Mapping[str, Size], *, spared: Sequence[int] = ()
+) -> None:
     """Evict what it takes for groups of some tasks, which can be drawn, to come in.
 
-    The tasks must be locked; with a capacity of the whole buffer, all its tasks.
+    The tasks must be locked; with a capacity of the whole buffer, all its tasks. Groups that are
+    `spared` do not go.
 
     Raises:
         InvalidInputError: They would not even fit into an empty buffer.
@@ -68,7 +73,8 @@ def make_room(buffer: LockedBuffer, incoming: Mapping[str, Size]) -> None:
     for task_name, size in incoming.items():
         limit = buffer.settings.capacity_of(task_name)
         if limit is not None:
-            _fit(buffer, [buffer.accounts[task_name]], size, limit, f"task {task_name!r}")
+            mine = [buffer.accounts[task_name]]
+            _fit(buffer, mine, size, limit, f"task {task_name!r}", spared)
     limit = buffer.settings.capacity
     if limit is not None:
         everything = Size(
@@ -76,7 +82,7 @@ def make_room(buffer: LockedBuffer, incoming: Mapping[str, Size]) -> None:
             sum(size.tokens for size in incoming.values()),
             sum(size.bytes for size in incoming.values()),
         )
-        _fit(buffer, list(buffer.accounts.values()), everything, limit, "the buffer")
+        _fit(buffer, list(buffer.accounts.values()), everything, limit, "the buffer", spared)
 
 
 def shed(buffer: LockedBuffer) -> None:
@@ -108,17 +114,31 @@ def evict_old(buffer: LockedBuffer) -> None:
         most = PAGE + 2 * stay
 
 
+def has_old(
+    connection: Connection, buffer_id: int, settings: BufferSettings, now: datetime
+) -> bool:
+    """Whether the first group that may be evicted has outlived `time_to_live`."""
+    if settings.time_to_live is None:
+        return False
+    names = connection.scalars(statements.task_names(buffer_id)).all()
+    pools = [Pool(buffer_id, name, status.value) for name in names for status in (*DEAD, *IDLE)]
+    cutoff = now - timedelta(seconds=settings.time_to_live)
+    first = orders.first_of_all(connection, pools, Order(group.id), 1)
+    return any(not isinstance(row.created_at, Damaged) and row.created_at < cutoff for row in first)
+
+
 def _fit(
     buffer: LockedBuffer,
     accounts: Sequence[TaskAccount],
     incoming: Size,
     limit: Capacity,
     where: str,
+    spared: Sequence[int],
 ) -> None:
     if incoming.over(limit):
         raise InvalidInputError("groups", f"no more at once than {limit} of {where}", incoming)
     while excess := _total(accounts, incoming).over(limit):
-        victims = _victims(buffer, accounts, excess)
+        victims = _victims(buffer, accounts, excess, spared)
         if not victims:
             raise BufferFullError(
                 f"no room in {where}: all that is stored is leased or still arriving ({limit})"
@@ -135,15 +155,17 @@ def _total(accounts: Iterable[TaskAccount], incoming: Size) -> Size:
     )
 
 
-def _victims(buffer: LockedBuffer, accounts: Sequence[TaskAccount], excess: Size) -> list[int]:
+def _victims(
+    buffer: LockedBuffer, accounts: Sequence[TaskAccount], excess: Size, spared: Sequence[int]
+) -> list[int]:
     """The next groups to go, no more than the excess takes; several calls may be needed."""
     limit = max(PAGE, excess.groups)
-    rows = orders.first_of_all(
-        buffer.connection, _pools(buffer, accounts, DEAD), Order(group.id), limit
-    )
+    others = ~selection(buffer.id, ids=spared) if spared else None
+    pools = _pools(buffer, accounts, DEAD)
+    rows = orders.first_of_all(buffer.connection, pools, Order(group.id), limit, others)
     if not rows:
         pools = _pools(buffer, accounts, IDLE)
-        order, eligible = _by_eviction(buffer, pools)
+        order, eligible = _by_eviction(buffer, pools, others)
         rows = orders.first_of_all(buffer.connection, pools, order, limit, eligible)
     freed, chosen = Size(), []
     for row in rows:
@@ -159,24 +181,25 @@ def _victims(buffer: LockedBuffer, accounts: Sequence[TaskAccount], excess: Size
 
 
 def _by_eviction(
-    buffer: LockedBuffer, pools: Sequence[Pool]
+    buffer: LockedBuffer, pools: Sequence[Pool], others: ColumnElement[bool] | None
 ) -> tuple[Order, ColumnElement[bool] | None]:
-    """Order of the victims, and which groups it covers."""
+    """Order of the victims, and which groups it covers, of those that may go."""
     match buffer.settings.eviction:
         case "oldest":
-            return Order(group.id), None
+            return Order(group.id), others
         case "stalest":
-            return Order(group.comparable_version), None
+            return Order(group.comparable_version), others
         case "lowest_priority":
-            return Order(group.priority), None
+            return Order(group.priority), others
         case "least_recently_sampled":
-            return Order(group.last_sampled_at), None
+            return Order(group.last_sampled_at), others
         case "most_sampled":
             # An index read backwards would give the newest among equals; one value of it, read
             # forwards, gives the oldest.
             order = Order(group.times_sampled, descending=True)
-            most = orders.first_of_all(buffer.connection, pools, order, 1)
-            return Order(group.id), group.times_sampled == (most[0].key if most else 0)
+            most = orders.first_of_all(buffer.connection, pools, order, 1, others)
+            alike = group.times_sampled == (most[0].key if most else 0)
+            return Order(group.id), alike if others is None else alike & others
         case _:
             assert_never(buffer.settings.eviction)
 

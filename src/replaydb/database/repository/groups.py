@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,25 @@ def stats(connection: Connection, buffer_id: int, name: str) -> BufferStats:
 def count(connection: Connection, condition: ColumnElement[bool]) -> int:
     """How many groups meet a condition."""
     return connection.execute(statements.count(condition)).scalar_one()
+
+
+def count_up_to(
+    connection: Connection,
+    buffer_id: int,
+    task_names: Collection[str] | None,
+    status_names: Collection[str] | None,
+    eligible: ColumnElement[bool] | None,
+    most: int,
+) -> int:
+    """How many groups meet all conditions; of more than `most`, so many."""
+    if task_names is None:  # named, they and their statuses are ranges of an index
+        task_names = connection.scalars(buffer_statements.task_names(buffer_id)).all()
+    if status_names is None:
+        status_names = list(GroupStatus)
+    condition = statements.selection(
+        buffer_id, tasks=task_names, statuses=status_names, where=eligible
+    )
+    return connection.execute(statements.count_up_to(condition, most)).scalar_one()
 
 
 #: Groups that can be put elsewhere.

@@ -64,7 +64,7 @@ def reopen(
 def archive(
     buffer: LockedBuffer,
     rows: Sequence[Any],
-    reason: str,
+    reason: str | None,
     *,
     keep_payload: bool,
 ) -> None:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
+from sqlalchemy import Connection
+
 from replaydb.database.repository import capacity, leases, pieces
+from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import LockedBuffer
+from replaydb.database.statements import leases as statements
 
 
 def sweep(buffer: LockedBuffer) -> None:
@@ -13,3 +19,10 @@ def sweep(buffer: LockedBuffer) -> None:
     if any(account.num_pending for account in buffer.accounts.values()):
         pieces.close_overdue(buffer)
     capacity.evict_old(buffer)
+
+
+def is_due(connection: Connection, row: BufferRow, now: datetime) -> bool:
+    """Whether `sweep` would find something to do; a look that locks nothing."""
+    if connection.scalar(*statements.any_overdue(row.id, now)):
+        return True
+    return capacity.has_old(connection, row.id, row.settings, now)

@@ -81,6 +81,7 @@ SCALARS = (
     group.group_status,
     group.leased_from,
     group.staleness,
+    group.comparable_version,
     group.priority,
     group.weight,
     group.times_sampled,
@@ -208,6 +209,12 @@ def count(condition: ColumnElement[bool]) -> Select[int]:
     return select(func.count()).select_from(episode_group).where(condition)
 
 
+def count_up_to(condition: ColumnElement[bool], most: int) -> Select[int]:
+    """How many, reading no more of them than so many."""
+    some = select(group.id).where(condition).limit(most).subquery()
+    return select(func.count()).select_from(some)
+
+
 def count_ahead(
     buffer_id: int,
     tasks: Collection[str] | None,
@@ -298,6 +305,7 @@ def archive(ids: Any, reason: Any, now: Any) -> Update:
         group.leased_from: None,
         group.status_reason: reason,
         group.archived_at: now,
+        group.deadline: None,
     }
     return update(episode_group).where(among(group.id, ids)).values(values)
 
@@ -318,6 +326,19 @@ def scalars(condition: ColumnElement[bool]) -> Select[Any]:
 def scalars_of(buffer_id: Any, ids: Any) -> Select[Any]:
     """What scheduling needs to know of groups, by their ids, in the order of ids."""
     return scalars(selection(buffer_id, ids=ids))
+
+
+@prepared
+def tags_of(ids: Any) -> Select[Any]:
+    """Tags of some groups."""
+    return select(group.id, as_stored(group.tags).label("tags")).where(among(group.id, ids))
+
+
+@prepared
+def completed_now(ids: Any, now: Any) -> Update:
+    """Enter when groups were completed that never were before."""
+    missing = among(group.id, ids) & group.completed_at.is_(None)
+    return update(episode_group).where(missing).values({group.completed_at: now})
 
 
 def ids(condition: ColumnElement[bool]) -> Select[int]:

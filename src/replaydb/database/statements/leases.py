@@ -26,6 +26,7 @@ from replaydb.database.expressions import among
 from replaydb.database.prepared import prepared
 from replaydb.database.schema import IS_LEASED, draw, draw_group, episode_group, group, lease
 from replaydb.database.statements.groups import SCALARS
+from replaydb.episodes import GroupStatus
 
 
 @cache
@@ -109,6 +110,19 @@ def overdue(buffer_id: int, tasks: Collection[str], now: datetime) -> ColumnElem
     """Groups of some tasks whose lease has expired."""
     expired = select(lease.c.id).where(lease.c.buffer_id == buffer_id, lease.c.expires_at <= now)
     return group.lease_id.in_(expired) & among(group.task_name, sorted(tasks))
+
+
+@prepared
+def any_overdue(of_buffer: Any, now: Any) -> Select[bool]:
+    """Whether a lease that holds groups, or the deadline of a pending one, has run out."""
+    expired = select(lease.c.id).where(lease.c.buffer_id == of_buffer, lease.c.expires_at <= now)
+    held = select(group.id).where(group.lease_id.is_not(None), group.lease_id.in_(expired))
+    awaited = select(group.id).where(
+        group.buffer_id == of_buffer,
+        group.deadline <= now,
+        group.group_status == GroupStatus.PENDING.value,
+    )
+    return select(held.exists() | awaited.exists())
 
 
 def holders(condition: ColumnElement[bool]) -> Select[Any]:

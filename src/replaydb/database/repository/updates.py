@@ -1,0 +1,146 @@
+"""What a user changes of groups by hand: priorities, tags, statuses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from replaydb.database.prepared import execute_many
+from replaydb.database.records import PUTTABLE
+from replaydb.database.repository import capacity, groups, transitions, upkeep
+from replaydb.database.repository.capacity import Size
+from replaydb.database.repository.locked import LockedBuffer
+from replaydb.database.repository.transitions import Change
+from replaydb.database.statements import groups as statements
+from replaydb.episodes import GroupStatus
+from replaydb.errors import (
+    CorruptPayloadError,
+    GroupLeasedError,
+    InvalidInputError,
+    PayloadGoneError,
+)
+
+#: What a group can be made by hand. Others come about by `open_group` and `lease`.
+REACHABLE = PUTTABLE | {GroupStatus.ARCHIVED}
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """New values for some groups; None: as they are.
+
+    Attributes:
+        names: The groups, by id or by uid; those that are not there are passed over.
+        priorities: As many as names. Of a group named twice, the last counts.
+        tags: Laid over the tags of every group.
+        status: Of every group.
+        reason: Why it has that status.
+    """
+
+    names: Sequence[int] | Sequence[str]
+    priorities: Sequence[float] | None = None
+    tags: Mapping[str, Any] | None = None
+    status: GroupStatus | None = None
+    reason: str | None = None
+
+
+def apply(buffer: LockedBuffer, update: Update) -> int:
+    """Change groups of a buffer that is locked whole. Returns how many there were.
+
+    Raises:
+        GroupLeasedError: Some are held, and so have no other status.
+        PayloadGoneError: Some have no payload any more, and so stay archived.
+        InvalidInputError: Some have no episode, and so cannot be completed.
+        BufferFullError: There is no room for what comes back from the archive.
+        CorruptPayloadError: The tags of some cannot be read.
+    """
+    upkeep.sweep(buffer)
+    found = groups.ids_by_name(buffer.connection, buffer.id, update.names)
+    rows = groups.scalars(buffer.connection, buffer.id, sorted(set(found.values())))
+    ids = [row.id for row in rows]
+    if update.priorities is not None:
+        named = zip(update.names, update.priorities, strict=True)
+        new = {found[name]: priority for name, priority in named if name in found}
+        groups.update_priorities(buffer, rows, new)
+    if update.tags:
+        _lay_over(buffer, ids, update.tags)
+    if update.reason is not None:
+        reasons = [{"group_id": one, "status_reason": update.reason} for one in ids]
+        execute_many(buffer.connection, statements.change(), reasons)
+    if update.status is not None:
+        # Read again: their weights may be others now.
+        rows = groups.scalars(buffer.connection, buffer.id, ids)
+        _give_status(buffer, rows, update.status, update.reason)
+    return len(ids)
+
+
+def _lay_over(buffer: LockedBuffer, ids: Sequence[int], tags: Mapping[str, Any]) -> None:
+    rows = buffer.connection.execute(*statements.tags_of(ids)).all()
+    if damaged := [row.id for row in rows if not isinstance(row.tags, dict)]:
+        raise CorruptPayloadError("tags can not be read", damaged)
+    new = [{"group_id": row.id, "tags": {**row.tags, **tags}} for row in rows]
+    execute_many(buffer.connection, statements.change(), new)
+
+
+def _give_status(
+    buffer: LockedBuffer, rows: Sequence[Any], status: GroupStatus, reason: str | None
+) -> None:
+    _check(rows, status)
+    moving = [row for row in rows if row.group_status != status]
+    if status is GroupStatus.ARCHIVED:
+        keep = buffer.settings.archived_payload == "keep"
+        transitions.archive(buffer, moving, reason, keep_payload=keep)
+        return
+    by_status: dict[GroupStatus, list[Change]] = {}
+    incoming: dict[str, Size] = {}
+    for row in moving:
+        into, values = _standing(buffer, row, status, reason)
+        by_status.setdefault(into, []).append((row, values))
+        if row.group_status == GroupStatus.ARCHIVED and into not in capacity.DEAD:
+            size = incoming.setdefault(row.task_name, Size())
+            size.add(row.num_tokens, row.num_bytes)
+    if incoming:
+        capacity.make_room(buffer, incoming, spared=[row.id for row in rows])
+    for into, changes in by_status.items():
+        if into is GroupStatus.COMPLETED:
+            transitions.reopen(buffer, changes)
+            done = statements.completed_now([row.id for row, _ in changes], buffer.now)
+            buffer.connection.execute(*done)
+        else:
+            transitions.move(buffer, changes, into)
+    if any(row.group_status == GroupStatus.ARCHIVED for row in moving):
+        capacity.shed(buffer)
+
+
+def _check(rows: Sequence[Any], status: GroupStatus) -> None:
+    """Refuse what cannot be."""
+    if held := [row.id for row in rows if row.group_status == GroupStatus.LEASED]:
+        raise GroupLeasedError(held)
+    if status is GroupStatus.ARCHIVED:
+        return
+    if gone := [row.id for row in rows if row.num_episodes and not row.num_bytes]:
+        raise PayloadGoneError(gone)
+    empty = [row.id for row in rows if not row.num_episodes]
+    if empty and status is GroupStatus.COMPLETED:
+        shown = f"groups {', '.join(map(str, empty))} without episodes"
+        raise InvalidInputError("status", "groups with episodes, to be completed", shown)
+
+
+def _standing(
+    buffer: LockedBuffer, row: Any, status: GroupStatus, reason: str | None
+) -> tuple[GroupStatus, dict[str, Any]]:
+    """The status that a group gets, and what else changes: it may be too stale to be drawn."""
+    staleness = row.staleness
+    attempts = 0 if status is GroupStatus.COMPLETED else row.attempts
+    if status in statements.EXPIRING:  # what is not of use has ceased to age
+        oldest = row.comparable_version
+        staleness = None if oldest is None else buffer.row.policy_version - oldest
+        if buffer.accounts[row.task_name].is_too_stale(staleness):
+            status, reason = GroupStatus.EXPIRED, statements.TOO_STALE
+    values = {
+        "status_reason": reason,
+        "staleness": staleness,
+        "attempts": attempts,
+        "archived_at": None,
+    }
+    return status, values

@@ -1,0 +1,109 @@
+"""Waiting until there are more groups, or fewer."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import replaydb as rdb
+from replaydb import Buffer, Store
+from support.clock import Clock
+from support.groups import episode, group, groups
+from support.ledger import statuses
+
+
+async def test_a_look(buffer: Buffer) -> None:
+    ids = await buffer.put([*groups(3), *groups(2, "code"), group("f", status="failed")])
+    await buffer.update(ids[:1], status="archived")
+
+    async def there_are(number: int, **which: Any) -> bool:
+        """Exactly so many, as both conditions see it on either side."""
+        return (
+            await buffer.wait_until(fewer_than=number + 1, timeout=0, **which)
+            and not await buffer.wait_until(at_least=number + 1, timeout=0, **which)
+            and (not number or await buffer.wait_until(at_least=number, timeout=0, **which))
+            and not (number and await buffer.wait_until(fewer_than=number, timeout=0, **which))
+        )
+
+    assert await there_are(6)
+    assert await there_are(4, statuses="completed")
+    assert await there_are(3, statuses=["failed", "completed"], tasks="gsm8k")
+    assert await there_are(0, statuses=[])
+    assert await there_are(0, tasks=["unseen"])
+    assert await there_are(2, where=rdb.col.group_uid.like("code-%"))
+    assert await there_are(0, runs="nobody")
+    assert await there_are(6, runs=["test"])
+
+
+async def test_it_waits_for_others(buffer: Buffer, other: Store) -> None:
+    theirs = await other.buffer("math")
+    more = asyncio.ensure_future(buffer.wait_until(at_least=3, statuses="completed"))
+    await theirs.put(groups(2))
+    await buffer.put(group())
+    assert await more
+    fewer = asyncio.ensure_future(
+        buffer.wait_until(fewer_than=3, statuses=["completed", "leased"], timeout=60)
+    )
+    lease = await theirs.lease(1, ttl=60)
+    await asyncio.sleep(0.02)
+    assert not fewer.done()
+    await lease.ack()
+    assert await fewer
+    assert not await buffer.wait_until(fewer_than=1, timeout=0.02)
+
+
+async def test_what_has_run_out_is_dealt_with(store: Store, clock: Clock, url: str) -> None:
+    """Nobody else comes by: whoever waits for it does the upkeep."""
+    buffer = await store.buffer("math", time_to_live=1000)
+    await buffer.put(group("held"))
+    await buffer.lease(1, ttl=60)
+    await buffer.open_group("gsm8k", "slow", 2, deadline=60)
+    busy = ["leased", "pending"]
+    assert not await buffer.wait_until(fewer_than=1, statuses=busy, timeout=0)
+    assert await buffer.admission(1, max_staleness=1, timeout=0) == 0
+    clock.jump(61)
+    assert await buffer.wait_until(fewer_than=1, statuses=busy, timeout=0)
+    assert await statuses(url) == {"held": "completed", "slow": "failed"}
+    await buffer.lease(1, ttl=60)
+    clock.jump(1000)
+    assert await buffer.wait_until(fewer_than=1, statuses=["completed", "leased"], timeout=0)
+    assert set((await statuses(url)).values()) == {"archived"}
+
+
+async def test_admission_deals_with_what_has_run_out(buffer: Buffer, clock: Clock) -> None:
+    await buffer.open_group("gsm8k", "slow", 2, deadline=60)
+    await buffer.add_episode("slow", episode())
+    assert await buffer.admission(1, max_staleness=0, timeout=0) == 0
+    clock.jump(61)
+    assert await buffer.admission(1, max_staleness=0, timeout=0) == 1
+
+
+async def test_a_store_that_is_only_read_can_wait(store: Store, clock: Clock, url: str) -> None:
+    buffer = await store.buffer("math")
+    await buffer.put(group())
+    await buffer.lease(1, ttl=60)
+    clock.jump(61)
+    async with Store.open(url, read_only=True) as reader:
+        watched = await reader.buffer("math", create=False)
+        assert not await watched.wait_until(fewer_than=1, statuses="leased", timeout=0)
+        assert await watched.wait_until(at_least=1, timeout=0)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {},
+        {"fewer_than": 1, "at_least": 1},
+        {"fewer_than": 0},
+        {"at_least": 1.5},
+        {"at_least": 1, "statuses": "done"},
+        {"at_least": 1, "timeout": -1},
+        {"at_least": 1, "where": "id"},
+    ],
+    ids=str,
+)
+async def test_conditions_that_are_refused(buffer: Buffer, wrong: dict[str, Any]) -> None:
+    with pytest.raises(rdb.InvalidInputError):
+        await buffer.wait_until(**wrong)
