@@ -184,6 +184,13 @@ async def _back_in_time(store: Store, url: str) -> None:
     assert set((await statuses(url)).values()) == {"archived"}
 
 
+async def _nothing_revoked(store: Store, url: str) -> None:
+    buffer = await store.buffer("math")
+    (info,) = await buffer.leases()
+    assert await buffer.revoke(info.id) == [1, 2]
+    assert [one.attempts for one in await buffer.get([1, 2])] == [1, 1]
+
+
 async def _nothing_drawn(store: Store, url: str) -> None:
     buffer = await store.buffer("math")
     assert set((await statuses(url)).values()) == {"completed"}
@@ -198,6 +205,8 @@ async def _nothing_drawn(store: Store, url: str) -> None:
         ("ack", f"{_REPOSITORY}.leases:ack", _back_in_time),
         ("ack", f"{_REPOSITORY}.transitions:archive", _back_in_time),
         ("ack", f"{_REPOSITORY}.lineage:set_cursors", _back_in_time),
+        ("revoke", f"{_REPOSITORY}.transitions:reopen", _nothing_revoked),
+        ("revoke", f"{_REPOSITORY}.tasks:save", _nothing_revoked),
         ("put", f"{_REPOSITORY}.lineage:set_cursors", _nothing_put),
         ("put", f"{_REPOSITORY}.tasks:save", _nothing_put),
         ("put", "replaydb.database.group_commit:_answer", _all_put),

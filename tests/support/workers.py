@@ -146,6 +146,10 @@ def die_at(url: str, action: str, where: str) -> None:
             lease = await buffer.lease(2, ttl=3)
             setattr(module, name, killed)
             await lease.ack(cursor={"step": 7})
+        elif action == "revoke":
+            lease = await buffer.lease(2, ttl=600)
+            setattr(module, name, killed)
+            await buffer.revoke(lease.id)
         setattr(module, name, killed)
         if action == "put":
             await buffer.put([group("new-0"), group("new-1")], cursor={"dataset": 2})

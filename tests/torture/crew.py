@@ -94,14 +94,20 @@ async def sample(buffer: Buffer, journal: Journal, chance: random.Random, number
 
 
 async def lease(buffer: Buffer, journal: Journal, chance: random.Random, number: int) -> None:
-    """Hold some for a moment; ack, give back, or (seldom) forget."""
+    """Hold some for a moment; ack, give back, take back, or (seldom) forget."""
     ttl, begin = chance.choice(TTLS), time.monotonic()
     held = await buffer.lease(3, ttl=ttl, timeout=0.5, allow_partial=True)
     facts = {"lease": held.id, "ids": held.batch.ids, "ttl": ttl}
     journal.tell("hold", begin, facts)
     await asyncio.sleep(chance.uniform(0, 0.03))
-    what, begin = chance.choice(["ack", "ack", "nack"]), time.monotonic()
-    await (held.ack() if what == "ack" else held.nack())
+    what, begin = chance.choice(["ack", "ack", "nack", "revoke"]), time.monotonic()
+    if what == "revoke":
+        await buffer.revoke(held.id)
+    elif chance.random() < 0.3:  # as another process would go on with it
+        again = await buffer.open_lease(held.id, ttl=ttl)
+        await (again.ack() if what == "ack" else again.nack())
+    else:
+        await (held.ack() if what == "ack" else held.nack())
     journal.tell(what, begin, facts)
 
 

@@ -190,9 +190,13 @@ def check_log(told: Iterable[Entry], tables: Tables) -> Counter[str]:
     return Counter(entry.what for entry in told)
 
 
+#: What ends a lease before its time.
+_ENDS = ("ack", "nack", "revoke")
+
+
 def check_holders(told: list[Entry]) -> None:
     """Between the return of a lease and its end, nobody else was given its groups."""
-    ends = {entry.detail["lease"]: entry for entry in told if entry.what in ("ack", "nack")}
+    ends = {entry.detail["lease"]: entry for entry in told if entry.what in _ENDS}
     acked = Counter(one for entry in told if entry.what == "ack" for one in entry.detail["ids"])
     twice = [one for one, count in acked.items() if count > 1]
     assert not twice, f"acked twice: {twice}"

@@ -127,6 +127,22 @@ async def test_a_revocation_is_an_attempt_also_of_what_has_run_out(
     assert (await buffer.get(ids))[1].status_reason == "revoked (attempt 1 of 1)"
 
 
+async def test_an_ack_and_a_revocation_at_once(buffer: Buffer, elsewhere: Buffer, url: str) -> None:
+    for _ in range(5):
+        ids = await buffer.put([group(), group()])
+        lease = await buffer.lease(2, rdb.Lifo(), ttl=600)
+        acked, revoked = await asyncio.gather(
+            lease.ack(), elsewhere.revoke(lease.id), return_exceptions=True
+        )
+        ends = {one.status for one in await buffer.get(ids)}
+        if acked is None:
+            assert (revoked, ends) == ([], {"archived"})
+        else:
+            assert isinstance(acked, rdb.LeaseExpiredError)
+            assert (revoked, ends) == (ids, {"completed"})
+        await buffer.delete(ids)
+
+
 async def test_a_block_whose_lease_is_revoked(buffer: Buffer, elsewhere: Buffer) -> None:
     await buffer.put(groups(1))
 

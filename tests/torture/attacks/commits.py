@@ -83,12 +83,13 @@ async def _everything(buffer: Buffer, arena: Arena) -> dict[str, Any]:
 
 
 async def _leases(buffer: Buffer) -> dict[str, Any]:
-    """Half of the leases are acked, some given back, the last is kept."""
+    """Leases that are acked, given back, taken back and kept."""
     told: dict[str, Any] = {}
-    for i in range(4):
+    for i in range(5):
         told[f"lease {i}"] = lease = await _told(_lease(buffer))
-        if isinstance(lease, rdb.Lease) and i < 3:
-            end = lease.ack() if i < 2 else lease.nack(reason="torture")
+        if isinstance(lease, rdb.Lease) and i < 4:
+            kind = ("ack", "ack", "nack", "revoke")[i]
+            end = buffer.revoke(lease.id) if kind == "revoke" else getattr(lease, kind)()
             told[f"end {i}"] = await _told(end)
     return told
 
@@ -135,12 +136,12 @@ def _compare(told: dict[str, Any], tables: Tables, lengths: dict[str, int]) -> N
 def _compare_leases(told: dict[str, Any], tables: Tables) -> None:
     """What is leased is what somebody holds; a lease of which nothing is known may hold two."""
     leased, archived = tables.with_status("leased"), tables.with_status("archived")
-    kept = told["lease 3"]
+    kept = told["lease 4"]
     if kept is not UNKNOWN:
         ids = set(kept.batch.ids)
         assert ids <= leased, "a lease that was given is not held"
         leased -= ids
-    for i in range(3):
+    for i in range(4):
         if told[f"lease {i}"] is UNKNOWN:
             continue
         ids, end = set(told[f"lease {i}"].batch.ids), told[f"end {i}"]
@@ -148,5 +149,7 @@ def _compare_leases(told: dict[str, Any], tables: Tables) -> None:
             leased -= ids
         elif i < 2:
             assert ids <= archived, "an ack that was told was not made"
-    unknown = sum(told[f"lease {i}"] is UNKNOWN for i in range(4))
+        elif i == 3:
+            assert set(end) == ids, "what was taken back is not what was held"
+    unknown = sum(told[f"lease {i}"] is UNKNOWN for i in range(5))
     assert len(leased) <= 2 * unknown, f"leased, though nobody holds them: {leased}"
