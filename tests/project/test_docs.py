@@ -25,6 +25,7 @@ from support.connections import transaction
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 GUIDES = [CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").rglob("*.md"))]
+ARCHITECTURE = CHECKOUT / "docs" / "architecture.md"
 PAGES = [*GUIDES, CHECKOUT / "CHANGELOG.md", CHECKOUT / "CONTRIBUTING.md"]
 
 _FENCE = re.compile(r"^```(?P<info>[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -205,6 +206,18 @@ def test_every_command_is_documented() -> None:
     listed = list(commands(typer.main.get_group(app), "replaydb"))
     assert len(listed) >= 7
     assert [name for name in listed if name not in code] == []
+
+
+def test_every_room_is_in_the_architecture() -> None:
+    named = set(re.findall(r"[\w/]+", "\n".join(_CODE_SPAN.findall(prose_of(ARCHITECTURE)))))
+    package = Path(rdb.__file__).parent
+    rooms: dict[str, str] = {}
+    for folder, prefix in ((package, ""), (package / "database", "database/")):
+        rooms |= {path.stem: prefix for path in folder.glob("[!_]*.py")}
+        rooms |= {f"{path.parent.name}/": prefix for path in folder.glob("*/__init__.py")}
+    del rooms["database/"]  # its rooms are listed
+    assert len(rooms) > 20
+    assert [room for room in rooms if not {room, rooms[room] + room} & named] == []
 
 
 def test_every_error_says_what_to_do() -> None:
