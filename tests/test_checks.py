@@ -135,7 +135,7 @@ def test_what_is_of_another_kind_is_refused(
 
 #: What no call takes, by the name of the argument, or of the call and the argument.
 WRONG: dict[str, list[Any]] = {
-    "allow_partial": FLAGS,
+    "at_least": [2, *INTEGERS],
     "batch_size": [0, *INTEGERS],
     "before": INTEGERS,
     "buffer": NAMES,

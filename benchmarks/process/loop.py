@@ -93,8 +93,10 @@ async def _work(
         return len(await buffer.sample(BATCH))
 
     async def lease() -> int:
-        async with buffer.lease(BATCH, ttl=60, allow_partial=True, timeout=1) as held:
-            return len(held.batch)
+        with suppress(rdb.NotEnoughGroupsError):
+            async with buffer.lease(BATCH, ttl=60, timeout=1) as held:
+                return len(held.batch)
+        return 0
 
     start = time.perf_counter()
 

@@ -39,7 +39,7 @@ def _level(name: str) -> ColumnElement[bool]:
 async def _draw(
     buffer: rdb.Buffer, policy: SamplingPolicy, where: ColumnElement[bool] | None = None
 ) -> float:
-    return await seconds(buffer.sample(N, policy, tasks=TASK, where=where, allow_partial=True))
+    return await seconds(buffer.sample(N, policy, tasks=TASK, where=where, at_least=1))
 
 
 async def _draw_of_all(buffer: rdb.Buffer) -> float:

@@ -240,13 +240,11 @@ def items(field: str, expected: str, value: Iterable[_T]) -> Iterator[_T]:
 def quotas(field: str, value: Any) -> tuple[int, dict[str, int] | None]:
     """How many groups in all, and how many of each task where that was said."""
     if not isinstance(value, Mapping):
-        return whole_number(field, value, least=1), None
+        return whole_number(field, value), None
     wanted = {
-        name(field, task_name): whole_number(f"{field}[{task_name!r}]", count, least=1)
+        name(field, task_name): whole_number(f"{field}[{task_name!r}]", count)
         for task_name, count in value.items()
     }
-    if not wanted:
-        raise InvalidInputError(field, "at least one task", "an empty mapping")
     return sum(wanted.values()), wanted
 
 

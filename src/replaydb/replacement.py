@@ -16,7 +16,7 @@ from replaydb.buffer import Buffer
 from replaydb.database import filters
 from replaydb.database.group_columns import col
 from replaydb.episodes import EpisodeGroup, GroupStatus
-from replaydb.errors import CorruptPayloadError, InvalidInputError, NotEnoughGroupsError
+from replaydb.errors import CorruptPayloadError, InvalidInputError
 from replaydb.policies import Lifo, Mix, Prioritized, Share, SimplePolicy
 
 #: The tag that says why a group was filtered.
@@ -122,10 +122,8 @@ async def replace_uninformative(
     mix = Mix([fresh_share, replay])
     try:
         drawn = await buffer.sample(
-            len(ids), mix, max_staleness=max_staleness, step=step, allow_partial=True
+            len(ids), mix, max_staleness=max_staleness, step=step, at_least=0
         )
-    except NotEnoughGroupsError:
-        drawn = _NOTHING
     except CorruptPayloadError as error:
         drawn = _NOTHING if error.batch is None else error.batch
     return _arranged(drawn, ids, kept, filtered)

@@ -51,7 +51,7 @@ def test_errors_are_the_same(buffer: blocking.Buffer) -> None:
     with pytest.raises(NotEnoughGroupsError):
         buffer.sample(1, timeout=0.05)
     with pytest.raises(InvalidInputError):
-        buffer.sample(0)
+        buffer.sample(-1)
 
 
 def test_a_lease_acks_or_nacks(buffer: blocking.Buffer) -> None:

@@ -270,9 +270,19 @@ async def test_a_cancelled_wait_loses_nothing(buffer: Buffer) -> None:
         assert (await anext(loader)).ids == more
 
 
-@pytest.mark.parametrize("wrong", [{"prefetch": -1}, {"first_step": 0.5}, {"num_steps": -1}])
+@pytest.mark.parametrize(
+    "wrong", [{"prefetch": -1}, {"first_step": 0.5}, {"num_steps": -1}, {"at_least": 3}]
+)
 async def test_wrong_arguments(buffer: Buffer, wrong: dict[str, int]) -> None:
     with pytest.raises(InvalidInputError, match=next(iter(wrong))):
         buffer.loader(2, **wrong)  # type: ignore[call-overload]
     with pytest.raises(InvalidInputError, match="policy"):
         buffer.loader(2, Fifo)  # type: ignore[call-overload]
+    with pytest.raises(InvalidInputError, match="batch_size"):
+        buffer.loader({"gsm8k": 0})
+
+
+async def test_batches_that_need_not_be_full(buffer: Buffer) -> None:
+    await buffer.put(groups(3))
+    async with buffer.loader(2, Fifo(), lease=True, prefetch=0, at_least=1) as loader:
+        assert [len(await anext(loader)), len(await anext(loader))] == [2, 1]

@@ -53,6 +53,7 @@ operations = st.one_of(
     st.tuples(
         st.just("sample"),
         st.integers(1, 4),
+        st.integers(0, 4),
         st.sampled_from(POLICIES),
         st.sampled_from([None, "code"]),
         st.none() | st.integers(0, 2),
@@ -160,16 +161,24 @@ async def put(buffer: Buffer, model: Model, rows: list[Any], on_duplicate: Any) 
 
 
 async def sample(
-    buffer: Buffer, model: Model, n: int, policy: SamplingPolicy, task: str | None, limit: Any
+    buffer: Buffer,
+    model: Model,
+    most: int,
+    spare: int,
+    policy: SamplingPolicy,
+    task: str | None,
+    limit: Any,
 ) -> None:
     rows = model.eligible(task, limit)
-    arguments = {"tasks": task, "max_staleness": limit}
-    if len(rows) < n:
+    n = min(most, len(rows))
+    arguments: dict[str, Any] = {"tasks": task, "max_staleness": limit}
+    arguments["at_least"] = max(0, most - spare)
+    if n < arguments["at_least"]:
         with pytest.raises(rdb.NotEnoughGroupsError) as caught:
-            await buffer.sample(n, policy, **arguments)
+            await buffer.sample(most, policy, **arguments)
         assert caught.value.available == len(rows)
         return
-    batch = await buffer.sample(n, policy, **arguments)
+    batch = await buffer.sample(most, policy, **arguments)
     expected = in_order(rows, policy)
     if expected is None:
         assert len(set(batch.ids)) == n
@@ -199,8 +208,8 @@ async def apply(buffer: Buffer, model: Model, operation: tuple[Any, ...]) -> Non
     match operation:
         case ("put", rows, on_duplicate):
             await put(buffer, model, rows, on_duplicate)
-        case ("sample", n, policy, task, limit):
-            await sample(buffer, model, n, policy, task, limit)
+        case ("sample", most, spare, policy, task, limit):
+            await sample(buffer, model, most, spare, policy, task, limit)
         case ("reweigh", uid, priority):
             row = model.rows.get(uid)
             ids = [row.id] if row else [10**9]

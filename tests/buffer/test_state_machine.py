@@ -139,12 +139,18 @@ class Machine(RuleBasedStateMachine):
         self.enter([again], [old.id])
         self.model.rows[uid].attempts = old.attempts
 
-    @rule(count=st.integers(1, 3), task=st.none() | TASKS, newest=st.booleans())
-    def sample(self, count: int, task: str | None, newest: bool) -> None:
+    @rule(
+        count=st.integers(0, 3),
+        spare=st.integers(0, 3),
+        task=st.none() | TASKS,
+        newest=st.booleans(),
+    )
+    def sample(self, count: int, spare: int, task: str | None, newest: bool) -> None:
         uids = self.model.of("completed", task=task)
         policy = rdb.Lifo() if newest else rdb.Fifo()
-        call = self.buffer.sample(count, policy, tasks=task)
-        if len(uids) < count:
+        least = max(0, count - spare)
+        call = self.buffer.sample(count, policy, tasks=task, at_least=least)
+        if len(uids) < least:
             with pytest.raises(rdb.NotEnoughGroupsError):
                 self.run(call)
             return
@@ -152,27 +158,28 @@ class Machine(RuleBasedStateMachine):
         assert [one.group_uid for one in self.run(call).groups] == expected
         self.model.sample(expected)
 
-    @rule(count=st.integers(1, 3), status=st.sampled_from(
+    @rule(count=st.integers(1, 3), least=st.integers(0, 1), status=st.sampled_from(
         ["completed", "completed", "aborted", "expired", "failed"]))  # fmt: skip
-    def lease(self, count: int, status: str) -> None:
-        self._lease(count, status)
+    def lease(self, count: int, least: int, status: str) -> None:
+        self._lease(count, least, status)
 
-    @rule(count=st.integers(1, 3))
-    def claim(self, count: int) -> None:
-        self._lease(count, "pending")
+    @rule(count=st.integers(1, 3), least=st.integers(0, 1))
+    def claim(self, count: int, least: int) -> None:
+        self._lease(count, least, "pending")
 
-    def _lease(self, count: int, status: str) -> None:
+    def _lease(self, count: int, least: int, status: str) -> None:
         uids = [uid for uid in self.model.of(status) if not self.model.rows[uid].claimed]
-        call = self.buffer.lease(count, ttl=TTL, statuses=status, allow_partial=True)
-        if not uids:
+        call = self.buffer.lease(count, ttl=TTL, statuses=status, at_least=least)
+        if len(uids) < least:
             with pytest.raises(rdb.NotEnoughGroupsError):
                 self.run(call)
             return
         taken = self.run(call)
         assert [one.group_uid for one in taken.batch.groups] == uids[:count]
-        take = self.model.claim if status == "pending" else self.model.lease
-        take(taken.id, uids[:count])
-        self.leases.append(taken)
+        if uids:
+            take = self.model.claim if status == "pending" else self.model.lease
+            take(taken.id, uids[:count])
+            self.leases.append(taken)
 
     @rule(number=NUMBER, revoked=st.booleans())
     def by_its_id(self, number: int, revoked: bool) -> None:
@@ -205,7 +212,7 @@ class Machine(RuleBasedStateMachine):
     def step(self, count: int, by: int, success: bool) -> None:
         """What a trainer does, over and over."""
         known = len(self.leases)
-        self._lease(count, "completed")
+        self._lease(count, 1, "completed")
         self._advance(by)
         for lease in self.leases[known:]:
             self._settle(lease, False, success)

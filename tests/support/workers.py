@@ -72,7 +72,7 @@ def consume(url: str, log: str, seed: int) -> None:
     async def life(buffer: Buffer) -> None:
         while await buffer.count(statuses=["completed", "leased"]):
             try:
-                lease = await buffer.lease(40, ttl=1.0, timeout=0.3, allow_partial=True)
+                lease = await buffer.lease(40, ttl=1.0, timeout=0.3, at_least=1)
             except rdb.NotEnoughGroupsError:
                 continue
             note("hold", lease)

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection
 
 import replaydb as rdb
-from replaydb.buffer.requests import describe, portions
+from replaydb.buffer.requests import draw_request
 from replaydb.database.repository import draws
 from replaydb.database.repository.locked import Scope
 from replaydb.database.repository.locking import tasks_locked
@@ -96,7 +96,7 @@ class World:
         tasks: frozenset[str] | None = None,
     ) -> None:
         """Draw, and enter in the tallies what came."""
-        wanted = request(n, policy, tasks=tasks, eligible=condition.where)
+        wanted = request(n, policy, tasks=tasks, where=condition.where)
         weights = self._weights(policy, condition, tasks)
         labels = {one: known.label for one, known in self.groups.items()}
         for drawn in await draw_often(self.buffer, wanted, times):
@@ -137,9 +137,8 @@ def to_group(known: Known, policy_version: int | None = 0) -> rdb.EpisodeGroup:
 
 def request(n: int | Mapping[str, int], policy: SamplingPolicy, **more: Any) -> DrawRequest:
     """What `Buffer.sample` makes of its arguments."""
-    conditions = {} if more.get("eligible") is None else {"filtered_out": more["eligible"]}
-    parts = portions(n, policy, more.get("tasks"), conditions)
-    return DrawRequest(parts, describe(policy), more.get("allow_partial", False))
+    given: dict[str, Any] = dict.fromkeys(("tasks", "where", "max_staleness", "runs", "at_least"))
+    return draw_request(n, policy, **given | more)
 
 
 async def draw_often(buffer: rdb.Buffer, wanted: DrawRequest, times: int) -> list[Drawn]:

@@ -86,7 +86,7 @@ async def sample(buffer: Buffer, journal: Journal, chance: random.Random, number
     policies: list[rdb.SamplingPolicy] = [rdb.Uniform(), rdb.Prioritized(), rdb.Fifo()]
     policy = chance.choice(policies)
     begin = time.monotonic()
-    batch = await buffer.sample(chance.choice([1, 4]), policy, timeout=0.5, allow_partial=True)
+    batch = await buffer.sample(chance.choice([1, 4]), policy, timeout=0.5, at_least=1)
     for group in batch.groups:
         if ":" in group.group_uid:
             check_group(group)
@@ -96,7 +96,7 @@ async def sample(buffer: Buffer, journal: Journal, chance: random.Random, number
 async def lease(buffer: Buffer, journal: Journal, chance: random.Random, number: int) -> None:
     """Hold some for a moment; ack, give back, take back, or (seldom) forget."""
     ttl, begin = chance.choice(TTLS), time.monotonic()
-    held = await buffer.lease(3, ttl=ttl, timeout=0.5, allow_partial=True)
+    held = await buffer.lease(3, ttl=ttl, timeout=0.5, at_least=1)
     facts = {"lease": held.id, "ids": held.batch.ids, "ttl": ttl}
     journal.tell("hold", begin, facts)
     await asyncio.sleep(chance.uniform(0, 0.03))

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
-import numpy as np
 from sqlalchemy import ColumnElement, Connection
 
 from replaydb import checks
-from replaydb.buffer.waiting import Explain, LongWait
+from replaydb.buffer.waiting import Explain, Patience
 from replaydb.database import filters
 from replaydb.database.repository.buffers import BufferRow, RunRow
 from replaydb.database.repository.locked import Scope
 from replaydb.database.statements.groups import selection
-from replaydb.database.transactions import GRACE_SECONDS, Database, allowance, end_in
+from replaydb.database.transactions import Database, allowance, end_in
 from replaydb.episodes import GroupStatus
-from replaydb.errors import ReplayDBError
 from replaydb.settings import BufferSettings
 
 T = TypeVar("T")
@@ -84,49 +81,9 @@ class BufferCore:
         scope.log_news()
         return result
 
-    async def _in_time(
-        self,
-        attempt: Callable[[bool, float | None], Awaitable[T]],
-        timeout: float | None,
-        *,
-        unless: type[ReplayDBError] | tuple[type[ReplayDBError], ...],
-        worthwhile: Callable[[float | None], Awaitable[bool]] | None = None,
-        explain: Explain | None = None,
-    ) -> T:
-        """Try until it works or the time is up, looking again whenever something was committed.
-
-        Args:
-            attempt: Called with whether it is the last attempt, and when it has to be over.
-            timeout: Seconds; None: for ever. Zero is one attempt, however long it takes the
-                database.
-            unless: What is raised as long as it does not work.
-            worthwhile: A cheap look at whether an attempt could work; never asked about the last.
-            explain: Says more about why it does not work, once, for the log.
-        """
-        held = LongWait(self.name, explain)
-        if timeout == 0:
-            return await attempt(True, None)
-        now = asyncio.get_running_loop().time
-        deadline = np.inf if timeout is None else now() + timeout
-        end = None if timeout is None else deadline + GRACE_SECONDS
-        try:
-            return await attempt(False, end)
-        except unless as error:
-            held.reason = error
-        signal = self._database.signal
-        async with signal.listening():
-            while True:
-                await held.tell()
-                ticket = signal.ticket()
-                left = deadline - now()
-                if left <= 0:
-                    return await attempt(True, end)
-                if worthwhile is None or await worthwhile(end):
-                    try:
-                        return await attempt(False, end)
-                    except unless as error:
-                        held.reason = error
-                await signal.wait(ticket, left)
+    def _patience(self, timeout: float | None, explain: Explain | None = None) -> Patience:
+        """The time of a call that waits; arguments as of `Patience`."""
+        return Patience(self._database.signal, self.name, timeout, explain)
 
     def _selection(
         self,

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -50,29 +51,23 @@ _OUT_OF_USE = (GroupStatus.FAILED, GroupStatus.ARCHIVED)
 EXPLAIN_SECONDS = 2.0
 #: How long a call that has failed tries to give back what it had leased.
 HAND_BACK_SECONDS = 5.0
-#: What drawing waits out.
-_NOT_YET = (NotEnoughGroupsError, RateLimitedError)
 
 
 class Drawing(BufferCore):
     """What sampling and leasing have in common."""
 
     async def _draw(self, request: DrawRequest, timeout: float | None) -> Result:
-        async def attempt(last: bool, end: float | None) -> Result:
-            wanted = replace(request, allow_partial=last and request.allow_partial)
-            return await self._draw_now(wanted, end)
-
-        async def worthwhile(end: float | None) -> bool:
-            return await self._may_suffice(request, end)
-
+        if not request.portions:
+            return Result.nothing()
         explain = explaining(self._database, self.id, request)
-        try:
-            return await self._in_time(
-                attempt, timeout, unless=_NOT_YET, worthwhile=worthwhile, explain=explain
-            )
-        except NotEnoughGroupsError as error:
-            await explain(error)
-            raise
+        async with self._patience(timeout, explain) as patience:
+            while True:
+                try:
+                    return await self._draw_now(request, patience.end)
+                except (NotEnoughGroupsError, RateLimitedError) as error:
+                    if request.at_least == 0 and isinstance(error, NotEnoughGroupsError):
+                        return Result.nothing()
+                    await patience.wait(error, partial(self._may_suffice, request))
 
     async def _may_suffice(self, request: DrawRequest, end: float | None) -> bool:
         """Whether there would be enough if all were eligible: a look that locks nothing."""
@@ -84,15 +79,11 @@ class Drawing(BufferCore):
             )
         except DatabaseUnavailableError:
             return True  # the attempt waits until it is back
-        return all(
-            sum(
-                number
-                for name, number in available.items()
-                if portion.tasks is None or name in portion.tasks
-            )
-            >= portion.count
-            for portion in request.portions
-        )
+        found = 0
+        for portion in request.portions:
+            names = available.keys() if portion.tasks is None else portion.tasks
+            found += min(portion.count, sum(available.get(name, 0) for name in names))
+        return found >= request.at_least
 
     async def _draw_now(self, request: DrawRequest, end: float | None) -> Result:
         drawn: Drawn | None = None
@@ -213,6 +204,11 @@ class Result:
     batch: Batch
     drawn: Drawn
     damaged: Mapping[int, str]
+
+    @classmethod
+    def nothing(cls) -> Self:
+        """A draw of no groups, which was not made."""
+        return cls.of(Drawn.nothing(), Decoded())
 
     @classmethod
     def of(cls, drawn: Drawn, decoded: Decoded) -> Self:

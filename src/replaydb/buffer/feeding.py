@@ -13,7 +13,7 @@ from replaydb.buffer.inspecting import Inspecting
 from replaydb.buffer.lease import Lease
 from replaydb.buffer.leasing import Leasing
 from replaydb.buffer.loader import Loader
-from replaydb.buffer.requests import eligible, portions
+from replaydb.buffer.requests import draw_request
 from replaydb.buffer.sampling import Sampling
 from replaydb.policies import SamplingPolicy, Uniform
 
@@ -40,6 +40,7 @@ class Feeding(Sampling, Leasing, Inspecting):
         first_step: int = 0,
         num_steps: int | None = None,
         timeout: float | None = None,
+        at_least: int | None = None,
     ) -> Loader[Batch]: ...
 
     @overload
@@ -59,6 +60,7 @@ class Feeding(Sampling, Leasing, Inspecting):
         first_step: int = 0,
         num_steps: int | None = None,
         timeout: float | None = None,
+        at_least: int | None = None,
     ) -> Loader[T]: ...
 
     def loader(
@@ -77,6 +79,7 @@ class Feeding(Sampling, Leasing, Inspecting):
         first_step: int = 0,
         num_steps: int | None = None,
         timeout: float | None = None,
+        at_least: int | None = None,
     ) -> Loader[T] | Loader[Batch]:
         """Batches one after another, made ready while the trainer works on the one before.
 
@@ -94,11 +97,13 @@ class Feeding(Sampling, Leasing, Inspecting):
             first_step: The trainer step of the first batch, for the record; they count up.
             num_steps: End after so many batches.
             timeout: Seconds to wait for each batch; None waits for ever.
+            at_least: See `sample`.
 
         Raises:
             InvalidInputError: An argument is wrong. What `sample` raises comes with the batch.
         """
         count, quotas = checks.quotas("batch_size", batch_size)
+        checks.whole_number("batch_size", count, least=1)
         n = count if quotas is None else quotas
         checks.optional(checks.function, "collate", collate)
         leased, ttl = checks.flag("lease", lease), checks.duration("ttl", ttl)
@@ -107,15 +112,15 @@ class Feeding(Sampling, Leasing, Inspecting):
             "where": where,
             "max_staleness": max_staleness,
             "runs": checks.names("runs", runs),
-            "timeout": checks.seconds("timeout", timeout),
+            "at_least": at_least,
         }
-        # What every draw would refuse is refused here.
-        portions(n, policy, options["tasks"], eligible(where, max_staleness, options["runs"]))
+        draw_request(n, policy, **options)  # what every draw would refuse is refused here
+        seconds = checks.seconds("timeout", timeout)
 
         async def draw(step: int) -> tuple[Batch, Lease | None]:
             if not leased:
-                return await self.sample(n, policy, step=step, **options), None
-            held = await self.lease(n, policy, ttl=ttl, step=step, **options)
+                return await self.sample(n, policy, step=step, timeout=seconds, **options), None
+            held = await self.lease(n, policy, ttl=ttl, step=step, timeout=seconds, **options)
             return held.batch, held
 
         return Loader(

@@ -19,6 +19,7 @@ from replaydb.database.repository.locked import Scope
 from replaydb.database.repository.locking import lease_locked
 from replaydb.errors import (
     DatabaseError,
+    InvalidInputError,
     LeaseExpiredError,
     StoreClosedError,
 )
@@ -35,7 +36,8 @@ class Lease:
     Got from `Buffer.lease`, and from `Buffer.open_lease` for a lease that another process took.
 
     Attributes:
-        id: Which lease.
+        id: Which lease, from 1 on. Where there were no groups to hold it is 0: such a lease is
+            not stored, does not expire, and to end it changes nothing.
         ttl: Seconds it lasts from its last extension.
         batch: The groups it was given, or held when it was opened.
     """
@@ -52,7 +54,8 @@ class Lease:
         return f"Lease(id={self.id}, {len(self._held)} of {len(self.batch)} groups held)"
 
     async def __aenter__(self) -> Self:
-        self._heartbeat = asyncio.create_task(self._keep_alive())
+        if self.id:
+            self._heartbeat = asyncio.create_task(self._keep_alive())
         return self
 
     async def __aexit__(
@@ -91,10 +94,13 @@ class Lease:
         """
         chosen = self._chosen(ids)
         cursors = checks.cursors("cursor", cursor)
+        if not (self.id or cursors):
+            return
 
         def work(connection: Connection, scope: Scope) -> None:
             with lease_locked(connection, scope, self.id) as buffer:
-                leases.ack(buffer, self.id, chosen)
+                if self.id:
+                    leases.ack(buffer, self.id, chosen)
                 lineage.set_cursors(buffer, cursors)
 
         await self._buffer._write(work)
@@ -112,6 +118,8 @@ class Lease:
         """
         chosen = self._chosen(ids)
         why = checks.optional(checks.text, "reason", reason)
+        if not self.id:
+            return
 
         def work(connection: Connection, scope: Scope) -> None:
             with lease_locked(connection, scope, self.id) as buffer:
@@ -132,6 +140,8 @@ class Lease:
         """
         chosen = self._chosen(ids)
         why = checks.text("reason", reason)
+        if not self.id:
+            return
 
         def work(connection: Connection, scope: Scope) -> None:
             with lease_locked(connection, scope, self.id) as buffer:
@@ -147,6 +157,8 @@ class Lease:
             LeaseExpiredError: It is over.
         """
         seconds = self.ttl if ttl is None else checks.duration("ttl", ttl)
+        if not self.id:
+            return
 
         def work(connection: Connection, scope: Scope) -> None:
             now = scope.backend.now(connection)
@@ -166,7 +178,10 @@ class Lease:
                 continue  # there is time for another beat
 
     def _chosen(self, ids: Iterable[int] | None) -> list[int] | None:
-        return checks.optional(checks.ids, "ids", ids)
+        chosen = checks.optional(checks.ids, "ids", ids)
+        if chosen and not self.id:
+            raise InvalidInputError("ids", "none, of a lease that holds nothing", chosen)
+        return chosen
 
     def _let_go(self, ids: list[int] | None) -> None:
         self._held -= self._held if ids is None else set(ids)

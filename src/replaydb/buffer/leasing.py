@@ -11,11 +11,11 @@ from sqlalchemy import ColumnElement, Connection
 from replaydb import checks
 from replaydb.buffer.drawing import Drawing, Result
 from replaydb.buffer.lease import Lease
-from replaydb.buffer.requests import describe, eligible, portions
+from replaydb.buffer.requests import draw_request
 from replaydb.database.repository import leases
 from replaydb.database.repository.locked import Scope
 from replaydb.database.repository.locking import lease_locked
-from replaydb.database.repository.portions import Drawn, DrawRequest, LeaseTerms
+from replaydb.database.repository.portions import Drawn, LeaseTerms
 from replaydb.database.transactions import BULK_SECONDS, end_in
 from replaydb.episodes import GroupStatus
 from replaydb.errors import InvalidInputError
@@ -44,7 +44,7 @@ class Leasing(Drawing):
         statuses: str | Iterable[str] = (GroupStatus.COMPLETED,),
         step: int | None = None,
         timeout: float | None = 0,
-        allow_partial: bool = False,
+        at_least: int | None = None,
     ) -> Opening[Lease]:
         """Draw groups and hold them: nobody else is given them until ack, nack or expiry.
 
@@ -52,22 +52,16 @@ class Leasing(Drawing):
         it when the block raises, and keeps the lease alive in between, as long as the event loop
         runs. `await buffer.lease(...)` leaves all three to the caller.
 
-        Args:
-            n: As for `sample`; so are all arguments not listed here.
-            policy: Which ones.
-            ttl: Seconds after which the groups go back by themselves, unless it is extended.
-            owner: Shown by `leases()`; by default the host and the process.
-            tasks: See `sample`.
-            where: See `sample`.
-            max_staleness: See `sample`.
-            runs: See `sample`.
-            statuses: Statuses to take groups from: `aborted` ones to go on with, `expired` ones
-                to roll again. A nack gives them back the status they had. `pending` ones, which
-                no other status may stand beside, are claimed to work on: they stay `pending`,
-                and anybody still adds episodes; that is no draw, and is not recorded as one.
-            step: See `sample`.
-            timeout: See `sample`.
-            allow_partial: See `sample`.
+        The arguments are those of `sample`, and three of its own:
+
+        - `ttl`: Seconds after which the groups go back by themselves, unless it is extended.
+        - `owner`: Shown by `leases()`; by default the host and the process.
+        - `statuses`: Statuses to take groups from: `aborted` ones to go on with, `expired` ones to
+          roll again. A nack gives them back the status they had. `pending` ones, which no other
+          status may stand beside, are claimed to work on: they stay `pending`, and anybody still
+          adds episodes; that is no draw, and is not recorded as one.
+
+        With `at_least=0` the lease may hold nothing.
 
         Raises:
             NotEnoughGroupsError: When entered; as for `sample`, so are the others.
@@ -79,13 +73,17 @@ class Leasing(Drawing):
             raise InvalidInputError("statuses", "'pending' by itself", repr(statuses))
         seconds = checks.duration("ttl", ttl)
         who = f"{socket.gethostname()}:{os.getpid()}" if owner is None else owner
-        request = DrawRequest(
-            portions(n, policy, tasks, eligible(where, max_staleness, runs)),
-            describe(policy),
-            checks.flag("allow_partial", allow_partial),
-            checks.optional(checks.whole_number, "step", step),
-            tuple(GroupStatus(status) for status in sorted(chosen)),
-            LeaseTerms(checks.name("owner", who), seconds),
+        request = draw_request(
+            n,
+            policy,
+            tasks=tasks,
+            where=where,
+            max_staleness=max_staleness,
+            runs=runs,
+            at_least=at_least,
+            step=step,
+            statuses=(GroupStatus(status) for status in sorted(chosen)),
+            lease=LeaseTerms(checks.name("owner", who), seconds),
         )
         wait = checks.seconds("timeout", timeout)
 
@@ -158,7 +156,7 @@ class Leasing(Drawing):
         return ids
 
     async def _lease_of(self, result: Result, ttl: float) -> Lease:
-        lease_id = result.drawn.held_by()
+        lease_id = result.drawn.lease_id or 0  # of no groups
         if result.damaged:
             await self._hand_back(lease_id, "other groups of the batch were damaged")
         result.raise_if_damaged()

@@ -156,17 +156,16 @@ class Pacing(BufferCore):
             with tasks_locked(connection, scope, None):
                 pass  # it is done before anything else is
 
-        async def attempt(_: bool, end: float | None) -> int:
-            number, due = await self._database.read(work, end=end)
-            if due and not self._database.backend.read_only:
-                await self._write(tidy, end)
-                self._database.signal.announce()
-                number, _due = await self._database.read(work, end=end)
-            if not suits(number):
-                raise RateLimitedError(reason.format(number))
-            return number
-
         try:
-            return await self._in_time(attempt, timeout, unless=RateLimitedError)
+            async with self._patience(timeout) as patience:
+                while True:
+                    number, due = await self._database.read(work, end=patience.end)
+                    if due and not self._database.backend.read_only:
+                        await self._write(tidy, patience.end)
+                        self._database.signal.announce()
+                        number, _due = await self._database.read(work, end=patience.end)
+                    if suits(number):
+                        return number
+                    await patience.wait(RateLimitedError(reason.format(number)))
         except RateLimitedError:
             return None

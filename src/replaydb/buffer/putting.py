@@ -199,12 +199,13 @@ class Putting(BufferCore):
             position = checks.whole_number("position", position)
         record = to_episode_record(episode, self.settings.compression)
         addition = Addition(group_uid, position, record)
-
-        async def attempt(_: bool, end: float | None) -> GroupStatus:
-            return await self._additions.submit(Submission(addition, (), record.num_bytes), end)
-
-        seconds = checks.seconds("timeout", timeout)
-        return await self._in_time(attempt, seconds, unless=BufferFullError)
+        submission = Submission(addition, (), record.num_bytes)
+        async with self._patience(checks.seconds("timeout", timeout)) as patience:
+            while True:
+                try:
+                    return await self._additions.submit(submission, patience.end)
+                except BufferFullError as error:
+                    await patience.wait(error)
 
     async def drain(self) -> None:
         """Wait until every put under way has been answered."""
@@ -247,16 +248,15 @@ class Putting(BufferCore):
     async def _submit(self, put: Put, timeout: float | None) -> list[int]:
         num_bytes = sum(record.facts["num_bytes"] for record in put.records)
         uids = [record.uid for record in put.records]
-        tried = False
-
-        async def attempt(_: bool, end: float | None) -> list[int]:
-            nonlocal tried
-            # Cursors of two puts may be the same; only uids keep them out of one transaction.
-            submission = Submission(replace(put, was_refused=tried), uids, num_bytes)
-            tried = True
-            return await self._puts.submit(submission, end)
-
-        return await self._in_time(attempt, timeout, unless=_NO_ROOM)
+        async with self._patience(timeout) as patience:
+            while True:
+                # Cursors of two puts may be the same; only uids keep them out of one transaction.
+                submission = Submission(put, uids, num_bytes)
+                try:
+                    return await self._puts.submit(submission, patience.end)
+                except _NO_ROOM as error:
+                    put = replace(put, was_refused=True)
+                    await patience.wait(error)
 
     async def _commit_puts(
         self, several: Sequence[Put], gate: Gate, end: float

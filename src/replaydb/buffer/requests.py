@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from sqlalchemy import Boolean, Column, ColumnElement, String, UnaryExpression
 from sqlalchemy.sql import operators
@@ -11,25 +10,60 @@ from sqlalchemy.sql import operators
 from replaydb import checks
 from replaydb.database import filters
 from replaydb.database.group_columns import COLUMNS
-from replaydb.database.repository.portions import Portion
+from replaydb.database.repository.portions import DrawRequest, LeaseTerms, Portion
 from replaydb.database.schema import Tags
 from replaydb.database.statements.draws import Order
 from replaydb.database.terms import shown
+from replaydb.episodes import GroupStatus
 from replaydb.errors import InvalidInputError
 from replaydb.policies import Mix, SamplingPolicy, checked_policy
 
 Conditions = Mapping[str, ColumnElement[bool]]
 
 
-def describe(policy: SamplingPolicy) -> str:
+def draw_request(
+    n: int | Mapping[str, int],
+    policy: SamplingPolicy,
+    *,
+    tasks: str | Iterable[str] | None,
+    where: ColumnElement[bool] | None,
+    max_staleness: int | None,
+    runs: str | Iterable[str] | None,
+    at_least: int | None,
+    step: int | None = None,
+    statuses: Iterable[GroupStatus] = (GroupStatus.COMPLETED,),
+    lease: LeaseTerms | None = None,
+) -> DrawRequest:
+    """The arguments that `sample`, `peek` and `lease` have in common, checked.
+
+    Raises:
+        InvalidInputError: One of them is wrong.
+    """
+    parts = _portions(n, policy, tasks, eligible(where, max_staleness, runs))
+    count = sum(part.count for part in parts)
+    return DrawRequest(
+        parts,
+        _described(policy),
+        count if at_least is None else checks.whole_number("at_least", at_least, most=count),
+        checks.optional(checks.whole_number, "step", step),
+        tuple(statuses),
+        lease,
+    )
+
+
+def _described(policy: SamplingPolicy) -> str:
     """A policy as the lineage names it."""
     if not isinstance(policy, Mix):
         return repr(policy)
-    shares = ", ".join(f"{share.weight:g} {describe(share.policy)}" for share in policy.shares)
+    shares = ", ".join(f"{share.weight:g} {_described(share.policy)}" for share in policy.shares)
     return f"Mix({shares})"[:255]
 
 
-def eligible(where: Any, max_staleness: Any, runs: str | Iterable[str] | None) -> Conditions:
+def eligible(
+    where: ColumnElement[bool] | None,
+    max_staleness: int | None,
+    runs: str | Iterable[str] | None,
+) -> Conditions:
     """Every filter of a call, by what it is to say of the groups that do not meet it."""
     conditions = {}
     if (names := checks.names("runs", runs)) is not None:
@@ -42,13 +76,13 @@ def eligible(where: Any, max_staleness: Any, runs: str | Iterable[str] | None) -
     return conditions
 
 
-def portions(
+def _portions(
     n: int | Mapping[str, int],
     policy: SamplingPolicy,
     tasks: str | Iterable[str] | None,
     conditions: Conditions,
 ) -> tuple[Portion, ...]:
-    """The parts of a batch: one, one of each task, or the shares of a mix."""
+    """The parts of a batch that are not empty: one, one of each task, or the shares of a mix."""
     checked = checked_policy(policy)
     count, quotas = checks.quotas("n", n)
     names = checks.names("tasks", tasks)
@@ -57,14 +91,17 @@ def portions(
     if isinstance(checked, Mix):
         if quotas is not None:
             raise InvalidInputError("n", "a number, which the Mix divides", repr(n))
-        return tuple(_shares(checked, count, names, conditions))
-    condition = filters.all_of(conditions.values())
-    if quotas is None:
-        return (Portion(checked, count, names, condition, None, conditions),)
-    return tuple(
-        Portion(checked, quota, frozenset((task_name,)), condition, task_name, conditions)
-        for task_name, quota in quotas.items()
-    )
+        parts = list(_shares(checked, count, names, conditions))
+    else:
+        condition = filters.all_of(conditions.values())
+        if quotas is None:
+            parts = [Portion(checked, count, names, condition, None, conditions)]
+        else:
+            parts = [
+                Portion(checked, quota, frozenset((task_name,)), condition, task_name, conditions)
+                for task_name, quota in quotas.items()
+            ]
+    return tuple(part for part in parts if part.count)
 
 
 def named(
@@ -103,11 +140,10 @@ def _shares(
         own = checks.names("tasks", share.tasks)
         if names is not None:
             own = names if own is None else own & names
-        if quota:
-            mine = dict(conditions)
-            own_filter = filters.all_of([mine.get("filtered_out"), filters.checked(share.where)])
-            if own_filter is not None:
-                mine["filtered_out"] = own_filter
-            condition = filters.all_of(mine.values())
-            only = next(iter(own)) if own is not None and len(own) == 1 else None
-            yield Portion(share.policy, quota, own, condition, only, mine)
+        mine = dict(conditions)
+        own_filter = filters.all_of([mine.get("filtered_out"), filters.checked(share.where)])
+        if own_filter is not None:
+            mine["filtered_out"] = own_filter
+        condition = filters.all_of(mine.values())
+        only = next(iter(own)) if own is not None and len(own) == 1 else None
+        yield Portion(share.policy, quota, own, condition, only, mine)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 from sqlalchemy import ColumnElement, Connection
 
 from replaydb import checks
 from replaydb.batch.batch import Batch
 from replaydb.buffer.drawing import Drawing, Result, explaining
-from replaydb.buffer.requests import describe, eligible, portions
+from replaydb.buffer.requests import draw_request
 from replaydb.database.records import Stored, decoded
 from replaydb.database.repository import groups, looks
-from replaydb.database.repository.portions import Drawn, DrawRequest
+from replaydb.database.repository.portions import Drawn
 from replaydb.database.transactions import BULK_SECONDS, end_in
 from replaydb.errors import NotEnoughGroupsError
 from replaydb.policies import SamplingPolicy, Uniform
@@ -33,7 +32,7 @@ class Sampling(Drawing):
         runs: str | Iterable[str] | None = None,
         step: int | None = None,
         timeout: float | None = 0,
-        allow_partial: bool = False,
+        at_least: int | None = None,
     ) -> Batch:
         """Draw groups; they stay in the buffer and can be drawn again.
 
@@ -41,7 +40,7 @@ class Sampling(Drawing):
         `peek`.
 
         Args:
-            n: How many groups; or how many of each task, all or nothing.
+            n: How many groups; or how many of each task.
             policy: Which ones.
             tasks: Only groups of these tasks (not together with quotas in `n`).
             where: Only groups that meet this expression over `replaydb.col`.
@@ -49,11 +48,13 @@ class Sampling(Drawing):
                 version is unknown, or does not compare, are never among them.
             runs: Only groups that these runs put.
             step: The trainer step the batch is for, for the record.
-            timeout: Seconds to wait until there are enough; None waits for ever.
-            allow_partial: When the time is up, take what there is, unless that is nothing.
+            timeout: Seconds to wait until there are enough; None waits for ever. The call ends as
+                soon as there are.
+            at_least: Take fewer than `n` groups, but so many in all, rather than wait or fail; None
+                means all of `n`. With 0 the call does not wait, and the batch may be empty.
 
         Returns:
-            The groups, in the order of the draw.
+            The groups, in the order of the draw. A batch of none is not recorded.
 
         Raises:
             NotEnoughGroupsError: There were not enough in time; nothing was drawn.
@@ -62,12 +63,15 @@ class Sampling(Drawing):
                 `failed`; `error.batch` holds the others.
             InvalidInputError: An argument is wrong.
         """
-        condition = eligible(where, max_staleness, runs)
-        request = DrawRequest(
-            portions(n, policy, tasks, condition),
-            describe(policy),
-            checks.flag("allow_partial", allow_partial),
-            checks.optional(checks.whole_number, "step", step),
+        request = draw_request(
+            n,
+            policy,
+            tasks=tasks,
+            where=where,
+            max_staleness=max_staleness,
+            runs=runs,
+            at_least=at_least,
+            step=step,
         )
         result = await self._draw(request, checks.seconds("timeout", timeout))
         result.raise_if_damaged()
@@ -83,23 +87,14 @@ class Sampling(Drawing):
         max_staleness: int | None = None,
         runs: str | Iterable[str] | None = None,
         timeout: float | None = 0,
-        allow_partial: bool = False,
+        at_least: int | None = None,
     ) -> Batch:
         """Look at groups that `sample` might draw, without drawing them.
 
-        Nothing is written: no counter, no record, no new arrival. No rate limit holds it back,
+        Takes the arguments of `sample`, which mean what they mean there; there is no `step`, since
+        nothing is written: no counter, no record, no new arrival. No rate limit holds it back,
         and no draw comes out differently for it. Random policies choose anew in every call, by
         reading the scalars of every eligible group.
-
-        Args:
-            n: As for `sample`; so are all others.
-            policy: See `sample`.
-            tasks: See `sample`.
-            where: See `sample`.
-            max_staleness: See `sample`.
-            runs: See `sample`.
-            timeout: See `sample`.
-            allow_partial: See `sample`.
 
         Returns:
             The groups as they are, at one moment; `draw_id` is None.
@@ -110,31 +105,33 @@ class Sampling(Drawing):
                 others.
             InvalidInputError: An argument is wrong.
         """
-        condition = eligible(where, max_staleness, runs)
-        request = DrawRequest(
-            portions(n, policy, tasks, condition),
-            describe(policy),
-            checks.flag("allow_partial", allow_partial),
+        request = draw_request(
+            n,
+            policy,
+            tasks=tasks,
+            where=where,
+            max_staleness=max_staleness,
+            runs=runs,
+            at_least=at_least,
         )
 
-        async def attempt(last: bool, end: float | None) -> Batch:
-            wanted = replace(request, allow_partial=last and request.allow_partial)
-
-            def work(connection: Connection) -> tuple[Drawn, Stored]:
-                found = looks.look(connection, self.id, wanted)
-                return found, groups.stored(connection, found.rows)
-
-            found, stored = await self._database.read(work, end=end or end_in(BULK_SECONDS))
-            result = Result.of(found, await decoded(stored))
-            result.raise_if_damaged()
-            return result.batch
-
         seconds = checks.seconds("timeout", timeout)
+        if not request.portions:
+            return Result.nothing().batch
+
+        def work(connection: Connection) -> tuple[Drawn, Stored]:
+            found = looks.look(connection, self.id, request)
+            return found, groups.stored(connection, found.rows)
+
         explain = explaining(self._database, self.id, request)
-        try:
-            return await self._in_time(
-                attempt, seconds, unless=NotEnoughGroupsError, explain=explain
-            )
-        except NotEnoughGroupsError as error:
-            await explain(error)
-            raise
+        async with self._patience(seconds, explain) as patience:
+            while True:
+                try:
+                    end = patience.end or end_in(BULK_SECONDS)
+                    found, stored = await self._database.read(work, end=end)
+                    break
+                except NotEnoughGroupsError as error:
+                    await patience.wait(error)
+        result = Result.of(found, await decoded(stored))
+        result.raise_if_damaged()
+        return result.batch

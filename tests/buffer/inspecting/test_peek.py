@@ -84,9 +84,9 @@ async def test_there_is_as_much_to_see_as_to_draw(buffer: Buffer, url: str) -> N
     with pytest.raises(rdb.NotEnoughGroupsError) as caught:
         await buffer.peek({"gsm8k": 2, "code": 3})
     assert (caught.value.wanted, caught.value.available) == (3, 2)
-    assert len(await buffer.peek(9, allow_partial=True)) == 5
+    assert len(await buffer.peek(9, at_least=1)) == 5
     with pytest.raises(rdb.NotEnoughGroupsError):
-        await buffer.peek(1, tasks="nothing", allow_partial=True)
+        await buffer.peek(1, tasks="nothing", at_least=1)
     waiting = asyncio.create_task(buffer.peek(6, timeout=30))
     await asyncio.sleep(0)
     await buffer.put(group())

@@ -259,8 +259,7 @@ async def test_what_leases_says(store: Store, buffer: Buffer, clock: Clock) -> N
         {"statuses": ["pending", "aborted"]},
         {"statuses": ["nonsense"]},
         {"owner": ""},
-        {"n": 0},
-        {"n": {}},
+        {"n": -1},
         {"step": -1},
     ],
 )

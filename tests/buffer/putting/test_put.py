@@ -216,7 +216,7 @@ async def test_statuses_that_are_not_sampled(buffer: Buffer) -> None:
         GroupStatus.FAILED,
     ]
     assert (await buffer.get(ids))[1].completed_at is None
-    assert (await buffer.sample(5, allow_partial=True)).ids == ids[:1]
+    assert (await buffer.sample(5, at_least=1)).ids == ids[:1]
 
 
 async def test_too_stale_on_arrival(store: Store) -> None:

@@ -76,7 +76,7 @@ async def test_quotas_are_all_or_nothing(buffer: Buffer, url: str) -> None:
     assert await group_rows(url) == before
     batch = await buffer.sample({"b": 2, "a": 3}, rdb.Fifo())
     assert tasks_of(batch) == ["b", "b", "a", "a", "a"]
-    batch = await buffer.sample({"a": 9, "b": 9, "c": 9}, allow_partial=True)
+    batch = await buffer.sample({"a": 9, "b": 9, "c": 9}, at_least=1)
     assert Counter(tasks_of(batch)) == {"a": 5, "b": 2}
     async with buffer.lease({"a": 1, "b": 2}, ttl=60) as lease:
         assert tasks_of(lease.batch) == ["a", "b", "b"]
@@ -139,5 +139,5 @@ async def test_shares_within_what_the_call_allows(buffer: Buffer) -> None:
     assert [one.group_uid for one in batch.groups] == ["b1", "b3"]
     with pytest.raises(rdb.NotEnoughGroupsError):
         await buffer.sample(2, mix, tasks="c")
-    batch = await buffer.sample(2, mix, tasks="c", allow_partial=True)
+    batch = await buffer.sample(2, mix, tasks="c", at_least=1)
     assert [one.group_uid for one in batch.groups] == ["c3"]

@@ -219,7 +219,7 @@ async def test_weight_zero_comes_only_when_nothing_else_is_left(
     eligible = [known for known in world.groups.values() if condition.holds(known)]
     positive = sum(known.priority > 0 for known in eligible)
     for drawn in await draw_often(
-        buffer, request(len(eligible), rdb.Prioritized(), eligible=condition.where), 20
+        buffer, request(len(eligible), rdb.Prioritized(), where=condition.where), 20
     ):
         priorities = [world.groups[one].priority for one in drawn.ids]
         assert all(priorities[:positive])

@@ -41,7 +41,7 @@ async def test_quotas_are_all_or_nothing(
     assert (error.wanted, error.available, error.task_name) == (3, there, task)
     assert [one.times_sampled for one in await buffer.get(ids)] == [0] * 7
     assert {one.num_sampled for one in (await buffer.stats()).tasks} == {0}
-    partial = await buffer.sample({"gsm8k": 2, task: 3}, policy, allow_partial=True)
+    partial = await buffer.sample({"gsm8k": 2, task: 3}, policy, at_least=1)
     expected = ["gsm8k"] * 2 + [task] * there
     assert [one.task_name for one in partial.groups] == expected
 
@@ -54,11 +54,11 @@ async def test_not_enough_in_all(buffer: Buffer, policy: SamplingPolicy) -> None
     assert (caught.value.wanted, caught.value.available, caught.value.task_name) == (4, 3, None)
     assert "4" in str(caught.value)
     assert "3" in str(caught.value)
-    assert len(await buffer.sample(4, policy, allow_partial=True)) == 3
+    assert len(await buffer.sample(4, policy, at_least=1)) == 3
     with pytest.raises(rdb.NotEnoughGroupsError):
-        await buffer.sample(1, policy, tasks="unseen", allow_partial=True)
+        await buffer.sample(1, policy, tasks="unseen", at_least=1)
     with pytest.raises(rdb.NotEnoughGroupsError):
-        await buffer.sample({"unseen": 1, "other": 1}, policy, allow_partial=True)
+        await buffer.sample({"unseen": 1, "other": 1}, policy, at_least=1)
 
 
 async def test_tasks(buffer: Buffer) -> None:
@@ -116,7 +116,7 @@ async def test_conditions(buffer: Buffer) -> None:
         assert await buffer.count(where=where) == len(expected), str(where)
         for policy in POLICIES:
             if expected:
-                batch = await buffer.sample(4, policy, where=where, allow_partial=True)
+                batch = await buffer.sample(4, policy, where=where, at_least=1)
                 assert names(batch) == list(expected), str(where)
             with pytest.raises(rdb.NotEnoughGroupsError) as caught:
                 await buffer.sample(len(expected) + 1, policy, where=where)
@@ -141,7 +141,7 @@ async def test_staleness(buffer: Buffer) -> None:
     await buffer.advance_policy(5)
     for limit, expected in ((0, "v5"), (1, "v5"), (2, "v3 v5"), (4, "v1 v3 v5"), (99, "v1 v3 v5")):
         for policy in POLICIES:
-            batch = await buffer.sample(9, policy, max_staleness=limit, allow_partial=True)
+            batch = await buffer.sample(9, policy, max_staleness=limit, at_least=1)
             assert names(batch) == expected.split()
     hit = await buffer.sample(1, max_staleness=4, where=rdb.col.min_policy_version < 3)
     assert (names(hit), hit.staleness) == (["v1"], [4])
@@ -185,14 +185,15 @@ async def test_a_batch(buffer: Buffer) -> None:
 other = episode_group.alias()
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"n": 0}, "n"),
     ({"n": -1}, "n"),
     ({"n": 1.0}, "n"),
     ({"n": True}, "n"),
     ({"n": "1"}, "n"),
     ({"n": None}, "n"),
-    ({"n": {}}, "n"),
-    ({"n": {"gsm8k": 0}}, "n['gsm8k']"),
+    ({"n": {"gsm8k": -1}}, "n['gsm8k']"),
+    ({"n": 3, "at_least": 4}, "at_least"),
+    ({"n": {"gsm8k": 1, "code": 1}, "at_least": 3}, "at_least"),
+    ({"at_least": True}, "at_least"),
     ({"n": {"gsm8k": 1.5}}, "n['gsm8k']"),
     ({"n": {"": 1}}, "n"),
     ({"n": {3: 1}}, "n"),

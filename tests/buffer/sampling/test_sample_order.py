@@ -79,7 +79,7 @@ async def test_what_is_not_completed_is_never_drawn(buffer: Buffer) -> None:
     await buffer.put([group(status=status) for status in ("failed", "aborted", "filtered")])
     for policy, _ in [*ORDERS, (rdb.Uniform(), ""), (rdb.Prioritized(), "")]:
         with pytest.raises(rdb.NotEnoughGroupsError):
-            await buffer.sample(1, policy, allow_partial=True)
+            await buffer.sample(1, policy, at_least=1)
 
 
 @pytest.mark.parametrize("policy", [rdb.Uniform(), rdb.Prioritized()], ids=str)

@@ -105,17 +105,18 @@ async def test_time_runs_out(buffer: Buffer, timeout: float) -> None:
     assert (caught.value.wanted, caught.value.available) == (3, 2)
 
 
-async def test_what_there_is_when_the_time_is_up(buffer: Buffer) -> None:
-    ids = await buffer.put(groups(2))
-    start = time.monotonic()
-    batch = await buffer.sample(3, rdb.Fifo(), timeout=0.3, allow_partial=True)
-    assert time.monotonic() - start >= 0.3
-    assert batch.ids == ids
-    async with waiting(buffer, 3, allow_partial=True) as sample:
-        await buffer.put(group())
-        assert len(await sample) == 3
-    with pytest.raises(rdb.NotEnoughGroupsError):
-        await buffer.sample(1, tasks="unseen", timeout=0.1, allow_partial=True)
+async def test_as_soon_as_there_are_as_many_as_asked_for_at_least(buffer: Buffer) -> None:
+    first = await buffer.put(groups(2))
+    async with (
+        waiting(buffer, 9, at_least=4) as some,
+        waiting(buffer, {"gsm8k": 9, "code": 1}, at_least=4) as of_tasks,
+    ):
+        await buffer.put(group("third"))
+        more = await buffer.put([group("fourth"), group("fifth")])
+        assert (await some).ids == (await of_tasks).ids == [*first, 3, *more]
+    with pytest.raises(rdb.NotEnoughGroupsError) as caught:
+        await buffer.sample(9, timeout=0.1, at_least=6)
+    assert (caught.value.wanted, caught.value.available) == (6, 5)
 
 
 async def test_a_wait_is_cancelled_at_once(buffer: Buffer) -> None:

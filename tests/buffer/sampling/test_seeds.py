@@ -107,7 +107,7 @@ class History:
                 tasks=tasks,
                 where=condition.where,
                 max_staleness=stale,
-                allow_partial=True,
+                at_least=1,
             )
         except rdb.NotEnoughGroupsError:
             return ([], [], [])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Awaitable, Callable, Generator
+from contextlib import suppress
 from typing import Any
 
 import replaydb as rdb
@@ -57,6 +58,11 @@ async def _lease(buffer: Buffer, number: int, ids: list[int]) -> None:
         await lease.extend()
 
 
+async def _wait(buffer: Buffer, number: int, ids: list[int]) -> None:
+    with suppress(rdb.NotEnoughGroupsError):
+        await buffer.sample(10_000, timeout=0.02)
+
+
 async def _pieces(buffer: Buffer, number: int, ids: list[int]) -> None:
     await buffer.open_group("pieces", f"piece-{number}", 2)
     await buffer.add_episode(f"piece-{number}", episode(), position=0)
@@ -71,7 +77,7 @@ CALLS: dict[str, Call] = {
     "put": lambda buffer, number, ids: buffer.put([group(f"{number}-{i}") for i in range(2)]),
     "replace": lambda buffer, number, ids: buffer.put(group("gsm8k-0"), on_duplicate="replace"),
     "sample": lambda buffer, number, ids: buffer.sample(3, rdb.Prioritized()),
-    "wait": lambda buffer, number, ids: buffer.sample(10_000, timeout=0.02, allow_partial=True),
+    "wait": _wait,
     "lease": _lease,
     "loader": _loader,
     "pieces": _pieces,

@@ -93,7 +93,7 @@ async def _flip_file(arena: Arena, ids: list[int]) -> None:
             buffer = await store.buffer(BUFFER)
             for one in ids:
                 await _read(arena, buffer, one)
-            await buffer.sample(4, allow_partial=True)
+            await buffer.sample(4, at_least=1)
     except rdb.ReplayDBError:
         arena.figures["files refused"] += 1
 

@@ -52,7 +52,8 @@ def draw(buffer: LockedBuffer, request: DrawRequest) -> Drawn:
     """Take groups of locked tasks, count them and give them new arrivals.
 
     Raises:
-        NotEnoughGroupsError: There are fewer; what was done is to be rolled back.
+        NotEnoughGroupsError: There are fewer than wanted at least, or none at all; what was done
+            is to be rolled back.
         RateLimitedError: The buffer's rate limit does not let so many out now.
     """
     if not request.is_claim:
@@ -62,8 +63,8 @@ def draw(buffer: LockedBuffer, request: DrawRequest) -> Drawn:
         lease_id = leases.create(buffer, request.lease.owner, request.lease.ttl)
     drawing = _Drawing(buffer, request, lease_id)
     parts = []
-    for portion in request.portions:
-        parts.append(drawing.take(portion))
+    for position, portion in enumerate(request.portions):
+        parts.append(drawing.take(portion, request.least(position, len(drawing.taken))))
         drawing.taken.extend(parts[-1].ids)
     if not drawing.taken:
         raise NotEnoughGroupsError(request.count, 0)
@@ -93,8 +94,12 @@ class _Drawing:
         self._lease_id = lease_id
         self.taken: list[int] = []
 
-    def take(self, portion: Portion) -> Drawn:
-        """The first eligible groups of a portion, over all its tasks."""
+    def take(self, portion: Portion, least: int) -> Drawn:
+        """The first eligible groups of a portion, over all its tasks.
+
+        Raises:
+            NotEnoughGroupsError: There are not even `least`.
+        """
         order = statements.order_of(portion.policy)
         accounts = [
             account
@@ -115,8 +120,8 @@ class _Drawing:
             if status is not GroupStatus.COMPLETED or account.num_available
         ]
         available = sum(int(one.eligible.sum()) for one in candidates)
-        if available < portion.count and not self._request.allow_partial:
-            raise NotEnoughGroupsError(portion.count, available, portion.task_name, portion=portion)
+        if available < least:
+            raise NotEnoughGroupsError(least, available, portion.task_name, portion=portion)
         if available == 0:
             return Drawn.nothing()
         chosen = first(candidates, portion.count, descending=order.descending)

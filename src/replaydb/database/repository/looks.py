@@ -32,20 +32,17 @@ def look(connection: Connection, buffer_id: int, request: DrawRequest) -> Drawn:
     draw takes: whoever knew them, and changed groups accordingly, would bias that draw.
 
     Raises:
-        NotEnoughGroupsError: There are fewer.
+        NotEnoughGroupsError: There are fewer than wanted at least.
     """
     accounts = tasks.read(connection, buffer_id)
     parts: list[Drawn] = []
-    for portion in request.portions:
+    for position, portion in enumerate(request.portions):
         seen = [group_id for part in parts for group_id in part.ids]
         parts.append(_portion(connection, buffer_id, accounts.values(), portion, seen))
-        if len(parts[-1].ids) < portion.count and not request.allow_partial:
-            raise NotEnoughGroupsError(
-                portion.count, len(parts[-1].ids), portion.task_name, portion=portion
-            )
+        available, least = len(parts[-1].ids), request.least(position, len(seen))
+        if available < least:
+            raise NotEnoughGroupsError(least, available, portion.task_name, portion=portion)
     found = Drawn.together(parts)
-    if not found.ids:
-        raise NotEnoughGroupsError(request.count, 0)
     return replace(found, rows=groups.facts(connection, buffer_id, found.ids))
 
 

@@ -50,7 +50,7 @@ class DrawRequest:
     Attributes:
         portions: The parts of the batch, in order; no group is in two of them.
         policy: How the draw is named in the lineage.
-        allow_partial: Take what there is where there is not enough (but not nothing).
+        at_least: Groups in all without which there is no draw.
         step: The trainer step it is for.
         statuses: Statuses to draw from.
         lease: Hold the groups exclusively.
@@ -58,7 +58,7 @@ class DrawRequest:
 
     portions: tuple[Portion, ...]
     policy: str
-    allow_partial: bool
+    at_least: int
     step: int | None = None
     statuses: tuple[GroupStatus, ...] = (GroupStatus.COMPLETED,)
     lease: LeaseTerms | None = None
@@ -72,6 +72,10 @@ class DrawRequest:
     def count(self) -> int:
         """Groups in all."""
         return sum(portion.count for portion in self.portions)
+
+    def least(self, position: int, taken: int) -> int:
+        """What a portion must give, when those before it gave so many and later ones give all."""
+        return self.at_least - taken - sum(later.count for later in self.portions[position + 1 :])
 
     @property
     def tasks(self) -> frozenset[str] | None:
@@ -128,8 +132,3 @@ class Drawn:
     def num_bytes(self) -> int:
         """Size of their payloads."""
         return sum(row["num_bytes"] for row in self.rows)
-
-    def held_by(self) -> int:
-        """The lease, of a draw that asked for one."""
-        assert self.lease_id is not None  # noqa: S101
-        return self.lease_id
