@@ -29,7 +29,7 @@ class Lifo:
 
 @dataclass(frozen=True, slots=True)
 class StalestFirst:
-    """The oldest policy version first; groups of unknown version last."""
+    """The oldest policy version first, the oldest group first within it; unknown versions last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class FreshestFirst:
 
 @dataclass(frozen=True, slots=True)
 class TopPriority:
-    """The highest priority first, the newest group first among equals."""
+    """The highest priority first, the oldest group first among equals."""
 
 
 @dataclass(frozen=True, slots=True)

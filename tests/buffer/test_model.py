@@ -133,7 +133,7 @@ def in_order(rows: list[Row], policy: SamplingPolicy) -> list[int] | None:
             newest = sorted(known, key=lambda row: (row.version, row.id))[::-1]
             ordered = newest + unknown[::-1]
         case rdb.TopPriority():
-            ordered = sorted(rows, key=lambda row: (row.priority, row.id))[::-1]
+            ordered = sorted(rows, key=lambda row: (-row.priority, row.id))
         case rdb.LeastSampled():
             ordered = sorted(rows, key=lambda row: (row.times_sampled, row.id))
         case _:

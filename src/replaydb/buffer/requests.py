@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from sqlalchemy import Boolean, Column, ColumnElement, String, UnaryExpression
 from sqlalchemy.sql import operators
@@ -127,7 +128,7 @@ def order(order_by: Any) -> Order:
     ):
         expected = "a column of replaydb.col that holds numbers or times, or its desc()"
         raise InvalidInputError("order_by", expected, shown(order_by))
-    return Order(column, descending)
+    return Order(column, descending, newest_first=descending)
 
 
 _DIRECTIONS = (operators.asc_op, operators.desc_op)

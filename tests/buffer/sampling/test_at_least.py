@@ -27,8 +27,8 @@ async def drawn(buffer: Buffer, call: str, n: Any, *args: Any, **options: Any) -
 @pytest.mark.parametrize("call", CALLS)
 async def test_as_many_as_there_are_but_not_fewer_than_the_least(buffer: Buffer, call: str) -> None:
     ids = await buffer.put(groups(4))
-    for at_least in (0, 3, 4):
-        assert (await drawn(buffer, call, 6, rdb.Fifo(), at_least=at_least)).ids == ids
+    for least in (0, 3, 4):
+        assert (await drawn(buffer, call, 6, rdb.Fifo(), at_least=least)).ids == ids
     assert (await drawn(buffer, call, 2, rdb.Fifo(), at_least=1)).ids == ids[:2]
     too_many: list[int | None] = [5, 6, None]
     for at_least in too_many:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sqlalchemy as sa
 
 import replaydb as rdb
 from replaydb import Buffer, EpisodeGroup, SamplingPolicy, Store
@@ -28,7 +29,7 @@ ORDERS: list[tuple[SamplingPolicy, str]] = [
     (rdb.Lifo(), "fedcba"),
     (rdb.StalestFirst(), "cfadbe"),
     (rdb.FreshestFirst(), "dafceb"),
-    (rdb.TopPriority(), "dbafec"),
+    (rdb.TopPriority(), "bdafce"),
     (rdb.LeastSampled(), "befadc"),
 ]
 
@@ -73,6 +74,20 @@ async def test_a_filter_leaves_the_order_as_it_is(
     await filled(buffer)
     batch = await buffer.sample(4, policy, where=rdb.col.group_uid.in_(["a", "b", "c", "e"]))
     assert uids(batch) == "".join(uid for uid in expected if uid in "abce")
+
+
+@pytest.mark.parametrize("where", [None, rdb.col.id != 4], ids=["all", "filtered"])
+async def test_the_oldest_first_among_the_highest(
+    buffer: Buffer, where: sa.ColumnElement[bool] | None
+) -> None:
+    """However many equals there are on either side of the last one that is taken."""
+    priorities = [1.0, 3.0, 2.0, 2.0, 3.0, 2.0, 2.0, 1.0]
+    await buffer.put([group(priority=priority) for priority in priorities])
+    await buffer.put([group(task="code", priority=2.0)])
+    expected = [one for one in (2, 5, 3, 4, 6, 7, 9, 1, 8) if where is None or one != 4]
+    for n in range(1, len(expected) + 1):
+        assert (await buffer.sample(n, rdb.TopPriority(), where=where)).ids == expected[:n]
+        assert (await buffer.peek(n, rdb.TopPriority(), where=where)).ids == expected[:n]
 
 
 async def test_what_is_not_completed_is_never_drawn(buffer: Buffer) -> None:

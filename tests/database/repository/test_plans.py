@@ -178,6 +178,17 @@ async def test_the_first_groups_of_a_task(
 
 
 @BY_FILTER
+@pytest.mark.parametrize("column", [group.priority, group.times_sampled], ids=lambda one: one.name)
+async def test_the_oldest_of_equals(
+    connection: AsyncConnection, column: Any, eligible: Any
+) -> None:
+    """Also where so many are equal that the index by age would give some of them soon."""
+    order = draws.Order(column, descending=True)
+    statement = draws.oldest_equals(POOL, order, 5, 16, eligible)
+    assert_reads_only(await plan_of(connection, statement), f"ix_episode_group_{column.name}")
+
+
+@BY_FILTER
 @pytest.mark.parametrize("policy", [rdb.Uniform(), rdb.Prioritized()], ids=["uniform", "priority"])
 async def test_the_next_page_of_arrivals(
     connection: AsyncConnection, policy: SimplePolicy, eligible: Any

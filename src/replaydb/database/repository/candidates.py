@@ -25,7 +25,8 @@ class Candidates:
         status: Their status.
         ids: Group ids.
         staleness: Their staleness.
-        keys: What the policy sorts by: a column, or the time from the task's clock to arrival.
+        keys: What the policy sorts by, the smallest first: `orders.sort_key`, or the time from the
+            task's clock to arrival.
         weights: Sampling weights.
         eligible: False: to be passed over.
         walked: The clock whose stored arrivals the keys are: what is taken or passed needs new
@@ -65,13 +66,12 @@ class Candidates:
         )
 
 
-def first(candidates: Sequence[Candidates], count: int, *, descending: bool) -> NDArray[np.int64]:
+def first(candidates: Sequence[Candidates], count: int, *, newest_first: bool) -> NDArray[np.int64]:
     """Positions, in all rows laid end to end, of the first eligible ones, in order."""
     eligible = np.flatnonzero(np.concatenate([one.eligible for one in candidates]))
     keys = np.concatenate([one.keys for one in candidates])[eligible]
     ids = np.concatenate([one.ids for one in candidates])[eligible]
-    order = np.lexsort((ids, keys))
-    return eligible[order[::-1] if descending else order][:count]
+    return eligible[np.lexsort((-ids if newest_first else ids, keys))][:count]
 
 
 def elapsed_until(candidates: Iterable[Candidates], chosen: NDArray[np.int64]) -> float:

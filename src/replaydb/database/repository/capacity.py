@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import assert_never
 
-from sqlalchemy import ColumnElement, Connection
+from sqlalchemy import Connection
 
 from replaydb.database.repository import groups, orders, transitions
 from replaydb.database.repository.locked import LockedBuffer
@@ -165,8 +165,8 @@ def _victims(
     rows = orders.first_of_all(buffer.connection, pools, Order(group.id), limit, others)
     if not rows:
         pools = _pools(buffer, accounts, IDLE)
-        order, eligible = _by_eviction(buffer, pools, others)
-        rows = orders.first_of_all(buffer.connection, pools, order, limit, eligible)
+        order = _by_eviction(buffer)
+        rows = orders.first_of_all(buffer.connection, pools, order, limit, others)
     freed, chosen = Size(), []
     for row in rows:
         chosen.append(row.id)
@@ -180,26 +180,19 @@ def _victims(
     return chosen
 
 
-def _by_eviction(
-    buffer: LockedBuffer, pools: Sequence[Pool], others: ColumnElement[bool] | None
-) -> tuple[Order, ColumnElement[bool] | None]:
-    """Order of the victims, and which groups it covers, of those that may go."""
+def _by_eviction(buffer: LockedBuffer) -> Order:
+    """Order of the victims."""
     match buffer.settings.eviction:
         case "oldest":
-            return Order(group.id), others
+            return Order(group.id)
         case "stalest":
-            return Order(group.comparable_version), others
+            return Order(group.comparable_version)
         case "lowest_priority":
-            return Order(group.priority), others
+            return Order(group.priority)
         case "least_recently_sampled":
-            return Order(group.last_sampled_at), others
+            return Order(group.last_sampled_at)
         case "most_sampled":
-            # An index read backwards would give the newest among equals; one value of it, read
-            # forwards, gives the oldest.
-            order = Order(group.times_sampled, descending=True)
-            most = orders.first_of_all(buffer.connection, pools, order, 1, others)
-            alike = group.times_sampled == (most[0].key if most else 0)
-            return Order(group.id), alike if others is None else alike & others
+            return Order(group.times_sampled, descending=True)
         case _:
             assert_never(buffer.settings.eviction)
 

@@ -124,7 +124,7 @@ class _Drawing:
             raise NotEnoughGroupsError(least, available, portion.task_name, portion=portion)
         if available == 0:
             return Drawn.nothing()
-        chosen = first(candidates, portion.count, descending=order.descending)
+        chosen = first(candidates, portion.count, newest_first=order.newest_first)
         elapsed = elapsed_until(candidates, chosen)
         drawn = batch_of(portion.policy, accounts, candidates, chosen)
         end = 0

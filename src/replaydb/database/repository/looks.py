@@ -74,7 +74,7 @@ def _portion(
         candidates.append(Candidates.of(account, GroupStatus.COMPLETED, rows, keys))
     if not any(len(one.ids) for one in candidates):
         return Drawn.nothing()
-    chosen = first(candidates, portion.count, descending=order.descending)
+    chosen = first(candidates, portion.count, newest_first=order.newest_first)
     return batch_of(portion.policy, mine, candidates, chosen)
 
 

@@ -21,7 +21,12 @@ def first(
     limit: int,
     eligible: ColumnElement[bool] | None = None,
 ) -> list[Any]:
-    """The first groups of a pool; those whose key is unknown come last."""
+    """The first groups of a pool, among which equals come in any order.
+
+    Those whose key is unknown come last.
+    """
+    if order.descending and not order.newest_first:
+        return _largest_and_oldest(connection, pool, order, limit, eligible)
     rows: list[Any] = []
     for unknown in (False, True) if order.column.nullable else (False,):
         statement = statements.first_in_order(
@@ -33,13 +38,38 @@ def first(
     return rows
 
 
+def _largest_and_oldest(
+    connection: Connection,
+    pool: Pool,
+    order: Order,
+    limit: int,
+    eligible: ColumnElement[bool] | None,
+) -> list[Any]:
+    """The first groups in an order that no index has, by a column that is never NULL.
+
+    An index that is read backwards has the newest of equals first, so the last key that was read
+    may have older groups. One row more tells whether it has others at all.
+    """
+    statement = statements.first_in_order(pool, order, limit + 1, eligible)
+    rows: list[Any] = list(connection.execute(*statement).all())
+    if len(rows) <= limit:
+        return rows
+    following, last = rows.pop().key, rows[-1].key
+    if following == last:
+        rows = [row for row in rows if row.key != last]
+        statement = statements.oldest_equals(pool, order, last, limit - len(rows), eligible)
+        rows.extend(connection.execute(*statement).all())
+    return rows
+
+
 def sort_key(order: Order, row: Any) -> float:
-    """The key of a row of `first` as a number, by which rows of several pools can be merged."""
+    """A number by which rows of `first` come in their order, those of several pools merged."""
     if row.key is None:
-        return -np.inf if order.descending else np.inf
+        return np.inf
     if isinstance(row.key, Damaged):
         return -np.inf  # of a time: it was drawn, nobody knows when
-    return row.key.timestamp() if isinstance(row.key, datetime) else float(row.key)
+    key = row.key.timestamp() if isinstance(row.key, datetime) else float(row.key)
+    return -key if order.descending else key
 
 
 def first_of_all(
@@ -51,5 +81,6 @@ def first_of_all(
 ) -> list[Any]:
     """The first groups of several pools together."""
     rows = [row for pool in pools for row in first(connection, pool, order, limit, eligible)]
-    rows.sort(key=lambda row: (sort_key(order, row), row.id), reverse=order.descending)
+    sign = -1 if order.newest_first else 1
+    rows.sort(key=lambda row: (sort_key(order, row), sign * row.id))
     return rows[:limit]

@@ -45,16 +45,18 @@ _KEYS: dict[Clock, Column[Any]] = {"uniform": group.uniform_key, "priority": gro
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a policy sorts by. Ties are broken by id, in the same direction.
+    """What a policy sorts by.
 
     Attributes:
         column: The sort column; where it can be NULL, NULLs come last.
         descending: Largest first.
+        newest_first: Among equals. Otherwise it is the oldest one.
         clock: The clock whose arrivals the column holds, where the policy is a random one.
     """
 
     column: Column[Any]
     descending: bool = False
+    newest_first: bool = False
     clock: Clock | None = None
 
 
@@ -64,11 +66,11 @@ def order_of(policy: SimplePolicy) -> Order:
         case Fifo():
             return Order(group.id)
         case Lifo():
-            return Order(group.id, descending=True)
+            return Order(group.id, descending=True, newest_first=True)
         case StalestFirst():
             return Order(group.comparable_version)
         case FreshestFirst():
-            return Order(group.comparable_version, descending=True)
+            return Order(group.comparable_version, descending=True, newest_first=True)
         case TopPriority():
             return Order(group.priority, descending=True)
         case LeastSampled():
@@ -128,6 +130,9 @@ def first_in_order(
 ) -> tuple[Select[Any], dict[str, Any]]:
     """The first groups of a pool in an order, as (id, weight, staleness, key, sizes, age).
 
+    An index has the newest of equals first where it has the largest key first: whatever the order
+    says of equals, that is how they come.
+
     Args:
         pool: Of which groups.
         order: Sort order.
@@ -137,11 +142,20 @@ def first_in_order(
             reads of one index, because engines disagree about where NULLs sort.
     """
     build = _all_in_order if eligible is None else _in_order
-    return build(order, eligible, unknown, pool.is_idle), pool.values | {"most": limit}
+    return build(order, eligible, unknown, pool.is_idle, False), pool.values | {"most": limit}
+
+
+def oldest_equals(
+    pool: Pool, order: Order, key: Any, limit: int, eligible: ColumnElement[bool] | None
+) -> tuple[Select[Any], dict[str, Any]]:
+    """The oldest groups of a pool whose sort column has a value, as `first_in_order` has them."""
+    build = _all_in_order if eligible is None else _in_order
+    values = pool.values | {"most": limit, "key": key}
+    return build(order, eligible, False, pool.is_idle, True), values
 
 
 def _in_order(
-    order: Order, eligible: ColumnElement[bool] | None, unknown: bool, idle: bool
+    order: Order, eligible: ColumnElement[bool] | None, unknown: bool, idle: bool, equals: bool
 ) -> Select[Any]:
     key = order.column
     more = (group.num_tokens, group.num_bytes, group.created_at)
@@ -156,10 +170,14 @@ def _in_order(
         columns = [key, group.id]
     if key.nullable:
         statement = statement.where(key.is_(None) if unknown else key.is_not(None))
+    if equals:  # as a range: where it is one value, PostgreSQL may take the order of ids alone
+        value = bindparam("key", type_=key.type)
+        statement = statement.where(key.between(value, value))
     if eligible is not None:
         statement = statement.where(_verdict(eligible))
+    backwards = order.descending and not equals
     return statement.order_by(
-        *(column.desc() if order.descending else column for column in columns)
+        *(column.desc() if backwards else column for column in columns)
     ).limit(bindparam("most"))
 
 
