@@ -15,7 +15,6 @@ from sqlalchemy import Connection
 
 from replaydb.batch.batch import Batch
 from replaydb.buffer.core import BufferCore
-from replaydb.buffer.waiting import Explain
 from replaydb.cancellation import to_the_end
 from replaydb.database.records import Decoded, Stored, decoded
 from replaydb.database.repository import (
@@ -30,7 +29,7 @@ from replaydb.database.repository import (
 from replaydb.database.repository.locked import Scope
 from replaydb.database.repository.locking import buffer_locked, lease_locked, tasks_locked
 from replaydb.database.repository.portions import Drawn, DrawRequest
-from replaydb.database.transactions import Database, allowance, end_in
+from replaydb.database.transactions import allowance, end_in
 from replaydb.episodes import GroupStatus
 from replaydb.errors import (
     CorruptPayloadError,
@@ -59,8 +58,7 @@ class Drawing(BufferCore):
     async def _draw(self, request: DrawRequest, timeout: float | None) -> Result:
         if not request.portions:
             return Result.nothing()
-        explain = explaining(self._database, self.id, request)
-        async with self._patience(timeout, explain) as patience:
+        async with self._patience(timeout, partial(self._explain, request)) as patience:
             while True:
                 try:
                     return await self._draw_now(request, patience.end)
@@ -84,6 +82,17 @@ class Drawing(BufferCore):
             names = available.keys() if portion.tasks is None else portion.tasks
             found += min(portion.count, sum(available.get(name, 0) for name in names))
         return found >= request.at_least
+
+    async def _explain(self, request: DrawRequest, error: ReplayDBError) -> None:
+        """Have an error say which groups there are instead of those that were asked for."""
+        if not isinstance(error, NotEnoughGroupsError):
+            return
+        # Where it fails, the error says what it said.
+        with suppress(DatabaseError, StoreClosedError):
+            await self._database.read(
+                lambda connection: shortage.explain(connection, self.id, request, error),
+                end=end_in(EXPLAIN_SECONDS),
+            )
 
     async def _draw_now(self, request: DrawRequest, end: float | None) -> Result:
         drawn: Drawn | None = None
@@ -231,22 +240,6 @@ class Result:
         """Tell the caller, who still gets the rest."""
         if self.damaged:
             raise CorruptPayloadError(reasons(self.damaged), sorted(self.damaged), self.batch)
-
-
-def explaining(database: Database, buffer_id: int, request: DrawRequest) -> Explain:
-    """What counts, for an error, the groups that there are instead of those asked for."""
-
-    async def explain(error: ReplayDBError) -> None:
-        if not isinstance(error, NotEnoughGroupsError):
-            return
-        # Where it fails, the error says what it said.
-        with suppress(DatabaseError, StoreClosedError):
-            await database.read(
-                lambda connection: shortage.explain(connection, buffer_id, request, error),
-                end=end_in(EXPLAIN_SECONDS),
-            )
-
-    return explain
 
 
 async def _end(reading: asyncio.Task[Any]) -> None:

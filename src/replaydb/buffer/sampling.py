@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 
 from sqlalchemy import ColumnElement, Connection
 
 from replaydb import checks
 from replaydb.batch.batch import Batch
-from replaydb.buffer.drawing import Drawing, Result, explaining
+from replaydb.buffer.drawing import Drawing, Result
 from replaydb.buffer.requests import draw_request
 from replaydb.database.records import Stored, decoded
 from replaydb.database.repository import groups, looks
@@ -123,8 +124,7 @@ class Sampling(Drawing):
             found = looks.look(connection, self.id, request)
             return found, groups.stored(connection, found.rows)
 
-        explain = explaining(self._database, self.id, request)
-        async with self._patience(seconds, explain) as patience:
+        async with self._patience(seconds, partial(self._explain, request)) as patience:
             while True:
                 try:
                     end = patience.end or end_in(BULK_SECONDS)

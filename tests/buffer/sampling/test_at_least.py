@@ -59,7 +59,7 @@ async def test_nothing_is_a_batch_too(
     async with transaction(url) as connection:
         before = await contents(connection)
     for n, at_least in ((3, 0), (0, 0), (0, None)):
-        batch = await drawn(buffer, call, n, policy, at_least=at_least, timeout=600)
+        batch = await drawn(buffer, call, n, policy, at_least=at_least, timeout=20)
         assert (len(batch), batch.draw_id) == (0, None)
     assert batch.rewards.shape == batch.weights.shape == (0,)
     async with transaction(url) as connection:
@@ -94,5 +94,6 @@ async def test_a_rate_limit_is_not_a_want_of_groups(store: Store) -> None:
     await buffer.put(groups(3))
     with pytest.raises(rdb.RateLimitedError):
         await buffer.sample(4, at_least=0)
+    assert len(await buffer.sample({"gsm8k": 0})) == 0
     await buffer.put(groups(3, "code"))
     assert len(await buffer.sample(9, at_least=0)) == 6
