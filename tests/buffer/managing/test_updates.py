@@ -139,12 +139,15 @@ async def test_what_comes_back_too_stale_has_expired(store: Store, url: str) -> 
     assert rows[0]["status_reason"] == "staler than max_staleness"
 
 
-async def test_who_waits_is_woken(buffer: Buffer) -> None:
+async def test_who_waits_is_woken(buffer: Buffer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("replaydb.database.engines.signals.RECHECK_SECONDS", 600.0)
     ids = await buffer.put(group(status="expired"))
-    waiting = asyncio.ensure_future(buffer.sample(1, timeout=30))
-    await asyncio.sleep(0)
+    waiting = asyncio.ensure_future(buffer.sample(1, timeout=None))
+    await buffer.draws()
     await buffer.update(ids, status="completed")
-    assert (await waiting).ids == ids
+    [drawn] = (await asyncio.wait_for(waiting, 60)).groups
+    assert drawn.id == ids[0]
+    assert drawn.completed_at is not None
 
 
 async def test_damaged_tags_are_not_written_over(sqlite_url: str) -> None:
