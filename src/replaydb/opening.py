@@ -40,15 +40,15 @@ class Opening(Coroutine[Any, Any, T]):
         return self._coroutine.__await__()
 
     def send(self, value: Any) -> Any:
-        """As of every coroutine."""
+        """Run on to the next wait, see `collections.abc.Coroutine`."""
         return self._coroutine.send(value)
 
     def throw(self, *error: Any) -> Any:
-        """As of every coroutine."""
+        """Raise an error where it waits, see `collections.abc.Coroutine`."""
         return self._coroutine.throw(*error)
 
     def close(self) -> None:
-        """As of every coroutine: a `T` that was opened stays open."""
+        """End it where it waits; a `T` that was opened stays open."""
         self._coroutine.close()
 
     async def __aenter__(self) -> T:

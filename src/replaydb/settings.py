@@ -157,7 +157,8 @@ class BufferSettings:
         """These settings with some of them changed, as this installation can obey them.
 
         Raises:
-            InvalidSettingsError: Unknown, impossible, or in need of what is not installed.
+            InvalidSettingsError: A setting is unknown or impossible, or needs a package that is
+                not installed.
         """
         _check_names(changes)
         changed = replace(self, **changes)
@@ -215,7 +216,7 @@ class BufferSettings:
         return weight
 
     def to_json(self) -> dict[str, Any]:
-        """As kept in the `buffer` table."""
+        """The settings as JSON, as the `buffer` table keeps them."""
         stored = asdict(self)
         if self.rate_limit is not None:
             stored["rate_limit"]["kind"] = type(self.rate_limit).__name__
@@ -223,7 +224,7 @@ class BufferSettings:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Self:
-        """From the `buffer` table; what this version does not know is refused."""
+        """Settings from the `buffer` table; what this version does not know is refused."""
         _check_names(stored)
         values = dict(stored)
         for name in ("capacity", "task_capacity", "rate_limit"):

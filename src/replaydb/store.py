@@ -154,7 +154,7 @@ class Store:
 
         Raises:
             InvalidSettingsError: Unknown or impossible settings; nothing was changed.
-            UnknownBufferError: There is none, and it was not to be made.
+            UnknownBufferError: There is no such buffer, and `create` is False.
         """
         checks.name("name", name)
         may_create = checks.flag("create", create)

@@ -36,22 +36,22 @@ class BufferCore:
 
     @property
     def id(self) -> int:
-        """Its row."""
+        """Id of the buffer in its store."""
         return self._row.id
 
     @property
     def name(self) -> str:
-        """Its name in the store."""
+        """Name of the buffer in its store."""
         return self._row.name
 
     @property
     def settings(self) -> BufferSettings:
-        """Its settings, as this process last saw them."""
+        """The settings, as this process last saw them."""
         return self._row.settings
 
     @property
     def policy_version(self) -> int:
-        """Its policy version, as this process last saw it."""
+        """The policy version, as this process last saw it."""
         return self._row.policy_version
 
     def _saw(self, row: BufferRow) -> None:

@@ -85,12 +85,12 @@ class Feeding(Sampling, Leasing, Inspecting):
 
         Args:
             batch_size: How many groups; or how many of each task, as for `sample`.
-            policy: Which ones. What was prefetched was chosen that much earlier.
+            policy: How groups are chosen; a batch is chosen when it is prefetched.
             prefetch: Batches to have ready at most; 0 draws only when one is asked for.
             lease: Hold the groups of each batch, see `Loader`.
             ttl: Seconds that leases last; they are extended while the event loop runs.
             collate: Called in a thread with each `Batch`; what it returns is handed out instead.
-            tasks: See `sample`; so are `where`, `max_staleness` and `runs`.
+            tasks: See `sample`.
             where: See `sample`.
             max_staleness: See `sample`.
             runs: See `sample`.

@@ -54,8 +54,8 @@ class Inspecting(BufferCore):
         `page = await buffer.find(limit=1000, after=page[-1])`.
 
         Args:
-            ids: Only these groups; those that are gone are passed over.
-            uids: The same by their uids, instead of `ids`.
+            ids: Only groups of these ids; those that are gone are passed over.
+            uids: Only groups of these uids, instead of `ids`.
             tasks: Only groups of these tasks.
             statuses: Only groups of these statuses.
             where: Only groups that meet this expression over `replaydb.col`.
@@ -96,13 +96,13 @@ class Inspecting(BufferCore):
         Where some cannot be read, the error has the others as `batch`, in that order.
 
         Args:
-            ids: Which groups.
-            uids: The same by their uids, instead of `ids`.
+            ids: Ids of the groups.
+            uids: Uids of the groups, instead of `ids`.
 
         Raises:
             UnknownGroupError: Some are not in the buffer.
             CorruptPayloadError: Stored bytes of some are damaged.
-            PayloadGoneError: Of some only the scalars are left.
+            PayloadGoneError: Some have lost their episodes; only their scalars are left.
         """
         wanted = named(ids, uids)
         if wanted is None:
@@ -202,10 +202,11 @@ class Inspecting(BufferCore):
         """The very batch of an earlier draw again; nothing is counted.
 
         Raises:
-            UnknownDrawError: There is no record of it.
+            UnknownDrawError: The draw is not recorded.
             PayloadGoneError: Groups of it were deleted, or replaced, or only their scalars are
-                left. `error.batch` holds the others; so for the next.
-            CorruptPayloadError: Stored bytes are damaged.
+                left. `error.batch` holds the others.
+            CorruptPayloadError: Stored bytes of some groups are damaged. `error.batch` holds the
+                others.
         """
         number = checks.whole_number("draw_id", draw_id)
 

@@ -36,7 +36,7 @@ class Lease:
     Got from `Buffer.lease`, and from `Buffer.open_lease` for a lease that another process took.
 
     Attributes:
-        id: Which lease, from 1 on. Where there were no groups to hold it is 0: such a lease is
+        id: Id of the lease, from 1 on. Where there were no groups to hold it is 0: such a lease is
             not stored, does not expire, and to end it changes nothing.
         ttl: Seconds it lasts from its last extension.
         batch: The groups it was given, or held when it was opened.

@@ -64,7 +64,11 @@ class Leasing(Drawing):
         With `at_least=0` the lease may hold nothing.
 
         Raises:
-            NotEnoughGroupsError: When entered; as for `sample`, so are the others.
+            NotEnoughGroupsError: When entered: there were not enough in time; nothing was leased.
+            RateLimitedError: When entered: the rate limit did not let so many out, in time.
+            CorruptPayloadError: When entered: stored bytes of some groups are damaged. They are
+                marked `failed`, and the others went back.
+            InvalidInputError: An argument is wrong.
         """
         chosen = checks.some_of("statuses", statuses, sorted(_LEASABLE))
         if not chosen:
@@ -104,7 +108,7 @@ class Leasing(Drawing):
         else goes on with the groups, `revoke` the lease and lease them anew.
 
         Args:
-            lease_id: Which one: `Lease.id`, or `LeaseInfo.id` of `leases()`.
+            lease_id: Id of the lease, as `Lease.id` and `leases()` have it.
             ttl: Seconds after which the groups go back by themselves, unless it is extended.
 
         Raises:
@@ -136,7 +140,7 @@ class Leasing(Drawing):
         `nacked`. Who still has the lease gets `LeaseExpiredError` from then on.
 
         Args:
-            lease_id: Which one, see `leases()`.
+            lease_id: Id of the lease, as `Lease.id` and `leases()` have it.
             reason: Becomes `status_reason` of the groups and the reason of their outcome, both
                 after the word "revoked".
 

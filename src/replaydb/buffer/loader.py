@@ -27,7 +27,7 @@ class LoaderState(TypedDict):
 
     Attributes:
         step: Step of the batch that comes next.
-        draws: Draws that were made for it and those after it, but not handed out yet.
+        draws: Ids of draws whose batches were made ready, but not handed out yet.
     """
 
     step: int
@@ -39,7 +39,7 @@ class Loader(Generic[T]):
 
     Up to `prefetch` batches are drawn, decoded and collated in the background, in order, from the
     first one asked for on. `async with` (or `aclose`) ends that. An error is raised in the place
-    of the batch that failed; asking on goes on.
+    of the batch that failed; the loader can be asked again.
 
     With leases, asking for a batch acks the one before. Leaving `async with` acks the one in hand,
     or nacks it where the block raises; `aclose` nacks it. What was prefetched goes back.
@@ -74,7 +74,7 @@ class Loader(Generic[T]):
         return self._lease
 
     def state_dict(self) -> LoaderState:
-        """Where it stands: to be kept with a checkpoint of the model."""
+        """Where the loader stands, to be kept with a checkpoint of the model."""
         made = (*(item.draw_id for item in self._ready), self._making)
         draws = [draw_id for draw_id in made if draw_id is not None]
         return {"step": self._next_step, "draws": [*draws, *self._to_redraw]}

@@ -100,15 +100,16 @@ class Managing(Inspecting):
         `expired`; a `pending` group takes no more episodes, claimed or not.
 
         Args:
-            ids: Groups; those that are gone are passed over.
-            uids: The same by their uids, instead of `ids`.
-            priority: One for all, or one for each.
+            ids: Ids of the groups; those that are gone are passed over.
+            uids: Uids of the groups, instead of `ids`.
+            priority: One priority for all of them, or one for each.
             tags: Written over the tags of the same names; the others stay.
-            status: What they become.
-            reason: Their `status_reason`. Those that get another status without one have none.
+            status: The status that they get.
+            reason: Becomes their `status_reason`. A group that gets another status without a
+                reason has none.
 
         Returns:
-            How many of the groups there are.
+            How many of the groups are in the buffer.
 
         Raises:
             GroupLeasedError: Some are held, and so keep their status.
@@ -183,7 +184,7 @@ class Managing(Inspecting):
         A smaller capacity evicts at the next put.
 
         Args:
-            settings: All of them. By default they stay as they are.
+            settings: All settings; by default they stay as they are.
             changes: Single fields of `BufferSettings`; the others stay as they are.
 
         Raises:

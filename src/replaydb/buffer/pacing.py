@@ -38,8 +38,8 @@ class Pacing(BufferCore):
         put or a draw does.
 
         Args:
-            fewer_than: Wait until there are fewer.
-            at_least: Wait until there are so many; this or `fewer_than`.
+            fewer_than: Wait until there are fewer groups than this.
+            at_least: Wait until there are at least so many; instead of `fewer_than`.
             tasks: Count only groups of these tasks.
             statuses: Count only groups of these statuses.
             where: Count only groups that meet this expression over `replaydb.col`.
@@ -47,7 +47,7 @@ class Pacing(BufferCore):
             timeout: Seconds to wait; None waits for ever, 0 is one look.
 
         Returns:
-            Whether it came about in time.
+            Whether there were, in time.
 
         Raises:
             InvalidInputError: An argument is wrong.

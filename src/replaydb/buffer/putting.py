@@ -121,8 +121,8 @@ class Putting(BufferCore):
         Args:
             task_name: Its task.
             group_uid: Its uid, by which episodes are added.
-            expected_episodes: The group is completed by so many.
-            prompt_uid: Its prompt.
+            expected_episodes: How many episodes complete the group.
+            prompt_uid: Id of its prompt in the dataset.
             deadline: Seconds after it is stored when it is completed with what it has, if that is
                 at least `min_episodes`, and otherwise fails.
             min_episodes: See `deadline`; by default all that are expected.
@@ -178,7 +178,7 @@ class Putting(BufferCore):
         """Add an episode to a group begun with `open_group`; the last one completes it.
 
         Args:
-            group_uid: Which group.
+            group_uid: Uid of the group.
             episode: The episode.
             position: Which of the expected episodes it is, from 0: makes a call that is repeated
                 after a lost answer recognisable. By default the next free one.

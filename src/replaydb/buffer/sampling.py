@@ -42,7 +42,7 @@ class Sampling(Drawing):
 
         Args:
             n: How many groups; or how many of each task.
-            policy: Which ones.
+            policy: How groups are chosen, and in what order.
             tasks: Only groups of these tasks (not together with quotas in `n`).
             where: Only groups that meet this expression over `replaydb.col`.
             max_staleness: Only groups at most this many policy versions behind. Groups whose

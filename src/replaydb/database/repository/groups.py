@@ -136,7 +136,7 @@ def stored(connection: Connection, rows: Sequence[Facts]) -> Stored:
 
 
 def fetch(connection: Connection, buffer_id: int, ids: Sequence[int]) -> Stored:
-    """The same of groups by their ids. Those that are not in the buffer are left out."""
+    """What is stored of groups, by their ids. Those that are not in the buffer are left out."""
     return stored(connection, facts(connection, buffer_id, ids))
 
 
