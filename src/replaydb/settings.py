@@ -38,9 +38,18 @@ class Capacity:
 
 
 #: Which group makes room for a new one; the oldest first among equals. Groups that can no longer
-#: be drawn (expired, failed, filtered) go before all others. `least_recently_sampled` takes groups
-#: that were never sampled last.
-Eviction = Literal["oldest", "stalest", "lowest_priority", "most_sampled", "least_recently_sampled"]
+#: be drawn (expired, failed, filtered) go before all others. `newest` takes the newest of those
+#: that are stored. `uniform` takes every group with the same probability.
+#: `least_recently_sampled` takes groups that were never sampled last.
+Eviction = Literal[
+    "oldest",
+    "newest",
+    "uniform",
+    "stalest",
+    "lowest_priority",
+    "most_sampled",
+    "least_recently_sampled",
+]
 
 
 @dataclass(frozen=True, slots=True)

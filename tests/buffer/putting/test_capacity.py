@@ -39,6 +39,7 @@ async def victims(buffer: Buffer, url: str, count: int) -> list[str]:
     ("eviction", "expected"),
     [
         ("oldest", ["a", "b", "c", "d", "e"]),
+        ("newest", ["e", "d", "c", "b", "a"]),
         ("lowest_priority", ["d", "a", "c", "b", "e"]),
         ("stalest", ["c", "a", "e", "b", "d"]),
         ("most_sampled", ["b", "d", "a", "e", "c"]),
@@ -313,7 +314,7 @@ async def test_a_smaller_capacity_on_a_live_buffer(store: Store, other: Store, u
         {"capacity": 5},
         {"capacity": {"groups": 5}},
         {"task_capacity": {"a": 5}},
-        {"eviction": "newest"},
+        {"eviction": "youngest"},
         {"on_evict": "hide"},
         {"time_to_live": 0},
         {"time_to_live": 1e300},

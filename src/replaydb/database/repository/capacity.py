@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import assert_never
+from typing import Any, assert_never
 
-from sqlalchemy import Connection
+from sqlalchemy import ColumnElement, Connection
 
-from replaydb.database.repository import groups, orders, transitions
+from replaydb.database.repository import groups, orders, tasks, transitions
+from replaydb.database.repository.candidates import waits
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.tasks import TaskAccount
 from replaydb.database.schema import IDLE, Damaged, group
 from replaydb.database.statements import buffers as statements
-from replaydb.database.statements.draws import Order, Pool
+from replaydb.database.statements.draws import Order, Pool, order_of
 from replaydb.database.statements.groups import selection
 from replaydb.episodes import GroupStatus
 from replaydb.errors import BufferFullError, InvalidInputError
+from replaydb.policies import Lifo, Uniform
 from replaydb.settings import BufferSettings, Capacity
 
 #: Victims are looked up this many at a time, at least.
@@ -166,7 +168,14 @@ def _victims(
     if not rows:
         pools = _pools(buffer, accounts, IDLE)
         order = _by_eviction(buffer)
+        if order.clock is not None:
+            return _at_random(buffer, accounts, order, excess, others)
         rows = orders.first_of_all(buffer.connection, pools, order, limit, others)
+    return _enough(rows, excess)
+
+
+def _enough(rows: Iterable[Any], excess: Size) -> list[int]:
+    """The first of these groups, as many as the excess takes."""
     freed, chosen = Size(), []
     for row in rows:
         chosen.append(row.id)
@@ -180,11 +189,52 @@ def _victims(
     return chosen
 
 
+def _at_random(
+    buffer: LockedBuffer,
+    accounts: Sequence[TaskAccount],
+    order: Order,
+    excess: Size,
+    eligible: ColumnElement[bool] | None,
+) -> list[int]:
+    """Victims by the uniform clocks: whoever would be drawn next goes.
+
+    The clocks move on to the last of them, as in a draw. Exponential waits are memoryless, so
+    groups that stay, and those that come in, arrive from there on as if nobody had looked. Where
+    some are spared, and for statuses that keep no arrivals, waits are made for this once.
+    """
+    limit = max(PAGE, excess.groups)
+    rate = float(sum(account.num_available for account in accounts))
+    arrivals: list[tuple[float, Any]] = []
+    for account in accounts:
+        tasks.set_back_if_late(buffer.connection, account, "uniform", rate)
+        for pool in _pools(buffer, [account], IDLE):
+            if pool.status == GroupStatus.COMPLETED and eligible is None:
+                rows = orders.first(buffer.connection, pool, order, limit)
+                times = waits(account, "uniform", rows)
+            else:
+                most, by_age = account.stored_groups, Order(group.id)
+                rows = orders.first(buffer.connection, pool, by_age, most, eligible)
+                times = account.exponentials(buffer.settings, len(rows))
+            arrivals.extend(zip(times.tolist(), rows, strict=True))
+    arrivals.sort(key=lambda arrival: (arrival[0], arrival[1].id))
+    chosen = _enough((row for _, row in arrivals[:limit]), excess)
+    if chosen and eligible is None:
+        elapsed, _ = arrivals[len(chosen) - 1]
+        for account in accounts:
+            account.advance_clock("uniform", elapsed)
+            tasks.set_back_if_late(buffer.connection, account, "uniform")
+    return chosen
+
+
 def _by_eviction(buffer: LockedBuffer) -> Order:
     """Order of the victims."""
     match buffer.settings.eviction:
         case "oldest":
             return Order(group.id)
+        case "newest":
+            return order_of(Lifo())
+        case "uniform":
+            return order_of(Uniform())
         case "stalest":
             return Order(group.comparable_version)
         case "lowest_priority":
