@@ -39,7 +39,8 @@ class Capacity:
 
 #: Which group makes room for a new one; the oldest first among equals. Groups that can no longer
 #: be drawn (expired, failed, filtered) go before all others. `newest` takes the newest of those
-#: that are stored. `uniform` takes every group with the same probability.
+#: that are stored. `uniform` takes every group with the same probability. `lowest_priority` keeps
+#: the best: newcomers that are worse than all that stays are refused.
 #: `least_recently_sampled` takes groups that were never sampled last.
 Eviction = Literal[
     "oldest",
@@ -202,6 +203,11 @@ class BufferSettings:
     def is_limited(self) -> bool:
         """Whether a put can be refused, or has to make room."""
         return self.is_exclusive or self.task_capacity is not None
+
+    @property
+    def keeps_best(self) -> bool:
+        """Whether what is put must be better than what is stored, or else is refused."""
+        return self.eviction == "lowest_priority"
 
     def weight(self, priority: float) -> float:
         """Sampling weight of a priority. A priority of 0 weighs 0, whatever the exponent.

@@ -82,7 +82,10 @@ class Putting(BufferCore):
                 still arriving; None waits for ever.
 
         Returns:
-            The ids of the groups, in their order.
+            The ids of the groups, in their order. A group that was refused, under
+            `eviction="lowest_priority"`, has one too: it is archived under it already, without
+            payload, its `status_reason` beginning with "refused", or, with `on_evict="delete"`,
+            is not there.
 
         Raises:
             DuplicateGroupError: Under `on_duplicate="error"`.

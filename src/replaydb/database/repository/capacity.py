@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, assert_never
@@ -61,12 +61,21 @@ class Size:
 
 
 def make_room(
-    buffer: LockedBuffer, incoming: Mapping[str, Size], *, spared: Sequence[int] = ()
+    buffer: LockedBuffer,
+    incoming: Mapping[str, Size],
+    *,
+    spared: Sequence[int] = (),
+    rivals: Collection[int] = (),
 ) -> None:
     """Evict what it takes for groups of some tasks, which can be drawn, to come in.
 
-    The tasks must be locked; with a capacity of the whole buffer, all its tasks. Groups that are
-    `spared` do not go.
+    The tasks must be locked; with a capacity of the whole buffer, all its tasks.
+
+    Args:
+        buffer: The buffer.
+        incoming: How much comes in, by task.
+        spared: Ids of groups that do not go.
+        rivals: Ids of newcomers that are in already, and may be evicted like all others.
 
     Raises:
         InvalidInputError: They would not even fit into an empty buffer.
@@ -76,7 +85,7 @@ def make_room(
         limit = buffer.settings.capacity_of(task_name)
         if limit is not None:
             mine = [buffer.accounts[task_name]]
-            _fit(buffer, mine, size, limit, f"task {task_name!r}", spared)
+            _fit(buffer, mine, size, limit, f"task {task_name!r}", spared, frozenset(rivals))
     limit = buffer.settings.capacity
     if limit is not None:
         everything = Size(
@@ -84,15 +93,34 @@ def make_room(
             sum(size.tokens for size in incoming.values()),
             sum(size.bytes for size in incoming.values()),
         )
-        _fit(buffer, list(buffer.accounts.values()), everything, limit, "the buffer", spared)
+        mine = list(buffer.accounts.values())
+        _fit(buffer, mine, everything, limit, "the buffer", spared, frozenset(rivals))
 
 
-def shed(buffer: LockedBuffer) -> None:
-    """Evict what it takes after groups have come in that can not be drawn: such groups only.
+def shed(buffer: LockedBuffer, rivals: Collection[int] = ()) -> None:
+    """Evict what it takes after groups have come in for which no room was made.
 
-    There was room for all others, so there are enough of these; the newest may be among them.
+    Those are the ones that can not be drawn, of which the newest may go at once; and, where the
+    best are kept, all that can be evicted: the `rivals`, by their ids.
+
+    Raises:
+        BufferFullError: A rival would go only because of what is leased or still arriving.
     """
-    make_room(buffer, dict.fromkeys(buffer.accounts, Size()))
+    make_room(buffer, dict.fromkeys(buffer.accounts, Size()), rivals=rivals)
+
+
+def check_fits(buffer: LockedBuffer, task_name: str, size: Size) -> None:
+    """Refuse what would not fit into an empty buffer.
+
+    Raises:
+        InvalidInputError: It is larger than a capacity.
+    """
+    for limit, where in (
+        (buffer.settings.capacity_of(task_name), f"task {task_name!r}"),
+        (buffer.settings.capacity, "the buffer"),
+    ):
+        if limit is not None and size.over(limit):
+            raise InvalidInputError("groups", f"no more at once than {limit} of {where}", size)
 
 
 def evict_old(buffer: LockedBuffer) -> None:
@@ -136,16 +164,30 @@ def _fit(
     limit: Capacity,
     where: str,
     spared: Sequence[int],
+    rivals: frozenset[int],
 ) -> None:
     if incoming.over(limit):
         raise InvalidInputError("groups", f"no more at once than {limit} of {where}", incoming)
+    full = BufferFullError(
+        f"no room in {where}: all that is stored is leased or still arriving ({limit})"
+    )
+    refused = False
     while excess := _total(accounts, incoming).over(limit):
         victims = _victims(buffer, accounts, excess, spared)
         if not victims:
-            raise BufferFullError(
-                f"no room in {where}: all that is stored is leased or still arriving ({limit})"
-            )
-        _evict(buffer, victims, f"evicted: {buffer.settings.eviction}")
+            raise full
+        losers = rivals.intersection(victims)
+        old = [one for one in victims if one not in losers]
+        _evict(buffer, old, f"evicted: {buffer.settings.eviction}")
+        _evict(buffer, sorted(losers), f"refused: {buffer.settings.eviction}")
+        refused = refused or bool(losers)
+    if refused and not _has_idle(buffer, accounts):
+        raise full  # None of those who stay is better.
+
+
+def _has_idle(buffer: LockedBuffer, accounts: Sequence[TaskAccount]) -> bool:
+    pools = _pools(buffer, accounts, IDLE)
+    return bool(orders.first_of_all(buffer.connection, pools, Order(group.id), 1))
 
 
 def _total(accounts: Iterable[TaskAccount], incoming: Size) -> Size:

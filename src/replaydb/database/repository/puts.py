@@ -128,9 +128,9 @@ class _Session:
         limited_inserts = self.buffer.row.limited_inserts
         try:
             with self.buffer.connection.begin_nested():
-                self._take_in(put, written=written)
+                rivals = self._take_in(put, written=written)
                 self.flush()  # what is in can be a victim: of the next put, or at once
-                capacity.shed(self.buffer)
+                capacity.shed(self.buffer, rivals)
         except BaseException:
             self.rows.clear()
             self.buffer.accounts.update(accounts)
@@ -149,7 +149,8 @@ class _Session:
         execute_many(self.buffer.connection, statements.insert_groups(), self.rows)
         self.rows = []
 
-    def _take_in(self, put: Put, *, written: bool) -> None:
+    def _take_in(self, put: Put, *, written: bool) -> list[int]:
+        """Enter the groups of a put. Returns those for which no room was made: see `shed`."""
         connection, stored = self.buffer.connection, self.ids.stored
         accepted = [
             record
@@ -168,13 +169,18 @@ class _Session:
             }
             transitions.delete(self.buffer, condition, "replaced")
         usable = [one for one in accepted if self._is_usable(one)]
-        capacity.make_room(self.buffer, _sizes(usable))
+        rivals = [one for one in usable if self._is_rival(one)]
+        for one in rivals:
+            (size,) = _sizes([one]).values()
+            capacity.check_fits(self.buffer, one.task_name, size)
+        capacity.make_room(self.buffer, _sizes(one for one in usable if not self._is_rival(one)))
         if not written:
             _insert_children(connection, accepted, self.ids)
         self.buffer.row.limited_inserts += len(accepted) - len(replaced)
         for row in self._group_rows(accepted):
             self.rows.append(row | kept.get(row["id"], {"times_replaced": 0}))
         self.cursors |= put.cursors
+        return [self.ids[one] for one in rivals]
 
     def _group_rows(self, records: Sequence[GroupRecord]) -> list[dict[str, Any]]:
         """Rows as the buffer's state has it, entered in the accounts of their tasks."""
@@ -211,6 +217,11 @@ class _Session:
         """Whether it is worth the place of another group."""
         standing = self._standing(record, self.buffer.accounts[record.task_name])
         return standing["group_status"] not in capacity.DEAD
+
+    def _is_rival(self, record: GroupRecord) -> bool:
+        """Whether it must win its place; what is still arriving can not lose it."""
+        pending = record.facts["group_status"] == GroupStatus.PENDING
+        return self.buffer.settings.keeps_best and not pending
 
     def _standing(self, record: GroupRecord, account: TaskAccount) -> dict[str, Any]:
         """How its version compares at arrival, and whether that is already too stale."""
