@@ -120,7 +120,7 @@ class DuplicateGroupError(ReplayDBError):
         self.group_uids = tuple(group_uids)
         super().__init__(
             f"already in the buffer: {_some(self.group_uids)} "
-            "(on_duplicate='ignore' keeps the stored group, 'replace' overwrites it)"
+            "(on_duplicate='ignore' keeps the stored group, 'replace' and 'renew' overwrite it)"
         )
 
 

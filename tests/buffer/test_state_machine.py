@@ -33,6 +33,7 @@ PUTTABLE = st.sampled_from(
     ["completed", "completed", "completed", "aborted", "expired", "failed", "filtered"]
 )
 NUMBER = st.integers(0, 1000)
+PRIORITIES = st.sampled_from([0.0, 0.5, 1.0, 3.0])
 TTL = 100.0
 
 
@@ -60,6 +61,7 @@ class Machine(RuleBasedStateMachine):
         max_attempts=st.sampled_from([None, 2]),
         max_times=st.sampled_from([None, 2]),
         returns=st.booleans(),
+        eviction=st.sampled_from(["oldest", "newest", "lowest_priority"]),
         on_evict=st.just("archive"),
     )
     def begin(self, on_evict: str, **rules: Any) -> None:
@@ -70,6 +72,7 @@ class Machine(RuleBasedStateMachine):
             "max_attempts": rules["max_attempts"],
             "max_times_sampled": rules["max_times"],
             "on_ack": "return" if rules["returns"] else "archive",
+            "eviction": rules["eviction"],
             "on_evict": on_evict,
         }
 
@@ -96,48 +99,46 @@ class Machine(RuleBasedStateMachine):
         self.uids += 1
         return f"uid-{self.uids}"
 
-    @rule(task=TASKS, count=st.integers(1, 3), age=AGES, status=PUTTABLE)
-    def put(self, task: str, count: int, age: int | None, status: str) -> None:
-        version = self.version(age)
-        several = [group(self.uid(), task, version=version, status=status) for _ in range(count)]
+    @rule(task=TASKS, count=st.integers(1, 3), age=AGES, priority=PRIORITIES, status=PUTTABLE)
+    def put(self, task: str, count: int, age: int | None, priority: float, status: str) -> None:
+        fields: dict[str, Any] = {"version": self.version(age), "status": status}
+        several = [group(self.uid(), task, priority=priority + i, **fields) for i in range(count)]
+        self._put(several)
+
+    def _put(self, several: list[rdb.EpisodeGroup], **how: Any) -> list[int]:
+        """Put groups into both. Returns their ids, or none where they do not fit."""
         try:
-            self.model.make_room(count if self.model.arrives(status, version) else 0)
-        except FullError:
-            with pytest.raises(rdb.BufferFullError):
-                self.run(self.buffer.put(several, timeout=0))
-            return
-        self.enter(several, self.run(self.buffer.put(several, timeout=0)))
-
-    def enter(self, several: list[rdb.EpisodeGroup], ids: list[int]) -> None:
-        for one, group_id in zip(several, ids, strict=True):
-            row = Row(group_id, one.task_name, "", one.min_policy_version)
+            ids = self.run(self.buffer.put(several, timeout=0, **how))
+        except rdb.BufferFullError:
+            ids = []
+        rows = {}
+        for one, group_id in zip(several, ids or range(10**6, 10**6 + len(several)), strict=True):
+            row = Row(group_id, one.task_name, "", one.min_policy_version, one.priority)
             self.model.settle(row, one.status.value)
-            self.model.rows[one.group_uid] = row
-        self.model.make_room(0)
+            rows[one.group_uid] = row
+        try:
+            self.model.put(rows)
+        except FullError:
+            assert ids == []
+        else:
+            assert len(ids) == len(several)
+        return ids
 
-    @rule(number=NUMBER, age=AGES)
-    def put_again(self, number: int, age: int | None) -> None:
+    @rule(number=NUMBER, age=AGES, priority=PRIORITIES, how=st.sampled_from(["replace", "renew"]))
+    def put_again(self, number: int, age: int | None, priority: float, how: str) -> None:
         uid = self.pick(number, "completed", "leased", "pending", "archived", "aborted", "expired")
         if uid is None:
             return
         old = self.model.rows[uid]
-        version = self.version(age)
-        again = group(uid, "a", version=version)
+        again = group(uid, "a", version=self.version(age), priority=priority)
         with pytest.raises(rdb.DuplicateGroupError):
             self.run(self.buffer.put(again))
         assert self.run(self.buffer.put(again, on_duplicate="ignore")) == [old.id]
-        del self.model.rows[uid]
-        try:
-            self.model.make_room(int(self.model.arrives("completed", version)))
-        except FullError:
-            self.model.rows[uid] = old
-            with pytest.raises(rdb.BufferFullError):
-                self.run(self.buffer.put(again, on_duplicate="replace", timeout=0))
-            return
-        assert self.run(self.buffer.put(again, on_duplicate="replace", timeout=0)) == [old.id]
-        self.model.let_go(uid)
-        self.enter([again], [old.id])
-        self.model.rows[uid].attempts = old.attempts
+        if ids := self._put([again], on_duplicate=how):
+            self.model.let_go(uid)
+            assert (ids == [old.id]) == (how == "replace")
+            if how == "replace":
+                self.model.rows[uid].attempts = old.attempts
 
     @rule(
         count=st.integers(0, 3),
@@ -245,9 +246,7 @@ class Machine(RuleBasedStateMachine):
         """Whoever comes by next, at both tasks, clears up."""
         self.clock.jump(TTL + 1)
         self.model.time_passes()
-        several = [group(self.uid(), task) for task in ("a", "b")]
-        self.model.make_room(2)
-        self.enter(several, self.run(self.buffer.put(several, timeout=0)))
+        assert self._put([group(self.uid(), task) for task in ("a", "b")])
         self.model.leases.clear()
 
     @rule(task=TASKS, expected=st.integers(1, 3), least=st.integers(1, 3), closes=st.booleans())
@@ -329,6 +328,7 @@ class Machine(RuleBasedStateMachine):
         if uid is not None:
             ids = [self.model.rows[uid].id]
             assert self.run(self.buffer.update_priorities(ids, [priority])) == 1
+            self.model.rows[uid].priority = priority
 
     @invariant()
     def agrees(self) -> None:

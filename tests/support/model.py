@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from replaydb import BufferFullError, GroupLeasedError, InvalidInputError, PayloadGoneError
 
@@ -21,6 +21,7 @@ class Row:
     task: str
     status: str
     version: int | None = None
+    priority: float = 1.0
     times: int = 0
     attempts: int = 0
     leased_from: str = ""
@@ -38,13 +39,14 @@ class Row:
 
 @dataclass
 class Model:
-    """The rules of a buffer; `capacity`, in groups, evicts the oldest."""
+    """The rules of a buffer; `capacity` is in groups."""
 
     capacity: int | None
     max_staleness: int | None
     max_attempts: int | None
     max_times: int | None
     returns: bool
+    eviction: str
     version: int = 0
     rows: dict[str, Row] = field(default_factory=dict)
     leases: dict[int, set[str]] = field(default_factory=dict)
@@ -58,17 +60,42 @@ class Model:
         ]
         return sorted(found, key=lambda uid: self.rows[uid].id)
 
-    def make_room(self, count: int, spared: Iterable[str] = ()) -> None:
+    def put(self, newcomers: Mapping[str, Row]) -> None:
+        """Take groups in, whose uids may be taken, or raise and leave everything as it was."""
+        before = {uid: replace(row) for uid, row in self.rows.items()}
+        for uid in newcomers:
+            self.rows.pop(uid, None)
+        useful = {uid for uid, row in newcomers.items() if row.status not in DEAD}
+        try:
+            if self.eviction == "lowest_priority":
+                self.rows |= newcomers
+                if useful & self.make_room(0) and not self.of(*IDLE):
+                    raise FullError
+            else:
+                self.make_room(len(useful))
+                self.rows |= newcomers
+                self.make_room(0)  # no other goes for a group that can not be drawn
+        except FullError:
+            self.rows = before
+            raise
+
+    def make_room(self, count: int, spared: Iterable[str] = ()) -> set[str]:
+        """Evict what it takes for so many more. Returns who went."""
         stored = sum(row.status != "archived" for row in self.rows.values())
         excess = 0 if self.capacity is None else max(0, stored + count - self.capacity)
         spared = set(spared)
-        able = [uid for uid in self.of(*DEAD) + self.of(*IDLE) if uid not in spared]
-        victims = able[:excess]
+        idle = self.of(*IDLE)
+        if self.eviction == "newest":
+            idle.reverse()
+        elif self.eviction == "lowest_priority":
+            idle.sort(key=lambda uid: self.rows[uid].priority)
+        victims = [uid for uid in self.of(*DEAD) + idle if uid not in spared][:excess]
         if len(victims) < excess:
             raise FullError
         for uid in victims:
             self.rows[uid].status = "archived"
             self.rows[uid].has_payload = self.rows[uid].is_empty  # which loses nothing
+        return set(victims)
 
     def update(self, uids: Iterable[str], status: str) -> type[Exception] | None:
         """Give groups a status by hand, or say why not."""

@@ -74,7 +74,9 @@ class Putting(BufferCore):
         Args:
             groups: One group or several; none is a no-op.
             on_duplicate: What to do about a `group_uid` the buffer already holds: raise, keep the
-                stored group, or put the new one in its place (under the same id).
+                stored group, or put the new one in its place: "replace" under the id it has,
+                with its age and attempts; "renew" as a new group, with a new id, as if the
+                stored one had been deleted, in one transaction.
             priority: Takes the place of the groups' own: a number, or a function of the group.
             cursor: JSON values by name, written in the same transaction: where a dataset stands.
                 `Buffer.cursor` reads them.

@@ -28,7 +28,10 @@ from replaydb.database.statements import groups as statements
 from replaydb.episodes import GroupStatus
 from replaydb.errors import DuplicateGroupError, ReplayDBError
 
-OnDuplicate = Literal["error", "ignore", "replace"]
+OnDuplicate = Literal["error", "ignore", "replace", "renew"]
+
+#: What puts new content where other content is stored.
+_OVERWRITING = ("replace", "renew")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +53,13 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class _Ids:
-    """Ids of groups by uid: those stored before, and those given to new ones."""
+    """Ids of groups by uid: those stored before, and those given to new and renewed ones."""
 
     stored: Mapping[str, int]
     new: Mapping[str, int]
 
     def __getitem__(self, record: GroupRecord) -> int:
-        return self.stored.get(record.uid) or self.new[record.uid]
+        return self.new.get(record.uid) or self.stored[record.uid]
 
 
 def put(
@@ -70,7 +73,9 @@ def put(
     uids = [record.uid for one in puts for record in one.records]
     found = connection.execute(*statements.known_uids(scope.buffer_id, uids))
     stored = {row.group_uid: row.id for row in found}
-    fresh = [uid for uid in uids if uid not in stored]
+    renewing = [one for one in puts if one.on_duplicate == "renew"]
+    renewed = {record.uid for one in renewing for record in _known(one, stored)}
+    fresh = [uid for uid in uids if uid not in stored or uid in renewed]
     new = scope.backend.allocate_group_ids(connection, len(fresh))
     ids = _Ids(stored, dict(zip(fresh, new, strict=True)))
     task_names = {record.task_name for one in puts for record in one.records}
@@ -81,18 +86,23 @@ def put(
     _insert_children(connection, [record for one in early for record in one.records], ids)
     if unseen := task_names - known_tasks:
         buffers.ensure_tasks(connection, scope.buffer_id, scope.buffer_name, unseen)
-    replacing = any(one.on_duplicate == "replace" and _known(one, stored) for one in puts)
-    with tasks_locked(connection, scope, None if replacing else task_names) as buffer:
+    # What is overwritten may be of any task.
+    anywhere = any(one.on_duplicate in _OVERWRITING and _known(one, stored) for one in puts)
+    with tasks_locked(connection, scope, None if anywhere else task_names) as buffer:
         session = _Session(buffer, ids)
         outcomes: list[list[int] | ReplayDBError] = []
         for one in puts:
+            known = _known(one, stored)
+            if known and one.on_duplicate == "error":
+                outcomes.append(DuplicateGroupError([record.uid for record in known]))
+                continue
             try:
                 session.store(one, written=one in early)
                 outcomes.append([ids[record] for record in one.records])
             except ReplayDBError as error:
+                if not buffer.settings.is_limited:
+                    raise  # what it has written, and deleted, goes with the transaction
                 if one in early:
-                    if not buffer.settings.is_limited:
-                        raise  # what it has written goes with the transaction
                     _delete_children(connection, [ids[record] for record in one.records])
                 outcomes.append(error)
         session.flush()
@@ -117,10 +127,7 @@ class _Session:
     cursors: dict[str, Any] = field(default_factory=dict)
 
     def store(self, put: Put, *, written: bool) -> None:
-        """Take in one put, or raise and leave everything as it was."""
-        known = _known(put, self.ids.stored)
-        if put.on_duplicate == "error" and known:
-            raise DuplicateGroupError([record.uid for record in known])
+        """Take in one put, or raise: in a limited buffer everything is as it was then."""
         if not self.buffer.settings.is_limited:
             self._take_in(put, written=written)
             return
@@ -155,9 +162,14 @@ class _Session:
         accepted = [
             record
             for record in put.records
-            if put.on_duplicate == "replace" or record.uid not in stored
+            if put.on_duplicate in _OVERWRITING or record.uid not in stored
         ]
         replaced = [stored[record.uid] for record in accepted if record.uid in stored]
+        if put.on_duplicate == "renew":
+            if replaced:
+                old = statements.selection(self.buffer.id, ids=replaced)
+                transitions.delete(self.buffer, old, "replaced")
+            replaced = []  # what comes in is new
         limits.check_put(self.buffer, len(accepted) - len(replaced))
         kept: dict[int, Any] = {}
         if replaced:
