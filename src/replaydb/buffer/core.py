@@ -87,14 +87,16 @@ class BufferCore:
 
     def _selection(
         self,
-        ids: Iterable[int] | None,
         tasks: str | Iterable[str] | None,
         statuses: str | Iterable[str] | None,
         where: ColumnElement[bool] | None,
+        ids: Iterable[int] | None = None,
+        uids: str | Iterable[str] | None = None,
     ) -> ColumnElement[bool]:
         return selection(
             self.id,
             ids=checks.optional(checks.ids, "ids", ids),
+            uids=checks.optional(checks.uids, "uids", uids),
             tasks=checks.names("tasks", tasks),
             statuses=checks.some_of("statuses", statuses, GroupStatus),
             where=filters.checked(where),

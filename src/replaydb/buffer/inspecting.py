@@ -139,7 +139,7 @@ class Inspecting(BufferCore):
         where: ColumnElement[bool] | None = None,
     ) -> int:
         """How many groups there are: of every task and status, unless some are named."""
-        condition = self._selection(None, tasks, statuses, where)
+        condition = self._selection(tasks, statuses, where)
         return await self._database.read(lambda connection: groups.count(connection, condition))
 
     async def stats(self) -> BufferStats:
@@ -157,7 +157,7 @@ class Inspecting(BufferCore):
         """What became of every prompt that has a `prompt_uid`: how often it was generated,
         sampled, expired, filtered, and with what rewards. Groups that were deleted do not count.
         """  # noqa: D205
-        condition = self._selection(None, tasks, None, where)
+        condition = self._selection(tasks, None, where)
         return await self._database.read(lambda connection: lineage.prompts(connection, condition))
 
     async def cursor(self, name: str) -> Any:

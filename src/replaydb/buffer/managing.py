@@ -31,21 +31,29 @@ class Managing(Inspecting):
         self,
         ids: Iterable[int] | None = None,
         *,
+        uids: str | Iterable[str] | None = None,
         tasks: str | Iterable[str] | None = None,
         statuses: str | Iterable[str] | None = None,
         where: ColumnElement[bool] | None = None,
     ) -> int:
         """Delete groups, of any status, with everything that belongs to them.
 
+        Args:
+            ids: Only these groups; those that are gone are passed over.
+            uids: Only groups of these uids.
+            tasks: Only groups of these tasks.
+            statuses: Only groups of these statuses.
+            where: Only groups that meet this expression over `replaydb.col`.
+
         Returns:
-            How many; ids that are not in the buffer are passed over.
+            How many.
 
         Raises:
             InvalidInputError: No condition at all was given.
         """
-        if ids is None and tasks is None and statuses is None and where is None:
-            raise InvalidInputError("delete", "ids, tasks, statuses or where", "none of them")
-        condition = self._selection(ids, tasks, statuses, where)
+        if all(one is None for one in (ids, uids, tasks, statuses, where)):
+            raise InvalidInputError("delete", "ids, uids, tasks, statuses or where", "none of them")
+        condition = self._selection(tasks, statuses, where, ids, uids)
 
         def work(connection: Connection, scope: Scope) -> int:
             with buffer_locked(connection, scope) as buffer:
@@ -228,7 +236,7 @@ class Managing(Inspecting):
         if not can_put or inspect.isclass(other) or other is self:
             raise InvalidInputError("other", "another Buffer", repr(other))
         checks.optional(checks.function, "progress", progress)
-        condition = self._selection(None, tasks, statuses, where) & groups.COPYABLE
+        condition = self._selection(tasks, statuses, where) & groups.COPYABLE
         ids = await self._database.read(lambda connection: groups.ids(connection, condition))
         done = 0
         for start in range(0, len(ids), COPY_PAGE):

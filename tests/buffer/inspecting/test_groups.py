@@ -132,11 +132,15 @@ async def test_delete_by_any_condition(buffer: Buffer, url: str) -> None:
     assert await buffer.delete(where=rdb.col.reward_std > 99) == 0
     assert await buffer.delete([]) == 0
     assert await buffer.delete(statuses="failed") == 0
+    assert await buffer.delete(uids=["gsm8k-9", "text"]) == await buffer.delete(uids=[]) == 0
+    await buffer.put(groups(2, "by-uid"))
+    assert await buffer.delete(uids="by-uid-1", statuses="failed") == 0
+    assert await buffer.delete(uids=["by-uid-1", "by-uid-0"], tasks="by-uid") == 2
     assert await buffer.count() == 5
     assert sorted((await buffer.sample(5)).ids) == [*ids[1:4], ids[4], ids[6]]
     assert await buffer.delete(statuses="completed") == 5
     assert set((await table_sizes(url)).values()) == {0}
-    assert [one.num_inserted for one in (await buffer.stats()).tasks] == [1, 3, 4]
+    assert [one.num_inserted for one in (await buffer.stats()).tasks] == [2, 1, 3, 4]
 
 
 async def test_a_task_made_while_groups_are_deleted_is_left_alone(

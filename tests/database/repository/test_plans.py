@@ -348,6 +348,10 @@ STATEMENTS: dict[str, tuple[Callable[[], Any], dict[str, Any], set[str], set[str
         lambda: groups.known_uids(1, [f"uid-{i}" for i in range(50)]), {},
         {"uq_episode_group_buffer_id_group_uid"}, {"episode_group"},
     ),
+    "named by uid": (
+        lambda: groups.count(groups.selection(1, uids=["uid-3", "uid-4"])), {},
+        {"uq_episode_group_buffer_id_group_uid"}, {"episode_group"},
+    ),
     "facts": (
         lambda: groups.facts(1, [5, 6, 7]), {},
         {"pk_episode_group"}, {"episode_group"},

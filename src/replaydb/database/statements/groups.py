@@ -134,6 +134,7 @@ def selection(
     buffer_id: int,
     *,
     ids: Sequence[int] | None = None,
+    uids: Sequence[str] | None = None,
     tasks: Collection[str] | None = None,
     statuses: Collection[str] | None = None,
     where: ColumnElement[bool] | None = None,
@@ -143,6 +144,8 @@ def selection(
     if ids is not None:
         # SQLite, which has no statistics, would take any index of buffers before that of ids.
         condition = (group.buffer_id + 0 == buffer_id) & among(group.id, ids)
+    if uids is not None:
+        condition &= among(group.group_uid, uids)
     if tasks is not None:
         condition &= of_tasks(tasks)
     if statuses is not None:
