@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
@@ -42,7 +43,10 @@ def _with_span(
 ) -> Callable[..., Coroutine[Any, Any, Any]]:
     @functools.wraps(method)
     async def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return await _span(name, self, lambda: method(self, *args, **kwargs))
+        with _span(name, self) as told:
+            result = await method(self, *args, **kwargs)
+            told(result)
+            return result
 
     return call
 
@@ -53,25 +57,36 @@ def _with_span_if_opening(name: str, method: Callable[..., Any]) -> Callable[...
         made = method(self, *args, **kwargs)
         if not isinstance(made, Opening):
             return made
-        return Opening(lambda: _span(name, self, lambda: made))
+
+        async def opened() -> Any:
+            with _span(name, self) as told:
+                result = await made
+                told(result)
+                return result
+
+        return Opening(opened)
 
     return call
 
 
-async def _span(name: str, owner: Any, work: Callable[[], Awaitable[Any]]) -> Any:
+@contextmanager
+def _span(name: str, owner: Any) -> Iterator[Callable[[Any], None]]:
+    """A span for the block, which is told the result of the call."""
     from opentelemetry import trace
 
     with trace.get_tracer("replaydb").start_as_current_span(name) as span:
+
+        def told(result: Any) -> None:
+            if span.is_recording() and (count := _count(result)) is not None:
+                span.set_attribute("replaydb.count", count)
+
         if span.is_recording() and isinstance(buffer := getattr(owner, "name", None), str):
             span.set_attribute("replaydb.buffer", buffer)
         try:
-            result = await work()
+            yield told
         except ReplayDBError as error:
             span.set_attribute("error.type", type(error).__name__)
             raise
-        if span.is_recording() and (count := _count(result)) is not None:
-            span.set_attribute("replaydb.count", count)
-        return result
 
 
 def _count(result: Any) -> int | None:

@@ -27,12 +27,11 @@ class Store:
         )
 
     async def commit(self, items: Sequence[int], gate: Gate, end: float) -> Sequence[int]:
-        gate.open()
-        self.attempts.append(list(items))
-        await asyncio.sleep(0)
-        self.before(items)
-        await asyncio.sleep(0)
-        gate.shut()
+        with gate:
+            self.attempts.append(list(items))
+            await asyncio.sleep(0)
+            self.before(items)
+            await asyncio.sleep(0)
         await self.after.wait()
         self.stored.extend(items)
         return [2 * item for item in items]
@@ -109,7 +108,8 @@ async def test_what_is_run_again_leaves_out_whom_nobody_told() -> None:
     first_commit = store.commit
 
     async def commit(items: Sequence[int], gate: Gate, end: float) -> Sequence[int]:
-        gate.shut()  # it is committed, and that comes to nothing
+        with gate:
+            pass  # it is committed, and that comes to nothing
         await again.wait()
         return await first_commit(items, gate, end)
 

@@ -11,7 +11,7 @@ from typing import Any, get_args
 from sqlalchemy import Connection
 
 from replaydb import checks
-from replaydb.buffer.core import BufferCore, T
+from replaydb.buffer.core import BufferCore
 from replaydb.database.group_commit import Gate, GroupCommit, Submission
 from replaydb.database.records import (
     GroupRecord,
@@ -225,17 +225,6 @@ class Putting(BufferCore):
     def _settling_seconds(self) -> float:
         return self._database.backend.settling_seconds
 
-    async def _share(self, work: Callable[[Connection, Scope], T], gate: Gate, end: float) -> T:
-        """One transaction of several callers, who may leave it until it is being committed."""
-
-        def gated(connection: Connection, scope: Scope) -> T:
-            gate.open()
-            result = work(connection, scope)
-            gate.shut()
-            return result
-
-        return await self._write(gated, end, hear_by=gate.hear_by, undone=gate.open)
-
     async def _encode(
         self,
         several: Sequence[EpisodeGroup],
@@ -267,13 +256,14 @@ class Putting(BufferCore):
         self, several: Sequence[Put], gate: Gate, end: float
     ) -> Sequence[list[int] | Exception]:
         def work(connection: Connection, scope: Scope) -> list[list[int] | ReplayDBError]:
-            outcomes = puts.put(connection, scope, self._known_tasks, several)
+            with gate:
+                outcomes = puts.put(connection, scope, self._known_tasks, several)
             if all(isinstance(one, ReplayDBError) for one in outcomes):
                 raise _RefusedError(outcomes)
             return outcomes
 
         try:
-            outcomes = await self._share(work, gate, end)
+            outcomes = await self._write(work, end, hear_by=gate.hear_by, undone=gate.open)
         except _RefusedError as refused:
             return refused.outcomes
         self._known_tasks |= {record.task_name for one in several for record in one.records}
@@ -286,10 +276,10 @@ class Putting(BufferCore):
         def work(connection: Connection, scope: Scope) -> list[GroupStatus | ReplayDBError]:
             found = pieces.targets(connection, scope.buffer_id, several)
             names = {row.task_name for row in found.values()}
-            with tasks_locked(connection, scope, names) as buffer:
+            with gate, tasks_locked(connection, scope, names) as buffer:
                 return pieces.add(buffer, {uid: row.id for uid, row in found.items()}, several)
 
-        outcomes = await self._share(work, gate, end)
+        outcomes = await self._write(work, end, hear_by=gate.hear_by, undone=gate.open)
         self._database.signal.announce()
         return outcomes
 

@@ -55,7 +55,8 @@ class _Waiting(Generic[Item, Result]):
 class Gate:
     """Whether callers may still leave a transaction that is under way for them.
 
-    The transaction may run in another thread than its callers.
+    It is entered by what runs in the transaction, which may be in another thread than the callers,
+    and shut when that ends: then they have to wait for what becomes of the commit.
     """
 
     def __init__(self, batch: Sequence[_Waiting[Any, Any]]) -> None:
@@ -73,12 +74,13 @@ class Gate:
         with self._lock:
             self._is_open = True
 
-    def shut(self) -> None:
-        """It is about to be committed: callers have to wait for what becomes of it.
+    def __enter__(self) -> None:
+        self.open()
 
-        Raises:
-            WithdrawnError: Some have left.
-        """
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Shut it, or raise `WithdrawnError` where callers have left."""
+        if kind is not None:
+            return
         with self._lock:
             if any(one.answer.cancelled() for one in self._batch):
                 raise WithdrawnError
@@ -109,8 +111,8 @@ class _Running(Generic[Item, Result]):
             self.task.cancel()
 
 
-#: Runs items in one transaction, in time; opens the gate when it begins an attempt and shuts it
-#: before the commit. Returns a result, or the error, of each item.
+#: Runs items in one transaction, in time; enters the gate with every attempt. Returns a result, or
+#: the error, of each item.
 Commit = Callable[[Sequence[Item], Gate, float], Awaitable[Sequence[Result | Exception]]]
 
 
@@ -210,15 +212,12 @@ class GroupCommit(Generic[Item, Result]):
 
     async def _work(self) -> None:
         while self._queue:
-            await self._settle(self._next_batch())
-
-    async def _settle(self, batch: Sequence[_Waiting[Item, Result]]) -> None:
-        """Answer a batch: together if that can be, otherwise each alone."""
-        for _ in range(SHARED_ATTEMPTS):
-            if not await self._try(batch):
-                break
-        for one in batch:
-            await self._try([one])
+            batch = self._next_batch()
+            for _ in range(SHARED_ATTEMPTS):
+                if not await self._try(batch):
+                    break
+            for one in batch:  # whoever has no answer yet gets one of its own
+                await self._try([one])
 
     async def _try(self, batch: Sequence[_Waiting[Item, Result]]) -> bool:
         """Commit those of a batch that are not answered yet. Returns whether some have left it."""

@@ -125,8 +125,7 @@ class SqliteBackend:
 
     async def run(self, connection: AsyncConnection, work: Work[T], end: float) -> T:
         """All of it in the thread of the connection: a hop costs more than most statements."""
-        driver: Any = (await connection.get_raw_connection()).driver_connection
-        return await cast("EagerConnection", driver).run(connection.run_sync(work), end)
+        return await (await _driver_of(connection)).run(connection.run_sync(work), end)
 
     async def finish(
         self, connection: AsyncConnection, work: Work[T], end: float, hear_by: float
@@ -138,7 +137,7 @@ class SqliteBackend:
             connection.commit()
             return result
 
-        return await self.run(connection, whole, end)
+        return await (await _driver_of(connection)).run(connection.run_sync(whole), end)
 
     async def commit(self, connection: AsyncConnection, end: float, hear_by: float) -> None:
         """Nothing can come between a commit and its answer."""
@@ -264,6 +263,11 @@ class SqliteBackend:
             cast("EagerConnection", driver).announce()
 
         return engine
+
+
+async def _driver_of(connection: AsyncConnection) -> EagerConnection:
+    driver: Any = (await connection.get_raw_connection()).driver_connection
+    return cast("EagerConnection", driver)
 
 
 def _begin_deferred(connection: sqlite3.Connection, check: Callable[[], None]) -> None:
