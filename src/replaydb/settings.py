@@ -102,6 +102,7 @@ RateLimit = MinSize | SamplesPerInsert | Queue
 Compression = Literal["zstd"]
 OnEvict = Literal["archive", "delete"]
 OnAck = Literal["archive", "return"]
+ExpireBy = Literal["oldest_token", "newest_token"]
 ArchivedPayload = Literal["keep", "drop"]
 
 
@@ -113,6 +114,8 @@ class BufferSettings:
         max_staleness: Groups whose staleness (policy versions behind the buffer's) exceeds this
             expire when the policy advances, or at once when they are put. One number for every
             task, or one for each task named; None, and tasks not named, have no limit.
+        expire_by: Which token of a group of several versions `max_staleness` is about. By
+            "newest_token" a group expires once none of its tokens is fresh.
         priority_exponent: `Prioritized` draws in proportion to `priority ** priority_exponent`.
             0 makes every group with a priority above 0 equal.
         seed: Makes random draws reproducible: the same history of calls by one client draws the
@@ -137,6 +140,7 @@ class BufferSettings:
     """
 
     max_staleness: int | Mapping[str, int] | None = None
+    expire_by: ExpireBy = "oldest_token"
     priority_exponent: float = 1.0
     seed: int | None = None
     compression: Compression | None = None
@@ -252,6 +256,7 @@ class SettingsChanges(TypedDict, total=False):
     """Fields of `BufferSettings`, any of them, as keyword arguments."""
 
     max_staleness: int | Mapping[str, int] | None
+    expire_by: ExpireBy
     priority_exponent: float
     seed: int | None
     compression: Compression | None
@@ -352,6 +357,7 @@ _COUNT: Rule = partial(checks.whole_number, most=2**62 - 1)
 #: What each setting takes, as it is kept.
 _RULES: dict[str, Rule] = {
     "max_staleness": _per_task(_COUNT),
+    "expire_by": _one_of(ExpireBy),
     "priority_exponent": partial(checks.number, least=0.0),
     "seed": _or_none(checks.whole_number),
     "compression": _or_none(_one_of(Compression)),

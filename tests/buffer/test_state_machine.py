@@ -62,6 +62,7 @@ class Machine(RuleBasedStateMachine):
         max_times=st.sampled_from([None, 2]),
         returns=st.booleans(),
         eviction=st.sampled_from(["oldest", "newest", "lowest_priority"]),
+        expire_by=st.sampled_from(["oldest_token", "newest_token"]),
         on_evict=st.just("archive"),
     )
     def begin(self, on_evict: str, **rules: Any) -> None:
@@ -73,6 +74,7 @@ class Machine(RuleBasedStateMachine):
             "max_times_sampled": rules["max_times"],
             "on_ack": "return" if rules["returns"] else "archive",
             "eviction": rules["eviction"],
+            "expire_by": rules["expire_by"],
             "on_evict": on_evict,
         }
 
@@ -113,7 +115,8 @@ class Machine(RuleBasedStateMachine):
             ids = []
         rows = {}
         for one, group_id in zip(several, ids or range(10**6, 10**6 + len(several)), strict=True):
-            row = Row(group_id, one.task_name, "", one.min_policy_version, one.priority)
+            row = Row(group_id, one.task_name, "", one.min_policy_version, one.max_policy_version)
+            row.priority = one.priority
             self.model.settle(row, one.status.value)
             rows[one.group_uid] = row
         try:
@@ -279,8 +282,10 @@ class Machine(RuleBasedStateMachine):
                 self.run(call)
             return
         status = self.run(call)
-        versions = version if not row.rewards else row.version
-        row.version = None if None in (version, versions) else min(version or 0, versions or 0)
+        known = [version] if not row.rewards else [version, row.version, row.newest]
+        versions = [one for one in known if one is not None]
+        whole = len(versions) == len(known)
+        row.version, row.newest = (min(versions), max(versions)) if whole else (None, None)
         row.rewards.append(float(number))
         if len(row.rewards) == row.expected:
             self.model.complete(uid)

@@ -102,7 +102,9 @@ def _check_group(row: Row, owner: Row) -> None:
         assert row["staleness"] == expected, row
     if row["group_status"] in {"completed", "aborted"} and None not in (limit, oldest):
         assert limit is not None
-        assert row["staleness"] <= limit
+        by_newest = settings.expire_by == "newest_token"
+        version = row["max_policy_version"] if by_newest else oldest
+        assert owner["policy_version"] - version <= limit, row
     assert row["weight"] == settings.weight(row["priority"])
     is_leased = row["group_status"] == "leased"
     assert (row["leased_from"] is not None) == is_leased, row

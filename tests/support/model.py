@@ -21,6 +21,7 @@ class Row:
     task: str
     status: str
     version: int | None = None
+    newest: int | None = None
     priority: float = 1.0
     times: int = 0
     attempts: int = 0
@@ -47,6 +48,7 @@ class Model:
     max_times: int | None
     returns: bool
     eviction: str
+    expire_by: str
     version: int = 0
     rows: dict[str, Row] = field(default_factory=dict)
     leases: dict[int, set[str]] = field(default_factory=dict)
@@ -108,7 +110,7 @@ class Model:
             return InvalidInputError
         moving = [row for row in rows.values() if row.status != status]
         back = [row for row in moving if row.status == "archived"]
-        usable = sum(self.arrives(status, row.version) for row in back)
+        usable = sum(self.arrives(status, row) for row in back)
         if usable:
             try:
                 self.make_room(usable, spared=rows)
@@ -123,17 +125,17 @@ class Model:
             self.make_room(0)
         return None
 
-    def arrives(self, status: str, version: int | None) -> bool:
+    def arrives(self, status: str, row: Row) -> bool:
         """Whether a group that is put can be drawn: no other goes for one that can not."""
-        row = Row(0, "", "", version)
+        row = replace(row)
         self.settle(row, status)
         return row.status not in DEAD
 
     def settle(self, row: Row, status: str) -> None:
         """Give a group a status, unless it is too stale for it."""
         limit = self.max_staleness
-        known = row.version is not None and limit is not None
-        too_old = known and self.version - (row.version or 0) > (limit or 0)
+        token = row.newest if self.expire_by == "newest_token" else row.version
+        too_old = None not in (token, limit) and self.version - (token or 0) > (limit or 0)
         row.status = "expired" if status in IDLE and too_old else status
 
     def advance(self, version: int) -> int:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from sqlalchemy import event, func, insert, select, text
@@ -29,6 +29,7 @@ from replaydb.database.schema import (
 )
 from replaydb.database.statements import buffers, draws, groups, leases, lineage, listing
 from replaydb.policies import SimplePolicy
+from replaydb.settings import ExpireBy
 from support.connections import transaction
 from support.plans import assert_reads_only, assert_stays_within, plan_of
 from support.postgres import PostgresServer
@@ -404,8 +405,12 @@ async def test_statements_find_their_rows_by_an_index(
     assert plan.tables == tables, plan.text
 
 
-async def test_what_expires_is_summed_up_by_the_same_index(connection: AsyncConnection) -> None:
-    plan = await plan_of(connection, groups.sums(groups.too_stale(1, "task-3", 51, 49)))
+@pytest.mark.parametrize("expire_by", get_args(ExpireBy))
+async def test_what_expires_is_summed_up_by_the_same_index(
+    connection: AsyncConnection, expire_by: ExpireBy
+) -> None:
+    condition = groups.too_stale(1, "task-3", 51, 49, expire_by)
+    plan = await plan_of(connection, groups.sums(condition))
     assert_stays_within(plan, "ix_episode_group_comparable_version")
 
 

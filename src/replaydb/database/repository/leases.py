@@ -226,8 +226,8 @@ def _give_back(buffer: LockedBuffer, changes: Sequence[Change]) -> None:
     by_status: dict[GroupStatus, list[Change]] = {}
     for row, values in changes:
         status = GroupStatus(row.leased_from or row.group_status)
-        if status in group_statements.EXPIRING and buffer.accounts[row.task_name].is_too_stale(
-            row.staleness
+        if status in group_statements.EXPIRING and buffer.is_too_stale(
+            row.task_name, row.staleness, row.version_span
         ):
             status = GroupStatus.EXPIRED
         if status is GroupStatus.EXPIRED:

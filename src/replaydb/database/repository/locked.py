@@ -89,6 +89,21 @@ class LockedBuffer:
         mine, followed = self.scope.run.lineage, self.row.policy_lineage
         return mine is None or followed is None or mine == followed
 
+    def is_too_stale(self, task_name: str, staleness: int | None, version_span: int | None) -> bool:
+        """Whether a group expires. One of unknown staleness does not.
+
+        Args:
+            task_name: Its task.
+            staleness: That of its oldest token.
+            version_span: By how many versions its newest token is newer.
+        """
+        limit = self.accounts[task_name].max_staleness
+        if limit is None or staleness is None:
+            return False
+        if self.settings.expire_by == "newest_token":
+            staleness -= version_span or 0
+        return staleness > limit
+
     def report(self, level: int, text: str) -> None:
         """Something for the log, if what it tells of is kept."""
         self.scope.news.append((level, text))

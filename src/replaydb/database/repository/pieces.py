@@ -211,7 +211,7 @@ def _complete(
     stale: list[Change] = []
     fresh: list[Change] = []
     for row in groups.scalars(buffer.connection, buffer.id, ids):
-        if buffer.accounts[row.task_name].is_too_stale(row.staleness):
+        if buffer.is_too_stale(row.task_name, row.staleness, row.version_span):
             stale.append((row, {**common, "status_reason": TOO_STALE}))
         else:
             fresh.append((row, {**common, "completed_at": buffer.now}))

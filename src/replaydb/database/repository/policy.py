@@ -81,7 +81,11 @@ def _expire(buffer: LockedBuffer, version: int) -> int:
     for account in buffer.accounts.values():
         if account.max_staleness is not None:
             condition = statements.too_stale(
-                buffer.id, account.task_name, version, account.max_staleness
+                buffer.id,
+                account.task_name,
+                version,
+                account.max_staleness,
+                buffer.settings.expire_by,
             )
             values = {
                 "status_reason": statements.TOO_STALE,

@@ -22,7 +22,7 @@ from replaydb.database.repository import (
 from replaydb.database.repository.capacity import Size
 from replaydb.database.repository.locked import LockedBuffer, Scope
 from replaydb.database.repository.locking import tasks_locked
-from replaydb.database.repository.tasks import GroupSums, TaskAccount
+from replaydb.database.repository.tasks import GroupSums
 from replaydb.database.schema import Damaged
 from replaydb.database.statements import groups as statements
 from replaydb.episodes import GroupStatus
@@ -213,7 +213,7 @@ class _Session:
                     "weight": weight,
                     "uniform_key": uniform_wait,  # from the clock of the moment of `flush`
                     "priority_key": priority_wait,
-                    **self._standing(record, account),
+                    **self._standing(record),
                     "created_at": self.buffer.now,
                 }
                 row["completed_at"] = self.buffer.now if record.is_completed else None
@@ -227,7 +227,7 @@ class _Session:
 
     def _is_usable(self, record: GroupRecord) -> bool:
         """Whether it is worth the place of another group."""
-        standing = self._standing(record, self.buffer.accounts[record.task_name])
+        standing = self._standing(record)
         return standing["group_status"] not in capacity.DEAD
 
     def _is_rival(self, record: GroupRecord) -> bool:
@@ -235,14 +235,16 @@ class _Session:
         pending = record.facts["group_status"] == GroupStatus.PENDING
         return self.buffer.settings.keeps_best and not pending
 
-    def _standing(self, record: GroupRecord, account: TaskAccount) -> dict[str, Any]:
+    def _standing(self, record: GroupRecord) -> dict[str, Any]:
         """How its version compares at arrival, and whether that is already too stale."""
-        oldest = record.facts["min_policy_version"]
+        oldest, newest = (record.facts[f"{one}_policy_version"] for one in ("min", "max"))
+        span = None if oldest is None else newest - oldest
         if not self.buffer.compares:
             oldest = None
         staleness = None if oldest is None else self.buffer.row.policy_version - oldest
         status, reason = record.facts["group_status"], None
-        if status in statements.EXPIRING and account.is_too_stale(staleness):
+        too_stale = self.buffer.is_too_stale(record.task_name, staleness, span)
+        if status in statements.EXPIRING and too_stale:
             status, reason = GroupStatus.EXPIRED.value, statements.TOO_STALE
         return {
             "comparable_version": oldest,

@@ -104,11 +104,6 @@ class TaskAccount:
         uniform, prioritized = self.exponentials(settings, 2 * len(weights)).reshape(2, -1)
         return uniform, waiting(prioritized, weights)
 
-    def is_too_stale(self, staleness: int | None) -> bool:
-        """Whether a group of this staleness expires. One of unknown staleness does not."""
-        limit = self.max_staleness
-        return limit is not None and staleness is not None and staleness > limit
-
     def enter(self, status: str, sums: GroupSums, by: int = 1) -> None:
         """Groups came to have a status; `by=-1`: they no longer have it."""
         match status:

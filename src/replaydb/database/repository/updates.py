@@ -135,7 +135,7 @@ def _standing(
     if status in statements.EXPIRING:  # what is not of use has ceased to age
         oldest = row.comparable_version
         staleness = None if oldest is None else buffer.row.policy_version - oldest
-        if buffer.accounts[row.task_name].is_too_stale(staleness):
+        if buffer.is_too_stale(row.task_name, staleness, row.version_span):
             status, reason = GroupStatus.EXPIRED, statements.TOO_STALE
     values = {
         "status_reason": reason,

@@ -38,6 +38,7 @@ from replaydb.database.schema import (
     transcript,
 )
 from replaydb.episodes import GroupStatus
+from replaydb.settings import ExpireBy
 
 #: Statuses whose groups age as the policy advances; the others keep the staleness they ended with.
 LIVE = tuple(
@@ -82,6 +83,7 @@ SCALARS = (
     group.leased_from,
     group.staleness,
     group.comparable_version,
+    (group.max_policy_version - group.min_policy_version).label("version_span"),
     group.priority,
     group.weight,
     group.times_sampled,
@@ -379,15 +381,23 @@ def erase(ids: Any) -> Delete:
 
 
 def too_stale(
-    buffer_id: int, task_name: str, policy_version: int, max_staleness: int
+    buffer_id: int,
+    task_name: str,
+    policy_version: int,
+    max_staleness: int,
+    expire_by: ExpireBy = "oldest_token",
 ) -> ColumnElement[bool]:
     """Groups of a task that its tolerance no longer covers."""
-    return (
+    oldest_fresh = policy_version - max_staleness
+    condition = (
         (group.buffer_id == buffer_id)
         & (group.task_name == task_name)
         & IS_IDLE
-        & (group.comparable_version < policy_version - max_staleness)
+        & (group.comparable_version < oldest_fresh)
     )
+    if expire_by == "newest_token":  # among those few that the index has found
+        condition &= group.max_policy_version < oldest_fresh
+    return condition
 
 
 def staleness_at(policy_version: int) -> ColumnElement[int]:
