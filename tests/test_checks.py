@@ -135,7 +135,8 @@ def test_what_is_of_another_kind_is_refused(
 
 #: What no call takes, by the name of the argument, or of the call and the argument.
 WRONG: dict[str, list[Any]] = {
-    "at_least": [2, *INTEGERS],
+    "after": [3, "last"],
+    "at_least": [-1, *INTEGERS],
     "batch_size": [0, *INTEGERS],
     "before": INTEGERS,
     "buffer": NAMES,
@@ -153,6 +154,7 @@ WRONG: dict[str, list[Any]] = {
     "extras": [3, [1], {"a": "text"}, {"a": [[1], [2, 3]]}, *({name: [1]} for name in NAMES)],
     "expected_episodes": [0, 2**31, *INTEGERS],
     "fields": [["nothing"], [3], "nothing", *NOTHING],
+    "fewer_than": [0, *INTEGERS],
     "first_step": INTEGERS,
     "fit": WORDS,
     "group_id": INTEGERS,
@@ -162,7 +164,7 @@ WRONG: dict[str, list[Any]] = {
     "ids": [*NOTHING, *([one] for one in INTEGERS)],
     "lease": FLAGS,
     "lease_id": INTEGERS,
-    "limit": [0, *INTEGERS],
+    "limit": INTEGERS,
     "lineage": [*NAMES, np.zeros(2)],
     "max_length": [0, *INTEGERS],
     "max_prompt_length": [0, *INTEGERS],
@@ -174,6 +176,7 @@ WRONG: dict[str, list[Any]] = {
     "name": NAMES,
     "num_steps": INTEGERS,
     "on_duplicate": WORDS,
+    "order_by": [3, "id", rdb.col.task_name, rdb.col.id + 1],
     "other": [None, np.array(3), torch.tensor(3), {}, Buffer],
     "owner": NAMES,
     "pad_to_multiple_of": [0, *INTEGERS],
@@ -199,6 +202,7 @@ WRONG: dict[str, list[Any]] = {
     "shard": WORDS,
     "side": WORDS,
     "state": [None, 3, {}, {"step": "1", "draws": []}, {"step": 1, "draws": ["1"]}],
+    "status": WORDS,
     "statuses": [["gone"], "gone", [3], *NOTHING],
     "step": INTEGERS,
     "take_over": FLAGS,
@@ -208,6 +212,7 @@ WRONG: dict[str, list[Any]] = {
     "timeout": [one for one in NUMBERS if one is not None],
     "tolerance": NUMBERS,
     "ttl": [0, 1e11, *NUMBERS],
+    "uids": SEVERAL,
     "url": [None, 3, "", "mysql://here"],
     "version": INTEGERS,
     "where": [3, "status", [1], {}, rdb.col],
@@ -224,7 +229,7 @@ async def test_no_call_takes_what_is_of_another_kind(
     store: Store, buffer: Buffer, url: str
 ) -> None:
     """Every argument of every public call, before anything is written."""
-    [one, _] = await buffer.put([group(), group()])
+    [one, two] = await buffer.put([group(), group()])
     lease = await buffer.lease(1, rdb.Lifo(), ttl=60)
     calls: dict[str, dict[str, Any]] = {
         "Batch.packed": {"pad_token_id": 0, "max_tokens": 9},
@@ -238,6 +243,7 @@ async def test_no_call_takes_what_is_of_another_kind(
         "Buffer.cursor": {"name": "data"},
         "Buffer.delete": {},
         "Buffer.draws": {},
+        "Buffer.find": {},
         "Buffer.get": {"ids": [one]},
         "Buffer.lease": {"n": 1, "ttl": 60},
         "Buffer.loader": {"batch_size": 1},
@@ -250,8 +256,10 @@ async def test_no_call_takes_what_is_of_another_kind(
         "Buffer.redraw": {"draw_id": 1},
         "Buffer.revoke": {"lease_id": lease.id},
         "Buffer.sample": {"n": 1},
+        "Buffer.update": {"ids": [one, two], "status": "filtered"},
         "Buffer.update_priorities": {"ids": [one], "priorities": [2.0]},
         "Buffer.update_settings": {},
+        "Buffer.wait_until": {"at_least": 1, "timeout": 0},
         "Lease.ack": {},
         "Lease.extend": {},
         "Lease.nack": {},
