@@ -42,7 +42,7 @@ class Worker:
     def kill(self) -> None:
         self._process.kill()
 
-    async def ended(self, within: float = 60.0) -> int:
+    async def ended(self, within: float = 300.0) -> int:
         """Wait for its end. Returns the exit code, negative for a signal."""
         await asyncio.to_thread(self._process.join, within)
         code = self._process.exitcode

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from replaydb import Buffer, Fifo, GroupStatus, Lifo
 from replaydb.database.statements.metrics import STALENESS_BINS
+from support.clock import Clock
 from support.groups import episode, group, groups
 
 
@@ -100,29 +100,28 @@ async def test_without_draws_everything_is_recent(buffer: Buffer) -> None:
     assert (await buffer.metrics())["gen/recent_groups"] == 3
 
 
-async def test_times(buffer: Buffer) -> None:
+async def test_times(buffer: Buffer, clock: Clock) -> None:
     await buffer.put(group("a"))
-    await asyncio.sleep(0.3)
+    clock.jump(1000)
     await buffer.put(group("b"))
     await buffer.sample(2)
     found = await buffer.metrics()
-    assert 0.3 <= found["buffer/wait_max"] < 5
-    assert 0.15 <= found["buffer/wait_mean"] <= found["buffer/wait_max"]
-    assert found["buffer/wait_mean"] < found["buffer/wait_max"] - 0.1
-    assert 0.3 <= found["buffer/age_max"] < 5
-    assert found["buffer/age_mean"] < found["buffer/age_max"] - 0.1
+    assert 1000 <= found["buffer/wait_max"] < 1500
+    assert 500 <= found["buffer/wait_mean"] < 750
+    assert 1000 <= found["buffer/age_max"] < 1500
+    assert 500 <= found["buffer/age_mean"] < 750
 
 
-async def test_waiting_is_from_completion_to_the_first_draw(buffer: Buffer) -> None:
+async def test_waiting_is_from_completion_to_the_first_draw(buffer: Buffer, clock: Clock) -> None:
     await buffer.open_group("gsm8k", "slow", 1)
-    await asyncio.sleep(0.3)
+    clock.jump(1000)
     await buffer.add_episode("slow", episode())
     await buffer.sample(1)
-    await asyncio.sleep(0.3)
+    clock.jump(1000)
     await buffer.sample(1)
     found = await buffer.metrics()
-    assert found["buffer/age_max"] >= 0.6
-    assert found["buffer/wait_max"] < 0.25
+    assert found["buffer/age_max"] >= 2000
+    assert found["buffer/wait_max"] < 500
 
 
 async def test_starved_tasks_and_what_was_deleted(buffer: Buffer) -> None:
