@@ -150,7 +150,7 @@ def duration(field: str, value: object) -> float:
     return number(field, value, above=0.0, most=LONGEST_SECONDS)
 
 
-def text(field: str, value: object) -> str:
+def string(field: str, value: object) -> str:
     """A string that both engines can hold: UTF-8 without NUL characters."""
     if not isinstance(value, str):
         raise InvalidInputError(field, "a str", repr(value))
@@ -167,7 +167,7 @@ def text(field: str, value: object) -> str:
 
 def name(field: str, value: object) -> str:
     """Text of 1 to 255 characters."""
-    found = text(field, value)
+    found = string(field, value)
     if not 1 <= len(found) <= _MAX_NAME:
         raise InvalidInputError(field, f"1 to {_MAX_NAME} characters", f"{len(found)} characters")
     return found
@@ -276,7 +276,7 @@ def _json_object(field: str, value: Mapping[Any, Any], depth: int) -> dict[str, 
     for key, item in value.items():
         if not isinstance(key, str):
             raise InvalidInputError(field, "str keys", repr(key))
-        found[text(f"{field} key", key)] = _json_value(f"{field}.{key}", item, depth + 1)
+        found[string(f"{field} key", key)] = _json_value(f"{field}.{key}", item, depth + 1)
     return found
 
 
@@ -288,7 +288,7 @@ def _json_value(field: str, value: object, depth: int) -> object:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
-        return text(field, value)
+        return string(field, value)
     if isinstance(value, int):
         if not -(2**63) <= (found := int.__index__(value)) < 2**64:
             raise InvalidInputError(field, "integers of at most 64 bits", "a larger one")

@@ -117,7 +117,7 @@ class Lease:
             LeaseExpiredError: The lease is over, or does not hold one of the ids; nothing changed.
         """
         chosen = self._chosen(ids)
-        why = checks.optional(checks.text, "reason", reason)
+        why = checks.optional(checks.string, "reason", reason)
         if not self.id:
             return
 
@@ -139,7 +139,7 @@ class Lease:
             LeaseExpiredError: The lease is over, or does not hold one of the ids; nothing changed.
         """
         chosen = self._chosen(ids)
-        why = checks.text("reason", reason)
+        why = checks.string("reason", reason)
         if not self.id:
             return
 

@@ -148,7 +148,7 @@ class Leasing(Drawing):
             Ids of the groups that went back; none where the lease is over already.
         """
         number = checks.whole_number("lease_id", lease_id)
-        said = checks.optional(checks.text, "reason", reason)
+        said = checks.optional(checks.string, "reason", reason)
         why = "revoked" if said is None else f"revoked: {said}"
 
         def work(connection: Connection, scope: Scope) -> list[int]:

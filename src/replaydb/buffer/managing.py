@@ -136,7 +136,7 @@ class Managing(Inspecting):
             checks.optional(checks.priority_of_each, "priority", priority, len(names)),
             checks.json_object("tags", tags),
             checks.optional(checks.one_of, "status", status, sorted(REACHABLE)),
-            checks.optional(checks.text, "reason", reason),
+            checks.optional(checks.string, "reason", reason),
         )
 
         def work(connection: Connection, scope: Scope) -> int:

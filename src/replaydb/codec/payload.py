@@ -287,7 +287,7 @@ def _check_names(extras: dict[str, dict[Any, Any]]) -> None:
 
 
 def _finish_reason(value: Any) -> str | None:
-    return checks.optional(checks.text, "finish_reason", value)
+    return checks.optional(checks.string, "finish_reason", value)
 
 
 def _metadata(value: Any) -> dict[str, Any]:

@@ -340,5 +340,5 @@ def _is_known(sql_type: TypeEngine[Any]) -> bool:
 def _step(step: object) -> str | int:
     """An object's key, or a position in an array."""
     if isinstance(step, str):
-        return checks.text("where", step)
+        return checks.string("where", step)
     return checks.whole_number("where", step, 0, checks.INT32[1])

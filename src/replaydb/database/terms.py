@@ -115,7 +115,7 @@ def constant(value: object) -> Part:
         case float():
             return _bound(checks.number("where", value), Double(), "number")
         case str():
-            return _bound(checks.text("where", value), Text(), "text")
+            return _bound(checks.string("where", value), Text(), "text")
         case datetime(tzinfo=None):
             refused("times with a time zone", repr(value))
         case datetime():

@@ -63,7 +63,7 @@ def to_prompt(name: str, value: Any) -> Prompt:
         InvalidInputError: Neither of them.
     """
     if isinstance(value, str):
-        return checks.text(name, value)
+        return checks.string(name, value)
     expected = "text, or a sequence of messages, which are JSON objects"
     messages = [] if isinstance(value, Mapping) else list(checks.items(name, expected, value))
     if isinstance(value, Mapping) or not all(isinstance(one, Mapping) for one in messages):

@@ -128,14 +128,14 @@ class Episode:
             reward=checks.optional(checks.reward, "reward", reward),
             advantage=checks.optional(checks.number, "advantage", advantage),
             policy_version=to_versions(row.policy_version, total, response),
-            finish_reason=checks.optional(checks.text, "finish_reason", finish_reason),
+            finish_reason=checks.optional(checks.string, "finish_reason", finish_reason),
             token_extras={
                 **row.token_extras,
                 **spread_named("token_extras", per_token, total, response),
             },
             extras=named_arrays("extras", extras, CORE_FIELDS | row.taken | per_token.keys()),
             metadata=checks.json_object("metadata", metadata),
-            text=checks.optional(checks.text, "text", text),
+            text=checks.optional(checks.string, "text", text),
             turns=row.turns,
         )
 

@@ -97,7 +97,7 @@ class Turn:
             reward=total,
             token_rewards=token_rewards,
             policy_version=to_versions(policy_version, size),
-            finish_reason=checks.optional(checks.text, "finish_reason", finish_reason),
+            finish_reason=checks.optional(checks.string, "finish_reason", finish_reason),
             token_extras=spread_named("token_extras", extras, len(prompt) + size, size),
             metadata=checks.json_object("metadata", metadata),
         )
