@@ -37,7 +37,7 @@ LIMITS = {
     "replaydb.database.transactions.PATIENCE_SECONDS": 0.5,
     "replaydb.buffer.inspecting.BULK_SECONDS": 0.5,
     "replaydb.buffer.managing.BULK_SECONDS": 0.5,
-    "replaydb.buffer.core.GRACE_SECONDS": 0.3,
+    "replaydb.buffer.waiting.GRACE_SECONDS": 0.3,
     "replaydb.database.engines.postgresql.COMMIT_SECONDS": 0.3,
     "replaydb.database.engines.postgresql.ROLLBACK_SECONDS": 0.2,
 }
