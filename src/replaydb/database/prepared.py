@@ -56,6 +56,12 @@ def execute_many(
         connection.exec_driver_sql(shape.sql, shape.values(rows))
 
 
+def inserted_id(connection: Connection, statement: Insert, values: Mapping[str, Any]) -> int:
+    """Insert a row, and say which id the engine gave it."""
+    key: Any = connection.execute(statement, dict(values)).inserted_primary_key
+    return int(key[0])
+
+
 @dataclass(frozen=True, slots=True)
 class _Shape:
     """A compiled statement.

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from sqlalchemy import Connection
 
-from replaydb.database.repository.rows import inserted_id
+from replaydb.database.prepared import inserted_id
 from replaydb.database.statements import buffers as statements
 from replaydb.errors import UnknownBufferError
 from replaydb.results import BufferInfo, RunInfo

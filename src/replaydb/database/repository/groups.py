@@ -1,4 +1,4 @@
-"""Reading groups back, deleting them, and changing their priorities."""
+"""Groups that are stored: counting them, reading them back, and changing their priorities."""
 
 from __future__ import annotations
 

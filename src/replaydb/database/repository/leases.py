@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection
 
+from replaydb.database.prepared import inserted_id
 from replaydb.database.repository import groups, lineage, transitions
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.portions import Drawn
-from replaydb.database.repository.rows import inserted_id
 from replaydb.database.repository.transitions import Change
 from replaydb.database.statements import groups as group_statements
 from replaydb.database.statements import leases as statements

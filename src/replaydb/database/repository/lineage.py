@@ -7,9 +7,8 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection
 
-from replaydb.database.prepared import execute_many
+from replaydb.database.prepared import execute_many, inserted_id
 from replaydb.database.repository.locked import LockedBuffer
-from replaydb.database.repository.rows import inserted_id
 from replaydb.database.statements import lineage as statements
 from replaydb.results import DrawInfo, DrawOutcome, PromptInfo
 
