@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
 
 import pytest
-from sqlalchemy import Connection, bindparam, insert, select, update
+from sqlalchemy import Connection, Delete, Select, bindparam, delete, insert, select, update
 
 from replaydb.database.engines import backend_for
-from replaydb.database.prepared import execute_many, prepared
+from replaydb.database.prepared import execute, execute_many, prepared
 from replaydb.database.schema import run
 from replaydb.database.transactions import Database
 from support.connections import transaction
@@ -25,9 +26,15 @@ RENAME = (
 
 
 @prepared
-def named(names_from, names_to):  # type: ignore[no-untyped-def]  # as statements are written
+def named(names_from: Any, names_to: Any) -> Select[Any]:
     """Runs of a range of names."""
     return select(run).where(run.c.name.between(names_from, names_to)).order_by(run.c.name)
+
+
+@prepared
+def removed(names_from: Any, names_to: Any) -> Delete:
+    """No runs of a range of names any more."""
+    return delete(run).where(run.c.name.between(names_from, names_to))
 
 
 def rows() -> list[dict[str, object]]:
@@ -44,10 +51,10 @@ def rows() -> list[dict[str, object]]:
 async def test_many_rows_are_written_as_sqlalchemy_would(url: str) -> None:
     async with transaction(url) as connection:
         await connection.run_sync(execute_many, INSERT, rows())
-        found = (await connection.execute(*named("run-0", "run-1"))).mappings().all()
-        assert [row["metadata"] for row in found] == [one["metadata"] for one in rows()[:2]]
-        assert [row["started_at"] for row in found] == [one["started_at"] for one in rows()[:2]]
-        assert [row["lineage"] for row in found] == [None, None]
+        found = await connection.run_sync(execute, named("run-0", "run-1"))
+        assert [row.metadata for row in found] == [one["metadata"] for one in rows()[:2]]
+        assert [row.started_at for row in found] == [one["started_at"] for one in rows()[:2]]
+        assert [row.lineage for row in found] == [None, None]
 
 
 async def test_a_value_may_be_used_twice_and_another_be_the_same_for_all(url: str) -> None:
@@ -57,7 +64,7 @@ async def test_a_value_may_be_used_twice_and_another_be_the_same_for_all(url: st
         await connection.run_sync(
             execute_many, RENAME, [{"new": f"new-{one}", "which": one} for one in ids[:2]]
         )
-        found = (await connection.execute(*named("new", "newer"))).all()
+        found = await connection.run_sync(execute, named("new", "newer"))
     assert [row.name for row in found] == [row.lineage for row in found]
     assert [row.name for row in found] == [f"new-{one}" for one in ids[:2]]
     assert {row.started_at for row in found} == {EARLIER.astimezone(UTC)}
@@ -67,6 +74,19 @@ async def test_nothing_is_sent_for_no_rows(url: str) -> None:
     async with transaction(url) as connection:
         await connection.run_sync(execute_many, INSERT, [])
         assert (await connection.execute(select(run))).all() == []
+
+
+async def test_what_reads_gives_rows_and_what_changes_says_how_many(url: str) -> None:
+    async with transaction(url) as connection:
+        await connection.run_sync(execute_many, INSERT, rows())
+        statement = select(run).where(run.c.name == "run-1")
+        (row,) = await connection.run_sync(execute, statement)
+        assert (row.name, row.metadata) == ("run-1", {"seed": 1, "nested": [1e16, None]})
+        assert await connection.run_sync(execute, statement.where(run.c.id == 0)) == []
+        renamed = update(run).where(run.c.name != "run-1").values(lineage="new")
+        assert await connection.run_sync(execute, renamed) == 2
+        assert await connection.run_sync(execute, renamed.where(run.c.id == 0)) == 0
+        assert await connection.run_sync(execute, removed("run-0", "run-1")) == 2
 
 
 async def test_a_prepared_statement_is_built_once(url: str) -> None:
@@ -90,7 +110,7 @@ async def test_a_transaction_of_sqlite_runs_in_one_thread(url: str, engine_name:
     here = {threading.get_ident()}
     assert (threads != here) if engine_name == "sqlite" else (threads == here)
     assert len(threads) == 1
-    assert len(await database.read(lambda c: c.execute(*named("run-0", "run-9")).all())) == 3
+    assert len(await database.read(lambda c: execute(c, named("run-0", "run-9")))) == 3
     await database.close()
 
 

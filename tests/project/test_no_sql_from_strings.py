@@ -48,7 +48,9 @@ class Finder(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         if _name(node.func) in SINKS:
-            statements = node.args[:1] + [
+            # Ours takes the connection first.
+            first = 2 if isinstance(node.func, ast.Name) else 1
+            statements = node.args[:first] + [
                 keyword.value
                 for keyword in node.keywords
                 if keyword.arg in ("statement", "text", "sql", "query")
@@ -159,6 +161,7 @@ def test_no_sql_is_built_from_strings(folder: str) -> None:
     "bad",
     [
         'execute(f"DELETE FROM {table}")',
+        'execute(connection, text(f"DELETE FROM {table}"))',
         'connection.execute(text("DELETE FROM " + table))',
         'connection.exec_driver_sql("PRAGMA %s" % name)',
         'sa.text("SELECT {}".format(column))',

@@ -7,22 +7,39 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, update_wrapper
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, overload
 
-from sqlalchemy import Connection, Dialect, Executable, Insert, Update, bindparam
+from sqlalchemy import (
+    Connection,
+    Dialect,
+    Executable,
+    Insert,
+    Row,
+    Select,
+    Update,
+    UpdateBase,
+    bindparam,
+)
 
 if TYPE_CHECKING:
     from sqlalchemy.sql.compiler import SQLCompiler
 
-S = TypeVar("S", bound=Executable)
+S = TypeVar("S", bound=Executable, covariant=True)
+
+
+class Bound(NamedTuple, Generic[S]):
+    """A statement that is kept, and what to run it with this time."""
+
+    statement: S
+    values: Mapping[str, Any]
 
 
 class prepared(Generic[S]):
     """A function that makes a statement of bound parameters: those that are its own.
 
     Building a statement and finding its compiled form costs several times what running it does,
-    and a draw runs a dozen. Called with values it gives the statement, always the same one, and
-    the values by name: `connection.execute(*members_of(7))`.
+    and a draw runs a dozen. Called with values it gives the statement, always the same one, bound
+    to them.
 
     Attributes:
         build: The function, for statements that are made from this one.
@@ -38,9 +55,32 @@ class prepared(Generic[S]):
         """The statement, whose parameters have no values yet."""
         return self.build(*map(bindparam, self._names))
 
-    def __call__(self, *values: Any) -> tuple[S, dict[str, Any]]:
+    def __call__(self, *values: Any) -> Bound[S]:
         """The statement, and what to run it with."""
-        return self._statement, dict(zip(self._names, values, strict=True))
+        return Bound(self._statement, dict(zip(self._names, values, strict=True)))
+
+
+@overload
+def execute(
+    connection: Connection, statement: Select[*tuple[Any, ...]] | Bound[Select[*tuple[Any, ...]]]
+) -> Sequence[Row[Any]]: ...
+
+
+@overload
+def execute(connection: Connection, statement: UpdateBase | Bound[UpdateBase]) -> int: ...
+
+
+def execute(connection: Connection, statement: Executable | Bound[Any]) -> Sequence[Row[Any]] | int:
+    """Run a statement, whether it was made for this call or is kept.
+
+    Returns:
+        The rows that it reads, or the number of those that it changes.
+    """
+    if isinstance(statement, Bound):
+        result = connection.execute(statement.statement, statement.values)
+    else:
+        result = connection.execute(statement)
+    return result.all() if result.returns_rows else result.rowcount
 
 
 def execute_many(

@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from sqlalchemy.types import UserDefinedType
 
-from replaydb.database.prepared import prepared
+from replaydb.database.prepared import execute, prepared
 
 #: A transaction may end so much later on the server than the call that made it.
 SERVER_GRACE_SECONDS = 5.0
@@ -57,9 +57,10 @@ async def begin(connection: AsyncConnection, seconds: float) -> None:
     limit = str(int(1000 * (max(seconds, 0.0) + SERVER_GRACE_SECONDS)))
     is_bounded = driver.get_server_version().major >= _BOUNDS_TRANSACTIONS
     if is_reader(connection):  # and a standby gives no ids
-        await connection.execute(*(_look_bounded(limit) if is_bounded else _look()))
+        await connection.run_sync(execute, _look_bounded(limit) if is_bounded else _look())
         return
-    row = (await connection.execute(*(_begin_bounded(limit) if is_bounded else _begin()))).one()
+    beginning = _begin_bounded(limit) if is_bounded else _begin()
+    (row,) = await connection.run_sync(execute, beginning)
     connection.info[_KEY] = Identity(row.xid, row.era)
 
 
@@ -97,14 +98,14 @@ async def was_committed(
 
 async def _status(connection: AsyncConnection, identity: Identity) -> str | None:
     try:
-        row = (await connection.execute(*_status_of(identity.xid))).one()
+        (row,) = await connection.run_sync(execute, _status_of(identity.xid))
     except DBAPIError as error:
         if getattr(error.orig, "sqlstate", None) == "22023":  # an id that was never given
             return "aborted"
         raise
     status: Literal["committed", "aborted", "in progress"] | None = row.status
     if status == "in progress":
-        await connection.execute(*_end_session_of(identity.xid))
+        await connection.run_sync(execute, _end_session_of(identity.xid))
     if status == "committed" and row.era != identity.era:
         return None
     return status

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from sqlalchemy import Connection
 
-from replaydb.database.prepared import inserted_id
+from replaydb.database.prepared import execute, execute_many, inserted_id
 from replaydb.database.statements import buffers as statements
 from replaydb.errors import UnknownBufferError
 from replaydb.results import BufferInfo, RunInfo
@@ -68,17 +68,17 @@ def find_or_add_run(
     now: datetime,
 ) -> RunRow:
     """The run of this name, made if there is none."""
-    row = connection.execute(statements.find_run(name)).one_or_none()
-    if row is not None:
-        return RunRow(row.id, row.lineage)
+    rows = execute(connection, statements.find_run(name))
+    if rows:
+        return RunRow(rows[0].id, rows[0].lineage)
     values = {"name": name, "lineage": lineage, "started_at": now, "metadata": dict(metadata)}
     return RunRow(inserted_id(connection, statements.insert_run(), values), lineage)
 
 
 def find(connection: Connection, name: str) -> BufferRow | None:
     """The buffer of this name, if there is one."""
-    row = connection.execute(statements.find_buffer(name)).one_or_none()
-    return None if row is None else BufferRow.of(row)
+    rows = execute(connection, statements.find_buffer(name))
+    return BufferRow.of(rows[0]) if rows else None
 
 
 def create(connection: Connection, name: str, settings: BufferSettings, now: datetime) -> None:
@@ -91,7 +91,7 @@ def create(connection: Connection, name: str, settings: BufferSettings, now: dat
         "limited_samples": 0,
         "created_at": now,
     }
-    connection.execute(statements.insert_buffer(), values)
+    execute_many(connection, statements.insert_buffer(), [values])
 
 
 def state(connection: Connection, buffer_id: int, name: str, *, lock: bool = False) -> BufferRow:
@@ -101,15 +101,15 @@ def state(connection: Connection, buffer_id: int, name: str, *, lock: bool = Fal
         UnknownBufferError: The buffer was deleted.
     """
     statement = statements.lock_buffer if lock else statements.buffer_state
-    row = connection.execute(*statement(buffer_id)).one_or_none()
-    if row is None:
+    rows = execute(connection, statement(buffer_id))
+    if not rows:
         raise UnknownBufferError(name)
-    return BufferRow.of(row)
+    return BufferRow.of(rows[0])
 
 
 def pin(connection: Connection, buffer_id: int) -> None:
     """Let a snapshot begin, which it does with its first statement."""
-    connection.execute(*statements.buffer_state(buffer_id))
+    execute(connection, statements.buffer_state(buffer_id))
 
 
 def save_limits(connection: Connection, state: BufferRow) -> None:
@@ -119,18 +119,24 @@ def save_limits(connection: Connection, state: BufferRow) -> None:
             "limited_inserts": state.limited_inserts,
             "limited_samples": state.limited_samples,
         }
-        connection.execute(statements.save_buffer(state.id), values)
+        execute(connection, statements.save_buffer(state.id, values))
+
+
+def task_names(connection: Connection, buffer_id: int) -> list[str]:
+    """Tasks a buffer has seen."""
+    return [row.task_name for row in execute(connection, statements.task_names(buffer_id))]
 
 
 def ensure_tasks(
-    connection: Connection, buffer_id: int, name: str, task_names: Collection[str]
+    connection: Connection, buffer_id: int, name: str, wanted: Collection[str]
 ) -> None:
     """Make the tasks that the buffer has not seen. To be called before any task is locked."""
     settings = (state(connection, buffer_id, name, lock=True)).settings
-    seen = set(connection.scalars(statements.task_names(buffer_id)).all())
-    missing = [task_name for task_name in task_names if task_name not in seen]
+    seen = task_names(connection, buffer_id)
+    missing = [task_name for task_name in wanted if task_name not in seen]
     if missing:
-        connection.execute(
+        execute_many(
+            connection,
             statements.insert_tasks(),
             [
                 {
@@ -158,13 +164,13 @@ def ensure_tasks(
 
 def available(connection: Connection, buffer_id: int) -> dict[str, int]:
     """Groups of every task that can be drawn, or could be once upkeep has been done."""
-    rows = connection.execute(statements.available(buffer_id))
+    rows = execute(connection, statements.available(buffer_id))
     return {row.task_name: row.num_available + row.num_leased + row.num_pending for row in rows}
 
 
 def all_buffers(connection: Connection) -> list[BufferInfo]:
     """Every buffer, by name."""
-    rows = connection.execute(statements.all_buffers())
+    rows = execute(connection, statements.all_buffers())
     return [
         BufferInfo(
             row.name,
@@ -179,5 +185,5 @@ def all_buffers(connection: Connection) -> list[BufferInfo]:
 
 def all_runs(connection: Connection) -> list[RunInfo]:
     """Every run, the oldest first."""
-    rows = connection.execute(statements.all_runs())
-    return [RunInfo(**row) for row in rows.mappings()]
+    rows = execute(connection, statements.all_runs())
+    return [RunInfo(**row._asdict()) for row in rows]

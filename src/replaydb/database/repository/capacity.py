@@ -9,12 +9,11 @@ from typing import Any, assert_never
 
 from sqlalchemy import ColumnElement, Connection
 
-from replaydb.database.repository import groups, orders, tasks, transitions
+from replaydb.database.repository import buffers, groups, orders, tasks, transitions
 from replaydb.database.repository.candidates import waits
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.tasks import TaskAccount
 from replaydb.database.schema import IDLE, Damaged, group
-from replaydb.database.statements import buffers as statements
 from replaydb.database.statements.draws import Order, Pool, order_of
 from replaydb.database.statements.groups import selection
 from replaydb.episodes import GroupStatus
@@ -150,7 +149,7 @@ def has_old(
     """Whether the first group that may be evicted has outlived `time_to_live`."""
     if settings.time_to_live is None:
         return False
-    names = connection.scalars(statements.task_names(buffer_id)).all()
+    names = buffers.task_names(connection, buffer_id)
     pools = [Pool(buffer_id, name, status.value) for name in names for status in (*DEAD, *IDLE)]
     cutoff = now - timedelta(seconds=settings.time_to_live)
     first = orders.first_of_all(connection, pools, Order(group.id), 1)

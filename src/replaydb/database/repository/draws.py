@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import ColumnElement
 
-from replaydb.database.prepared import execute_many
+from replaydb.database.prepared import execute, execute_many
 from replaydb.database.repository import (
     groups,
     leases,
@@ -216,7 +216,7 @@ class _Drawing:
         while found < count:
             after = (rows[-1].key, rows[-1].id) if rows else None
             statement = statements.arrivals(pool, order, page, eligible, after)
-            more = self._connection.execute(*statement).all()
+            more = execute(self._connection, statement)
             rows.extend(more)
             # What never arrives is not late: it comes when nothing else is left.
             late = [row for row in more if horizon < row.key - time < math.inf]
@@ -266,7 +266,7 @@ class _Drawing:
     ) -> Candidates:
         """Every eligible group of a pool, with arrivals made for this draw alone."""
         statement = statements.all_eligible(pool, eligible)
-        rows = self._connection.execute(*statement).all()
+        rows = execute(self._connection, statement)
         weights = np.array([row.weight for row in rows], np.float64)
         variates = account.exponentials(self._buffer.settings, len(rows))
         keys = waiting(variates, rates(order.clock, weights))
@@ -279,19 +279,20 @@ class _Drawing:
         account = one.account
         ids = one.ids[chosen].tolist()
         if self._request.is_claim:
-            self._connection.execute(*statements.claim(ids, self._lease_id))
+            execute(self._connection, statements.claim(ids, self._lease_id))
             return
         account.num_sampled += len(ids)
         if self._lease_id is not None and ids:
             version = self._buffer.row.policy_version
-            self._connection.execute(
-                *statements.mark_leased(ids, self._lease_id, self._buffer.now, version)
+            execute(
+                self._connection,
+                statements.mark_leased(ids, self._lease_id, self._buffer.now, version),
             )
             sums = GroupSums(len(ids), float(one.weights[chosen].sum()), 0, 0)
             # The sizes stay: what is leased is stored like what can be drawn.
             account.move(one.status, GroupStatus.LEASED, sums)
         elif one.walked is None and ids:
-            self._connection.execute(*statements.mark_sampled(ids, self._buffer.now))
+            execute(self._connection, statements.mark_sampled(ids, self._buffer.now))
         if one.walked is None:
             return
 

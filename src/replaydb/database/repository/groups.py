@@ -9,7 +9,7 @@ import numpy as np
 from sqlalchemy import ColumnElement, Connection
 
 from replaydb.database import filters
-from replaydb.database.prepared import execute_many
+from replaydb.database.prepared import execute, execute_many
 from replaydb.database.records import PUTTABLE, Facts, Stored
 from replaydb.database.repository import buffers, tasks
 from replaydb.database.repository.buffers import BufferRow
@@ -25,11 +25,11 @@ from replaydb.results import BufferStats, GroupTotals, TaskCounters
 def stats(connection: Connection, buffer_id: int, name: str) -> BufferStats:
     """Everything countable about a buffer."""
     state = buffers.state(connection, buffer_id, name)
-    counters = connection.execute(buffer_statements.task_counters(buffer_id))
-    found = connection.execute(statements.totals(buffer_id))
+    counters = execute(connection, buffer_statements.task_counters(buffer_id))
+    found = execute(connection, statements.totals(buffer_id))
     totals = []
-    for row in found.mappings():
-        facts = dict(row)
+    for row in found:
+        facts = row._asdict()
         mean = facts.pop("mean_staleness")
         totals.append(
             GroupTotals(
@@ -42,14 +42,15 @@ def stats(connection: Connection, buffer_id: int, name: str) -> BufferStats:
         name,
         state.policy_version,
         state.settings,
-        tuple(TaskCounters(**row) for row in counters.mappings()),
+        tuple(TaskCounters(**row._asdict()) for row in counters),
         tuple(totals),
     )
 
 
 def count(connection: Connection, condition: ColumnElement[bool]) -> int:
     """How many groups meet a condition."""
-    return connection.execute(statements.count(condition)).scalar_one()
+    [(number,)] = execute(connection, statements.count(condition))
+    return int(number)
 
 
 def count_up_to(
@@ -62,13 +63,14 @@ def count_up_to(
 ) -> int:
     """How many groups meet all conditions; of more than `most`, so many."""
     if task_names is None:  # named, they and their statuses are ranges of an index
-        task_names = connection.scalars(buffer_statements.task_names(buffer_id)).all()
+        task_names = buffers.task_names(connection, buffer_id)
     if status_names is None:
         status_names = list(GroupStatus)
     condition = statements.selection(
         buffer_id, tasks=task_names, statuses=status_names, where=eligible
     )
-    return connection.execute(statements.count_up_to(condition, most)).scalar_one()
+    [(number,)] = execute(connection, statements.count_up_to(condition, most))
+    return int(number)
 
 
 #: Groups that can be put elsewhere.
@@ -81,20 +83,19 @@ def ids_by_name(
     """Ids of groups that are named by id or by uid; uids that the buffer has not are left out."""
     if not names or isinstance(names[0], int):
         return {name: name for name in names if isinstance(name, int)}
-    found = connection.execute(*statements.known_uids(buffer_id, names))
+    found = execute(connection, statements.known_uids(buffer_id, names))
     known = {row.group_uid: row.id for row in found}
     return {name: known[name] for name in names if name in known}
 
 
 def ids(connection: Connection, condition: ColumnElement[bool]) -> Sequence[int]:
     """Ids of the groups that meet a condition."""
-    return connection.scalars(statements.ids(condition)).all()
+    return [row.id for row in execute(connection, statements.ids(condition))]
 
 
 def scalars(connection: Connection, buffer_id: int, ids: Sequence[int]) -> Sequence[Any]:
     """What scheduling needs to know of groups. Ids that are not in the buffer are left out."""
-    rows: Sequence[Any] = connection.execute(*statements.scalars_of(buffer_id, ids)).all()
-    return rows
+    return execute(connection, statements.scalars_of(buffer_id, ids))
 
 
 def count_ahead(
@@ -111,12 +112,13 @@ def count_ahead(
         else filters.of_runs(sorted(runs))
     )
     statement = statements.count_ahead(state.id, tasks, putters, max_staleness)
-    return connection.execute(statement).scalar_one()
+    [(number,)] = execute(connection, statement)
+    return int(number)
 
 
 def facts(connection: Connection, buffer_id: int, ids: Sequence[int]) -> Sequence[Facts]:
     """Rows of groups, without payloads. Ids that are not in the buffer are left out."""
-    return connection.execute(*statements.facts(buffer_id, ids)).mappings().all()
+    return [row._asdict() for row in execute(connection, statements.facts(buffer_id, ids))]
 
 
 def stored(connection: Connection, rows: Sequence[Facts]) -> Stored:
@@ -128,10 +130,10 @@ def stored(connection: Connection, rows: Sequence[Facts]) -> Stored:
         if row["has_transcript"] or row["group_status"] == GroupStatus.ARCHIVED.value
     ]
     ids = [row["id"] for row in rows]
-    parts = connection.execute(*statements.payloads(ids)).mappings().all()
+    parts = [row._asdict() for row in execute(connection, statements.payloads(ids))]
     texts: Sequence[Facts] = ()
     if spoken:
-        texts = connection.execute(*statements.transcripts(spoken)).mappings().all()
+        texts = [row._asdict() for row in execute(connection, statements.transcripts(spoken))]
     return Stored(rows, parts, texts)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection
 
-from replaydb.database.prepared import inserted_id
+from replaydb.database.prepared import execute, inserted_id
 from replaydb.database.repository import groups, lineage, transitions
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.portions import Drawn
@@ -39,7 +39,7 @@ def create(buffer: LockedBuffer, owner: str, ttl: float) -> int:
 def live(connection: Connection, buffer_id: int, now: datetime) -> list[LeaseInfo]:
     """Leases that have not expired."""
     by_lease: dict[int, list[Any]] = {}
-    for row in connection.execute(statements.live(buffer_id, now)):
+    for row in execute(connection, statements.live(buffer_id, now)):
         by_lease.setdefault(row.id, []).append(row)
     return [
         LeaseInfo(
@@ -62,7 +62,7 @@ def holding(connection: Connection, buffer_id: int, lease_id: int, now: datetime
     Raises:
         LeaseExpiredError: It is over, or there is none of that id in the buffer.
     """
-    found = connection.execute(statements.live(buffer_id, now, lease_id)).all()
+    found = execute(connection, statements.live(buffer_id, now, lease_id))
     if not found:
         raise LeaseExpiredError(lease_id)
     members = [row for row in found if row.group_id is not None]
@@ -89,7 +89,7 @@ def extend(
         LeaseExpiredError: It is over.
     """
     end = now + timedelta(seconds=ttl)
-    if connection.execute(*statements.extend(buffer_id, lease_id, now, end)).rowcount == 0:
+    if execute(connection, statements.extend(buffer_id, lease_id, now, end)) == 0:
         raise LeaseExpiredError(lease_id)
 
 
@@ -149,7 +149,7 @@ def reject(buffer: LockedBuffer, lease_id: int, ids: Sequence[int] | None, reaso
 
 def revoke(buffer: LockedBuffer, lease_id: int, reason: str) -> list[int]:
     """Take back what a lease holds, over or not, one attempt older. Returns the ids."""
-    found = buffer.connection.execute(*statements.held(buffer.id, lease_id)).all()
+    found = execute(buffer.connection, statements.held(buffer.id, lease_id))
     if not found:
         return []
     rows = [row for row in found if row.id is not None]
@@ -162,17 +162,17 @@ def revoke(buffer: LockedBuffer, lease_id: int, reason: str) -> list[int]:
 def reap(buffer: LockedBuffer) -> None:
     """Give back the groups, of locked tasks, whose lease has expired."""
     connection, now = buffer.connection, buffer.now
-    if connection.execute(*statements.end_overdue(buffer.id, now)).rowcount == 0:
+    if execute(connection, statements.end_overdue(buffer.id, now)) == 0:
         return
     condition = statements.overdue(buffer.id, buffer.accounts, now)
-    rows = connection.execute(group_statements.scalars(condition)).all()
+    rows = execute(connection, group_statements.scalars(condition))
     if rows:
-        for one in connection.execute(statements.holders(condition)):
+        for one in execute(connection, statements.holders(condition)):
             text = f"lease {one.id} of {one.owner!r} expired, {one.held} groups come back"
             buffer.report(logging.WARNING, text)
         _undo(buffer, rows, LEASE_EXPIRED)
         lineage.settle(buffer, _ids(rows), DrawOutcome.EXPIRED, None)
-    connection.execute(statements.delete_overdue(buffer.id, now))
+    execute(connection, statements.delete_overdue(buffer.id, now))
 
 
 def _held(buffer: LockedBuffer, lease_id: int, ids: Sequence[int] | None) -> Sequence[Any]:
@@ -182,7 +182,7 @@ def _held(buffer: LockedBuffer, lease_id: int, ids: Sequence[int] | None) -> Seq
         if ids is None
         else statements.held_among(buffer.id, lease_id, ids)
     )
-    found = buffer.connection.execute(*statement).all()
+    found = execute(buffer.connection, statement)
     if not found or found[0].expires_at <= buffer.now:
         raise LeaseExpiredError(lease_id)
     rows = [row for row in found if row.id is not None]
@@ -241,7 +241,7 @@ def _give_back(buffer: LockedBuffer, changes: Sequence[Change]) -> None:
 
 
 def _delete_if_empty(buffer: LockedBuffer, lease_id: int) -> None:
-    buffer.connection.execute(*statements.delete_empty(lease_id))
+    execute(buffer.connection, statements.delete_empty(lease_id))
 
 
 def _ids(rows: Sequence[Any]) -> list[int]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection
 
-from replaydb.database.prepared import execute_many, inserted_id
+from replaydb.database.prepared import execute, execute_many, inserted_id
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.statements import lineage as statements
 from replaydb.results import DrawInfo, DrawOutcome, PromptInfo
@@ -31,21 +31,21 @@ def settle(
     """Enter what became of groups that were leased until now."""
     if ids:
         settled = statements.settle(ids, outcome.value, reason, buffer.now)
-        buffer.connection.execute(*settled)
+        execute(buffer.connection, settled)
 
 
 def lose(buffer: LockedBuffer, draw_id: int, damaged: Mapping[int, str]) -> None:
     """Enter which groups of a draw could not be read, and why."""
     for reason in sorted(set(damaged.values())):
         ids = [one for one, why in damaged.items() if why == reason]
-        buffer.connection.execute(statements.lose_drawn(draw_id, ids, reason, buffer.now))
+        execute(buffer.connection, statements.lose_drawn(draw_id, ids, reason, buffer.now))
 
 
 def draws(connection: Connection, buffer_id: int, **which: Any) -> list[DrawInfo]:
     """Draws of a buffer, the newest first; `which` as `statements.lineage.draws` takes it."""
-    found = connection.execute(statements.draws(buffer_id, **which)).all()
+    found = execute(connection, statements.draws(buffer_id, **which))
     members: dict[int, list[Any]] = {row.id: [] for row in found}
-    for row in connection.execute(statements.drawn_groups(list(members))):
+    for row in execute(connection, statements.drawn_groups(list(members))):
         members[row.draw_id].append(row)
     return [
         DrawInfo(
@@ -87,20 +87,20 @@ def find_draw(connection: Connection, buffer_id: int, draw_id: int) -> DrawInfo 
 
 def cursor(connection: Connection, buffer_id: int, name: str) -> Any:
     """Value of a cursor; None where there is none."""
-    return connection.scalar(statements.find_cursor(buffer_id, name))
+    rows = execute(connection, statements.find_cursor(buffer_id, name))
+    return rows[0].value if rows else None
 
 
 def set_cursors(buffer: LockedBuffer, cursors: Mapping[str, Any]) -> None:
     """Write cursors; of two clients that make the same one, the loser of the race runs again."""
     for name, value in sorted(cursors.items()):  # in one order, so that nobody deadlocks
         values = {"value": value, "updated_at": buffer.now}
-        changed = buffer.connection.execute(statements.update_cursor(buffer.id, name), values)
-        if changed.rowcount == 0:
+        if execute(buffer.connection, statements.update_cursor(buffer.id, name, values)) == 0:
             row = {"buffer_id": buffer.id, "name": name, **values}
-            buffer.connection.execute(statements.insert_cursor(), row)
+            execute_many(buffer.connection, statements.insert_cursor(), [row])
 
 
 def prompts(connection: Connection, condition: ColumnElement[bool]) -> list[PromptInfo]:
     """What became of every prompt."""
-    rows = connection.execute(statements.prompts(condition))
-    return [PromptInfo(**row) for row in rows.mappings()]
+    rows = execute(connection, statements.prompts(condition))
+    return [PromptInfo(**row._asdict()) for row in rows]

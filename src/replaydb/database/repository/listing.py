@@ -8,10 +8,10 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection
 
+from replaydb.database.prepared import execute
 from replaydb.database.records import check_scalars
-from replaydb.database.repository import groups
+from replaydb.database.repository import buffers, groups
 from replaydb.database.schema import Damaged
-from replaydb.database.statements import buffers as buffer_statements
 from replaydb.database.statements import listing as statements
 from replaydb.database.statements.draws import Order, Pool
 from replaydb.database.statements.groups import selection
@@ -60,7 +60,7 @@ def _in_pools(connection: Connection, buffer_id: int, listing: Listing) -> list[
     """The first groups of each task and status, from their indexes, and of those the first."""
     names: Iterable[str] | None = listing.tasks
     if names is None:
-        names = connection.scalars(buffer_statements.task_names(buffer_id)).all()
+        names = buffers.task_names(connection, buffer_id)
     statuses = list(GroupStatus) if listing.statuses is None else listing.statuses
     rows: list[Any] = []
     for name in sorted(names):
@@ -78,7 +78,7 @@ def _first(connection: Connection, pool: Pool, listing: Listing) -> list[Any]:
         start = after if after is not None and (after[0] is None) == unknown else None
         left = None if limit is None else limit - len(rows)
         statement = statements.page(pool, order, left, listing.eligible, start, unknown=unknown)
-        rows.extend(connection.execute(statement).all())
+        rows.extend(execute(connection, statement))
         if limit is not None and len(rows) >= limit:
             break
     return rows
@@ -95,7 +95,7 @@ def _named(
         statuses=listing.statuses,
         where=listing.eligible,
     )
-    rows = connection.execute(statements.keys(condition, listing.order.column)).all()
+    rows = execute(connection, statements.keys(condition, listing.order.column))
     return _sorted(rows, listing.order)
 
 
@@ -110,8 +110,8 @@ def _sorted(rows: Iterable[Any], order: Order) -> list[Any]:
 
 
 def _shown(connection: Connection, buffer_id: int, ids: Sequence[int]) -> list[GroupInfo]:
-    found = connection.execute(*statements.shown(buffer_id, ids)).mappings()
-    rows = {row["id"]: dict(row) for row in found}
+    found = execute(connection, statements.shown(buffer_id, ids))
+    rows = {row.id: row._asdict() for row in found}
     damaged: dict[int, str] = {}
     for group_id, row in rows.items():
         try:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import ColumnElement, Connection
 
+from replaydb.database.prepared import execute
 from replaydb.database.repository import groups, orders, tasks
 from replaydb.database.repository.arrivals import exponentials
 from replaydb.database.repository.candidates import Candidates, batch_of, first, rates
@@ -91,7 +92,7 @@ def _arrivals(
     last = 0
     while True:
         statement = statements.page_of_eligible(pool, eligible, last, PAGE)
-        page = connection.execute(*statement).all()
+        page = execute(connection, statement)
         weights = np.array([row.weight for row in page], np.float64)
         variates, _ = exponentials(None, pool.task_name, 0, len(page))
         best.extend(page)

@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from replaydb.database.prepared import execute
 from replaydb.database.statements import buffers as buffer_statements
 from replaydb.database.statements import metrics as statements
 from replaydb.episodes import GroupStatus
@@ -29,18 +30,17 @@ def collect(
         num_draws: How many of the last draws count as recent.
         now: What ages are measured from.
     """
-    found = connection.execute(statements.last_draws(buffer_id, num_draws))
-    drawn = dict(found.mappings().one())
-    found = connection.execute(statements.by_status(buffer_id, drawn["since"], now))
-    rows = [dict(row) for row in found.mappings()]
-    found = connection.execute(buffer_statements.task_counters(buffer_id))
-    tasks = [dict(row) for row in found.mappings()]
-    found = connection.execute(*buffer_statements.buffer_state(buffer_id))
-    version = found.mappings().one()["policy_version"]
+    (last,) = execute(connection, statements.last_draws(buffer_id, num_draws))
+    drawn = last._asdict()
+    found = execute(connection, statements.by_status(buffer_id, last.since, now))
+    rows = [row._asdict() for row in found]
+    found = execute(connection, buffer_statements.task_counters(buffer_id))
+    tasks = [row._asdict() for row in found]
+    (state,) = execute(connection, buffer_statements.buffer_state(buffer_id))
     numbers = {
         **_generated(rows, tasks),
         **_stored(rows, tasks),
-        "buffer/policy_version": version,
+        "buffer/policy_version": state.policy_version,
         **_replayed(drawn, tasks),
         **_trained(drawn),
     }

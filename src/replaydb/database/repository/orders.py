@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from sqlalchemy import ColumnElement, Connection
 
+from replaydb.database.prepared import execute
 from replaydb.database.schema import Damaged
 from replaydb.database.statements import draws as statements
 from replaydb.database.statements.draws import Order, Pool
@@ -32,7 +33,7 @@ def first(
         statement = statements.first_in_order(
             pool, order, limit - len(rows), eligible, unknown=unknown
         )
-        rows.extend(connection.execute(*statement).all())
+        rows.extend(execute(connection, statement))
         if len(rows) == limit:
             break
     return rows
@@ -51,14 +52,14 @@ def _largest_and_oldest(
     may have older groups. One row more tells whether it has others at all.
     """
     statement = statements.first_in_order(pool, order, limit + 1, eligible)
-    rows: list[Any] = list(connection.execute(*statement).all())
+    rows: list[Any] = list(execute(connection, statement))
     if len(rows) <= limit:
         return rows
     following, last = rows.pop().key, rows[-1].key
     if following == last:
         rows = [row for row in rows if row.key != last]
         statement = statements.oldest_equals(pool, order, last, limit - len(rows), eligible)
-        rows.extend(connection.execute(*statement).all())
+        rows.extend(execute(connection, statement))
     return rows
 
 

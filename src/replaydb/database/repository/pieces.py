@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from sqlalchemy import Connection
 
-from replaydb.database.prepared import execute_many
+from replaydb.database.prepared import execute, execute_many
 from replaydb.database.records import EpisodeRecord, reward_facts
 from replaydb.database.repository import capacity, groups, transitions
 from replaydb.database.repository.capacity import Size
@@ -57,7 +57,7 @@ def targets(
 ) -> dict[str, Any]:
     """Scalars of the groups that episodes are for, by uid; those that do not exist are left out."""
     uids = sorted({one.group_uid for one in additions})
-    known = connection.execute(*statements.known_uids(buffer_id, uids))
+    known = execute(connection, statements.known_uids(buffer_id, uids))
     ids = {row.id: row.group_uid for row in known}
     return {ids[row.id]: row for row in groups.scalars(connection, buffer_id, sorted(ids))}
 
@@ -79,7 +79,7 @@ def add(
         row.id: row for row in groups.scalars(buffer.connection, buffer.id, sorted(ids.values()))
     }
     taken: dict[int, set[int]] = {group_id: set() for group_id in found}
-    for row in buffer.connection.execute(statements.positions(list(found))):
+    for row in execute(buffer.connection, statements.positions(list(found))):
         taken[row.group_id].add(row.position)
     outcomes: list[GroupStatus | ReplayDBError] = []
     placed: list[_Placed] = []
@@ -113,7 +113,7 @@ def add(
 def close_overdue(buffer: LockedBuffer) -> None:
     """Complete, or fail, the groups of locked tasks whose deadline has passed."""
     overdue = statements.past_deadline(buffer.id, buffer.accounts, buffer.now)
-    for row in buffer.connection.execute(statements.scalars(overdue)).all():
+    for row in execute(buffer.connection, statements.scalars(overdue)):
         expected, missing = row.expected_episodes, row.expected_episodes - row.num_episodes
         why = f"{missing} of {expected} episodes missing at the deadline"
         reason = {"status_reason": why}
@@ -168,7 +168,7 @@ def _summarise(
     """
     policy_version = buffer.row.policy_version if buffer.compares else None
     members: dict[int, list[Any]] = {group_id: [] for group_id, _, _ in placed}
-    for row in buffer.connection.execute(statements.episodes_of(sorted(members))):
+    for row in execute(buffer.connection, statements.episodes_of(sorted(members))):
         members[row.group_id].append(row)
     num_bytes = {group_id: found[group_id].num_bytes for group_id in members}
     spoken = {group_id for group_id in members if found[group_id].has_transcript}

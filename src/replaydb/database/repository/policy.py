@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from replaydb.database.prepared import execute
 from replaydb.database.repository import groups, transitions
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import LockedBuffer
@@ -35,16 +36,14 @@ def advance(buffer: LockedBuffer, version: int, *, rewind: bool, take_over: bool
             version,
         )
     lineage = run.lineage or row.policy_lineage
-    buffer.connection.execute(
-        buffer_statements.save_buffer(buffer.id),
-        {"policy_version": version, "policy_lineage": lineage},
-    )
+    values = {"policy_version": version, "policy_lineage": lineage}
+    execute(buffer.connection, buffer_statements.save_buffer(buffer.id, values))
     if lineage is not None and lineage != row.policy_lineage:
         for statement in statements.relate_versions(buffer.id, lineage):
-            buffer.connection.execute(statement)
+            execute(buffer.connection, statement)
     buffer.row = replace(row, policy_version=version, policy_lineage=lineage)
     expired = _expire(buffer, version)
-    buffer.connection.execute(statements.refresh_staleness(buffer.id, buffer.accounts, version))
+    execute(buffer.connection, statements.refresh_staleness(buffer.id, buffer.accounts, version))
     return expired
 
 
@@ -65,7 +64,7 @@ def apply_settings(buffer: LockedBuffer, changes: Mapping[str, Any]) -> BufferRo
     values: dict[str, object] = {"settings": settings.to_json()}
     if settings.rate_limit != before.rate_limit:
         values |= {"limited_inserts": 0, "limited_samples": 0}
-    buffer.connection.execute(buffer_statements.save_buffer(buffer.id), values)
+    execute(buffer.connection, buffer_statements.save_buffer(buffer.id, values))
     for account in buffer.accounts.values():
         account.max_staleness = settings.max_staleness_of(account.task_name)
         if settings.seed != before.seed:
@@ -102,7 +101,7 @@ def _reweigh(buffer: LockedBuffer) -> None:
         InvalidSettingsError: One of them would have a weight that cannot be drawn by.
     """
     condition = statements.selection(buffer.id)
-    rows = buffer.connection.execute(statements.scalars(condition)).all()
+    rows = execute(buffer.connection, statements.scalars(condition))
     priorities = {row.id: row.priority for row in rows}
     try:
         groups.update_priorities(buffer, rows, priorities)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from sqlalchemy import Connection
 
-from replaydb.database.prepared import execute_many
+from replaydb.database.prepared import execute, execute_many
 from replaydb.database.records import GroupRecord
 from replaydb.database.repository import (
     buffers,
@@ -71,7 +71,7 @@ def put(
         For each put the ids of its groups, in their order, or why it was left out whole.
     """
     uids = [record.uid for one in puts for record in one.records]
-    found = connection.execute(*statements.known_uids(scope.buffer_id, uids))
+    found = execute(connection, statements.known_uids(scope.buffer_id, uids))
     stored = {row.group_uid: row.id for row in found}
     renewing = [one for one in puts if one.on_duplicate == "renew"]
     renewed = {record.uid for one in renewing for record in _known(one, stored)}
@@ -174,10 +174,14 @@ class _Session:
         kept: dict[int, Any] = {}
         if replaced:
             condition = statements.selection(self.buffer.id, ids=replaced)
-            found = connection.execute(statements.kept_on_replace(condition))
+            found = execute(connection, statements.kept_on_replace(condition))
             kept = {
-                row["id"]: {key: one for key, one in row.items() if not isinstance(one, Damaged)}
-                for row in found.mappings()
+                row.id: {
+                    key: value
+                    for key, value in row._asdict().items()
+                    if not isinstance(value, Damaged)
+                }
+                for row in found
             }
             transitions.delete(self.buffer, condition, "replaced")
         usable = [one for one in accepted if self._is_usable(one)]
@@ -288,4 +292,4 @@ def _delete_children(connection: Connection, ids: Sequence[int]) -> None:
         statements.delete_episodes,
         statements.delete_transcripts,
     ):
-        connection.execute(*statement(ids))
+        execute(connection, statement(ids))

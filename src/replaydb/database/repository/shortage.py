@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection
 
+from replaydb.database.prepared import execute
 from replaydb.database.repository.portions import DrawRequest, Portion
 from replaydb.database.statements import shortage as statements
 from replaydb.episodes import GroupStatus
@@ -22,16 +23,18 @@ def explain(
     by_status: dict[str, int] = {}
     for status in GroupStatus:
         statement = statements.count_status(buffer_id, portion.tasks, status, _MOST)
-        if number := connection.execute(statement).scalar_one():
+        [(number,)] = execute(connection, statement)
+        if number:
             by_status[status.value] = number
     leased_by: dict[str, int] = {}
     if by_status.keys() & {GroupStatus.LEASED.value, GroupStatus.PENDING.value}:
         holders = statements.holders(buffer_id, portion.tasks, _MOST)
-        leased_by = {row.owner: row.held for row in connection.execute(holders)}
+        leased_by = {row.owner: row.held for row in execute(connection, holders)}
     passed: dict[str, int] = {}
     if portion.conditions:
         counts = statements.count_passed(
             buffer_id, portion.tasks, request.statuses, portion.conditions, _MOST
         )
-        passed = {**connection.execute(counts).mappings().one()}
+        (row,) = execute(connection, counts)
+        passed = row._asdict()
     error.explain(by_status, leased_by, **passed)

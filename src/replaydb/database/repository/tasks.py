@@ -9,9 +9,9 @@ from typing import Any, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, Result
+from sqlalchemy import Connection, Row
 
-from replaydb.database.prepared import execute_many
+from replaydb.database.prepared import execute, execute_many
 from replaydb.database.repository.arrivals import exponentials
 from replaydb.database.statements import buffers as statements
 from replaydb.database.statements import draws as draw_statements
@@ -177,24 +177,24 @@ def lock(
         if names is None
         else statements.lock_tasks(buffer_id, sorted(names))
     )
-    return _accounts(connection.execute(*statement))
+    return _accounts(execute(connection, statement))
 
 
 def read(connection: Connection, buffer_id: int) -> dict[str, TaskAccount]:
     """All tasks as they are, to look at only."""
-    return _accounts(connection.execute(*statements.all_tasks(buffer_id)))
+    return _accounts(execute(connection, statements.all_tasks(buffer_id)))
 
 
 def lock_leased(connection: Connection, buffer_id: int, lease_id: int) -> dict[str, TaskAccount]:
     """Lock the tasks of which a lease holds groups."""
-    return _accounts(connection.execute(*statements.lock_leased_tasks(buffer_id, lease_id)))
+    return _accounts(execute(connection, statements.lock_leased_tasks(buffer_id, lease_id)))
 
 
-def _accounts(rows: Result[Any]) -> dict[str, TaskAccount]:
+def _accounts(rows: Iterable[Row[Any]]) -> dict[str, TaskAccount]:
     accounts = {}
-    for row in rows.mappings():
-        facts = {key: value for key, value in row.items() if key != "id"}
-        accounts[row["task_name"]] = TaskAccount(task_id=row["id"], **facts)
+    for row in rows:
+        facts = row._asdict()
+        accounts[row.task_name] = TaskAccount(task_id=facts.pop("id"), **facts)
     return accounts
 
 
@@ -217,14 +217,15 @@ def set_back_if_late(
     time = account.time(clock)
     if time * (account.rate(clock) if rate is None else rate) > LATEST:
         pool = Pool(account.buffer_id, account.task_name, GroupStatus.COMPLETED.value)
-        connection.execute(*draw_statements.set_back(pool, clock, time))
+        execute(connection, draw_statements.set_back(pool, clock, time))
         account.advance_clock(clock, -time)
 
 
 def sum_anew_if_rounded(connection: Connection, account: TaskAccount) -> None:
     """Sum the weights of a task again where rounding may have spoilt the sum that is kept."""
     if account.weight_error > LARGEST_SUM_ERROR * account.total_weight:
-        total = connection.scalar(statements.total_weight(account.buffer_id, account.task_name))
+        statement = statements.total_weight(account.buffer_id, account.task_name)
+        [(total,)] = execute(connection, statement)
         account.total_weight, account.weight_error = total or 0.0, 0.0
 
 

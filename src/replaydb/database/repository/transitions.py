@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from sqlalchemy import ColumnElement
 
-from replaydb.database.prepared import execute_many
+from replaydb.database.prepared import execute, execute_many
 from replaydb.database.repository import tasks
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.tasks import GroupSums, TaskAccount
@@ -74,11 +74,11 @@ def archive(
     _recount(buffer.accounts, rows, GroupStatus.ARCHIVED)
     ids = [row.id for row in rows]
     if keep_payload:
-        buffer.connection.execute(*statements.archive(ids, reason, buffer.now))
+        execute(buffer.connection, statements.archive(ids, reason, buffer.now))
         return
-    buffer.connection.execute(*statements.archive_scalars(ids, reason, buffer.now))
-    buffer.connection.execute(*statements.delete_payloads(ids))
-    buffer.connection.execute(*statements.delete_transcripts(ids))
+    execute(buffer.connection, statements.archive_scalars(ids, reason, buffer.now))
+    execute(buffer.connection, statements.delete_payloads(ids))
+    execute(buffer.connection, statements.delete_transcripts(ids))
 
 
 def retire(
@@ -99,7 +99,7 @@ def retire(
 def erase(buffer: LockedBuffer, ids: Sequence[int]) -> None:
     """Delete groups that no account has any more."""
     if ids:
-        buffer.connection.execute(*statements.erase(ids))
+        execute(buffer.connection, statements.erase(ids))
 
 
 def expire(
@@ -109,12 +109,12 @@ def expire(
 ) -> int:
     """Expire any number of groups, and give them other values. Returns how many."""
     expired = 0
-    for row in buffer.connection.execute(statements.sums(condition)):
+    for row in execute(buffer.connection, statements.sums(condition)):
         buffer.accounts[row.task_name].move(row.group_status, GroupStatus.EXPIRED, _sums(row))
         expired += row.num_groups
     if expired:
         new = {"group_status": GroupStatus.EXPIRED.value, **values}
-        buffer.connection.execute(statements.set_values(condition, new))
+        execute(buffer.connection, statements.set_values(condition, new))
     return expired
 
 
@@ -128,12 +128,12 @@ def delete(
     The reason goes to those who hold some of them.
     """
     condition &= statements.of_tasks(buffer.accounts)  # a task made since is not locked
-    sums = buffer.connection.execute(statements.sums(condition)).all()
+    sums = execute(buffer.connection, statements.sums(condition))
     for row in sums:
         buffer.accounts[row.task_name].leave(row.group_status, _sums(row))
     if any(row.group_status == GroupStatus.LEASED for row in sums):
-        buffer.connection.execute(lineage.lose_leased(condition, reason, buffer.now))
-    return buffer.connection.execute(statements.delete_groups(condition)).rowcount
+        execute(buffer.connection, lineage.lose_leased(condition, reason, buffer.now))
+    return execute(buffer.connection, statements.delete_groups(condition))
 
 
 def _recount(accounts: Mapping[str, TaskAccount], rows: Sequence[Any], status: GroupStatus) -> None:

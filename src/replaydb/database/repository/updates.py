@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from replaydb.database.prepared import execute_many
+from replaydb.database.prepared import execute, execute_many
 from replaydb.database.records import PUTTABLE
 from replaydb.database.repository import capacity, groups, transitions, upkeep
 from replaydb.database.repository.capacity import Size
@@ -75,7 +75,7 @@ def apply(buffer: LockedBuffer, update: Update) -> int:
 
 
 def _lay_over(buffer: LockedBuffer, ids: Sequence[int], tags: Mapping[str, Any]) -> None:
-    rows = buffer.connection.execute(*statements.tags_of(ids)).all()
+    rows = execute(buffer.connection, statements.tags_of(ids))
     if damaged := [row.id for row in rows if not isinstance(row.tags, dict)]:
         raise CorruptPayloadError("tags can not be read", damaged)
     new = [{"group_id": row.id, "tags": {**row.tags, **tags}} for row in rows]
@@ -105,7 +105,7 @@ def _give_status(
         if into is GroupStatus.COMPLETED:
             transitions.reopen(buffer, changes)
             done = statements.completed_now([row.id for row, _ in changes], buffer.now)
-            buffer.connection.execute(*done)
+            execute(buffer.connection, done)
         else:
             transitions.move(buffer, changes, into)
     if any(row.group_status == GroupStatus.ARCHIVED for row in moving):

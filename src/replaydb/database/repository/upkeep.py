@@ -6,6 +6,7 @@ from datetime import datetime
 
 from sqlalchemy import Connection
 
+from replaydb.database.prepared import execute
 from replaydb.database.repository import capacity, leases, pieces
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import LockedBuffer
@@ -23,6 +24,5 @@ def sweep(buffer: LockedBuffer) -> None:
 
 def is_due(connection: Connection, row: BufferRow, now: datetime) -> bool:
     """Whether `sweep` would find something to do; a look that locks nothing."""
-    if connection.scalar(*statements.any_overdue(row.id, now)):
-        return True
-    return capacity.has_old(connection, row.id, row.settings, now)
+    [(is_overdue,)] = execute(connection, statements.any_overdue(row.id, now))
+    return is_overdue or capacity.has_old(connection, row.id, row.settings, now)

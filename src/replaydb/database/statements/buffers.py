@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -23,6 +24,7 @@ def all_runs() -> Select[Any]:
     return select(run).order_by(run.c.id)
 
 
+@cache
 def insert_run() -> Insert:
     """One run, as a dict of its columns."""
     return insert(run)
@@ -56,14 +58,15 @@ def all_buffers() -> Select[Any]:
     return select(buffer, groups.label("num_groups")).order_by(buffer.c.name)
 
 
+@cache
 def insert_buffer() -> Insert:
     """One buffer, as a dict of its columns."""
     return insert(buffer)
 
 
-def save_buffer(buffer_id: int) -> Update:
-    """Change settings or policy version of one buffer (values are given on execution)."""
-    return update(buffer).where(buffer.c.id == buffer_id)
+def save_buffer(buffer_id: int, values: Mapping[str, Any]) -> Update:
+    """Change settings, policy version or counters of one buffer."""
+    return update(buffer).where(buffer.c.id == buffer_id).values(dict(values))
 
 
 def task_names(buffer_id: int) -> Select[str]:
@@ -71,6 +74,7 @@ def task_names(buffer_id: int) -> Select[str]:
     return select(task.c.task_name).where(task.c.buffer_id == buffer_id)
 
 
+@cache
 def insert_tasks() -> Insert:
     """Tasks, as dicts of their columns."""
     return insert(task)

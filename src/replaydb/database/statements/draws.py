@@ -22,7 +22,7 @@ from sqlalchemy import (
 )
 
 from replaydb.database.expressions import among
-from replaydb.database.prepared import prepared
+from replaydb.database.prepared import Bound, prepared
 from replaydb.database.schema import IDLE, IS_IDLE, episode_group, group
 from replaydb.episodes import GroupStatus
 from replaydb.policies import (
@@ -127,7 +127,7 @@ def first_in_order(
     eligible: ColumnElement[bool] | None = None,
     *,
     unknown: bool = False,
-) -> tuple[Select[Any], dict[str, Any]]:
+) -> Bound[Select[Any]]:
     """The first groups of a pool in an order, as (id, weight, staleness, key, sizes, age).
 
     An index has the newest of equals first where it has the largest key first: whatever the order
@@ -142,16 +142,17 @@ def first_in_order(
             reads of one index, because engines disagree about where NULLs sort.
     """
     build = _all_in_order if eligible is None else _in_order
-    return build(order, eligible, unknown, pool.is_idle, False), pool.values | {"most": limit}
+    statement = build(order, eligible, unknown, pool.is_idle, False)
+    return Bound(statement, pool.values | {"most": limit})
 
 
 def oldest_equals(
     pool: Pool, order: Order, key: Any, limit: int, eligible: ColumnElement[bool] | None
-) -> tuple[Select[Any], dict[str, Any]]:
+) -> Bound[Select[Any]]:
     """The oldest groups of a pool whose sort column has a value, as `first_in_order` has them."""
     build = _all_in_order if eligible is None else _in_order
     values = pool.values | {"most": limit, "key": key}
-    return build(order, eligible, False, pool.is_idle, True), values
+    return Bound(build(order, eligible, False, pool.is_idle, True), values)
 
 
 def _in_order(
@@ -190,13 +191,13 @@ def arrivals(
     limit: int,
     eligible: ColumnElement[bool] | None,
     after: tuple[float, int] | None,
-) -> tuple[Select[Any], dict[str, Any]]:
+) -> Bound[Select[Any]]:
     """A page of an idle pool's arrivals by clock, as (id, weight, staleness, key, eligible)."""
     values = pool.values | {"most": limit}
     if after is not None:
         values |= {"after_key": after[0], "after_id": after[1]}
     build = _all_arrivals if eligible is None else _arrivals
-    return build(order, eligible, after is not None), values
+    return Bound(build(order, eligible, after is not None), values)
 
 
 def _arrivals(order: Order, eligible: ColumnElement[bool] | None, later: bool) -> Select[Any]:
@@ -218,19 +219,17 @@ def _verdict(eligible: ColumnElement[bool]) -> ColumnElement[bool]:
     return func.coalesce(eligible, literal(False))
 
 
-def all_eligible(
-    pool: Pool, eligible: ColumnElement[bool] | None
-) -> tuple[Select[Any], dict[str, Any]]:
+def all_eligible(pool: Pool, eligible: ColumnElement[bool] | None) -> Bound[Select[Any]]:
     """Every eligible group of a pool, as (id, weight, staleness), in the order of ids."""
     statement = select(*_CANDIDATE).where(_MEMBERS)
     if eligible is not None:
         statement = statement.where(eligible)
-    return statement.order_by(group.id), pool.values
+    return Bound(statement.order_by(group.id), pool.values)
 
 
 def page_of_eligible(
     pool: Pool, eligible: ColumnElement[bool] | None, after: int, limit: int
-) -> tuple[Select[Any], dict[str, Any]]:
+) -> Bound[Select[Any]]:
     """A page of the eligible groups of a pool: those after an id, so many at most."""
     # Not by id alone, for the reason that `_MEMBERS_BY_AGE` has.
     key = tuple_(group.group_status, group.id)
@@ -242,14 +241,14 @@ def page_of_eligible(
     if eligible is not None:
         statement = statement.where(_verdict(eligible))
     statement = statement.order_by(group.group_status, group.id).limit(bindparam("most"))
-    return statement, pool.values | {"after_id": after, "most": limit}
+    return Bound(statement, pool.values | {"after_id": after, "most": limit})
 
 
-def set_back(pool: Pool, clock: Clock, time: float) -> tuple[Update, dict[str, Any]]:
+def set_back(pool: Pool, clock: Clock, time: float) -> Bound[Update]:
     """Move all arrivals of a pool as its clock is moved: from `time` to 0."""
     key = _KEYS[clock]
     statement = update(episode_group).where(_MEMBERS).values({key: key - time})
-    return statement, pool.values
+    return Bound(statement, pool.values)
 
 
 @prepared

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from typing import Any
@@ -117,11 +117,13 @@ def find_cursor(buffer_id: int, name: str) -> Select[Any]:
     return select(cursor.c.value).where(cursor.c.buffer_id == buffer_id, cursor.c.name == name)
 
 
-def update_cursor(buffer_id: int, name: str) -> Update:
-    """New value of a cursor (given on execution)."""
-    return update(cursor).where(cursor.c.buffer_id == buffer_id, cursor.c.name == name)
+def update_cursor(buffer_id: int, name: str, values: Mapping[str, Any]) -> Update:
+    """Change a cursor."""
+    mine = (cursor.c.buffer_id == buffer_id) & (cursor.c.name == name)
+    return update(cursor).where(mine).values(dict(values))
 
 
+@cache
 def insert_cursor() -> Insert:
     """One cursor, as a dict of its columns."""
     return insert(cursor)
