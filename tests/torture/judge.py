@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from contextlib import closing
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+import xxhash
 
 Row = dict[str, Any]
 LIVE = {"pending", "completed", "leased", "aborted"}
@@ -112,7 +112,7 @@ def check(tables: Tables) -> None:
     assert held == sorted(tables.with_status("leased")), "the record and the leases disagree"
     sizes: Counter[int] = Counter()
     for row in tables.payloads:
-        assert zlib.crc32(row["data"]) == row["checksum"], f"payload of {row['group_id']}"
+        assert _xxh3(row["data"]) == row["checksum"], f"payload of {row['group_id']}"
         sizes[row["group_id"]] += len(row["data"])
     episodes, tokens = Counter[int](), Counter[int]()
     for row in tables.episodes:
@@ -214,3 +214,7 @@ def check_holders(told: list[Entry]) -> None:
         spans.sort()
         for (_, over, first), (begin, _, second) in pairwise(spans):
             assert over <= begin, f"group {one} is held by leases {first} and {second}"
+
+
+def _xxh3(data: bytes) -> int:
+    return int.from_bytes(xxhash.xxh3_64_digest(data), "big", signed=True)

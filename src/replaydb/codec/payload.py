@@ -18,11 +18,11 @@ from __future__ import annotations
 import json
 import math
 import re
-import zlib
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from replaydb import checks
@@ -67,7 +67,7 @@ def decode(data: bytes | memoryview, checksum: int | None = None) -> FlatEpisode
 
     Args:
         data: What `encode` returned.
-        checksum: What `checksum` said of it then. Without one, altered bytes may decode to other
+        checksum: What `checksum_of` said of it then. Without one, altered bytes may decode to other
             episodes, though never to impossible ones.
 
     Raises:
@@ -75,8 +75,8 @@ def decode(data: bytes | memoryview, checksum: int | None = None) -> FlatEpisode
         NotSupportedError: They are compressed, and zstandard is not installed.
     """
     view = memoryview(data).toreadonly()
-    if checksum is not None and (actual := zlib.crc32(view)) != checksum:
-        corrupt(f"checksum is {actual:#010x}, not {checksum:#010x}")
+    if checksum is not None and (actual := checksum_of(view)) != checksum:
+        corrupt(f"checksum is {actual}, not {checksum}")
     reader = _Reader(framing.read(framing.decompress(view), VERSION))
     try:
         return reader.episodes()
@@ -84,9 +84,9 @@ def decode(data: bytes | memoryview, checksum: int | None = None) -> FlatEpisode
         raise CorruptPayloadError(str(error)) from error
 
 
-def checksum(data: bytes | memoryview) -> int:
-    """CRC-32 of the bytes. It finds accidents; it is no signature."""
-    return zlib.crc32(data)
+def checksum_of(data: bytes | memoryview) -> int:
+    """XXH3 of the bytes, a signed 64-bit number. It finds accidents; it is no signature."""
+    return int.from_bytes(xxhash.xxh3_64_digest(data), "big", signed=True)
 
 
 def _tensors(flat: FlatEpisodes) -> dict[str, Array]:

@@ -171,7 +171,7 @@ def reward_facts(rewards: NDArray[np.float64]) -> dict[str, float | None]:
 def _payload(data: bytes) -> dict[str, Any]:
     return {
         "codec_version": codec.VERSION,
-        "checksum": codec.checksum(data),
+        "checksum": codec.checksum_of(data),
         "data": data,
     }
 

@@ -42,7 +42,7 @@ from replaydb.episodes import GroupStatus
 from replaydb.results import DrawOutcome
 
 #: Every revision of `migrations/`, the newest last: opening a store compares without alembic.
-REVISIONS: tuple[str, ...] = ("0001", "0002", "0003")
+REVISIONS: tuple[str, ...] = ("0001", "0002", "0003", "0004")
 
 metadata = MetaData(
     naming_convention={

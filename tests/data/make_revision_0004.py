@@ -1,0 +1,61 @@
+"""Made `revision_0004.db.gz`, once, with the replaydb of that revision.
+
+    python tests/data/make_revision_0004.py
+
+It is kept to show what is in the file. A new revision gets a new script and a new file; from its
+first release on, the file of a revision is never made again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import sqlite3
+import tempfile
+from pathlib import Path
+
+import replaydb as rdb
+
+TARGET = Path(__file__).with_name("revision_0004.db.gz")
+
+
+async def fill(path: Path) -> None:
+    async with rdb.Store.open(f"sqlite:///{path}", run="qwen-7b-a") as store:
+        buffer = await store.buffer("math", max_staleness=4, seed=7)
+        for number in range(6):
+            await buffer.put(
+                rdb.EpisodeGroup(
+                    group_uid=f"group-{number}",
+                    prompt_uid=f"gsm8k/{number}",
+                    task_name="gsm8k" if number % 2 == 0 else "code",
+                    episodes=[
+                        rdb.Episode(
+                            prompt_ids=[10, 11, 12],
+                            response_ids=[number, position],
+                            logprobs=[-0.5, -0.25],
+                            reward=float(position),
+                            policy_version=2,
+                        )
+                        for position in range(2)
+                    ],
+                    tags={"level": "hard"},
+                )
+            )
+        await buffer.advance_policy(3)
+        await buffer.delete([6])
+        await buffer.sample(2, rdb.Uniform())
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "replay.db"
+        asyncio.run(fill(path))
+        connection = sqlite3.connect(path)
+        # What is in the log beside the file moves into it.
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        connection.close()
+        TARGET.write_bytes(gzip.compress(path.read_bytes(), mtime=0))
+
+
+if __name__ == "__main__":
+    main()

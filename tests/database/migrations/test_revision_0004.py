@@ -1,0 +1,43 @@
+"""What revision 0004 makes of the checksums of payloads that were there before."""
+
+from __future__ import annotations
+
+import zlib
+
+import pytest
+from sqlalchemy import select
+
+import replaydb as rdb
+from replaydb.database import migrate
+from replaydb.database.schema import payload
+from support.connections import transaction
+from support.damage import damage
+from support.groups import groups
+
+
+async def checksums(url: str) -> dict[int, tuple[int, int]]:
+    """The CRC-32 of each payload, and the checksum that is stored."""
+    async with transaction(url) as connection:
+        rows = await connection.execute(select(payload).order_by(payload.c.group_id))
+        return {row.group_id: (zlib.crc32(row.data), row.checksum) for row in rows}
+
+
+async def test_what_is_sound_stays_sound_and_what_is_damaged_damaged(url: str) -> None:
+    async with rdb.Store.open(url) as store:
+        ids = await (await store.buffer("math")).put(groups(150))  # several pages
+    before = await checksums(url)
+    await damage(url, ids[0])
+    await migrate.downgrade(url, "0003")
+    (damaged, kept), *sound = (await checksums(url)).values()
+    assert damaged != kept
+    assert [crc for crc, _ in sound] == [stored for _, stored in sound]
+    await migrate.upgrade(url)
+    assert {one: stored for one, (_, stored) in (await checksums(url)).items()} == {
+        one: stored for one, (_, stored) in before.items()
+    }
+    async with rdb.Store.open(url) as store:
+        buffer = await store.buffer("math")
+        with pytest.raises(rdb.CorruptPayloadError) as caught:
+            await buffer.get(ids)
+    assert caught.value.group_ids == (ids[0],)
+    assert len(caught.value.batch or ()) == 149
