@@ -51,7 +51,7 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, batch: rdb.Batch) -
     surrogate = torch.minimum(ratio * gain, importance.clipped(ratio, 0.2) * gain)
     optimizer.zero_grad()
     loss = -surrogate[tensors.loss_mask].mean()
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     optimizer.step()
 
 

@@ -214,7 +214,7 @@ WRONG: dict[str, list[Any]] = {
     "ttl": [0, 1e11, *NUMBERS],
     "uids": SEVERAL,
     "url": [None, 3, "", "mysql://here"],
-    "version": INTEGERS,
+    "version": [2**31, *INTEGERS],
     "where": [3, "status", [1], {}, rdb.col],
 }
 

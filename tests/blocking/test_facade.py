@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 import time
-from typing import Any
+from typing import Any, assert_type
 
 import pytest
 
 import replaydb
 from replaydb import (
+    Batch,
     Fifo,
     GroupStatus,
     InvalidInputError,
@@ -86,13 +87,13 @@ def test_a_loader_is_an_iterator(buffer: blocking.Buffer) -> None:
     with buffer.loader(2, Fifo(), num_steps=3) as loader:
         assert [batch.ids for batch in loader] == [ids] * 3
         assert loader.state_dict() == {"step": 3, "draws": []}
-    with buffer.loader(1, Fifo(), lease=True, num_steps=2, collate=len) as loader:
-        assert next(loader) == 1
-        assert loader.lease is not None
-        assert loader.lease.batch.ids == ids[:1]
-        assert list(loader) == [1]
+    with buffer.loader(1, Fifo(), lease=True, num_steps=2, collate=len) as sizes:
+        assert assert_type(next(sizes), int) == 1
+        assert sizes.lease is not None
+        assert sizes.lease.batch.ids == ids[:1]
+        assert list(sizes) == [1]
     assert buffer.count(statuses=GroupStatus.ARCHIVED) == 2
-    again = buffer.loader(2, prefetch=0)
+    again = assert_type(buffer.loader(2, prefetch=0), blocking.Loader[Batch])
     again.load_state_dict({"step": 9, "draws": []})
     assert again.state_dict()["step"] == 9
     again.close()

@@ -12,6 +12,7 @@ from replaydb import (
     Fifo,
     GroupStatus,
     InvalidInputError,
+    NotEnoughGroupsError,
     UnknownBufferError,
     blocking,
     col,
@@ -57,6 +58,16 @@ def test_tensors_come_through_a_data_loader(url: str, stored: list[int]) -> None
     assert first.token_ids.shape == (4, 5)
     assert first.group_ids.tolist() == [stored[0], stored[0], stored[1], stored[1]]
     assert second.group_ids.tolist() == [stored[2], stored[2], stored[3], stored[3]]
+
+
+@pytest.mark.parametrize("shard", ["lease", "modulo"])
+def test_fewer_than_a_whole_batch(url: str, stored: list[int], shard: str) -> None:
+    few = dataset(url, batch_size=99, at_least=5, timeout=0, num_steps=1, shard=shard)
+    assert list(few) == [stored]
+    with pytest.raises(NotEnoughGroupsError):
+        list(dataset(url, batch_size=99, at_least=13, timeout=0, num_steps=1))
+    with pytest.raises(InvalidInputError, match="at_least"):
+        dataset(url, at_least=3)
 
 
 def test_leases_keep_workers_apart(url: str, stored: list[int]) -> None:

@@ -13,7 +13,7 @@ from replaydb import replacement
 from replaydb import store as async_store
 from replaydb.batch.batch import Batch
 from replaydb.blocking.thread import EventLoopThread
-from replaydb.buffer.loader import LoaderState
+from replaydb.buffer.loader import Collated, LoaderState
 from replaydb.database.transactions import PATIENCE_SECONDS
 from replaydb.episodes import EpisodeGroup
 from replaydb.errors import InvalidInputError
@@ -73,11 +73,13 @@ async def _given_back(made: Any) -> None:
         await made.__aexit__(type(error), error, None)
 
 
-def _loading(method: Callable[..., asynchronous.Loader[Any]]) -> Callable[..., Loader[Any]]:
+def _loading(
+    method: Callable[Concatenate[Any, P], asynchronous.Loader[Collated]],
+) -> Callable[Concatenate[Any, P], Loader[Collated]]:
     """A method that makes a blocking loader, which waits for nothing yet."""
 
     @functools.wraps(method)
-    def call(self: _Facade, /, *args: Any, **kwargs: Any) -> Loader[Any]:
+    def call(self: _Facade, /, *args: P.args, **kwargs: P.kwargs) -> Loader[Collated]:
         return Loader(self._thread, method(self._wrapped, *args, **kwargs))
 
     return call
@@ -192,10 +194,10 @@ class Lease(_Facade):
         self._thread.run(lambda: self._wrapped.__aexit__(kind, error, traceback))
 
 
-class Loader(_Facade, Generic[T]):
+class Loader(_Facade, Generic[Collated]):
     """A `replaydb.Loader` as a plain iterator; it goes on drawing between calls."""
 
-    _wrapped: asynchronous.Loader[T]
+    _wrapped: asynchronous.Loader[Collated]
 
     @property
     def lease(self) -> Lease | None:
@@ -220,8 +222,8 @@ class Loader(_Facade, Generic[T]):
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> T:
-        async def work() -> list[T]:
+    def __next__(self) -> Collated:
+        async def work() -> list[Collated]:
             try:
                 return [await anext(self._wrapped)]
             except StopAsyncIteration:  # which no coroutine can raise
@@ -269,9 +271,6 @@ class Buffer(_Facade):
         """Policy version as this process last saw it."""
         return self._wrapped.policy_version
 
-    # Overloads do not survive being wrapped, so what is collated to is not known here.
-    loader: Callable[..., Loader[Any]] = _loading(asynchronous.Buffer.loader)
-
     add_episode = _blocking(asynchronous.Buffer.add_episode)
     admission = _blocking(asynchronous.Buffer.admission)
     advance_policy = _blocking(asynchronous.Buffer.advance_policy)
@@ -287,6 +286,7 @@ class Buffer(_Facade):
     open_lease = _making(asynchronous.Buffer.open_lease, Lease)
     revoke = _blocking(asynchronous.Buffer.revoke)
     leases = _blocking(asynchronous.Buffer.leases)
+    loader = _loading(asynchronous.Buffer.loader)
     metrics = _blocking(asynchronous.Buffer.metrics)
     open_group = _blocking(asynchronous.Buffer.open_group)
     peek = _blocking(asynchronous.Buffer.peek)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar, overload
+from typing import Any
 
 from sqlalchemy import ColumnElement
 
@@ -12,18 +12,15 @@ from replaydb.batch.batch import Batch
 from replaydb.buffer.inspecting import Inspecting
 from replaydb.buffer.lease import Lease
 from replaydb.buffer.leasing import Leasing
-from replaydb.buffer.loader import Loader
+from replaydb.buffer.loader import Collated, Loader
 from replaydb.buffer.requests import draw_request
 from replaydb.buffer.sampling import Sampling
 from replaydb.policies import SamplingPolicy, Uniform
-
-T = TypeVar("T")
 
 
 class Feeding(Sampling, Leasing, Inspecting):
     """Batches one after another."""
 
-    @overload
     def loader(
         self,
         batch_size: int | Mapping[str, int],
@@ -32,7 +29,7 @@ class Feeding(Sampling, Leasing, Inspecting):
         prefetch: int = 2,
         lease: bool = False,
         ttl: float = 600.0,
-        collate: None = None,
+        collate: Callable[[Batch], Collated] | None = None,
         tasks: str | Iterable[str] | None = None,
         where: ColumnElement[bool] | None = None,
         max_staleness: int | None = None,
@@ -41,46 +38,7 @@ class Feeding(Sampling, Leasing, Inspecting):
         num_steps: int | None = None,
         timeout: float | None = None,
         at_least: int | None = None,
-    ) -> Loader[Batch]: ...
-
-    @overload
-    def loader(
-        self,
-        batch_size: int | Mapping[str, int],
-        policy: SamplingPolicy = Uniform(),
-        *,
-        prefetch: int = 2,
-        lease: bool = False,
-        ttl: float = 600.0,
-        collate: Callable[[Batch], T],
-        tasks: str | Iterable[str] | None = None,
-        where: ColumnElement[bool] | None = None,
-        max_staleness: int | None = None,
-        runs: str | Iterable[str] | None = None,
-        first_step: int = 0,
-        num_steps: int | None = None,
-        timeout: float | None = None,
-        at_least: int | None = None,
-    ) -> Loader[T]: ...
-
-    def loader(
-        self,
-        batch_size: int | Mapping[str, int],
-        policy: SamplingPolicy = Uniform(),
-        *,
-        prefetch: int = 2,
-        lease: bool = False,
-        ttl: float = 600.0,
-        collate: Callable[[Batch], T] | None = None,
-        tasks: str | Iterable[str] | None = None,
-        where: ColumnElement[bool] | None = None,
-        max_staleness: int | None = None,
-        runs: str | Iterable[str] | None = None,
-        first_step: int = 0,
-        num_steps: int | None = None,
-        timeout: float | None = None,
-        at_least: int | None = None,
-    ) -> Loader[T] | Loader[Batch]:
+    ) -> Loader[Collated]:
         """Batches one after another, made ready while the trainer works on the one before.
 
         Args:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import typing
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Generic, Self, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypedDict
 
 from replaydb import checks
 from replaydb.batch.batch import Batch
@@ -16,7 +17,14 @@ from replaydb.buffer.lease import Lease
 from replaydb.cancellation import to_the_end
 from replaydb.errors import InvalidInputError, PayloadGoneError, UnknownDrawError
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+# What a loader hands out: batches, where nothing is made of them.
+if TYPE_CHECKING:
+    Collated = TypeVar("Collated", default=Batch)
+else:
+    Collated = typing.TypeVar("Collated")
 
 #: How a loader gets a batch for a step, and the lease it is under, if any.
 Draw = Callable[[int], Awaitable[tuple[Batch, Lease | None]]]
@@ -34,7 +42,7 @@ class LoaderState(TypedDict):
     draws: list[int]
 
 
-class Loader(Generic[T]):
+class Loader(Generic[Collated]):
     """An async iterator of batches; got from `Buffer.loader`.
 
     Up to `prefetch` batches are drawn, decoded and collated in the background, in order, from the
@@ -49,7 +57,7 @@ class Loader(Generic[T]):
         self,
         draw: Draw,
         redraw: Callable[[int], Awaitable[Batch]],
-        collate: Callable[[Batch], T] | None,
+        collate: Callable[[Batch], Collated] | None,
         *,
         prefetch: int,
         first_step: int,
@@ -99,7 +107,7 @@ class Loader(Generic[T]):
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> T:
+    async def __anext__(self) -> Collated:
         if (lease := self._lease) is not None:
             try:
                 await lease.__aexit__(None, None, None)
@@ -114,7 +122,7 @@ class Loader(Generic[T]):
             raise item.error
         self._lease = item.lease
         self._next_step += 1
-        made: T = item.value
+        made: Collated = item.value
         return made
 
     async def __aenter__(self) -> Self:

@@ -159,7 +159,7 @@ class Managing(Inspecting):
         its own; versions of groups put by runs of another lineage do not compare there.
 
         Args:
-            version: The new version; the same again changes nothing.
+            version: The new version, from 0 to 2**31 - 1; the same again changes nothing.
             rewind: Allow a lower version, for a trainer that resumed from an older checkpoint.
                 What was expired stays expired; groups of later versions have negative staleness.
             take_over: Let the buffer follow this run's lineage from now on, at any version.
@@ -168,10 +168,11 @@ class Managing(Inspecting):
             How many groups expired.
 
         Raises:
-            InvalidInputError: The version is lower than the buffer's, without `rewind`; or the
-                buffer follows another lineage, without `take_over`.
+            InvalidInputError: It is no such version; or lower than the buffer's, without
+                `rewind`; or the buffer follows another lineage, without `take_over`. Nothing was
+                changed.
         """
-        number = checks.whole_number("version", version)
+        number = checks.whole_number("version", version, most=checks.INT32[1])
         rewind, take_over = checks.flag("rewind", rewind), checks.flag("take_over", take_over)
 
         def work(connection: Connection, scope: Scope) -> tuple[int, BufferRow]:

@@ -44,6 +44,8 @@ class ReplayDataset(IterableDataset[Any]):
         max_staleness: Only groups at most this many policy versions behind.
         num_steps: End after so many batches; None never ends.
         timeout: Seconds to wait for each batch; None waits for ever.
+        at_least: Hand out fewer than `batch_size` groups, but so many, rather than wait or fail;
+            None means all of `batch_size`. See `Buffer.sample`.
         run: See `Store.open`.
         rank: This process among `world_size`; both by default as `torch.distributed` has them.
         world_size: Processes that iterate.
@@ -64,6 +66,7 @@ class ReplayDataset(IterableDataset[Any]):
     max_staleness: int | None = None
     num_steps: int | None = None
     timeout: float | None = None
+    at_least: int | None = None
     run: str | None = None
     rank: int | None = None
     world_size: int | None = None
@@ -81,6 +84,7 @@ class ReplayDataset(IterableDataset[Any]):
         checks.optional(checks.whole_number, "max_staleness", self.max_staleness)
         checks.optional(checks.whole_number, "num_steps", self.num_steps)
         checks.seconds("timeout", self.timeout)
+        checks.optional(checks.whole_number, "at_least", self.at_least, most=self.batch_size)
         checks.optional(checks.name, "run", self.run)
         if (self.rank is None) != (self.world_size is None):
             raise InvalidInputError("rank", "rank and world_size together", self.rank)
@@ -130,6 +134,7 @@ class ReplayDataset(IterableDataset[Any]):
             max_staleness=self.max_staleness,
             num_steps=self.num_steps,
             timeout=self.timeout,
+            at_least=self.at_least,
         )
 
     def _position(self) -> tuple[int, int]:

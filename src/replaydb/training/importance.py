@@ -106,7 +106,7 @@ def fresh_tokens(
     Returns:
         bool, the shape of `batch.loss_mask`.
     """
-    now = checks.whole_number("version", version)
+    now = checks.whole_number("version", version, most=checks.INT32[1])
     limit = checks.whole_number("max_token_staleness", max_token_staleness)
     return batch.loss_mask & (now - _versions(batch) <= limit)
 
