@@ -13,7 +13,7 @@ from replaydb.buffer.waiting import Explain, Patience
 from replaydb.database import filters
 from replaydb.database.repository.buffers import BufferRow, RunRow
 from replaydb.database.repository.locked import Scope
-from replaydb.database.statements.groups import selection
+from replaydb.database.statements.selections import selection
 from replaydb.database.transactions import Database, allowance, end_in
 from replaydb.episodes import GroupStatus
 from replaydb.settings import BufferSettings

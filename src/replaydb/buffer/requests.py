@@ -13,7 +13,7 @@ from replaydb.database import filters
 from replaydb.database.group_columns import COLUMNS
 from replaydb.database.repository.portions import DrawRequest, LeaseTerms, Portion
 from replaydb.database.schema import Tags
-from replaydb.database.statements.draws import Order
+from replaydb.database.statements.pools import Order
 from replaydb.database.terms import shown
 from replaydb.episodes import GroupStatus
 from replaydb.errors import InvalidInputError

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from replaydb import Buffer, Fifo, GroupStatus, Lifo
-from replaydb.database.statements.metrics import STALENESS_BINS
+from replaydb.database.statements.statistics import STALENESS_BINS
 from support.clock import Clock
 from support.groups import episode, group, groups
 

@@ -13,7 +13,7 @@ from sqlalchemy import select, update
 import replaydb as rdb
 from replaydb.database.repository import draws
 from replaydb.database.schema import episode_group, group, task
-from replaydb.database.statements.draws import order_of
+from replaydb.database.statements.pools import order_of
 from support.connections import transaction
 from support.tally import pearson
 from support.world import Filter, Known, World, level_below, tagged, to_group

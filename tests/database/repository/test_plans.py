@@ -27,7 +27,43 @@ from replaydb.database.schema import (
     task,
     transcript,
 )
-from replaydb.database.statements import buffers, draws, groups, leases, lineage, listing
+from replaydb.database.statements.counts import count_groups, count_groups_up_to
+from replaydb.database.statements.draw import settle_groups
+from replaydb.database.statements.episode_group import (
+    archive_groups,
+    mark_leased,
+    mark_sampled,
+    mark_sampled_and_rekey,
+    refresh_staleness,
+    rekey,
+    select_facts,
+    select_known_uids,
+    select_sums,
+    update_each_group,
+    update_groups,
+)
+from replaydb.database.statements.lease import select_any_overdue, select_held, select_held_among
+from replaydb.database.statements.pages import select_page, select_shown
+from replaydb.database.statements.payload import select_payloads, select_transcripts
+from replaydb.database.statements.pools import (
+    Order,
+    Pool,
+    order_of,
+    select_arrivals,
+    select_eligible,
+    select_first,
+    select_oldest_equals,
+    select_page_of_eligible,
+    set_arrivals_back,
+)
+from replaydb.database.statements.selections import past_deadline, selection, too_stale
+from replaydb.database.statements.statistics import select_task_counters
+from replaydb.database.statements.task import (
+    lock_all_tasks,
+    lock_leased_tasks,
+    lock_tasks,
+    select_available,
+)
 from replaydb.policies import SimplePolicy
 from replaydb.settings import ExpireBy
 from support.connections import transaction
@@ -39,7 +75,7 @@ NUM_GROUPS = 20_000
 #: By id modulo 22; what is not here is completed.
 STATUSES = dict(enumerate(("expired", "archived", "leased", "failed", *["aborted"] * 4)))
 ARRIVAL = "ix_episode_group_arrival"
-POOL = draws.Pool(1, "task-3", "completed")
+POOL = Pool(1, "task-3", "completed")
 NOW = datetime(2026, 1, 15, tzinfo=UTC)
 INDEXES: list[tuple[SimplePolicy, str]] = [
     (rdb.Fifo(), ARRIVAL),
@@ -169,12 +205,12 @@ async def connection(filled_url: str) -> AsyncIterator[AsyncConnection]:
 async def test_the_first_groups_of_a_task(
     connection: AsyncConnection, policy: SimplePolicy, index: str, eligible: Any
 ) -> None:
-    order = draws.order_of(policy)
+    order = order_of(policy)
     statement: Any
     if order.clock is None:
-        statement = draws.first_in_order(POOL, order, 64, eligible)
+        statement = select_first(POOL, order, 64, eligible)
     else:
-        statement = draws.arrivals(POOL, order, 128, eligible, None)
+        statement = select_arrivals(POOL, order, 128, eligible, None)
     assert_reads_only(await plan_of(connection, statement), index)
 
 
@@ -184,8 +220,8 @@ async def test_the_oldest_of_equals(
     connection: AsyncConnection, column: Any, eligible: Any
 ) -> None:
     """Also where so many are equal that the index by age would give some of them soon."""
-    order = draws.Order(column, descending=True)
-    statement = draws.oldest_equals(POOL, order, 5, 16, eligible)
+    order = Order(column, descending=True)
+    statement = select_oldest_equals(POOL, order, 5, 16, eligible)
     assert_reads_only(await plan_of(connection, statement), f"ix_episode_group_{column.name}")
 
 
@@ -194,22 +230,22 @@ async def test_the_oldest_of_equals(
 async def test_the_next_page_of_arrivals(
     connection: AsyncConnection, policy: SimplePolicy, eligible: Any
 ) -> None:
-    order = draws.order_of(policy)
-    statement = draws.arrivals(POOL, order, 128, eligible, (5.0, 77))
+    order = order_of(policy)
+    statement = select_arrivals(POOL, order, 128, eligible, (5.0, 77))
     assert_reads_only(await plan_of(connection, statement), dict(INDEXES)[policy])
 
 
 @pytest.mark.parametrize("policy", [rdb.StalestFirst(), rdb.FreshestFirst()])
 async def test_groups_of_unknown_version(connection: AsyncConnection, policy: SimplePolicy) -> None:
-    statement = draws.first_in_order(POOL, draws.order_of(policy), 64, unknown=True)
+    statement = select_first(POOL, order_of(policy), 64, unknown=True)
     assert_reads_only(await plan_of(connection, statement), "ix_episode_group_comparable_version")
 
 
 @pytest.mark.parametrize("policy", [rdb.Uniform(), rdb.Prioritized()], ids=["uniform", "priority"])
 async def test_new_arrivals(connection: AsyncConnection, policy: SimplePolicy) -> None:
-    order = draws.order_of(policy)
+    order = order_of(policy)
     values = {"group_id": 7, "arrival": 0.5, "now": NOW}
-    for statement in (draws.mark_sampled_and_rekey(order), draws.rekey(order)):
+    for statement in (mark_sampled_and_rekey(order), rekey(order)):
         assert_reads_only(await plan_of(connection, statement, values), "pk_episode_group")
 
 
@@ -217,27 +253,27 @@ async def test_new_arrivals(connection: AsyncConnection, policy: SimplePolicy) -
 async def test_a_scan_of_the_eligible_stays_within_its_task(
     connection: AsyncConnection, status: str
 ) -> None:
-    pool = draws.Pool(1, "task-3", status)
-    plan = await plan_of(connection, draws.all_eligible(pool, group.reward_std > 0.5))
+    pool = Pool(1, "task-3", status)
+    plan = await plan_of(connection, select_eligible(pool, group.reward_std > 0.5))
     assert_stays_within(plan, *SCHEDULING)
 
 
 @BY_FILTER
 async def test_a_look_reads_a_task_in_pages(connection: AsyncConnection, eligible: Any) -> None:
-    statement = draws.page_of_eligible(POOL, eligible, 9000, 1000)
+    statement = select_page_of_eligible(POOL, eligible, 9000, 1000)
     assert_reads_only(await plan_of(connection, statement), ARRIVAL)
 
 
 async def test_a_clock_that_is_set_back_stays_within_its_task(connection: AsyncConnection) -> None:
     for clock in tasks.CLOCKS:
-        plan = await plan_of(connection, draws.set_back(POOL, clock, 5.0))
+        plan = await plan_of(connection, set_arrivals_back(POOL, clock, 5.0))
         assert_stays_within(plan, *SCHEDULING)
 
 
 ORDERED = pytest.mark.parametrize(
     ("policy", "index"),
-    [(policy, index) for policy, index in INDEXES if draws.order_of(policy).clock is None],
-    ids=[type(policy).__name__ for policy, _ in INDEXES if draws.order_of(policy).clock is None],
+    [(policy, index) for policy, index in INDEXES if order_of(policy).clock is None],
+    ids=[type(policy).__name__ for policy, _ in INDEXES if order_of(policy).clock is None],
 )
 
 
@@ -246,8 +282,8 @@ ORDERED = pytest.mark.parametrize(
 async def test_what_was_aborted_is_in_the_same_indexes(
     connection: AsyncConnection, policy: SimplePolicy, index: str, eligible: Any
 ) -> None:
-    pool = draws.Pool(1, "task-3", "aborted")
-    statement = draws.first_in_order(pool, draws.order_of(policy), 16, eligible)
+    pool = Pool(1, "task-3", "aborted")
+    statement = select_first(pool, order_of(policy), 16, eligible)
     assert_reads_only(await plan_of(connection, statement), index)
 
 
@@ -257,24 +293,22 @@ async def test_a_draw_from_other_statuses_stays_within_its_task(
     connection: AsyncConnection, policy: SimplePolicy, index: str, status: str
 ) -> None:
     """It may sort them, but in the order of ids it need not."""
-    order = draws.order_of(policy)
+    order = order_of(policy)
     for unknown in (False, True) if order.column.nullable else (False,):
-        statement = draws.first_in_order(
-            draws.Pool(1, "task-3", status), order, 64, unknown=unknown
-        )
+        statement = select_first(Pool(1, "task-3", status), order, 64, unknown=unknown)
         plan = await plan_of(connection, statement)
         assert_stays_within(plan, ARRIVAL)
         assert index != ARRIVAL or not plan.sorts, plan.text
 
 
 EVICTIONS = [
-    (draws.Order(group.id), "arrival", False),
-    (draws.Order(group.comparable_version), "comparable_version", False),
-    (draws.Order(group.comparable_version), "comparable_version", True),
-    (draws.Order(group.priority), "priority", False),
-    (draws.Order(group.last_sampled_at), "last_sampled_at", False),
-    (draws.Order(group.last_sampled_at), "arrival", True),
-    (draws.Order(group.times_sampled, descending=True), "times_sampled", False),
+    (Order(group.id), "arrival", False),
+    (Order(group.comparable_version), "comparable_version", False),
+    (Order(group.comparable_version), "comparable_version", True),
+    (Order(group.priority), "priority", False),
+    (Order(group.last_sampled_at), "last_sampled_at", False),
+    (Order(group.last_sampled_at), "arrival", True),
+    (Order(group.times_sampled, descending=True), "times_sampled", False),
 ]
 
 
@@ -285,17 +319,17 @@ EVICTIONS = [
 )
 @pytest.mark.parametrize("status", IDLE)
 async def test_victims(
-    connection: AsyncConnection, order: draws.Order, index: str, unknown: bool, status: str
+    connection: AsyncConnection, order: Order, index: str, unknown: bool, status: str
 ) -> None:
-    pool = draws.Pool(1, "task-3", status)
-    statement = draws.first_in_order(pool, order, 16, unknown=unknown)
+    pool = Pool(1, "task-3", status)
+    statement = select_first(pool, order, 16, unknown=unknown)
     assert_reads_only(await plan_of(connection, statement), f"ix_episode_group_{index}")
 
 
 @pytest.mark.parametrize("status", ["expired", "failed", "filtered"])
 async def test_victims_that_nobody_can_draw(connection: AsyncConnection, status: str) -> None:
-    pool = draws.Pool(1, "task-3", status)
-    statement = draws.first_in_order(pool, draws.Order(group.id), 16)
+    pool = Pool(1, "task-3", status)
+    statement = select_first(pool, Order(group.id), 16)
     assert_reads_only(await plan_of(connection, statement), ARRIVAL)
 
 
@@ -315,11 +349,11 @@ async def test_a_page_of_a_listing(
     connection: AsyncConnection, column: Any, index: str, key: Any, descending: bool, eligible: Any
 ) -> None:
     """Also of groups without a value, which come last."""
-    order = draws.Order(column, descending)
+    order = Order(column, descending)
     for unknown in (False, True) if column.nullable else (False,):
         by_age = unknown and column is group.last_sampled_at
         for after in (None, (None if unknown else key, 9000)):
-            statement = listing.page(POOL, order, 100, eligible, after, unknown=unknown)
+            statement = select_page(POOL, order, 100, eligible, after, unknown=unknown)
             plan = await plan_of(connection, statement)
             assert_reads_only(plan, ARRIVAL if by_age else f"ix_episode_group_{index}")
 
@@ -327,15 +361,13 @@ async def test_a_page_of_a_listing(
 async def test_a_listing_of_what_is_not_idle_stays_within_its_task(
     connection: AsyncConnection,
 ) -> None:
-    pool = draws.Pool(1, "task-3", "archived")
-    statement = listing.page(
-        pool, draws.Order(group.priority), 100, None, (3.0, 9000), unknown=False
-    )
+    pool = Pool(1, "task-3", "archived")
+    statement = select_page(pool, Order(group.priority), 100, None, (3.0, 9000), unknown=False)
     assert_stays_within(await plan_of(connection, statement), ARRIVAL)
 
 
 async def test_what_is_shown_of_groups_is_found_by_their_ids(connection: AsyncConnection) -> None:
-    plan = await plan_of(connection, listing.shown(1, [5, 6, 7]))
+    plan = await plan_of(connection, select_shown(1, [5, 6, 7]))
     assert "episode_group" not in plan.scans, plan.text
     assert "pk_episode_group" in plan.indexes, plan.text
     assert plan.tables == {"episode_group", "run"}, plan.text
@@ -343,50 +375,50 @@ async def test_what_is_shown_of_groups_is_found_by_their_ids(connection: AsyncCo
 
 STATEMENTS: dict[str, tuple[Callable[[], Any], dict[str, Any], set[str], set[str]]] = {
     "mark_sampled": (
-        lambda: draws.mark_sampled([3, 4, 5], NOW), {}, {"pk_episode_group"}, {"episode_group"},
+        lambda: mark_sampled([3, 4, 5], NOW), {}, {"pk_episode_group"}, {"episode_group"},
     ),
-    "known_uids": (
-        lambda: groups.known_uids(1, [f"uid-{i}" for i in range(50)]), {},
+    "select_known_uids": (
+        lambda: select_known_uids(1, [f"uid-{i}" for i in range(50)]), {},
         {"uq_episode_group_buffer_id_group_uid"}, {"episode_group"},
     ),
     "named by uid": (
-        lambda: groups.count(groups.selection(1, uids=["uid-3", "uid-4"])), {},
+        lambda: count_groups(selection(1, uids=["uid-3", "uid-4"])), {},
         {"uq_episode_group_buffer_id_group_uid"}, {"episode_group"},
     ),
-    "facts": (
-        lambda: groups.facts(1, [5, 6, 7]), {},
+    "select_facts": (
+        lambda: select_facts(1, [5, 6, 7]), {},
         {"pk_episode_group"}, {"episode_group"},
     ),
-    "payloads": (
-        lambda: groups.payloads([5, 6, 7]), {}, {"pk_payload"}, {"payload"},
+    "select_payloads": (
+        lambda: select_payloads([5, 6, 7]), {}, {"pk_payload"}, {"payload"},
     ),
-    "transcripts": (
-        lambda: groups.transcripts([5, 6, 7]), {}, {"pk_transcript"}, {"transcript"},
+    "select_transcripts": (
+        lambda: select_transcripts([5, 6, 7]), {}, {"pk_transcript"}, {"transcript"},
     ),
     "set_priorities": (
-        groups.change,
+        update_each_group,
         {"group_id": 7, "priority": 1.0, "weight": 1.0, "priority_key": 0.5},
         {"pk_episode_group"}, {"episode_group"},
     ),
     "mark_leased": (
-        lambda: draws.mark_leased([3, 4, 5], 1, NOW, 7), {},
+        lambda: mark_leased([3, 4, 5], 1, NOW, 7), {},
         {"pk_episode_group"}, {"episode_group"},
     ),
     "past_deadline": (
-        lambda: select(group.id).where(groups.past_deadline(1, TASKS, NOW)), {},
+        lambda: select(group.id).where(past_deadline(1, TASKS, NOW)), {},
         {"ix_episode_group_deadline"}, {"episode_group"},
     ),
-    "archive": (
-        lambda: groups.archive([3, 4, 5], "acked", NOW), {},
+    "archive_groups": (
+        lambda: archive_groups([3, 4, 5], "acked", NOW), {},
         {"pk_episode_group"}, {"episode_group"},
     ),
-    "settle": (
-        lambda: lineage.settle([3, 4, 5], "acked", None, NOW), {},
+    "settle_groups": (
+        lambda: settle_groups([3, 4, 5], "acked", None, NOW), {},
         {"ix_draw_group_leased"}, {"draw_group"},
     ),
     "expire": (
-        lambda: groups.set_values(
-            groups.too_stale(1, "task-3", 51, 49), {"group_status": "expired"}
+        lambda: update_groups(
+            too_stale(1, "task-3", 51, 49), {"group_status": "expired"}
         ), {},
         {"ix_episode_group_comparable_version"}, {"episode_group"},
     ),
@@ -409,20 +441,20 @@ async def test_statements_find_their_rows_by_an_index(
 async def test_what_expires_is_summed_up_by_the_same_index(
     connection: AsyncConnection, expire_by: ExpireBy
 ) -> None:
-    condition = groups.too_stale(1, "task-3", 51, 49, expire_by)
-    plan = await plan_of(connection, groups.sums(condition))
+    condition = too_stale(1, "task-3", 51, 49, expire_by)
+    plan = await plan_of(connection, select_sums(condition))
     assert_stays_within(plan, "ix_episode_group_comparable_version")
 
 
 async def test_a_count_stays_within_its_tasks_and_statuses(connection: AsyncConnection) -> None:
-    condition = groups.selection(1, tasks=TASKS, statuses=["pending", "filtered"])
-    plan = await plan_of(connection, groups.count_up_to(condition, 50))
+    condition = selection(1, tasks=TASKS, statuses=["pending", "filtered"])
+    plan = await plan_of(connection, count_groups_up_to(condition, 50))
     assert "episode_group" not in plan.scans, plan.text
     assert plan.indexes == {ARRIVAL}, plan.text
 
 
 async def test_what_is_overdue_is_found_by_its_time(connection: AsyncConnection) -> None:
-    plan = await plan_of(connection, leases.any_overdue(1, NOW))
+    plan = await plan_of(connection, select_any_overdue(1, NOW))
     assert "ix_episode_group_deadline" in plan.indexes, plan.text
     assert "ix_episode_group_lease_id" in plan.text, plan.text
     assert "payload" not in plan.tables, plan.text
@@ -430,7 +462,7 @@ async def test_what_is_overdue_is_found_by_its_time(connection: AsyncConnection)
 
 @pytest.mark.parametrize(
     "statement",
-    [leases.held(1, 7), leases.held_among(1, 7, [5, 6]), buffers.lock_leased_tasks(1, 7)],
+    [select_held(1, 7), select_held_among(1, 7, [5, 6]), lock_leased_tasks(1, 7)],
 )
 async def test_what_is_leased_is_found_by_its_lease(
     connection: AsyncConnection, statement: Any
@@ -442,24 +474,24 @@ async def test_what_is_leased_is_found_by_its_lease(
 
 async def test_an_advance_touches_no_payload(connection: AsyncConnection) -> None:
     """It changes every live row, so it may read every row, but not what hangs on them."""
-    plan = await plan_of(connection, groups.refresh_staleness(1, TASKS, 51))
+    plan = await plan_of(connection, refresh_staleness(1, TASKS, 51))
     assert not plan.sorts, plan.text
     assert plan.tables == {"episode_group"}, plan.text
 
 
 async def test_what_is_available_is_read_from_the_accounts(connection: AsyncConnection) -> None:
-    locks = buffers.lock_all_tasks(1), buffers.lock_tasks(1, TASKS[:2])
-    for statement in (buffers.available(1), *locks, buffers.task_counters(1)):
+    locks = lock_all_tasks(1), lock_tasks(1, TASKS[:2])
+    for statement in (select_available(1), *locks, select_task_counters(1)):
         assert (await plan_of(connection, statement)).tables == {"task"}
 
 
 BAD: dict[str, Any] = {
     "a full scan": select(group.id).where(group.num_bytes > 5).limit(3),
-    "a sort": draws.arrivals(POOL, draws.Order(group.num_bytes), 64, None, None),
-    "another index": draws.first_in_order(POOL, draws.Order(group.id), 64),
-    "a payload page": draws.first_in_order(
+    "a sort": select_arrivals(POOL, Order(group.num_bytes), 64, None, None),
+    "another index": select_first(POOL, Order(group.id), 64),
+    "a payload page": select_first(
         POOL,
-        draws.Order(group.uniform_key),
+        Order(group.uniform_key),
         64,
         select(func.length(payload.c.data)).where(payload.c.group_id == group.id).scalar_subquery()
         > 0,

@@ -10,7 +10,18 @@ from typing import Any, Self
 from sqlalchemy import Connection
 
 from replaydb.database.prepared import execute, execute_many, inserted_id
-from replaydb.database.statements import buffers as statements
+from replaydb.database.statements.buffer import (
+    insert_buffer,
+    insert_run,
+    lock_buffer,
+    select_buffer,
+    select_buffer_named,
+    select_buffers,
+    select_run,
+    select_runs,
+    update_buffer,
+)
+from replaydb.database.statements.task import insert_tasks, select_available, select_task_names
 from replaydb.errors import UnknownBufferError
 from replaydb.results import BufferInfo, RunInfo
 from replaydb.settings import BufferSettings
@@ -68,16 +79,16 @@ def find_or_add_run(
     now: datetime,
 ) -> RunRow:
     """The run of this name, made if there is none."""
-    rows = execute(connection, statements.find_run(name))
+    rows = execute(connection, select_run(name))
     if rows:
         return RunRow(rows[0].id, rows[0].lineage)
     values = {"name": name, "lineage": lineage, "started_at": now, "metadata": dict(metadata)}
-    return RunRow(inserted_id(connection, statements.insert_run(), values), lineage)
+    return RunRow(inserted_id(connection, insert_run(), values), lineage)
 
 
 def find(connection: Connection, name: str) -> BufferRow | None:
     """The buffer of this name, if there is one."""
-    rows = execute(connection, statements.find_buffer(name))
+    rows = execute(connection, select_buffer_named(name))
     return BufferRow.of(rows[0]) if rows else None
 
 
@@ -91,7 +102,7 @@ def create(connection: Connection, name: str, settings: BufferSettings, now: dat
         "limited_samples": 0,
         "created_at": now,
     }
-    execute_many(connection, statements.insert_buffer(), [values])
+    execute_many(connection, insert_buffer(), [values])
 
 
 def state(connection: Connection, buffer_id: int, name: str, *, lock: bool = False) -> BufferRow:
@@ -100,7 +111,7 @@ def state(connection: Connection, buffer_id: int, name: str, *, lock: bool = Fal
     Raises:
         UnknownBufferError: The buffer was deleted.
     """
-    statement = statements.lock_buffer if lock else statements.buffer_state
+    statement = lock_buffer if lock else select_buffer
     rows = execute(connection, statement(buffer_id))
     if not rows:
         raise UnknownBufferError(name)
@@ -109,7 +120,7 @@ def state(connection: Connection, buffer_id: int, name: str, *, lock: bool = Fal
 
 def pin(connection: Connection, buffer_id: int) -> None:
     """Let a snapshot begin, which it does with its first statement."""
-    execute(connection, statements.buffer_state(buffer_id))
+    execute(connection, select_buffer(buffer_id))
 
 
 def save_limits(connection: Connection, state: BufferRow) -> None:
@@ -119,12 +130,12 @@ def save_limits(connection: Connection, state: BufferRow) -> None:
             "limited_inserts": state.limited_inserts,
             "limited_samples": state.limited_samples,
         }
-        execute(connection, statements.save_buffer(state.id, values))
+        execute(connection, update_buffer(state.id, values))
 
 
 def task_names(connection: Connection, buffer_id: int) -> list[str]:
     """Tasks a buffer has seen."""
-    return [row.task_name for row in execute(connection, statements.task_names(buffer_id))]
+    return [row.task_name for row in execute(connection, select_task_names(buffer_id))]
 
 
 def ensure_tasks(
@@ -137,7 +148,7 @@ def ensure_tasks(
     if missing:
         execute_many(
             connection,
-            statements.insert_tasks(),
+            insert_tasks(),
             [
                 {
                     "buffer_id": buffer_id,
@@ -164,13 +175,13 @@ def ensure_tasks(
 
 def available(connection: Connection, buffer_id: int) -> dict[str, int]:
     """Groups of every task that can be drawn, or could be once upkeep has been done."""
-    rows = execute(connection, statements.available(buffer_id))
+    rows = execute(connection, select_available(buffer_id))
     return {row.task_name: row.num_available + row.num_leased + row.num_pending for row in rows}
 
 
 def all_buffers(connection: Connection) -> list[BufferInfo]:
     """Every buffer, by name."""
-    rows = execute(connection, statements.all_buffers())
+    rows = execute(connection, select_buffers())
     return [
         BufferInfo(
             row.name,
@@ -185,5 +196,5 @@ def all_buffers(connection: Connection) -> list[BufferInfo]:
 
 def all_runs(connection: Connection) -> list[RunInfo]:
     """Every run, the oldest first."""
-    rows = execute(connection, statements.all_runs())
+    rows = execute(connection, select_runs())
     return [RunInfo(**row._asdict()) for row in rows]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from replaydb.database.repository.portions import Drawn
 from replaydb.database.repository.tasks import TaskAccount
-from replaydb.database.statements.draws import Clock
+from replaydb.database.statements.pools import Clock
 from replaydb.episodes import GroupStatus
 from replaydb.policies import Prioritized, SimplePolicy, Uniform
 

@@ -14,8 +14,8 @@ from replaydb.database.repository.candidates import waits
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.tasks import TaskAccount
 from replaydb.database.schema import IDLE, Damaged, group
-from replaydb.database.statements.draws import Order, Pool, order_of
-from replaydb.database.statements.groups import selection
+from replaydb.database.statements.pools import Order, Pool, order_of
+from replaydb.database.statements.selections import selection
 from replaydb.episodes import GroupStatus
 from replaydb.errors import BufferFullError, InvalidInputError
 from replaydb.policies import Lifo, Uniform

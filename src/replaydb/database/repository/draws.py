@@ -32,9 +32,21 @@ from replaydb.database.repository.candidates import (
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.portions import Drawn, DrawRequest, Portion
 from replaydb.database.repository.tasks import GroupSums, TaskAccount, waiting
-from replaydb.database.statements import draws as statements
-from replaydb.database.statements.draws import Order, Pool
-from replaydb.database.statements.groups import selection
+from replaydb.database.statements.episode_group import (
+    claim_groups,
+    mark_leased,
+    mark_sampled,
+    mark_sampled_and_rekey,
+    rekey,
+)
+from replaydb.database.statements.pools import (
+    Order,
+    Pool,
+    order_of,
+    select_arrivals,
+    select_eligible,
+)
+from replaydb.database.statements.selections import UNCLAIMED, selection
 from replaydb.episodes import GroupStatus
 from replaydb.errors import NotEnoughGroupsError
 from replaydb.results import DrawOutcome
@@ -100,7 +112,7 @@ class _Drawing:
         Raises:
             NotEnoughGroupsError: There are not even `least`.
         """
-        order = statements.order_of(portion.policy)
+        order = order_of(portion.policy)
         accounts = [
             account
             for name, account in self._buffer.accounts.items()
@@ -181,7 +193,7 @@ class _Drawing:
             others = ~selection(self._buffer.id, ids=self.taken)
             eligible = others if eligible is None else eligible & others
         if self._request.is_claim:
-            eligible = statements.UNCLAIMED if eligible is None else eligible & statements.UNCLAIMED
+            eligible = UNCLAIMED if eligible is None else eligible & UNCLAIMED
         pool = self._pool(account, status)
         if order.clock is None:
             rows = orders.first(self._connection, pool, order, portion.count, eligible)
@@ -215,7 +227,7 @@ class _Drawing:
         found = 0
         while found < count:
             after = (rows[-1].key, rows[-1].id) if rows else None
-            statement = statements.arrivals(pool, order, page, eligible, after)
+            statement = select_arrivals(pool, order, page, eligible, after)
             more = execute(self._connection, statement)
             rows.extend(more)
             # What never arrives is not late: it comes when nothing else is left.
@@ -265,7 +277,7 @@ class _Drawing:
         eligible: ColumnElement[bool] | None,
     ) -> Candidates:
         """Every eligible group of a pool, with arrivals made for this draw alone."""
-        statement = statements.all_eligible(pool, eligible)
+        statement = select_eligible(pool, eligible)
         rows = execute(self._connection, statement)
         weights = np.array([row.weight for row in rows], np.float64)
         variates = account.exponentials(self._buffer.settings, len(rows))
@@ -279,20 +291,20 @@ class _Drawing:
         account = one.account
         ids = one.ids[chosen].tolist()
         if self._request.is_claim:
-            execute(self._connection, statements.claim(ids, self._lease_id))
+            execute(self._connection, claim_groups(ids, self._lease_id))
             return
         account.num_sampled += len(ids)
         if self._lease_id is not None and ids:
             version = self._buffer.row.policy_version
             execute(
                 self._connection,
-                statements.mark_leased(ids, self._lease_id, self._buffer.now, version),
+                mark_leased(ids, self._lease_id, self._buffer.now, version),
             )
             sums = GroupSums(len(ids), float(one.weights[chosen].sum()), 0, 0)
             # The sizes stay: what is leased is stored like what can be drawn.
             account.move(one.status, GroupStatus.LEASED, sums)
         elif one.walked is None and ids:
-            execute(self._connection, statements.mark_sampled(ids, self._buffer.now))
+            execute(self._connection, mark_sampled(ids, self._buffer.now))
         if one.walked is None:
             return
 
@@ -311,5 +323,5 @@ class _Drawing:
         ]
         counted = changes[: len(again) - len(passed)]
         skipped = changes[len(counted) :]
-        execute_many(self._connection, statements.mark_sampled_and_rekey(order), counted)
-        execute_many(self._connection, statements.rekey(order), skipped)
+        execute_many(self._connection, mark_sampled_and_rekey(order), counted)
+        execute_many(self._connection, rekey(order), skipped)

@@ -16,8 +16,17 @@ from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.tasks import waiting
 from replaydb.database.schema import group
-from replaydb.database.statements import buffers as buffer_statements
-from replaydb.database.statements import groups as statements
+from replaydb.database.statements.counts import count_groups, count_groups_ahead, count_groups_up_to
+from replaydb.database.statements.episode_group import (
+    select_facts,
+    select_ids,
+    select_known_uids,
+    select_scalars_by_id,
+    update_each_group,
+)
+from replaydb.database.statements.payload import select_payloads, select_transcripts
+from replaydb.database.statements.selections import of_lineage, selection
+from replaydb.database.statements.statistics import select_task_counters, select_totals
 from replaydb.episodes import GroupStatus
 from replaydb.results import BufferStats, GroupTotals, TaskCounters
 
@@ -25,8 +34,8 @@ from replaydb.results import BufferStats, GroupTotals, TaskCounters
 def stats(connection: Connection, buffer_id: int, name: str) -> BufferStats:
     """Everything countable about a buffer."""
     state = buffers.state(connection, buffer_id, name)
-    counters = execute(connection, buffer_statements.task_counters(buffer_id))
-    found = execute(connection, statements.totals(buffer_id))
+    counters = execute(connection, select_task_counters(buffer_id))
+    found = execute(connection, select_totals(buffer_id))
     totals = []
     for row in found:
         facts = row._asdict()
@@ -49,7 +58,7 @@ def stats(connection: Connection, buffer_id: int, name: str) -> BufferStats:
 
 def count(connection: Connection, condition: ColumnElement[bool]) -> int:
     """How many groups meet a condition."""
-    [(number,)] = execute(connection, statements.count(condition))
+    [(number,)] = execute(connection, count_groups(condition))
     return int(number)
 
 
@@ -66,10 +75,8 @@ def count_up_to(
         task_names = buffers.task_names(connection, buffer_id)
     if status_names is None:
         status_names = list(GroupStatus)
-    condition = statements.selection(
-        buffer_id, tasks=task_names, statuses=status_names, where=eligible
-    )
-    [(number,)] = execute(connection, statements.count_up_to(condition, most))
+    condition = selection(buffer_id, tasks=task_names, statuses=status_names, where=eligible)
+    [(number,)] = execute(connection, count_groups_up_to(condition, most))
     return int(number)
 
 
@@ -83,19 +90,19 @@ def ids_by_name(
     """Ids of groups that are named by id or by uid; uids that the buffer has not are left out."""
     if not names or isinstance(names[0], int):
         return {name: name for name in names if isinstance(name, int)}
-    found = execute(connection, statements.known_uids(buffer_id, names))
+    found = execute(connection, select_known_uids(buffer_id, names))
     known = {row.group_uid: row.id for row in found}
     return {name: known[name] for name in names if name in known}
 
 
 def ids(connection: Connection, condition: ColumnElement[bool]) -> Sequence[int]:
     """Ids of the groups that meet a condition."""
-    return [row.id for row in execute(connection, statements.ids(condition))]
+    return [row.id for row in execute(connection, select_ids(condition))]
 
 
 def scalars(connection: Connection, buffer_id: int, ids: Sequence[int]) -> Sequence[Any]:
     """What scheduling needs to know of groups. Ids that are not in the buffer are left out."""
-    return execute(connection, statements.scalars_of(buffer_id, ids))
+    return execute(connection, select_scalars_by_id(buffer_id, ids))
 
 
 def count_ahead(
@@ -106,19 +113,15 @@ def count_ahead(
     max_staleness: int,
 ) -> int:
     """Groups that are still to be trained: arriving, leased, or never drawn."""
-    putters = (
-        statements.of_lineage(state.policy_lineage)
-        if runs is None
-        else filters.of_runs(sorted(runs))
-    )
-    statement = statements.count_ahead(state.id, tasks, putters, max_staleness)
+    putters = of_lineage(state.policy_lineage) if runs is None else filters.of_runs(sorted(runs))
+    statement = count_groups_ahead(state.id, tasks, putters, max_staleness)
     [(number,)] = execute(connection, statement)
     return int(number)
 
 
 def facts(connection: Connection, buffer_id: int, ids: Sequence[int]) -> Sequence[Facts]:
     """Rows of groups, without payloads. Ids that are not in the buffer are left out."""
-    return [row._asdict() for row in execute(connection, statements.facts(buffer_id, ids))]
+    return [row._asdict() for row in execute(connection, select_facts(buffer_id, ids))]
 
 
 def stored(connection: Connection, rows: Sequence[Facts]) -> Stored:
@@ -130,10 +133,10 @@ def stored(connection: Connection, rows: Sequence[Facts]) -> Stored:
         if row["has_transcript"] or row["group_status"] == GroupStatus.ARCHIVED.value
     ]
     ids = [row["id"] for row in rows]
-    parts = [row._asdict() for row in execute(connection, statements.payloads(ids))]
+    parts = [row._asdict() for row in execute(connection, select_payloads(ids))]
     texts: Sequence[Facts] = ()
     if spoken:
-        texts = [row._asdict() for row in execute(connection, statements.transcripts(spoken))]
+        texts = [row._asdict() for row in execute(connection, select_transcripts(spoken))]
     return Stored(rows, parts, texts)
 
 
@@ -174,5 +177,5 @@ def update_priorities(
                     "priority_key": key,
                 }
             )
-    execute_many(buffer.connection, statements.change(), changes)
+    execute_many(buffer.connection, update_each_group(), changes)
     return len(changes)

@@ -15,9 +15,19 @@ from replaydb.database.repository import groups, lineage, transitions
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.portions import Drawn
 from replaydb.database.repository.transitions import Change
-from replaydb.database.statements import groups as group_statements
-from replaydb.database.statements import leases as statements
-from replaydb.database.statements.groups import TOO_STALE
+from replaydb.database.statements.episode_group import select_scalars
+from replaydb.database.statements.lease import (
+    delete_lease_if_empty,
+    delete_overdue_leases,
+    end_overdue_leases,
+    extend_lease,
+    insert_lease,
+    select_held,
+    select_held_among,
+    select_holders,
+    select_leases,
+)
+from replaydb.database.statements.selections import EXPIRING, TOO_STALE, overdue
 from replaydb.episodes import GroupStatus
 from replaydb.errors import LeaseExpiredError
 from replaydb.results import DrawOutcome, LeaseInfo
@@ -33,13 +43,13 @@ def create(buffer: LockedBuffer, owner: str, ttl: float) -> int:
         "acquired_at": buffer.now,
         "expires_at": buffer.now + timedelta(seconds=ttl),
     }
-    return inserted_id(buffer.connection, statements.insert_lease(), values)
+    return inserted_id(buffer.connection, insert_lease(), values)
 
 
 def live(connection: Connection, buffer_id: int, now: datetime) -> list[LeaseInfo]:
     """Leases that have not expired."""
     by_lease: dict[int, list[Any]] = {}
-    for row in execute(connection, statements.live(buffer_id, now)):
+    for row in execute(connection, select_leases(buffer_id, now)):
         by_lease.setdefault(row.id, []).append(row)
     return [
         LeaseInfo(
@@ -62,7 +72,7 @@ def holding(connection: Connection, buffer_id: int, lease_id: int, now: datetime
     Raises:
         LeaseExpiredError: It is over, or there is none of that id in the buffer.
     """
-    found = execute(connection, statements.live(buffer_id, now, lease_id))
+    found = execute(connection, select_leases(buffer_id, now, lease_id))
     if not found:
         raise LeaseExpiredError(lease_id)
     members = [row for row in found if row.group_id is not None]
@@ -89,7 +99,7 @@ def extend(
         LeaseExpiredError: It is over.
     """
     end = now + timedelta(seconds=ttl)
-    if execute(connection, statements.extend(buffer_id, lease_id, now, end)) == 0:
+    if execute(connection, extend_lease(buffer_id, lease_id, now, end)) == 0:
         raise LeaseExpiredError(lease_id)
 
 
@@ -149,7 +159,7 @@ def reject(buffer: LockedBuffer, lease_id: int, ids: Sequence[int] | None, reaso
 
 def revoke(buffer: LockedBuffer, lease_id: int, reason: str) -> list[int]:
     """Take back what a lease holds, over or not, one attempt older. Returns the ids."""
-    found = execute(buffer.connection, statements.held(buffer.id, lease_id))
+    found = execute(buffer.connection, select_held(buffer.id, lease_id))
     if not found:
         return []
     rows = [row for row in found if row.id is not None]
@@ -162,25 +172,25 @@ def revoke(buffer: LockedBuffer, lease_id: int, reason: str) -> list[int]:
 def reap(buffer: LockedBuffer) -> None:
     """Give back the groups, of locked tasks, whose lease has expired."""
     connection, now = buffer.connection, buffer.now
-    if execute(connection, statements.end_overdue(buffer.id, now)) == 0:
+    if execute(connection, end_overdue_leases(buffer.id, now)) == 0:
         return
-    condition = statements.overdue(buffer.id, buffer.accounts, now)
-    rows = execute(connection, group_statements.scalars(condition))
+    condition = overdue(buffer.id, buffer.accounts, now)
+    rows = execute(connection, select_scalars(condition))
     if rows:
-        for one in execute(connection, statements.holders(condition)):
+        for one in execute(connection, select_holders(condition)):
             text = f"lease {one.id} of {one.owner!r} expired, {one.held} groups come back"
             buffer.report(logging.WARNING, text)
         _undo(buffer, rows, LEASE_EXPIRED)
         lineage.settle(buffer, _ids(rows), DrawOutcome.EXPIRED, None)
-    execute(connection, statements.delete_overdue(buffer.id, now))
+    execute(connection, delete_overdue_leases(buffer.id, now))
 
 
 def _held(buffer: LockedBuffer, lease_id: int, ids: Sequence[int] | None) -> Sequence[Any]:
     """The groups that a lease holds."""
     statement = (
-        statements.held(buffer.id, lease_id)
+        select_held(buffer.id, lease_id)
         if ids is None
-        else statements.held_among(buffer.id, lease_id, ids)
+        else select_held_among(buffer.id, lease_id, ids)
     )
     found = execute(buffer.connection, statement)
     if not found or found[0].expires_at <= buffer.now:
@@ -226,7 +236,7 @@ def _give_back(buffer: LockedBuffer, changes: Sequence[Change]) -> None:
     by_status: dict[GroupStatus, list[Change]] = {}
     for row, values in changes:
         status = GroupStatus(row.leased_from or row.group_status)
-        if status in group_statements.EXPIRING and buffer.is_too_stale(
+        if status in EXPIRING and buffer.is_too_stale(
             row.task_name, row.staleness, row.version_span
         ):
             status = GroupStatus.EXPIRED
@@ -241,7 +251,7 @@ def _give_back(buffer: LockedBuffer, changes: Sequence[Change]) -> None:
 
 
 def _delete_if_empty(buffer: LockedBuffer, lease_id: int) -> None:
-    execute(buffer.connection, statements.delete_empty(lease_id))
+    execute(buffer.connection, delete_lease_if_empty(lease_id))
 
 
 def _ids(rows: Sequence[Any]) -> list[int]:

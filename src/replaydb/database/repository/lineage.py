@@ -9,7 +9,16 @@ from sqlalchemy import ColumnElement, Connection
 
 from replaydb.database.prepared import execute, execute_many, inserted_id
 from replaydb.database.repository.locked import LockedBuffer
-from replaydb.database.statements import lineage as statements
+from replaydb.database.statements.buffer import insert_cursor, select_cursor, update_cursor
+from replaydb.database.statements.draw import (
+    insert_draw,
+    insert_draw_groups,
+    lose_drawn,
+    select_drawn_groups,
+    select_draws,
+    settle_groups,
+)
+from replaydb.database.statements.statistics import select_prompts
 from replaydb.results import DrawInfo, DrawOutcome, PromptInfo
 
 
@@ -17,11 +26,11 @@ def record(
     connection: Connection, facts: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]
 ) -> int:
     """Enter a draw: columns of `draw`, and of `draw_group` in order. Returns its id."""
-    draw_id = inserted_id(connection, statements.insert_draw(), dict(facts))
+    draw_id = inserted_id(connection, insert_draw(), dict(facts))
     rows = [
         {"draw_id": draw_id, "position": position, **group} for position, group in enumerate(groups)
     ]
-    execute_many(connection, statements.insert_draw_groups(), rows)
+    execute_many(connection, insert_draw_groups(), rows)
     return draw_id
 
 
@@ -30,7 +39,7 @@ def settle(
 ) -> None:
     """Enter what became of groups that were leased until now."""
     if ids:
-        settled = statements.settle(ids, outcome.value, reason, buffer.now)
+        settled = settle_groups(ids, outcome.value, reason, buffer.now)
         execute(buffer.connection, settled)
 
 
@@ -38,14 +47,14 @@ def lose(buffer: LockedBuffer, draw_id: int, damaged: Mapping[int, str]) -> None
     """Enter which groups of a draw could not be read, and why."""
     for reason in sorted(set(damaged.values())):
         ids = [one for one, why in damaged.items() if why == reason]
-        execute(buffer.connection, statements.lose_drawn(draw_id, ids, reason, buffer.now))
+        execute(buffer.connection, lose_drawn(draw_id, ids, reason, buffer.now))
 
 
 def draws(connection: Connection, buffer_id: int, **which: Any) -> list[DrawInfo]:
-    """Draws of a buffer, the newest first; `which` as `statements.lineage.draws` takes it."""
-    found = execute(connection, statements.draws(buffer_id, **which))
+    """Draws of a buffer, the newest first; `which` as `select_draws` takes it."""
+    found = execute(connection, select_draws(buffer_id, **which))
     members: dict[int, list[Any]] = {row.id: [] for row in found}
-    for row in execute(connection, statements.drawn_groups(list(members))):
+    for row in execute(connection, select_drawn_groups(list(members))):
         members[row.draw_id].append(row)
     return [
         DrawInfo(
@@ -87,7 +96,7 @@ def find_draw(connection: Connection, buffer_id: int, draw_id: int) -> DrawInfo 
 
 def cursor(connection: Connection, buffer_id: int, name: str) -> Any:
     """Value of a cursor; None where there is none."""
-    rows = execute(connection, statements.find_cursor(buffer_id, name))
+    rows = execute(connection, select_cursor(buffer_id, name))
     return rows[0].value if rows else None
 
 
@@ -95,12 +104,12 @@ def set_cursors(buffer: LockedBuffer, cursors: Mapping[str, Any]) -> None:
     """Write cursors; of two clients that make the same one, the loser of the race runs again."""
     for name, value in sorted(cursors.items()):  # in one order, so that nobody deadlocks
         values = {"value": value, "updated_at": buffer.now}
-        if execute(buffer.connection, statements.update_cursor(buffer.id, name, values)) == 0:
+        if execute(buffer.connection, update_cursor(buffer.id, name, values)) == 0:
             row = {"buffer_id": buffer.id, "name": name, **values}
-            execute_many(buffer.connection, statements.insert_cursor(), [row])
+            execute_many(buffer.connection, insert_cursor(), [row])
 
 
 def prompts(connection: Connection, condition: ColumnElement[bool]) -> list[PromptInfo]:
     """What became of every prompt."""
-    rows = execute(connection, statements.prompts(condition))
+    rows = execute(connection, select_prompts(condition))
     return [PromptInfo(**row._asdict()) for row in rows]

@@ -12,9 +12,9 @@ from replaydb.database.prepared import execute
 from replaydb.database.records import check_scalars
 from replaydb.database.repository import buffers, groups
 from replaydb.database.schema import Damaged
-from replaydb.database.statements import listing as statements
-from replaydb.database.statements.draws import Order, Pool
-from replaydb.database.statements.groups import selection
+from replaydb.database.statements.pages import select_keys, select_page, select_shown
+from replaydb.database.statements.pools import Order, Pool
+from replaydb.database.statements.selections import selection
 from replaydb.episodes import GroupStatus
 from replaydb.errors import CorruptPayloadError
 from replaydb.results import GroupInfo
@@ -77,7 +77,7 @@ def _first(connection: Connection, pool: Pool, listing: Listing) -> list[Any]:
             continue  # all those whose key is known came before
         start = after if after is not None and (after[0] is None) == unknown else None
         left = None if limit is None else limit - len(rows)
-        statement = statements.page(pool, order, left, listing.eligible, start, unknown=unknown)
+        statement = select_page(pool, order, left, listing.eligible, start, unknown=unknown)
         rows.extend(execute(connection, statement))
         if limit is not None and len(rows) >= limit:
             break
@@ -95,7 +95,7 @@ def _named(
         statuses=listing.statuses,
         where=listing.eligible,
     )
-    rows = execute(connection, statements.keys(condition, listing.order.column))
+    rows = execute(connection, select_keys(condition, listing.order.column))
     return _sorted(rows, listing.order)
 
 
@@ -110,7 +110,7 @@ def _sorted(rows: Iterable[Any], order: Order) -> list[Any]:
 
 
 def _shown(connection: Connection, buffer_id: int, ids: Sequence[int]) -> list[GroupInfo]:
-    found = execute(connection, statements.shown(buffer_id, ids))
+    found = execute(connection, select_shown(buffer_id, ids))
     rows = {row.id: row._asdict() for row in found}
     damaged: dict[int, str] = {}
     for group_id, row in rows.items():

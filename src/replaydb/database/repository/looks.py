@@ -16,9 +16,8 @@ from replaydb.database.repository.arrivals import exponentials
 from replaydb.database.repository.candidates import Candidates, batch_of, first, rates
 from replaydb.database.repository.portions import Drawn, DrawRequest, Portion
 from replaydb.database.repository.tasks import TaskAccount, waiting
-from replaydb.database.statements import draws as statements
-from replaydb.database.statements.draws import Clock, Pool
-from replaydb.database.statements.groups import selection
+from replaydb.database.statements.pools import Clock, Pool, order_of, select_page_of_eligible
+from replaydb.database.statements.selections import selection
 from replaydb.episodes import GroupStatus
 from replaydb.errors import NotEnoughGroupsError
 
@@ -54,7 +53,7 @@ def _portion(
     portion: Portion,
     seen: Sequence[int],
 ) -> Drawn:
-    order = statements.order_of(portion.policy)
+    order = order_of(portion.policy)
     eligible = portion.eligible
     if seen:
         others = ~selection(buffer_id, ids=seen)
@@ -91,7 +90,7 @@ def _arrivals(
     times = np.zeros(0)
     last = 0
     while True:
-        statement = statements.page_of_eligible(pool, eligible, last, PAGE)
+        statement = select_page_of_eligible(pool, eligible, last, PAGE)
         page = execute(connection, statement)
         weights = np.array([row.weight for row in page], np.float64)
         variates, _ = exponentials(None, pool.task_name, 0, len(page))

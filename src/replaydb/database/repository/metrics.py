@@ -9,8 +9,13 @@ from typing import Any
 from sqlalchemy import Connection
 
 from replaydb.database.prepared import execute
-from replaydb.database.statements import buffers as buffer_statements
-from replaydb.database.statements import metrics as statements
+from replaydb.database.statements.buffer import select_buffer
+from replaydb.database.statements.statistics import (
+    STALENESS_BINS,
+    select_task_counters,
+    sum_by_status,
+    sum_last_draws,
+)
 from replaydb.episodes import GroupStatus
 
 _Rows = Sequence[Mapping[str, Any]]
@@ -30,13 +35,13 @@ def collect(
         num_draws: How many of the last draws count as recent.
         now: What ages are measured from.
     """
-    (last,) = execute(connection, statements.last_draws(buffer_id, num_draws))
+    (last,) = execute(connection, sum_last_draws(buffer_id, num_draws))
     drawn = last._asdict()
-    found = execute(connection, statements.by_status(buffer_id, last.since, now))
+    found = execute(connection, sum_by_status(buffer_id, last.since, now))
     rows = [row._asdict() for row in found]
-    found = execute(connection, buffer_statements.task_counters(buffer_id))
+    found = execute(connection, select_task_counters(buffer_id))
     tasks = [row._asdict() for row in found]
-    (state,) = execute(connection, buffer_statements.buffer_state(buffer_id))
+    (state,) = execute(connection, select_buffer(buffer_id))
     numbers = {
         **_generated(rows, tasks),
         **_stored(rows, tasks),
@@ -82,7 +87,7 @@ def _stored(rows: _Rows, tasks: _Rows) -> dict[str, Any]:
         ),
         "buffer/staleness_max": _max(ready, "staleness_max"),
     }
-    for name, *_ in statements.STALENESS_BINS:
+    for name, *_ in STALENESS_BINS:
         numbers[f"buffer/staleness/{name}"] = _sum(ready, f"staleness_{name}")
     for status in GroupStatus:
         mine = [row for row in rows if row["group_status"] == status]
@@ -115,7 +120,7 @@ def _trained(drawn: Mapping[str, Any]) -> dict[str, Any]:
         "train/staleness_mean": drawn["staleness_mean"],
         "train/staleness_max": drawn["staleness_max"],
     }
-    for name, *_ in statements.STALENESS_BINS:
+    for name, *_ in STALENESS_BINS:
         numbers[f"train/staleness/{name}"] = drawn[f"staleness_{name}"]
     return numbers
 

@@ -11,8 +11,7 @@ from sqlalchemy import ColumnElement, Connection
 
 from replaydb.database.prepared import execute
 from replaydb.database.schema import Damaged
-from replaydb.database.statements import draws as statements
-from replaydb.database.statements.draws import Order, Pool
+from replaydb.database.statements.pools import Order, Pool, select_first, select_oldest_equals
 
 
 def first(
@@ -30,9 +29,7 @@ def first(
         return _largest_and_oldest(connection, pool, order, limit, eligible)
     rows: list[Any] = []
     for unknown in (False, True) if order.column.nullable else (False,):
-        statement = statements.first_in_order(
-            pool, order, limit - len(rows), eligible, unknown=unknown
-        )
+        statement = select_first(pool, order, limit - len(rows), eligible, unknown=unknown)
         rows.extend(execute(connection, statement))
         if len(rows) == limit:
             break
@@ -51,14 +48,14 @@ def _largest_and_oldest(
     An index that is read backwards has the newest of equals first, so the last key that was read
     may have older groups. One row more tells whether it has others at all.
     """
-    statement = statements.first_in_order(pool, order, limit + 1, eligible)
+    statement = select_first(pool, order, limit + 1, eligible)
     rows: list[Any] = list(execute(connection, statement))
     if len(rows) <= limit:
         return rows
     following, last = rows.pop().key, rows[-1].key
     if following == last:
         rows = [row for row in rows if row.key != last]
-        statement = statements.oldest_equals(pool, order, last, limit - len(rows), eligible)
+        statement = select_oldest_equals(pool, order, last, limit - len(rows), eligible)
         rows.extend(execute(connection, statement))
     return rows
 

@@ -17,8 +17,19 @@ from replaydb.database.repository.capacity import Size
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.tasks import GroupSums
 from replaydb.database.repository.transitions import Change
-from replaydb.database.statements import groups as statements
-from replaydb.database.statements.groups import TOO_STALE
+from replaydb.database.statements.episode_group import (
+    select_known_uids,
+    select_scalars,
+    update_each_group,
+)
+from replaydb.database.statements.payload import (
+    insert_episodes,
+    insert_payloads,
+    insert_transcripts,
+    select_episodes,
+    select_positions,
+)
+from replaydb.database.statements.selections import TOO_STALE, past_deadline
 from replaydb.episodes import GroupStatus
 from replaydb.errors import (
     DuplicateEpisodeError,
@@ -57,7 +68,7 @@ def targets(
 ) -> dict[str, Any]:
     """Scalars of the groups that episodes are for, by uid; those that do not exist are left out."""
     uids = sorted({one.group_uid for one in additions})
-    known = execute(connection, statements.known_uids(buffer_id, uids))
+    known = execute(connection, select_known_uids(buffer_id, uids))
     ids = {row.id: row.group_uid for row in known}
     return {ids[row.id]: row for row in groups.scalars(connection, buffer_id, sorted(ids))}
 
@@ -79,7 +90,7 @@ def add(
         row.id: row for row in groups.scalars(buffer.connection, buffer.id, sorted(ids.values()))
     }
     taken: dict[int, set[int]] = {group_id: set() for group_id in found}
-    for row in execute(buffer.connection, statements.positions(list(found))):
+    for row in execute(buffer.connection, select_positions(list(found))):
         taken[row.group_id].add(row.position)
     outcomes: list[GroupStatus | ReplayDBError] = []
     placed: list[_Placed] = []
@@ -112,8 +123,8 @@ def add(
 
 def close_overdue(buffer: LockedBuffer) -> None:
     """Complete, or fail, the groups of locked tasks whose deadline has passed."""
-    overdue = statements.past_deadline(buffer.id, buffer.accounts, buffer.now)
-    for row in execute(buffer.connection, statements.scalars(overdue)):
+    overdue = past_deadline(buffer.id, buffer.accounts, buffer.now)
+    for row in execute(buffer.connection, select_scalars(overdue)):
         expected, missing = row.expected_episodes, row.expected_episodes - row.num_episodes
         why = f"{missing} of {expected} episodes missing at the deadline"
         reason = {"status_reason": why}
@@ -153,9 +164,9 @@ def _insert(connection: Connection, placed: Sequence[_Placed]) -> None:
         payloads.append({"group_id": group_id, "part": position, **record.payload})
         if record.text is not None:
             transcripts.append({"group_id": group_id, "position": position, "text": record.text})
-    execute_many(connection, statements.insert_episodes(), episodes)
-    execute_many(connection, statements.insert_payloads(), payloads)
-    execute_many(connection, statements.insert_transcripts(), transcripts)
+    execute_many(connection, insert_episodes(), episodes)
+    execute_many(connection, insert_payloads(), payloads)
+    execute_many(connection, insert_transcripts(), transcripts)
 
 
 def _summarise(
@@ -168,7 +179,7 @@ def _summarise(
     """
     policy_version = buffer.row.policy_version if buffer.compares else None
     members: dict[int, list[Any]] = {group_id: [] for group_id, _, _ in placed}
-    for row in execute(buffer.connection, statements.episodes_of(sorted(members))):
+    for row in execute(buffer.connection, select_episodes(sorted(members))):
         members[row.group_id].append(row)
     num_bytes = {group_id: found[group_id].num_bytes for group_id in members}
     spoken = {group_id for group_id in members if found[group_id].has_transcript}
@@ -192,7 +203,7 @@ def _summarise(
                 **facts,
             }
         )
-    execute_many(buffer.connection, statements.change(), changes)
+    execute_many(buffer.connection, update_each_group(), changes)
     return [
         group_id
         for group_id, rows in members.items()

@@ -10,8 +10,13 @@ from replaydb.database.prepared import execute
 from replaydb.database.repository import groups, transitions
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import LockedBuffer
-from replaydb.database.statements import buffers as buffer_statements
-from replaydb.database.statements import groups as statements
+from replaydb.database.statements.buffer import update_buffer
+from replaydb.database.statements.episode_group import (
+    refresh_staleness,
+    relate_versions,
+    select_scalars,
+)
+from replaydb.database.statements.selections import TOO_STALE, selection, staleness_at, too_stale
 from replaydb.errors import InvalidInputError, InvalidSettingsError
 
 
@@ -37,13 +42,13 @@ def advance(buffer: LockedBuffer, version: int, *, rewind: bool, take_over: bool
         )
     lineage = run.lineage or row.policy_lineage
     values = {"policy_version": version, "policy_lineage": lineage}
-    execute(buffer.connection, buffer_statements.save_buffer(buffer.id, values))
+    execute(buffer.connection, update_buffer(buffer.id, values))
     if lineage is not None and lineage != row.policy_lineage:
-        for statement in statements.relate_versions(buffer.id, lineage):
+        for statement in relate_versions(buffer.id, lineage):
             execute(buffer.connection, statement)
     buffer.row = replace(row, policy_version=version, policy_lineage=lineage)
     expired = _expire(buffer, version)
-    execute(buffer.connection, statements.refresh_staleness(buffer.id, buffer.accounts, version))
+    execute(buffer.connection, refresh_staleness(buffer.id, buffer.accounts, version))
     return expired
 
 
@@ -64,7 +69,7 @@ def apply_settings(buffer: LockedBuffer, changes: Mapping[str, Any]) -> BufferRo
     values: dict[str, object] = {"settings": settings.to_json()}
     if settings.rate_limit != before.rate_limit:
         values |= {"limited_inserts": 0, "limited_samples": 0}
-    execute(buffer.connection, buffer_statements.save_buffer(buffer.id, values))
+    execute(buffer.connection, update_buffer(buffer.id, values))
     for account in buffer.accounts.values():
         account.max_staleness = settings.max_staleness_of(account.task_name)
         if settings.seed != before.seed:
@@ -79,7 +84,7 @@ def _expire(buffer: LockedBuffer, version: int) -> int:
     expired = 0
     for account in buffer.accounts.values():
         if account.max_staleness is not None:
-            condition = statements.too_stale(
+            condition = too_stale(
                 buffer.id,
                 account.task_name,
                 version,
@@ -87,8 +92,8 @@ def _expire(buffer: LockedBuffer, version: int) -> int:
                 buffer.settings.expire_by,
             )
             values = {
-                "status_reason": statements.TOO_STALE,
-                "staleness": statements.staleness_at(version),
+                "status_reason": TOO_STALE,
+                "staleness": staleness_at(version),
             }
             expired += transitions.expire(buffer, condition, values)
     return expired
@@ -100,8 +105,8 @@ def _reweigh(buffer: LockedBuffer) -> None:
     Raises:
         InvalidSettingsError: One of them would have a weight that cannot be drawn by.
     """
-    condition = statements.selection(buffer.id)
-    rows = execute(buffer.connection, statements.scalars(condition))
+    condition = selection(buffer.id)
+    rows = execute(buffer.connection, select_scalars(condition))
     priorities = {row.id: row.priority for row in rows}
     try:
         groups.update_priorities(buffer, rows, priorities)

@@ -24,7 +24,20 @@ from replaydb.database.repository.locked import LockedBuffer, Scope
 from replaydb.database.repository.locking import tasks_locked
 from replaydb.database.repository.tasks import GroupSums
 from replaydb.database.schema import Damaged
-from replaydb.database.statements import groups as statements
+from replaydb.database.statements.episode_group import (
+    insert_groups,
+    select_kept_on_replace,
+    select_known_uids,
+)
+from replaydb.database.statements.payload import (
+    delete_episodes,
+    delete_payloads,
+    delete_transcripts,
+    insert_episodes,
+    insert_payloads,
+    insert_transcripts,
+)
+from replaydb.database.statements.selections import EXPIRING, TOO_STALE, selection
 from replaydb.episodes import GroupStatus
 from replaydb.errors import DuplicateGroupError, ReplayDBError
 
@@ -71,7 +84,7 @@ def put(
         For each put the ids of its groups, in their order, or why it was left out whole.
     """
     uids = [record.uid for one in puts for record in one.records]
-    found = execute(connection, statements.known_uids(scope.buffer_id, uids))
+    found = execute(connection, select_known_uids(scope.buffer_id, uids))
     stored = {row.group_uid: row.id for row in found}
     renewing = [one for one in puts if one.on_duplicate == "renew"]
     renewed = {record.uid for one in renewing for record in _known(one, stored)}
@@ -153,7 +166,7 @@ class _Session:
             account = self.buffer.accounts[row["task_name"]]
             row["uniform_key"] += account.uniform_clock
             row["priority_key"] += account.priority_clock
-        execute_many(self.buffer.connection, statements.insert_groups(), self.rows)
+        execute_many(self.buffer.connection, insert_groups(), self.rows)
         self.rows = []
 
     def _take_in(self, put: Put, *, written: bool) -> list[int]:
@@ -167,14 +180,14 @@ class _Session:
         replaced = [stored[record.uid] for record in accepted if record.uid in stored]
         if put.on_duplicate == "renew":
             if replaced:
-                old = statements.selection(self.buffer.id, ids=replaced)
+                old = selection(self.buffer.id, ids=replaced)
                 transitions.delete(self.buffer, old, "replaced")
             replaced = []  # what comes in is new
         limits.check_put(self.buffer, len(accepted) - len(replaced))
         kept: dict[int, Any] = {}
         if replaced:
-            condition = statements.selection(self.buffer.id, ids=replaced)
-            found = execute(connection, statements.kept_on_replace(condition))
+            condition = selection(self.buffer.id, ids=replaced)
+            found = execute(connection, select_kept_on_replace(condition))
             kept = {
                 row.id: {
                     key: value
@@ -248,8 +261,8 @@ class _Session:
         staleness = None if oldest is None else self.buffer.row.policy_version - oldest
         status, reason = record.facts["group_status"], None
         too_stale = self.buffer.is_too_stale(record.task_name, staleness, span)
-        if status in statements.EXPIRING and too_stale:
-            status, reason = GroupStatus.EXPIRED.value, statements.TOO_STALE
+        if status in EXPIRING and too_stale:
+            status, reason = GroupStatus.EXPIRED.value, TOO_STALE
         return {
             "comparable_version": oldest,
             "staleness": staleness,
@@ -276,9 +289,9 @@ def _insert_children(connection: Connection, records: Iterable[GroupRecord], ids
     """Everything large, which needs no lock."""
     rows = [(ids[record], record) for record in records]
     for statement, children in (
-        (statements.insert_payloads(), [(i, child) for i, one in rows for child in one.payloads]),
-        (statements.insert_episodes(), [(i, child) for i, one in rows for child in one.episodes]),
-        (statements.insert_transcripts(), [(i, c) for i, one in rows for c in one.transcripts]),
+        (insert_payloads(), [(i, child) for i, one in rows for child in one.payloads]),
+        (insert_episodes(), [(i, child) for i, one in rows for child in one.episodes]),
+        (insert_transcripts(), [(i, c) for i, one in rows for c in one.transcripts]),
     ):
         execute_many(
             connection, statement, [{"group_id": group_id, **child} for group_id, child in children]
@@ -288,8 +301,8 @@ def _insert_children(connection: Connection, records: Iterable[GroupRecord], ids
 def _delete_children(connection: Connection, ids: Sequence[int]) -> None:
     """Of groups that do not come in after all."""
     for statement in (
-        statements.delete_payloads,
-        statements.delete_episodes,
-        statements.delete_transcripts,
+        delete_payloads,
+        delete_episodes,
+        delete_transcripts,
     ):
         execute(connection, statement(ids))

@@ -6,7 +6,7 @@ from sqlalchemy import Connection
 
 from replaydb.database.prepared import execute
 from replaydb.database.repository.portions import DrawRequest, Portion
-from replaydb.database.statements import shortage as statements
+from replaydb.database.statements.counts import count_held, count_passed, count_status
 from replaydb.episodes import GroupStatus
 from replaydb.errors import NotEnoughGroupsError
 
@@ -22,19 +22,17 @@ def explain(
     portion = short if isinstance(short, Portion) else request.portions[0]
     by_status: dict[str, int] = {}
     for status in GroupStatus:
-        statement = statements.count_status(buffer_id, portion.tasks, status, _MOST)
+        statement = count_status(buffer_id, portion.tasks, status, _MOST)
         [(number,)] = execute(connection, statement)
         if number:
             by_status[status.value] = number
     leased_by: dict[str, int] = {}
     if by_status.keys() & {GroupStatus.LEASED.value, GroupStatus.PENDING.value}:
-        holders = statements.holders(buffer_id, portion.tasks, _MOST)
+        holders = count_held(buffer_id, portion.tasks, _MOST)
         leased_by = {row.owner: row.held for row in execute(connection, holders)}
     passed: dict[str, int] = {}
     if portion.conditions:
-        counts = statements.count_passed(
-            buffer_id, portion.tasks, request.statuses, portion.conditions, _MOST
-        )
+        counts = count_passed(buffer_id, portion.tasks, request.statuses, portion.conditions, _MOST)
         (row,) = execute(connection, counts)
         passed = row._asdict()
     error.explain(by_status, leased_by, **passed)

@@ -13,9 +13,15 @@ from sqlalchemy import Connection, Row
 
 from replaydb.database.prepared import execute, execute_many
 from replaydb.database.repository.arrivals import exponentials
-from replaydb.database.statements import buffers as statements
-from replaydb.database.statements import draws as draw_statements
-from replaydb.database.statements.draws import Clock, Pool
+from replaydb.database.statements.pools import Clock, Pool, set_arrivals_back
+from replaydb.database.statements.task import (
+    lock_all_tasks,
+    lock_leased_tasks,
+    lock_tasks,
+    select_tasks,
+    select_total_weight,
+    update_tasks,
+)
 from replaydb.episodes import GroupStatus
 from replaydb.settings import BufferSettings
 
@@ -172,22 +178,18 @@ def lock(
     connection: Connection, buffer_id: int, names: Collection[str] | None = None
 ) -> dict[str, TaskAccount]:
     """Lock some or all tasks until the transaction ends; those that do not exist are left out."""
-    statement = (
-        statements.lock_all_tasks(buffer_id)
-        if names is None
-        else statements.lock_tasks(buffer_id, sorted(names))
-    )
+    statement = lock_all_tasks(buffer_id) if names is None else lock_tasks(buffer_id, sorted(names))
     return _accounts(execute(connection, statement))
 
 
 def read(connection: Connection, buffer_id: int) -> dict[str, TaskAccount]:
     """All tasks as they are, to look at only."""
-    return _accounts(execute(connection, statements.all_tasks(buffer_id)))
+    return _accounts(execute(connection, select_tasks(buffer_id)))
 
 
 def lock_leased(connection: Connection, buffer_id: int, lease_id: int) -> dict[str, TaskAccount]:
     """Lock the tasks of which a lease holds groups."""
-    return _accounts(execute(connection, statements.lock_leased_tasks(buffer_id, lease_id)))
+    return _accounts(execute(connection, lock_leased_tasks(buffer_id, lease_id)))
 
 
 def _accounts(rows: Iterable[Row[Any]]) -> dict[str, TaskAccount]:
@@ -217,14 +219,14 @@ def set_back_if_late(
     time = account.time(clock)
     if time * (account.rate(clock) if rate is None else rate) > LATEST:
         pool = Pool(account.buffer_id, account.task_name, GroupStatus.COMPLETED.value)
-        execute(connection, draw_statements.set_back(pool, clock, time))
+        execute(connection, set_arrivals_back(pool, clock, time))
         account.advance_clock(clock, -time)
 
 
 def sum_anew_if_rounded(connection: Connection, account: TaskAccount) -> None:
     """Sum the weights of a task again where rounding may have spoilt the sum that is kept."""
     if account.weight_error > LARGEST_SUM_ERROR * account.total_weight:
-        statement = statements.total_weight(account.buffer_id, account.task_name)
+        statement = select_total_weight(account.buffer_id, account.task_name)
         [(total,)] = execute(connection, statement)
         account.total_weight, account.weight_error = total or 0.0, 0.0
 
@@ -238,4 +240,4 @@ def save(connection: Connection, accounts: Iterable[TaskAccount]) -> None:
         # They would be set too, and as a parent key make SQLite look at every group of the task.
         del row["buffer_id"], row["task_name"]
         rows.append(row)
-    execute_many(connection, statements.save_tasks(), rows)
+    execute_many(connection, update_tasks(), rows)

@@ -16,8 +16,18 @@ from replaydb.database.prepared import execute, execute_many
 from replaydb.database.repository import tasks
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.tasks import GroupSums, TaskAccount
-from replaydb.database.statements import groups as statements
-from replaydb.database.statements import lineage
+from replaydb.database.statements.draw import lose_leased
+from replaydb.database.statements.episode_group import (
+    archive_groups,
+    archive_scalars,
+    delete_groups,
+    delete_groups_by_id,
+    select_sums,
+    update_each_group,
+    update_groups,
+)
+from replaydb.database.statements.payload import delete_payloads, delete_transcripts
+from replaydb.database.statements.selections import of_tasks
 from replaydb.episodes import GroupStatus
 
 #: A group's scalars, and what else is to change with its status: the same columns for all.
@@ -32,7 +42,7 @@ def move(
     """Give groups, which nobody holds any more, a status from which they are not drawn."""
     _recount(buffer.accounts, [row for row, _ in changes], status)
     new = [_changed(row, status, values) for row, values in changes]
-    execute_many(buffer.connection, statements.change(), new)
+    execute_many(buffer.connection, update_each_group(), new)
 
 
 def reopen(
@@ -58,7 +68,7 @@ def reopen(
                 "priority_key": account.priority_clock + prioritized,
             }
             new.append(_changed(row, status, values) | arrivals)
-    execute_many(buffer.connection, statements.change(), new)
+    execute_many(buffer.connection, update_each_group(), new)
 
 
 def archive(
@@ -74,11 +84,11 @@ def archive(
     _recount(buffer.accounts, rows, GroupStatus.ARCHIVED)
     ids = [row.id for row in rows]
     if keep_payload:
-        execute(buffer.connection, statements.archive(ids, reason, buffer.now))
+        execute(buffer.connection, archive_groups(ids, reason, buffer.now))
         return
-    execute(buffer.connection, statements.archive_scalars(ids, reason, buffer.now))
-    execute(buffer.connection, statements.delete_payloads(ids))
-    execute(buffer.connection, statements.delete_transcripts(ids))
+    execute(buffer.connection, archive_scalars(ids, reason, buffer.now))
+    execute(buffer.connection, delete_payloads(ids))
+    execute(buffer.connection, delete_transcripts(ids))
 
 
 def retire(
@@ -99,7 +109,7 @@ def retire(
 def erase(buffer: LockedBuffer, ids: Sequence[int]) -> None:
     """Delete groups that no account has any more."""
     if ids:
-        execute(buffer.connection, statements.erase(ids))
+        execute(buffer.connection, delete_groups_by_id(ids))
 
 
 def expire(
@@ -109,12 +119,12 @@ def expire(
 ) -> int:
     """Expire any number of groups, and give them other values. Returns how many."""
     expired = 0
-    for row in execute(buffer.connection, statements.sums(condition)):
+    for row in execute(buffer.connection, select_sums(condition)):
         buffer.accounts[row.task_name].move(row.group_status, GroupStatus.EXPIRED, _sums(row))
         expired += row.num_groups
     if expired:
         new = {"group_status": GroupStatus.EXPIRED.value, **values}
-        execute(buffer.connection, statements.set_values(condition, new))
+        execute(buffer.connection, update_groups(condition, new))
     return expired
 
 
@@ -127,13 +137,13 @@ def delete(
 
     The reason goes to those who hold some of them.
     """
-    condition &= statements.of_tasks(buffer.accounts)  # a task made since is not locked
-    sums = execute(buffer.connection, statements.sums(condition))
+    condition &= of_tasks(buffer.accounts)  # a task made since is not locked
+    sums = execute(buffer.connection, select_sums(condition))
     for row in sums:
         buffer.accounts[row.task_name].leave(row.group_status, _sums(row))
     if any(row.group_status == GroupStatus.LEASED for row in sums):
-        execute(buffer.connection, lineage.lose_leased(condition, reason, buffer.now))
-    return execute(buffer.connection, statements.delete_groups(condition))
+        execute(buffer.connection, lose_leased(condition, reason, buffer.now))
+    return execute(buffer.connection, delete_groups(condition))
 
 
 def _recount(accounts: Mapping[str, TaskAccount], rows: Sequence[Any], status: GroupStatus) -> None:

@@ -12,7 +12,12 @@ from replaydb.database.repository import capacity, groups, transitions, upkeep
 from replaydb.database.repository.capacity import Size
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.transitions import Change
-from replaydb.database.statements import groups as statements
+from replaydb.database.statements.episode_group import (
+    mark_completed,
+    select_tags,
+    update_each_group,
+)
+from replaydb.database.statements.selections import EXPIRING, TOO_STALE
 from replaydb.episodes import GroupStatus
 from replaydb.errors import (
     CorruptPayloadError,
@@ -66,7 +71,7 @@ def apply(buffer: LockedBuffer, update: Update) -> int:
         _lay_over(buffer, ids, update.tags)
     if update.reason is not None:
         reasons = [{"group_id": one, "status_reason": update.reason} for one in ids]
-        execute_many(buffer.connection, statements.change(), reasons)
+        execute_many(buffer.connection, update_each_group(), reasons)
     if update.status is not None:
         # Read again: their weights may be others now.
         rows = groups.scalars(buffer.connection, buffer.id, ids)
@@ -75,11 +80,11 @@ def apply(buffer: LockedBuffer, update: Update) -> int:
 
 
 def _lay_over(buffer: LockedBuffer, ids: Sequence[int], tags: Mapping[str, Any]) -> None:
-    rows = execute(buffer.connection, statements.tags_of(ids))
+    rows = execute(buffer.connection, select_tags(ids))
     if damaged := [row.id for row in rows if not isinstance(row.tags, dict)]:
         raise CorruptPayloadError("tags can not be read", damaged)
     new = [{"group_id": row.id, "tags": {**row.tags, **tags}} for row in rows]
-    execute_many(buffer.connection, statements.change(), new)
+    execute_many(buffer.connection, update_each_group(), new)
 
 
 def _give_status(
@@ -104,7 +109,7 @@ def _give_status(
     for into, changes in by_status.items():
         if into is GroupStatus.COMPLETED:
             transitions.reopen(buffer, changes)
-            done = statements.completed_now([row.id for row, _ in changes], buffer.now)
+            done = mark_completed([row.id for row, _ in changes], buffer.now)
             execute(buffer.connection, done)
         else:
             transitions.move(buffer, changes, into)
@@ -132,11 +137,11 @@ def _standing(
     """The status that a group gets, and what else changes: it may be too stale to be drawn."""
     staleness = row.staleness
     attempts = 0 if status is GroupStatus.COMPLETED else row.attempts
-    if status in statements.EXPIRING:  # what is not of use has ceased to age
+    if status in EXPIRING:  # what is not of use has ceased to age
         oldest = row.comparable_version
         staleness = None if oldest is None else buffer.row.policy_version - oldest
         if buffer.is_too_stale(row.task_name, staleness, row.version_span):
-            status, reason = GroupStatus.EXPIRED, statements.TOO_STALE
+            status, reason = GroupStatus.EXPIRED, TOO_STALE
     values = {
         "status_reason": reason,
         "staleness": staleness,

@@ -10,7 +10,7 @@ from replaydb.database.prepared import execute
 from replaydb.database.repository import capacity, leases, pieces
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import LockedBuffer
-from replaydb.database.statements import leases as statements
+from replaydb.database.statements.lease import select_any_overdue
 
 
 def sweep(buffer: LockedBuffer) -> None:
@@ -24,5 +24,5 @@ def sweep(buffer: LockedBuffer) -> None:
 
 def is_due(connection: Connection, row: BufferRow, now: datetime) -> bool:
     """Whether `sweep` would find something to do; a look that locks nothing."""
-    [(is_overdue,)] = execute(connection, statements.any_overdue(row.id, now))
+    [(is_overdue,)] = execute(connection, select_any_overdue(row.id, now))
     return is_overdue or capacity.has_old(connection, row.id, row.settings, now)

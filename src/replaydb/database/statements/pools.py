@@ -17,14 +17,11 @@ from sqlalchemy import (
     select,
     true,
     tuple_,
-    type_coerce,
     update,
 )
 
-from replaydb.database.expressions import among
-from replaydb.database.prepared import Bound, prepared
+from replaydb.database.prepared import Bound
 from replaydb.database.schema import IDLE, IS_IDLE, episode_group, group
-from replaydb.episodes import GroupStatus
 from replaydb.policies import (
     Fifo,
     FreshestFirst,
@@ -38,7 +35,6 @@ from replaydb.policies import (
 )
 
 Clock = Literal["uniform", "priority"]
-
 #: Where the arrivals of each clock are.
 _KEYS: dict[Clock, Column[Any]] = {"uniform": group.uniform_key, "priority": group.priority_key}
 
@@ -118,9 +114,11 @@ _MEMBERS = _OF_TASK & (group.group_status == bindparam("pool_status"))
 _MEMBERS_BY_AGE = _OF_TASK & group.group_status.between(
     bindparam("pool_status"), bindparam("pool_status")
 )
+_CANDIDATE = (group.id, group.weight, group.staleness)
+_ID = group.id.type
 
 
-def first_in_order(
+def select_first(
     pool: Pool,
     order: Order,
     limit: int,
@@ -146,7 +144,7 @@ def first_in_order(
     return Bound(statement, pool.values | {"most": limit})
 
 
-def oldest_equals(
+def select_oldest_equals(
     pool: Pool, order: Order, key: Any, limit: int, eligible: ColumnElement[bool] | None
 ) -> Bound[Select[Any]]:
     """The oldest groups of a pool whose sort column has a value, as `first_in_order` has them."""
@@ -185,7 +183,7 @@ def _in_order(
 _all_in_order = cache(_in_order)
 
 
-def arrivals(
+def select_arrivals(
     pool: Pool,
     order: Order,
     limit: int,
@@ -219,7 +217,7 @@ def _verdict(eligible: ColumnElement[bool]) -> ColumnElement[bool]:
     return func.coalesce(eligible, literal(False))
 
 
-def all_eligible(pool: Pool, eligible: ColumnElement[bool] | None) -> Bound[Select[Any]]:
+def select_eligible(pool: Pool, eligible: ColumnElement[bool] | None) -> Bound[Select[Any]]:
     """Every eligible group of a pool, as (id, weight, staleness), in the order of ids."""
     statement = select(*_CANDIDATE).where(_MEMBERS)
     if eligible is not None:
@@ -227,7 +225,7 @@ def all_eligible(pool: Pool, eligible: ColumnElement[bool] | None) -> Bound[Sele
     return Bound(statement.order_by(group.id), pool.values)
 
 
-def page_of_eligible(
+def select_page_of_eligible(
     pool: Pool, eligible: ColumnElement[bool] | None, after: int, limit: int
 ) -> Bound[Select[Any]]:
     """A page of the eligible groups of a pool: those after an id, so many at most."""
@@ -244,68 +242,8 @@ def page_of_eligible(
     return Bound(statement, pool.values | {"after_id": after, "most": limit})
 
 
-def set_back(pool: Pool, clock: Clock, time: float) -> Bound[Update]:
+def set_arrivals_back(pool: Pool, clock: Clock, time: float) -> Bound[Update]:
     """Move all arrivals of a pool as its clock is moved: from `time` to 0."""
     key = _KEYS[clock]
     statement = update(episode_group).where(_MEMBERS).values({key: key - time})
     return Bound(statement, pool.values)
-
-
-@prepared
-def mark_leased(ids: Any, lease: Any, now: Any, policy_version: Any) -> Update:
-    """Put groups into somebody's hands; counts as a draw until it is given back undone."""
-    values = {
-        # That of a group which had expired or failed was left as it was then.
-        group.staleness: policy_version - group.comparable_version,
-        group.leased_from: group.group_status,
-        group.group_status: GroupStatus.LEASED.value,
-        group.lease_id: lease,
-    }
-    return mark_sampled.build(ids, now).values(values)
-
-
-#: Of groups that still arrive: those that nobody works on.
-UNCLAIMED = group.lease_id.is_(None)
-
-
-@prepared
-def claim(ids: Any, lease: Any) -> Update:
-    """Put groups that still arrive into somebody's hands; they stay what they are."""
-    return update(episode_group).where(among(group.id, ids)).values({group.lease_id: lease})
-
-
-@prepared
-def mark_sampled(ids: Any, now: Any) -> Update:
-    """Count one more draw of each group."""
-    return (
-        update(episode_group).where(among(group.id, ids)).values(_sampled(type_coerce(now, _NOW)))
-    )
-
-
-@cache
-def mark_sampled_and_rekey(order: Order) -> Update:
-    """Count one more draw of groups, with new arrivals: `group_id`, `arrival`, `now`."""
-    return rekey(order).values(_sampled(bindparam("now", type_=_NOW)))
-
-
-@cache
-def rekey(order: Order) -> Update:
-    """A new arrival for groups that were passed over: dicts of `group_id` and `arrival`."""
-    return (
-        update(episode_group)
-        .where(group.id == bindparam("group_id"))
-        .values({order.column: bindparam("arrival")})
-    )
-
-
-_CANDIDATE = (group.id, group.weight, group.staleness)
-_ID = group.id.type
-_NOW = group.last_sampled_at.type
-
-
-def _sampled(now: ColumnElement[Any]) -> dict[Any, Any]:
-    return {
-        group.times_sampled: group.times_sampled + 1,
-        group.first_sampled_at: func.coalesce(group.first_sampled_at, now),
-        group.last_sampled_at: now,
-    }

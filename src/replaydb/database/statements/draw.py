@@ -1,29 +1,17 @@
-"""Draws that were made, cursors, and what became of prompts."""
+"""Draws that were made, and what became of their groups."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from functools import cache
 from typing import Any
 
-from sqlalchemy import (
-    BigInteger,
-    ColumnElement,
-    Insert,
-    Select,
-    Update,
-    case,
-    cast,
-    func,
-    insert,
-    select,
-    update,
-)
+from sqlalchemy import ColumnElement, Insert, Select, Update, insert, select, update
 
 from replaydb.database.expressions import among
 from replaydb.database.prepared import prepared
-from replaydb.database.schema import IS_LEASED, cursor, draw, draw_group, group, run
+from replaydb.database.schema import IS_LEASED, draw, draw_group, group, run
 from replaydb.episodes import GroupStatus
 from replaydb.results import DrawOutcome
 
@@ -43,7 +31,7 @@ def insert_draw_groups() -> Insert:
 
 
 @prepared
-def settle(ids: Any, outcome: Any, reason: Any, now: Any) -> Update:
+def settle_groups(ids: Any, outcome: Any, reason: Any, now: Any) -> Update:
     """What has become of groups that were leased: a group is leased by one draw at most."""
     return _settle(among(_drawn.group_id, ids) & IS_LEASED, outcome, reason, now)
 
@@ -73,7 +61,7 @@ def _settle(which: ColumnElement[bool], outcome: Any, reason: Any, now: Any) -> 
     return update(draw_group).where(which).values(values)
 
 
-def draws(
+def select_draws(
     buffer_id: int,
     *,
     draw_id: int | None,
@@ -103,55 +91,10 @@ def draws(
     return statement.order_by(draw.c.id.desc()).limit(limit)
 
 
-def drawn_groups(draw_ids: Sequence[int]) -> Select[Any]:
+def select_drawn_groups(draw_ids: Sequence[int]) -> Select[Any]:
     """Groups of some draws, in the order of each batch."""
     return (
         select(draw_group)
         .where(among(draw_group.c.draw_id, draw_ids))
         .order_by(draw_group.c.draw_id, draw_group.c.position)
-    )
-
-
-def find_cursor(buffer_id: int, name: str) -> Select[Any]:
-    """Value of a cursor."""
-    return select(cursor.c.value).where(cursor.c.buffer_id == buffer_id, cursor.c.name == name)
-
-
-def update_cursor(buffer_id: int, name: str, values: Mapping[str, Any]) -> Update:
-    """Change a cursor."""
-    mine = (cursor.c.buffer_id == buffer_id) & (cursor.c.name == name)
-    return update(cursor).where(mine).values(dict(values))
-
-
-@cache
-def insert_cursor() -> Insert:
-    """One cursor, as a dict of its columns."""
-    return insert(cursor)
-
-
-def prompts(condition: ColumnElement[bool]) -> Select[Any]:
-    """What became of the groups of every prompt."""
-
-    def number(status: GroupStatus) -> ColumnElement[int]:
-        return func.count(case((group.group_status == status.value, 1)))
-
-    return (
-        select(
-            group.prompt_uid,
-            group.task_name,
-            func.count().label("num_groups"),
-            cast(func.sum(group.num_episodes), BigInteger).label("num_episodes"),
-            cast(func.sum(group.times_sampled), BigInteger).label("times_sampled"),
-            func.count(case((group.times_sampled > 0, 1))).label("num_groups_sampled"),
-            number(GroupStatus.EXPIRED).label("num_expired"),
-            number(GroupStatus.FILTERED).label("num_filtered"),
-            number(GroupStatus.FAILED).label("num_failed"),
-            func.avg(group.reward_mean).label("reward_mean"),
-            func.min(group.reward_min).label("reward_min"),
-            func.max(group.reward_max).label("reward_max"),
-            func.max(group.created_at).label("last_put_at"),
-        )
-        .where(condition, group.prompt_uid.is_not(None))
-        .group_by(group.prompt_uid, group.task_name)
-        .order_by(group.task_name, group.prompt_uid)
     )

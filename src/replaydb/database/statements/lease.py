@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from datetime import datetime
 from functools import cache
 from typing import Any
@@ -25,7 +24,7 @@ from sqlalchemy import (
 from replaydb.database.expressions import among
 from replaydb.database.prepared import prepared
 from replaydb.database.schema import IS_LEASED, draw, draw_group, episode_group, group, lease
-from replaydb.database.statements.groups import SCALARS
+from replaydb.database.statements.episode_group import SCALARS
 from replaydb.episodes import GroupStatus
 
 
@@ -35,7 +34,7 @@ def insert_lease() -> Insert:
     return insert(lease)
 
 
-def live(buffer_id: int, now: datetime, lease_id: int | None = None) -> Select[Any]:
+def select_leases(buffer_id: int, now: datetime, lease_id: int | None = None) -> Select[Any]:
     """Leases that have not expired, or one of them: a row for each group, as its draw took it.
 
     A lease that holds nothing is one row, without a group.
@@ -60,14 +59,14 @@ def live(buffer_id: int, now: datetime, lease_id: int | None = None) -> Select[A
 
 
 @prepared
-def extend(of_buffer: Any, lease_id: Any, now: Any, end: Any) -> Update:
+def extend_lease(of_buffer: Any, lease_id: Any, now: Any, end: Any) -> Update:
     """Move the end of a lease that has not expired."""
     mine = _of_buffer(of_buffer, lease_id)
     return update(lease).where(mine, lease.c.expires_at > now).values(expires_at=end)
 
 
 @prepared
-def held(buffer_id: Any, lease_id: Any) -> Select[Any]:
+def select_held(buffer_id: Any, lease_id: Any) -> Select[Any]:
     """End of a lease, locked, with the scalars of every group it holds, in the order of ids.
 
     A lease that holds nothing is one row, without a group.
@@ -76,7 +75,7 @@ def held(buffer_id: Any, lease_id: Any) -> Select[Any]:
 
 
 @prepared
-def held_among(buffer_id: Any, lease_id: Any, ids: Any) -> Select[Any]:
+def select_held_among(buffer_id: Any, lease_id: Any, ids: Any) -> Select[Any]:
     """End of a lease, locked, with the scalars of some groups it holds, in the order of ids."""
     return _held(buffer_id, lease_id, among(group.id, ids))
 
@@ -97,7 +96,7 @@ def _of_buffer(buffer_id: Any, lease_id: Any) -> ColumnElement[bool]:
 
 
 @prepared
-def end_overdue(of_buffer: Any, now: Any) -> Update:
+def end_overdue_leases(of_buffer: Any, now: Any) -> Update:
     """Put an end to expired leases: no heartbeat that is just under way can revive them."""
     return (
         update(lease)
@@ -106,14 +105,8 @@ def end_overdue(of_buffer: Any, now: Any) -> Update:
     )
 
 
-def overdue(buffer_id: int, tasks: Collection[str], now: datetime) -> ColumnElement[bool]:
-    """Groups of some tasks whose lease has expired."""
-    expired = select(lease.c.id).where(lease.c.buffer_id == buffer_id, lease.c.expires_at <= now)
-    return group.lease_id.in_(expired) & among(group.task_name, sorted(tasks))
-
-
 @prepared
-def any_overdue(of_buffer: Any, now: Any) -> Select[bool]:
+def select_any_overdue(of_buffer: Any, now: Any) -> Select[bool]:
     """Whether a lease that holds groups, or the deadline of a pending one, has run out."""
     expired = select(lease.c.id).where(lease.c.buffer_id == of_buffer, lease.c.expires_at <= now)
     held = select(group.id).where(group.lease_id.is_not(None), group.lease_id.in_(expired))
@@ -125,7 +118,7 @@ def any_overdue(of_buffer: Any, now: Any) -> Select[bool]:
     return select(held.exists() | awaited.exists())
 
 
-def holders(condition: ColumnElement[bool]) -> Select[Any]:
+def select_holders(condition: ColumnElement[bool]) -> Select[Any]:
     """Who holds some groups, and how many."""
     return (
         select(lease.c.id, lease.c.owner, func.count().label("held"))
@@ -137,12 +130,12 @@ def holders(condition: ColumnElement[bool]) -> Select[Any]:
 
 
 @prepared
-def delete_empty(lease_id: Any) -> Delete:
+def delete_lease_if_empty(lease_id: Any) -> Delete:
     """A lease, if it holds nothing any more."""
     return delete(lease).where(lease.c.id == lease_id, ~_HOLDS)
 
 
-def delete_overdue(buffer_id: int, now: datetime) -> Delete:
+def delete_overdue_leases(buffer_id: int, now: datetime) -> Delete:
     """Expired leases that hold nothing any more."""
     return delete(lease).where(lease.c.buffer_id == buffer_id, lease.c.expires_at <= now, ~_HOLDS)
 

@@ -1,4 +1,4 @@
-"""Counting what stands in the way of a draw. No more rows are read than a limit says."""
+"""Counting groups. Where a limit is given, no more rows are read than that."""
 
 from __future__ import annotations
 
@@ -9,7 +9,33 @@ from sqlalchemy import ColumnElement, Select, and_, case, func, literal, select
 
 from replaydb.database.expressions import among
 from replaydb.database.schema import episode_group, group, lease
+from replaydb.database.statements.selections import selection
 from replaydb.episodes import GroupStatus
+
+
+def count_groups(condition: ColumnElement[bool]) -> Select[int]:
+    """How many."""
+    return select(func.count()).select_from(episode_group).where(condition)
+
+
+def count_groups_up_to(condition: ColumnElement[bool], most: int) -> Select[int]:
+    """How many, reading no more of them than so many."""
+    some = select(group.id).where(condition).limit(most).subquery()
+    return select(func.count()).select_from(some)
+
+
+def count_groups_ahead(
+    buffer_id: int,
+    tasks: Collection[str] | None,
+    putters: ColumnElement[bool],
+    max_staleness: int,
+) -> Select[int]:
+    """Groups that are still to be trained: arriving, leased, or never drawn."""
+    in_hand = (GroupStatus.PENDING.value, GroupStatus.LEASED.value)
+    unseen = (group.group_status == GroupStatus.COMPLETED.value) & (group.times_sampled == 0)
+    mine = selection(buffer_id, tasks=tasks)
+    fresh = group.staleness.is_(None) | (group.staleness <= max_staleness)
+    return count_groups(mine & (group.group_status.in_(in_hand) | unseen) & fresh & putters)
 
 
 def count_status(
@@ -20,7 +46,7 @@ def count_status(
     return select(func.count()).select_from(some)
 
 
-def holders(buffer_id: int, tasks: Collection[str] | None, most: int) -> Select[Any]:
+def count_held(buffer_id: int, tasks: Collection[str] | None, most: int) -> Select[Any]:
     """Who holds groups, leased or claimed while they arrive, and how many."""
     held = _some(buffer_id, tasks, [GroupStatus.LEASED, GroupStatus.PENDING], most)
     return (

@@ -9,8 +9,8 @@ from sqlalchemy import Column, ColumnElement, Select, func, literal, select, tup
 from replaydb.database.expressions import as_stored
 from replaydb.database.prepared import prepared
 from replaydb.database.schema import IS_IDLE, episode_group, group, run
-from replaydb.database.statements.draws import Order, Pool
-from replaydb.database.statements.groups import selection
+from replaydb.database.statements.pools import Order, Pool
+from replaydb.database.statements.selections import selection
 
 #: All that a user may see of a group.
 _SHOWN: tuple[ColumnElement[Any], ...] = (
@@ -53,18 +53,18 @@ _SHOWN: tuple[ColumnElement[Any], ...] = (
 
 
 @prepared
-def shown(buffer_id: Any, ids: Any) -> Select[Any]:
+def select_shown(buffer_id: Any, ids: Any) -> Select[Any]:
     """What a user may see of some groups."""
     statement = select(*_SHOWN).outerjoin_from(episode_group, run, group.run_id == run.c.id)
     return statement.where(selection(buffer_id, ids=ids))
 
 
-def keys(condition: ColumnElement[bool], column: Column[Any]) -> Select[Any]:
+def select_keys(condition: ColumnElement[bool], column: Column[Any]) -> Select[Any]:
     """The groups that meet a condition, as (id, key) in no order."""
     return select(group.id, column.label("key")).where(condition)
 
 
-def page(
+def select_page(
     pool: Pool,
     order: Order,
     limit: int | None,
@@ -105,4 +105,4 @@ def page(
     if eligible is not None:
         condition &= func.coalesce(eligible, literal(False))  # no reason for another index
     ordered = (column.desc() if order.descending else column for column in columns)
-    return keys(condition, key).order_by(*ordered).limit(limit)
+    return select_keys(condition, key).order_by(*ordered).limit(limit)

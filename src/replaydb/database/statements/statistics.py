@@ -1,4 +1,4 @@
-"""What a logger wants to know of a buffer: two statements, each one pass."""
+"""What people and loggers want to know of a buffer: each one pass."""
 
 from __future__ import annotations
 
@@ -20,8 +20,73 @@ from sqlalchemy import (
 )
 
 from replaydb.database.expressions import seconds_between
-from replaydb.database.schema import UtcDateTime, draw, draw_group, episode_group, group
+from replaydb.database.schema import UtcDateTime, draw, draw_group, episode_group, group, task
+from replaydb.episodes import GroupStatus
 from replaydb.results import DrawOutcome
+
+
+def select_totals(buffer_id: int) -> Select[Any]:
+    """Sizes and staleness of every task and status."""
+    return (
+        select(
+            group.task_name,
+            group.group_status,
+            func.count().label("num_groups"),
+            cast(func.sum(group.num_episodes), BigInteger).label("num_episodes"),
+            cast(func.sum(group.num_tokens), BigInteger).label("num_tokens"),
+            cast(func.sum(group.num_bytes), BigInteger).label("num_bytes"),
+            func.min(group.staleness).label("min_staleness"),
+            func.avg(group.staleness).label("mean_staleness"),
+            func.max(group.staleness).label("max_staleness"),
+            func.avg(group.reward_mean).label("reward_mean"),
+        )
+        .where(group.buffer_id == buffer_id)
+        .group_by(group.task_name, group.group_status)
+        .order_by(group.task_name, group.group_status)
+    )
+
+
+def select_task_counters(buffer_id: int) -> Select[Any]:
+    """What happened to every task."""
+    columns = (
+        task.c.task_name,
+        task.c.max_staleness,
+        task.c.num_available,
+        task.c.num_pending,
+        task.c.num_leased,
+        task.c.num_inserted,
+        task.c.num_sampled,
+    )
+    return select(*columns).where(task.c.buffer_id == buffer_id).order_by(task.c.task_name)
+
+
+def select_prompts(condition: ColumnElement[bool]) -> Select[Any]:
+    """What became of the groups of every prompt."""
+
+    def number(status: GroupStatus) -> ColumnElement[int]:
+        return func.count(case((group.group_status == status.value, 1)))
+
+    return (
+        select(
+            group.prompt_uid,
+            group.task_name,
+            func.count().label("num_groups"),
+            cast(func.sum(group.num_episodes), BigInteger).label("num_episodes"),
+            cast(func.sum(group.times_sampled), BigInteger).label("times_sampled"),
+            func.count(case((group.times_sampled > 0, 1))).label("num_groups_sampled"),
+            number(GroupStatus.EXPIRED).label("num_expired"),
+            number(GroupStatus.FILTERED).label("num_filtered"),
+            number(GroupStatus.FAILED).label("num_failed"),
+            func.avg(group.reward_mean).label("reward_mean"),
+            func.min(group.reward_min).label("reward_min"),
+            func.max(group.reward_max).label("reward_max"),
+            func.max(group.created_at).label("last_put_at"),
+        )
+        .where(condition, group.prompt_uid.is_not(None))
+        .group_by(group.prompt_uid, group.task_name)
+        .order_by(group.task_name, group.prompt_uid)
+    )
+
 
 #: Bins of staleness: their names, and the least and the most of each.
 STALENESS_BINS: tuple[tuple[str, int, int], ...] = (
@@ -36,7 +101,7 @@ STALENESS_BINS: tuple[tuple[str, int, int], ...] = (
 )
 
 
-def last_draws(buffer_id: int, limit: int) -> Select[Any]:
+def sum_last_draws(buffer_id: int, limit: int) -> Select[Any]:
     """Sums over the groups of the last draws of a buffer: one row.
 
     Groups that were given back, or lost, did not train. A group is replayed by a draw if an earlier
@@ -104,7 +169,7 @@ def _trained(outcome: ColumnElement[str | None]) -> ColumnElement[bool]:
     )
 
 
-def by_status(buffer_id: int, since: datetime | None, now: datetime) -> Select[Any]:
+def sum_by_status(buffer_id: int, since: datetime | None, now: datetime) -> Select[Any]:
     """Sums over the groups of every task and status.
 
     Args:

@@ -1,0 +1,84 @@
+"""Runs, buffers and their cursors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from sqlalchemy import Insert, Select, Update, func, insert, select, update
+
+from replaydb.database.prepared import prepared
+from replaydb.database.schema import buffer, cursor, episode_group, run
+
+
+def select_run(name: str) -> Select[Any]:
+    """Row of a run."""
+    return select(run).where(run.c.name == name)
+
+
+def select_runs() -> Select[Any]:
+    """Runs, the oldest first."""
+    return select(run).order_by(run.c.id)
+
+
+@cache
+def insert_run() -> Insert:
+    """One run, as a dict of its columns."""
+    return insert(run)
+
+
+def select_buffer_named(name: str) -> Select[Any]:
+    """Row of a buffer, by name."""
+    return select(buffer).where(buffer.c.name == name)
+
+
+@prepared
+def select_buffer(buffer_id: Any) -> Select[Any]:
+    """Row of a buffer, by id."""
+    return select(buffer).where(buffer.c.id == buffer_id)
+
+
+@prepared
+def lock_buffer(buffer_id: Any) -> Select[Any]:
+    """Row of a buffer, by id, locked against every change of it."""
+    return select(buffer).where(buffer.c.id == buffer_id).with_for_update(key_share=True)
+
+
+def select_buffers() -> Select[Any]:
+    """Buffers by name, with the number of their groups of any status."""
+    groups = (
+        select(func.count())
+        .select_from(episode_group)
+        .where(episode_group.c.buffer_id == buffer.c.id)
+        .scalar_subquery()
+    )
+    return select(buffer, groups.label("num_groups")).order_by(buffer.c.name)
+
+
+@cache
+def insert_buffer() -> Insert:
+    """One buffer, as a dict of its columns."""
+    return insert(buffer)
+
+
+def update_buffer(buffer_id: int, values: Mapping[str, Any]) -> Update:
+    """Change settings, policy version or counters of one buffer."""
+    return update(buffer).where(buffer.c.id == buffer_id).values(dict(values))
+
+
+def select_cursor(buffer_id: int, name: str) -> Select[Any]:
+    """Value of a cursor."""
+    return select(cursor.c.value).where(cursor.c.buffer_id == buffer_id, cursor.c.name == name)
+
+
+def update_cursor(buffer_id: int, name: str, values: Mapping[str, Any]) -> Update:
+    """Change a cursor."""
+    mine = (cursor.c.buffer_id == buffer_id) & (cursor.c.name == name)
+    return update(cursor).where(mine).values(dict(values))
+
+
+@cache
+def insert_cursor() -> Insert:
+    """One cursor, as a dict of its columns."""
+    return insert(cursor)

@@ -1,0 +1,82 @@
+"""What hangs on groups: episodes, payloads and texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from sqlalchemy import Delete, Insert, Select, delete, insert, select
+
+from replaydb.database.expressions import among
+from replaydb.database.prepared import prepared
+from replaydb.database.schema import episode, payload, transcript
+
+
+@cache
+def insert_episodes() -> Insert:
+    """Episodes, as dicts of their columns."""
+    return insert(episode)
+
+
+@cache
+def insert_payloads() -> Insert:
+    """Payload parts, as dicts of their columns."""
+    return insert(payload)
+
+
+@cache
+def insert_transcripts() -> Insert:
+    """Texts, as dicts of their columns."""
+    return insert(transcript)
+
+
+@prepared
+def select_payloads(ids: Any) -> Select[Any]:
+    """Parts of the payloads of some groups."""
+    return select(payload).where(among(payload.c.group_id, ids))
+
+
+@prepared
+def select_transcripts(ids: Any) -> Select[Any]:
+    """Texts of the episodes of some groups."""
+    return select(transcript).where(among(transcript.c.group_id, ids))
+
+
+def select_positions(ids: Sequence[int]) -> Select[Any]:
+    """Which episodes of some groups there are."""
+    return select(episode.c.group_id, episode.c.position).where(among(episode.c.group_id, ids))
+
+
+def select_episodes(ids: Sequence[int]) -> Select[Any]:
+    """What the scalars of groups are made from, in the order of the episodes."""
+    columns = (
+        episode.c.group_id,
+        episode.c.reward,
+        episode.c.num_tokens,
+        episode.c.min_policy_version,
+        episode.c.max_policy_version,
+    )
+    return (
+        select(*columns)
+        .where(among(episode.c.group_id, ids))
+        .order_by(episode.c.group_id, episode.c.position)
+    )
+
+
+@prepared
+def delete_payloads(ids: Any) -> Delete:
+    """Delete the payloads of groups."""
+    return delete(payload).where(among(payload.c.group_id, ids))
+
+
+@prepared
+def delete_episodes(ids: Any) -> Delete:
+    """Scalars of the episodes of some groups."""
+    return delete(episode).where(among(episode.c.group_id, ids))
+
+
+@prepared
+def delete_transcripts(ids: Any) -> Delete:
+    """Delete the texts of groups."""
+    return delete(transcript).where(among(transcript.c.group_id, ids))

@@ -1,0 +1,103 @@
+"""Which groups: conditions, of which statements are made."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from datetime import datetime
+
+from sqlalchemy import ColumnElement, Select, literal, select, true
+
+from replaydb.database.expressions import among
+from replaydb.database.schema import IDLE, IS_IDLE, group, lease, run
+from replaydb.episodes import GroupStatus
+from replaydb.settings import ExpireBy
+
+
+def selection(
+    buffer_id: int,
+    *,
+    ids: Sequence[int] | None = None,
+    uids: Sequence[str] | None = None,
+    tasks: Collection[str] | None = None,
+    statuses: Collection[str] | None = None,
+    where: ColumnElement[bool] | None = None,
+) -> ColumnElement[bool]:
+    """The groups of a buffer that meet every condition given."""
+    condition = group.buffer_id == buffer_id
+    if ids is not None:
+        # SQLite, which has no statistics, would take any index of buffers before that of ids.
+        condition = (group.buffer_id + 0 == buffer_id) & among(group.id, ids)
+    if uids is not None:
+        condition &= among(group.group_uid, uids)
+    if tasks is not None:
+        condition &= of_tasks(tasks)
+    if statuses is not None:
+        condition &= among(group.group_status, sorted(statuses))
+    return condition if where is None else condition & where
+
+
+#: Of groups that still arrive: those that nobody works on.
+UNCLAIMED = group.lease_id.is_(None)
+
+
+def of_tasks(names: Collection[str]) -> ColumnElement[bool]:
+    """The groups of some tasks."""
+    return among(group.task_name, sorted(names))
+
+
+def of_lineage(lineage: str | None) -> ColumnElement[bool]:
+    """Groups of runs whose versions compare in a buffer that follows a lineage; None: of all."""
+    if lineage is None:
+        return true()
+    return group.run_id.is_(None) | group.run_id.in_(comparable_runs(lineage))
+
+
+def comparable_runs(lineage: str) -> Select[int]:
+    """Ids of the runs whose versions compare with those of a lineage."""
+    return select(run.c.id).where((run.c.lineage == lineage) | run.c.lineage.is_(None))
+
+
+def past_deadline(buffer_id: int, tasks: Collection[str], now: datetime) -> ColumnElement[bool]:
+    """Groups of some tasks that should have had all their episodes by now."""
+    return (
+        (group.buffer_id == buffer_id)
+        & (group.deadline <= now)
+        & (group.group_status == GroupStatus.PENDING.value)
+        & among(group.task_name, sorted(tasks))
+    )
+
+
+#: Statuses from which a group expires; what is pending or leased is in somebody's hands.
+EXPIRING = tuple(status.value for status in IDLE)
+TOO_STALE = "staler than max_staleness"
+
+
+def too_stale(
+    buffer_id: int,
+    task_name: str,
+    policy_version: int,
+    max_staleness: int,
+    expire_by: ExpireBy = "oldest_token",
+) -> ColumnElement[bool]:
+    """Groups of a task that its tolerance no longer covers."""
+    oldest_fresh = policy_version - max_staleness
+    condition = (
+        (group.buffer_id == buffer_id)
+        & (group.task_name == task_name)
+        & IS_IDLE
+        & (group.comparable_version < oldest_fresh)
+    )
+    if expire_by == "newest_token":  # among those few that the index has found
+        condition &= group.max_policy_version < oldest_fresh
+    return condition
+
+
+def staleness_at(policy_version: int) -> ColumnElement[int]:
+    """Staleness of a group at a policy version."""
+    return literal(policy_version) - group.comparable_version
+
+
+def overdue(buffer_id: int, tasks: Collection[str], now: datetime) -> ColumnElement[bool]:
+    """Groups of some tasks whose lease has expired."""
+    expired = select(lease.c.id).where(lease.c.buffer_id == buffer_id, lease.c.expires_at <= now)
+    return group.lease_id.in_(expired) & among(group.task_name, sorted(tasks))
