@@ -96,7 +96,7 @@ class Model:
             raise FullError
         for uid in victims:
             self.rows[uid].status = "archived"
-            self.rows[uid].has_payload = self.rows[uid].is_empty  # which loses nothing
+            self.rows[uid].has_payload = False
         return set(victims)
 
     def update(self, uids: Iterable[str], status: str) -> type[Exception] | None:
@@ -104,7 +104,8 @@ class Model:
         rows = {uid: self.rows[uid] for uid in uids}
         if any(row.status == "leased" for row in rows.values()):
             return GroupLeasedError
-        if status != "archived" and not all(row.has_payload for row in rows.values()):
+        gone = [row for row in rows.values() if row.status == "archived" and row.is_empty]
+        if status != "archived" and (gone or not all(row.has_payload for row in rows.values())):
             return PayloadGoneError
         if status == "completed" and any(row.is_empty for row in rows.values()):
             return InvalidInputError

@@ -255,7 +255,7 @@ def from_rows(
     decoded = Decoded()
     for facts in groups:
         group_id, mine = facts["id"], parts.get(facts["id"], [])
-        if not mine and facts["num_episodes"] > 0:
+        if not mine and is_gone(facts):
             decoded.gone.add(group_id)
             continue
         try:
@@ -264,6 +264,15 @@ def from_rows(
         except CorruptPayloadError as error:
             decoded.corrupt[group_id] = error.reason
     return decoded
+
+
+def is_gone(facts: Facts) -> bool:
+    """Whether a group that has no payload has lost it.
+
+    One that was opened and has got nothing yet has none to lose. In the archive it is not told
+    from one whose prompt was dropped.
+    """
+    return bool(facts["num_episodes"]) or facts["group_status"] == GroupStatus.ARCHIVED
 
 
 def check_scalars(facts: Facts) -> None:

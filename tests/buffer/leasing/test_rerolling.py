@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 import replaydb as rdb
 from replaydb import GroupStatus, Store
@@ -69,3 +70,21 @@ async def test_a_group_whose_episodes_are_all_gone_is_rolled_from_its_prompt(
         await buffer.put(again, on_duplicate="replace")
     assert list(await buffer.sample(1)) == [again]
     await check_books(url)
+
+
+async def test_a_prompt_that_was_dropped_is_not_handed_out_as_none(store: Store) -> None:
+    buffer = await store.buffer("math", archived_payload="drop")
+    left = rdb.EpisodeGroup("gsm8k", [], status="aborted", prompt="1 + 1", expected_episodes=2)
+    [group_id] = await buffer.put(left)
+    async with buffer.lease(1, ttl=60, statuses=["aborted"]) as lease:
+        assert lease.batch[0].prompt == "1 + 1"
+    draw_id = lease.batch.draw_id
+    assert draw_id is not None
+    for call in (
+        buffer.get([group_id]),
+        buffer.redraw(draw_id),
+        buffer.update([group_id], status="aborted"),
+    ):
+        with pytest.raises(rdb.PayloadGoneError) as caught:
+            await call
+        assert caught.value.group_ids == (group_id,)

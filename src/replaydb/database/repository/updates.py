@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from replaydb.database.prepared import execute, execute_many
-from replaydb.database.records import PUTTABLE
+from replaydb.database.records import PUTTABLE, is_gone
 from replaydb.database.repository import capacity, groups, transitions, upkeep
 from replaydb.database.repository.capacity import Size
 from replaydb.database.repository.locked import LockedBuffer
@@ -123,7 +123,7 @@ def _check(rows: Sequence[Any], status: GroupStatus) -> None:
         raise GroupLeasedError(held)
     if status is GroupStatus.ARCHIVED:
         return
-    if gone := [row.id for row in rows if row.num_episodes and not row.num_bytes]:
+    if gone := [row.id for row in rows if not row.num_bytes and is_gone(row._mapping)]:
         raise PayloadGoneError(gone)
     empty = [row.id for row in rows if not row.num_episodes]
     if empty and status is GroupStatus.COMPLETED:
