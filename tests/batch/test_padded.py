@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from replaydb import Batch, Episode, InvalidInputError, Turn
+from replaydb import Batch, Episode, EpisodeGroup, InvalidInputError, Turn
 from replaydb.batch import padding
 from replaydb.batch.columns import UNKNOWN_VERSION
 from replaydb.training import advantages
@@ -169,6 +169,15 @@ def test_split_shortens_prompts_at_the_front_and_responses_at_the_end() -> None:
     assert made.prompt_lengths.tolist() == [1, 1, 1]
     left = two_groups().split(0, side="left")
     assert left.response_ids.tolist() == [[0, 0, 0, 3], [4, 5, 6, 7], [0, 0, 0, 9]]
+
+
+def test_parts_without_episodes_have_no_tokens() -> None:
+    """Such as the prompt of a group that is still to be generated."""
+    prompt = EpisodeGroup("gsm8k", [], status="aborted", prompt_ids=[1, 2])
+    batch = Batch([prompt, EpisodeGroup("gsm8k", [episode([1, 2], [3, 4])])])
+    assert batch.split(0).response_ids.tolist() == [[3, 4]]
+    assert batch.padded(0, max_length=3).token_ids.tolist() == [[1, 2, 3]]
+    assert batch.packed(0, max_tokens=4).token_ids.tolist() == [[1, 2, 3, 4]]
 
 
 def test_extras_of_tokens_and_episodes() -> None:

@@ -210,7 +210,7 @@ def _kept(
     rest = columns.lengths - skipped - kept
     runs = np.stack([skipped, kept, rest], axis=1)
     return [
-        np.repeat([False, True, False] * (end - begin), runs[begin:end].reshape(-1))
+        np.repeat(np.tile([False, True, False], end - begin), runs[begin:end].reshape(-1))
         for begin, end in pairwise(columns.bounds.tolist())
     ]
 
