@@ -1,8 +1,8 @@
 """Fully asynchronous training: workers generate while the trainer trains, bounded by staleness.
 
-`Buffer.admission` lets workers start only as many groups as can be trained before they are too
-stale. The trainer leases every group once, in the order of arrival, and acks it after its step;
-after a crash nothing is lost and nothing is trained twice.
+A scheduler opens groups, no more than can be trained before they are too stale
+(`Buffer.admission`). Workers claim them and add episodes; the groups of a worker that dies go to
+another. The trainer leases every group once, the oldest first, and acks it after its step.
 
     python -m examples.async_admission
 """
@@ -10,14 +10,13 @@ after a crash nothing is lost and nothing is trained twice.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import tempfile
-from dataclasses import dataclass, field
 
 import torch
 
 import replaydb as rdb
-from examples.grpo_replay import update
-from examples.toy import COMPLETIONS, NUM_DIGITS, Policy
+from examples.toy import COMPLETIONS, NUM_DIGITS, Policy, grpo_step
 
 STEPS = 25
 GROUPS_PER_STEP = 8
@@ -25,69 +24,64 @@ MAX_STALENESS = 2
 WORKERS = 3
 
 
-@dataclass
-class Outcome:
-    """What was reached, and how stale each group was when it was trained."""
+async def run(url: str, steps: int = STEPS) -> tuple[float, list[int | None]]:
+    """All in one event loop; scheduler, workers and trainer might as well be on many machines.
 
-    reward: float = 0.0
-    staleness: list[int | None] = field(default_factory=list)
-
-
-async def train(url: str, steps: int = STEPS) -> Outcome:
-    """Run workers and the trainer in one event loop; they might as well be on many machines."""
-    policy, outcome = Policy(), Outcome()
-    optimizer = torch.optim.Adam(policy.parameters(), lr=0.1)
-    async with rdb.Store.open(url, run="async") as store:
+    Returns:
+        The reward that is reached, and how stale every group was when it was trained.
+    """
+    policy = Policy()
+    async with rdb.Store.open(url, run="async") as store, asyncio.TaskGroup() as tasks:
         buffer = await store.buffer("repeat")
-        starting = asyncio.Lock()
-        workers = [
-            asyncio.create_task(generate(buffer, policy, starting, seed)) for seed in range(WORKERS)
+        others = [
+            tasks.create_task(schedule(buffer)),
+            *(tasks.create_task(generate(buffer, policy, seed)) for seed in range(WORKERS)),
         ]
-        try:
-            async with buffer.loader(
-                GROUPS_PER_STEP, rdb.Fifo(), lease=True, ttl=30, prefetch=1, num_steps=steps
-            ) as loader:
-                async for batch in loader:
-                    version = buffer.policy_version
-                    outcome.staleness += [
-                        version - group.min_policy_version
-                        for group in batch
-                        if group.min_policy_version is not None
-                    ]
-                    update(policy, optimizer, batch)
-                    await buffer.advance_policy(version + 1)
-        finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
-    outcome.reward = policy.expected_reward()
-    return outcome
+        staleness = await train(buffer, policy, steps)
+        for other in others:
+            other.cancel()
+    return policy.expected_reward(), staleness
 
 
-async def generate(buffer: rdb.Buffer, policy: Policy, starting: asyncio.Lock, seed: int) -> None:
-    """Generate until cancelled; episodes are stored as they come, in any order."""
-    generator = torch.Generator().manual_seed(seed)
-    for number in range(10**9):
-        uid = f"{seed}-{number}"
-        async with starting:  # what was admitted counts from `open_group` on
-            await buffer.admission(GROUPS_PER_STEP, max_staleness=MAX_STALENESS)
-            await buffer.open_group("repeat", uid, COMPLETIONS)
+async def schedule(buffer: rdb.Buffer) -> None:
+    """Open as many groups as are admitted; they are pending until all episodes are there."""
+    generator = torch.Generator().manual_seed(0)
+    for number in itertools.count():
+        await buffer.admission(GROUPS_PER_STEP, max_staleness=MAX_STALENESS)
         digit = int(torch.randint(NUM_DIGITS, (), generator=generator))
-        group = policy.complete(digit, buffer.policy_version, generator)
-        await asyncio.gather(
-            *(
-                buffer.add_episode(uid, episode, position=position)
-                for position, episode in enumerate(group.episodes)
-            )
-        )
+        await buffer.open_group("repeat", f"group-{number}", COMPLETIONS, prompt_ids=[digit])
+
+
+async def generate(buffer: rdb.Buffer, policy: Policy, seed: int) -> None:
+    """Claim one pending group after another; its last episode completes it."""
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        async with buffer.lease(1, statuses="pending", ttl=30, timeout=None) as claim:
+            [group] = claim.batch
+            assert group.prompt_ids is not None
+            episodes = policy.complete(int(group.prompt_ids[0]), generator)
+            for position, episode in enumerate(episodes):
+                await buffer.add_episode(group.group_uid, episode, position=position)
+
+
+async def train(buffer: rdb.Buffer, policy: Policy, steps: int) -> list[int | None]:
+    """Every group once: what a trainer that dies holds goes to the next one."""
+    optimizer = torch.optim.Adam(policy.parameters(), lr=0.1)
+    staleness: list[int | None] = []
+    for step in range(steps):
+        async with buffer.lease(GROUPS_PER_STEP, ttl=30, step=step, timeout=None) as lease:
+            grpo_step(policy, optimizer, lease.batch)
+            await buffer.advance_policy(policy.version)
+        staleness += lease.batch.staleness
+    return staleness
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        outcome = asyncio.run(train(f"sqlite:///{folder}/replay.db"))
-    print(f"expected reward: {outcome.reward:.2f}, by chance it is {1 / NUM_DIGITS}")
-    stalest = max(one for one in outcome.staleness if one is not None)
-    print(f"trained {len(outcome.staleness)} groups, the stalest {stalest} versions old")
+        reward, staleness = asyncio.run(run(f"sqlite:///{folder}/replay.db"))
+    print(f"expected reward: {reward:.2f}, by chance it is {1 / NUM_DIGITS}")
+    stalest = max(versions for versions in staleness if versions is not None)
+    print(f"trained {len(staleness)} groups, the stalest {stalest} versions behind")
 
 
 if __name__ == "__main__":

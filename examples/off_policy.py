@@ -1,8 +1,8 @@
 """Off-policy training from what another policy left in the store, without an event loop.
 
 A behaviour policy that answers at random fills a buffer once. Another one is trained from it alone:
-groups are drawn in proportion to how learnable they are (which the batch's importance weights
-correct for), and tokens are weighed by truncated importance ratios.
+groups are drawn in proportion to how learnable they are, which the batch's importance weights
+correct for, and tokens are weighed by truncated importance ratios.
 
     python -m examples.off_policy
 """
@@ -26,7 +26,10 @@ def fill(url: str) -> None:
     """What some earlier run generated."""
     generator = torch.Generator().manual_seed(0)
     behaviour = Policy()
-    groups = [behaviour.complete(i % NUM_DIGITS, 0, generator) for i in range(GROUPS)]
+    groups = [
+        rdb.EpisodeGroup("repeat", behaviour.complete(i % NUM_DIGITS, generator))
+        for i in range(GROUPS)
+    ]
     with blocking.Store.open(url, run="behaviour") as store:
         store.buffer("repeat").put(groups, priority=priorities.Learnability(solved=0.5))
 
@@ -35,9 +38,9 @@ def train(url: str, steps: int = STEPS) -> tuple[float, dict[str, float]]:
     """Returns the reward that is reached, and how far off-policy the last step was."""
     policy = Policy()
     optimizer = torch.optim.Adam(policy.parameters(), lr=0.1)
-    off: dict[str, float] = {}
+    summary: dict[str, float] = {}
     with blocking.Store.open(url, run="learner") as store:
-        buffer = store.buffer("repeat")
+        buffer = store.buffer("repeat", create=False)
         with buffer.loader(16, rdb.Prioritized(beta=1.0), num_steps=steps) as loader:
             for batch in loader:
                 tensors = batch.split(pad_token_id=0)
@@ -50,17 +53,17 @@ def train(url: str, steps: int = STEPS) -> tuple[float, dict[str, float]]:
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-                off = importance.off_policyness(logprobs, tensors.logprobs, tensors.loss_mask)
-    return policy.expected_reward(), off
+                summary = importance.off_policyness(logprobs, tensors.logprobs, tensors.loss_mask)
+    return policy.expected_reward(), summary
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         url = f"sqlite:///{folder}/replay.db"
         fill(url)
-        reward, off = train(url)
+        reward, summary = train(url)
     print(f"expected reward: {reward:.2f}, by chance it is {1 / NUM_DIGITS}")
-    print(f"effective sample size: {off['ratio/ess']:.2f}, KL: {off['kl/k3']:.2f}")
+    print(f"effective sample size: {summary['ratio/ess']:.2f}, KL: {summary['kl/k3']:.2f}")
 
 
 if __name__ == "__main__":

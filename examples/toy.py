@@ -1,4 +1,7 @@
-"""A policy small enough to learn in seconds: answer a digit by repeating it twice."""
+"""What the small examples share: a task learned in seconds, and a step of GRPO.
+
+The task is to answer a digit by repeating it twice.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import replaydb as rdb
+from replaydb.training import advantages, importance
 
 NUM_DIGITS = 10
 LENGTH = 2
@@ -13,11 +17,16 @@ COMPLETIONS = 4
 
 
 class Policy(nn.Module):
-    """One distribution for each prompt and position: a table of logits."""
+    """One distribution for each prompt and position: a table of logits.
+
+    Attributes:
+        version: Training steps that made it.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Parameter(torch.zeros(NUM_DIGITS, LENGTH, NUM_DIGITS))
+        self.version = 0
 
     def logprobs(self, prompts: Tensor, responses: Tensor) -> Tensor:
         """Logprobs of response tokens [N, R] to prompts [N, 1]."""
@@ -25,30 +34,39 @@ class Policy(nn.Module):
         return table.gather(2, responses[:, :, None]).squeeze(2)
 
     @torch.no_grad()
-    def complete(self, digit: int, version: int, generator: torch.Generator) -> rdb.EpisodeGroup:
-        """Sample completions of one prompt, and reward the share of tokens that are right."""
+    def complete(self, digit: int, generator: torch.Generator) -> list[rdb.Episode]:
+        """Sample completions of one prompt; the reward is the share of tokens that are right."""
         probabilities = self.table[digit].softmax(dim=-1)
-        sampled = torch.multinomial(probabilities, COMPLETIONS, True, generator=generator).T
-        prompts = torch.full((COMPLETIONS, 1), digit)
-        return rdb.EpisodeGroup(
-            "repeat",
-            [
-                rdb.Episode(
-                    prompt_ids=prompt,
-                    response_ids=response,
-                    logprobs=logprobs,
-                    reward=(response == digit).float().mean().item(),
-                    policy_version=version,
-                )
-                for prompt, response, logprobs in zip(
-                    prompts, sampled, self.logprobs(prompts, sampled), strict=True
-                )
-            ],
-            prompt_uid=str(digit),
-        )
+        responses = torch.multinomial(probabilities, COMPLETIONS, True, generator=generator).T
+        logprobs = self.logprobs(torch.full((COMPLETIONS, 1), digit), responses)
+        return [
+            rdb.Episode(
+                prompt_ids=[digit],
+                response_ids=response,
+                logprobs=of_response,
+                reward=(response == digit).float().mean().item(),
+                policy_version=self.version,
+            )
+            for response, of_response in zip(responses, logprobs, strict=True)
+        ]
 
     @torch.no_grad()
     def expected_reward(self) -> float:
         """Chance that a token is right, mean over prompts and positions."""
         right = self.table.softmax(dim=-1).diagonal(dim1=0, dim2=2)
         return right.mean().item()
+
+
+def grpo_step(policy: Policy, optimizer: torch.optim.Optimizer, batch: rdb.Batch) -> None:
+    """One step of clipped policy gradient, on fresh and replayed groups alike."""
+    tensors = batch.split(pad_token_id=0)
+    assert tensors.logprobs is not None
+    gain = tensors.per_token(advantages.grpo(tensors.rewards, tensors.group_index))
+    logprobs = policy.logprobs(tensors.prompt_ids, tensors.response_ids)
+    ratio = importance.token_ratios(logprobs, tensors.logprobs, tensors.loss_mask)
+    surrogate = torch.minimum(ratio * gain, importance.clipped(ratio, 0.2) * gain)
+    loss = -surrogate[tensors.loss_mask].mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    policy.version += 1

@@ -12,15 +12,19 @@ from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
 
+import torch
 from rich.console import Console
 
 import replaydb as rdb
+from examples.grpo_digits import checkpoint
 from examples.grpo_digits.child import ChildFailedError
 from examples.grpo_digits.database import Database, postgresql_server, sqlite_file
 from examples.grpo_digits.display import Display
-from examples.grpo_digits.job import BUFFER_NAME, MAX_STALENESS, URL_VARIABLE, Job
-from examples.grpo_digits.report import Outcome, failures, print_report
-from examples.grpo_digits.supervisor import Supervisor
+from examples.grpo_digits.job import MAX_STALENESS, STEP, URL_VARIABLE, checkpoint_path
+from examples.grpo_digits.model import Policy
+from examples.grpo_digits.report import Evaluation, Outcome, failures, print_report
+from examples.grpo_digits.supervisor import group_uids_acknowledged, supervise
+from examples.grpo_digits.trainer import new_optimizer
 
 INTRODUCTION = """\
 A transformer of 100,000 random parameters learns to sort eight digits by GRPO alone: it sees no
@@ -34,6 +38,7 @@ SECONDS_TO_LEARN = 30.0
 
 def main() -> int:
     options = parse_options()
+    torch.set_num_threads(1)
     options.directory.mkdir(parents=True, exist_ok=True)
     console = Console()
     try:
@@ -63,7 +68,7 @@ def parse_options() -> argparse.Namespace:
     )
     parser.add_argument("--steps", type=at_least(50), default=400, help="optimizer steps")
     parser.add_argument("--seconds", type=float, default=65.0, help="limit of the training time")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of the first weights")
     parser.add_argument(
         "--keep-server", action="store_true", help="leave the PostgreSQL server running afterwards"
     )
@@ -91,30 +96,32 @@ def open_database(options: argparse.Namespace) -> AbstractContextManager[Databas
 
 
 async def demo(options: argparse.Namespace, database: Database, console: Console) -> int:
-    """Run one job on the database, then check what it left there; returns the exit code."""
+    """Train once on the database, then check what that left there; returns the exit code."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     run = f"digits-{datetime.now().astimezone():%Y%m%d-%H%M%S-%f}"
     folder = options.directory / run
     folder.mkdir()
-    # All demos on one database count versions in one lineage, so that `first_version` works.
-    async with rdb.Store.open(database.url, run=run, lineage=BUFFER_NAME, migrate=True) as store:
-        buffer = await store.buffer(BUFFER_NAME, max_staleness=MAX_STALENESS, on_ack="return")
-        # A policy that starts from scratch must not learn from what an earlier run left in the
-        # buffer: it starts so many versions later that all of it is too stale.
-        first_version = buffer.policy_version + MAX_STALENESS + 1 if await buffer.count() else 0
-        await buffer.advance_policy(first_version)
-        job = Job(run, options.steps, options.seed, first_version)
-        job.save(folder)
-        console.print(INTRODUCTION, highlight=False, soft_wrap=True)
+    torch.manual_seed(options.seed)
+    policy = Policy()
+    before = Evaluation.of(policy)
+    console.print(INTRODUCTION, highlight=False, soft_wrap=True)
+    async with rdb.Store.open(database.url, run=run, migrate=True) as store:
+        buffer = await store.buffer(run, max_staleness=MAX_STALENESS, on_ack="return")
+        checkpoint.save(checkpoint_path(folder, 0), policy, new_optimizer(policy))
+        await buffer.put([], cursor={STEP: 0})
         with Display(console, options.steps) as display:
-            supervisor = Supervisor(job, folder, database.url, options.seconds, display)
-            await supervisor.run(buffer)
-    outcome = await Outcome.of(run, supervisor.group_uids_acknowledged(), database)
-    print_report(console, database, outcome, supervisor.tally)
-    wrong = failures(outcome, supervisor.tally, expect_learning=is_long_enough(options))
-    if not supervisor.recovered:
+            recovered = await supervise(
+                buffer, folder, database.url, options.steps, options.seconds, display
+            )
+        step = await buffer.cursor(STEP)
+    checkpoint.load(checkpoint_path(folder, step), policy)
+    after = Evaluation.of(policy)
+    outcome = await Outcome.of(run, group_uids_acknowledged(folder), database)
+    print_report(console, database, run, outcome, before, after)
+    wrong = failures(outcome, step, before, after, expect_learning=is_long_enough(options))
+    if not recovered:
         wrong.append("the trainer was not killed and resumed: the run ended before")
     for failure in wrong:
         console.print(f"Failed: {failure}", style="red")

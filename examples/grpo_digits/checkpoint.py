@@ -1,4 +1,4 @@
-"""One safetensors file holds weights, optimizer state, step and policy version, all of one moment.
+"""Weights and optimizer state of one moment, in one safetensors file.
 
 It comes into being by one rename, so a reader, or a trainer that was killed, finds a whole one.
 """
@@ -6,61 +6,38 @@ It comes into being by one rename, so a reader, or a trainer that was killed, fi
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
-    """How far training has come: optimizer steps made, and the version these weights carry."""
-
-    step: int
-    policy_version: int
-
-
-def save(
-    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, position: Position
-) -> None:
+def save(path: Path, model: nn.Module, optimizer: Optimizer) -> None:
     """Write the checkpoint, in the place of one that did not come to count."""
     tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
     for index, state in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer/{index}/{name}": tensor for name, tensor in state.items()}
-    metadata = {"step": str(position.step), "policy_version": str(position.policy_version)}
     unfinished = path.with_suffix(".unfinished")
-    save_file(tensors, unfinished, metadata)
+    save_file(tensors, unfinished)
     os.replace(unfinished, path)
 
 
-def load_weights(path: Path, model: nn.Module) -> Position:
-    """Load the weights only, as a rollout worker does."""
-    with safe_open(path, framework="pt") as file:
-        model.load_state_dict(_part(file, "model/"))
-        return _position(file)
-
-
-def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> Position:
-    """Load weights and optimizer, as a trainer that resumes does."""
-    with safe_open(path, framework="pt") as file:
-        model.load_state_dict(_part(file, "model/"))
+def load(path: Path, model: nn.Module, optimizer: Optimizer | None = None) -> None:
+    """Load the weights, and for a trainer that resumes its optimizer."""
+    tensors = load_file(path)
+    model.load_state_dict(_under("model/", tensors))
+    if optimizer is not None:
         state: dict[int, dict[str, Tensor]] = {}
-        for key, tensor in _part(file, "optimizer/").items():
+        for key, tensor in _under("optimizer/", tensors).items():
             index, name = key.split("/")
             state.setdefault(int(index), {})[name] = tensor
-        param_groups = optimizer.state_dict()["param_groups"]
-        optimizer.load_state_dict({"state": state, "param_groups": param_groups})
-        return _position(file)
+        optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
 
 
-def _part(file: safe_open, prefix: str) -> dict[str, Tensor]:
-    keys = (key for key in file.keys() if key.startswith(prefix))  # noqa: SIM118 - not a mapping
-    return {key.removeprefix(prefix): file.get_tensor(key) for key in keys}
-
-
-def _position(file: safe_open) -> Position:
-    metadata = file.metadata()
-    return Position(int(metadata["step"]), int(metadata["policy_version"]))
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        key.removeprefix(prefix): tensor
+        for key, tensor in tensors.items()
+        if key.startswith(prefix)
+    }

@@ -26,11 +26,10 @@ class Child:
     It gets its own session, so that Ctrl-C in a terminal reaches only the parent.
     """
 
-    def __init__(self, module: str, folder: Path, *arguments: str, url: str) -> None:
-        self.name = " ".join([module, *arguments])
-        self._command = ["-m", f"examples.grpo_digits.{module}", str(folder), *arguments]
+    def __init__(self, module: str, *arguments: object, log: Path, url: str) -> None:
+        self._command = ["-m", f"examples.grpo_digits.{module}", *map(str, arguments)]
         self._environment = os.environ | {URL_VARIABLE: url, "OMP_NUM_THREADS": "1"}
-        self._log = folder / f"{self.name.replace(' ', '-')}.log"
+        self._log = log
         self._process: asyncio.subprocess.Process | None = None
         self._fine = {0}
 
@@ -83,7 +82,7 @@ class Child:
         """Raise `ChildFailedError` if it has ended in a way that nobody asked for."""
         if self.exit_code is not None and self.exit_code not in self._fine:
             last_words = "\n".join(self._log.read_text(errors="replace").splitlines()[-15:])
-            raise ChildFailedError(f"{self.name} ended with {self.exit_code}:\n{last_words}")
+            raise ChildFailedError(f"{self._log.stem} ended with {self.exit_code}:\n{last_words}")
 
     async def _stop(self) -> None:
         if self._process is None:

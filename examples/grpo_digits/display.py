@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
-from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from examples.grpo_digits.tally import Tally
+import replaydb as rdb
 
-SECONDS_BETWEEN_LINES = 5.0
-FACTS = "reward {reward:.2f} · {put:,} put · {sampled:,} sampled · {staleness:.1f} stale"
+FACTS = "reward {reward:.2f} · {put:,.0f} put · {staleness:.1f} stale"
 
 
 class Display:
@@ -21,8 +18,8 @@ class Display:
     def __init__(self, console: Console, num_steps: int) -> None:
         self._console = console
         self._num_steps = num_steps
-        self._started_at = time.monotonic()
-        self._last_line_at = 0.0
+        self._interval = 1.0 if console.is_terminal else 5.0
+        self._began = self._updated = time.monotonic()
         self._bar = Progress(
             MofNCompleteColumn(),
             BarColumn(bar_width=8),
@@ -33,33 +30,29 @@ class Display:
         )
         self._task = self._bar.add_task("training", total=num_steps, facts="starting")
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Display:
         self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self._bar.stop()
 
     def say(self, text: str) -> None:
         """One line that stays."""
-        elapsed = time.monotonic() - self._started_at
+        elapsed = time.monotonic() - self._began
         self._console.print(f"[dim]{elapsed:5.1f} s[/dim]  {text}", highlight=False, soft_wrap=True)
 
-    def update(self, tally: Tally, groups_put: int) -> None:
-        """Show where the training is."""
+    async def update(self, buffer: rdb.Buffer, step: int) -> None:
+        """Show where the training is, by the metrics of the buffer, now and then."""
+        if time.monotonic() - self._updated < self._interval:
+            return
+        self._updated = time.monotonic()
+        metrics = await buffer.metrics(draws=10)
         facts = FACTS.format(
-            reward=tally.reward,
-            put=groups_put,
-            sampled=tally.groups_sampled,
-            staleness=tally.mean_staleness,
+            reward=metrics.get("train/reward_mean", 0.0),
+            put=metrics["gen/groups"],
+            staleness=metrics.get("train/staleness_mean", 0.0),
         )
-        self._bar.update(self._task, completed=tally.step, facts=facts)
-        now = time.monotonic()
-        if not self._console.is_terminal and now - self._last_line_at > SECONDS_BETWEEN_LINES:
-            self._last_line_at = now
-            self.say(f"step {tally.step}/{self._num_steps} · {facts}")
+        self._bar.update(self._task, completed=step, facts=facts)
+        if not self._console.is_terminal:
+            self.say(f"step {step}/{self._num_steps} · {facts}")

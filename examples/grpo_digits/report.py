@@ -1,126 +1,195 @@
-"""The closing table: what was put, drawn and lost, and what was learned."""
+"""The closing table: what was put, drawn and lost, by plain SQL, and what was learned."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from itertools import pairwise
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
+from examples.grpo_digits import task
 from examples.grpo_digits.database import Database
-from examples.grpo_digits.job import BUFFER_NAME, GROUPS_PER_STEP
-from examples.grpo_digits.tally import Tally
+from examples.grpo_digits.job import GROUPS_PER_STEP
+from examples.grpo_digits.model import Policy, generate
 
 REWARD_TO_GAIN = 0.3
+HELD_OUT_PROMPTS = 500
+BARS = "▁▂▃▄▅▆▇█"
 
 STORED_WITH_PAYLOAD = """
     SELECT group_uid FROM group_overview
-    WHERE group_id IN (SELECT group_id FROM payload)
+    WHERE buffer_name = '{run}' AND group_id IN (SELECT group_id FROM payload)
 """
+#: What became of the groups of every draw.
 DRAWS = """
-    SELECT run_name, step, draw_id, outcome, count(*) FROM training_history
-    GROUP BY run_name, step, draw_id, outcome ORDER BY draw_id
+    SELECT step, draw_id, outcome, count(*), avg(reward_mean),
+           min(staleness), avg(staleness), max(staleness)
+    FROM training_history WHERE buffer_name = '{run}'
+    GROUP BY step, draw_id, outcome ORDER BY draw_id
 """
-LEARNING_CURVE = (
-    "SELECT run_name, min_policy_version / 50 * 50 AS from_version, count(*) AS num_groups, "
-    "avg(reward_mean) AS reward FROM group_overview GROUP BY 1, 2 ORDER BY 1, 2"
-)
+#: What to ask the database next, for a person to run.
+QUESTIONS = {
+    "what was learned": """
+        SELECT min_policy_version / 50 * 50 AS from_version, tags ->> 'level' AS level,
+        count(*) AS num_groups, avg(reward_mean) AS reward
+        FROM group_overview WHERE buffer_name = '{run}' GROUP BY 1, 2 ORDER BY 1, 2
+    """,
+    "how completions ended": """
+        SELECT min_policy_version / 50 * 50 AS from_version, finish_reason,
+        count(*) AS num_episodes, avg(num_loss_tokens) AS mean_length
+        FROM episode_overview WHERE buffer_name = '{run}' GROUP BY 1, 2 ORDER BY 1, 2
+    """,
+    "what the model wrote": """
+        SELECT min_policy_version AS version, prompt_uid, text, reward
+        FROM episode_overview JOIN transcript USING (group_id, position)
+        WHERE buffer_name = '{run}' ORDER BY group_id DESC LIMIT 10
+    """,
+    "which batch trained the step that was killed": """
+        SELECT step, draw_id, outcome, outcome_reason, count(*) AS num_groups
+        FROM training_history WHERE buffer_name = '{run}' AND step IN
+        (SELECT step FROM training_history WHERE buffer_name = '{run}' AND outcome <> 'acked')
+        GROUP BY 1, 2, 3, 4 ORDER BY 2
+    """,
+}
 
-KILLED_STEPS = (
-    "SELECT run_name, step, draw_id, outcome, count(*) AS num_groups FROM training_history "
-    "WHERE (run_name, step) IN (SELECT run_name, step FROM training_history "
-    "WHERE outcome <> 'acked') GROUP BY 1, 2, 3, 4 ORDER BY 3"
-)
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Greedy completions of held-out prompts.
+
+    Attributes:
+        reward: Their mean reward.
+        share_right: How many are right in all eight places.
+        example: One to look at.
+    """
+
+    reward: float
+    share_right: float
+    example: str
+
+    @classmethod
+    def of(cls, policy: Policy) -> Evaluation:
+        prompts = task.held_out_prompts(HELD_OUT_PROMPTS)
+        responses, _ = generate(policy, prompts)
+        rewards = task.rewards_of(prompts, responses)
+        return cls(
+            rewards.mean().item(),
+            (rewards == 1).float().mean().item(),
+            task.to_text(prompts[0]) + task.to_text(responses[0]),
+        )
 
 
-@dataclass(frozen=True, slots=True)
+class Draw(NamedTuple):
+    """The groups of a draw that came to the same end: a row of `DRAWS`."""
+
+    step: int
+    draw_id: int
+    outcome: str
+    num_groups: int
+    reward: float
+    least_stale: int
+    mean_staleness: float
+    most_stale: int
+
+
+@dataclass(frozen=True)
 class Outcome:
-    """What plain SQL finds in the database afterwards, beside what the processes noted.
+    """What plain SQL finds in the database, beside what the workers noted.
 
     Attributes:
         num_acknowledged: Groups whose `put` returned.
         num_lost: Those of them that are not there, with their payload.
-        trained: Draws of which every group was acked, by step.
-        untrained: Other draws, by step, each with what became of its groups.
+        trained: Draws that were acked whole, in their order.
+        untrained: Other draws.
     """
 
     num_acknowledged: int
     num_lost: int
-    trained: dict[int, list[int]]
-    untrained: dict[int, dict[int, str]]
+    trained: list[Draw]
+    untrained: list[Draw]
 
     @classmethod
-    async def of(cls, run: str, acknowledged: set[str], database: Database) -> Self:
-        """Count."""
-        stored = {uid for (uid,) in await database.query(STORED_WITH_PAYLOAD)}
-        trained: dict[int, list[int]] = {}
-        untrained: dict[int, dict[int, str]] = {}
-        for run_name, step, draw_id, outcome, num_groups in await database.query(DRAWS):
-            if run_name == run and (outcome, num_groups) == ("acked", GROUPS_PER_STEP):
-                trained.setdefault(step, []).append(draw_id)
-            elif run_name == run:
-                untrained.setdefault(step, {})[draw_id] = outcome
-        return cls(len(acknowledged), len(acknowledged - stored), trained, untrained)
-
-    def attempts(self) -> list[str]:
-        """Of every step that was begun more than once: each draw, and whether it trained."""
-        return [
-            ", ".join(
-                [
-                    f"step {step}",
-                    *(f"draw {draw_id} {outcome}" for draw_id, outcome in draws.items()),
-                    *(f"draw {draw_id} acked" for draw_id in self.trained.get(step, [])),
-                ]
-            )
-            for step, draws in self.untrained.items()
-        ]
+    async def of(cls, run: str, acknowledged: set[str], database: Database) -> Outcome:
+        stored = {uid for (uid,) in await database.query(STORED_WITH_PAYLOAD.format(run=run))}
+        draws = [Draw(*row) for row in await database.query(DRAWS.format(run=run))]
+        whole = ("acked", GROUPS_PER_STEP)
+        return cls(
+            len(acknowledged),
+            len(acknowledged - stored),
+            [draw for draw in draws if (draw.outcome, draw.num_groups) == whole],
+            [draw for draw in draws if (draw.outcome, draw.num_groups) != whole],
+        )
 
 
-def failures(outcome: Outcome, tally: Tally, *, expect_learning: bool) -> list[str]:
+def failures(
+    outcome: Outcome, step: int, before: Evaluation, after: Evaluation, *, expect_learning: bool
+) -> list[str]:
     """What did not come out as it must; empty when all is well."""
     found = []
-    if outcome.num_lost:
-        found.append(f"{outcome.num_lost} groups were acknowledged, but are not in the database")
     if not outcome.num_acknowledged:
         found.append("no group was put")
-    wrong = [step for step in range(tally.step) if len(outcome.trained.get(step, [])) != 1]
-    if wrong or len(outcome.trained) != tally.step:
-        found.append(
-            f"{tally.step} steps, {len(outcome.trained)} with an acked batch; not one: {wrong}"
-        )
-    gain = tally.evaluations[-1]["reward"] - tally.evaluations[0]["reward"]
+    if outcome.num_lost:
+        found.append(f"{outcome.num_lost} groups were acknowledged, but are not in the database")
+    if [draw.step for draw in outcome.trained] != list(range(step)):
+        found.append(f"of {step} steps, not each has one acked batch: {outcome.trained}")
+    gain = after.reward - before.reward
     if expect_learning and gain < REWARD_TO_GAIN:
         found.append(f"the reward rose by {gain:.2f} only, not by {REWARD_TO_GAIN}")
     return found
 
 
-def print_report(console: Console, database: Database, outcome: Outcome, tally: Tally) -> None:
+def print_report(
+    console: Console,
+    database: Database,
+    run: str,
+    outcome: Outcome,
+    before: Evaluation,
+    after: Evaluation,
+) -> None:
     """The table, and where to look next."""
-    before, after = tally.evaluations[0], tally.evaluations[-1]
+    draws = sorted(outcome.trained + outcome.untrained, key=lambda draw: draw.draw_id)
     table = Table(show_header=False, title="GRPO through kill -9", title_justify="left")
     table.add_row("groups put", f"{outcome.num_acknowledged:,} acknowledged to the workers")
-    table.add_row("groups sampled", f"{tally.groups_sampled:,} in {len(tally.rewards):,} draws")
+    table.add_row(
+        "groups drawn", f"{sum(draw.num_groups for draw in draws):,} in {len(draws):,} draws"
+    )
     table.add_row("groups lost", f"[bold]{outcome.num_lost}[/]")
     table.add_row("steps trained", f"{len(outcome.trained)}, each by one acked batch")
-    for attempt in outcome.attempts():
-        table.add_row("killed in between", attempt)
-    table.add_row("staleness sampled", tally.staleness_spread)
-    table.add_row("reward while training", tally.curve())
-    table.add_row("reward, held out", f"[bold]{before['reward']:.2f} -> {after['reward']:.2f}[/]")
-    table.add_row(
-        "sorted all 8 right", f"{before['share_right']:.0%} -> {after['share_right']:.0%}"
-    )
-    table.add_row("for example, before", before["example"])
-    table.add_row("after", after["example"])
+    for step in {draw.step for draw in outcome.untrained}:
+        attempts = [f"draw {draw.draw_id} {draw.outcome}" for draw in draws if draw.step == step]
+        table.add_row("killed in between", f"step {step}: {', '.join(attempts)}")
+    if outcome.trained:
+        staleness = [float(draw.mean_staleness) for draw in outcome.trained]
+        table.add_row(
+            "staleness trained on",
+            f"min {min(draw.least_stale for draw in outcome.trained)} · "
+            f"mean {sum(staleness) / len(staleness):.2f} · "
+            f"max {max(draw.most_stale for draw in outcome.trained)}",
+        )
+    table.add_row("reward while training", curve([draw.reward for draw in outcome.trained]))
+    table.add_row("reward, held out", f"[bold]{before.reward:.2f} -> {after.reward:.2f}[/]")
+    table.add_row("sorted all 8 right", f"{before.share_right:.0%} -> {after.share_right:.0%}")
+    table.add_row("for example, before", before.example)
+    table.add_row("after", after.example)
     console.print()
     console.print(table)
-    console.print("[bold]The database[/]", database.location, soft_wrap=True, highlight=False)
-    console.print("[bold]Look at it[/]")
-    for command in (
-        *([database.start_command] if database.start_command else []),
-        f'replaydb stats {BUFFER_NAME} --url "{database.shown_url}"',
-        database.shell_command(LEARNING_CURVE),
-        database.shell_command(KILLED_STEPS),
-    ):
-        console.print(f"  {command}", soft_wrap=True, highlight=False, markup=False)
+
+    def show(text: str) -> None:
+        console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+    show(f"The database: {database.location}")
+    if database.start_command:
+        show(f"\n# start it again\n{database.start_command}")
+    show(f'\n# what is in the buffer\nreplaydb stats {run} --url "{database.shown_url}"')
+    for question, sql in QUESTIONS.items():
+        show(f"\n# {question}\n{database.shell_command(' '.join(sql.format(run=run).split()))}")
+
+
+def curve(rewards: list[float], width: int = 32) -> str:
+    """The rewards from 0 to 1 as a line of bars."""
+    edges = [round(column * len(rewards) / width) for column in range(width + 1)]
+    parts = [rewards[a:b] for a, b in pairwise(edges) if b > a]
+    means = [sum(part) / len(part) for part in parts]
+    return "".join(BARS[min(int(mean * len(BARS)), len(BARS) - 1)] for mean in means)

@@ -1,4 +1,7 @@
-"""A rollout worker: complete prompts with the newest weights, put the groups, take note."""
+"""A rollout worker: complete prompts with the newest weights, put the groups, take note.
+
+python -m examples.grpo_digits.rollout FOLDER RUN WORKER
+"""
 
 from __future__ import annotations
 
@@ -12,83 +15,79 @@ import torch
 import replaydb as rdb
 from examples.grpo_digits import checkpoint, task
 from examples.grpo_digits.job import (
-    BUFFER_NAME,
     GROUPS_PER_STEP,
+    STEP,
     URL_VARIABLE,
-    Job,
-    Journal,
     StopRequest,
     acknowledged_path,
     checkpoint_path,
 )
 from examples.grpo_digits.model import Policy, generate
 
-COMPLETIONS_PER_PROMPT = 8
+COMPLETIONS = 8
 GROUPS_PER_PUT = 16
 # Enough to draw from, little enough that a group meets the trainer while it is fresh.
 ENOUGH_GROUPS = 4 * GROUPS_PER_STEP
 
 
-async def roll_out(folder: Path, worker: str) -> None:
+async def roll_out(folder: Path, run: str, worker: str) -> None:
     """Generate until asked to stop."""
-    job = Job.load(folder)
     stop = StopRequest()
-    acknowledged = Journal(acknowledged_path(folder, worker))
-    # Of the process too: a worker that is started again must not repeat its prompts.
-    generator = torch.Generator().manual_seed(hash((job.seed, os.getpid())))
+    generator = torch.Generator()
+    generator.seed()  # a worker that is started again must not repeat its prompts
     policy = Policy()
-    async with rdb.Store.open(os.environ[URL_VARIABLE], run=job.run) as store:
-        buffer = await store.buffer(BUFFER_NAME)
+    async with rdb.Store.open(os.environ[URL_VARIABLE], run=run) as store:
+        buffer = await store.buffer(run, create=False)
         while not stop:
-            ready = await buffer.count(statuses=[rdb.GroupStatus.COMPLETED])
-            step = await buffer.cursor(job.run)
-            if ready >= ENOUGH_GROUPS or step is None:
-                await asyncio.sleep(0.02)
+            if not await buffer.wait_until(
+                fewer_than=ENOUGH_GROUPS, statuses="completed", timeout=1
+            ):
                 continue
+            version = await buffer.cursor(STEP)
             try:
-                position = checkpoint.load_weights(checkpoint_path(folder, step), policy)
+                checkpoint.load(checkpoint_path(folder, version), policy)
             except FileNotFoundError:
                 continue  # the trainer was quicker: there is a newer one
-            version = position.policy_version
-            groups = complete(policy, version, GROUPS_PER_PUT, generator)
+            groups = complete(policy, version, worker, generator)
             await buffer.put(groups)
-            acknowledged.write("put", group_uids=[group.group_uid for group in groups])
+            with acknowledged_path(folder, worker).open("a") as file:
+                file.writelines(f"{group.group_uid}\n" for group in groups)
 
 
 def complete(
-    policy: Policy, policy_version: int, num_groups: int, generator: torch.Generator
+    policy: Policy, version: int, worker: str, generator: torch.Generator
 ) -> list[rdb.EpisodeGroup]:
     """Sample several completions of each of some new prompts, and reward them."""
-    prompts = task.training_prompts(num_groups, generator)
-    repeated = prompts.repeat_interleave(COMPLETIONS_PER_PROMPT, dim=0)
+    prompts = task.training_prompts(GROUPS_PER_PUT, generator)
+    repeated = prompts.repeat_interleave(COMPLETIONS, dim=0)
     responses, logprobs = generate(policy, repeated, generator)
     rewards = task.rewards_of(repeated, responses)
-    by_prompt = (num_groups, COMPLETIONS_PER_PROMPT, -1)
+    lengths = task.lengths_of(responses)
+    episodes = [
+        rdb.Episode(
+            prompt_ids=prompt,
+            response_ids=response[:length],
+            logprobs=of_response[:length],
+            reward=reward,
+            policy_version=version,
+            text=task.to_text(response[:length]),
+            finish_reason="stop" if response[length - 1] == task.SEPARATOR else "length",
+        )
+        for prompt, response, of_response, reward, length in zip(
+            repeated, responses, logprobs, rewards.tolist(), lengths.tolist(), strict=True
+        )
+    ]
     return [
         rdb.EpisodeGroup(
-            task_name=task.NAME,
+            task.NAME,
+            episodes[i * COMPLETIONS : (i + 1) * COMPLETIONS],
             prompt_uid=task.to_text(prompt),
-            episodes=[
-                rdb.Episode(
-                    prompt_ids=prompt,
-                    response_ids=response,
-                    logprobs=logprobs_of_response,
-                    reward=reward.item(),
-                    policy_version=policy_version,
-                )
-                for response, logprobs_of_response, reward in zip(*completions, strict=True)
-            ],
+            tags={"level": task.level_of(prompt), "worker": worker},
         )
-        for prompt, *completions in zip(
-            prompts,
-            responses.view(by_prompt),
-            logprobs.view(by_prompt),
-            rewards.view(by_prompt),
-            strict=True,
-        )
+        for i, prompt in enumerate(prompts)
     ]
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    asyncio.run(roll_out(Path(sys.argv[1]), worker=sys.argv[2]))
+    asyncio.run(roll_out(Path(sys.argv[1]), run=sys.argv[2], worker=sys.argv[3]))

@@ -7,7 +7,7 @@ from torch import Tensor
 
 NAME = "sort-digits"
 NUM_DIGITS = 8
-SEPARATOR = 10
+SEPARATOR = 10  # ends a prompt; a response that has it ends there
 VOCABULARY_SIZE = 11
 PROMPT_LENGTH = NUM_DIGITS + 1
 SEQUENCE_LENGTH = PROMPT_LENGTH + NUM_DIGITS
@@ -23,15 +23,27 @@ def held_out_prompts(count: int) -> Tensor:
     return _prompts(count, torch.Generator().manual_seed(0), held_out=True)
 
 
+def lengths_of(responses: Tensor) -> Tensor:
+    """Tokens of each response up to its end, int64 [count]."""
+    ends = responses == SEPARATOR
+    return torch.where(ends.any(dim=1), ends.int().argmax(dim=1) + 1, NUM_DIGITS)
+
+
 def rewards_of(prompts: Tensor, responses: Tensor) -> Tensor:
-    """Share of positions that hold the right digit, float32 [count], from 0 to 1."""
+    """Share of the eight places that hold the right digit, float32 [count], from 0 to 1."""
     answers = prompts[:, :NUM_DIGITS].sort(dim=1).values
-    return (responses == answers).float().mean(dim=1)
+    written = torch.arange(NUM_DIGITS) < lengths_of(responses)[:, None]
+    return ((responses == answers) & written).float().mean(dim=1)
 
 
 def to_text(tokens: Tensor) -> str:
     """A prompt or a response as a person would write it."""
     return "".join(">" if token == SEPARATOR else str(token) for token in tokens.tolist())
+
+
+def level_of(prompt: Tensor) -> str:
+    """Digits that come twice make a prompt easier."""
+    return "easy" if len(set(prompt.tolist())) <= PROMPT_LENGTH - 3 else "hard"
 
 
 def _prompts(count: int, generator: torch.Generator, *, held_out: bool) -> Tensor:
