@@ -5,13 +5,13 @@
     │   └── InvalidURLError                 the database URL cannot be used
     ├── InvalidSettingsError (ValueError)   buffer settings that cannot work
     ├── UnknownBufferError (LookupError)    no buffer of that name
-    ├── UnknownGroupError (LookupError)     no group of those ids in this buffer
+    ├── UnknownGroupError (LookupError)     no group of those ids or uids in this buffer
     ├── UnknownDrawError (LookupError)      no record of that draw in this buffer
     ├── DuplicateGroupError                 a group_uid is already in the buffer
     ├── NotEnoughGroupsError                fewer eligible groups than asked for
     ├── RateLimitedError                    a rate limit held the call back for too long
     ├── BufferFullError                     no room, and nothing that may make room
-    ├── LeaseExpiredError                   the lease ended before it was acked
+    ├── LeaseExpiredError                   the lease is over, or does not hold the group
     ├── GroupLeasedError                    somebody holds the group
     ├── GroupClosedError                    no more episodes may be added to the group
     ├── DuplicateEpisodeError               that episode of the group has been added
@@ -76,7 +76,11 @@ class InvalidSettingsError(ReplayDBError, ValueError):
 
 
 class UnknownBufferError(ReplayDBError, LookupError):
-    """The store has no buffer of that name (or no longer has it)."""
+    """The store has no buffer of that name, or no longer.
+
+    Attributes:
+        name: The name.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -213,7 +217,7 @@ class LeaseExpiredError(ReplayDBError):
 
     Attributes:
         lease_id: Id of the lease.
-        group_ids: The groups that could not be acked; empty where the whole lease is over.
+        group_ids: The groups named that it does not hold; empty where the whole lease is over.
     """
 
     def __init__(self, lease_id: int, group_ids: Sequence[int] = ()) -> None:

@@ -72,8 +72,9 @@ async def replace_uninformative(
 
     In a group whose rewards are all equal every group-relative advantage is 0 (the "dynamic
     sampling" of DAPO, Yu et al., 2025, generates more instead). All groups are stored, in one
-    transaction: those as `filtered`, with a tag that says why. The batch is one recorded draw,
-    which has the fresh groups first.
+    transaction: uninformative ones as `filtered`, with a tag that says why. The batch is one
+    recorded draw, which has the fresh groups first.
+
     Fresh groups never take the place of their neighbours. In a full buffer the informative ones
     make room for themselves, as in any put; the others push out nothing.
 

@@ -220,7 +220,15 @@ class LeaseInfo:
 
 @dataclass(frozen=True, slots=True)
 class BufferInfo:
-    """A buffer as `Store.buffers` lists it; `num_groups` counts groups of every status."""
+    """A buffer as `Store.buffers` lists it.
+
+    Attributes:
+        name: Name of the buffer.
+        policy_version: Its policy version.
+        settings: Its settings.
+        created_at: When it was made; aware, in UTC.
+        num_groups: Groups of every status.
+    """
 
     name: str
     policy_version: int
@@ -231,7 +239,16 @@ class BufferInfo:
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """A training or generation job."""
+    """A training or generation job.
+
+    Attributes:
+        id: Id of the run in its store.
+        name: Name of the run.
+        lineage: The run whose policy versions its own continue, or its own name; None where it was
+            not named.
+        started_at: When it first wrote something; aware, in UTC.
+        metadata: JSON that came with it.
+    """
 
     id: int
     name: str

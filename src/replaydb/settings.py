@@ -132,7 +132,7 @@ class BufferSettings:
         on_ack: "archive" a leased group that was acked, or "return" it to be drawn again.
         archived_payload: "keep" or "drop" the payloads of groups archived by an ack or by
             `max_times_sampled`.
-        rate_limit: Holds draws and puts in proportion.
+        rate_limit: What holds draws and puts back; None: nothing does.
         record_draws: Keep the lineage: which groups every draw took.
 
     Raises:

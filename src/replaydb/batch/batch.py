@@ -104,14 +104,15 @@ class Batch(typing.Generic[G]):
 
     @property
     def ids(self) -> list[int]:
-        """Ids of the groups [n]; -1 for one that was never stored, which every call refuses."""
+        """Ids of the groups [n]; -1, which no call takes, for one that was never stored."""
         return [id_of(group) for group in self.groups]
 
     @property
     def staleness(self) -> list[int | None]:
-        """Staleness of the groups when they were drawn [n]; None where it is unknown.
+        """Policy versions that the groups were behind the buffer's when they were drawn [n].
 
-        That of groups that were never stored is unknown.
+        None where that is unknown, as of groups that were never stored. In the batch of
+        `Buffer.open_lease` it is the staleness when the lease was opened.
         """
         return [getattr(group, "staleness", None) for group in self.groups]
 

@@ -159,7 +159,7 @@ class Lease(_Facade):
 
     @property
     def id(self) -> int:
-        """Which lease."""
+        """Id of the lease; 0 where there were no groups to hold."""
         return self._wrapped.id
 
     @property
@@ -169,7 +169,7 @@ class Lease(_Facade):
 
     @property
     def batch(self) -> Batch:
-        """The groups it was given."""
+        """The groups it was given, or held when it was opened."""
         return self._wrapped.batch
 
     ack = _blocking(asynchronous.Lease.ack)
@@ -253,22 +253,22 @@ class Buffer(_Facade):
 
     @property
     def id(self) -> int:
-        """Its row."""
+        """Id of the buffer in its store."""
         return self._wrapped.id
 
     @property
     def name(self) -> str:
-        """Its name in the store."""
+        """Name of the buffer in its store."""
         return self._wrapped.name
 
     @property
     def settings(self) -> BufferSettings:
-        """Settings as this process last saw them."""
+        """The settings, as this process last saw them."""
         return self._wrapped.settings
 
     @property
     def policy_version(self) -> int:
-        """Policy version as this process last saw it."""
+        """The policy version, as this process last saw it."""
         return self._wrapped.policy_version
 
     add_episode = _blocking(asynchronous.Buffer.add_episode)

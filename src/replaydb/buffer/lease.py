@@ -83,7 +83,7 @@ class Lease:
     async def ack(
         self, ids: Iterable[int] | None = None, *, cursor: Mapping[str, Any] | None = None
     ) -> None:
-        """Say that groups were used: they are archived, or return, as `on_ack` has it.
+        """Say that groups were used: they are archived, or return if `on_ack` says so.
 
         Args:
             ids: Which of them; by default all that are still held.
@@ -91,6 +91,7 @@ class Lease:
 
         Raises:
             LeaseExpiredError: The lease is over, or does not hold one of the ids; nothing changed.
+            InvalidInputError: An argument is wrong.
         """
         chosen = self._chosen(ids)
         cursors = checks.cursors("cursor", cursor)
@@ -115,6 +116,7 @@ class Lease:
 
         Raises:
             LeaseExpiredError: The lease is over, or does not hold one of the ids; nothing changed.
+            InvalidInputError: An argument is wrong.
         """
         chosen = self._chosen(ids)
         why = checks.optional(checks.string, "reason", reason)
@@ -137,6 +139,7 @@ class Lease:
 
         Raises:
             LeaseExpiredError: The lease is over, or does not hold one of the ids; nothing changed.
+            InvalidInputError: An argument is wrong.
         """
         chosen = self._chosen(ids)
         why = checks.string("reason", reason)
@@ -151,10 +154,11 @@ class Lease:
         self._let_go(chosen)
 
     async def extend(self, ttl: float | None = None) -> None:
-        """Let the lease last `ttl` seconds from now (by default what it was given).
+        """Let the lease last `ttl` seconds from now; by default as many as it was given.
 
         Raises:
-            LeaseExpiredError: It is over.
+            LeaseExpiredError: The lease is over.
+            InvalidInputError: It is no such time.
         """
         seconds = self.ttl if ttl is None else checks.duration("ttl", ttl)
         if not self.id:

@@ -64,10 +64,12 @@ class Leasing(Drawing):
         With `at_least=0` the lease may hold nothing.
 
         Raises:
-            NotEnoughGroupsError: When entered: there were not enough in time; nothing was leased.
-            RateLimitedError: When entered: the rate limit did not let so many out, in time.
-            CorruptPayloadError: When entered: stored bytes of some groups are damaged. They are
-                marked `failed`, and the others went back.
+            NotEnoughGroupsError: When awaited or entered: there were not enough in time; nothing
+                was leased.
+            RateLimitedError: When awaited or entered: the rate limit did not let so many out, in
+                time.
+            CorruptPayloadError: When awaited or entered: stored bytes of some groups are damaged.
+                They are marked `failed`, and the others went back.
             InvalidInputError: An argument is wrong.
         """
         chosen = checks.some_of("statuses", statuses, sorted(_LEASABLE))
@@ -101,7 +103,7 @@ class Leasing(Drawing):
 
         The lease lasts `ttl` seconds from now. Its batch has the groups that it still holds, in
         the order of their draw, with the probabilities and weights of that draw; both are NaN
-        where the buffer does not record draws.
+        where the buffer does not record draws. Their staleness is that of now, not of the draw.
 
         The lease is shared, not taken away: where two processes have it, the first that says what
         became of a group is heard, and the other gets `LeaseExpiredError`. To be sure that nobody
@@ -112,8 +114,10 @@ class Leasing(Drawing):
             ttl: Seconds after which the groups go back by themselves, unless it is extended.
 
         Raises:
-            LeaseExpiredError: When entered; the lease is over, or not of this buffer.
-            CorruptPayloadError: Stored bytes of some groups are damaged; the others went back.
+            LeaseExpiredError: When awaited or entered: the lease is over, or not of this buffer.
+            CorruptPayloadError: When awaited or entered: stored bytes of some groups are damaged;
+                the others went back.
+            InvalidInputError: An argument is wrong.
         """
         number = checks.whole_number("lease_id", lease_id)
         seconds = checks.duration("ttl", ttl)
@@ -146,6 +150,9 @@ class Leasing(Drawing):
 
         Returns:
             Ids of the groups that went back; none where the lease is over already.
+
+        Raises:
+            InvalidInputError: An argument is wrong.
         """
         number = checks.whole_number("lease_id", lease_id)
         said = checks.optional(checks.string, "reason", reason)

@@ -74,8 +74,8 @@ class Putting(BufferCore):
         Args:
             groups: One group or several; none is a no-op.
             on_duplicate: What to do about a `group_uid` the buffer already holds: raise, keep the
-                stored group, or put the new one in its place: "replace" under the id it has,
-                with its age and attempts; "renew" as a new group, with a new id, as if the
+                stored group ("ignore"), or put the new one in its place: "replace" under the id it
+                has, with its age and attempts; "renew" as a new group, with a new id, as if the
                 stored one had been deleted, in one transaction.
             priority: Takes the place of the groups' own: a number, or a function of the group.
             cursor: JSON values by name, written in the same transaction: where a dataset stands.
@@ -136,13 +136,15 @@ class Putting(BufferCore):
             prompt: Text or chat messages, as for `EpisodeGroup`; kept if no episode ever arrives.
             prompt_ids: Tokens of the prompt.
             extras: Named arrays.
-            timeout: As for `put`.
+            timeout: Seconds to wait for a rate limit or for room; None waits for ever.
 
         Returns:
             Its id.
 
         Raises:
             DuplicateGroupError: The uid is taken.
+            RateLimitedError: The rate limit did not let it in, in time.
+            BufferFullError: No room could be made in time.
             InvalidInputError: An argument is wrong.
         """
         expected = checks.whole_number("expected_episodes", expected_episodes, least=1)
@@ -187,7 +189,7 @@ class Putting(BufferCore):
             episode: The episode.
             position: Which of the expected episodes it is, from 0: makes a call that is repeated
                 after a lost answer recognisable. By default the next free one.
-            timeout: As for `put`.
+            timeout: Seconds to wait for room; None waits for ever.
 
         Returns:
             The status of the group now: `pending`, `completed`, or `expired` where it is too
@@ -197,6 +199,8 @@ class Putting(BufferCore):
             UnknownGroupError: There is no such group.
             GroupClosedError: It takes no more episodes.
             DuplicateEpisodeError: The position is taken; the stored episode was kept.
+            BufferFullError: No room could be made in time.
+            InvalidInputError: An argument is wrong.
         """
         checks.name("group_uid", group_uid)
         checks.instance("episode", episode, Episode)

@@ -92,10 +92,10 @@ class Sampling(Drawing):
     ) -> Batch:
         """Look at groups that `sample` might draw, without drawing them.
 
-        Takes the arguments of `sample`, which mean what they mean there; there is no `step`, since
-        nothing is written: no counter, no record, no new arrival. No rate limit holds it back,
-        and no draw comes out differently for it. Random policies choose anew in every call, by
-        reading the scalars of every eligible group.
+        The arguments are those of `sample`, but for `step`, since nothing is written: no counter,
+        no record, no new arrival. No rate limit holds it back, and no draw comes out differently
+        for it. Random policies choose anew in every call, by reading the scalars of every eligible
+        group.
 
         Returns:
             The groups as they are, at one moment; `draw_id` is None.

@@ -23,8 +23,13 @@ def token_ratios(logprobs: Tensor, behaviour: Tensor, mask: Tensor) -> Tensor:
     The ratio of PPO (Schulman et al., 2017), against the policy that wrote the tokens, however
     many versions ago that was. Gradients flow through `logprobs`.
 
+    Args:
+        logprobs: Of the policy being trained, [A, B].
+        behaviour: Of the policy that wrote the tokens, [A, B].
+        mask: bool [A, B], such as `loss_mask`.
+
     Returns:
-        The shape of the mask.
+        [A, B].
 
     Raises:
         InvalidInputError: A token of the mask has no behaviour logprob: it cannot be replayed.
@@ -44,9 +49,9 @@ def sequence_ratios(
     of GSPO (Zheng et al., 2025, Group Sequence Policy Optimization, equation 7).
 
     Args:
-        logprobs: [A, B].
-        behaviour: [A, B].
-        mask: bool [A, B].
+        logprobs: See `token_ratios`.
+        behaviour: See `token_ratios`.
+        mask: See `token_ratios`.
         sequence_index: Sequence of each token, -1 in padding, as `PackedBatch` has it; by
             default each row is one sequence.
 
@@ -74,6 +79,10 @@ def truncated(ratios: Tensor, cap: float = 2.0) -> Tensor:
 
     Truncated importance sampling (Ionides, 2008; the c-bar of IMPALA, Espeholt et al., 2018; Yao
     et al., 2025, Your Efficient RL Framework Secretly Brings You Off-Policy RL Training).
+
+    Args:
+        ratios: Of tokens or sequences.
+        cap: The largest weight, above 0.
     """
     return ratios.detach().clamp(max=checks.number("cap", cap, above=0.0))
 
@@ -100,11 +109,14 @@ def fresh_tokens(
 
     Args:
         batch: The batch.
-        version: The policy version being trained.
+        version: The policy version being trained, from 0 to 2**31 - 1.
         max_token_staleness: A token may be this many versions behind.
 
     Returns:
         bool, the shape of `batch.loss_mask`.
+
+    Raises:
+        InvalidInputError: A number is wrong.
     """
     now = checks.whole_number("version", version, most=checks.INT32[1])
     limit = checks.whole_number("max_token_staleness", max_token_staleness)
@@ -120,6 +132,13 @@ def off_policyness(
     high: float | None = None,
 ) -> dict[str, float]:
     """How far a step was from the policy that wrote its tokens, for a logger.
+
+    Args:
+        logprobs: See `token_ratios`.
+        behaviour: See `token_ratios`.
+        mask: See `token_ratios`.
+        low: How far below 1 a ratio counts as clipped.
+        high: How far above 1, by default as far.
 
     Returns:
         Over the masked tokens: `ratio/mean`, `ratio/min`, `ratio/max`; `ratio/clipped`, the share

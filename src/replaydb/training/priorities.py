@@ -104,7 +104,7 @@ def td_errors(
         mask: Which tokens count, bool [N, L]: `loss_mask`.
         group_index: Group of each sequence [N].
         num_groups: Groups of the batch.
-        eta: Part of the largest error, 0 to 1.
+        eta: Share of the largest error, 0 to 1; the mean has the rest.
         eps: Keeps groups without error from never being drawn.
 
     Returns:
