@@ -46,14 +46,14 @@ async def supervise(
                 continue
             began = began or time.monotonic()
             time_used = (time.monotonic() - began) / seconds
-            if killed_after is None and max(step / num_steps, time_used) >= 0.5:
+            is_due = killed_after is None and max(step / num_steps, time_used) >= 0.5
+            if is_due and (held := await buffer.leases()):  # in the middle of a step
                 await trainer.kill()
                 await workers[0].kill()
                 killed_after = await buffer.cursor(STEP)
-                held = sum(lease.num_groups for lease in await buffer.leases())
                 display.say(
                     f"[bold red]kill -9[/]  trainer and rollout 0, after step {killed_after}; "
-                    f"{held} groups are under lease"
+                    f"the trainer held {held[0].num_groups} groups"
                 )
                 await trainer.start()
                 await workers[0].start()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import Float, Integer, func, select
 
 from replaydb.database.schema import episode, episode_group, payload, transcript
 from support.connections import transaction
+from support.rows import TABLES
 
 CHILDREN = (payload, episode, transcript)
 
@@ -18,6 +19,19 @@ async def table_sizes(url: str) -> dict[str, int]:
         return {
             table.name: await connection.scalar(select(func.count()).select_from(table)) or 0
             for table in (episode_group, *CHILDREN)
+        }
+
+
+async def wrong_numbers(url: str) -> dict[str, Any]:
+    """Values of numeric columns that are no numbers: SQLite keeps whatever it is given."""
+    async with transaction(url) as connection:
+        return {
+            f"{table.name}.{name}": value
+            for table in TABLES
+            for row in (await connection.execute(select(table))).mappings()
+            for name, value in row.items()
+            if isinstance(table.c[name].type, Integer | Float)
+            and not isinstance(value, int | float | None)
         }
 
 

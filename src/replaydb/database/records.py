@@ -197,7 +197,7 @@ def _episode_rows(flat: FlatEpisodes) -> list[dict[str, Any]]:
             "reward": None if reward != reward else reward,
             "advantage": None if advantage != advantage else advantage,
             "num_tokens": num_tokens,
-            "num_loss_tokens": np.count_nonzero(flat.loss_mask[begin:end]),
+            "num_loss_tokens": int(np.count_nonzero(flat.loss_mask[begin:end])),
             "num_turns": num_turns,
             "min_policy_version": None if oldest == NO_VERSION else oldest,
             "max_policy_version": None if newest == NO_VERSION else newest,

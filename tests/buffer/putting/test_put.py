@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import replaydb as rdb
-from replaydb import Buffer, Episode, EpisodeGroup, GroupStatus, Store
+from replaydb import Buffer, Episode, EpisodeGroup, GroupStatus, Prioritized, Store, Turn
 from replaydb.settings import Compression
 from support.groups import conversation, episode, group, groups, long_group
 from support.ledger import check_books
 from support.samples import DTYPES, array_of, sample_episodes
-from support.tables import group_facts, table_sizes
+from support.tables import group_facts, table_sizes, wrong_numbers
 
 NOTHING = {"episode_group": 0, "payload": 0, "episode": 0, "transcript": 0}
 
@@ -245,3 +245,19 @@ async def _counts(buffer: Buffer) -> dict[str, int]:
     for task_name, number in accounts.items():
         assert await buffer.count(tasks=task_name, statuses="completed") == number
     return {task_name: number for task_name, number in accounts.items() if number}
+
+
+async def test_numbers_are_stored_as_numbers(store: Store, url: str) -> None:
+    """Drivers are handed no scalars of numpy, which SQLite would store as their bytes."""
+    scalar: Any = np
+    buffer = await store.buffer("numbers", max_staleness=scalar.int64(4))
+    tokens = np.arange(4)
+    turn = Turn(prompt_ids=tokens, response_ids=tokens, policy_version=tokens)
+    turns = EpisodeGroup("turns", [Episode(turns=[turn, turn], reward=scalar.float32(0.5))])
+    await buffer.put([turns, group(priority=scalar.float32(2), version=3)])
+    await buffer.open_group("gsm8k", "open", 1)
+    await buffer.add_episode("open", episode(), position=scalar.int64(0))
+    async with buffer.lease(2, ttl=scalar.float32(60), step=scalar.int32(3)):
+        await buffer.sample(1, Prioritized())
+        assert await wrong_numbers(url) == {}
+    assert await wrong_numbers(url) == {}
