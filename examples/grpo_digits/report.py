@@ -32,9 +32,14 @@ DRAWS = """
 #: What to ask the database next, for a person to run.
 QUESTIONS = {
     "what was learned": """
-        SELECT min_policy_version / 50 * 50 AS from_version, tags ->> 'level' AS level,
+        SELECT min_policy_version / 50 * 50 AS from_version,
         count(*) AS num_groups, avg(reward_mean) AS reward
-        FROM group_overview WHERE buffer_name = '{run}' GROUP BY 1, 2 ORDER BY 1, 2
+        FROM group_overview WHERE buffer_name = '{run}' GROUP BY 1 ORDER BY 1
+    """,
+    "which prompts are hard": """
+        SELECT tags ->> 'distinct_digits' AS distinct_digits,
+        count(*) AS num_groups, avg(reward_mean) AS reward
+        FROM group_overview WHERE buffer_name = '{run}' GROUP BY 1 ORDER BY 1
     """,
     "how completions ended": """
         SELECT min_policy_version / 50 * 50 AS from_version, finish_reason,

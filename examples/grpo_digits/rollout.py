@@ -82,7 +82,7 @@ def complete(
             task.NAME,
             episodes[i * COMPLETIONS : (i + 1) * COMPLETIONS],
             prompt_uid=task.to_text(prompt),
-            tags={"level": task.level_of(prompt), "worker": worker},
+            tags={"distinct_digits": len(prompt[: task.NUM_DIGITS].unique()), "worker": worker},
         )
         for i, prompt in enumerate(prompts)
     ]

@@ -41,11 +41,6 @@ def to_text(tokens: Tensor) -> str:
     return "".join(">" if token == SEPARATOR else str(token) for token in tokens.tolist())
 
 
-def level_of(prompt: Tensor) -> str:
-    """Digits that come twice make a prompt easier."""
-    return "easy" if len(set(prompt.tolist())) <= PROMPT_LENGTH - 3 else "hard"
-
-
 def _prompts(count: int, generator: torch.Generator, *, held_out: bool) -> Tensor:
     # One prompt in ten is held out: those whose digits sum to a multiple of ten. The last digit
     # is corrected to put a random prompt on the right side, so no draw is ever thrown away.
