@@ -14,7 +14,7 @@ from uuid import uuid4
 import asyncpg
 import psutil
 
-from replaydb.database import migrate
+from replaydb.database import migrations
 
 URL_VARIABLE = "REPLAYDB_URL"
 
@@ -35,7 +35,7 @@ class Databases:
             url = f"sqlite:///{self._stack.enter_context(folder)}/replay.db"
         else:
             url = await self._make_on_server()
-        await migrate.upgrade(url)
+        await migrations.upgrade(url)
         return url
 
     async def server_process(self) -> psutil.Process | None:

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Connection
 
 from replaydb import Buffer, Store
-from replaydb.database import migrate
+from replaydb.database import migrations
 from replaydb.database.engines.postgresql import PostgresqlBackend
 from replaydb.database.engines.sqlite import SqliteBackend
 from support.clock import Clock
@@ -39,14 +39,14 @@ def postgres() -> Iterator[PostgresServer]:
 @pytest.fixture(scope="session")
 def _migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("migrated") / "replay.db"
-    asyncio.run(migrate.upgrade(f"sqlite:///{path}"))
+    asyncio.run(migrations.upgrade(f"sqlite:///{path}"))
     return path
 
 
 @pytest.fixture(scope="session")
 def _migrated_database(postgres: PostgresServer) -> str:
     url = postgres.create_database("shared")
-    asyncio.run(migrate.upgrade(url))
+    asyncio.run(migrations.upgrade(url))
     return url
 
 

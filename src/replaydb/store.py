@@ -14,7 +14,7 @@ from sqlalchemy import URL, Connection
 
 from replaydb import checks
 from replaydb.buffer import Buffer
-from replaydb.database import migrate as migrations
+from replaydb.database import migrations
 from replaydb.database.engines import backend_for
 from replaydb.database.engines.protocol import Durability
 from replaydb.database.repository import buffers

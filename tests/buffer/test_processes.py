@@ -17,11 +17,9 @@ from sqlalchemy import Select, func, select
 
 import replaydb as rdb
 from replaydb import Capacity, SamplesPerInsert, Store
+from replaydb.database import schema
 from replaydb.database.engines import backend_for
-from replaydb.database.schema import buffer as buffer_table
-from replaydb.database.schema import draw_group, episode_group
-from replaydb.database.schema import lease as lease_table
-from support import workers as life
+from support import lives
 from support.groups import group, groups
 from support.ledger import check_books, number_of, statuses
 from support.workers import Worker, workers
@@ -57,7 +55,7 @@ async def test_every_group_is_acked_once_though_consumers_are_killed(
     for start in range(0, GROUPS, 500):
         await buffer.put([group(f"g{start + i}", rewards=[1.0]) for i in range(500)])
     log, chance = tmp_path / "log", random.Random(0)
-    running = [Worker(life.consume, url, str(log), i) for i in range(8)]
+    running = [Worker(lives.consume, url, str(log), i) for i in range(8)]
     killed: set[int] = set()
     with workers() as _:
         try:
@@ -69,13 +67,13 @@ async def test_every_group_is_acked_once_though_consumers_are_killed(
                         killed.add(running[victim].pid)
                         running[victim].kill()
                         await running[victim].ended()
-                        running[victim] = Worker(life.consume, url, str(log), 100 + len(killed))
+                        running[victim] = Worker(lives.consume, url, str(log), 100 + len(killed))
         finally:
             for one in running:
                 one.kill()
 
     assert set((await statuses(url)).values()) == {"archived"}
-    assert await number_of(url, lease_table) == 0
+    assert await number_of(url, schema.lease) == 0
     events = [json.loads(line) for line in log.read_text().splitlines()]
     acked = Counter(one for what, *_, ids in events if what == "ack" for one in ids)
     assert set(acked.values()) == {1}
@@ -83,7 +81,7 @@ async def test_every_group_is_acked_once_though_consumers_are_killed(
     # Between a commit and its line in the file a consumer can be killed as well.
     unsure = {one for what, _, pid, _, ids in events if pid in killed for one in ids}
     assert set(range(1, GROUPS + 1)) - acked.keys() <= unsure
-    assert await number_of(url, draw_group) >= GROUPS
+    assert await number_of(url, schema.draw_group) >= GROUPS
     _check_exclusive(events)
 
 
@@ -104,8 +102,8 @@ def _check_exclusive(events: list[Any]) -> None:
 
 async def test_capacity_is_never_exceeded(store: Store, url: str) -> None:
     await store.buffer("math", capacity=Capacity(groups=20))
-    live = select(func.count()).where(episode_group.c.group_status != "archived")
-    with workers(*(Worker(life.write, url, f"w{i}", 40, 0.0) for i in range(8))) as running:
+    live = select(func.count()).where(schema.episode_group.c.group_status != "archived")
+    with workers(*(Worker(lives.write, url, f"w{i}", 40, 0.0) for i in range(8))) as running:
         async with observed(url, live) as seen:
             assert {await one.ended() for one in running} == {0}
     assert max(row[0] for row in seen) <= 20
@@ -119,9 +117,9 @@ async def test_samples_per_insert_holds_its_band(
 ) -> None:
     limit = SamplesPerInsert(ratio=2.0, min_size=10, error_buffer=8.0)
     buffer = await store.buffer("math", rate_limit=limit)
-    counters = select(buffer_table.c.limited_inserts, buffer_table.c.limited_samples)
-    writers = [Worker(life.write, url, f"w{i}", 10_000, write_pause) for i in range(3)]
-    readers = [Worker(life.read, url, 20, 4, read_pause) for _ in range(3)]
+    counters = select(schema.buffer.c.limited_inserts, schema.buffer.c.limited_samples)
+    writers = [Worker(lives.write, url, f"w{i}", 10_000, write_pause) for i in range(3)]
+    readers = [Worker(lives.read, url, 20, 4, read_pause) for _ in range(3)]
     with workers(*writers, *readers):
         async with observed(url, counters) as seen:
             assert {await one.ended() for one in readers} == {0}
@@ -152,7 +150,7 @@ def _add_to_all(url: str, positions: list[int], order: int) -> None:
     uids = [f"group-{i}" for i in range(10)]
     random.Random(order).shuffle(uids)
     for uid in uids:
-        life.add(url, uid, positions)
+        lives.add(url, uid, positions)
 
 
 _REPOSITORY = "replaydb.database.repository"
@@ -196,7 +194,7 @@ async def _nothing_drawn(store: Store, url: str) -> None:
     assert set((await statuses(url)).values()) == {"completed"}
     assert [one.times_sampled for one in await buffer.get([1, 2])] == [0, 0]
     assert await buffer.draws() == []
-    assert await number_of(url, lease_table) == 0
+    assert await number_of(url, schema.lease) == 0
 
 
 @pytest.mark.parametrize(
@@ -221,7 +219,7 @@ async def test_killed_exactly_there(
 ) -> None:
     buffer = await store.buffer("math")
     await buffer.put(groups(2))
-    with workers(Worker(life.die_at, url, action, where)) as (worker,):
+    with workers(Worker(lives.die_at, url, action, where)) as (worker,):
         assert await worker.ended() == -signal.SIGKILL
     await check_books(url)
     await check(store, url)
@@ -234,7 +232,7 @@ async def test_killed_between_the_last_episode_and_completion(
     buffer = await store.buffer("math")
     await buffer.open_group("gsm8k", "open", 2)
     await buffer.add_episode("open", (await _episode(1.0)), position=0)
-    with workers(Worker(life.die_at, url, "add", f"{_REPOSITORY}.pieces:{where}")) as (worker,):
+    with workers(Worker(lives.die_at, url, "add", f"{_REPOSITORY}.pieces:{where}")) as (worker,):
         assert await worker.ended() == -signal.SIGKILL
     await check_books(url)
     assert await statuses(url) == {"open": "pending"}
@@ -246,7 +244,7 @@ async def test_killed_between_eviction_and_insert(store: Store, url: str) -> Non
     buffer = await store.buffer("math", capacity=Capacity(groups=2))
     await buffer.put(groups(2))
     where = f"{_REPOSITORY}.puts:_insert_children"
-    with workers(Worker(life.die_at, url, "put", where)) as (worker,):
+    with workers(Worker(lives.die_at, url, "put", where)) as (worker,):
         assert await worker.ended() == -signal.SIGKILL
     assert await statuses(url) == {"gsm8k-0": "completed", "gsm8k-1": "completed"}
     await buffer.put(group("x"))

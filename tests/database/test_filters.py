@@ -19,10 +19,9 @@ from sqlalchemy.ext.compiler import compiles
 
 import replaydb as rdb
 from replaydb import Buffer, Store
+from replaydb.database import schema
 from replaydb.database.filters import MAX_DEPTH, checked
 from replaydb.database.group_columns import COLUMNS
-from replaydb.database.schema import buffer as buffer_table
-from replaydb.database.schema import episode_group
 from replaydb.database.terms import FUNCTIONS
 from support.conditions import Condition, conditions, stored_tags
 from support.connections import transaction
@@ -182,7 +181,7 @@ async def test_damaged_tags_fail_no_other_group(sqlite_url: str) -> None:
         buffer = await store.buffer("math")
         ids = await buffer.put([group(tags={"n": 1}), group(tags={"n": 1})])
         async with transaction(sqlite_url) as connection:
-            damaged = sa.update(episode_group).where(one == ids[0])
+            damaged = sa.update(schema.episode_group).where(one == ids[0])
             await connection.execute(damaged.values(tags=sa.type_coerce('{"n": ', sa.Text)))
         assert await buffer.count(where=tags["n"] == 1) == 1
 
@@ -227,18 +226,18 @@ REFUSED: list[Any] = [
     sa.func.random() > 0,
     sa.func.pg_catalog.lower(rdb.col.group_uid) == "a",
     sa.func.lower(rdb.col.group_uid, 1) == "a",
-    sa.func.coalesce(one, sa.select(buffer_table.c.id).scalar_subquery()) > 0,
+    sa.func.coalesce(one, sa.select(schema.buffer.c.id).scalar_subquery()) > 0,
     sa.func.count(one) > 0,
     sa.func.abs(one).over() > 0,
     sa.func.abs(one).filter(one > 1) > 0,
-    one == sa.any_(sa.select(buffer_table.c.id).scalar_subquery()),
-    one.in_(sa.select(buffer_table.c.id)),
+    one == sa.any_(sa.select(schema.buffer.c.id).scalar_subquery()),
+    one.in_(sa.select(schema.buffer.c.id)),
     one.in_([rdb.col.staleness, 3]),
-    sa.exists().where(buffer_table.c.id == 1),
-    episode_group.alias().c.id == 1,
-    episode_group.c.buffer_id == 1,
-    episode_group.c.uniform_key > 0,
-    episode_group.c.weight > 0,
+    sa.exists().where(schema.buffer.c.id == 1),
+    schema.episode_group.alias().c.id == 1,
+    schema.episode_group.c.buffer_id == 1,
+    schema.episode_group.c.uniform_key > 0,
+    schema.episode_group.c.weight > 0,
     # SQL of the caller's own.
     one.op("||/**/")(1) == 1,
     one.bool_op("=")(1),
@@ -327,7 +326,7 @@ async def test_what_is_not_a_filter_is_refused_before_anything_is_sent(
 def test_the_columns_that_can_be_filtered_are_decided_and_listed() -> None:
     """A new column is in one of the two, and those that can be filtered are in the docs."""
     internal = {"buffer_id", "weight", "uniform_key", "priority_key"}
-    assert set(episode_group.c.keys()) == COLUMNS.keys() | internal
+    assert set(schema.episode_group.c.keys()) == COLUMNS.keys() | internal
     page = (Path(__file__).parents[2] / "docs" / "filters.md").read_text(encoding="utf8")
     table = page.partition("## Columns")[2].partition("\n## ")[0]
     assert set(re.findall(r"`(\w+)`(?=[^|]*\|[^|]*\|)", table)) == COLUMNS.keys()

@@ -8,7 +8,7 @@ from textwrap import dedent, indent
 
 import pytest
 
-from replaydb.database import migrate
+from replaydb.database import migrations
 from replaydb.database.schema import REVISIONS
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -47,5 +47,5 @@ def release_next(
             **{name: indent(dedent(body), "    ") for name, body in bodies.items()},
         )
     )
-    monkeypatch.setattr(migrate, "_folder", lambda: copy)
-    monkeypatch.setattr(migrate, "REVISIONS", (*REVISIONS, NEXT))
+    monkeypatch.setattr(migrations, "_folder", lambda: copy)
+    monkeypatch.setattr(migrations, "REVISIONS", (*REVISIONS, NEXT))

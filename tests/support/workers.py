@@ -1,26 +1,16 @@
-"""What other processes do: each function is the whole life of one."""
+"""Other processes of a test, which end with it."""
 
 from __future__ import annotations
 
 import asyncio
-import importlib
-import json
 import multiprocessing
-import os
-import random
-import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import replaydb as rdb
-from replaydb import Buffer, Store
-from support.groups import episode, group
-
 #: Children come from a server that has imported everything already: they start in milliseconds.
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["support.workers"])
+_CONTEXT.set_forkserver_preload(["support.lives"])
 
 
 class Worker:
@@ -58,114 +48,3 @@ def workers(*started: Worker) -> Iterator[tuple[Worker, ...]]:
     finally:
         for one in started:
             one.kill()
-
-
-def consume(url: str, log: str, seed: int) -> None:
-    """Lease and ack until nothing is left; every step goes to an append-only file."""
-    chance = random.Random(seed)
-    file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-
-    def note(what: str, lease: rdb.Lease) -> None:
-        entry = [what, time.monotonic(), os.getpid(), lease.id, lease.batch.ids]
-        os.write(file, f"{json.dumps(entry)}\n".encode())
-
-    async def life(buffer: Buffer) -> None:
-        while await buffer.count(statuses=["completed", "leased"]):
-            try:
-                lease = await buffer.lease(40, ttl=1.0, timeout=0.3, at_least=1)
-            except rdb.NotEnoughGroupsError:
-                continue
-            note("hold", lease)
-            await asyncio.sleep(chance.uniform(0, 0.02))
-            try:
-                await lease.ack()
-            except rdb.LeaseExpiredError:
-                note("lost", lease)
-            else:
-                note("ack", lease)
-
-    _live(url, life)
-
-
-def write(url: str, name: str, puts: int, pause: float) -> None:
-    """Put one to three groups at a time."""
-
-    async def life(buffer: Buffer) -> None:
-        for i in range(puts):
-            several = [group(f"{name}-{i}-{k}", version=i) for k in range(1 + i % 3)]
-            await buffer.put(several)
-            await asyncio.sleep(pause)
-
-    _live(url, life)
-
-
-def read(url: str, draws: int, n: int, pause: float) -> None:
-    """Sample n groups at a time."""
-
-    async def life(buffer: Buffer) -> None:
-        for _ in range(draws):
-            await buffer.sample(n, timeout=60)
-            await asyncio.sleep(pause)
-
-    _live(url, life)
-
-
-def add(url: str, uid: str, positions: list[int]) -> None:
-    """Add episodes to a group that is open."""
-
-    async def life(buffer: Buffer) -> None:
-        for position in positions:
-            await buffer.add_episode(uid, episode(float(position)), position=position)
-
-    _live(url, life)
-
-
-def die_holding(url: str, n: int, how: dict[str, Any]) -> None:
-    """Take a lease, work on groups that still arrive, and be killed."""
-
-    async def life(buffer: Buffer) -> None:
-        lease = await buffer.lease(n, ttl=600, **how)
-        for one in lease.batch.groups:
-            if one.status is rdb.GroupStatus.PENDING:
-                await buffer.add_episode(one.group_uid, episode(0.0), position=0)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    _live(url, life)
-
-
-def die_at(url: str, action: str, where: str) -> None:
-    """Do something, and be killed on reaching a function, given as `module:name`."""
-    module_name, _, name = where.partition(":")
-    module = importlib.import_module(module_name)
-
-    def killed(*arguments: Any, **more: Any) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    async def life(buffer: Buffer) -> None:
-        if action == "ack":
-            lease = await buffer.lease(2, ttl=3)
-            setattr(module, name, killed)
-            await lease.ack(cursor={"step": 7})
-        elif action == "revoke":
-            lease = await buffer.lease(2, ttl=600)
-            setattr(module, name, killed)
-            await buffer.revoke(lease.id)
-        setattr(module, name, killed)
-        if action == "put":
-            await buffer.put([group("new-0"), group("new-1")], cursor={"dataset": 2})
-        elif action == "add":
-            await buffer.add_episode("open", episode(2.0), position=1)
-        elif action == "sample":
-            await buffer.sample(2)
-        elif action == "lease":
-            await buffer.lease(2, ttl=0.5)
-
-    _live(url, life)
-
-
-def _live(url: str, life: Callable[[Buffer], Any]) -> None:
-    async def main() -> None:
-        async with Store.open(url, run="worker") as store:
-            await life(await store.buffer("math", create=False))
-
-    asyncio.run(main())

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import asyncpg
 
-from replaydb.database import migrate
+from replaydb.database import migrations
 from support.workers import Worker
 from torture import judge
 
@@ -66,7 +66,7 @@ async def arena(
         durable = f'ALTER DATABASE "{name}" SET synchronous_commit = on'
         await _execute(server_url, f'CREATE DATABASE "{name}"', durable)
         url = urlunsplit(urlsplit(server_url)._replace(path=f"/{name}"))
-    await migrate.upgrade(url)
+    await migrations.upgrade(url)
     try:
         yield Arena(engine, url, own, random.Random(seed), seconds)
     finally:

@@ -13,10 +13,10 @@ from replaydb.buffer.drawing import reasons
 from replaydb.buffer.inspecting import Inspecting
 from replaydb.buffer.requests import named
 from replaydb.database.repository import groups, transitions
-from replaydb.database.repository import policy as policies
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import Scope
 from replaydb.database.repository.locking import buffer_locked
+from replaydb.database.repository.policy import advance, apply_settings
 from replaydb.database.repository.updates import REACHABLE, Update, apply
 from replaydb.database.transactions import BULK_SECONDS, end_in
 from replaydb.episodes import GroupStatus
@@ -177,7 +177,7 @@ class Managing(Inspecting):
 
         def work(connection: Connection, scope: Scope) -> tuple[int, BufferRow]:
             with buffer_locked(connection, scope) as buffer:
-                expired = policies.advance(buffer, number, rewind=rewind, take_over=take_over)
+                expired = advance(buffer, number, rewind=rewind, take_over=take_over)
                 return expired, buffer.row
 
         expired, row = await self._write(work, end_in(BULK_SECONDS))
@@ -203,7 +203,7 @@ class Managing(Inspecting):
 
         def work(connection: Connection, scope: Scope) -> BufferRow:
             with buffer_locked(connection, scope) as buffer:
-                policies.apply_settings(buffer, wanted)
+                apply_settings(buffer, wanted)
                 return buffer.row
 
         self._saw(await self._write(work, end_in(BULK_SECONDS)))

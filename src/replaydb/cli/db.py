@@ -18,10 +18,10 @@ def upgrade(
     revision: Annotated[str, typer.Argument(help="A revision, head, or +1.")] = "head",
 ) -> None:
     """Create the tables, or bring them up to date."""
-    from replaydb.database import migrate
+    from replaydb.database import migrations
 
-    asyncio.run(migrate.upgrade(url, revision))
-    typer.echo(f"revision {printable(asyncio.run(migrate.current(url)) or 'none')}")
+    asyncio.run(migrations.upgrade(url, revision))
+    typer.echo(f"revision {printable(asyncio.run(migrations.current(url)) or 'none')}")
 
 
 @app.command(context_settings={"ignore_unknown_options": True})  # -1 is a revision
@@ -31,29 +31,29 @@ def downgrade(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Take the tables back; what later revisions added is lost, with base everything."""
-    from replaydb.database import migrate
+    from replaydb.database import migrations
 
     if not yes:
         typer.confirm(f"Go back to {revision} and lose what was added since?", abort=True)
-    asyncio.run(migrate.downgrade(url, revision))
-    typer.echo(f"revision {printable(asyncio.run(migrate.current(url)) or 'none')}")
+    asyncio.run(migrations.downgrade(url, revision))
+    typer.echo(f"revision {printable(asyncio.run(migrations.current(url)) or 'none')}")
 
 
 @app.command()
 def current(url: Url) -> None:
     """Show the revision of the tables, or none."""
-    from replaydb.database import migrate
+    from replaydb.database import migrations
 
-    typer.echo(printable(asyncio.run(migrate.current(url)) or "none"))
+    typer.echo(printable(asyncio.run(migrations.current(url)) or "none"))
 
 
 @app.command()
 def history(url: OptionalUrl = None) -> None:
     """List the revisions, the oldest first; with a database, mark where it is."""
-    from replaydb.database import migrate
+    from replaydb.database import migrations
 
-    here = None if url is None else asyncio.run(migrate.current(url))
-    for revision in migrate.history():
+    here = None if url is None else asyncio.run(migrations.current(url))
+    for revision in migrations.history():
         mark = "*" if revision.id == here else " "
         typer.echo(f"{mark} {revision.id}  {revision.description}")
 
@@ -61,9 +61,9 @@ def history(url: OptionalUrl = None) -> None:
 @app.command()
 def check(url: Url) -> None:
     """Compare the tables with those this version needs; exit with 1 where they differ."""
-    from replaydb.database import migrate
+    from replaydb.database import migrations
 
-    differences = asyncio.run(migrate.check(url))
+    differences = asyncio.run(migrations.check(url))
     for difference in differences:
         typer.echo(printable(difference))
     if differences:

@@ -9,8 +9,8 @@ import pytest
 
 import replaydb as rdb
 from replaydb import Buffer, Capacity, GroupStatus, Queue, Store
-from replaydb.database.schema import lease as lease_table
-from support import workers as life
+from replaydb.database import schema
+from support import lives
 from support.clock import Clock
 from support.damage import damage
 from support.groups import episode, group
@@ -37,7 +37,7 @@ async def test_claimed_worked_on_and_drawn(buffer: Buffer, url: str) -> None:
             await check_books(url, idle_leases=True)
         assert (await buffer.leases())[0].group_ids == ()
     assert await statuses(url) == {"w0": "completed", "w1": "completed", "w2": "pending"}
-    assert await number_of(url, lease_table) == 0
+    assert await number_of(url, schema.lease) == 0
     # Nothing of that was a draw.
     assert await buffer.draws() == []
     row = await group_row(url, ids[0])
@@ -161,7 +161,7 @@ async def test_a_deadline_passes_while_somebody_works(
     with pytest.raises(rdb.LeaseExpiredError):
         await lease.nack(ids[:1])
     await lease.ack()  # nothing is left
-    assert await number_of(url, lease_table) == 0
+    assert await number_of(url, schema.lease) == 0
 
 
 async def test_claims_of_what_is_replaced_deleted_or_damaged(buffer: Buffer, url: str) -> None:
@@ -176,14 +176,14 @@ async def test_claims_of_what_is_replaced_deleted_or_damaged(buffer: Buffer, url
     with pytest.raises(rdb.CorruptPayloadError):
         await buffer.lease(1, statuses="pending", ttl=60)
     assert (await statuses(url))["w2"] == "failed"
-    assert await number_of(url, lease_table) == 0
+    assert await number_of(url, schema.lease) == 0
 
 
 async def test_a_worker_is_killed(buffer: Buffer, url: str) -> None:
     """What it has generated stays; another goes on when the lease is revoked, or over."""
     ids = await opened(buffer, 2)
     how = {"statuses": "pending", "owner": "worker"}
-    with workers(Worker(life.die_holding, url, 2, how)) as (worker,):
+    with workers(Worker(lives.die_holding, url, 2, how)) as (worker,):
         assert await worker.ended() == -signal.SIGKILL
     with pytest.raises(rdb.NotEnoughGroupsError):
         await buffer.lease(1, statuses="pending", ttl=60)

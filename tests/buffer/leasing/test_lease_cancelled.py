@@ -9,7 +9,7 @@ import pytest
 
 import replaydb as rdb
 from replaydb import Buffer, Store
-from replaydb.database.schema import lease as lease_table
+from replaydb.database import schema
 from replaydb.database.transactions import Database
 from support.groups import groups
 from support.ledger import check_books, group_rows, number_of, statuses
@@ -27,7 +27,7 @@ async def test_cancelled_at_any_moment(store: Store, url: str) -> None:
     batch = await buffer.sample(8)
     assert len(batch) == 8
     assert set((await statuses(url)).values()) == {"completed"}
-    assert await number_of(url, lease_table) == 0
+    assert await number_of(url, schema.lease) == 0
 
 
 async def _take(buffer: Buffer) -> None:
@@ -56,7 +56,7 @@ async def test_cancelled_while_the_payloads_travel(
     assert task.cancelled()
     assert set((await statuses(url)).values()) == {"completed"}
     assert {row["attempts"] for row in await group_rows(url)} == {0}
-    assert await number_of(url, lease_table) == 0
+    assert await number_of(url, schema.lease) == 0
 
 
 async def test_many_cancelled_at_once_do_not_block_each_other(

@@ -7,8 +7,7 @@ from sqlalchemy import update
 
 import replaydb as rdb
 from replaydb import Buffer, Store
-from replaydb.database.schema import lease as lease_table
-from replaydb.database.schema import payload, transcript
+from replaydb.database import schema
 from replaydb.settings import ArchivedPayload
 from support.clock import Clock
 from support.connections import transaction
@@ -63,7 +62,7 @@ async def test_ack_archives_with_or_without_payload(
         assert stored.episodes[0].text == "x" * 50
         return
     assert (row["num_bytes"], row["has_transcript"]) == (0, False)
-    assert await number_of(url, payload) == await number_of(url, transcript) == 0
+    assert await number_of(url, schema.payload) == await number_of(url, schema.transcript) == 0
     with pytest.raises(rdb.PayloadGoneError) as caught:
         await buffer.get([group_id])
     assert caught.value.group_ids == (group_id,)
@@ -177,7 +176,7 @@ async def test_expired_groups_are_taken_to_be_rolled_again(store: Store, url: st
     assert await statuses(url) == {"old": "completed"}
     await lease.ack()  # nothing is left to ack
     assert await statuses(url) == {"old": "completed"}
-    assert await number_of(url, lease_table) == 0
+    assert await number_of(url, schema.lease) == 0
 
 
 async def test_too_stale_while_leased(store: Store, clock: Clock, url: str) -> None:
@@ -222,7 +221,7 @@ async def test_an_empty_lease_does_not_stay_for_ever(
     lease = await buffer.lease(1, ttl=10)
     await buffer.sample(1)
     await lease.ack()
-    assert await number_of(url, lease_table) == 0
+    assert await number_of(url, schema.lease) == 0
 
 
 async def test_priorities_changed_while_leased(buffer: Buffer) -> None:
@@ -240,7 +239,7 @@ async def test_a_damaged_group_in_a_lease(store: Store, url: str) -> None:
     ids = await buffer.put(groups(3))
     async with transaction(url) as connection:
         await connection.execute(
-            update(payload).where(payload.c.group_id == ids[1]).values(checksum=1)
+            update(schema.payload).where(schema.payload.c.group_id == ids[1]).values(checksum=1)
         )
     with pytest.raises(rdb.CorruptPayloadError) as caught:
         await buffer.lease(3, ttl=10)
@@ -254,6 +253,6 @@ async def test_a_damaged_group_in_a_lease(store: Store, url: str) -> None:
         "gsm8k-2": "completed",
     }
     assert (await group_row(url, ids[0]))["attempts"] == 0
-    assert await number_of(url, lease_table) == 0
+    assert await number_of(url, schema.lease) == 0
     async with buffer.lease(2, ttl=10) as lease:
         assert lease.batch.ids == [ids[0], ids[2]]

@@ -11,7 +11,7 @@ from sqlalchemy import update
 
 import replaydb as rdb
 from replaydb import Buffer, Store
-from replaydb.database.schema import lease as lease_table
+from replaydb.database import schema
 from support.clock import Clock
 from support.connections import transaction
 from support.groups import group, groups
@@ -35,7 +35,7 @@ async def test_acked_when_the_block_ends_and_nacked_when_it_raises(
     row = await group_row(url, ids[2])
     assert (row["group_status"], row["attempts"], row["times_sampled"]) == ("completed", 1, 0)
     assert row["status_reason"] == "ZeroDivisionError: it blew up ?"
-    assert await number_of(url, lease_table) == 0
+    assert await number_of(url, schema.lease) == 0
 
 
 async def test_nobody_else_is_given_what_is_leased(buffer: Buffer, other: Store) -> None:
@@ -61,14 +61,14 @@ async def test_an_ack_that_waits_goes_by_what_has_become_of_the_lease(
     lease = await buffer.lease(4, ttl=60)
     async with transaction(url) as connection:
         end = datetime.now(UTC) + timedelta(seconds=90 if live else -1)
-        await connection.execute(update(lease_table).values(expires_at=end))
+        await connection.execute(update(schema.lease).values(expires_at=end))
         ack = asyncio.create_task(lease.ack())
         await asyncio.sleep(0.1)
         assert not ack.done()
     if live:
         await ack
         assert set((await statuses(url)).values()) == {"archived"}
-        assert await number_of(url, lease_table) == 0
+        assert await number_of(url, schema.lease) == 0
         return
     with pytest.raises(rdb.LeaseExpiredError):
         await ack
@@ -126,7 +126,7 @@ async def test_an_expired_lease_returns_by_itself(buffer: Buffer, clock: Clock, 
     assert [one.attempts for one in await buffer.get(ids)] == [1, 1]
     assert [one.times_sampled for one in await buffer.get(ids)] == [1, 1]
     assert [one.status_reason for one in await buffer.get(ids)] == ["lease expired"] * 2
-    assert await number_of(url, lease_table) == 0
+    assert await number_of(url, schema.lease) == 0
     with pytest.raises(rdb.LeaseExpiredError):
         await lease.ack()
 
@@ -180,7 +180,7 @@ async def test_a_lease_over_two_tasks_ends_whole(buffer: Buffer, clock: Clock, u
     clock.jump(20)
     await buffer.sample(1, tasks="b")
     assert await statuses(url) == {"a-0": "completed", "b-0": "completed"}
-    assert await number_of(url, lease_table) == 0
+    assert await number_of(url, schema.lease) == 0
 
 
 async def test_extending(buffer: Buffer, clock: Clock) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 import replaydb as rdb
 from replaydb import Buffer, Store
-from replaydb.database.schema import lease as lease_table
-from support import workers as life
+from replaydb.database import schema
+from support import lives
 from support.clock import Clock
 from support.damage import damage
 from support.groups import group, groups, long_group
@@ -96,7 +96,7 @@ async def test_revoked_at_once(buffer: Buffer, elsewhere: Buffer, url: str) -> N
     await first.ack(ids[:1])
     assert await elsewhere.revoke(first.id, reason="restarted") == ids[1:]
     assert await buffer.leases() == []
-    assert await number_of(url, lease_table) == 0
+    assert await number_of(url, schema.lease) == 0
     for call in (first.ack, first.nack, first.extend):
         with pytest.raises(rdb.LeaseExpiredError):
             await call()
@@ -213,7 +213,7 @@ async def test_damage_found_when_it_is_opened(buffer: Buffer, url: str) -> None:
         await buffer.open_lease(first.id, ttl=60)
     assert caught.value.group_ids == (ids[1],)
     assert list((await statuses(url)).values()) == ["completed", "failed", "completed"]
-    assert await number_of(url, lease_table) == 0
+    assert await number_of(url, schema.lease) == 0
     (record,) = await buffer.draws()
     assert record.outcomes == ("nacked", "lost", "nacked")
 
@@ -222,7 +222,7 @@ async def test_a_restarted_trainer_takes_its_work_back(buffer: Buffer, url: str)
     """Its process was killed, and the lease would last for ten minutes more."""
     ids = await buffer.put(groups(4))
     for how in ({"step": 7}, {"step": 8}):
-        with workers(Worker(life.die_holding, url, 2, {"owner": "trainer", **how})) as (worker,):
+        with workers(Worker(lives.die_holding, url, 2, {"owner": "trainer", **how})) as (worker,):
             assert await worker.ended() == -signal.SIGKILL
     with pytest.raises(rdb.NotEnoughGroupsError):
         await buffer.lease(1, ttl=60)

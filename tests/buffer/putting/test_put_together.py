@@ -13,7 +13,7 @@ from sqlalchemy import event, select
 
 import replaydb as rdb
 from replaydb import Buffer, EpisodeGroup, SamplingPolicy, Store
-from replaydb.database.schema import task as task_table
+from replaydb.database import schema
 from support.connections import transaction
 from support.groups import group, groups, long_group
 from support.ledger import check_books
@@ -38,7 +38,7 @@ def counted_commits(store: Store) -> Iterator[list[object]]:
 async def held_up(url: str) -> AsyncIterator[None]:
     """Puts to known tasks get no further than where they write until the block ends."""
     async with transaction(url) as connection:
-        await connection.execute(select(task_table).with_for_update())
+        await connection.execute(select(schema.task).with_for_update())
         yield
 
 

@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 
 from replaydb import Buffer, Store
 from replaydb.database.records import Facts, Stored
-from replaydb.database.repository import groups as repository
+from replaydb.database.repository.groups import stored
 from support.groups import groups
 from support.meanwhile import wait_here
 
@@ -31,16 +31,16 @@ async def test_what_is_gone_before_it_is_read_is_delivered(
     settings, deleted = LOSSES[loss]
     buffer = await store.buffer("math", **settings)
     await buffer.put(groups(3))
-    read, loop = repository.stored, asyncio.get_running_loop()
+    loop = asyncio.get_running_loop()
 
     async with Store.open(url) as other:
         there: Buffer = await other.buffer("math")
 
         def read_late(connection: Connection, rows: Sequence[Facts]) -> Stored:
             wait_here(there.delete(deleted), loop)
-            return read(connection, rows)
+            return stored(connection, rows)
 
-        monkeypatch.setattr(repository, "stored", read_late)
+        monkeypatch.setattr("replaydb.database.repository.groups.stored", read_late)
         batch = await buffer.sample(3)
     assert sorted(one.group_uid for one in batch.groups) == ["gsm8k-0", "gsm8k-1", "gsm8k-2"]
     assert all(one.episodes[0].response_ids.tolist() == [3, 4, 5] for one in batch.groups)

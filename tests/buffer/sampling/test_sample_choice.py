@@ -10,8 +10,7 @@ import sqlalchemy as sa
 
 import replaydb as rdb
 from replaydb import Buffer, SamplingPolicy
-from replaydb.database.schema import buffer as buffer_table
-from replaydb.database.schema import episode_group
+from replaydb.database import schema
 from support.groups import group, groups
 
 POLICIES: list[SamplingPolicy] = [rdb.Fifo(), rdb.Uniform(), rdb.Prioritized()]
@@ -182,7 +181,7 @@ async def test_a_batch(buffer: Buffer) -> None:
     assert batch.probabilities.shape == batch.weights.shape == (3,)
 
 
-other = episode_group.alias()
+other = schema.episode_group.alias()
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"n": -1}, "n"),
@@ -219,11 +218,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"where": rdb.col.reward_std}, "where"),
     ({"where": rdb.col.reward_std + 1}, "where"),
     ({"where": rdb.col.tags["level"]}, "where"),
-    ({"where": buffer_table.c.id == 1}, "where"),
-    ({"where": (rdb.col.id > 0) & (buffer_table.c.policy_version > 0)}, "where"),
+    ({"where": schema.buffer.c.id == 1}, "where"),
+    ({"where": (rdb.col.id > 0) & (schema.buffer.c.policy_version > 0)}, "where"),
     ({"where": other.c.id == 1}, "where"),
-    ({"where": sa.exists().where(buffer_table.c.id == rdb.col.run_id)}, "where"),
-    ({"where": rdb.col.id.in_(sa.select(buffer_table.c.id))}, "where"),
+    ({"where": sa.exists().where(schema.buffer.c.id == rdb.col.run_id)}, "where"),
+    ({"where": rdb.col.id.in_(sa.select(schema.buffer.c.id))}, "where"),
 ]
 
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from replaydb.database import migrate
+from replaydb.database import migrations
 from support.network_postgres import (
     Certificates,
     Door,
@@ -21,7 +21,7 @@ from support.network_postgres import (
 def server() -> Iterator[PasswordServer]:
     """A PostgreSQL that asks for passwords; its database `replay` has the tables."""
     with password_server() as started:
-        asyncio.run(migrate.upgrade(started.local_url))
+        asyncio.run(migrations.upgrade(started.local_url))
         yield started
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import replaydb as rdb
 from replaydb import Store
-from replaydb.database import migrate
+from replaydb.database import migrations
 from support import pgbouncer
 from support.groups import group, groups
 from support.ledger import check_books
@@ -70,8 +70,8 @@ async def test_tables_are_made_through_it(empty_postgresql_url: str) -> None:
     if pgbouncer.executable() is None:
         pytest.skip(pgbouncer.MISSING)
     with pgbouncer.pgbouncer(empty_postgresql_url) as url:
-        await migrate.upgrade(url)
-        assert await migrate.check(url) == ()
+        await migrations.upgrade(url)
+        assert await migrations.check(url) == ()
 
 
 async def test_more_clients_than_the_server_has_connections(

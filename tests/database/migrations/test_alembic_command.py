@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from replaydb.database import migrate
+from replaydb.database import migrations
 from replaydb.database.schema import REVISIONS
 from support.revisions import CHECKOUT
 
@@ -33,11 +33,11 @@ async def test_up_check_and_down(empty_url: str) -> None:
     up = alembic("upgrade", "head", url=empty_url)
     assert up.returncode == 0, up.stderr
     assert "Running upgrade  -> 0001" in up.stderr
-    assert await migrate.check(empty_url) == ()
+    assert await migrations.check(empty_url) == ()
     assert f"{REVISIONS[-1]} (head)" in alembic("current", url=empty_url).stdout
     assert "No new upgrade operations" in alembic("check", url=empty_url).stdout
     assert alembic("downgrade", "base", url=empty_url).returncode == 0
-    assert await migrate.current(empty_url) is None
+    assert await migrations.current(empty_url) is None
 
 
 async def test_x_argument_goes_before_the_environment(
@@ -45,7 +45,7 @@ async def test_x_argument_goes_before_the_environment(
 ) -> None:
     other = tmp_path / "other.db"
     alembic("-x", f"url={empty_sqlite_url}", "upgrade", "head", url=f"sqlite:///{other}")
-    assert await migrate.current(empty_sqlite_url) == REVISIONS[-1]
+    assert await migrations.current(empty_sqlite_url) == REVISIONS[-1]
     assert other.name not in os.listdir(tmp_path)
 
 
@@ -55,7 +55,7 @@ async def test_the_file_names_the_database_last(empty_sqlite_url: str, tmp_path:
     ini.write_text(lines.replace("sqlalchemy.url =", f"sqlalchemy.url = {empty_sqlite_url}"))
     up = alembic("upgrade", "head", ini=ini)
     assert up.returncode == 0, up.stderr
-    assert await migrate.current(empty_sqlite_url) == REVISIONS[-1]
+    assert await migrations.current(empty_sqlite_url) == REVISIONS[-1]
 
 
 @pytest.mark.parametrize(
@@ -74,5 +74,5 @@ def test_what_cannot_work_is_said(arguments: tuple[str, ...], message: str) -> N
 async def test_calls_from_code_say_nothing(
     empty_url: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    await migrate.upgrade(empty_url)
+    await migrations.upgrade(empty_url)
     assert capfd.readouterr() == ("", "")

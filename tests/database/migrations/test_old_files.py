@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import replaydb as rdb
-from replaydb.database import migrate
+from replaydb.database import migrations
 from replaydb.database.schema import REVISIONS
 
 DATA = Path(__file__).resolve().parents[2] / "data"
@@ -29,7 +29,7 @@ async def test_an_old_file_opens_with_all_it_had(revision: str, tmp_path: Path) 
     path = tmp_path / "replay.db"
     path.write_bytes(gzip.decompress((DATA / f"revision_{revision}.db.gz").read_bytes()))
     url = f"sqlite:///{path}"
-    assert await migrate.current(url) == revision
+    assert await migrations.current(url) == revision
 
     async with rdb.Store.open(url, migrate=True) as store:
         buffer = await store.buffer("math", create=False)
@@ -56,4 +56,4 @@ async def test_an_old_file_opens_with_all_it_had(revision: str, tmp_path: Path) 
         )
         assert new_id == 7  # 6 was deleted, and is not given again
         assert len((await buffer.sample(6, rdb.Uniform())).ids) == 6
-    assert await migrate.check(url) == ()
+    assert await migrations.check(url) == ()

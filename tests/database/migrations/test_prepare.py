@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import event, inspect, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from replaydb.database import migrate
+from replaydb.database import migrations
 from replaydb.database.engines import backend_for
 from replaydb.database.engines.protocol import Backend
 from replaydb.database.schema import REVISIONS
@@ -46,14 +46,14 @@ async def _set_revision(url: str, revision: str) -> None:
 
 @pytest.mark.parametrize("choice", CHOICES)
 async def test_current_tables_are_taken_as_they_are(url: str, choice: bool | None) -> None:
-    await migrate.prepare(backend_for(url), migrate=choice)
+    await migrations.prepare(backend_for(url), migrate=choice)
 
 
 async def test_current_tables_cost_one_query(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = backend_for(url)
     queries: list[str] = []
     monkeypatch.setattr(backend, "reader_engine", _recording(backend, queries))
-    await migrate.prepare(backend, migrate=None)
+    await migrations.prepare(backend, migrate=None)
     assert len([query for query in queries if query != "BEGIN"]) == 1
 
 
@@ -74,19 +74,19 @@ async def test_a_new_file_gets_its_tables(
 ) -> None:
     if is_there:
         _path(empty_sqlite_url).touch()
-    await migrate.prepare(backend_for(empty_sqlite_url), migrate=choice)
-    assert await migrate.check(empty_sqlite_url) == ()
+    await migrations.prepare(backend_for(empty_sqlite_url), migrate=choice)
+    assert await migrations.check(empty_sqlite_url) == ()
 
 
 async def test_a_file_whose_tables_were_dropped_is_as_good_as_new(sqlite_url: str) -> None:
-    await migrate.downgrade(sqlite_url, "base")
-    await migrate.prepare(backend_for(sqlite_url), migrate=None)
-    assert await migrate.check(sqlite_url) == ()
+    await migrations.downgrade(sqlite_url, "base")
+    await migrations.prepare(backend_for(sqlite_url), migrate=None)
+    assert await migrations.check(sqlite_url) == ()
 
 
 async def test_migrate_false_does_not_even_make_the_file(empty_sqlite_url: str) -> None:
     with pytest.raises(SchemaOutOfDateError, match="there are no tables yet"):
-        await migrate.prepare(backend_for(empty_sqlite_url), migrate=False)
+        await migrations.prepare(backend_for(empty_sqlite_url), migrate=False)
     assert not _path(empty_sqlite_url).exists()
 
 
@@ -94,10 +94,10 @@ async def test_a_file_of_somebody_else_is_not_filled_unasked(empty_sqlite_url: s
     async with transaction(empty_sqlite_url) as connection:
         await connection.execute(text("CREATE TABLE notes (id INTEGER PRIMARY KEY)"))
     with pytest.raises(SchemaOutOfDateError):
-        await migrate.prepare(backend_for(empty_sqlite_url), migrate=None)
+        await migrations.prepare(backend_for(empty_sqlite_url), migrate=None)
     assert await _tables(empty_sqlite_url) == ["notes"]
-    await migrate.prepare(backend_for(empty_sqlite_url), migrate=True)
-    assert await migrate.check(empty_sqlite_url) == ()
+    await migrations.prepare(backend_for(empty_sqlite_url), migrate=True)
+    assert await migrations.check(empty_sqlite_url) == ()
 
 
 @pytest.mark.parametrize("choice", [None, False])
@@ -105,49 +105,49 @@ async def test_a_server_gets_tables_only_when_asked(
     empty_postgresql_url: str, choice: bool | None
 ) -> None:
     with pytest.raises(SchemaOutOfDateError, match="there are no tables yet") as refused:
-        await migrate.prepare(backend_for(empty_postgresql_url), migrate=choice)
+        await migrations.prepare(backend_for(empty_postgresql_url), migrate=choice)
     assert (refused.value.current, refused.value.expected) == (None, REVISIONS[-1])
     assert await _tables(empty_postgresql_url) == []
-    await migrate.prepare(backend_for(empty_postgresql_url), migrate=True)
-    assert await migrate.check(empty_postgresql_url) == ()
+    await migrations.prepare(backend_for(empty_postgresql_url), migrate=True)
+    assert await migrations.check(empty_postgresql_url) == ()
 
 
 @pytest.mark.parametrize("choice", [None, False])
 async def test_old_tables_are_refused_with_the_command_to_run(
     empty_url: str, choice: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await migrate.upgrade(empty_url)
+    await migrations.upgrade(empty_url)
     release_next(tmp_path, monkeypatch, "pass")
     with pytest.raises(SchemaOutOfDateError) as refused:
-        await migrate.prepare(backend_for(empty_url), migrate=choice)
+        await migrations.prepare(backend_for(empty_url), migrate=choice)
     message, _, command = str(refused.value).partition("; run: ")
     assert message == f"the tables are of revision {REVISIONS[-1]}, {NEXT} is needed"
     *words, url = shlex.split(command)
     assert words == ["replaydb", "db", "upgrade", "--url"]
-    await migrate.upgrade(url)
-    assert await migrate.current(empty_url) == NEXT
+    await migrations.upgrade(url)
+    assert await migrations.current(empty_url) == NEXT
 
 
 async def test_migrate_true_upgrades_old_tables(
     empty_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await migrate.upgrade(empty_url)
+    await migrations.upgrade(empty_url)
     release_next(tmp_path, monkeypatch, "pass")
-    await migrate.prepare(backend_for(empty_url), migrate=True)
-    assert await migrate.current(empty_url) == NEXT
+    await migrations.prepare(backend_for(empty_url), migrate=True)
+    assert await migrations.current(empty_url) == NEXT
 
 
 @pytest.mark.parametrize("choice", CHOICES)
 async def test_newer_tables_are_refused(empty_url: str, choice: bool | None) -> None:
-    await migrate.upgrade(empty_url)
+    await migrations.upgrade(empty_url)
     await _set_revision(empty_url, "9999")
     with pytest.raises(SchemaTooNewError, match=r"9999.*upgrade the package") as refused:
-        await migrate.prepare(backend_for(empty_url), migrate=choice)
+        await migrations.prepare(backend_for(empty_url), migrate=choice)
     assert (refused.value.current, refused.value.expected) == ("9999", REVISIONS[-1])
-    for change in (migrate.upgrade(empty_url), migrate.downgrade(empty_url, "base")):
+    for change in (migrations.upgrade(empty_url), migrations.downgrade(empty_url, "base")):
         with pytest.raises(SchemaTooNewError):
             await change
-    assert await migrate.current(empty_url) == "9999"
+    assert await migrations.current(empty_url) == "9999"
 
 
 @pytest.mark.parametrize("choice", CHOICES)
@@ -155,9 +155,9 @@ async def test_tables_of_our_names_that_are_not_ours(empty_url: str, choice: boo
     async with transaction(empty_url) as connection:
         await connection.execute(text("CREATE TABLE run (id INTEGER PRIMARY KEY)"))
     with pytest.raises(SchemaError, match="same names as ours: run; use another database"):
-        await migrate.prepare(backend_for(empty_url), migrate=choice)
+        await migrations.prepare(backend_for(empty_url), migrate=choice)
     with pytest.raises(SchemaError, match="same names"):
-        await migrate.upgrade(empty_url)
+        await migrations.upgrade(empty_url)
     assert await _tables(empty_url) == ["run"]
 
 
@@ -165,12 +165,12 @@ async def test_something_that_is_no_database(empty_sqlite_url: str) -> None:
     _path(empty_sqlite_url).write_bytes(b"not a database, but long enough to be read" * 100)
     for choice in CHOICES:
         with pytest.raises(DatabaseUnavailableError):
-            await migrate.prepare(backend_for(empty_sqlite_url), migrate=choice)
+            await migrations.prepare(backend_for(empty_sqlite_url), migrate=choice)
 
 
 async def test_current_does_not_make_a_file(empty_sqlite_url: str) -> None:
     with pytest.raises(DatabaseUnavailableError, match="there is no such file"):
-        await migrate.current(empty_sqlite_url)
+        await migrations.current(empty_sqlite_url)
     assert not _path(empty_sqlite_url).exists()
 
 
@@ -178,10 +178,10 @@ async def test_passwords_are_not_shown(empty_postgresql_url: str) -> None:
     parts = urlsplit(empty_postgresql_url)
     with_password = urlunsplit(parts._replace(netloc="postgres:hunter2@"))
     with pytest.raises(SchemaOutOfDateError) as refused:
-        await migrate.prepare(backend_for(with_password), migrate=None)
+        await migrations.prepare(backend_for(with_password), migrate=None)
     assert "postgresql://postgres:***@" in str(refused.value)
     assert "hunter2" not in str(refused.value)
     nobody = "postgresql://postgres:hunter2@localhost:1/replay"
     with pytest.raises(DatabaseUnavailableError) as unreachable:
-        await migrate.upgrade(nobody)
+        await migrations.upgrade(nobody)
     assert "hunter2" not in str(unreachable.value)

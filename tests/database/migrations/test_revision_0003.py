@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import insert, select
 
-from replaydb.database import migrate
+from replaydb.database import migrations
 from replaydb.database.schema import draw, draw_group, episode, episode_group
 from support.connections import transaction
 from support.rows import fill, group_row
@@ -23,7 +23,7 @@ async def rows_of(url: str, table: Any, *columns: str) -> list[tuple[Any, ...]]:
 
 
 async def test_versions_come_back_from_the_episodes(empty_url: str) -> None:
-    await migrate.upgrade(empty_url, "0002")
+    await migrations.upgrade(empty_url, "0002")
     async with transaction(empty_url) as connection:
         await fill(connection)  # episodes without a version
         unknown = {"min_policy_version": None, "max_policy_version": None, "staleness": None}
@@ -34,18 +34,18 @@ async def test_versions_come_back_from_the_episodes(empty_url: str) -> None:
              "num_turns": 1, "metadata": {}}
             for position, version in enumerate((4, 6))
         ])  # fmt: skip
-    await migrate.upgrade(empty_url, "0003")
+    await migrations.upgrade(empty_url, "0003")
     columns = ("min_policy_version", "max_policy_version", "comparable_version", "staleness")
     *_, before, erased = await rows_of(empty_url, episode_group, *columns)
     assert before == (3, 3, 3, 0)
     assert erased == (4, 6, None, None)
-    await migrate.downgrade(empty_url, "0002")
+    await migrations.downgrade(empty_url, "0002")
     *_, erased = await rows_of(empty_url, episode_group, *columns[:2])
     assert erased == (None, None)
 
 
 async def test_what_is_known_of_older_draws(empty_url: str) -> None:
-    await migrate.upgrade(empty_url, "0002")
+    await migrations.upgrade(empty_url, "0002")
     later, first = NOW + timedelta(hours=1), NOW - timedelta(hours=1)
     async with transaction(empty_url) as connection:
         await fill(connection)  # group 2 is leased
@@ -59,7 +59,7 @@ async def test_what_is_known_of_older_draws(empty_url: str) -> None:
                  "weight": 1.0}
                 for position, one in enumerate((2, 3, 100))
             ])  # fmt: skip
-    await migrate.upgrade(empty_url, "0003")
+    await migrations.upgrade(empty_url, "0003")
     found = await rows_of(empty_url, draw_group, "draw_id", "group_id", "outcome", "times_replaced")
     assert found == [
         (1, 1, None, 0),

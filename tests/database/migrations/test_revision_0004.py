@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import select
 
 import replaydb as rdb
-from replaydb.database import migrate
+from replaydb.database import migrations
 from replaydb.database.schema import payload
 from support.connections import transaction
 from support.damage import damage
@@ -27,11 +27,11 @@ async def test_what_is_sound_stays_sound_and_what_is_damaged_damaged(url: str) -
         ids = await (await store.buffer("math")).put(groups(150))  # several pages
     before = await checksums(url)
     await damage(url, ids[0])
-    await migrate.downgrade(url, "0003")
+    await migrations.downgrade(url, "0003")
     (damaged, kept), *sound = (await checksums(url)).values()
     assert damaged != kept
     assert [crc for crc, _ in sound] == [stored for _, stored in sound]
-    await migrate.upgrade(url)
+    await migrations.upgrade(url)
     assert {one: stored for one, (_, stored) in (await checksums(url)).items()} == {
         one: stored for one, (_, stored) in before.items()
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import text
 
-from replaydb.database import migrate
+from replaydb.database import migrations
 from replaydb.database.schema import REVISIONS, metadata
 from replaydb.errors import SchemaOutOfDateError, SchemaTooNewError
 from support.connections import transaction
@@ -22,7 +22,7 @@ async def test_migrations_make_what_the_metadata_says(empty_url: str, engine_nam
         await connection.run_sync(metadata.create_all)
         expected = await take_snapshot(connection)
         await connection.run_sync(metadata.drop_all)
-    await migrate.upgrade(empty_url)
+    await migrations.upgrade(empty_url)
     made = await _snapshot(empty_url)
     if engine_name == "postgresql":
         # The one thing that metadata cannot say: payloads are not compressed.
@@ -65,30 +65,30 @@ async def test_what_only_one_engine_has(url: str, engine_name: str) -> None:
 
 async def test_down_takes_everything_and_up_again_brings_it_back(url: str) -> None:
     before = await _snapshot(url)
-    await migrate.downgrade(url, "base")
+    await migrations.downgrade(url, "base")
     assert not any((await _snapshot(url)).values())
-    assert await migrate.current(url) is None
-    await migrate.upgrade(url)
+    assert await migrations.current(url) is None
+    await migrations.upgrade(url)
     assert await _snapshot(url) == before
-    assert await migrate.current(url) == REVISIONS[-1]
+    assert await migrations.current(url) == REVISIONS[-1]
 
 
 async def test_every_step_can_be_taken_back(empty_url: str) -> None:
     made: list[Snapshot] = []
     for revision in REVISIONS:
-        await migrate.upgrade(empty_url, revision)
+        await migrations.upgrade(empty_url, revision)
         made.append(await _snapshot(empty_url))
     for revision, expected in list(zip(REVISIONS, made, strict=True))[-2::-1]:
-        await migrate.downgrade(empty_url, revision)
+        await migrations.downgrade(empty_url, revision)
         assert await _snapshot(empty_url) == expected
 
 
 def test_revisions_are_those_of_the_folder() -> None:
-    assert tuple(revision.id for revision in migrate.history()) == REVISIONS
+    assert tuple(revision.id for revision in migrations.history()) == REVISIONS
 
 
 async def test_check_finds_nothing_in_migrated_tables(url: str) -> None:
-    assert await migrate.check(url) == ()
+    assert await migrations.check(url) == ()
 
 
 @pytest.mark.parametrize(
@@ -104,27 +104,27 @@ async def test_check_finds_nothing_in_migrated_tables(url: str) -> None:
 async def test_check_finds_what_was_changed_by_hand(
     empty_url: str, change: str, found: str
 ) -> None:
-    await migrate.upgrade(empty_url)
+    await migrations.upgrade(empty_url)
     async with transaction(empty_url) as connection:
         await connection.execute(text(change))
-    assert found in await migrate.check(empty_url)
+    assert found in await migrations.check(empty_url)
 
 
 async def test_check_finds_a_view_with_other_columns(empty_url: str) -> None:
-    await migrate.upgrade(empty_url)
+    await migrations.upgrade(empty_url)
     async with transaction(empty_url) as connection:
         await connection.execute(text("DROP VIEW task_overview"))
         await connection.execute(text("CREATE VIEW task_overview AS SELECT task_name FROM task"))
-    assert await migrate.check(empty_url) == (
+    assert await migrations.check(empty_url) == (
         "modify view task_overview: other columns than expected",
     )
 
 
 async def test_check_finds_a_changed_column(empty_postgresql_url: str) -> None:
-    await migrate.upgrade(empty_postgresql_url)
+    await migrations.upgrade(empty_postgresql_url)
     async with transaction(empty_postgresql_url) as connection:
         await connection.execute(text("ALTER TABLE lease ALTER COLUMN owner DROP NOT NULL"))
-    assert await migrate.check(empty_postgresql_url) == (
+    assert await migrations.check(empty_postgresql_url) == (
         "modify nullable lease.owner: True, expected False",
     )
 
@@ -133,17 +133,17 @@ async def test_check_leaves_tables_of_others_alone(empty_url: str) -> None:
     async with transaction(empty_url) as connection:
         await connection.execute(text("CREATE TABLE alembic_version (version_num TEXT)"))
         await connection.execute(text("CREATE TABLE experiments (id INTEGER PRIMARY KEY)"))
-    await migrate.upgrade(empty_url)
-    assert await migrate.check(empty_url) == ()
+    await migrations.upgrade(empty_url)
+    assert await migrations.check(empty_url) == ()
 
 
 async def test_check_wants_the_newest_revision_first(empty_url: str) -> None:
     async with transaction(empty_url):
         pass  # an empty database
     with pytest.raises(SchemaOutOfDateError):
-        await migrate.check(empty_url)
-    await migrate.upgrade(empty_url)
+        await migrations.check(empty_url)
+    await migrations.upgrade(empty_url)
     async with transaction(empty_url) as connection:
         await connection.execute(text("UPDATE replaydb_alembic_version SET version_num = '9999'"))
     with pytest.raises(SchemaTooNewError):
-        await migrate.check(empty_url)
+        await migrations.check(empty_url)

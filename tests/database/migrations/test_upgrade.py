@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import insert, inspect, select, text
 from sqlalchemy.exc import IntegrityError
 
-from replaydb.database import migrate
+from replaydb.database import migrations
 from replaydb.database.engines import backend_for
 from replaydb.database.schema import REVISIONS, episode_group
 from replaydb.errors import DatabaseError, InvalidInputError
@@ -31,7 +31,7 @@ FORWARD, BACK = REBUILD % True, REBUILD % False
 @pytest.fixture
 async def filled_url(empty_url: str) -> str:
     """A database of its own, with rows in every table."""
-    await migrate.upgrade(empty_url)
+    await migrations.upgrade(empty_url)
     async with transaction(empty_url) as connection:
         await fill(connection)
     return empty_url
@@ -47,14 +47,14 @@ async def test_rebuilding_a_table_keeps_every_row(
     assert all(before.values())
     release_next(tmp_path, monkeypatch, FORWARD, BACK)
 
-    await migrate.upgrade(filled_url)
-    assert await migrate.current(filled_url) == NEXT
+    await migrations.upgrade(filled_url)
+    assert await migrations.current(filled_url) == NEXT
     async with transaction(filled_url) as connection:
         assert await contents(connection) == before
         assert await view_counts(connection) == views
         assert await take_snapshot(connection) != schema
 
-    await migrate.downgrade(filled_url, "-1")
+    await migrations.downgrade(filled_url, "-1")
     async with transaction(filled_url) as connection:
         assert await contents(connection) == before
         assert await take_snapshot(connection) == schema
@@ -63,23 +63,23 @@ async def test_rebuilding_a_table_keeps_every_row(
 async def test_rebuilding_a_table_does_not_give_ids_again(
     empty_sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await migrate.upgrade(empty_sqlite_url)
+    await migrations.upgrade(empty_sqlite_url)
     async with transaction(empty_sqlite_url) as connection:
         await fill(connection)
     release_next(tmp_path, monkeypatch, FORWARD)
-    await migrate.upgrade(empty_sqlite_url)
+    await migrations.upgrade(empty_sqlite_url)
     backend = backend_for(empty_sqlite_url)
     async with transaction(empty_sqlite_url) as connection:
         # 99 was deleted, and a draw still names it.
         assert await connection.run_sync(backend.allocate_group_ids, 1) == range(100, 101)
         await connection.execute(text("DELETE FROM episode_group"))
-    await migrate.downgrade(empty_sqlite_url, "-1")
+    await migrations.downgrade(empty_sqlite_url, "-1")
     async with transaction(empty_sqlite_url) as connection:
         assert await connection.run_sync(backend.allocate_group_ids, 1) == range(100, 101)
 
 
 async def test_foreign_keys_are_on_again_after_an_upgrade(url: str) -> None:
-    await migrate.upgrade(url)
+    await migrations.upgrade(url)
     with pytest.raises(IntegrityError):
         async with transaction(url) as connection:
             await connection.execute(insert(episode_group), [group_row(1, "completed")])
@@ -98,8 +98,8 @@ raise RuntimeError("midway")
 """
     release_next(tmp_path, monkeypatch, FORWARD + midway)
     with pytest.raises(RuntimeError, match="midway"):
-        await migrate.upgrade(filled_url)
-    assert await migrate.current(filled_url) == REVISIONS[-1]
+        await migrations.upgrade(filled_url)
+    assert await migrations.current(filled_url) == REVISIONS[-1]
     async with transaction(filled_url) as connection:
         assert await contents(connection) == before
         assert await take_snapshot(connection) == schema
@@ -110,8 +110,8 @@ async def test_a_new_database_is_made_whole_or_not_at_all(
 ) -> None:
     release_next(tmp_path, monkeypatch, 'op.execute(sa.text("SELECT * FROM nowhere"))')
     with pytest.raises(DatabaseError, match="nowhere"):
-        await migrate.upgrade(empty_url)
-    assert await migrate.current(empty_url) is None
+        await migrations.upgrade(empty_url)
+    assert await migrations.current(empty_url) is None
     async with transaction(empty_url) as connection:
         assert not await connection.run_sync(lambda sync: inspect(sync).get_table_names())
 
@@ -119,13 +119,13 @@ async def test_a_new_database_is_made_whole_or_not_at_all(
 async def test_an_upgrade_that_leaves_orphans_is_refused(
     empty_sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await migrate.upgrade(empty_sqlite_url)
+    await migrations.upgrade(empty_sqlite_url)
     async with transaction(empty_sqlite_url) as connection:
         await fill(connection)
         before = await contents(connection)
     release_next(tmp_path, monkeypatch, 'op.execute(sa.text("DELETE FROM episode_group"))')
     with pytest.raises(DatabaseError, match="rows that are gone"):
-        await migrate.upgrade(empty_sqlite_url)
+        await migrations.upgrade(empty_sqlite_url)
     async with transaction(empty_sqlite_url) as connection:
         assert await contents(connection) == before
 
@@ -133,20 +133,20 @@ async def test_an_upgrade_that_leaves_orphans_is_refused(
 @pytest.mark.parametrize("revision", ["nonsense", "+5"])
 async def test_a_revision_that_is_not_there(url: str, revision: str) -> None:
     with pytest.raises(InvalidInputError, match="revision"):
-        await migrate.upgrade(url, revision)
+        await migrations.upgrade(url, revision)
 
 
 async def test_coroutines_at_once(empty_url: str) -> None:
     async with asyncio.timeout(60):
-        await asyncio.gather(*(migrate.upgrade(empty_url) for _ in range(8)))
-    assert await migrate.check(empty_url) == ()
+        await asyncio.gather(*(migrations.upgrade(empty_url) for _ in range(8)))
+    assert await migrations.check(empty_url) == ()
 
 
 async def test_several_databases_at_once(empty_postgresql_url: str, tmp_path: Path) -> None:
     urls = [empty_postgresql_url, *(f"sqlite:///{tmp_path / str(number)}" for number in range(4))]
     async with asyncio.timeout(60):
-        await asyncio.gather(*map(migrate.upgrade, urls))
-    assert [await migrate.check(url) for url in urls] == [()] * 5
+        await asyncio.gather(*map(migrations.upgrade, urls))
+    assert [await migrations.check(url) for url in urls] == [()] * 5
 
 
 async def test_event_loops_of_several_threads_at_once(empty_url: str) -> None:
@@ -154,7 +154,7 @@ async def test_event_loops_of_several_threads_at_once(empty_url: str) -> None:
 
     def upgrade() -> None:
         try:
-            asyncio.run(migrate.upgrade(empty_url))
+            asyncio.run(migrations.upgrade(empty_url))
         except BaseException as error:
             errors.append(error)
 
@@ -164,16 +164,16 @@ async def test_event_loops_of_several_threads_at_once(empty_url: str) -> None:
     for thread in threads:
         await asyncio.to_thread(thread.join)
     assert errors == []
-    assert await migrate.check(empty_url) == ()
+    assert await migrations.check(empty_url) == ()
 
 
 _PROCESS = """
 import alembic.command, asyncio, sys
-from replaydb.database import migrate
+from replaydb.database import migrations
 from replaydb.database.engines import backend_for
 print("ready", flush=True)
 sys.stdin.read()
-asyncio.run(migrate.prepare(backend_for(sys.argv[1]), migrate=True))
+asyncio.run(migrations.prepare(backend_for(sys.argv[1]), migrate=True))
 """
 
 
@@ -192,14 +192,14 @@ async def test_processes_at_once(empty_url: str) -> None:
     results = await asyncio.gather(*(process.communicate(b"") for process in processes))
     assert [error.decode() for _, error in results] == [""] * 4
     assert [process.returncode for process in processes] == [0] * 4
-    assert await migrate.check(empty_url) == ()
+    assert await migrations.check(empty_url) == ()
 
 
 async def test_waiting_for_another_upgrade_can_be_cancelled(empty_sqlite_url: str) -> None:
     backend = backend_for(empty_sqlite_url)
-    async with migrate.schema_transaction(backend) as connection:
+    async with migrations.schema_transaction(backend) as connection:
         await connection.execute(select(1))
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(migrate.upgrade(backend), 0.3)
-    await migrate.upgrade(backend)
-    assert await migrate.check(backend) == ()
+            await asyncio.wait_for(migrations.upgrade(backend), 0.3)
+    await migrations.upgrade(backend)
+    assert await migrations.check(backend) == ()

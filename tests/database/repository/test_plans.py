@@ -13,7 +13,7 @@ from sqlalchemy import event, func, insert, select, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 import replaydb as rdb
-from replaydb.database import migrate
+from replaydb.database import migrations
 from replaydb.database.repository import tasks
 from replaydb.database.schema import (
     IDLE,
@@ -174,7 +174,7 @@ async def fill(url: str) -> None:
 @pytest.fixture(scope="module")
 def _filled_sqlite(tmp_path_factory: pytest.TempPathFactory) -> str:
     path: Path = tmp_path_factory.mktemp("plans") / "replay.db"
-    asyncio.run(migrate.upgrade(f"sqlite:///{path}"))
+    asyncio.run(migrations.upgrade(f"sqlite:///{path}"))
     asyncio.run(fill(f"sqlite:///{path}"))
     return f"sqlite:///{path}"
 
@@ -182,7 +182,7 @@ def _filled_sqlite(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def _filled_postgresql(postgres: PostgresServer) -> Iterator[str]:
     url = postgres.create_database("plans")
-    asyncio.run(migrate.upgrade(url))
+    asyncio.run(migrations.upgrade(url))
     asyncio.run(fill(url))
     yield url
     postgres.drop_database(url)

@@ -12,15 +12,16 @@ from types import MappingProxyType
 from typing import Any
 
 import asyncpg
-from sqlalchemy import BigInteger, Connection, DateTime, func, select
-from sqlalchemy import Sequence as DbSequence
+from sqlalchemy import BigInteger, Connection, DateTime, func, schema, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
 from replaydb.cancellation import to_the_end
-from replaydb.database.engines import postgresql_commits as commits
-from replaydb.database.engines import postgresql_sql as postgresql_sql  # how its SQL is written
+from replaydb.database.engines import (
+    postgresql_commits,
+    postgresql_sql,  # noqa: F401 - how its SQL is written
+)
 from replaydb.database.engines.connecting import ConnectionLog, connect
 from replaydb.database.engines.postgresql_commits import Identity
 from replaydb.database.engines.protocol import T, Work
@@ -104,7 +105,7 @@ class PostgresqlBackend:
 
     async def begin(self, connection: AsyncConnection, end: float) -> None:
         """Learn which transaction this is, in case the answer to its commit is lost."""
-        await commits.begin(connection, end - asyncio.get_running_loop().time())
+        await postgresql_commits.begin(connection, end - asyncio.get_running_loop().time())
 
     async def run(self, connection: AsyncConnection, work: Work[T], end: float) -> T:
         """Where everything runs: the driver lives in the event loop."""
@@ -121,7 +122,7 @@ class PostgresqlBackend:
 
     async def commit(self, connection: AsyncConnection, end: float, hear_by: float) -> None:
         """Commit; where the answer is lost, ask the server for it on another connection."""
-        identity = commits.identity_of(connection)
+        identity = postgresql_commits.identity_of(connection)
         try:
             await self._commit(connection, identity, end, hear_by)
         except asyncio.CancelledError:
@@ -158,7 +159,7 @@ class PostgresqlBackend:
         found: bool | None = None
         with suppress(TimeoutError):
             async with asyncio.timeout_at(end):
-                found = await commits.was_committed(engine, identity, self.is_outage)
+                found = await postgresql_commits.was_committed(engine, identity, self.is_outage)
         if found is None:
             raise OutcomeUnknownError(
                 f"{self.shown}: the connection was lost during a commit, and nobody could say "
@@ -231,7 +232,7 @@ class PostgresqlBackend:
     async def lock_schema(self, connection: AsyncConnection) -> None:
         """An advisory lock, until the transaction ends."""
         lock = func.pg_advisory_xact_lock(_SCHEMA_LOCK)
-        await connection.execute(select(commits.BOUND_IDLENESS, lock))
+        await connection.execute(select(postgresql_commits.BOUND_IDLENESS, lock))
 
     async def check_integrity(self, connection: AsyncConnection) -> None:
         """Nothing to do: constraints stay on during DDL."""
@@ -268,7 +269,7 @@ class PostgresqlBackend:
 
 
 _NOW = select(func.clock_timestamp(type_=DateTime(timezone=True)))
-_GROUP_IDS = DbSequence("episode_group_id_seq", data_type=BigInteger)
+_GROUP_IDS = schema.Sequence("episode_group_id_seq", data_type=BigInteger)
 
 
 class _NoSignal(Signal):

@@ -21,7 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from sqlalchemy.pool import AsyncAdaptedQueuePool, NullPool, Pool
 
 from replaydb.cancellation import to_the_end
-from replaydb.database.engines import sqlite_sql as sqlite_sql  # how its SQL is written
+from replaydb.database.engines import sqlite_sql  # noqa: F401 - how its SQL is written
 from replaydb.database.engines.protocol import T, Work
 from replaydb.database.engines.signals import Signal
 from replaydb.database.engines.sqlite_driver import Begin, EagerConnection
