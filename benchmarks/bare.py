@@ -12,8 +12,7 @@ from typing import Any, Protocol
 
 import asyncpg
 from sqlalchemy import Dialect, Table, insert, make_url
-from sqlalchemy.dialects import sqlite
-from sqlalchemy.dialects.postgresql import asyncpg as asyncpg_dialect
+from sqlalchemy.dialects import postgresql, sqlite
 
 import replaydb as rdb
 from benchmarks.groups import TASK
@@ -156,7 +155,7 @@ class _Sqlite:
 
 
 class _Postgresql:
-    dialect: Dialect = asyncpg_dialect.dialect()
+    dialect: Dialect = postgresql.asyncpg.dialect()
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection

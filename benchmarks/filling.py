@@ -14,8 +14,7 @@ from typing import Any, Protocol, Self
 import asyncpg
 import numpy as np
 from sqlalchemy import Dialect, make_url
-from sqlalchemy.dialects import sqlite
-from sqlalchemy.dialects.postgresql import asyncpg as asyncpg_dialect
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.schema import CreateIndex, DropIndex
 
 import replaydb as rdb
@@ -198,7 +197,7 @@ class _Sqlite:
 class _Postgresql:
     """By COPY, and without looking up keys that are known to be there: a superuser may."""
 
-    dialect: Dialect = asyncpg_dialect.dialect()
+    dialect: Dialect = postgresql.asyncpg.dialect()
 
     def __init__(self, url: str) -> None:
         self._url = url

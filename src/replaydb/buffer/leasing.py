@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from sqlalchemy import ColumnElement, Connection
 
@@ -79,16 +80,9 @@ class Leasing(Drawing):
             raise InvalidInputError("statuses", "'pending' by itself", repr(statuses))
         seconds = checks.duration("ttl", ttl)
         who = f"{socket.gethostname()}:{os.getpid()}" if owner is None else owner
-        request = draw_request(
-            n,
-            policy,
-            tasks=tasks,
-            where=where,
-            max_staleness=max_staleness,
-            runs=runs,
-            at_least=at_least,
-            step=step,
-            statuses=(GroupStatus(status) for status in sorted(chosen)),
+        request = replace(
+            draw_request(n, policy, tasks, where, max_staleness, runs, at_least, step),
+            statuses=tuple(GroupStatus(status) for status in sorted(chosen)),
             lease=LeaseTerms(checks.name("owner", who), seconds),
         )
         wait = checks.seconds("timeout", timeout)

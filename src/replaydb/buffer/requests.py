@@ -11,11 +11,10 @@ from sqlalchemy.sql import operators
 from replaydb import checks
 from replaydb.database import filters
 from replaydb.database.group_columns import COLUMNS
-from replaydb.database.repository.portions import DrawRequest, LeaseTerms, Portion
+from replaydb.database.repository.portions import DrawRequest, Portion
 from replaydb.database.schema import Tags
 from replaydb.database.statements.pools import Order
 from replaydb.database.terms import shown
-from replaydb.episodes import GroupStatus
 from replaydb.errors import InvalidInputError
 from replaydb.policies import Mix, SamplingPolicy, checked_policy
 
@@ -25,15 +24,12 @@ Conditions = Mapping[str, ColumnElement[bool]]
 def draw_request(
     n: int | Mapping[str, int],
     policy: SamplingPolicy,
-    *,
     tasks: str | Iterable[str] | None,
     where: ColumnElement[bool] | None,
     max_staleness: int | None,
     runs: str | Iterable[str] | None,
     at_least: int | None,
     step: int | None = None,
-    statuses: Iterable[GroupStatus] = (GroupStatus.COMPLETED,),
-    lease: LeaseTerms | None = None,
 ) -> DrawRequest:
     """The arguments that `sample`, `peek` and `lease` have in common, checked.
 
@@ -47,8 +43,6 @@ def draw_request(
         _described(policy),
         count if at_least is None else checks.whole_number("at_least", at_least, most=count),
         checks.optional(checks.whole_number, "step", step),
-        tuple(statuses),
-        lease,
     )
 
 

@@ -64,16 +64,7 @@ class Sampling(Drawing):
                 `failed`; `error.batch` holds the others.
             InvalidInputError: An argument is wrong.
         """
-        request = draw_request(
-            n,
-            policy,
-            tasks=tasks,
-            where=where,
-            max_staleness=max_staleness,
-            runs=runs,
-            at_least=at_least,
-            step=step,
-        )
+        request = draw_request(n, policy, tasks, where, max_staleness, runs, at_least, step)
         result = await self._draw(request, checks.seconds("timeout", timeout))
         result.raise_if_damaged()
         return result.batch
@@ -106,15 +97,7 @@ class Sampling(Drawing):
                 others.
             InvalidInputError: An argument is wrong.
         """
-        request = draw_request(
-            n,
-            policy,
-            tasks=tasks,
-            where=where,
-            max_staleness=max_staleness,
-            runs=runs,
-            at_least=at_least,
-        )
+        request = draw_request(n, policy, tasks, where, max_staleness, runs, at_least)
 
         seconds = checks.seconds("timeout", timeout)
         if not request.portions:

@@ -1,4 +1,4 @@
-"""What feeds a training loop: batches made ready in the background."""
+"""Buffer: all that can be done with it."""
 
 from __future__ import annotations
 
@@ -9,17 +9,25 @@ from sqlalchemy import ColumnElement
 
 from replaydb import checks
 from replaydb.batch.batch import Batch
-from replaydb.buffer.inspecting import Inspecting
 from replaydb.buffer.lease import Lease
 from replaydb.buffer.leasing import Leasing
 from replaydb.buffer.loader import Collated, Loader
+from replaydb.buffer.managing import Managing
+from replaydb.buffer.pacing import Pacing
+from replaydb.buffer.putting import Putting
 from replaydb.buffer.requests import draw_request
 from replaydb.buffer.sampling import Sampling
 from replaydb.policies import SamplingPolicy, Uniform
+from replaydb.tracing import traced
 
 
-class Feeding(Sampling, Leasing, Inspecting):
-    """Batches one after another."""
+@traced
+class Buffer(Putting, Sampling, Leasing, Managing, Pacing):
+    """A named collection of episode groups; got from `Store.buffer`.
+
+    Every call is one transaction: it happens whole or not at all, also when it is cancelled.
+    Calls may run concurrently, in any number of tasks and processes.
+    """
 
     def loader(
         self,
