@@ -278,7 +278,7 @@ def all_changes(settings: BufferSettings | None, changes: Mapping[str, Any]) -> 
     if settings is None:
         return dict(changes)
     whole = checks.instance("settings", settings, BufferSettings)
-    return {one.name: getattr(whole, one.name) for one in fields(whole)} | dict(changes)
+    return {field.name: getattr(whole, field.name) for field in fields(whole)} | dict(changes)
 
 
 _LIMITS: dict[str, Callable[..., Any]] = {

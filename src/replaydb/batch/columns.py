@@ -88,21 +88,21 @@ class Columns:
         stored = [(i, part) for i, group in enumerate(groups) for part in group.parts]
         end = checks.optional(checks.token_id, "end_token_id", end_token_id)
         merged = [_merged(part, end) for _, part in stored]
-        parts = tuple([one.part for one in merged])
+        parts = tuple([result.part for result in merged])
         owners = np.array([i for i, _ in stored], np.int64)
         sizes = np.array([part.num_episodes for part in parts], np.int64)
         firsts = _starts([part.num_episodes for _, part in stored])
         group_index = np.repeat(owners, sizes)
         ids = np.array([id_of(group) for group in groups], np.int64)
         each = np.ones(len(groups)) if weights is None else np.asarray(weights, np.float64)
-        reports = [one.report for one in merged if one.report is not None]
+        reports = [result.report for result in merged if result.report is not None]
         return cls(
             parts=parts,
             bounds=_starts(sizes),
             group_index=group_index,
             group_ids=ids[group_index],
             episode_index=_joined(
-                [first + one.episodes for first, one in zip(firsts, merged, strict=False)],
+                [first + result.episodes for first, result in zip(firsts, merged, strict=False)],
                 np.int64,
             ),
             weights=each[group_index],

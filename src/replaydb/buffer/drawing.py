@@ -222,17 +222,17 @@ class Result:
     @classmethod
     def of(cls, drawn: Drawn, decoded: Decoded) -> Self:
         """Put in order what was read."""
-        sound = np.array([one in decoded.groups for one in drawn.ids], np.bool_)
+        sound = np.array([group_id in decoded.groups for group_id in drawn.ids], np.bool_)
         batch = Batch(
-            [decoded.groups[one] for one in drawn.ids if one in decoded.groups],
+            [decoded.groups[group_id] for group_id in drawn.ids if group_id in decoded.groups],
             drawn.probabilities[sound],
             drawn.weights[sound],
             drawn.draw_id,
         )
         damaged = {
-            one: decoded.corrupt.get(one, "the payload is missing")
-            for one in drawn.ids
-            if one not in decoded.groups
+            group_id: decoded.corrupt.get(group_id, "the payload is missing")
+            for group_id in drawn.ids
+            if group_id not in decoded.groups
         }
         return cls(batch, drawn, damaged)
 

@@ -114,9 +114,9 @@ class Inspecting(BufferCore):
 
         known, stored = await self._database.read(work, end=end_in(BULK_SECONDS))
         found = await decoded(stored)
-        read = [found.groups[known[one]] for one in wanted if known.get(one) in found.groups]
+        read = [found.groups[known[name]] for name in wanted if known.get(name) in found.groups]
         there = found.groups.keys() | found.corrupt.keys() | found.gone
-        if missing := [one for one in wanted if known.get(one) not in there]:
+        if missing := [name for name in wanted if known.get(name) not in there]:
             raise UnknownGroupError(missing, Batch(read))
         if bad := found.corrupt:
             raise CorruptPayloadError(reasons(bad), sorted(bad), Batch(read))
@@ -219,12 +219,14 @@ class Inspecting(BufferCore):
         record, stored = await self._database.read(work, end=end_in(BULK_SECONDS))
         found = await decoded(stored)
         replaced = [
-            one
-            for one, times in zip(record.group_ids, record.times_replaced, strict=True)
-            if one in found.groups and found.groups[one].times_replaced != times
+            group_id
+            for group_id, times in zip(record.group_ids, record.times_replaced, strict=True)
+            if group_id in found.groups and found.groups[group_id].times_replaced != times
         ]
-        sound = [one in found.groups and one not in replaced for one in record.group_ids]
-        whole = [found.groups[one] for one in compress(record.group_ids, sound)]
+        sound = [
+            group_id in found.groups and group_id not in replaced for group_id in record.group_ids
+        ]
+        whole = [found.groups[group_id] for group_id in compress(record.group_ids, sound)]
         for group, staleness in zip(whole, compress(record.staleness, sound), strict=True):
             group.staleness = staleness
         probabilities, weights = np.array(record.probabilities), np.array(record.weights)
@@ -232,7 +234,7 @@ class Inspecting(BufferCore):
         if found.corrupt:
             raise CorruptPayloadError(reasons(found.corrupt), sorted(found.corrupt), batch)
         if not all(sound):
-            gone = [one for one in record.group_ids if one not in batch.ids]
+            gone = [group_id for group_id in record.group_ids if group_id not in batch.ids]
             raise PayloadGoneError(gone, replaced, batch)
         return batch
 

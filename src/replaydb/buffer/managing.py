@@ -51,7 +51,7 @@ class Managing(Inspecting):
         Raises:
             InvalidInputError: No condition at all was given.
         """
-        if all(one is None for one in (ids, uids, tasks, statuses, where)):
+        if all(given is None for given in (ids, uids, tasks, statuses, where)):
             raise InvalidInputError("delete", "ids, uids, tasks, statuses or where", "none of them")
         condition = self._selection(tasks, statuses, where, ids, uids)
 
@@ -246,7 +246,8 @@ class Managing(Inspecting):
             if decoded.corrupt:
                 raise CorruptPayloadError(reasons(decoded.corrupt), sorted(decoded.corrupt))
             await other.put(
-                [decoded.groups[one] for one in sorted(decoded.groups)], on_duplicate="ignore"
+                [decoded.groups[group_id] for group_id in sorted(decoded.groups)],
+                on_duplicate="ignore",
             )
             done += len(decoded.groups)
             if progress is not None:

@@ -262,7 +262,7 @@ class Putting(BufferCore):
         def work(connection: Connection, scope: Scope) -> list[list[int] | ReplayDBError]:
             with gate:
                 outcomes = puts.put(connection, scope, self._known_tasks, several)
-            if all(isinstance(one, ReplayDBError) for one in outcomes):
+            if all(isinstance(outcome, ReplayDBError) for outcome in outcomes):
                 raise _RefusedError(outcomes)
             return outcomes
 
@@ -270,7 +270,7 @@ class Putting(BufferCore):
             outcomes = await self._write(work, end, hear_by=gate.hear_by, undone=gate.open)
         except _RefusedError as refused:
             return refused.outcomes
-        self._known_tasks |= {record.task_name for one in several for record in one.records}
+        self._known_tasks |= {record.task_name for put in several for record in put.records}
         self._database.signal.announce()
         return outcomes
 

@@ -314,11 +314,11 @@ def _check_rows(flat: FlatEpisodes, rows: FlatEpisodes | FlatTurns) -> None:
     if any(map(math.isinf, rows.rewards.tolist())):
         corrupt("a reward is infinite")
     if flat.logprobs is None and rows.has_logprobs.any():
-        corrupt("there are no logprobs, where some are announced")
+        corrupt("there are no logprobs, where some are declared")
     if rows.has_token_versions.any() and (
         flat.token_versions is None or not rows.lengths[rows.has_token_versions].all()
     ):
-        corrupt("there are no versions per token, where some are announced")
+        corrupt("there are no versions per token, where some are declared")
 
 
 def _check_turns(flat: FlatEpisodes, turns: FlatTurns) -> None:

@@ -67,7 +67,7 @@ class Gate:
     @property
     def hear_by(self) -> float:
         """When the time of the first of the callers is up."""
-        return min(one.end for one in self._batch)
+        return min(caller.end for caller in self._batch)
 
     def open(self) -> None:
         """An attempt begins, or has come to nothing: callers may leave."""
@@ -82,19 +82,19 @@ class Gate:
         if kind is not None:
             return
         with self._lock:
-            if any(one.answer.cancelled() for one in self._batch):
+            if any(caller.answer.cancelled() for caller in self._batch):
                 raise WithdrawnError
             self._is_open = False
 
-    def leave(self, one: _Waiting[Any, Any]) -> bool:
+    def leave(self, caller: _Waiting[Any, Any]) -> bool:
         """Let a caller go, if it is not too late: then its submission is not stored."""
         with self._lock:
-            return self._is_open and one.answer.cancel()
+            return self._is_open and caller.answer.cancel()
 
-    def forsake(self, one: _Waiting[Any, Any]) -> None:
+    def forsake(self, caller: _Waiting[Any, Any]) -> None:
         """Let a caller go who cannot be told: if it is not stored yet, it is not to be."""
         with self._lock:
-            one.answer.cancel()
+            caller.answer.cancel()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class _Running(Generic[Item, Result]):
 
     def end_if_left(self) -> None:
         """What nobody waits for must not hold up those who come next."""
-        if all(one.answer.cancelled() for one in self.batch):
+        if all(caller.answer.cancelled() for caller in self.batch):
             self.task.cancel()
 
 
@@ -194,20 +194,20 @@ class GroupCommit(Generic[Item, Result]):
         while self._queue:
             _answer(self._queue.popleft(), StoreClosedError())
 
-    def _leave(self, one: _Waiting[Item, Result]) -> bool:
+    def _leave(self, caller: _Waiting[Item, Result]) -> bool:
         """Whether the caller of a submission is out of it, and nothing of it is stored."""
         running = self._running
-        if running is None or one not in running.batch:
-            return one.answer.cancel()
-        if not running.gate.leave(one):
+        if running is None or caller not in running.batch:
+            return caller.answer.cancel()
+        if not running.gate.leave(caller):
             return False
         running.end_if_left()
         return True
 
-    def _forsake(self, one: _Waiting[Item, Result]) -> None:
+    def _forsake(self, caller: _Waiting[Item, Result]) -> None:
         """Nobody waits any longer for what becomes of a commit."""
         if (running := self._running) is not None:
-            running.gate.forsake(one)
+            running.gate.forsake(caller)
             running.end_if_left()
 
     async def _work(self) -> None:
@@ -216,12 +216,12 @@ class GroupCommit(Generic[Item, Result]):
             for _ in range(SHARED_ATTEMPTS):
                 if not await self._try(batch):
                     break
-            for one in batch:  # whoever has no answer yet gets one of its own
-                await self._try([one])
+            for caller in batch:  # whoever has no answer yet gets one of its own
+                await self._try([caller])
 
     async def _try(self, batch: Sequence[_Waiting[Item, Result]]) -> bool:
         """Commit those of a batch that are not answered yet. Returns whether some have left it."""
-        batch = [one for one in batch if not one.answer.done()]
+        batch = [caller for caller in batch if not caller.answer.done()]
         began = asyncio.get_running_loop().time()
         try:
             if batch:
@@ -231,7 +231,7 @@ class GroupCommit(Generic[Item, Result]):
         except OutcomeUnknownError as error:
             _fail(batch, error)
         except DatabaseUnavailableError as error:
-            _fail([*batch, *(one for one in self._queue if one.since <= began)], error)
+            _fail([*batch, *(caller for caller in self._queue if caller.since <= began)], error)
         except Exception as error:
             if len(batch) == 1:
                 _fail(batch, error)
@@ -240,10 +240,10 @@ class GroupCommit(Generic[Item, Result]):
     async def _attempt(self, batch: Sequence[_Waiting[Item, Result]]) -> None:
         """Commit a batch in one transaction, and answer it."""
         gate = Gate(batch)
-        num_bytes = sum(one.submission.num_bytes for one in batch)
-        since = max(min(one.since for one in batch), self._last_commit)
+        num_bytes = sum(caller.submission.num_bytes for caller in batch)
+        since = max(min(caller.since for caller in batch), self._last_commit)
         end = since + self._allowance(num_bytes)
-        items = [one.submission.item for one in batch]
+        items = [caller.submission.item for caller in batch]
         running = asyncio.ensure_future(self._commit(items, gate, end))
         self._running = _Running(gate, batch, running)
         try:
@@ -259,8 +259,8 @@ class GroupCommit(Generic[Item, Result]):
             raise WithdrawnError
         outcomes = running.result()
         self._last_commit = asyncio.get_running_loop().time()
-        for one, outcome in zip(batch, outcomes, strict=True):
-            _answer(one, outcome)
+        for caller, outcome in zip(batch, outcomes, strict=True):
+            _answer(caller, outcome)
 
     def _next_batch(self) -> list[_Waiting[Item, Result]]:
         batch: list[_Waiting[Item, Result]] = []
@@ -279,18 +279,18 @@ class GroupCommit(Generic[Item, Result]):
         return batch
 
 
-def _answer(one: _Waiting[Any, Result], outcome: Result | Exception) -> None:
-    if one.answer.done():
+def _answer(caller: _Waiting[Any, Result], outcome: Result | Exception) -> None:
+    if caller.answer.done():
         return
     if isinstance(outcome, Exception):
-        one.answer.set_exception(outcome)
+        caller.answer.set_exception(outcome)
     else:
-        one.answer.set_result(outcome)
+        caller.answer.set_result(outcome)
 
 
 def _fail(several: Iterable[_Waiting[Any, Any]], error: Exception) -> None:
-    for one in several:
-        _answer(one, error)
+    for caller in several:
+        _answer(caller, error)
 
 
 def _seen(answer: asyncio.Future[Any]) -> None:

@@ -161,7 +161,7 @@ class EpisodeGroup:
         if self.context.prompt_ids is not None:
             return self.context.prompt_ids
         prompts = [episode.prompt_ids for episode in self.episodes]
-        alike = bool(prompts) and all(np.array_equal(prompts[0], one) for one in prompts)
+        alike = bool(prompts) and all(np.array_equal(prompts[0], prompt) for prompt in prompts)
         return prompts[0] if alike else None
 
     @property

@@ -111,8 +111,8 @@ def pass_at_k(rewards: A, group_index: Any, k: int, *, solved: float = 1.0) -> A
     draws = checks.whole_number("k", k, least=1)
     solved = checks.number("solved", solved)
     groups = _Groups.of(rewards, group_index, -1.0)
-    one = groups.values * 0.0 + 1.0
-    right = segments.where(groups.known & (groups.values >= solved), one, 0.0)
+    ones = groups.values * 0.0 + 1.0
+    right = segments.where(groups.known & (groups.values >= solved), ones, 0.0)
     n = groups.size
     wrong = n - segments.total(right, groups.index, groups.count)
     failed = _none_of(wrong, n, draws)

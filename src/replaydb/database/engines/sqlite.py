@@ -258,9 +258,9 @@ class SqliteBackend:
             cursor.close()
 
         @event.listens_for(engine.sync_engine, "begin")
-        def announce(connection: Connection) -> None:
+        def begin_soon(connection: Connection) -> None:
             driver: Any = connection.connection.driver_connection
-            cast("EagerConnection", driver).announce()
+            cast("EagerConnection", driver).begin_soon()
 
         return engine
 

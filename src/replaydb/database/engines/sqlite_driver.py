@@ -32,7 +32,7 @@ class EagerConnection(aiosqlite.Connection):
 
     _begin: Begin
     _before_commit: Callable[[], None]
-    _announced = False
+    _is_to_begin = False
     _stopped = False
     _ended = False
     _ending: asyncio.Future[Any] | None = None
@@ -57,13 +57,13 @@ class EagerConnection(aiosqlite.Connection):
             raise
         return connection
 
-    def announce(self) -> None:
+    def begin_soon(self) -> None:
         """A transaction begins; BEGIN itself goes along with its first statement."""
-        self._announced, self._stopped = True, False
+        self._is_to_begin, self._stopped = True, False
 
     async def commit(self) -> None:
         """Keep what was done."""
-        self._announced = False
+        self._is_to_begin = False
         await self._in_thread(self._commit)
 
     async def rollback(self) -> None:
@@ -71,7 +71,7 @@ class EagerConnection(aiosqlite.Connection):
 
         A connection whose statement was cancelled, and may still run, is closed and not asked.
         """
-        self._announced = False
+        self._is_to_begin = False
         if self._conn.in_transaction:
             await self._in_thread(self._conn.rollback)
 
@@ -142,9 +142,9 @@ class EagerConnection(aiosqlite.Connection):
     def _prepare(self) -> None:
         """Before a statement: begin the transaction, unless nobody waits for it any more."""
         self._check()
-        if self._announced:
+        if self._is_to_begin:
             self._begin(self._conn, self._check)
-            self._announced = False
+            self._is_to_begin = False
 
     def _check(self) -> None:
         if self._stopped:

@@ -68,15 +68,15 @@ class Candidates:
 
 def first(candidates: Sequence[Candidates], count: int, *, newest_first: bool) -> NDArray[np.int64]:
     """Positions, in all rows laid end to end, of the first eligible ones, in order."""
-    eligible = np.flatnonzero(np.concatenate([one.eligible for one in candidates]))
-    keys = np.concatenate([one.keys for one in candidates])[eligible]
-    ids = np.concatenate([one.ids for one in candidates])[eligible]
+    eligible = np.flatnonzero(np.concatenate([part.eligible for part in candidates]))
+    keys = np.concatenate([part.keys for part in candidates])[eligible]
+    ids = np.concatenate([part.ids for part in candidates])[eligible]
     return eligible[np.lexsort((-ids if newest_first else ids, keys))][:count]
 
 
 def elapsed_until(candidates: Iterable[Candidates], chosen: NDArray[np.int64]) -> float:
     """Time until the last of the arrivals chosen; groups of weight 0 never arrive."""
-    keys = np.concatenate([one.keys for one in candidates])[chosen]
+    keys = np.concatenate([part.keys for part in candidates])[chosen]
     finite = keys[np.isfinite(keys)]
     return float(finite.max(initial=0.0))
 
@@ -109,9 +109,9 @@ def batch_of(
     chosen: NDArray[np.int64],
 ) -> Drawn:
     """What was chosen, by positions in all rows laid end to end."""
-    ids = np.concatenate([one.ids for one in candidates])[chosen].tolist()
-    staleness = [value for one in candidates for value in one.staleness]
-    weights = np.concatenate([one.weights for one in candidates])[chosen]
+    ids = np.concatenate([part.ids for part in candidates])[chosen].tolist()
+    staleness = [value for part in candidates for value in part.staleness]
+    weights = np.concatenate([part.weights for part in candidates])[chosen]
     return Drawn(ids, [staleness[i] for i in chosen], *odds(policy, accounts, weights))
 
 

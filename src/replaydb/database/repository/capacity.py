@@ -176,7 +176,7 @@ def _fit(
         if not victims:
             raise full
         losers = rivals.intersection(victims)
-        old = [one for one in victims if one not in losers]
+        old = [group_id for group_id in victims if group_id not in losers]
         _evict(buffer, old, f"evicted: {buffer.settings.eviction}")
         _evict(buffer, sorted(losers), f"refused: {buffer.settings.eviction}")
         refused = refused or bool(losers)

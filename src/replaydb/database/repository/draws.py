@@ -131,7 +131,7 @@ class _Drawing:
             for status in self._request.statuses
             if status is not GroupStatus.COMPLETED or account.num_available
         ]
-        available = sum(int(one.eligible.sum()) for one in candidates)
+        available = sum(int(part.eligible.sum()) for part in candidates)
         if available < least:
             raise NotEnoughGroupsError(least, available, portion.task_name, portion=portion)
         if available == 0:
@@ -140,10 +140,10 @@ class _Drawing:
         elapsed = elapsed_until(candidates, chosen)
         drawn = batch_of(portion.policy, accounts, candidates, chosen)
         end = 0
-        for one in candidates:
-            start, end = end, end + len(one.ids)
+        for part in candidates:
+            start, end = end, end + len(part.ids)
             mine = chosen[(chosen >= start) & (chosen < end)] - start
-            self._settle(order, one, mine, elapsed)
+            self._settle(order, part, mine, elapsed)
         return drawn
 
     def record(self, drawn: Drawn) -> int:
@@ -162,7 +162,7 @@ class _Drawing:
             drawn.probabilities.tolist(),
             drawn.weights.tolist(),
             drawn.staleness,
-            [replaced[one] for one in drawn.ids],
+            [replaced[group_id] for group_id in drawn.ids],
         )
         outcome = DrawOutcome.SAMPLED if self._lease_id is None else DrawOutcome.LEASED
         common = {"outcome": outcome.value}
@@ -285,11 +285,11 @@ class _Drawing:
         return Candidates.of(account, GroupStatus(pool.status), rows, keys)
 
     def _settle(
-        self, order: Order, one: Candidates, chosen: NDArray[np.int64], elapsed: float
+        self, order: Order, part: Candidates, chosen: NDArray[np.int64], elapsed: float
     ) -> None:
         """Count what was chosen of a pool; move its clock, and whoever that clock has passed."""
-        account = one.account
-        ids = one.ids[chosen].tolist()
+        account = part.account
+        ids = part.ids[chosen].tolist()
         if self._request.is_claim:
             execute(self._connection, claim_groups(ids, self._lease_id))
             return
@@ -300,26 +300,26 @@ class _Drawing:
                 self._connection,
                 mark_leased(ids, self._lease_id, self._buffer.now, version),
             )
-            sums = GroupSums(len(ids), float(one.weights[chosen].sum()), 0, 0)
+            sums = GroupSums(len(ids), float(part.weights[chosen].sum()), 0, 0)
             # The sizes stay: what is leased is stored like what can be drawn.
-            account.move(one.status, GroupStatus.LEASED, sums)
-        elif one.walked is None and ids:
+            account.move(part.status, GroupStatus.LEASED, sums)
+        elif part.walked is None and ids:
             execute(self._connection, mark_sampled(ids, self._buffer.now))
-        if one.walked is None:
+        if part.walked is None:
             return
 
-        account.advance_clock(one.walked, elapsed)
-        tasks.set_back_if_late(self._connection, account, one.walked)
-        passed = np.flatnonzero(~one.eligible & (one.keys <= elapsed))
+        account.advance_clock(part.walked, elapsed)
+        tasks.set_back_if_late(self._connection, account, part.walked)
+        passed = np.flatnonzero(~part.eligible & (part.keys <= elapsed))
         # What is leased gets its next arrival when it comes back.
         again = passed if self._lease_id is not None else np.concatenate([chosen, passed])
         variates = account.exponentials(self._buffer.settings, len(again))
-        arrivals = account.time(one.walked) + waiting(
-            variates, rates(one.walked, one.weights[again])
+        arrivals = account.time(part.walked) + waiting(
+            variates, rates(part.walked, part.weights[again])
         )
         changes = [
             {"group_id": group_id, "arrival": arrival, "now": self._buffer.now}
-            for group_id, arrival in zip(one.ids[again].tolist(), arrivals.tolist(), strict=True)
+            for group_id, arrival in zip(part.ids[again].tolist(), arrivals.tolist(), strict=True)
         ]
         counted = changes[: len(again) - len(passed)]
         skipped = changes[len(counted) :]

@@ -177,8 +177,8 @@ def reap(buffer: LockedBuffer) -> None:
     condition = overdue(buffer.id, buffer.accounts, now)
     rows = execute(connection, select_scalars(condition))
     if rows:
-        for one in execute(connection, select_holders(condition)):
-            text = f"lease {one.id} of {one.owner!r} expired, {one.held} groups come back"
+        for holder in execute(connection, select_holders(condition)):
+            text = f"lease {holder.id} of {holder.owner!r} expired, {holder.held} groups come back"
             buffer.report(logging.WARNING, text)
         _undo(buffer, rows, LEASE_EXPIRED)
         lineage.settle(buffer, _ids(rows), DrawOutcome.EXPIRED, None)

@@ -46,7 +46,7 @@ def settle(
 def lose(buffer: LockedBuffer, draw_id: int, damaged: Mapping[int, str]) -> None:
     """Enter which groups of a draw could not be read, and why."""
     for reason in sorted(set(damaged.values())):
-        ids = [one for one, why in damaged.items() if why == reason]
+        ids = [group_id for group_id, why in damaged.items() if why == reason]
         execute(buffer.connection, lose_drawn(draw_id, ids, reason, buffer.now))
 
 
@@ -63,17 +63,17 @@ def draws(connection: Connection, buffer_id: int, **which: Any) -> list[DrawInfo
             row.step,
             row.policy,
             row.created_at,
-            tuple(one.group_id for one in members[row.id]),
-            tuple(one.probability for one in members[row.id]),
-            tuple(one.weight for one in members[row.id]),
-            tuple(one.staleness for one in members[row.id]),
-            tuple(one.outcome and DrawOutcome(one.outcome) for one in members[row.id]),
-            tuple(one.outcome_reason for one in members[row.id]),
+            tuple(member.group_id for member in members[row.id]),
+            tuple(member.probability for member in members[row.id]),
+            tuple(member.weight for member in members[row.id]),
+            tuple(member.staleness for member in members[row.id]),
+            tuple(member.outcome and DrawOutcome(member.outcome) for member in members[row.id]),
+            tuple(member.outcome_reason for member in members[row.id]),
             tuple(
-                row.created_at if one.outcome == DrawOutcome.SAMPLED else one.outcome_at
-                for one in members[row.id]
+                row.created_at if member.outcome == DrawOutcome.SAMPLED else member.outcome_at
+                for member in members[row.id]
             ),
-            tuple(one.times_replaced for one in members[row.id]),
+            tuple(member.times_replaced for member in members[row.id]),
         )
         for row in found
     ]

@@ -72,7 +72,7 @@ def _portion(
         else:
             rows, keys = _arrivals(connection, pool, order.clock, portion.count, eligible)
         candidates.append(Candidates.of(account, GroupStatus.COMPLETED, rows, keys))
-    if not any(len(one.ids) for one in candidates):
+    if not any(len(part.ids) for part in candidates):
         return Drawn.nothing()
     chosen = first(candidates, portion.count, newest_first=order.newest_first)
     return batch_of(portion.policy, mine, candidates, chosen)

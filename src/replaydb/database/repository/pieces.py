@@ -67,7 +67,7 @@ def targets(
     connection: Connection, buffer_id: int, additions: Sequence[Addition]
 ) -> dict[str, Any]:
     """Scalars of the groups that episodes are for, by uid; those that do not exist are left out."""
-    uids = sorted({one.group_uid for one in additions})
+    uids = sorted({addition.group_uid for addition in additions})
     known = execute(connection, select_known_uids(buffer_id, uids))
     ids = {row.id: row.group_uid for row in known}
     return {ids[row.id]: row for row in groups.scalars(connection, buffer_id, sorted(ids))}
@@ -94,15 +94,15 @@ def add(
         taken[row.group_id].add(row.position)
     outcomes: list[GroupStatus | ReplayDBError] = []
     placed: list[_Placed] = []
-    for one in additions:
-        group_id = ids.get(one.group_uid, -1)
+    for addition in additions:
+        group_id = ids.get(addition.group_uid, -1)
         try:
-            position = _place(one, found.get(group_id), taken)
+            position = _place(addition, found.get(group_id), taken)
         except ReplayDBError as error:
             outcomes.append(error)
             continue
         taken[group_id].add(position)
-        placed.append(_Placed(group_id, position, one.record))
+        placed.append(_Placed(group_id, position, addition.record))
         outcomes.append(GroupStatus.PENDING)
     if not placed:
         return outcomes
@@ -116,8 +116,8 @@ def add(
     _insert(buffer.connection, placed)
     closed = _complete(buffer, _summarise(buffer, found, placed), {})
     return [
-        closed.get(ids[one.group_uid], outcome) if outcome is GroupStatus.PENDING else outcome
-        for one, outcome in zip(additions, outcomes, strict=True)
+        closed.get(ids[addition.group_uid], outcome) if outcome is GroupStatus.PENDING else outcome
+        for addition, outcome in zip(additions, outcomes, strict=True)
     ]
 
 
@@ -138,22 +138,22 @@ def close_overdue(buffer: LockedBuffer) -> None:
         buffer.report(level, f"group {row.id} is {status.value}: {why}")
 
 
-def _place(one: Addition, group: Any, taken: Mapping[int, set[int]]) -> int:
+def _place(addition: Addition, group: Any, taken: Mapping[int, set[int]]) -> int:
     """The position an episode gets, if it may be added."""
     if group is None:
-        raise UnknownGroupError([one.group_uid])
-    if one.position is not None and one.position in taken[group.id]:
-        raise DuplicateEpisodeError(one.group_uid, one.position)
+        raise UnknownGroupError([addition.group_uid])
+    if addition.position is not None and addition.position in taken[group.id]:
+        raise DuplicateEpisodeError(addition.group_uid, addition.position)
     full = len(taken[group.id]) >= (group.expected_episodes or 0)
     if group.group_status != GroupStatus.PENDING or full:
-        raise GroupClosedError(one.group_uid, group.group_status if not full else "full")
-    if one.position is None:
+        raise GroupClosedError(addition.group_uid, group.group_status if not full else "full")
+    if addition.position is None:
         return next(i for i in range(group.expected_episodes) if i not in taken[group.id])
-    if one.position >= group.expected_episodes:
+    if addition.position >= group.expected_episodes:
         raise InvalidInputError(
-            "position", f"below expected_episodes = {group.expected_episodes}", one.position
+            "position", f"below expected_episodes = {group.expected_episodes}", addition.position
         )
-    return one.position
+    return addition.position
 
 
 def _insert(connection: Connection, placed: Sequence[_Placed]) -> None:

@@ -83,40 +83,40 @@ def put(
     Returns:
         For each put the ids of its groups, in their order, or why it was left out whole.
     """
-    uids = [record.uid for one in puts for record in one.records]
+    uids = [record.uid for put in puts for record in put.records]
     found = execute(connection, select_known_uids(scope.buffer_id, uids))
     stored = {row.group_uid: row.id for row in found}
-    renewing = [one for one in puts if one.on_duplicate == "renew"]
-    renewed = {record.uid for one in renewing for record in _known(one, stored)}
+    renewing = [put for put in puts if put.on_duplicate == "renew"]
+    renewed = {record.uid for put in renewing for record in _known(put, stored)}
     fresh = [uid for uid in uids if uid not in stored or uid in renewed]
     new = scope.backend.allocate_group_ids(connection, len(fresh))
     ids = _Ids(stored, dict(zip(fresh, new, strict=True)))
-    task_names = {record.task_name for one in puts for record in one.records}
+    task_names = {record.task_name for put in puts for record in put.records}
 
     # What is large is written before the locks are taken: a client that is stuck in the middle of
     # it holds up nobody. Only what waits to be let in is not sent again with every try.
-    early = [one for one in puts if not (_known(one, stored) or one.was_refused)]
-    _insert_children(connection, [record for one in early for record in one.records], ids)
+    early = [put for put in puts if not (_known(put, stored) or put.was_refused)]
+    _insert_children(connection, [record for put in early for record in put.records], ids)
     if unseen := task_names - known_tasks:
         buffers.ensure_tasks(connection, scope.buffer_id, scope.buffer_name, unseen)
     # What is overwritten may be of any task.
-    anywhere = any(one.on_duplicate in _OVERWRITING and _known(one, stored) for one in puts)
+    anywhere = any(put.on_duplicate in _OVERWRITING and _known(put, stored) for put in puts)
     with tasks_locked(connection, scope, None if anywhere else task_names) as buffer:
         session = _Session(buffer, ids)
         outcomes: list[list[int] | ReplayDBError] = []
-        for one in puts:
-            known = _known(one, stored)
-            if known and one.on_duplicate == "error":
+        for put in puts:
+            known = _known(put, stored)
+            if known and put.on_duplicate == "error":
                 outcomes.append(DuplicateGroupError([record.uid for record in known]))
                 continue
             try:
-                session.store(one, written=one in early)
-                outcomes.append([ids[record] for record in one.records])
+                session.store(put, written=put in early)
+                outcomes.append([ids[record] for record in put.records])
             except ReplayDBError as error:
                 if not buffer.settings.is_limited:
                     raise  # what it has written, and deleted, goes with the transaction
-                if one in early:
-                    _delete_children(connection, [ids[record] for record in one.records])
+                if put in early:
+                    _delete_children(connection, [ids[record] for record in put.records])
                 outcomes.append(error)
         session.flush()
         lineage.set_cursors(buffer, session.cursors)
@@ -197,19 +197,21 @@ class _Session:
                 for row in found
             }
             transitions.delete(self.buffer, condition, "replaced")
-        usable = [one for one in accepted if self._is_usable(one)]
-        rivals = [one for one in usable if self._is_rival(one)]
-        for one in rivals:
-            (size,) = _sizes([one]).values()
-            capacity.check_fits(self.buffer, one.task_name, size)
-        capacity.make_room(self.buffer, _sizes(one for one in usable if not self._is_rival(one)))
+        usable = [record for record in accepted if self._is_usable(record)]
+        rivals = [record for record in usable if self._is_rival(record)]
+        for record in rivals:
+            (size,) = _sizes([record]).values()
+            capacity.check_fits(self.buffer, record.task_name, size)
+        capacity.make_room(
+            self.buffer, _sizes(record for record in usable if not self._is_rival(record))
+        )
         if not written:
             _insert_children(connection, accepted, self.ids)
         self.buffer.row.limited_inserts += len(accepted) - len(replaced)
         for row in self._group_rows(accepted):
             self.rows.append(row | kept.get(row["id"], {"times_replaced": 0}))
         self.cursors |= put.cursors
-        return [self.ids[one] for one in rivals]
+        return [self.ids[record] for record in rivals]
 
     def _group_rows(self, records: Sequence[GroupRecord]) -> list[dict[str, Any]]:
         """Rows as the buffer's state has it, entered in the accounts of their tasks."""
@@ -218,7 +220,7 @@ class _Session:
             account = self.buffer.accounts[task_name]
             members = [record for record in records if record.task_name == task_name]
             settings = self.buffer.settings
-            weights = np.array([settings.weight(one.facts["priority"]) for one in members])
+            weights = np.array([settings.weight(record.facts["priority"]) for record in members])
             waits = account.waits(settings, weights)
             for record, weight, uniform_wait, priority_wait in zip(
                 members, weights.tolist(), *(wait.tolist() for wait in waits), strict=True
@@ -254,7 +256,7 @@ class _Session:
 
     def _standing(self, record: GroupRecord) -> dict[str, Any]:
         """How its version compares at arrival, and whether that is already too stale."""
-        oldest, newest = (record.facts[f"{one}_policy_version"] for one in ("min", "max"))
+        oldest, newest = (record.facts[f"{bound}_policy_version"] for bound in ("min", "max"))
         span = None if oldest is None else newest - oldest
         if not self.buffer.compares:
             oldest = None
@@ -289,9 +291,9 @@ def _insert_children(connection: Connection, records: Iterable[GroupRecord], ids
     """Everything large, which needs no lock."""
     rows = [(ids[record], record) for record in records]
     for statement, children in (
-        (insert_payloads(), [(i, child) for i, one in rows for child in one.payloads]),
-        (insert_episodes(), [(i, child) for i, one in rows for child in one.episodes]),
-        (insert_transcripts(), [(i, c) for i, one in rows for c in one.transcripts]),
+        (insert_payloads(), [(i, child) for i, record in rows for child in record.payloads]),
+        (insert_episodes(), [(i, child) for i, record in rows for child in record.episodes]),
+        (insert_transcripts(), [(i, c) for i, record in rows for c in record.transcripts]),
     ):
         execute_many(
             connection, statement, [{"group_id": group_id, **child} for group_id, child in children]

@@ -70,7 +70,7 @@ def apply(buffer: LockedBuffer, update: Update) -> int:
     if update.tags:
         _lay_over(buffer, ids, update.tags)
     if update.reason is not None:
-        reasons = [{"group_id": one, "status_reason": update.reason} for one in ids]
+        reasons = [{"group_id": group_id, "status_reason": update.reason} for group_id in ids]
         execute_many(buffer.connection, update_each_group(), reasons)
     if update.status is not None:
         # Read again: their weights may be others now.
