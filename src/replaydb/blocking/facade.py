@@ -8,9 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
-from replaydb import buffer as asynchronous
-from replaydb import replacement
-from replaydb import store as async_store
+from replaydb import buffer, replacement, store
 from replaydb.batch.batch import Batch
 from replaydb.blocking.thread import EventLoopThread
 from replaydb.buffer.loader import Collated, LoaderState
@@ -68,13 +66,13 @@ def _making(
 
 async def _given_back(made: Any) -> None:
     """A lease that never reached its caller is held by nobody."""
-    if isinstance(made, asynchronous.Lease):
+    if isinstance(made, buffer.Lease):
         error = KeyboardInterrupt()
         await made.__aexit__(type(error), error, None)
 
 
 def _loading(
-    method: Callable[Concatenate[Any, P], asynchronous.Loader[Collated]],
+    method: Callable[Concatenate[Any, P], buffer.Loader[Collated]],
 ) -> Callable[Concatenate[Any, P], Loader[Collated]]:
     """A method that makes a blocking loader, which waits for nothing yet."""
 
@@ -85,22 +83,22 @@ def _loading(
     return call
 
 
-def _opening(opened: Callable[P, Opening[async_store.Store]]) -> Callable[P, Store]:
+def _opening(opened: Callable[P, Opening[store.Store]]) -> Callable[P, Store]:
     """`Store.open`, which also starts the thread."""
 
     @functools.wraps(opened)
     def call(*args: P.args, **kwargs: P.kwargs) -> Store:
-        async def work() -> async_store.Store:
+        async def work() -> store.Store:
             return await opened(*args, **kwargs)
 
         thread = EventLoopThread()
         try:
-            store = Store(thread, thread.run(work))
+            opened_store = Store(thread, thread.run(work))
         except BaseException:
             thread.close()
             raise
-        thread.close_with(store._wrapped.close)
-        return store
+        thread.close_with(opened_store._wrapped.close)
+        return opened_store
 
     return call
 
@@ -125,7 +123,7 @@ def _copying(
 
 
 def _over_buffer(
-    function: Callable[Concatenate[T, asynchronous.Buffer, P], Awaitable[R]],
+    function: Callable[Concatenate[T, buffer.Buffer, P], Awaitable[R]],
 ) -> Callable[Concatenate[T, Buffer, P], R]:
     """A function over a blocking buffer, for one over an asynchronous buffer."""
 
@@ -155,7 +153,7 @@ class _Elsewhere:
 class Lease(_Facade):
     """A `replaydb.Lease`; `with` acks what is left when the block ends, or nacks it."""
 
-    _wrapped: asynchronous.Lease
+    _wrapped: buffer.Lease
 
     @property
     def id(self) -> int:
@@ -172,10 +170,10 @@ class Lease(_Facade):
         """The groups it was given, or held when it was opened."""
         return self._wrapped.batch
 
-    ack = _blocking(asynchronous.Lease.ack)
-    nack = _blocking(asynchronous.Lease.nack)
-    reject = _blocking(asynchronous.Lease.reject)
-    extend = _blocking(asynchronous.Lease.extend)
+    ack = _blocking(buffer.Lease.ack)
+    nack = _blocking(buffer.Lease.nack)
+    reject = _blocking(buffer.Lease.reject)
+    extend = _blocking(buffer.Lease.extend)
 
     def __enter__(self) -> Self:
         try:
@@ -197,7 +195,7 @@ class Lease(_Facade):
 class Loader(_Facade, Generic[Collated]):
     """A `replaydb.Loader` as a plain iterator; it goes on drawing between calls."""
 
-    _wrapped: asynchronous.Loader[Collated]
+    _wrapped: buffer.Loader[Collated]
 
     @property
     def lease(self) -> Lease | None:
@@ -217,7 +215,7 @@ class Loader(_Facade, Generic[Collated]):
         """Go on where another loader stood."""
         self._wrapped.load_state_dict(state)
 
-    close = _blocking(asynchronous.Loader.aclose)
+    close = _blocking(buffer.Loader.aclose)
 
     def __iter__(self) -> Self:
         return self
@@ -249,7 +247,7 @@ class Loader(_Facade, Generic[Collated]):
 class Buffer(_Facade):
     """A `replaydb.Buffer`."""
 
-    _wrapped: asynchronous.Buffer
+    _wrapped: buffer.Buffer
 
     @property
     def id(self) -> int:
@@ -271,51 +269,51 @@ class Buffer(_Facade):
         """The policy version, as this process last saw it."""
         return self._wrapped.policy_version
 
-    add_episode = _blocking(asynchronous.Buffer.add_episode)
-    admission = _blocking(asynchronous.Buffer.admission)
-    advance_policy = _blocking(asynchronous.Buffer.advance_policy)
-    count = _blocking(asynchronous.Buffer.count)
-    copy_to = _copying(asynchronous.Buffer.copy_to)
-    cursor = _blocking(asynchronous.Buffer.cursor)
-    delete = _blocking(asynchronous.Buffer.delete)
-    drain = _blocking(asynchronous.Buffer.drain)
-    draws = _blocking(asynchronous.Buffer.draws)
-    find = _blocking(asynchronous.Buffer.find)
-    get = _blocking(asynchronous.Buffer.get)
-    lease = _making(asynchronous.Buffer.lease, Lease)
-    open_lease = _making(asynchronous.Buffer.open_lease, Lease)
-    revoke = _blocking(asynchronous.Buffer.revoke)
-    leases = _blocking(asynchronous.Buffer.leases)
-    loader = _loading(asynchronous.Buffer.loader)
-    metrics = _blocking(asynchronous.Buffer.metrics)
-    open_group = _blocking(asynchronous.Buffer.open_group)
-    peek = _blocking(asynchronous.Buffer.peek)
-    prompts = _blocking(asynchronous.Buffer.prompts)
-    put = _blocking(asynchronous.Buffer.put)
-    redraw = _blocking(asynchronous.Buffer.redraw)
-    sample = _blocking(asynchronous.Buffer.sample)
-    stats = _blocking(asynchronous.Buffer.stats)
-    update = _blocking(asynchronous.Buffer.update)
-    update_priorities = _blocking(asynchronous.Buffer.update_priorities)
-    update_settings = _blocking(asynchronous.Buffer.update_settings)
-    wait_until = _blocking(asynchronous.Buffer.wait_until)
+    add_episode = _blocking(buffer.Buffer.add_episode)
+    admission = _blocking(buffer.Buffer.admission)
+    advance_policy = _blocking(buffer.Buffer.advance_policy)
+    count = _blocking(buffer.Buffer.count)
+    copy_to = _copying(buffer.Buffer.copy_to)
+    cursor = _blocking(buffer.Buffer.cursor)
+    delete = _blocking(buffer.Buffer.delete)
+    drain = _blocking(buffer.Buffer.drain)
+    draws = _blocking(buffer.Buffer.draws)
+    find = _blocking(buffer.Buffer.find)
+    get = _blocking(buffer.Buffer.get)
+    lease = _making(buffer.Buffer.lease, Lease)
+    open_lease = _making(buffer.Buffer.open_lease, Lease)
+    revoke = _blocking(buffer.Buffer.revoke)
+    leases = _blocking(buffer.Buffer.leases)
+    loader = _loading(buffer.Buffer.loader)
+    metrics = _blocking(buffer.Buffer.metrics)
+    open_group = _blocking(buffer.Buffer.open_group)
+    peek = _blocking(buffer.Buffer.peek)
+    prompts = _blocking(buffer.Buffer.prompts)
+    put = _blocking(buffer.Buffer.put)
+    redraw = _blocking(buffer.Buffer.redraw)
+    sample = _blocking(buffer.Buffer.sample)
+    stats = _blocking(buffer.Buffer.stats)
+    update = _blocking(buffer.Buffer.update)
+    update_priorities = _blocking(buffer.Buffer.update_priorities)
+    update_settings = _blocking(buffer.Buffer.update_settings)
+    wait_until = _blocking(buffer.Buffer.wait_until)
 
 
 class Store(_Facade):
     """A `replaydb.Store`."""
 
-    _wrapped: async_store.Store
+    _wrapped: store.Store
 
-    open = staticmethod(_opening(async_store.Store.open))
+    open = staticmethod(_opening(store.Store.open))
 
     @property
     def run(self) -> str:
         """Name of this run."""
         return self._wrapped.run
 
-    buffer = _making(async_store.Store.buffer, Buffer)
-    buffers = _blocking(async_store.Store.buffers)
-    runs = _blocking(async_store.Store.runs)
+    buffer = _making(store.Store.buffer, Buffer)
+    buffers = _blocking(store.Store.buffers)
+    runs = _blocking(store.Store.runs)
 
     def close(self, *, timeout: float | None = PATIENCE_SECONDS) -> None:
         """Finish the calls under way, let go of the database, end the thread. Idempotent.
