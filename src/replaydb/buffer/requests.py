@@ -10,9 +10,9 @@ from sqlalchemy.sql import operators
 
 from replaydb import checks
 from replaydb.database import filters
+from replaydb.database.column_types import Tags
 from replaydb.database.group_columns import COLUMNS
 from replaydb.database.repository.portions import DrawRequest, Portion
-from replaydb.database.schema import Tags
 from replaydb.database.statements.pools import Order
 from replaydb.database.terms import shown
 from replaydb.errors import InvalidInputError

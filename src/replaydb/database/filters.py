@@ -33,9 +33,10 @@ from sqlalchemy.sql import elements, functions, operators
 from sqlalchemy.types import TypeEngine
 
 from replaydb import checks
+from replaydb.database.column_types import Tags, UtcDateTime
 from replaydb.database.expressions import among
 from replaydb.database.group_columns import COLUMNS
-from replaydb.database.schema import Tags, UtcDateTime, episode_group, run
+from replaydb.database.schema import episode_group, run
 from replaydb.database.terms import (
     Kind,
     Operator,

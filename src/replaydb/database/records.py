@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from replaydb import checks, codec
 from replaydb.batch.stored import StoredGroup
-from replaydb.database.schema import Damaged
+from replaydb.database.column_types import Damaged
 from replaydb.episodes import Episode, EpisodeGroup, GroupStatus
 from replaydb.episodes.flat import NO_VERSION, FlatEpisodes, flatten
 from replaydb.episodes.rewards import reward_stats

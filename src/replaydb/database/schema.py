@@ -6,20 +6,14 @@ two column by column, index by index.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import (
-    JSON,
     BigInteger,
     Boolean,
     CheckConstraint,
     Column,
     ColumnElement,
-    DateTime,
-    Dialect,
     Double,
     ForeignKey,
     ForeignKeyConstraint,
@@ -31,13 +25,12 @@ from sqlalchemy import (
     String,
     Table,
     Text,
-    TypeDecorator,
     UniqueConstraint,
     literal_column,
     text,
 )
-from sqlalchemy.sql.operators import OperatorClass, OperatorType
 
+from replaydb.database.column_types import Id, Json, Name, Tags, UtcDateTime
 from replaydb.episodes import GroupStatus
 from replaydb.results import DrawOutcome
 
@@ -54,71 +47,6 @@ metadata = MetaData(
     }
 )
 
-
-@dataclass(frozen=True, slots=True)
-class Damaged:
-    """What stands in a column of SQLite, which takes anything, where it can not be."""
-
-    value: object
-
-    def __str__(self) -> str:
-        return f"{self.value!r:.80}"
-
-
-def _tolerant(read: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
-    """One damaged value must not make all rows that are read with it unreadable."""
-
-    def process(value: Any) -> Any:
-        try:
-            return value if read is None else read(value)
-        except (ValueError, TypeError):
-            return Damaged(value)
-
-    return process
-
-
-class UtcDateTime(TypeDecorator[datetime]):
-    """Aware datetimes in UTC on both engines (SQLite keeps no zone), or `Damaged`."""
-
-    impl = DateTime(timezone=True)
-    cache_ok = True
-
-    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Only aware values are taken."""
-        return None if value is None else value.astimezone(UTC)
-
-    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Put back the zone that SQLite dropped."""
-        if value is None or value.tzinfo is not None:
-            return value
-        return value.replace(tzinfo=UTC)
-
-    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any]:
-        """Never raises."""
-        return _tolerant(super().result_processor(dialect, coltype))
-
-
-class Tags(TypeDecorator[Any]):
-    """JSON, or `Damaged`; a filter may ask it for anything: `filters` says what that means."""
-
-    impl = JSON
-    cache_ok = True
-    operator_classes = OperatorClass.ANY
-
-    def coerce_compared_value(self, op: OperatorType | None, value: Any) -> Any:
-        """A step of a path is no JSON."""
-        return self.impl_instance.coerce_compared_value(op, value)
-
-    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any]:
-        """Never raises."""
-        return _tolerant(super().result_processor(dialect, coltype))
-
-
-# Only 64-bit INTEGER PRIMARY KEY is the rowid, and so free, on SQLite.
-Id = BigInteger().with_variant(Integer(), "sqlite")
-# Not JSONB, which reads 1e16 back as an integer and -0.0 as 0.0.
-Json = JSON(none_as_null=True)
-Name = String(255)
 
 run = Table(
     "run",

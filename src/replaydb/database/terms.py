@@ -35,6 +35,7 @@ from sqlalchemy.sql.functions import Function
 from sqlalchemy.types import TypeEngine
 
 from replaydb import checks
+from replaydb.database.column_types import UtcDateTime
 from replaydb.database.expressions import (
     among,
     bytewise,
@@ -46,7 +47,7 @@ from replaydb.database.expressions import (
     json_text,
     matches,
 )
-from replaydb.database.schema import UtcDateTime, episode_group
+from replaydb.database.schema import episode_group
 from replaydb.errors import InvalidInputError
 
 Kind = Literal["text", "integer", "number", "boolean", "time"]

@@ -9,11 +9,12 @@ from typing import Any, assert_never
 
 from sqlalchemy import ColumnElement, Connection
 
+from replaydb.database.column_types import Damaged
 from replaydb.database.repository import buffers, groups, orders, tasks, transitions
 from replaydb.database.repository.candidates import waits
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.tasks import TaskAccount
-from replaydb.database.schema import IDLE, Damaged, group
+from replaydb.database.schema import IDLE, group
 from replaydb.database.statements.pools import Order, Pool, order_of
 from replaydb.database.statements.selections import selection
 from replaydb.episodes import GroupStatus

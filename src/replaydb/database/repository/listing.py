@@ -8,10 +8,10 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection
 
+from replaydb.database.column_types import Damaged
 from replaydb.database.prepared import execute
 from replaydb.database.records import check_scalars
 from replaydb.database.repository import buffers, groups
-from replaydb.database.schema import Damaged
 from replaydb.database.statements.pages import select_keys, select_page, select_shown
 from replaydb.database.statements.pools import Order, Pool
 from replaydb.database.statements.selections import selection

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from sqlalchemy import ColumnElement, Connection
 
+from replaydb.database.column_types import Damaged
 from replaydb.database.prepared import execute
-from replaydb.database.schema import Damaged
 from replaydb.database.statements.pools import Order, Pool, select_first, select_oldest_equals
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from sqlalchemy import Connection
 
+from replaydb.database.column_types import Damaged
 from replaydb.database.prepared import execute, execute_many
 from replaydb.database.records import GroupRecord
 from replaydb.database.repository import (
@@ -23,7 +24,6 @@ from replaydb.database.repository.capacity import Size
 from replaydb.database.repository.locked import LockedBuffer, Scope
 from replaydb.database.repository.locking import tasks_locked
 from replaydb.database.repository.tasks import GroupSums
-from replaydb.database.schema import Damaged
 from replaydb.database.statements.episode_group import (
     insert_groups,
     select_kept_on_replace,

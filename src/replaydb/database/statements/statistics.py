@@ -19,8 +19,9 @@ from sqlalchemy import (
     true,
 )
 
+from replaydb.database.column_types import UtcDateTime
 from replaydb.database.expressions import seconds_between
-from replaydb.database.schema import UtcDateTime, draw, draw_group, episode_group, group, task
+from replaydb.database.schema import draw, draw_group, episode_group, group, task
 from replaydb.episodes import GroupStatus
 from replaydb.results import DrawOutcome
 
