@@ -16,13 +16,21 @@ from sqlalchemy import (
     Dialect,
     Double,
     Integer,
+    Label,
     String,
     Text,
     TypeDecorator,
     bindparam,
+    cast,
+    func,
 )
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.operators import OperatorType
+
+
+def total(column: ColumnElement[int], name: str) -> Label[int]:
+    """The sum of a column of integers, which is none on PostgreSQL unless that is said."""
+    return cast(func.sum(column), BigInteger).label(name)
 
 
 class _JsonList(TypeDecorator[Sequence[Any]]):

@@ -7,14 +7,12 @@ from functools import cache
 from typing import Any
 
 from sqlalchemy import (
-    BigInteger,
     ColumnElement,
     Delete,
     Insert,
     Select,
     Update,
     bindparam,
-    cast,
     delete,
     func,
     insert,
@@ -23,7 +21,7 @@ from sqlalchemy import (
     update,
 )
 
-from replaydb.database.expressions import among, as_stored
+from replaydb.database.expressions import among, as_stored, total
 from replaydb.database.prepared import prepared
 from replaydb.database.schema import episode_group, group
 from replaydb.database.statements.pools import Order
@@ -140,8 +138,8 @@ def select_sums(condition: ColumnElement[bool]) -> Select[Any]:
             group.group_status,
             func.count().label("num_groups"),
             func.sum(group.weight).label("weight"),
-            cast(func.sum(group.num_tokens), BigInteger).label("num_tokens"),
-            cast(func.sum(group.num_bytes), BigInteger).label("num_bytes"),
+            total(group.num_tokens, "num_tokens"),
+            total(group.num_bytes, "num_bytes"),
         )
         .where(condition)
         .group_by(group.task_name, group.group_status)

@@ -7,12 +7,10 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import (
-    BigInteger,
     ColumnElement,
     Label,
     Select,
     case,
-    cast,
     func,
     literal,
     select,
@@ -20,7 +18,7 @@ from sqlalchemy import (
 )
 
 from replaydb.database.column_types import UtcDateTime
-from replaydb.database.expressions import seconds_between
+from replaydb.database.expressions import seconds_between, total
 from replaydb.database.schema import draw, draw_group, episode_group, group, task
 from replaydb.episodes import GroupStatus
 from replaydb.results import DrawOutcome
@@ -33,9 +31,9 @@ def select_totals(buffer_id: int) -> Select[Any]:
             group.task_name,
             group.group_status,
             func.count().label("num_groups"),
-            cast(func.sum(group.num_episodes), BigInteger).label("num_episodes"),
-            cast(func.sum(group.num_tokens), BigInteger).label("num_tokens"),
-            cast(func.sum(group.num_bytes), BigInteger).label("num_bytes"),
+            total(group.num_episodes, "num_episodes"),
+            total(group.num_tokens, "num_tokens"),
+            total(group.num_bytes, "num_bytes"),
             func.min(group.staleness).label("min_staleness"),
             func.avg(group.staleness).label("mean_staleness"),
             func.max(group.staleness).label("max_staleness"),
@@ -72,8 +70,8 @@ def select_prompts(condition: ColumnElement[bool]) -> Select[Any]:
             group.prompt_uid,
             group.task_name,
             func.count().label("num_groups"),
-            cast(func.sum(group.num_episodes), BigInteger).label("num_episodes"),
-            cast(func.sum(group.times_sampled), BigInteger).label("times_sampled"),
+            total(group.num_episodes, "num_episodes"),
+            total(group.times_sampled, "times_sampled"),
             func.count(case((group.times_sampled > 0, 1))).label("num_groups_sampled"),
             number(GroupStatus.EXPIRED).label("num_expired"),
             number(GroupStatus.FILTERED).label("num_filtered"),
@@ -152,7 +150,7 @@ def sum_last_draws(buffer_id: int, limit: int) -> Select[Any]:
         func.count().label("num_groups"),
         func.count(row.group_id.distinct()).label("num_distinct"),
         func.count(case((again, 1))).label("num_replayed"),
-        cast(func.sum(row.num_tokens), BigInteger).label("num_tokens"),
+        total(row.num_tokens, "num_tokens"),
         func.avg(row.reward_mean).label("reward_mean"),
         func.avg(row.reward_std).label("reward_std"),
         func.avg(case((again, row.reward_mean))).label("replayed_reward_mean"),
@@ -187,9 +185,9 @@ def sum_by_status(buffer_id: int, since: datetime | None, now: datetime) -> Sele
             group.task_name,
             group.group_status,
             func.count().label("num_groups"),
-            cast(func.sum(group.num_episodes), BigInteger).label("num_episodes"),
-            cast(func.sum(group.num_tokens), BigInteger).label("num_tokens"),
-            cast(func.sum(group.num_bytes), BigInteger).label("num_bytes"),
+            total(group.num_episodes, "num_episodes"),
+            total(group.num_tokens, "num_tokens"),
+            total(group.num_bytes, "num_bytes"),
             func.count(case((group.times_sampled == 0, 1))).label("num_unsampled"),
             func.sum(age).label("age_sum"),
             func.max(age).label("age_max"),
@@ -197,7 +195,7 @@ def sum_by_status(buffer_id: int, since: datetime | None, now: datetime) -> Sele
             func.sum(waited).label("wait_sum"),
             func.max(waited).label("wait_max"),
             func.count(group.staleness).label("num_known_staleness"),
-            cast(func.sum(group.staleness), BigInteger).label("staleness_sum"),
+            total(group.staleness, "staleness_sum"),
             func.max(group.staleness).label("staleness_max"),
             func.count(group.reward_mean).label("num_rewarded"),
             func.sum(group.reward_mean).label("reward_sum"),
