@@ -171,7 +171,7 @@ class _Session:
 
     def _take_in(self, put: Put, *, written: bool) -> list[int]:
         """Enter the groups of a put. Returns those for which no room was made: see `shed`."""
-        connection, stored = self.buffer.connection, self.ids.stored
+        stored = self.ids.stored
         accepted = [
             record
             for record in put.records
@@ -184,19 +184,7 @@ class _Session:
                 transitions.delete(self.buffer, old, "replaced")
             replaced = []  # what comes in is new
         limits.check_put(self.buffer, len(accepted) - len(replaced))
-        kept: dict[int, Any] = {}
-        if replaced:
-            condition = selection(self.buffer.id, ids=replaced)
-            found = execute(connection, select_kept_on_replace(condition))
-            kept = {
-                row.id: {
-                    key: value
-                    for key, value in row._asdict().items()
-                    if not isinstance(value, Damaged)
-                }
-                for row in found
-            }
-            transitions.delete(self.buffer, condition, "replaced")
+        kept = self._delete_replaced(replaced) if replaced else {}
         usable = [record for record in accepted if self._is_usable(record)]
         rivals = [record for record in usable if self._is_rival(record)]
         for record in rivals:
@@ -206,12 +194,24 @@ class _Session:
             self.buffer, _sizes(record for record in usable if not self._is_rival(record))
         )
         if not written:
-            _insert_children(connection, accepted, self.ids)
+            _insert_children(self.buffer.connection, accepted, self.ids)
         self.buffer.row.limited_inserts += len(accepted) - len(replaced)
         for row in self._group_rows(accepted):
             self.rows.append(row | kept.get(row["id"], {"times_replaced": 0}))
         self.cursors |= put.cursors
         return [self.ids[record] for record in rivals]
+
+    def _delete_replaced(self, ids: Sequence[int]) -> dict[int, dict[str, Any]]:
+        """Delete groups whose place others take. Returns what those keep of each, by id."""
+        condition = selection(self.buffer.id, ids=ids)
+        kept = {
+            row.id: {
+                key: value for key, value in row._asdict().items() if not isinstance(value, Damaged)
+            }
+            for row in execute(self.buffer.connection, select_kept_on_replace(condition))
+        }
+        transitions.delete(self.buffer, condition, "replaced")
+        return kept
 
     def _group_rows(self, records: Sequence[GroupRecord]) -> list[dict[str, Any]]:
         """Rows as the buffer's state has it, entered in the accounts of their tasks."""

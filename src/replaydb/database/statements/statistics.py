@@ -10,6 +10,7 @@ from sqlalchemy import (
     ColumnElement,
     Label,
     Select,
+    Subquery,
     case,
     func,
     literal,
@@ -106,6 +107,27 @@ def sum_last_draws(buffer_id: int, limit: int) -> Select[Any]:
     Groups that were given back, or lost, did not train. A group is replayed by a draw if an earlier
     one took it already, and it trained.
     """
+    row = _last_drawn(buffer_id, limit).c
+    again = row.replayed == 1
+    return select(
+        func.min(row.created_at, type_=UtcDateTime()).label("since"),
+        func.count(row.draw_id.distinct()).label("num_draws"),
+        func.count().label("num_groups"),
+        func.count(row.group_id.distinct()).label("num_distinct"),
+        func.count(case((again, 1))).label("num_replayed"),
+        total(row.num_tokens, "num_tokens"),
+        func.avg(row.reward_mean).label("reward_mean"),
+        func.avg(row.reward_std).label("reward_std"),
+        func.avg(case((again, row.reward_mean))).label("replayed_reward_mean"),
+        func.avg(row.staleness).label("staleness_mean"),
+        func.max(row.staleness).label("staleness_max"),
+        func.avg(case((again, row.staleness))).label("replayed_staleness_mean"),
+        *_histogram(row.staleness),
+    )
+
+
+def _last_drawn(buffer_id: int, limit: int) -> Subquery:
+    """The groups that trained of the last draws of a buffer."""
     recent = (
         select(draw.c.id, draw.c.created_at)
         .where(draw.c.buffer_id == buffer_id)
@@ -123,7 +145,7 @@ def sum_last_draws(buffer_id: int, limit: int) -> Select[Any]:
         )
         .exists()
     )
-    drawn = (
+    return (
         select(
             recent.c.id.label("draw_id"),
             recent.c.created_at,
@@ -142,22 +164,6 @@ def sum_last_draws(buffer_id: int, limit: int) -> Select[Any]:
         )
         .where(_trained(draw_group.c.outcome))
         .subquery("drawn")
-    )
-    row, again = drawn.c, drawn.c.replayed == 1
-    return select(
-        func.min(row.created_at, type_=UtcDateTime()).label("since"),
-        func.count(row.draw_id.distinct()).label("num_draws"),
-        func.count().label("num_groups"),
-        func.count(row.group_id.distinct()).label("num_distinct"),
-        func.count(case((again, 1))).label("num_replayed"),
-        total(row.num_tokens, "num_tokens"),
-        func.avg(row.reward_mean).label("reward_mean"),
-        func.avg(row.reward_std).label("reward_std"),
-        func.avg(case((again, row.reward_mean))).label("replayed_reward_mean"),
-        func.avg(row.staleness).label("staleness_mean"),
-        func.max(row.staleness).label("staleness_max"),
-        func.avg(case((again, row.staleness))).label("replayed_staleness_mean"),
-        *_histogram(row.staleness),
     )
 
 
