@@ -16,7 +16,7 @@ from replaydb.buffer import Buffer
 from replaydb.database import filters
 from replaydb.database.group_columns import col
 from replaydb.episodes import EpisodeGroup, GroupStatus
-from replaydb.errors import CorruptPayloadError, InvalidInputError
+from replaydb.errors import CorruptPayloadError
 from replaydb.policies import Lifo, Mix, Prioritized, Share, SimplePolicy
 
 #: The tag that says why a group was filtered.
@@ -137,8 +137,6 @@ def _verdicts(
 ) -> list[bool]:
     if informative is None:
         return [is_informative(group, tolerance) for group in groups]
-    if not callable(informative):
-        raise InvalidInputError("informative", "a function, or None", repr(informative))
     return [
         checks.flag(f"informative(groups[{i}])", informative(group))
         for i, group in enumerate(groups)

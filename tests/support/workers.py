@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -48,3 +48,10 @@ def workers(*started: Worker) -> Iterator[tuple[Worker, ...]]:
     finally:
         for one in started:
             one.kill()
+
+
+async def killed(crew: Sequence[Worker]) -> None:
+    """Kill all of them, and wait until they are dead."""
+    for one in crew:
+        one.kill()
+    await asyncio.gather(*(one.ended() for one in crew))

@@ -17,6 +17,7 @@ import asyncpg
 from replaydb.database import migrations
 from support.workers import Worker
 from torture import judge
+from torture.judge import Tables
 
 
 @dataclass
@@ -37,6 +38,13 @@ class Arena:
     def log(self) -> Path:
         """Where other processes tell what they were promised."""
         return self.folder / "log"
+
+    async def verdict(self) -> Tables:
+        """Hold what is stored against the promises, and against what other processes were told."""
+        tables = await judge.read(self.url)
+        judge.check(tables)
+        self.figures += judge.check_log(judge.entries(self.log), tables)
+        return tables
 
     async def progress(self, crew: list[Worker], count: int, what: str | None = None) -> None:
         """Until the crew has told of so many calls more, `what` or any."""

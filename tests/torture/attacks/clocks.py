@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 
 from replaydb import Store
-from torture import judge
 from torture.arena import Arena
 from torture.crew import BUFFER, Member
 
@@ -39,9 +38,7 @@ async def attack(arena: Arena) -> None:
     finally:
         for one in crew:
             one.kill()
-    tables = await judge.read(arena.url)
-    judge.check(tables)
-    arena.figures += judge.check_log(judge.entries(arena.log), tables)
+    tables = await arena.verdict()
     async with Store.open(arena.url) as store:
         buffer = await store.buffer(BUFFER)
         if count := len(tables.with_status("completed")):

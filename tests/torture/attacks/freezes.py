@@ -12,7 +12,6 @@ import time
 import replaydb as rdb
 from replaydb import Store
 from support.groups import group
-from torture import judge
 from torture.arena import Arena
 from torture.crew import BUFFER, Member
 
@@ -44,9 +43,7 @@ async def attack(arena: Arena) -> None:
         finally:
             frozen.kill()
             await frozen.ended()
-    tables = await judge.read(arena.url)
-    judge.check(tables)
-    arena.figures += judge.check_log(judge.entries(arena.log), tables)
+    await arena.verdict()
 
 
 async def _everybody_comes_back(arena: Arena, buffer: rdb.Buffer) -> None:

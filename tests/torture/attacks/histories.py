@@ -38,6 +38,4 @@ async def attack(arena: Arena) -> None:
     finally:
         for one in crew:
             one.kill()
-    tables = await judge.read(arena.url)
-    judge.check(tables)
-    arena.figures += judge.check_log(judge.entries(arena.log), tables)
+    await arena.verdict()

@@ -12,8 +12,7 @@ import time
 import replaydb as rdb
 from replaydb import Store
 from support.groups import group
-from support.workers import Worker
-from torture import judge
+from support.workers import Worker, killed
 from torture.arena import Arena
 from torture.crew import BUFFER, ROLES, Member
 
@@ -42,13 +41,9 @@ async def attack(arena: Arena) -> None:
             arena.figures["kills"] += 1
             crew[victim] = hire(roles[victim])
     finally:
-        for one in crew:
-            one.kill()
-        await asyncio.gather(*(one.ended() for one in crew))
+        await killed(crew)
     async with asyncio.timeout(60), Store.open(arena.url) as store:  # and nothing is in its way
         buffer = await store.buffer(BUFFER)
         await buffer.put(group())
         await buffer.sample(1)
-    tables = await judge.read(arena.url)
-    judge.check(tables)
-    arena.figures += judge.check_log(judge.entries(arena.log), tables)
+    await arena.verdict()

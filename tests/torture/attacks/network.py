@@ -10,8 +10,7 @@ import time
 
 from replaydb import Store
 from support.proxy import Proxy, break_messages, cut_commits, delay_all, running_proxy
-from support.workers import Worker
-from torture import judge
+from support.workers import Worker, killed
 from torture.arena import Arena
 from torture.crew import BUFFER, Member
 
@@ -51,12 +50,8 @@ async def attack(arena: Arena) -> None:
                 proxy.heal()
                 await arena.progress(crew, 3, "put")
         finally:
-            for one in crew:
-                one.kill()
-            await asyncio.gather(*(one.ended() for one in crew))
-    tables = await judge.read(arena.url)
-    judge.check(tables)
-    arena.figures += judge.check_log(judge.entries(arena.log), tables)
+            await killed(crew)
+    await arena.verdict()
 
 
 def _make(trouble: str, proxy: Proxy, number: int) -> None:

@@ -14,8 +14,7 @@ import time
 import asyncpg
 
 from replaydb import Store
-from support.workers import Worker
-from torture import judge
+from support.workers import Worker, killed
 from torture.arena import Arena
 from torture.crew import BUFFER, Member
 
@@ -41,12 +40,8 @@ async def attack(arena: Arena) -> None:
                 arena.figures["server kills"] += 1
         await arena.progress(crew, 5, "put")
     finally:
-        for one in crew:
-            one.kill()
-        await asyncio.gather(*(one.ended() for one in crew))
-    tables = await judge.read(arena.url)
-    judge.check(tables)
-    arena.figures += judge.check_log(judge.entries(arena.log), tables)
+        await killed(crew)
+    await arena.verdict()
 
 
 async def _kill_server(url: str) -> bool:

@@ -1,9 +1,9 @@
-"""Made `revision_0002.db.gz`, once, with the replaydb of that revision.
+"""Made each `revision_NNNN.db.gz`, once, with the replaydb of that revision.
 
-    python tests/data/make_revision_0002.py
+    python tests/data/make_revision.py
 
-It is kept to show what is in the file. A new revision gets a new script and a new file; from its
-first release on, the file of a revision is never made again.
+It is kept to show what is in the files. A new revision gets a new file; from its first release on,
+the file of a revision is never made again.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import tempfile
 from pathlib import Path
 
 import replaydb as rdb
+from replaydb.database.schema import REVISIONS
 
-TARGET = Path(__file__).with_name("revision_0002.db.gz")
+TARGET = Path(__file__).with_name(f"revision_{REVISIONS[-1]}.db.gz")
 
 
 async def fill(path: Path) -> None:
