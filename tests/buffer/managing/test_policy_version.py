@@ -64,6 +64,19 @@ async def test_what_is_not_live_keeps_the_staleness_it_ended_with(buffer: Buffer
     assert await stalenesses(buffer, ids) == [0, 0, 4]
 
 
+async def test_a_run_that_takes_over_leaves_that_staleness(buffer: Buffer, other: Store) -> None:
+    dead = await buffer.put([group(version=0, status=s) for s in ("failed", "filtered", "expired")])
+    live = await buffer.put([group(version=0, status=s) for s in ("completed", "aborted")])
+    dead += await buffer.put(group(version=0))
+    await buffer.advance_policy(4)
+    await buffer.update(dead[-1:], status="archived")
+    theirs = await other.buffer("math")
+    for taker, unknown_or_new in ((theirs, [None, None]), (buffer, [1, 1])):
+        await taker.advance_policy(1, take_over=True)
+        assert await stalenesses(buffer, dead) == [0, 0, 0, 4]
+        assert await stalenesses(buffer, live) == unknown_or_new
+
+
 @pytest.mark.parametrize(
     ("limit", "gone"),
     [

@@ -245,18 +245,18 @@ def _sampled(now: ColumnElement[Any]) -> dict[Any, Any]:
     }
 
 
-def relate_versions(buffer_id: int, lineage: str) -> tuple[Update, Update]:
+def relate_versions(buffer_id: int, lineage: str) -> tuple[Update, ...]:
     """Let only versions of one lineage compare with those of a buffer that follows it from now on.
 
-    Those of the groups stay what they were.
+    Those of the groups stay what they were, and so does the staleness of what ages no more.
     """
     comparable = comparable_runs(lineage)
     mine = (group.buffer_id == buffer_id) & group.run_id.in_(comparable)
     others = (group.buffer_id == buffer_id) & group.run_id.not_in(comparable)
-    unknown = {group.comparable_version: None, group.staleness: None}
     return (
         update_groups(mine, {group.comparable_version: group.min_policy_version}),
-        update_groups(others, unknown),
+        update_groups(others, {group.comparable_version: None}),
+        update_groups(others & group.group_status.in_(LIVE), {group.staleness: None}),
     )
 
 
