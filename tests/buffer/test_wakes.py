@@ -39,6 +39,10 @@ def put(buffer: Buffer) -> Coroutine[Any, Any, Any]:
     return buffer.put(group("next"), timeout=600)
 
 
+def sample_important(buffer: Buffer) -> Coroutine[Any, Any, Any]:
+    return buffer.sample(1, where=rdb.col.priority > 5.0, timeout=600)
+
+
 def ack(_buffer: Buffer, lease: Lease | None) -> Awaitable[None]:
     assert lease is not None
     return lease.ack()
@@ -54,6 +58,9 @@ WAITS = {
     "an ack gives a group back": Wait({"on_ack": "return"}, True, sample, ack),
     "an ack makes room": Wait({"capacity": Capacity(groups=1)}, True, put, ack),
     "a nack makes room": Wait({"capacity": Capacity(groups=1)}, True, put, nack),
+    "a priority meets a filter": Wait(
+        {}, False, sample_important, lambda b, _: b.update_priorities([1], [9.0])
+    ),
     "a draw makes room": Wait({"rate_limit": Queue(1)}, False, put, lambda b, _: b.sample(1)),
 }
 

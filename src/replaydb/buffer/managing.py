@@ -89,7 +89,9 @@ class Managing(Inspecting):
                 rows = groups.scalars(connection, self.id, sorted(new))
                 return groups.update_priorities(buffer, rows, new)
 
-        return await self._write(work)
+        changed = await self._write(work)
+        self._database.signal.announce()
+        return changed
 
     async def update(
         self,
