@@ -143,7 +143,7 @@ class Leasing(Drawing):
                 after the word "revoked".
 
         Returns:
-            Ids of the groups that went back; none where the lease is over already.
+            Ids of the groups that went back; none where the lease holds nothing any more.
 
         Raises:
             InvalidInputError: An argument is wrong.
