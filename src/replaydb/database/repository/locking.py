@@ -42,7 +42,7 @@ def tasks_locked(
         # Read after the locks are held: nobody can advance the policy now.
         row = buffers.state(connection, scope.buffer_id, scope.buffer_name)
     scope.row = row
-    if (row.settings.is_exclusive, row.settings.is_limited) != (seen.is_exclusive, seen.is_limited):
+    if row.settings.is_exclusive != seen.is_exclusive:
         raise LostRaceError("settings that decide what must be locked were changed")
     with _entered(connection, scope, row, accounts) as buffer:
         upkeep.sweep(buffer)
