@@ -175,6 +175,11 @@ async def test_set_on_a_live_buffer_with_a_history(store: Store, other: Store) -
     assert await draws(theirs, 1)
     await buffer.update_settings(rate_limit=Queue(100))
     assert not await puts(theirs, 60)
+    assert await puts(theirs, 5)
+    await buffer.update_settings(rate_limit=SamplesPerInsert(1.0, 1, 2.0))
+    assert await puts(theirs, 3)
+    assert await draws(theirs, 4)
+    assert not await draws(theirs, 1)
 
 
 async def test_a_failed_put_does_not_count(store: Store) -> None:

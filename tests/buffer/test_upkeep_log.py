@@ -7,6 +7,10 @@ import logging
 import pytest
 
 from replaydb import Store
+from replaydb.database.engines.protocol import LostRaceError
+from replaydb.database.repository import draws
+from replaydb.database.repository.locked import LockedBuffer
+from replaydb.database.repository.portions import Drawn, DrawRequest
 from support.clock import Clock
 from support.groups import episode, groups
 
@@ -41,3 +45,24 @@ async def test_leases_and_deadlines(
         ("WARNING", "buffer 'math': group 5 is failed: 2 of 2 episodes missing at the deadline"),
         ("WARNING", "buffer 'math': groups 3 failed at their last attempt: no use"),
     ]
+
+
+async def test_a_transaction_that_is_run_again(
+    store: Store, clock: Clock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer = await store.buffer("math")
+    await buffer.put(groups(1))
+    await buffer.lease(1, ttl=50)
+    clock.jump(60)
+    races = iter([LostRaceError("somebody was faster")])
+
+    def draw(locked: LockedBuffer, request: DrawRequest) -> Drawn:
+        drawn = draws_draw(locked, request)
+        if lost := next(races, None):
+            raise lost
+        return drawn
+
+    draws_draw = draws.draw
+    monkeypatch.setattr(draws, "draw", draw)
+    assert len(await buffer.sample(1)) == 1
+    assert [one.getMessage().count("expired") for one in caplog.records] == [1]
