@@ -15,6 +15,7 @@ from support.ledger import statuses
 
 
 async def test_a_look(buffer: Buffer) -> None:
+    assert await buffer.wait_until(at_least=0, timeout=0)
     ids = await buffer.put([*groups(3), *groups(2, "code"), group("f", status="failed")])
     await buffer.update(ids[:1], status="archived")
 

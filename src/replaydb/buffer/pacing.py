@@ -53,7 +53,7 @@ class Pacing(BufferCore):
             InvalidInputError: An argument is wrong.
         """
         fewer = checks.optional(checks.whole_number, "fewer_than", fewer_than, 1)
-        least = checks.optional(checks.whole_number, "at_least", at_least, 1)
+        least = checks.optional(checks.whole_number, "at_least", at_least)
         if (fewer is None) == (least is None):
             raise InvalidInputError("wait_until", "fewer_than or at_least", "both or neither")
         names = checks.names("tasks", tasks)
