@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from contextlib import suppress
+from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -257,20 +256,25 @@ async def test_a_long_wait_is_logged_once(
     store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(waiting, "LONG_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr("replaydb.database.engines.signals.RECHECK_SECONDS", 0.01)
     buffer = await store.buffer("math", capacity=rdb.Capacity(groups=2))
     await buffer.put(groups(2))
     lease = await buffer.lease(1, ttl=60, owner="trainer-7")
-    calls: dict[str, Awaitable[Any]] = {
+    calls: dict[str, Coroutine[Any, Any, Any]] = {
         "wanted 2 groups, 1 eligible; there are 1 completed, 1 leased; leased by trainer-7 (1)":
-            buffer.sample(2, timeout=0.05),
-        "2 groups wait to be trained, 2 may be ahead":
-            buffer.admission(1, max_staleness=1, timeout=0.05),
-        "no room in the buffer": buffer.put([group("a"), group("b")], timeout=0.05),
+            buffer.sample(2, timeout=None),
+        "2 groups wait to be trained, 2 may be ahead": buffer.admission(1, max_staleness=1),
+        "no room in the buffer": buffer.put([group("a"), group("b")]),
     }  # fmt: skip
     for reason, call in calls.items():
         caplog.clear()
-        with suppress(rdb.ReplayDBError):
-            await call
+        waiter = asyncio.create_task(call)
+        async with asyncio.timeout(60):
+            while not caplog.records:  # noqa: ASYNC110 - logging tells nobody
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)  # it looks again meanwhile
+        waiter.cancel()
+        await asyncio.wait([waiter])
         (said,) = [one for one in caplog.records if one.name.startswith("replaydb")]
         assert said.levelname == "WARNING"
         assert "buffer 'math': a call has waited for 0 s: " in said.getMessage()
