@@ -57,6 +57,17 @@ async def test_rate_limit(buffer: Buffer, theirs: Buffer) -> None:
     await theirs.put(group(), timeout=0)
 
 
+async def test_a_seed_begins_anew(buffer: Buffer, theirs: Buffer) -> None:
+    await theirs.put([group(status="aborted") for _ in range(9)])
+    drawn = []
+    for seed in (42, 43, 42):
+        await buffer.update_settings(seed=seed)
+        lease = await theirs.lease(4, rdb.Uniform(), statuses=["aborted"], ttl=60)
+        drawn.append(lease.batch.ids)
+        await lease.nack()
+    assert drawn[0] == drawn[2] != drawn[1]
+
+
 async def test_what_leases_and_draws_lead_to(
     buffer: Buffer, theirs: Buffer, clock: Clock, url: str
 ) -> None:
