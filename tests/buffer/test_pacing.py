@@ -71,9 +71,10 @@ async def test_what_has_run_out_is_dealt_with(store: Store, clock: Clock, url: s
     clock.jump(1000)
     assert await buffer.wait_until(fewer_than=1, statuses=["completed", "leased"], timeout=0)
     assert set((await statuses(url)).values()) == {"archived"}
-    await buffer.put(group("old"))
-    clock.jump(1001)  # and nothing else has run out
-    assert await buffer.wait_until(fewer_than=1, statuses="completed", timeout=0)
+    for status in ("completed", "filtered"):
+        await buffer.put(group(status=status))
+        clock.jump(1001)  # and nothing else has run out
+        assert await buffer.wait_until(fewer_than=1, statuses=status, timeout=0)
 
 
 async def test_admission_deals_with_what_has_run_out(buffer: Buffer, clock: Clock) -> None:
