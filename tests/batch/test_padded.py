@@ -92,6 +92,7 @@ def test_versions_of_tokens_and_of_episodes_side_by_side() -> None:
     assert made.token_versions is not None
     assert made.token_versions.tolist() == [[UNKNOWN_VERSION] * 3, [7, 7, 7], [3, 4, 3]]
     assert made.policy_versions.tolist() == [UNKNOWN_VERSION, 7, 3]
+    assert made.present == {}  # which is about extras
 
 
 def test_dtypes() -> None:

@@ -61,6 +61,10 @@ WAITS = {
     "a priority meets a filter": Wait(
         {}, False, sample_important, lambda b, _: b.update_priorities([1], [9.0])
     ),
+    "a deletion makes room": Wait({"rate_limit": Queue(1)}, False, put, lambda b, _: b.delete([1])),
+    "other settings make room": Wait(
+        {"rate_limit": Queue(1)}, False, put, lambda b, _: b.update_settings(rate_limit=None)
+    ),
     "a draw makes room": Wait({"rate_limit": Queue(1)}, False, put, lambda b, _: b.sample(1)),
 }
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
 import replaydb as rdb
 from replaydb import Buffer, Capacity, Store
+from replaydb.database.schema import buffer as buffer_table
 from replaydb.settings import OnEvict
+from support.connections import transaction
 from support.groups import group, long_group
 from support.ledger import check_books, group_rows, statuses
 
@@ -81,6 +85,23 @@ async def test_nothing_is_refused_only_because_of_what_is_held(store: Store, url
     await buffer.put(ranked(6), timeout=0)
     assert await kept(url) == {"slow", "gsm8k-4", "gsm8k-6"}
     await check_books(url)
+
+
+async def test_what_found_no_room_is_not_counted(store: Store, url: str) -> None:
+    """Though it shares the transaction of one that is stored."""
+    limit = rdb.SamplesPerInsert(1.0, min_size=1, error_buffer=20.0)
+    buffer = await best_of(store, 2, rate_limit=limit)
+    await buffer.put(ranked(1, 2))
+    await buffer.lease(2, ttl=60)
+    refused, stored = await asyncio.gather(
+        buffer.put(ranked(3), timeout=0),
+        buffer.put(group(status="filtered")),
+        return_exceptions=True,
+    )
+    assert isinstance(refused, rdb.BufferFullError)
+    assert isinstance(stored, list)
+    async with transaction(url) as connection:
+        assert await connection.scalar(select(buffer_table.c.limited_inserts)) == 3
 
 
 async def test_what_could_never_be_kept_is_an_error(store: Store, url: str) -> None:
