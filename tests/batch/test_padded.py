@@ -109,6 +109,7 @@ def test_max_length_cuts_the_end_and_says_so() -> None:
     assert made.truncated.tolist() == [False, True, False]
     assert made.lengths.tolist() == [3, 3, 2]
     assert made.loss_mask.int().tolist() == [[0, 0, 1], [0, 1, 1], [0, 1, 0]]
+    assert two_groups().padded(0, max_length=1).prompt_lengths.tolist() == [1, 1, 1]
 
 
 def test_labels_and_shifts_stay_within_a_sequence() -> None:

@@ -74,6 +74,17 @@ async def test_what_is_leased_keeps_its_status(buffer: Buffer, clock: Clock, url
     assert set((await statuses(url)).values()) == {"filtered"}
 
 
+async def test_attempts_begin_anew_with_what_is_completed(store: Store) -> None:
+    buffer = await store.buffer("math", max_attempts=1)
+    ids = await buffer.put(groups(1))
+    lease = await buffer.lease(1, ttl=60)
+    await lease.nack()
+    for status, attempts in (("aborted", 1), ("completed", 0)):
+        await buffer.update(ids, status=status)
+        (found,) = await buffer.find(ids)
+        assert (found.status, found.attempts) == (status, attempts)
+
+
 async def test_a_pending_group_is_closed(buffer: Buffer, url: str) -> None:
     for uid in ("empty", "begun", "given up"):
         await buffer.open_group("gsm8k", uid, 3, deadline=600)
