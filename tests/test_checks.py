@@ -415,3 +415,9 @@ def test_calls_that_wait_have_the_default_of_their_kind() -> None:
     backpressure = dict.fromkeys(["add_episode", "admission", "open_group", "put", "wait_until"])
     loops = dict.fromkeys(["ReplayDataset", "loader"])
     assert found == at_once | backpressure | loops | {"close": 60}
+
+
+@pytest.mark.parametrize(("wrong", "said"), [(-1, ">= 0"), (2**63, f"from 0 to {2**63 - 1}")])
+def test_an_error_names_the_bound_that_was_crossed(wrong: int, said: str) -> None:
+    with pytest.raises(rdb.InvalidSettingsError, match=f"an integer {said}, got"):
+        BufferSettings(seed=wrong)

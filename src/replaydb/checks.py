@@ -82,7 +82,8 @@ def whole_number(field: str, value: object, least: int = 0, most: int = INT64[1]
         raise InvalidInputError(field, "an integer", repr(plain))
     found = int.__index__(plain)  # what a subclass makes of its value is not asked
     if not least <= found <= most:
-        limits = f">= {least}" if most == INT64[1] else f"from {least} to {most}"
+        is_low = found < least and most == INT64[1]
+        limits = f">= {least}" if is_low else f"from {least} to {most}"
         raise InvalidInputError(field, f"an integer {limits}", found)
     return found
 
