@@ -139,7 +139,7 @@ async def curate(buffer: Buffer, journal: Journal, chance: random.Random, number
     await buffer.update(ids[:2], priority=chance.uniform(0, 4), tags={"seen": number})
     out = chance.choice(["archived", "filtered", "failed", "expired", "completed"])
     await buffer.update(ids[2:], status=out, reason="curated")
-    journal.tell("curate", begin, ids)
+    journal.tell("curate", begin, {"ids": ids[2:], "status": out})
 
 
 ROLES: Mapping[str, Step] = {

@@ -38,6 +38,9 @@ PUTTABLE = frozenset(
     }
 )
 
+#: What stands where a group has a status.
+STATUSES = frozenset(GroupStatus)
+
 #: The part of a payload that comes before those of episodes, which are named by their positions.
 CONTEXT_PART = -1
 
@@ -286,6 +289,19 @@ def check_scalars(facts: Facts) -> None:
             raise CorruptPayloadError(f"{name} can not be read: {value}")
     if not isinstance(facts["tags"], dict):
         raise CorruptPayloadError(f"tags are no JSON object: {Damaged(facts['tags'])}")
+    status("group_status", facts["group_status"])
+    checks.optional(status, "leased_from", facts["leased_from"])
+
+
+def status(column: str, value: Any) -> GroupStatus:
+    """A status, from what stands in a column of SQLite.
+
+    Raises:
+        CorruptPayloadError: It is none.
+    """
+    if value not in STATUSES:
+        raise CorruptPayloadError(f"{column} can not be read: {Damaged(value)}")
+    return GroupStatus(value)
 
 
 def _check_kinds(part: Facts) -> None:

@@ -240,6 +240,33 @@ async def test_a_payload_of_another_kind(sqlite_url: str, column: str, value: ob
         assert caught.value.batch.ids == ids[1:]
 
 
+@pytest.mark.parametrize("column", ["group_status", "leased_from"])
+async def test_a_status_that_is_none(sqlite_url: str, column: str) -> None:
+    """A bit of its text flipped: the CHECK of the table does not see that."""
+    async with Store.open(sqlite_url) as store:
+        buffer = await store.buffer("math")
+        ids = await buffer.put(groups(3))
+        lease = await buffer.lease(1, rdb.Fifo(), ttl=60)
+        with closing(sqlite3.connect(sqlite_url.removeprefix("sqlite:///"))) as connection:
+            connection.execute("PRAGMA ignore_check_constraints = ON")
+            connection.execute(
+                f"UPDATE episode_group SET {column} = 'coopleted' WHERE id = ?",  # noqa: S608
+                (ids[0],),
+            )
+            connection.commit()
+        with pytest.raises(rdb.CorruptPayloadError, match=f"{column} can not be read") as caught:
+            await buffer.get(ids)
+        assert caught.value.group_ids == (ids[0],)
+        with pytest.raises(rdb.CorruptPayloadError, match=f"{column} can not be read"):
+            await buffer.find(uids=["gsm8k-0"])
+        if column == "group_status":
+            with pytest.raises(rdb.CorruptPayloadError, match="group_status can not be read"):
+                await buffer.stats()
+        else:
+            await lease.nack()
+            assert [one.status for one in await buffer.find(ids=ids[:1])] == ["failed"]
+
+
 async def test_what_replaced_a_damaged_group_is_not_failed_for_it(
     store: Store, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Connection
 
 from replaydb.database import filters
 from replaydb.database.prepared import execute, execute_many
-from replaydb.database.records import PUTTABLE, Facts, Stored
+from replaydb.database.records import PUTTABLE, Facts, Stored, status
 from replaydb.database.repository import buffers, tasks
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import LockedBuffer
@@ -42,7 +42,7 @@ def stats(connection: Connection, buffer_id: int, name: str) -> BufferStats:
         mean = facts.pop("mean_staleness")
         totals.append(
             GroupTotals(
-                status=GroupStatus(facts.pop("group_status")),
+                status=status("group_status", facts.pop("group_status")),
                 mean_staleness=None if mean is None else float(mean),
                 **facts,
             )

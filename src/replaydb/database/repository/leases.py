@@ -11,6 +11,7 @@ import numpy as np
 from sqlalchemy import Connection
 
 from replaydb.database.prepared import execute, inserted_id
+from replaydb.database.records import STATUSES
 from replaydb.database.repository import groups, lineage, transitions
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.portions import Drawn
@@ -235,7 +236,8 @@ def _give_back(buffer: LockedBuffer, changes: Sequence[Change]) -> None:
     """
     by_status: dict[GroupStatus, list[Change]] = {}
     for row, values in changes:
-        status = GroupStatus(row.leased_from or row.group_status)
+        before = row.leased_from or row.group_status
+        status = GroupStatus(before) if before in STATUSES else GroupStatus.FAILED  # damaged
         if status in EXPIRING and buffer.is_too_stale(
             row.task_name, row.staleness, row.version_span
         ):

@@ -118,6 +118,7 @@ def _shown(connection: Connection, buffer_id: int, ids: Sequence[int]) -> list[G
             check_scalars(row)
         except CorruptPayloadError as error:
             damaged[group_id] = error.reason
+            continue
         row["status"] = GroupStatus(row.pop("group_status"))
         row["leased_from"] = row["leased_from"] and GroupStatus(row["leased_from"])
     if damaged:
