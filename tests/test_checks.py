@@ -161,7 +161,7 @@ WRONG: dict[str, list[Any]] = {
     "group_uid": NAMES,
     "informative": [3, "reward_std"],
     "groups": [[3], "text", *NOTHING],
-    "ids": [*NOTHING, *([one] for one in INTEGERS)],
+    "ids": [*NOTHING, b"5", bytearray(b"5"), *([one] for one in INTEGERS)],
     "lease": FLAGS,
     "lease_id": INTEGERS,
     "limit": INTEGERS,

@@ -230,9 +230,9 @@ def function(field: str, value: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def items(field: str, expected: str, value: Iterable[_T]) -> Iterator[_T]:
-    """The items of a value; an array of no dimension, for one, has none."""
+    """The items of a value; an array of no dimension has none, and bytes are no numbers."""
     # A filter has items by position, of which it warns: it is asked for none.
-    if isinstance(value, Iterable):
+    if isinstance(value, Iterable) and not isinstance(value, bytes | bytearray):
         with suppress(TypeError):
             return iter(value)
     raise InvalidInputError(field, expected, type(value).__name__)
