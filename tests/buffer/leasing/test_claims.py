@@ -101,8 +101,9 @@ async def test_what_a_worker_says_of_unfinished_work(buffer: Buffer, url: str) -
     lease = await buffer.lease(4, statuses="pending", ttl=60)
     await buffer.add_episode("w0", episode(5.0))
     await lease.nack(ids[:2], reason="out of memory")
-    await lease.reject(ids[2:3], reason="no such prompt")
-    await lease.ack()
+    await lease.ack(ids[3:])
+    await lease.reject(reason="no such prompt")
+    assert await buffer.leases() == []
     rows = [await group_row(url, one) for one in ids]
     assert [row["group_status"] for row in rows] == ["pending", "pending", "filtered", "pending"]
     assert [row["attempts"] for row in rows] == [1, 1, 0, 0]
