@@ -164,7 +164,8 @@ class Managing(Inspecting):
             version: The new version, from 0 to 2**31 - 1; the same again changes nothing.
             rewind: Allow a lower version, for a trainer that resumed from an older checkpoint.
                 What was expired stays expired; groups of later versions have negative staleness.
-            take_over: Let the buffer follow this run's lineage from now on, at any version.
+            take_over: Let the buffer follow this run's lineage from now on, at any version. Where
+                it does already, a lower one needs `rewind`.
 
         Returns:
             How many groups expired.
