@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import statistics
-import tempfile
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import replaydb as rdb
 from benchmarks.bench import Bench
@@ -31,24 +29,22 @@ async def run(bench: Bench) -> AsyncIterator[Result]:
     try:
         async with rdb.Store.open(await bench.database()) as store:
             buffer = await store.buffer("digits")
-            with tempfile.TemporaryDirectory() as folder:
-                steps = max(4, min(STEPS, 3 * bench.options.rounds))
-                trainer = _Trainer(Path(folder), steps)
-                await buffer.put(trainer.roll_out(STORED_GROUPS))
-                for prefetch in (0, 2):
-                    how = f"loader, prefetch {prefetch}" if prefetch else "in line"
-                    bench.say(how)
-                    waiting, training = await trainer.train(buffer, prefetch)
-                    whole = waiting + training
-                    for side, value, unit in (
-                        ("waiting", 1e3 * waiting, "ms"),
-                        ("training", 1e3 * training, "ms"),
-                        ("both", 1e3 * whole, "ms"),
-                        ("the store's share", 100 * waiting / whole, "%"),
-                    ):
-                        yield bench.result(
-                            f"step, {how}: {side}", value, unit, side=side, prefetch=prefetch
-                        )
+            trainer = _Trainer(max(4, min(STEPS, 3 * bench.options.rounds)))
+            await buffer.put(trainer.roll_out())
+            for prefetch in (0, 2):
+                how = f"loader, prefetch {prefetch}" if prefetch else "in line"
+                bench.say(how)
+                waiting, training = await trainer.train(buffer, prefetch)
+                whole = waiting + training
+                for side, value, unit in (
+                    ("waiting", 1e3 * waiting, "ms"),
+                    ("training", 1e3 * training, "ms"),
+                    ("both", 1e3 * whole, "ms"),
+                    ("the store's share", 100 * waiting / whole, "%"),
+                ):
+                    yield bench.result(
+                        f"step, {how}: {side}", value, unit, side=side, prefetch=prefetch
+                    )
     finally:
         torch.set_num_threads(threads)
 
@@ -56,23 +52,29 @@ async def run(bench: Bench) -> AsyncIterator[Result]:
 class _Trainer:
     """The demo's, on groups of its own first policy."""
 
-    def __init__(self, folder: Path, steps: int) -> None:
-        from examples.grpo_digits.job import Job
-        from examples.grpo_digits.trainer import Trainer
+    def __init__(self, steps: int) -> None:
+        from examples.grpo_digits.model import Policy
+        from examples.grpo_digits.trainer import new_optimizer
 
-        job = Job(run="bench", num_steps=10_000, seed=0, first_version=0)
-        self._trainer = Trainer(job, folder, None)
+        self._policy = Policy()
+        self._optimizer = new_optimizer(self._policy)
         self._steps = steps
 
-    def roll_out(self, count: int) -> list[rdb.EpisodeGroup]:
+    def roll_out(self) -> list[rdb.EpisodeGroup]:
         import torch
-        from examples.grpo_digits.rollout import complete
+        from examples.grpo_digits.rollout import GROUPS_PER_PUT, complete
 
-        return complete(self._trainer.policy, 0, count, torch.Generator().manual_seed(0))
+        generator = torch.Generator().manual_seed(0)
+        return [
+            group
+            for _ in range(STORED_GROUPS // GROUPS_PER_PUT)
+            for group in complete(self._policy, 0, "bench", generator)
+        ]
 
     async def train(self, buffer: rdb.Buffer, prefetch: int) -> tuple[float, float]:
         """Median seconds of waiting for a batch, and of the step on it."""
         from examples.grpo_digits.job import GROUPS_PER_STEP
+        from examples.grpo_digits.trainer import update
 
         waits, steps = [], []
         async with buffer.loader(
@@ -81,7 +83,7 @@ class _Trainer:
             start = time.perf_counter()
             async for batch in loader:
                 drawn = time.perf_counter()
-                await asyncio.to_thread(self._trainer.step, batch)
+                await asyncio.to_thread(update, self._policy, self._optimizer, batch)
                 waits.append(drawn - start)
                 start = time.perf_counter()
                 steps.append(start - drawn)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -33,6 +34,15 @@ def test_a_wait_does_not_hold_up_other_threads(buffer: blocking.Buffer) -> None:
         assert waiting.result(timeout=10).ids == ids
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """It raises, also where the tests were started in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_ends_the_call_that_waits(buffer: blocking.Buffer) -> None:
     threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
     rescue = threading.Timer(30, buffer.put, [group()])  # of a call that waits on
