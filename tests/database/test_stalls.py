@@ -43,12 +43,17 @@ LIMITS = {
 }
 
 
-HURRIED: dict[str, Callable[[Buffer], Awaitable[Any]]] = {
-    "put": lambda buffer: buffer.put(group("new"), timeout=0.2),
-    "open_group": lambda buffer: buffer.open_group("gsm8k", "new", 2, deadline=60, timeout=0.2),
-    "add_episode": lambda buffer: buffer.add_episode("pieces", episode(), timeout=0.2),
-    "sample": lambda buffer: buffer.sample(1, timeout=0.2),
-    "lease": lambda buffer: buffer.lease(1, ttl=60, timeout=0.2).__aenter__(),
+#: In this time a call comes to its commit, also on a busy machine.
+UNTIL_COMMIT = 1.0
+
+HURRIED: dict[str, Callable[[Buffer, float], Awaitable[Any]]] = {
+    "put": lambda buffer, timeout: buffer.put(group("new"), timeout=timeout),
+    "open_group": lambda buffer, timeout: buffer.open_group(
+        "gsm8k", "new", 2, deadline=60, timeout=timeout
+    ),
+    "add_episode": lambda buffer, timeout: buffer.add_episode("pieces", episode(), timeout=timeout),
+    "sample": lambda buffer, timeout: buffer.sample(1, timeout=timeout),
+    "lease": lambda buffer, timeout: buffer.lease(1, ttl=60, timeout=timeout).__aenter__(),
 }
 
 
@@ -96,7 +101,7 @@ async def test_a_timeout_bounds_the_first_call(proxied_url: str, proxy: Proxy, n
     buffer = await store.buffer("math")
     proxy.stall()
     with in_a_hurry():
-        calls = (HURRIED[name](buffer) for _ in range(3))
+        calls = (HURRIED[name](buffer, 0.2) for _ in range(3))
         outcomes = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 20)
     assert {type(one) for one in outcomes} == {rdb.DatabaseUnavailableError}
     await asyncio.wait_for(store.close(timeout=0.2), 20)
@@ -109,10 +114,11 @@ async def test_a_timeout_bounds_the_question_about_a_commit(
     buffer = await far.buffer("math")
     await buffer.put(groups(2))
     await buffer.open_group("gsm8k", "pieces", 2)
+    await told_others(far)
     cut = cut_commits("answer")
     proxy.rule = lambda message: CLOSE if proxy.num_cut else cut(message)
     with in_a_hurry(), pytest.raises(rdb.OutcomeUnknownError):
-        await asyncio.wait_for(HURRIED[name](buffer), 20)
+        await asyncio.wait_for(HURRIED[name](buffer, UNTIL_COMMIT), 20)
 
 
 @pytest.mark.parametrize("name", HURRIED)
@@ -127,7 +133,9 @@ async def test_the_answer_that_stalls_is_asked_for_elsewhere(
     proxy.rule = on_nth(lambda one: one.committed and one.wrote, fate, first=1, every=None)
     others = [buffer.put(group("patient")), buffer.add_episode("pieces", episode())]
     with in_a_hurry():
-        answers = await asyncio.wait_for(asyncio.gather(HURRIED[name](buffer), *others), 20)
+        answers = await asyncio.wait_for(
+            asyncio.gather(HURRIED[name](buffer, UNTIL_COMMIT), *others), 20
+        )
     assert answers[2] == "pending"
 
 
