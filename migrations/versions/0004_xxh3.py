@@ -18,7 +18,8 @@ down_revision: str | None = "0003"
 branch_labels: str | Sequence[str] | None = None
 depends_on: str | Sequence[str] | None = None
 
-_PAGE = 64
+#: Payloads that are in memory at once: each may be megabytes.
+_PAGE = 8
 
 _payload = sa.table(
     "payload",

@@ -27,22 +27,12 @@ from replaydb.results import DrawOutcome
 
 def select_totals(buffer_id: int) -> Select[Any]:
     """Sizes and staleness of every task and status."""
-    return (
-        select(
-            group.task_name,
-            group.group_status,
-            func.count().label("num_groups"),
-            total(group.num_episodes, "num_episodes"),
-            total(group.num_tokens, "num_tokens"),
-            total(group.num_bytes, "num_bytes"),
-            func.min(group.staleness).label("min_staleness"),
-            func.avg(group.staleness).label("mean_staleness"),
-            func.max(group.staleness).label("max_staleness"),
-            func.avg(group.reward_mean).label("reward_mean"),
-        )
-        .where(group.buffer_id == buffer_id)
-        .group_by(group.task_name, group.group_status)
-        .order_by(group.task_name, group.group_status)
+    return _by_status(
+        buffer_id,
+        func.min(group.staleness).label("min_staleness"),
+        func.avg(group.staleness).label("mean_staleness"),
+        func.max(group.staleness).label("max_staleness"),
+        func.avg(group.reward_mean).label("reward_mean"),
     )
 
 
@@ -186,6 +176,30 @@ def sum_by_status(buffer_id: int, since: datetime | None, now: datetime) -> Sele
     waited = seconds_between(group.completed_at, group.first_sampled_at)
     new = true() if since is None else group.created_at >= since
     even = group.reward_max == group.reward_min
+    return _by_status(
+        buffer_id,
+        func.count(case((group.times_sampled == 0, 1))).label("num_unsampled"),
+        func.sum(age).label("age_sum"),
+        func.max(age).label("age_max"),
+        func.count(waited).label("num_waited"),
+        func.sum(waited).label("wait_sum"),
+        func.max(waited).label("wait_max"),
+        func.count(group.staleness).label("num_known_staleness"),
+        total(group.staleness, "staleness_sum"),
+        func.max(group.staleness).label("staleness_max"),
+        func.count(group.reward_mean).label("num_rewarded"),
+        func.sum(group.reward_mean).label("reward_sum"),
+        func.count(case((new, 1))).label("num_new"),
+        func.count(case((new, group.reward_mean))).label("num_new_rewarded"),
+        func.count(case((new & even, 1))).label("num_new_even"),
+        func.sum(case((new, group.reward_mean))).label("new_reward_sum"),
+        func.sum(case((new, group.reward_std))).label("new_reward_std_sum"),
+        *_histogram(group.staleness),
+    )
+
+
+def _by_status(buffer_id: int, *sums: ColumnElement[Any]) -> Select[Any]:
+    """Sizes of every task and status, and what else is summed over its groups."""
     return (
         select(
             group.task_name,
@@ -194,23 +208,7 @@ def sum_by_status(buffer_id: int, since: datetime | None, now: datetime) -> Sele
             total(group.num_episodes, "num_episodes"),
             total(group.num_tokens, "num_tokens"),
             total(group.num_bytes, "num_bytes"),
-            func.count(case((group.times_sampled == 0, 1))).label("num_unsampled"),
-            func.sum(age).label("age_sum"),
-            func.max(age).label("age_max"),
-            func.count(waited).label("num_waited"),
-            func.sum(waited).label("wait_sum"),
-            func.max(waited).label("wait_max"),
-            func.count(group.staleness).label("num_known_staleness"),
-            total(group.staleness, "staleness_sum"),
-            func.max(group.staleness).label("staleness_max"),
-            func.count(group.reward_mean).label("num_rewarded"),
-            func.sum(group.reward_mean).label("reward_sum"),
-            func.count(case((new, 1))).label("num_new"),
-            func.count(case((new, group.reward_mean))).label("num_new_rewarded"),
-            func.count(case((new & even, 1))).label("num_new_even"),
-            func.sum(case((new, group.reward_mean))).label("new_reward_sum"),
-            func.sum(case((new, group.reward_std))).label("new_reward_std_sum"),
-            *_histogram(group.staleness),
+            *sums,
         )
         .where(group.buffer_id == buffer_id)
         .group_by(group.task_name, group.group_status)
