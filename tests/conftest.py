@@ -19,6 +19,7 @@ from support.clock import Clock
 from support.ledger import check_books
 from support.postgres import PostgresServer, running_server
 from support.proxy import Proxy, running_proxy
+from support.s3 import S3Server, credentials, running_s3
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -34,6 +35,21 @@ def postgres() -> Iterator[PostgresServer]:
     """A real PostgreSQL, one for each worker of pytest-xdist; without one the tests fail."""
     with running_server() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def _s3() -> Iterator[S3Server]:
+    with running_s3() as server:
+        yield server
+
+
+@pytest.fixture
+def s3(_s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
+    """A real S3 service, one for each worker of pytest-xdist, whose credentials are set."""
+    for name, value in credentials().items():
+        monkeypatch.setenv(name, value)
+    _s3.start()  # where a test has killed it
+    return _s3
 
 
 @pytest.fixture(scope="session")

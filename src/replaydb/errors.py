@@ -2,7 +2,7 @@
 
     ReplayDBError
     ├── InvalidInputError (ValueError)      an argument is wrong: field, expected, actual
-    │   └── InvalidURLError                 the database URL cannot be used
+    │   └── InvalidURLError                 a URL cannot be used
     ├── InvalidSettingsError (ValueError)   buffer settings that cannot work
     ├── UnknownBufferError (LookupError)    no buffer of that name
     ├── UnknownGroupError (LookupError)     no group of those ids or uids in this buffer
@@ -21,7 +21,8 @@
     ├── StoreClosedError                    the store was closed
     └── DatabaseError                       the database refused or was not there
         ├── DatabaseUnavailableError        it cannot be reached, or the connection broke
-        │   └── OutcomeUnknownError         the connection broke at the commit
+        │   ├── OutcomeUnknownError         the connection broke at the commit
+        │   └── PayloadsUnavailableError    the folder or bucket of the payloads is not there
         ├── DatabaseReadOnlyError           it cannot be written
         ├── DatabaseFullError               disk or quota exhausted
         └── SchemaError                     the tables are not those this version needs
@@ -68,7 +69,7 @@ class InvalidInputError(ReplayDBError, ValueError):
 
 
 class InvalidURLError(InvalidInputError):
-    """The database URL cannot be parsed, or names an engine that is not supported."""
+    """A URL cannot be parsed, or names an engine or a place that is not supported."""
 
 
 class InvalidSettingsError(ReplayDBError, ValueError):
@@ -339,6 +340,23 @@ class OutcomeUnknownError(DatabaseUnavailableError):
     what it writes: a put of groups with the same `group_uid` and `on_duplicate="ignore"`, an
     episode with the same `position`, a policy version, priorities, an ack.
     """
+
+
+class PayloadsUnavailableError(DatabaseUnavailableError):
+    """The folder or object store that holds payloads cannot be reached, or not used.
+
+    It is down, refuses the credentials, has no such bucket or folder, or is another than the one
+    that this store has written to.
+
+    Attributes:
+        url: Where payloads are; without secrets.
+        reason: What is wrong.
+    """
+
+    def __init__(self, url: str, reason: str) -> None:
+        self.url = url
+        self.reason = reason
+        super().__init__(f"{url}: {reason}")
 
 
 class DatabaseReadOnlyError(DatabaseError):

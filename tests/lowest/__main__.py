@@ -24,7 +24,7 @@ from support.postgres import running_server
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = CHECKOUT / ".venv" / "lowest"
-EXTRAS = "opentelemetry", "prometheus", "zstd"
+EXTRAS = "obstore", "opentelemetry", "prometheus", "zstd"
 BORROWED = {"torch"}
 _REQUIREMENT = re.compile(r"([\w.-]+)(?:\[\w+\])?>=([\d.]+)")
 

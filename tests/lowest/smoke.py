@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 import replaydb as rdb
 from replaydb import blocking
 from replaydb.cli import app
+from replaydb.packs import Place
 
 
 def group(uid: str, reward: float = 1.0) -> rdb.EpisodeGroup:
@@ -68,6 +69,7 @@ def main(url: str, *pins: str) -> None:
     for name, wanted in (pin.split("==") for pin in pins):
         found = version(name)
         assert f"{found}.".startswith(f"{wanted}."), f"{name} is {found}, not {wanted}"
+    Place.at("s3://bucket/prefix", "0" * 32)
     command("db", "upgrade", "--url", url)
     command("db", "check", "--url", url)
     asyncio.run(use(url))

@@ -8,8 +8,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
-#: Needed by the trainer's side, by migrations, by the command line, or by nobody.
-_HEAVY = {"torch", "alembic", "typer", "rich", "pandas", "pyarrow", "scipy"}
+#: Needed by the trainer's side, migrations, the command line, object stores, or by nobody.
+_HEAVY = {"torch", "alembic", "typer", "rich", "pandas", "pyarrow", "scipy", "obstore"}
 _DRIVERS = {"asyncpg", "aiosqlite", "sqlite3"}
 
 

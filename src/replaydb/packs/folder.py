@@ -1,0 +1,246 @@
+"""Packs as files of a folder, by plain calls of the system in threads of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import re
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Final, ParamSpec, TypeVar
+from uuid import uuid4
+
+import numpy as np
+
+from replaydb.errors import (
+    DatabaseFullError,
+    DatabaseReadOnlyError,
+    PayloadsUnavailableError,
+    ReplayDBError,
+)
+from replaydb.packs.protocol import Listed, PackDamage, Part, Range, missing, too_short
+from replaydb.packs.urls import PlaceURL
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_THREADS: Final = 4
+#: A thread reads at least so much: waking another one costs more.
+_LEAST_BYTES: Final = 4_000_000
+_PAGE: Final = 1000
+_PIECES_AT_ONCE: Final = os.sysconf("SC_IOV_MAX")
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
+_FILE = re.compile(r"([0-9a-f]{32})\.pack(\.part)?")
+
+
+class Folder:
+    """Files below `FOLDER/STORE_UID/`."""
+
+    def __init__(self, url: PlaceURL, store_uid: str) -> None:
+        self._url = str(url)
+        self._folder = Path(url.path, store_uid)
+        self._threads = ThreadPoolExecutor(_THREADS, "replaydb-packs")
+
+    async def begin(self) -> None:
+        """Make the folder of the store; the one that the URL names has to be there."""
+        await self._in_thread(self._begin)
+
+    def _begin(self) -> None:
+        self._folder.mkdir(exist_ok=True)
+        _sync_folder(self._folder.parent)
+
+    async def get(self, file: str) -> bytes | None:
+        """A small file; None where there is none."""
+
+        def get() -> bytes | None:
+            try:
+                return (self._folder / file).read_bytes()
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
+        return await self._in_thread(get)
+
+    async def put(self, file: str, pieces: Sequence[Part], *, sync: bool) -> None:
+        """Write a file under another name, and rename it when it is whole."""
+        await self._in_thread(self._put, file, pieces, sync)
+
+    def _put(self, file: str, pieces: Sequence[Part], sync: bool) -> None:
+        # Named as a pack's that nobody knows: what a kill leaves of it is found as such.
+        unfinished = self._folder / f"{uuid4().hex}.pack.part"
+        try:
+            descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+            try:
+                _write_all(descriptor, pieces)
+                if sync:
+                    os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            unfinished.rename(self._folder / file)
+        except BaseException:
+            with suppress(OSError):
+                unfinished.unlink()
+            raise
+        if sync:
+            _sync_folder(self._folder)
+
+    async def read(self, ranges: Sequence[Range]) -> list[memoryview | PackDamage]:
+        """Read ranges, each into memory of its own.
+
+        Not mapped: a file that is cut off while it is mapped kills whoever looks at it.
+        """
+        found = await self._in_thread(self._prepared, ranges)
+        views = {
+            position: each for position, each in enumerate(found) if isinstance(each, memoryview)
+        }
+        num_threads = min(_THREADS, len(views), 1 + sum(map(len, views.values())) // _LEAST_BYTES)
+        shares = await asyncio.gather(
+            *(
+                self._in_thread(
+                    self._filled, ranges, dict(islice(views.items(), nth, None, num_threads))
+                )
+                for nth in range(num_threads)
+            )
+        )
+        for share in shares:
+            for position, outcome in share:
+                found[position] = outcome
+        return found
+
+    def _prepared(self, ranges: Sequence[Range]) -> list[memoryview | PackDamage]:
+        """Memory for each range, but for those that the files do not have."""
+        sizes = {pack: self._size(pack) for pack in {wanted.pack for wanted in ranges}}
+        found: list[memoryview | PackDamage] = []
+        for wanted in ranges:
+            size = sizes[wanted.pack]
+            if size is None:
+                found.append(missing(wanted.pack))
+            elif size < wanted.offset + wanted.length:
+                found.append(too_short(wanted))
+            else:
+                found.append(np.empty(wanted.length, np.uint8).data)
+        return found
+
+    def _size(self, pack: str) -> int | None:
+        try:
+            return os.stat(self._path(pack)).st_size
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def _filled(
+        self, ranges: Sequence[Range], views: Mapping[int, memoryview]
+    ) -> list[tuple[int, memoryview | PackDamage]]:
+        """Read some of the ranges, by position; a file may have gone or shrunk meanwhile."""
+        by_pack: defaultdict[str, list[int]] = defaultdict(list)
+        for position in views:
+            by_pack[ranges[position].pack].append(position)
+        outcomes: list[tuple[int, memoryview | PackDamage]] = []
+        for pack, positions in by_pack.items():
+            try:
+                descriptor = os.open(self._path(pack), os.O_RDONLY)
+            except FileNotFoundError:
+                outcomes += [(position, missing(pack)) for position in positions]
+                continue
+            try:
+                for position in positions:
+                    view, wanted = views[position], ranges[position]
+                    whole = _read_all(descriptor, view, wanted.offset)
+                    outcomes.append((position, view if whole else too_short(wanted)))
+            finally:
+                os.close(descriptor)
+        return outcomes
+
+    async def remove(self, packs: Sequence[str]) -> None:
+        """Remove files; a removal that a power cut undoes leaves what nobody knows."""
+
+        def remove() -> None:
+            for pack in packs:
+                path = self._path(pack)
+                path.unlink(missing_ok=True)
+                path.with_name(f"{path.name}.part").unlink(missing_ok=True)
+
+        await self._in_thread(remove)
+
+    async def listed(self) -> AsyncIterator[list[Listed]]:
+        """The files, a page at a time."""
+        entries = await self._in_thread(os.scandir, self._folder)
+        try:
+            while page := await self._in_thread(lambda: list(islice(entries, _PAGE))):
+                yield await self._in_thread(_described, page)
+        finally:
+            entries.close()
+
+    def typed(self, error: Exception) -> ReplayDBError | None:
+        """What the system says holds no secrets, and stays as the cause."""
+        if not isinstance(error, OSError):
+            return None
+        said = error.strerror or type(error).__name__
+        typed: ReplayDBError
+        if error.errno in _FULL:
+            typed = DatabaseFullError(f"{self._url}: {said}")
+        elif error.errno in _READ_ONLY:
+            typed = DatabaseReadOnlyError(f"{self._url}: {said}")
+        else:
+            typed = PayloadsUnavailableError(self._url, said)
+        typed.__cause__ = error
+        return typed
+
+    def close(self) -> None:
+        """Let the threads end when they have done what they do."""
+        self._threads.shutdown(wait=False)
+
+    def _path(self, pack: str) -> Path:
+        return self._folder / f"{pack}.pack"
+
+    async def _in_thread(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, partial(call, *args, **kwargs))
+
+
+def _write_all(descriptor: int, pieces: Sequence[Part]) -> None:
+    """Write pieces end to end; the system may take less than it is given."""
+    left = [memoryview(piece) for piece in pieces if len(piece)]
+    left.reverse()
+    while left:
+        written = os.writev(descriptor, left[: -_PIECES_AT_ONCE - 1 : -1])
+        while left and written >= len(left[-1]):
+            written -= len(left.pop())
+        if written:
+            left[-1] = left[-1][written:]
+
+
+def _read_all(descriptor: int, into: memoryview, offset: int) -> bool:
+    """Fill memory from a file; False if the file ends before."""
+    while into:
+        count = os.preadv(descriptor, [into], offset)
+        if count == 0:
+            return False
+        into, offset = into[count:], offset + count
+    return True
+
+
+def _described(entries: Sequence[os.DirEntry[str]]) -> list[Listed]:
+    found = []
+    for entry in entries:
+        if match := _FILE.fullmatch(entry.name):
+            with suppress(FileNotFoundError):
+                facts = entry.stat(follow_symlinks=False)
+                modified = datetime.fromtimestamp(facts.st_mtime, UTC)
+                found.append(Listed(match[1], facts.st_size, modified))
+    return found
+
+
+def _sync_folder(folder: Path) -> None:
+    """What was renamed in a folder survives a power cut when the folder was flushed."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

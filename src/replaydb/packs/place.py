@@ -1,0 +1,197 @@
+"""One place for the packs of one store: below `PREFIX/STORE_UID/`, with a marker that says whose.
+
+An object that is missing means lost data only where the marker is there. Where it is not, the
+folder is not mounted or the bucket is another one, and nothing may be concluded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from typing import Final, TypeVar
+
+from replaydb.errors import PayloadsUnavailableError
+from replaydb.packs.bucket import Bucket
+from replaydb.packs.folder import Folder
+from replaydb.packs.protocol import Listed, Objects, PackDamage, Part, Range
+from replaydb.packs.urls import PlaceURL
+
+T = TypeVar("T")
+
+#: Parts begin at multiples of so many bytes, so that arrays in them can be used where they are.
+ALIGNMENT: Final = 64
+
+_MARKER = "replaydb-store"
+_NAME = re.compile(r"[0-9a-f]{32}")
+_PADDING = bytes(ALIGNMENT)
+
+
+class Place:
+    """Where the packs of a store are.
+
+    Every call is over by its `end`, a time of the event loop. Cancelled or out of time, a write
+    may still come to be: an object that nobody knows of.
+
+    Attributes:
+        url: The same text for the same place, absolute and without secrets.
+    """
+
+    def __init__(self, url: str, objects: Objects, store_uid: str) -> None:
+        self.url = url
+        self._objects = objects
+        self._marker = f"payloads of the replaydb store {store_uid}\n".encode()
+
+    @classmethod
+    def at(cls, url: str, store_uid: str) -> Place:
+        """The place that a URL names; nothing is looked up there yet.
+
+        Args:
+            url: A folder, or a bucket and a prefix, without secrets.
+            store_uid: 32 hex digits that tell this store from others.
+
+        Raises:
+            InvalidURLError: The URL cannot be used.
+            NotSupportedError: What talks to object stores is not installed.
+        """
+        if not _NAME.fullmatch(store_uid):
+            raise ValueError(f"{store_uid!r} is no uid of a store")
+        parsed = PlaceURL.of(url)
+        objects: Objects
+        if parsed.scheme == "file":
+            objects = Folder(parsed, store_uid)
+        else:
+            objects = Bucket(parsed, store_uid)
+        return cls(str(parsed), objects, store_uid)
+
+    async def prepare(self, end: float) -> None:
+        """Make it a place of this store: write the marker, if it is new.
+
+        Raises:
+            PayloadsUnavailableError: It cannot be reached, or not used.
+            DatabaseReadOnlyError: It cannot be written.
+            DatabaseFullError: There is no space.
+        """
+        if await self._marker_found(end) is None:
+            await self._by(end, self._objects.begin())
+            await self._by(end, self._objects.put(_MARKER, [self._marker], sync=True))
+
+    async def check(self, end: float) -> None:
+        """See that it is the place of this store.
+
+        Raises:
+            PayloadsUnavailableError: It cannot be reached, or holds no marker of this store.
+        """
+        if await self._marker_found(end) is None:
+            raise PayloadsUnavailableError(
+                self.url, "no packs of this store are there: is it mounted, is it the right one?"
+            )
+
+    async def write(self, name: str, parts: Sequence[Part], *, sync: bool, end: float) -> list[int]:
+        """Write one pack.
+
+        Args:
+            name: 32 hex digits that have never been written before, whatever became of that.
+            parts: What is in it.
+            sync: Return when a power cut can no longer undo it.
+            end: When the call is over.
+
+        Returns:
+            Where each part begins in the pack.
+
+        Raises:
+            PayloadsUnavailableError: The place cannot be reached, or not used.
+            DatabaseReadOnlyError: It cannot be written.
+            DatabaseFullError: There is no space; nothing is left.
+        """
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is no name of a pack")
+        offsets: list[int] = []
+        pieces: list[Part] = []
+        length = 0
+        for part in parts:
+            if gap := -length % ALIGNMENT:
+                pieces.append(_PADDING[:gap])
+            offsets.append(length + gap)
+            pieces.append(part)
+            length += gap + len(part)
+        await self._by(end, self._objects.put(f"{name}.pack", pieces, sync=sync))
+        return offsets
+
+    async def read(self, ranges: Sequence[Range], *, end: float) -> list[memoryview | PackDamage]:
+        """Bytes of packs, in the order asked for.
+
+        Bytes are not compared with anything. A range whose pack is missing or too short is damage
+        of its own.
+
+        Raises:
+            PayloadsUnavailableError: The place cannot be reached, or what is there is not the
+                place of this store.
+        """
+        sound = [wanted for wanted in ranges if _can_be(wanted)]
+        found = await self._by(end, self._objects.read(sound))
+        if any(isinstance(each, PackDamage) for each in found):
+            await self.check(end)
+        if len(sound) == len(ranges):
+            return found
+        answers = iter(found)
+        return [
+            next(answers) if _can_be(wanted) else PackDamage("no pack has such bytes")
+            for wanted in ranges
+        ]
+
+    async def remove(self, names: Iterable[str], *, end: float) -> None:
+        """Remove packs, and what killed writes left of them; those that are gone are no error.
+
+        Raises:
+            PayloadsUnavailableError: The place cannot be reached, or is not that of this store.
+            DatabaseReadOnlyError: It cannot be written.
+        """
+        await self.check(end)
+        await self._by(end, self._objects.remove([name for name in names if _NAME.fullmatch(name)]))
+
+    async def listed(self, *, end: float) -> AsyncIterator[Listed]:
+        """Every pack, and what killed writes have left, in no order.
+
+        Raises:
+            PayloadsUnavailableError: The place cannot be reached, or is not that of this store.
+        """
+        await self.check(end)
+        pages = self._objects.listed()
+        while (page := await self._by(end, anext(pages, None))) is not None:
+            for each in page:
+                yield each
+
+    async def close(self) -> None:
+        """Let go of threads and connections."""
+        self._objects.close()
+
+    async def _marker_found(self, end: float) -> bytes | None:
+        found = await self._by(end, self._objects.get(_MARKER))
+        if found is not None and found != self._marker:
+            raise PayloadsUnavailableError(self.url, "the marker there is not that of this store")
+        return found
+
+    async def _by(self, end: float, work: Awaitable[T]) -> T:
+        """Wait for work until `end`, with typed errors.
+
+        They are raised outside of `except`: what a client of an object store says may hold keys,
+        and would go along as `__context__`.
+        """
+        try:
+            async with asyncio.timeout_at(end):
+                return await work
+        except TimeoutError:
+            failure: Exception = PayloadsUnavailableError(self.url, "no answer in time")
+        except Exception as error:
+            typed = self._objects.typed(error)
+            if typed is None:
+                raise
+            failure = typed
+        raise failure
+
+
+def _can_be(wanted: Range) -> bool:
+    """Whether it can be a range of any pack: what a database says may have been altered."""
+    fits = wanted.offset >= 0 and wanted.length >= 0 and wanted.offset + wanted.length < 2**62
+    return fits and _NAME.fullmatch(wanted.pack) is not None

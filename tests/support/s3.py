@@ -1,0 +1,149 @@
+"""A real S3 service for the tests: SeaweedFS, which pip brings."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import obstore
+from obstore.store import S3Store
+
+#: Who may read and write, and make no buckets.
+KEY = "the-key-of-tests"
+SECRET = "the-secret-of-tests"  # noqa: S105
+BUCKET = "payloads"
+
+_ADMIN = {"accessKey": "admin", "secretKey": "the-secret-of-admin"}
+_IDENTITIES: dict[str, Any] = {
+    "identities": [
+        {"name": "admin", "credentials": [_ADMIN], "actions": ["Admin", "Read", "Write", "List"]},
+        {
+            "name": "tests",
+            "credentials": [{"accessKey": KEY, "secretKey": SECRET}],
+            "actions": ["Read", "Write", "List"],
+        },
+    ]
+}
+_WEED = str(Path(sysconfig.get_path("scripts"), "weed"))
+_SERVERS = ("master", "volume", "filer", "s3")
+
+
+class S3Server:
+    """One server with one bucket; it may be killed and started again."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._ports = _free_ports(2 * len(_SERVERS))
+        self._process: subprocess.Popen[bytes] | None = None
+        self._has_bucket = False
+        (folder / "s3.json").write_text(json.dumps(_IDENTITIES))
+
+    @property
+    def port(self) -> int:
+        """Where it answers; the same after a restart."""
+        return self._ports[-2]
+
+    def url(self, prefix: str, *, bucket: str = BUCKET, port: int | None = None) -> str:
+        """A place there, as users write it."""
+        endpoint = f"http://127.0.0.1:{port or self.port}"
+        return f"s3://{bucket}/{prefix}?endpoint={endpoint}&region=us-east-1"
+
+    def store(self, prefix: str = "") -> S3Store:
+        """The bucket, past what is tested."""
+        return S3Store(
+            BUCKET,
+            prefix=prefix,
+            config={
+                "aws_endpoint_url_s3": f"http://127.0.0.1:{self.port}",
+                "access_key_id": _ADMIN["accessKey"],
+                "secret_access_key": _ADMIN["secretKey"],
+                "region": "us-east-1",
+            },
+            client_options={"allow_http": True},
+            retry_config={
+                "max_retries": 10_000,
+                "retry_timeout": timedelta(minutes=1),
+                "backoff": {
+                    "init_backoff": timedelta(milliseconds=20),
+                    "max_backoff": timedelta(milliseconds=50),
+                    "base": 2,
+                },
+            },
+        )
+
+    def start(self) -> None:
+        """Wait until it serves; where it runs already, nothing is done."""
+        if self._process is not None:
+            return
+        ports = [
+            f"-{server}.port{kind}={self._ports[2 * nth + which]}"
+            for nth, server in enumerate(_SERVERS)
+            for which, kind in enumerate(("", ".grpc"))
+        ]
+        options = f"""
+            -logtostderr=true server -s3 -ip=127.0.0.1 -dir={self._folder}
+            -s3.config={self._folder}/s3.json -s3.port.iceberg=0 -s3.port.lance=0
+            -master.volumeSizeLimitMB=64 -master.telemetry=false
+            -master.electionTimeout=1s -s3.autoCreateBucket=false
+        """.split()
+        with (self._folder / "log").open("ab") as log:
+            self._process = subprocess.Popen([_WEED, *options, *ports], stdout=log, stderr=log)
+        if not self._has_bucket:
+            self._make_bucket()
+        self._has_bucket = True
+        obstore.put(self.store(), "ready", b"", use_multipart=False)
+
+    def _make_bucket(self) -> None:
+        """As a folder of the service's own file system."""
+        end = time.monotonic() + 30
+        url = f"http://127.0.0.1:{self._ports[4]}/buckets/{BUCKET}/"
+        while time.monotonic() < end:
+            with suppress(OSError):
+                urlopen(Request(url, method="POST"), timeout=5).close()
+                return
+            time.sleep(0.05)
+        raise AssertionError("SeaweedFS does not answer")
+
+    def kill(self) -> None:
+        """End it at once."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+            for port in self._ports:
+                for socket_file in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):  # noqa: S108
+                    socket_file.unlink()
+
+
+@contextmanager
+def running_s3() -> Iterator[S3Server]:
+    """A server that ends with the block."""
+    with ExitStack() as stack:
+        folder = stack.enter_context(
+            tempfile.TemporaryDirectory(prefix="replaydb-s3-", ignore_cleanup_errors=True)
+        )
+        server = S3Server(Path(folder))
+        stack.callback(server.kill)
+        server.start()
+        yield server
+
+
+def credentials(key: str = KEY, secret: str = SECRET) -> dict[str, str]:
+    """What an operator sets in the environment."""
+    return {"AWS_ACCESS_KEY_ID": key, "AWS_SECRET_ACCESS_KEY": secret}
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [probe.getsockname()[1] for probe in probes]
