@@ -152,7 +152,7 @@ class Drawing(BufferCore):
         def work(connection: Connection) -> Stored:
             buffers.pin(connection, self.id)
             loop.call_soon_threadsafe(pin)
-            return groups.stored(connection, drawn.rows)
+            return groups.stored(self._database.backend, connection, drawn.rows)
 
         read_by = end or end_in(allowance(drawn.num_bytes))
         reading = asyncio.create_task(self._database.read(work, end=read_by))

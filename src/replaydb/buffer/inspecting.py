@@ -110,7 +110,9 @@ class Inspecting(BufferCore):
 
         def work(connection: Connection) -> tuple[dict[int | str, int], Stored]:
             known = groups.ids_by_name(connection, self.id, wanted)
-            return known, groups.fetch(connection, self.id, sorted(set(known.values())))
+            return known, groups.fetch(
+                self._database.backend, connection, self.id, sorted(set(known.values()))
+            )
 
         known, stored = await self._database.read(work, end=end_in(BULK_SECONDS))
         found = await decoded(stored)
@@ -127,7 +129,8 @@ class Inspecting(BufferCore):
     async def _fetch(self, ids: Sequence[int]) -> Decoded:
         return await decoded(
             await self._database.read(
-                lambda connection: groups.fetch(connection, self.id, ids), end=end_in(BULK_SECONDS)
+                lambda connection: groups.fetch(self._database.backend, connection, self.id, ids),
+                end=end_in(BULK_SECONDS),
             )
         )
 
@@ -214,7 +217,9 @@ class Inspecting(BufferCore):
             record = lineage.find_draw(connection, self.id, number)
             if record is None:
                 raise UnknownDrawError(number)
-            return record, groups.fetch(connection, self.id, record.group_ids)
+            return record, groups.fetch(
+                self._database.backend, connection, self.id, record.group_ids
+            )
 
         record, stored = await self._database.read(work, end=end_in(BULK_SECONDS))
         found = await decoded(stored)

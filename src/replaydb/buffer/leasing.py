@@ -121,8 +121,7 @@ class Leasing(Drawing):
             leases.extend(connection, self.id, number, now, seconds)
 
         def read(connection: Connection) -> Drawn:
-            now = self._database.backend.now(connection)
-            return leases.holding(connection, self.id, number, now)
+            return leases.holding(self._database.backend, connection, self.id, number)
 
         async def opened() -> Lease:
             await self._write(extend)

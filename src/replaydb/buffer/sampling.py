@@ -105,7 +105,7 @@ class Sampling(Drawing):
 
         def work(connection: Connection) -> tuple[Drawn, Stored]:
             found = looks.look(connection, self.id, request)
-            return found, groups.stored(connection, found.rows)
+            return found, groups.stored(self._database.backend, connection, found.rows)
 
         async with self._patience(seconds, partial(self._explain, request)) as patience:
             while True:

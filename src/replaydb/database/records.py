@@ -306,7 +306,7 @@ def status(column: str, value: Any) -> GroupStatus:
 
 def _check_kinds(part: Facts) -> None:
     """SQLite takes text for bytes, and anything for a number."""
-    for name, kind in (("part", int), ("data", bytes), ("checksum", int)):
+    for name, kind in (("part", int), ("data", bytes | memoryview), ("checksum", int)):
         if not isinstance(part[name], kind):
             raise CorruptPayloadError(f"{name} can not be read: {Damaged(part[name])}")
 

@@ -13,6 +13,7 @@ from sqlalchemy.exc import DBAPIError
 import replaydb as rdb
 from replaydb import Buffer, GroupStatus, SamplingPolicy, Store
 from replaydb.database.schema import episode_group, payload
+from replaydb.memory import LEAST_BYTES
 from replaydb.settings import Compression
 from support.connections import transaction
 from support.damage import DAMAGES, damage
@@ -221,7 +222,14 @@ async def test_a_time_that_is_none_does_not_stop_evictions(sqlite_url: str) -> N
 
 @pytest.mark.parametrize(
     ("column", "value"),
-    [("data", "text"), ("data", 7), ("checksum", "text"), ("checksum", 0.5), ("part", b"0")],
+    [
+        ("data", "text"),
+        pytest.param("data", "text" * LEAST_BYTES, id="data-long text"),
+        ("data", 7),
+        ("checksum", "text"),
+        ("checksum", 0.5),
+        ("part", b"0"),
+    ],
 )
 async def test_a_payload_of_another_kind(sqlite_url: str, column: str, value: object) -> None:
     """One bit of a row says whether it is bytes or text."""

@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import Connection
 
 from replaydb import Buffer, Store
+from replaydb.database.engines.protocol import Backend
 from replaydb.database.records import Facts, Stored
 from replaydb.database.repository.groups import stored
 from support.groups import groups
@@ -36,9 +37,9 @@ async def test_what_is_gone_before_it_is_read_is_delivered(
     async with Store.open(url) as other:
         there: Buffer = await other.buffer("math")
 
-        def read_late(connection: Connection, rows: Sequence[Facts]) -> Stored:
+        def read_late(backend: Backend, connection: Connection, rows: Sequence[Facts]) -> Stored:
             wait_here(there.delete(deleted), loop)
-            return stored(connection, rows)
+            return stored(backend, connection, rows)
 
         monkeypatch.setattr("replaydb.database.repository.groups.stored", read_late)
         batch = await buffer.sample(3)

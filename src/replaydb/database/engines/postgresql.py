@@ -27,6 +27,8 @@ from replaydb.database.engines.postgresql_commits import Identity
 from replaydb.database.engines.protocol import T, Work
 from replaydb.database.engines.signals import Signal
 from replaydb.database.engines.urls import PostgresqlURL
+from replaydb.database.prepared import execute
+from replaydb.database.statements.payload import select_payloads
 from replaydb.errors import (
     DatabaseError,
     DatabaseFullError,
@@ -247,6 +249,10 @@ class PostgresqlBackend:
             select(_GROUP_IDS.next_value()).select_from(func.generate_series(1, count))
         )
         return ids.all()
+
+    def read_payloads(self, connection: Connection, ids: Sequence[int]) -> list[dict[str, Any]]:
+        """As rows."""
+        return [row._asdict() for row in execute(connection, select_payloads(ids))]
 
     def _engine(self, settings: Mapping[str, str] = _NO_SETTINGS, **options: Any) -> AsyncEngine:
         server_settings = {

@@ -121,3 +121,6 @@ class Backend(Protocol):
 
     def allocate_group_ids(self, connection: Connection, count: int) -> Sequence[int]:
         """Ids for new groups, ascending, never given twice."""
+
+    def read_payloads(self, connection: Connection, ids: Sequence[int]) -> list[dict[str, Any]]:
+        """Rows of `payload` of some groups, their `data` as bytes or as a view of them."""

@@ -26,6 +26,7 @@ from replaydb.database.engines.protocol import T, Work
 from replaydb.database.engines.signals import Signal
 from replaydb.database.engines.sqlite_driver import Begin, EagerConnection
 from replaydb.database.engines.sqlite_file import DatabaseFile
+from replaydb.database.engines.sqlite_payloads import read_payloads
 from replaydb.errors import (
     DatabaseError,
     DatabaseFullError,
@@ -212,6 +213,10 @@ class SqliteBackend:
         """AUTOINCREMENT's own counter, so an id is not given again after a delete."""
         last = connection.scalar(_LAST_GROUP_ID) or 0
         return range(last + 1, last + 1 + count)
+
+    def read_payloads(self, connection: Connection, ids: Sequence[int]) -> list[dict[str, Any]]:
+        """Large ones as blobs."""
+        return read_payloads(connection, ids)
 
     def _pragmas(self, *more: str) -> list[str]:
         return [

@@ -11,7 +11,13 @@ from typing import Any, Self, TypeVar
 
 import aiosqlite
 
+from replaydb.memory import take
+
 T = TypeVar("T")
+
+#: Bytes of a blob that are read at once: few enough to be in the processor's cache still when they
+#: are copied to where they stay.
+BLOB_CHUNK = 1 << 16
 
 #: Begins a transaction, in the thread of the connection. Where it has to wait for somebody, it
 #: calls its second argument now and then, which raises when the wait is to end.
@@ -112,6 +118,15 @@ class EagerConnection(aiosqlite.Connection):
         """Let what runs fail, and nothing more be run."""
         self._stopped = True
         self._conn.interrupt()
+
+    def read_blob(self, table: str, column: str, rowid: int) -> memoryview:
+        """A blob, in the thread of the connection."""
+        self._check()
+        with self._conn.blobopen(table, column, rowid, readonly=True) as blob:
+            data = take(len(blob))
+            for begin in range(0, len(data), BLOB_CHUNK):
+                data[begin : begin + BLOB_CHUNK] = blob.read(BLOB_CHUNK)
+        return data
 
     def cursor(self) -> _EagerCursor:  # type: ignore[override]
         """A cursor that is closed as soon as it has executed."""

@@ -83,7 +83,7 @@ def draw(buffer: LockedBuffer, request: DrawRequest) -> Drawn:
     drawn = replace(Drawn.together(parts), lease_id=lease_id)
     stored = None
     if buffer.scope.backend.has_one_connection:  # before what is archived loses its payload
-        stored = groups.fetch(buffer.connection, buffer.id, drawn.ids)
+        stored = groups.fetch(buffer.scope.backend, buffer.connection, buffer.id, drawn.ids)
     retired = drawing.retire()
     if not request.is_claim:
         buffer.row.limited_samples += len(drawing.taken)

@@ -9,6 +9,7 @@ import numpy as np
 from sqlalchemy import ColumnElement, Connection
 
 from replaydb.database import filters
+from replaydb.database.engines.protocol import Backend
 from replaydb.database.prepared import execute, execute_many
 from replaydb.database.records import PUTTABLE, Facts, Stored, status
 from replaydb.database.repository import buffers, tasks
@@ -24,7 +25,7 @@ from replaydb.database.statements.episode_group import (
     select_scalars_by_id,
     update_each_group,
 )
-from replaydb.database.statements.payload import select_payloads, select_transcripts
+from replaydb.database.statements.payload import select_transcripts
 from replaydb.database.statements.selections import of_lineage, selection
 from replaydb.database.statements.statistics import select_task_counters, select_totals
 from replaydb.episodes import GroupStatus
@@ -124,7 +125,7 @@ def facts(connection: Connection, buffer_id: int, ids: Sequence[int]) -> Sequenc
     return [row._asdict() for row in execute(connection, select_facts(buffer_id, ids))]
 
 
-def stored(connection: Connection, rows: Sequence[Facts]) -> Stored:
+def stored(backend: Backend, connection: Connection, rows: Sequence[Facts]) -> Stored:
     """Everything that is stored of groups, from their rows."""
     # A draw that archives a group may have dropped its text, which the snapshot still has.
     spoken = [
@@ -133,16 +134,16 @@ def stored(connection: Connection, rows: Sequence[Facts]) -> Stored:
         if row["has_transcript"] or row["group_status"] == GroupStatus.ARCHIVED.value
     ]
     ids = [row["id"] for row in rows]
-    parts = [row._asdict() for row in execute(connection, select_payloads(ids))]
+    parts = backend.read_payloads(connection, ids)
     texts: Sequence[Facts] = ()
     if spoken:
         texts = [row._asdict() for row in execute(connection, select_transcripts(spoken))]
     return Stored(rows, parts, texts)
 
 
-def fetch(connection: Connection, buffer_id: int, ids: Sequence[int]) -> Stored:
+def fetch(backend: Backend, connection: Connection, buffer_id: int, ids: Sequence[int]) -> Stored:
     """What is stored of groups, by their ids. Those that are not in the buffer are left out."""
-    return stored(connection, facts(connection, buffer_id, ids))
+    return stored(backend, connection, facts(connection, buffer_id, ids))
 
 
 def update_priorities(

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection
 
+from replaydb.database.engines.protocol import Backend
 from replaydb.database.prepared import execute, inserted_id
 from replaydb.database.records import STATUSES
 from replaydb.database.repository import groups, lineage, transitions
@@ -67,17 +68,17 @@ def live(connection: Connection, buffer_id: int, now: datetime) -> list[LeaseInf
     ]
 
 
-def holding(connection: Connection, buffer_id: int, lease_id: int, now: datetime) -> Drawn:
+def holding(backend: Backend, connection: Connection, buffer_id: int, lease_id: int) -> Drawn:
     """What a lease holds, with everything stored of it, as the draw that took it left it.
 
     Raises:
         LeaseExpiredError: It is over, or there is none of that id in the buffer.
     """
-    found = execute(connection, select_leases(buffer_id, now, lease_id))
+    found = execute(connection, select_leases(buffer_id, backend.now(connection), lease_id))
     if not found:
         raise LeaseExpiredError(lease_id)
     members = [row for row in found if row.group_id is not None]
-    stored = groups.fetch(connection, buffer_id, [row.group_id for row in members])
+    stored = groups.fetch(backend, connection, buffer_id, [row.group_id for row in members])
     staleness = {row["id"]: row["staleness"] for row in stored.groups}
     return Drawn(
         [row.group_id for row in members],

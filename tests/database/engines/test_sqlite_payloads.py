@@ -1,0 +1,34 @@
+"""How payloads are read from a SQLite file."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from replaydb import Episode, EpisodeGroup, Store
+from replaydb.database.engines.sqlite_payloads import _select_small_payloads
+from replaydb.memory import LEAST_BYTES
+from support.connections import transaction
+from support.plans import plan_of
+
+
+async def test_large_ones_are_read_to_where_others_were(sqlite_url: str) -> None:
+    tokens = np.arange(LEAST_BYTES, dtype=np.int32)
+    addresses = set()
+    async with Store.open(sqlite_url) as store:
+        buffer = await store.buffer("math")
+        episode = Episode(token_ids=tokens, loss_mask=tokens >= 0)
+        await buffer.put(EpisodeGroup("gsm8k", [episode]))
+        for _ in range(3):
+            batch = await buffer.sample(1)
+            found = batch[0].parts[0].token_ids
+            assert (found == tokens).all()
+            addresses.add(found.ctypes.data)
+            del found, batch
+    assert len(addresses) == 1
+
+
+async def test_their_rows_are_found_by_an_index(sqlite_url: str) -> None:
+    async with transaction(sqlite_url) as connection:
+        plan = await plan_of(connection, _select_small_payloads([5, 6, 7]))
+    assert plan.indexes == {"pk_payload"}, plan.text
+    assert plan.tables == {"payload"}, plan.text
