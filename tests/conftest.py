@@ -106,6 +106,22 @@ def empty_postgresql_url(postgres: PostgresServer) -> Iterator[str]:
     postgres.drop_database(url)
 
 
+@pytest.fixture
+def from_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draws read their payloads from a snapshot, though those of tests are small."""
+    for backend in (SqliteBackend, PostgresqlBackend):
+        monkeypatch.setattr(backend, "small_draw_bytes", -1)
+
+
+@pytest.fixture(params=["in the draw", "from a snapshot"])
+def reading(request: pytest.FixtureRequest) -> str:
+    """Where draws read their payloads."""
+    if request.param == "from a snapshot":
+        request.getfixturevalue("from_snapshots")
+    how: str = request.param
+    return how
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
 def engine_name(request: pytest.FixtureRequest) -> str:
     """The engine under test."""

@@ -148,6 +148,15 @@ async def test_every_write_happens_once(
     assert any(fate is not PASS for fate in fates)
 
 
+@pytest.mark.usefixtures("from_snapshots")
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("name", ["sample", "lease"])
+async def test_a_draw_that_is_read_from_a_snapshot_happens_once(
+    buffer: Buffer, proxy: Proxy, name: str, moment: Moment
+) -> None:
+    await test_every_write_happens_once(buffer, proxy, name, moment)
+
+
 async def test_a_server_that_cannot_be_asked(
     buffer: Buffer, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, postgresql_url: str
 ) -> None:

@@ -121,6 +121,14 @@ async def test_a_timeout_bounds_the_question_about_a_commit(
         await asyncio.wait_for(HURRIED[name](buffer, UNTIL_COMMIT), 20)
 
 
+@pytest.mark.usefixtures("from_snapshots")
+@pytest.mark.parametrize("connected", [True, False])
+async def test_a_network_that_stalls_a_draw_that_reads_a_snapshot(
+    far: Store, proxy: Proxy, connected: bool
+) -> None:
+    await test_a_stalled_network(far, proxy, "sample", connected)
+
+
 @pytest.mark.parametrize("name", HURRIED)
 async def test_the_answer_that_stalls_is_asked_for_elsewhere(
     far: Store, proxy: Proxy, name: str

@@ -25,6 +25,8 @@ from typing import Any
 import replaydb as rdb
 from processes.derived import check_group, derived_group
 from replaydb import Buffer, Store
+from replaydb.database.engines.postgresql import PostgresqlBackend
+from replaydb.database.engines.sqlite import SqliteBackend
 from support.groups import episode
 from support.workers import Worker
 
@@ -162,6 +164,8 @@ def live(url: str, log: str, role: str, seed: int, options: dict[str, Any]) -> N
     for name, value in options.get("patches", {}).items():
         module, _, attribute = name.rpartition(".")
         setattr(importlib.import_module(module), attribute, value)
+    if seed % 2:  # as if groups were large
+        SqliteBackend.small_draw_bytes = PostgresqlBackend.small_draw_bytes = -1
     if skews := options.get("clocks"):
         shift_clock(skews)
     logging.getLogger("replaydb").setLevel(logging.ERROR)  # losses and retries are meant

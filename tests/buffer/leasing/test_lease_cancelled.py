@@ -15,6 +15,7 @@ from support.groups import groups
 from support.ledger import check_books, group_rows, number_of, statuses
 
 
+@pytest.mark.usefixtures("reading")
 async def test_cancelled_at_any_moment(store: Store, url: str) -> None:
     buffer = await store.buffer("math", max_attempts=1000)
     await buffer.put(groups(8))
@@ -35,6 +36,7 @@ async def _take(buffer: Buffer) -> None:
         await asyncio.sleep(60)  # never acked
 
 
+@pytest.mark.usefixtures("from_snapshots")
 async def test_cancelled_while_the_payloads_travel(
     store: Store, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,6 +61,7 @@ async def test_cancelled_while_the_payloads_travel(
     assert await number_of(url, schema.lease) == 0
 
 
+@pytest.mark.usefixtures("from_snapshots")
 async def test_many_cancelled_at_once_do_not_block_each_other(
     store: Store, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,6 +126,7 @@ async def test_waiting_for_groups_ends_on_cancel_at_once(buffer: Buffer, url: st
     assert await statuses(url) == {"gsm8k-0": "completed"}
 
 
+@pytest.mark.usefixtures("reading")
 async def test_waiting_for_a_lease_that_expires(buffer: Buffer) -> None:
     """Nothing is committed when time passes, so the waiting must look by itself."""
     ids = await buffer.put(groups(1))
@@ -159,6 +163,7 @@ async def test_cancelled_while_the_block_ends(buffer: Buffer, url: str) -> None:
     assert set((await statuses(url)).values()) == {"completed"}
 
 
+@pytest.mark.usefixtures("reading")
 async def test_a_loader_cancelled_while_it_closes(buffer: Buffer, url: str) -> None:
     await buffer.put(groups(8))
     for moment in range(1, 30):

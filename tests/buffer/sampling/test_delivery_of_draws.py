@@ -24,6 +24,7 @@ LOSSES: dict[str, tuple[dict[str, Any], list[int]]] = {
 }
 
 
+@pytest.mark.usefixtures("from_snapshots")
 @pytest.mark.parametrize("loss", LOSSES)
 async def test_what_is_gone_before_it_is_read_is_delivered(
     store: Store, url: str, loss: str, monkeypatch: pytest.MonkeyPatch

@@ -61,6 +61,8 @@ _CONFLICTS = {"40001", "40P01", "23505"}  # serialization, deadlock, unique viol
 class PostgresqlBackend:
     """`postgresql://USER:PASSWORD@HOST/DATABASE`."""
 
+    small_draw_bytes = 256 << 10  # what comes in about a round trip
+
     def __init__(
         self, url: PostgresqlURL, *, read_only: bool = False, pool_size: int | None = None
     ) -> None:

@@ -35,6 +35,9 @@ class Backend(Protocol):
     read_only: bool
     #: Whether a call has one connection only: a draw then reads its payloads before it commits.
     has_one_connection: bool
+    #: A draw of no more reads its payloads before it commits, too: to hold its locks for so long is
+    #: cheaper than a snapshot.
+    small_draw_bytes: int
     #: Draws that may have a reader at once; some are left for everybody else.
     concurrent_draws: int
 

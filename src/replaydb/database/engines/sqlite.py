@@ -56,6 +56,7 @@ class SqliteBackend:
     """`sqlite:///FILE`."""
 
     has_one_connection = False
+    small_draw_bytes = 4 << 20  # a millisecond or two
     settling_seconds = math.inf  # a commit is always answered
 
     def __init__(

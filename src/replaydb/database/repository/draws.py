@@ -81,14 +81,16 @@ def draw(buffer: LockedBuffer, request: DrawRequest) -> Drawn:
     if not drawing.taken:
         raise NotEnoughGroupsError(request.count, 0)
     drawn = replace(Drawn.together(parts), lease_id=lease_id)
-    stored = None
-    if buffer.scope.backend.has_one_connection:  # before what is archived loses its payload
-        stored = groups.fetch(buffer.scope.backend, buffer.connection, buffer.id, drawn.ids)
+    backend, stored = buffer.scope.backend, None
+    if backend.has_one_connection:  # before what is archived loses its payload
+        stored = groups.fetch(backend, buffer.connection, buffer.id, drawn.ids)
     retired = drawing.retire()
     if not request.is_claim:
         buffer.row.limited_samples += len(drawing.taken)
     rows = groups.facts(buffer.connection, buffer.id, drawn.ids)
     drawn = replace(drawn, rows=rows, stored=stored and stored._replace(groups=rows))
+    if stored is None and not retired and drawn.num_bytes <= backend.small_draw_bytes:
+        drawn = replace(drawn, stored=groups.stored(backend, buffer.connection, rows))
     if buffer.settings.record_draws and not request.is_claim:
         drawn = replace(drawn, draw_id=drawing.record(drawn))
     if buffer.settings.on_evict == "delete":
