@@ -18,8 +18,9 @@ from benchmarks.peers.catalog import PEERS, Peer
 from benchmarks.peers.crash import crash
 from benchmarks.peers.environments import InstallError, python_of
 from benchmarks.peers.findings import Finding
+from benchmarks.peers.groups import SHAPES
 from benchmarks.peers.processes import WorkerError
-from benchmarks.peers.race import Contender
+from benchmarks.peers.race import Contender, Load, loads
 from benchmarks.peers.report import to_json, to_tables
 
 Pythons = dict[Peer, Path]
@@ -49,15 +50,16 @@ class Run:
                 self._drop(peer.name, str(error))
         return pythons
 
-    def race(self, pythons: Pythons, rounds: int) -> None:
+    def race(self, pythons: Pythons, load: Load, rounds: int) -> None:
         """All of them in each round, so that noise hits all alike."""
         with ExitStack() as stack:
             contenders = [
-                Contender(peer, python, _folder(stack), stack) for peer, python in pythons.items()
+                Contender(peer, load, python, _folder(stack), stack)
+                for peer, python in pythons.items()
             ]
-            for one in track(contenders, "Filling", console=self._console):
-                self._attempt(one.name, partial(one.start, self._groups, rounds))
-            for number in track(range(rounds + 1), "Rounds", console=self._console):
+            for one in track(contenders, f"Filling, {load.size}", console=self._console):
+                self._attempt(one.name, partial(one.start, rounds))
+            for number in track(range(rounds + 1), f"Rounds, {load.size}", console=self._console):
                 for one in contenders[:: 1 if number % 2 else -1]:
                     self._attempt(one.name, partial(one.round, counts=number > 0))
             for one in contenders:
@@ -93,14 +95,18 @@ def main() -> None:
     """Parse arguments, measure, print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
-    parser.add_argument("--groups", type=int, default=1000, help="in each store before it is timed")
+    parser.add_argument(
+        "--groups", type=int, default=1000, help="of 72 KB, in each store before it is timed"
+    )
+    parser.add_argument("--sizes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", type=Path, help="also write the findings to this file")
     arguments = parser.parse_args()
     console = Console(width=None if Console().is_terminal else 150)
     run = Run(console, arguments.groups)
     pythons = run.environments([PEERS[name] for name in arguments.peers])
-    run.race(pythons, arguments.rounds)
+    for size in arguments.sizes:
+        run.race(pythons, loads(arguments.groups)[size], arguments.rounds)
     run.crash(pythons)
     console.print(to_tables(run.findings, arguments.groups))
     if arguments.json is not None:

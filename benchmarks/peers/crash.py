@@ -9,12 +9,13 @@ from pathlib import Path
 from benchmarks.peers.catalog import Peer
 from benchmarks.peers.findings import Finding
 from benchmarks.peers.processes import WorkerProcess
-from benchmarks.peers.race import BATCH, N
+from benchmarks.peers.race import Load, loads
 
 
 def crash(peer: Peer, python: Path, folder: Path, groups: int) -> Iterator[Finding]:
     """Kill it once all puts are acknowledged: as it is, and with a checkpoint half-way."""
-    half = max(1, groups // 2 // BATCH) * BATCH
+    load = loads(groups)["72 KB"]
+    half = max(1, groups // 2 // load.batch) * load.batch
     for checkpoint in (False, True):
         inside = folder / ("with" if checkpoint else "without")
         inside.mkdir()
@@ -28,25 +29,32 @@ def crash(peer: Peer, python: Path, folder: Path, groups: int) -> Iterator[Findi
             policy = facts["policies"][0]
             store = inside / "store"
             store.mkdir()
-            worker.open(store, policy, 2 * half)
-            worker.ask("put", times=half // BATCH, batch=BATCH)
+            worker.open(store, policy, 2 * half, load.size)
+            worker.ask("put", times=half // load.batch, batch=load.batch)
             if checkpoint:
                 seconds = worker.ask("checkpoint")
                 yield Finding(peer.name, "checkpoint", seconds, "s", f"of {half:,} groups")
-            worker.ask("put", times=half // BATCH, batch=BATCH)
+            worker.ask("put", times=half // load.batch, batch=load.batch)
             worker.kill()
             again = WorkerProcess(peer, python, inside)
             stack.callback(again.close)
-            yield from _found(peer.name, again, store, policy, half, checkpoint=checkpoint)
+            yield from _found(peer.name, again, store, policy, half, load, checkpoint=checkpoint)
 
 
 def _found(
-    name: str, worker: WorkerProcess, folder: Path, policy: str, half: int, *, checkpoint: bool
+    name: str,
+    worker: WorkerProcess,
+    folder: Path,
+    policy: str,
+    half: int,
+    load: Load,
+    *,
+    checkpoint: bool,
 ) -> Iterator[Finding]:
     """How much is gone, and how long until the first batch; importing is not part of that."""
     when = " with a checkpoint" if checkpoint else ""
     worker.ask("describe")
-    seconds = worker.open(folder, policy, 2 * half)
+    seconds = worker.open(folder, policy, 2 * half, load.size)
     left = worker.ask("count")
     lost = 2 * half - left
     known = {2 * half: "everything", half: "everything since the checkpoint"}
@@ -54,5 +62,5 @@ def _found(
     if left == 0:
         yield Finding(name, f"recovery{when}", None, note="everything is lost")
         return
-    seconds += sum(worker.ask("sample", policy=policy, n=N, times=1, columns=False))
+    seconds += sum(worker.ask("sample", policy=policy, n=load.n, times=1, columns=False))
     yield Finding(name, f"recovery{when}", 1e3 * seconds, "ms")

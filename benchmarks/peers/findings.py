@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A number, or why there is none."""
+    """A number, or why there is none; `size` is that of groups."""
 
     peer: str
     operation: str
     value: float | None
     unit: str = ""
     note: str = ""
+    size: str = "72 KB"

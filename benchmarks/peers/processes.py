@@ -54,9 +54,11 @@ class WorkerProcess:
             raise WorkerError(f"{self._name} ended at {command!r}:\n{printed}")
         return json.loads(reply)
 
-    def open(self, folder: Path, policy: str, capacity: int) -> float:
+    def open(self, folder: Path, policy: str, capacity: int, size: str) -> float:
         """Seconds until the store was there; remembers what runs for it."""
-        seconds: float = self.ask("open", folder=str(folder), policy=policy, capacity=capacity)
+        seconds: float = self.ask(
+            "open", folder=str(folder), policy=policy, capacity=capacity, size=size
+        )
         self._servers = self.ask("pids")
         return seconds
 

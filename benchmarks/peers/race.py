@@ -6,6 +6,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,52 @@ from benchmarks.peers.catalog import Peer
 from benchmarks.peers.findings import Finding
 from benchmarks.peers.processes import WorkerProcess
 
-BATCH, N = 50, 32
-# Of each round: single puts, batches, draws of each kind.
-SINGLES, BATCHES, DRAWS = 20, 2, 5
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What is asked of a store.
+
+    Attributes:
+        size: That of its groups, as `SHAPES` has it.
+        groups: How many it holds before it is timed.
+        batch: Groups of a large put.
+        n: Groups of a sample.
+        singles: Single puts of a round.
+        batches: Large puts of a round.
+        draws: Draws of each kind of a round.
+        whole: By every policy, and updates; else by the first one only.
+    """
+
+    size: str
+    groups: int
+    batch: int
+    n: int
+    singles: int
+    batches: int
+    draws: int
+    whole: bool = False
+
+    @property
+    def warm_up(self) -> int:
+        """Large puts before anything is weighed: as many as a sample needs."""
+        return max(2, -(-self.n // self.batch))
+
+    def capacity(self, rounds: int) -> int:
+        """Groups that are ever put."""
+        each = self.singles + self.batches * self.batch + self.draws
+        return self.warm_up * self.batch + self.groups + (rounds + 1) * each
+
+
+def loads(groups: int) -> dict[str, Load]:
+    """By the size of groups: of the smallest, stores hold so many."""
+    several = (
+        Load("72 KB", groups, 50, 32, singles=20, batches=2, draws=5, whole=True),
+        Load("590 KB", max(32, groups // 8), 10, 32, singles=4, batches=2, draws=3),
+        Load("4.7 MB", max(10, groups // 32), 2, 10, singles=2, batches=2, draws=3),
+    )
+    return {load.size: load for load in several}
+
+
 OPERATIONS = {
     "uniform": "sample uniform",
     "priority": "sample priority",
@@ -28,45 +72,47 @@ OPERATIONS = {
 class Contender:
     """A peer with its workers: one, or one for each policy."""
 
-    def __init__(self, peer: Peer, python: Path, folder: Path, stack: ExitStack) -> None:
+    def __init__(
+        self, peer: Peer, load: Load, python: Path, folder: Path, stack: ExitStack
+    ) -> None:
         self.name = peer.name
+        self._load = load
         self._peer = peer
         self._python = python
         self._folder = folder
         self._stack = stack
         self._seconds: dict[str, list[float]] = defaultdict(list)
 
-    def start(self, groups: int, rounds: int) -> None:
-        """Open the stores and put so many groups into each; the first one is weighed."""
+    def start(self, rounds: int) -> None:
+        """Open the stores and put groups into each; the first one is weighed."""
         first = self._worker()
         self._facts: dict[str, Any] = first.ask("describe")
         self._first, *others = self._facts["policies"]
-        capacity = 2 * BATCH + groups + (rounds + 1) * (SINGLES + BATCHES * BATCH + DRAWS)
         self._workers = {self._first: first}
-        self._memory = self._fill(self._first, groups, capacity)
-        for policy in others:
+        self._memory = self._fill(self._first, rounds)
+        for policy in others if self._load.whole else ():
             if self._facts["one_store"]:
                 self._workers[policy] = first
             else:
                 self._workers[policy] = self._worker()
-                self._fill(policy, groups, capacity)
+                self._fill(policy, rounds)
 
     def round(self, *, counts: bool) -> None:
         """Everything a few times; the first round only warms up."""
-        first = self._workers[self._first]
+        first, load = self._workers[self._first], self._load
         taken = {
-            "put one": first.ask("put", times=SINGLES, batch=1),
-            f"put {BATCH}": first.ask("put", times=BATCHES, batch=BATCH),
+            "put one": first.ask("put", times=load.singles, batch=1),
+            f"put {load.batch}": first.ask("put", times=load.batches, batch=load.batch),
             f"sample {self._first} after a put": [
-                one for _ in range(DRAWS) for one in self._put_and_sample(first)
+                one for _ in range(load.draws) for one in self._put_and_sample(first)
             ],
         }
         for policy, worker in self._workers.items():
-            if policy == "priority" and self._facts["updates"]:
-                taken["update priorities"] = worker.ask("update", n=N, times=DRAWS)
+            if load.whole and policy == "priority" and self._facts["updates"]:
+                taken["update priorities"] = worker.ask("update", n=load.n, times=load.draws)
             for columns, how in ((False, ""), (True, ", columns")):
                 taken[f"sample {policy}{how}"] = worker.ask(
-                    "sample", policy=policy, n=N, times=DRAWS, columns=columns
+                    "sample", policy=policy, n=load.n, times=load.draws, columns=columns
                 )
         for operation, seconds in taken.items() if counts else ():
             self._seconds[operation] += seconds
@@ -76,35 +122,41 @@ class Contender:
         for operation, seconds in self._seconds.items():
             median = statistics.median(seconds)
             if operation.startswith("put"):
-                size = 1 if operation == "put one" else BATCH
-                yield Finding(self.name, operation, size / median, "groups/s")
+                count = 1 if operation == "put one" else self._load.batch
+                yield self._finding(operation, count / median, "groups/s")
             else:
-                yield Finding(self.name, operation, 1e3 * median, "ms")
+                yield self._finding(operation, 1e3 * median, "ms")
         lacks: dict[str, str] = self._facts["none"]
-        for what, operation in OPERATIONS.items():
+        for what, operation in OPERATIONS.items() if self._load.whole else ():
             if what in lacks:
-                yield Finding(self.name, operation, None, note=lacks[what])
+                yield Finding(self.name, operation, None, note=lacks[what], size=self._load.size)
         if "memory" not in lacks:
             total, mapped = self._memory
-            yield Finding(self.name, "memory", total / 1e6, "MB")
-            yield Finding(self.name, "memory, of files", mapped / 1e6, "MB")
+            yield self._finding("memory", total / 1e6, "MB")
+            yield self._finding("memory, of files", mapped / 1e6, "MB")
 
-    def _fill(self, policy: str, groups: int, capacity: int) -> list[int]:
-        """Bytes that so many groups took: all, and those of files."""
+    def _finding(self, operation: str, value: float, unit: str) -> Finding:
+        return Finding(self.name, operation, value, unit, size=self._load.size)
+
+    def _fill(self, policy: str, rounds: int) -> list[int]:
+        """Bytes that its groups took: all, and those of files."""
+        load = self._load
         folder = self._folder / policy
         folder.mkdir()
         worker = self._workers[policy]
-        worker.open(folder, policy, capacity)
+        worker.open(folder, policy, load.capacity(rounds), load.size)
         # Used before it is weighed: what is loaded at the first use is no matter of groups.
-        worker.ask("put", times=2, batch=BATCH)
-        worker.ask("sample", policy=policy, n=N, times=2, columns=False)
+        worker.ask("put", times=load.warm_up, batch=load.batch)
+        worker.ask("sample", policy=policy, n=load.n, times=2, columns=False)
         before = worker.memory()
-        worker.ask("put", times=groups // BATCH, batch=BATCH)
+        worker.ask("put", times=load.groups // load.batch, batch=load.batch)
         return [max(0, now - then) for now, then in zip(worker.memory(), before, strict=True)]
 
     def _put_and_sample(self, worker: WorkerProcess) -> list[float]:
         worker.ask("put", times=1, batch=1)
-        seconds: list[float] = worker.ask("sample", policy=self._first, n=N, times=1, columns=False)
+        seconds: list[float] = worker.ask(
+            "sample", policy=self._first, n=self._load.n, times=1, columns=False
+        )
         return seconds
 
     def _worker(self) -> WorkerProcess:

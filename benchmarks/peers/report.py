@@ -12,10 +12,13 @@ from rich.text import Text
 
 from benchmarks.peers.catalog import PEERS
 from benchmarks.peers.findings import Finding
-from benchmarks.peers.race import BATCH, N
+from benchmarks.peers.race import loads
 from benchmarks.results import machine
 
 # Headings, and the operations under each; the second one after a slash.
+_SMALLEST, *_LARGER = loads(0).values()
+SMALLEST = _SMALLEST.size
+BATCH, N = _SMALLEST.batch, _SMALLEST.n
 SPEED = {
     "put one by one,\ngroups/s": ["put one"],
     f"put by {BATCH},\ngroups/s": [f"put {BATCH}"],
@@ -29,6 +32,20 @@ SPEED = {
     ],
     f"update {N}\npriorities, ms": ["update priorities"],
 }
+#: The same of larger groups, by the first policy that a store has.
+SIZES = {
+    load.size: {
+        "put one by one,\ngroups/s": ["put one"],
+        f"put by {load.batch},\ngroups/s": [f"put {load.batch}"],
+        f"{load.n} drawn,\nms": [
+            f"sample {policy}{how}"
+            for how in ("", ", columns")
+            for policy in ("uniform", "priority", "order")
+        ],
+        "memory / of it\nfiles, MB": ["memory", "memory, of files"],
+    }
+    for load in _LARGER
+}
 SAFETY = {
     "memory / of it\nfiles, MB": ["memory", "memory, of files"],
     "lost after\nkill -9": ["lost"],
@@ -40,13 +57,16 @@ SAFETY = {
 
 
 def to_tables(findings: list[Finding], groups: int) -> Renderables:
-    """Two tables and the notes."""
+    """A table for each size, one of hard exits, and the notes."""
     facts = ", ".join(f"{name} {value}" for name, value in machine().items())
-    speed = _table("Speed: as handed out / as one array per field", SPEED, findings)
+    speed = [
+        _table(f"{size}: as handed out / as one array per field", columns, findings, size)
+        for size, columns in ({SMALLEST: SPEED} | SIZES).items()
+    ]
     title = f"{groups:,} groups: memory, and a hard exit, also with a checkpoint of half of them"
-    safety = _table(title, SAFETY, findings)
+    safety = _table(title, SAFETY, findings, SMALLEST)
     safety.caption = facts
-    return Renderables(speed, safety, Text("\n".join(_notes(findings))))
+    return Renderables(*speed, safety, Text("\n".join(_notes(findings))))
 
 
 def to_json(findings: Iterable[Finding], groups: int) -> dict[str, Any]:
@@ -58,13 +78,13 @@ def to_json(findings: Iterable[Finding], groups: int) -> dict[str, Any]:
     }
 
 
-def _table(title: str, columns: dict[str, list[str]], findings: list[Finding]) -> Table:
+def _table(title: str, columns: dict[str, list[str]], findings: list[Finding], size: str) -> Table:
     table = Table(title=title, title_justify="left")
     table.add_column("")
     for heading in columns:
         table.add_column(heading, justify="right")
-    found = {(one.peer, one.operation): one for one in findings}
-    for peer in (name for name in PEERS if any(one.peer == name for one in findings)):
+    found = {(one.peer, one.operation): one for one in findings if one.size == size}
+    for peer in (name for name in PEERS if any(name == other for other, _ in found)):
         cells = [
             " / ".join(_shown(found[peer, one]) for one in operations if (peer, one) in found)
             for operations in columns.values()

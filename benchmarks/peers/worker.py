@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.peers.groups import Group, check, concatenated, make_group, touch
+from benchmarks.peers.groups import SHAPES, Group, check, concatenated, make_group, touch
 
 
 class Worker:
@@ -42,16 +42,18 @@ class Worker:
             "checkpoints": hasattr(self._made, "checkpoint"),
         }
 
-    def open(self, folder: str, policy: str, capacity: int) -> float:
+    def open(self, folder: str, policy: str, capacity: int, size: str) -> float:
         """Seconds."""
-        self._adapter, seconds = _timed(partial(self._made, Path(folder), policy, capacity))
+        self._shape = SHAPES[size]
+        made = partial(self._made, Path(folder), policy, capacity, self._shape)
+        self._adapter, seconds = _timed(made)
         return seconds
 
     def put(self, times: int, batch: int) -> list[float]:
         """Seconds of each put of so many groups; they are numbered on and on."""
         seconds = []
         for _ in range(times):
-            groups = [make_group(self._next + i) for i in range(batch)]
+            groups = [make_group(self._next + i, self._shape) for i in range(batch)]
             self._next += batch
             seconds.append(_timed(partial(self._adapter.put, groups))[1])
         return seconds
@@ -62,7 +64,7 @@ class Worker:
         for _ in range(times):
             arrays, taken = _timed(partial(self._drawn, policy, n, columns))
             seconds.append(taken)
-            check(concatenated(arrays), n, self._rng)
+            check(concatenated(arrays), n, self._shape, self._rng)
         return seconds
 
     def update(self, n: int, times: int) -> list[float]:

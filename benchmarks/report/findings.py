@@ -15,12 +15,13 @@ ENGINES = {"sqlite": "SQLite", "postgresql": "PostgreSQL", "": ""}
 
 @dataclass(frozen=True, slots=True)
 class PeerValue:
-    """What a peer took for an operation, or did not."""
+    """What a peer took for an operation on groups of a size, or did not."""
 
     peer: str
     operation: str
     value: float | None
     unit: str
+    size: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class Findings:
         """Take in a file of results, or one of peers."""
         if any("peer" in one for one in content["results"]):
             self.peers.extend(
-                PeerValue(one["peer"], one["operation"], one["value"], one["unit"])
+                PeerValue(one["peer"], one["operation"], one["value"], one["unit"], one["size"])
                 for one in content["results"]
             )
             return

@@ -11,6 +11,7 @@ import matplotlib as mpl
 from cycler import cycler
 from matplotlib.figure import Figure
 
+from benchmarks.peers.report import SMALLEST
 from benchmarks.report.findings import ENGINES, Findings, PeerValue
 from benchmarks.results import Result, number
 
@@ -126,7 +127,14 @@ def _peers(findings: Findings, operation: str, unit: str) -> Figure | None:
     """A bar for each peer and operation."""
     shown = {"put": ("put 50", "put one"), "sample": ("sample uniform",)}[operation]
     panels = [
-        (name, [one for one in findings.peers if one.operation == name and one.value])
+        (
+            name,
+            [
+                one
+                for one in findings.peers
+                if (one.operation, one.size) == (name, SMALLEST) and one.value
+            ],
+        )
         for name in dict.fromkeys(one.operation for one in findings.peers)
         if name in shown
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from benchmarks.peers.report import SAFETY, SPEED
+from benchmarks.peers.report import SAFETY, SIZES, SMALLEST, SPEED
 from benchmarks.report.findings import ENGINES, Findings
 from benchmarks.results import Result, bar, number
 
@@ -35,7 +35,11 @@ def table(name: str, findings: Findings) -> list[str]:
     if name == "bars":
         return _list([one for one in findings.results.values() if one.bar is not None])
     if name == "peers":
-        return [*_peers(findings, SPEED), "", *_peers(findings, SAFETY)] if findings.peers else []
+        lines = [*_peers(findings, SPEED), "", *_peers(findings, SAFETY)]
+        for size, columns in SIZES.items():
+            larger = _peers(findings, columns, size)
+            lines += ["", f"Groups of {size}:", "", *larger] if larger else []
+        return lines if findings.peers else []
     results = findings.of(name)
     if name not in PIVOTS:
         return _list(results)
@@ -50,11 +54,13 @@ def table(name: str, findings: Findings) -> list[str]:
     return [*lines[1:], *(["", *_list(rest)] if rest else [])]
 
 
-def _peers(findings: Findings, columns: Mapping[str, Sequence[str]]) -> list[str]:
+def _peers(
+    findings: Findings, columns: Mapping[str, Sequence[str]], size: str = SMALLEST
+) -> list[str]:
     """A line for each store; operations that share a heading share a cell."""
-    found = {(one.peer, one.operation): one.value for one in findings.peers}
+    found = {(one.peer, one.operation): one.value for one in findings.peers if one.size == size}
     rows = []
-    for peer in dict.fromkeys(one.peer for one in findings.peers):
+    for peer in dict.fromkeys(peer for peer, _ in found):
         cells = [
             " / ".join(_value(found[peer, one]) for one in operations if (peer, one) in found)
             for operations in columns.values()

@@ -15,21 +15,38 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 PEERS = CHECKOUT / "benchmarks" / "peers"
 HERE = ("list", "replaydb-sqlite", "replaydb-postgresql")
 PIN = re.compile(r"[A-Za-z0-9._-]+==[0-9A-Za-z.]+")
+#: The page shows a table for each size.
+REPORT = """
+import sys
+from pathlib import Path
+from benchmarks.report.findings import Findings
+from benchmarks.report.tables import table
+
+lines = table("peers", Findings.load([Path(sys.argv[1])]))
+assert "Groups of 4.7 MB:" in lines, lines
+assert sum(line.startswith("| replaydb-sqlite | ") for line in lines) == 3, lines
+"""
 
 
 def test_it_runs(tmp_path: Path) -> None:
     """On sizes too small to mean anything, but what was drawn is compared with what was put."""
     written = tmp_path / "findings.json"
     command = [sys.executable, "-m", "benchmarks.peers", "--peers", *HERE]
-    command += ["--groups", "100", "--rounds", "1", "--json", str(written)]
+    command += ["--groups", "100", "--sizes", "72 KB", "4.7 MB", "--rounds", "1"]
+    command += ["--json", str(written)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(CHECKOUT), *sys.path])}
     subprocess.run(command, check=True, cwd=CHECKOUT, env=environment, stdout=subprocess.DEVNULL)
     results = json.loads(written.read_text(encoding="utf8"))["results"]
-    found = {(one["peer"], one["operation"]): one for one in results}
+    found = {(one["peer"], one["operation"]): one for one in results if one["size"] == "72 KB"}
     for operation in ("put one", "put 50", "sample uniform", "sample priority, columns"):
         assert all(found[peer, operation]["value"] > 0 for peer in HERE)
     assert [found[peer, "lost"]["value"] for peer in HERE] == [100, 0, 0]
     assert all(one["note"] for one in results if one["value"] is None)
+    large = {(one["peer"], one["operation"]): one for one in results if one["size"] == "4.7 MB"}
+    for operation in ("put 2", "sample uniform", "sample uniform, columns"):
+        assert all(large[peer, operation]["value"] > 0 for peer in HERE)
+    report = [sys.executable, "-c", REPORT, str(written)]
+    subprocess.run(report, check=True, cwd=CHECKOUT, env=environment)
 
 
 @pytest.mark.parametrize("path", sorted(PEERS.glob("adapters/*.py")), ids=lambda path: path.stem)

@@ -9,7 +9,7 @@ from typing import ClassVar
 import cpprb
 import numpy as np
 
-from benchmarks.peers.groups import EPISODES, FIELDS, Group
+from benchmarks.peers.groups import Group, Shape
 
 Sample = dict[str, np.ndarray]
 
@@ -28,11 +28,12 @@ class Adapter:
         "memory": "not told apart: all of its capacity is allocated when it is opened",
     }
 
-    def __init__(self, folder: Path, policy: str, capacity: int) -> None:
+    def __init__(self, folder: Path, policy: str, capacity: int, shape: Shape) -> None:
         self._file = folder / "transitions.npz"
+        self._shapes = {name: each for name, (each, _) in shape.fields.items()}
         fields = {
-            name: {"shape": (EPISODES, *shape), "dtype": dtype}
-            for name, (shape, dtype) in FIELDS.items()
+            name: {"shape": (shape.episodes, *each), "dtype": dtype}
+            for name, (each, dtype) in shape.fields.items()
         }
         made = cpprb.PrioritizedReplayBuffer if policy == "priority" else cpprb.ReplayBuffer
         self._buffer = made(capacity, fields)
@@ -43,14 +44,14 @@ class Adapter:
         if len(groups) == 1:
             self._buffer.add(**groups[0])
         else:
-            stacked = {name: np.stack([group[name] for group in groups]) for name in FIELDS}
+            stacked = {name: np.stack([group[name] for group in groups]) for name in self._shapes}
             self._buffer.add(**stacked)
 
     def sample(self, policy: str, n: int) -> Sample:
         return self._buffer.sample(n)
 
     def pieces(self, sample: Sample) -> list[Group]:
-        return [{name: sample[name].reshape(-1, *FIELDS[name][0]) for name in FIELDS}]
+        return [{name: sample[name].reshape(-1, *each) for name, each in self._shapes.items()}]
 
     def update_priorities(self, sample: Sample, values: np.ndarray) -> None:
         self._buffer.update_priorities(sample["indexes"], values)

@@ -11,11 +11,11 @@ from typing import ClassVar
 import numpy as np
 import reverb
 
-from benchmarks.peers.groups import FIELDS, Group
+from benchmarks.peers.groups import Group, Shape
 
 TABLE = "bench"
 # Without a signature a sample is a flat list, in the order of the sorted names.
-NAMES = sorted(FIELDS)
+NAMES = sorted(Shape(1, 1).fields)
 SELECTORS = {
     "uniform": reverb.selectors.Uniform,
     "priority": lambda: reverb.selectors.Prioritized(1.0),
@@ -47,7 +47,7 @@ class Adapter:
     ONE_STORE = False
     NONE: ClassVar[dict[str, str]] = {}
 
-    def __init__(self, folder: Path, policy: str, capacity: int) -> None:
+    def __init__(self, folder: Path, policy: str, capacity: int, shape: Shape) -> None:
         self._client = self._connect(folder, policy, capacity)
         self._writer = self._client.trajectory_writer(num_keep_alive_refs=1)
 

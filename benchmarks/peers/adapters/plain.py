@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from benchmarks.peers.groups import Group
+from benchmarks.peers.groups import Group, Shape
 
 Sample = list[int]
 
@@ -20,7 +20,7 @@ class Adapter:
     ONE_STORE = True
     NONE: ClassVar[dict[str, str]] = {"checkpoint": "none: it is a list"}
 
-    def __init__(self, folder: Path, policy: str, capacity: int) -> None:
+    def __init__(self, folder: Path, policy: str, capacity: int, shape: Shape) -> None:
         self._groups: list[Group] = []
         self._priorities = np.ones(capacity)
         self._rng = np.random.default_rng(0)

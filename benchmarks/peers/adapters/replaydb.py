@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 import replaydb as rdb
-from benchmarks.peers.groups import EPISODES, PROMPT, Group, number_of
+from benchmarks.peers.groups import Group, Shape, number_of
 
 POLICIES = {"uniform": rdb.Uniform(), "priority": rdb.Prioritized(beta=0.4), "order": rdb.Fifo()}
 
@@ -28,7 +28,8 @@ class Adapter:
     ONE_STORE = True
     NONE: ClassVar[dict[str, str]] = {"checkpoint": "none needed: puts are committed"}
 
-    def __init__(self, folder: Path, policy: str, capacity: int) -> None:
+    def __init__(self, folder: Path, policy: str, capacity: int, shape: Shape) -> None:
+        self._episodes, self._prompt = shape.episodes, shape.prompt
         self._loop = asyncio.new_event_loop()
         self._stack = AsyncExitStack()
         opening = rdb.Store.open(self._url(folder), migrate=True)
@@ -36,7 +37,7 @@ class Adapter:
         self._buffer = self._run(store.buffer("bench"))
 
     def put(self, groups: Sequence[Group]) -> None:
-        self._run(self._buffer.put([_episode_group(group) for group in groups]))
+        self._run(self._buffer.put([_episode_group(group, self._prompt) for group in groups]))
 
     def sample(self, policy: str, n: int) -> rdb.Batch:
         return self._run(self._buffer.sample(n, POLICIES[policy]))
@@ -48,11 +49,11 @@ class Adapter:
             (part,) = group.parts
             pieces.append(
                 {
-                    "token_ids": part.token_ids.reshape(EPISODES, -1),
-                    "mask": part.loss_mask.reshape(EPISODES, -1),
-                    "logprobs": part.logprobs.reshape(EPISODES, -1),
+                    "token_ids": part.token_ids.reshape(self._episodes, -1),
+                    "mask": part.loss_mask.reshape(self._episodes, -1),
+                    "logprobs": part.logprobs.reshape(self._episodes, -1),
                     "reward": part.rewards,
-                    "row": int(group.group_uid) * EPISODES + np.arange(EPISODES),
+                    "row": int(group.group_uid) * self._episodes + np.arange(self._episodes),
                 }
             )
         return pieces
@@ -66,7 +67,10 @@ class Adapter:
             "logprobs": padded.logprobs.numpy(),
             "reward": padded.rewards.numpy(),
             "row": np.concatenate(
-                [int(group.group_uid) * EPISODES + np.arange(EPISODES) for group in sample.groups]
+                [
+                    int(group.group_uid) * self._episodes + np.arange(self._episodes)
+                    for group in sample.groups
+                ]
             ),
         }
 
@@ -109,12 +113,12 @@ class Postgresql(Adapter):
         return self._server.get_uri()
 
 
-def _episode_group(group: Group) -> rdb.EpisodeGroup:
+def _episode_group(group: Group, prompt: int) -> rdb.EpisodeGroup:
     episodes = [
         rdb.Episode(
-            prompt_ids=tokens[:PROMPT],
-            response_ids=tokens[PROMPT:],
-            logprobs=logprobs[PROMPT:],
+            prompt_ids=tokens[:prompt],
+            response_ids=tokens[prompt:],
+            logprobs=logprobs[prompt:],
             reward=float(reward),
             policy_version=0,
         )

@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from torchrl.data import LazyMemmapStorage, ReplayBuffer
 from torchrl.data.replay_buffers.samplers import PromptGroupSampler
 
-from benchmarks.peers.groups import EPISODES, FIELDS, Group, concatenated
+from benchmarks.peers.groups import Group, Shape, concatenated
 
 
 class Adapter:
@@ -31,33 +31,34 @@ class Adapter:
         "update_priorities": "not measured: as priority",
     }
 
-    def __init__(self, folder: Path, policy: str, capacity: int) -> None:
+    def __init__(self, folder: Path, policy: str, capacity: int, shape: Shape) -> None:
         self._dump = folder / "dump"
+        self._fields, self._episodes = tuple(shape.fields), shape.episodes
         self._buffer = ReplayBuffer(
             storage=LazyMemmapStorage(
-                capacity * EPISODES, scratch_dir=folder / "storage", existsok=True
+                capacity * shape.episodes, scratch_dir=folder / "storage", existsok=True
             ),
-            sampler=PromptGroupSampler(samples_per_group=EPISODES, group_key="group"),
+            sampler=PromptGroupSampler(samples_per_group=shape.episodes, group_key="group"),
         )
         if self._dump.exists():
             self._buffer.loads(self._dump)
 
     def put(self, groups: Sequence[Group]) -> None:
         rows = {name: torch.from_numpy(array) for name, array in concatenated(groups).items()}
-        rows["group"] = rows["row"] // EPISODES
-        self._buffer.extend(TensorDict(rows, batch_size=[len(groups) * EPISODES]))
+        rows["group"] = rows["row"] // self._episodes
+        self._buffer.extend(TensorDict(rows, batch_size=[len(groups) * self._episodes]))
 
     def sample(self, policy: str, n: int) -> TensorDict:
-        return self._buffer.sample(n * EPISODES)
+        return self._buffer.sample(n * self._episodes)
 
     def pieces(self, sample: TensorDict) -> list[Group]:
-        return [{name: sample[name].numpy() for name in FIELDS}]
+        return [{name: sample[name].numpy() for name in self._fields}]
 
     def checkpoint(self) -> None:
         self._buffer.dumps(self._dump)
 
     def count(self) -> int:
-        return len(self._buffer) // EPISODES
+        return len(self._buffer) // self._episodes
 
     def pids(self) -> list[int]:
         return []

@@ -11,7 +11,7 @@ import torch
 import transfer_queue
 from tensordict import TensorDict
 
-from benchmarks.peers.groups import FIELDS, Group, number_of
+from benchmarks.peers.groups import Group, Shape, number_of
 
 PARTITION = "train"
 
@@ -19,8 +19,9 @@ PARTITION = "train"
 class Adapter:
     """A controller and two storage units, each an actor in a process of its own; any process.
 
-    A sample of theirs is a group here, with fields [8, 1024]. A draw is a fetch of the next 32 that
-    the task has not consumed, and of their fields. Nothing is durable but `save_checkpoint`.
+    A sample of theirs is a group here, with fields [episodes, tokens]. A draw is a fetch of the
+    next ones that the task has not consumed, and of their fields. Nothing is durable but
+    `save_checkpoint`.
     """
 
     POLICIES = ("order",)
@@ -31,7 +32,8 @@ class Adapter:
         "update_priorities": "none",
     }
 
-    def __init__(self, folder: Path, policy: str, capacity: int) -> None:
+    def __init__(self, folder: Path, policy: str, capacity: int, shape: Shape) -> None:
+        self._shapes = {name: each for name, (each, _) in shape.fields.items()}
         self._checkpoint = folder / "checkpoint"
         self._num_groups = self._fetched = self._turn = 0
         ray.init(
@@ -45,7 +47,7 @@ class Adapter:
     def put(self, groups: Sequence[Group]) -> None:
         fields = {
             name: torch.stack([torch.from_numpy(group[name]) for group in groups])
-            for name in FIELDS
+            for name in self._shapes
         }
         transfer_queue.kv_batch_put(
             keys=[str(number_of(group)) for group in groups],
@@ -61,7 +63,7 @@ class Adapter:
             self._turn, self._fetched = self._turn + 1, 0
         self._fetched += n
         meta = client.get_meta(
-            data_fields=list(FIELDS),
+            data_fields=list(self._shapes),
             batch_size=n,
             partition_id=PARTITION,
             mode="fetch",
@@ -72,7 +74,7 @@ class Adapter:
     def pieces(self, sample: TensorDict) -> list[Group]:
         """They come as one buffer for each field, jagged or not."""
         pieces = {}
-        for name, (shape, _) in FIELDS.items():
+        for name, shape in self._shapes.items():
             column = sample[name]
             flat = column.values() if column.is_nested else column
             pieces[name] = flat.reshape(-1, *shape).numpy()

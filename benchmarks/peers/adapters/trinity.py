@@ -12,13 +12,13 @@ from trinity.buffer.storage.sql import SQLExperienceStorage
 from trinity.common.config import ReplayBufferConfig, StorageConfig
 from trinity.common.experience import EID, Experience
 
-from benchmarks.peers.groups import EPISODES, Group, number_of
+from benchmarks.peers.groups import Group, Shape, number_of
 
 
 class Adapter:
     """A row and a blob for each experience, committed when the write returns.
 
-    There are no groups: the 8 episodes of one are written together and read as they come. Reading
+    There are no groups: the episodes of one are written together and read as they come. Reading
     takes the least used, then the newest, and counts the use; it does not mark who has them.
     """
 
@@ -31,7 +31,8 @@ class Adapter:
         "checkpoint": "none needed: a write is committed when it returns",
     }
 
-    def __init__(self, folder: Path, policy: str, capacity: int) -> None:
+    def __init__(self, folder: Path, policy: str, capacity: int, shape: Shape) -> None:
+        self._episodes = shape.episodes
         self._loop = asyncio.new_event_loop()
         config = StorageConfig(
             name="bench",
@@ -48,7 +49,7 @@ class Adapter:
         self._run(self._storage.write([one for group in groups for one in _experiences(group)]))
 
     def sample(self, policy: str, n: int) -> list[Experience]:
-        return self._run(self._storage.read(n * EPISODES))
+        return self._run(self._storage.read(n * self._episodes))
 
     def pieces(self, sample: list[Experience]) -> list[Group]:
         return [
@@ -57,13 +58,13 @@ class Adapter:
                 "mask": one.action_mask.numpy()[None],
                 "logprobs": one.logprobs.numpy()[None],
                 "reward": torch.tensor([one.reward]).numpy(),
-                "row": torch.tensor([int(one.eid.task) * EPISODES + one.eid.run]).numpy(),
+                "row": torch.tensor([int(one.eid.task) * self._episodes + one.eid.run]).numpy(),
             }
             for one in sample
         ]
 
     def count(self) -> int:
-        return self._run(self._storage.count()) // EPISODES
+        return self._run(self._storage.count()) // self._episodes
 
     def pids(self) -> list[int]:
         return []
@@ -85,5 +86,5 @@ def _experiences(group: Group) -> list[Experience]:
             logprobs=torch.from_numpy(group["logprobs"][i]),
             reward=float(group["reward"][i]),
         )
-        for i in range(EPISODES)
+        for i in range(len(group["row"]))
     ]

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from trl.experimental.grpo_with_replay_buffer.grpo_with_replay_buffer_trainer import ReplayBuffer
 
-from benchmarks.peers.groups import Group
+from benchmarks.peers.groups import Group, Shape
 
 
 class Adapter:
@@ -29,7 +29,7 @@ class Adapter:
         "checkpoint": "none",
     }
 
-    def __init__(self, folder: Path, policy: str, capacity: int) -> None:
+    def __init__(self, folder: Path, policy: str, capacity: int, shape: Shape) -> None:
         self._buffer = ReplayBuffer(capacity)
         self._rng = np.random.default_rng(0)
 
