@@ -9,11 +9,10 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
-from urllib.request import Request, urlopen
 
 import obstore
 from obstore.store import S3Store
@@ -35,7 +34,7 @@ _IDENTITIES: dict[str, Any] = {
     ]
 }
 _WEED = str(Path(sysconfig.get_path("scripts"), "weed"))
-_SERVERS = ("master", "volume", "filer", "s3")
+_SERVERS = ("admin", "master", "volume", "filer", "s3")
 
 
 class S3Server:
@@ -45,7 +44,6 @@ class S3Server:
         self._folder = folder
         self._ports = _free_ports(2 * len(_SERVERS))
         self._process: subprocess.Popen[bytes] | None = None
-        self._has_bucket = False
         (folder / "s3.json").write_text(json.dumps(_IDENTITIES))
 
     @property
@@ -91,28 +89,22 @@ class S3Server:
             for which, kind in enumerate(("", ".grpc"))
         ]
         options = f"""
-            -logtostderr=true server -s3 -ip=127.0.0.1 -dir={self._folder}
-            -s3.config={self._folder}/s3.json -s3.port.iceberg=0 -s3.port.lance=0
-            -master.volumeSizeLimitMB=64 -master.telemetry=false
-            -master.electionTimeout=1s -s3.autoCreateBucket=false
+            -logtostderr=true mini -ip=127.0.0.1 -ip.bind=127.0.0.1 -dir={self._folder}
+            -s3.config={self._folder}/s3.json -bucket={BUCKET} -admin.ui=false -webdav=false
+            -s3.autoCreateBucket=false -s3.port.iceberg=0 -s3.port.lance=0
+            -master.telemetry=false
         """.split()
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen([_WEED, *options, *ports], stdout=log, stderr=log)
-        if not self._has_bucket:
-            self._make_bucket()
-        self._has_bucket = True
-        obstore.put(self.store(), "ready", b"", use_multipart=False)
-
-    def _make_bucket(self) -> None:
-        """As a folder of the service's own file system."""
         end = time.monotonic() + 30
-        url = f"http://127.0.0.1:{self._ports[4]}/buckets/{BUCKET}/"
-        while time.monotonic() < end:
-            with suppress(OSError):
-                urlopen(Request(url, method="POST"), timeout=5).close()
+        while True:
+            try:
+                obstore.put(self.store(), "ready", b"", use_multipart=False)
+            except FileNotFoundError:  # the bucket comes a moment later
+                assert time.monotonic() < end, "SeaweedFS has made no bucket"
+                time.sleep(0.02)
+            else:
                 return
-            time.sleep(0.05)
-        raise AssertionError("SeaweedFS does not answer")
 
     def kill(self) -> None:
         """End it at once."""

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Final, ParamSpec, TypeVar
 from uuid import uuid4
 
-import numpy as np
-
+from replaydb import memory
 from replaydb.errors import (
     DatabaseFullError,
     DatabaseReadOnlyError,
@@ -125,7 +124,7 @@ class Folder:
             elif size < wanted.offset + wanted.length:
                 found.append(too_short(wanted))
             else:
-                found.append(np.empty(wanted.length, np.uint8).data)
+                found.append(memory.take(wanted.length))
         return found
 
     def _size(self, pack: str) -> int | None:
