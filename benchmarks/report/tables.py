@@ -21,7 +21,7 @@ PIVOTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "step": (("prefetch",), ("side",)),
     "loader": (("prefetch",), ("side",)),
     "blocking": (("call",), ("side",)),
-    "memory": (("shape", "prefetch"), ("side",)),
+    "memory": (("shape", "prefetch", "last one"), ("side",)),
     "loop": (("load",), ("side",)),
     "tensors": (("layout",), ("lengths", "side")),
 }

@@ -3,6 +3,9 @@
 A process draws batches and pads them, in line or through a loader. Its peak of resident memory is
 the kernel's (Linux), counted from before the first batch. Pages of a SQLite file that are mapped,
 not copied, are part of it, though the kernel can take them back at any time.
+
+A `for` loop holds its batch until it has the next one, which is a batch more than a trainer needs
+that lets go of it first.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from benchmarks.processes import children, serve
 from benchmarks.results import Result
 from replaydb.training import PaddedBatch
 
-BAR = 3.0
+BAR = 2.0
 #: Time enough for a loader to have all ready that it prefetches.
 STEP_SECONDS = 0.25
 _STATUS = Path("/proc/self/status")
@@ -35,19 +38,25 @@ async def run(bench: Bench) -> AsyncIterator[Result]:
     bench.say("putting")
     async with rdb.Store.open(url) as store:
         await put_all(await store.buffer("bench"), Source(shape), 3 * count)
-    for prefetch in (0, 2):
+    for prefetch, holds in ((0, False), (0, True), (2, True)):
         bench.say(f"prefetch {prefetch}")
         how = f"loader, prefetch {prefetch}" if prefetch else "in line"
+        if holds:
+            how += ", the last one held"
         async with children(__name__, 1, url) as [trainer]:
             peak, mapped, size = await trainer.ask(
-                count, prefetch, min(10, 2 + bench.options.rounds)
+                count, prefetch, min(10, 2 + bench.options.rounds), holds
             )
         what = f"{count} of {shape} as padded tensors, {how}"
-        facts: dict[str, Any] = {"shape": str(shape), "prefetch": prefetch}
+        facts: dict[str, Any] = {
+            "shape": str(shape),
+            "prefetch": prefetch,
+            "last one": "held" if holds else "let go",
+        }
         yield bench.result(f"{what}: the batch", size / 1e6, "MB", side="batch", **facts)
         yield bench.result(f"{what}: peak", peak / 1e6, "MB", side="peak", **facts)
         yield bench.result(f"{what}: mapped", mapped / 1e6, "MB", side="mapped", **facts)
-        bar = BAR + prefetch  # each batch made ready is one more, as was asked for
+        bar = BAR + holds + prefetch  # each batch held or made ready is one more
         yield bench.result(f"{what}: peak / batch", peak / size, "x", bar, side="ratio", **facts)
         own = (peak - mapped) / size
         yield bench.result(f"{what}: peak - mapped / batch", own, "x", side="own", **facts)
@@ -62,7 +71,9 @@ async def _serve(url: str) -> None:
         await serve(partial(_train, buffer))
 
 
-async def _train(buffer: rdb.Buffer, count: int, prefetch: int, steps: int) -> tuple[int, int, int]:
+async def _train(
+    buffer: rdb.Buffer, count: int, prefetch: int, steps: int, holds: bool
+) -> tuple[int, int, int]:
     """Bytes more than before the first batch: the peak, and mapped at the end; and of a batch."""
     resident, mapped, size = _status("VmRSS"), _status("RssFile"), 0
     collate = partial(rdb.Batch.padded, pad_token_id=0)
@@ -70,6 +81,8 @@ async def _train(buffer: rdb.Buffer, count: int, prefetch: int, steps: int) -> t
         async for batch in loader:
             size = _tensor_bytes(batch)
             await asyncio.sleep(STEP_SECONDS)
+            if not holds:
+                del batch
     return _status("VmHWM") - resident, _status("RssFile") - mapped, size
 
 

@@ -6,6 +6,7 @@ each stored part: numpy copies a run of places at a time, which is as fast as me
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from replaydb.batch.columns import Columns, TokenField
 from replaydb.episodes.arrays import TORCH_CODES, bits
+from replaydb.memory import take
 
 if TYPE_CHECKING:
     import torch
@@ -125,8 +127,10 @@ def _empty(
         tensor = make(shape, dtype=kind, pin_memory=True)
         return tensor, bits(tensor if dtype in _TORCH_ONLY else tensor.numpy())
     stored = _TORCH_ONLY.get(dtype, dtype)
-    # numpy's zeros come from the system as they are, torch's are written
-    memory: NDArray[Any] = np.zeros(shape, stored) if zero else np.empty(shape, stored)
+    num_bytes = math.prod(shape) * np.dtype(stored).itemsize
+    memory: NDArray[Any] = np.ndarray(shape, stored, take(num_bytes))
+    if zero:
+        memory.fill(0)
     return torch.from_numpy(memory).view(kind), memory
 
 

@@ -103,7 +103,8 @@ class SqliteBackend:
         return self._engine(
             [
                 *(() if self.read_only else self._pragmas()),
-                "PRAGMA mmap_size = 1073741824",
+                # Payloads pass through it once: what is in the processor's cache is large enough.
+                "PRAGMA cache_size = -256",
                 "PRAGMA query_only = ON",
             ],
             begin=_begin_deferred,
