@@ -168,19 +168,22 @@ class _Reader:
             corrupt(f"lengths {sizes} do not add up to {total} tokens")
         logprobs = self._optional("logprobs", "F32", total)
         token_versions = self._optional("token_versions", "I32", total)
-        extras = self._extras(sizes, total)
+        columns = {
+            "prompt_lengths": self._column("prompt_lengths", "I64", count),
+            "rewards": self._column("rewards", "F64", count),
+            "advantages": self._column("advantages", "F64", count),
+            "versions": self._column("versions", "I64", count),
+            "has_logprobs": self._presence("has_logprobs", logprobs, count),
+            "has_token_versions": self._presence("has_token_versions", token_versions, count),
+            "loss_mask": self._column("loss_mask", "BOOL", total),
+        }
+        extras = self._extras(sizes, total)  # of what is left, which mostly is nothing
         flat = FlatEpisodes(
             lengths=lengths,
-            prompt_lengths=self._column("prompt_lengths", "I64", count),
-            rewards=self._column("rewards", "F64", count),
-            advantages=self._column("advantages", "F64", count),
-            versions=self._column("versions", "I64", count),
-            has_logprobs=self._presence("has_logprobs", logprobs, count),
-            has_token_versions=self._presence("has_token_versions", token_versions, count),
             token_ids=token_ids,
-            loss_mask=self._column("loss_mask", "BOOL", total),
             logprobs=logprobs,
             token_versions=token_versions,
+            **columns,
             token_extras=extras["token"],
             extras=extras["episode"],
             each_token_extras=extras["each token"],
@@ -271,7 +274,9 @@ class _Reader:
         return found
 
     def _list(self, name: str, count: int, check: Callable[[Any], _T]) -> tuple[_T, ...]:
-        values = self._json.pop(name, [None] * count)
+        if name not in self._json:
+            return tuple([check(None) for _ in range(count)])
+        values = self._json.pop(name)
         if not isinstance(values, list) or len(values) != count:
             corrupt(f"{name} is not a list of {count}")
         return tuple([check(value) for value in values])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Self, get_args
 
 import numpy as np
@@ -231,13 +231,16 @@ def sum_anew_if_rounded(connection: Connection, account: TaskAccount) -> None:
         account.total_weight, account.weight_error = total or 0.0, 0.0
 
 
+# Not its name, which as a parent key would make SQLite look at every group of the task.
+_SAVED = [
+    field.name for field in fields(TaskAccount) if field.name not in ("buffer_id", "task_name")
+]
+
+
 def save(connection: Connection, accounts: Iterable[TaskAccount]) -> None:
     """Write accounts back."""
     rows = []
     for account in accounts:
         sum_anew_if_rounded(connection, account)
-        row = asdict(account)
-        # They would be set too, and as a parent key make SQLite look at every group of the task.
-        del row["buffer_id"], row["task_name"]
-        rows.append(row)
+        rows.append({name: getattr(account, name) for name in _SAVED})
     execute_many(connection, update_tasks(), rows)
