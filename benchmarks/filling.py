@@ -25,8 +25,9 @@ from replaydb.database.schema import episode_group
 #: Seven groups in ten are of the first task, one in ten of each other.
 TASKS = (TASK, "code", "chat", "tools")
 _SHARES = (7, 1, 1, 1)
-#: Every second group is hard, one in a hundred is rare, whatever its task.
-LEVELS = ("easy", "hard", "rare")
+#: Every second group is hard, one in a hundred is rare, one in ten thousand the rarest, whatever
+#: its task.
+LEVELS = ("easy", "hard", "rare", "rarest")
 NUM_VERSIONS = 50
 CHUNK = 50_000
 
@@ -119,6 +120,7 @@ def _chunks(count: int) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
         priority = rng.gamma(2.0, 1.0, len(i)) + 0.01
         version = i * NUM_VERSIONS // count
         tens = i // sum(_SHARES)
+        rare = np.where(tens % 100 == 0, 2, tens % 2)
         yield {
             "id": i + 1,
             "group_uid": np.array([f"bench-{one:09}" for one in i.tolist()], object),
@@ -132,7 +134,7 @@ def _chunks(count: int) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
             "comparable_version": version,
             "staleness": NUM_VERSIONS - version,
             "reward_mean": rng.integers(0, 10, len(i)) / 10,
-            "tags": tags[np.where(tens % 100 == 0, 2, tens % 2)],
+            "tags": tags[np.where(tens % 10_000 == 1, 3, rare)],
         }
 
 

@@ -80,7 +80,15 @@ DRAWS: Calls = {
 }
 #: What is eligible has to be looked for.
 RARE_DRAWS: Calls = {
-    f"sample {N}, 1 in 100 eligible by tag": _sample(rdb.Uniform(), _level("rare"))
+    f"sample {N}, 1 in 100 eligible by tag": _sample(rdb.Uniform(), _level("rare")),
+    f"sample {N}, 1 in 10,000 eligible by tag": _sample(rdb.Uniform(), _level("rarest")),
+    f"sample {N}, TopPriority, 1 in 10,000 by tag": _sample(rdb.TopPriority(), _level("rarest")),
+}
+#: The same where the tag is indexed; and what an index must not make slower.
+INDEXED_DRAWS: Calls = {
+    **{f"{name}, indexed": call for name, call in RARE_DRAWS.items()},
+    f"sample {N}, half eligible by tag, indexed": _sample(rdb.Uniform(), _level("hard")),
+    f"put {PUT}, a tag indexed": partial(_put, count=PUT),
 }
 LEASES: Calls = {
     f"lease + ack {N}, {type(policy).__name__}": partial(_lease_and_ack, policy=policy)

@@ -48,7 +48,8 @@ def parts(bench: Bench) -> list[Part]:
     return [
         Part(calls.DRAWS, rounds, ratio_bar=2.0),
         Part(calls.RARE_DRAWS, few),
-        Part(calls.LEASES, rounds),
+        Part(calls.INDEXED_DRAWS, few, settings=_indexed),
+        Part(calls.LEASES, rounds, settings=_not_indexed),
         Part(calls.PUTS, rounds),
         Part(calls.PUTS_AT_CAPACITY, rounds, settings=_full),
         Part(calls.ADVANCES, few, bars=bars, alone=True, settings=_without_limits),
@@ -108,6 +109,14 @@ async def _measure(bench: Bench, part: Part, buffers: Mapping[int, rdb.Buffer]) 
 
 def _full(_: rdb.Buffer, held: int) -> Mapping[str, object]:
     return {"capacity": rdb.Capacity(groups=held)}
+
+
+def _indexed(_: rdb.Buffer, __: int) -> Mapping[str, object]:
+    return {"indexed_tags": ["level"]}
+
+
+def _not_indexed(_: rdb.Buffer, __: int) -> Mapping[str, object]:
+    return {"indexed_tags": ()}
 
 
 def _without_limits(_: rdb.Buffer, __: int) -> Mapping[str, object]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from importlib.util import find_spec
@@ -134,6 +134,8 @@ class BufferSettings:
             `max_times_sampled`.
         rate_limit: What holds draws and puts back; None: nothing does.
         record_draws: Keep the lineage: which groups every draw took.
+        indexed_tags: Tags, by their names, whose groups are found without reading all others where
+            a filter asks for few (`docs/filters.md`). Each group that is put costs a little more.
 
     Raises:
         InvalidSettingsError: Naming the setting, what it takes and what came.
@@ -155,6 +157,7 @@ class BufferSettings:
     archived_payload: ArchivedPayload = "keep"
     rate_limit: RateLimit | None = None
     record_draws: bool = True
+    indexed_tags: Collection[str] = ()
 
     def __post_init__(self) -> None:
         _settle(self, **_RULES)
@@ -237,6 +240,7 @@ class BufferSettings:
     def to_json(self) -> dict[str, Any]:
         """The settings as JSON, as the `buffer` table keeps them."""
         stored = asdict(self)
+        stored["indexed_tags"] = list(self.indexed_tags)
         if self.rate_limit is not None:
             stored["rate_limit"]["kind"] = type(self.rate_limit).__name__
         return stored
@@ -271,6 +275,7 @@ class SettingsChanges(TypedDict, total=False):
     archived_payload: ArchivedPayload
     rate_limit: RateLimit | None
     record_draws: bool
+    indexed_tags: Collection[str]
 
 
 def all_changes(settings: BufferSettings | None, changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -351,6 +356,12 @@ def _per_task(rule: Rule) -> Rule:
     return _or_none(check)
 
 
+def _tag_names(field: str, value: Any) -> tuple[str, ...]:
+    """One name or several, each once, in order."""
+    several = (value,) if isinstance(value, str) else checks.items(field, "names of tags", value)
+    return tuple(sorted({checks.name(field, each) for each in several}))
+
+
 _SIZE: Rule = partial(checks.whole_number, least=1)
 _COUNT: Rule = partial(checks.whole_number, most=2**62 - 1)
 
@@ -372,4 +383,5 @@ _RULES: dict[str, Rule] = {
     "archived_payload": _one_of(ArchivedPayload),
     "rate_limit": _or_none(_a(*get_args(RateLimit))),
     "record_draws": checks.flag,
+    "indexed_tags": _tag_names,
 }

@@ -175,6 +175,8 @@ class Store:
         found._saw(row)
         if row.settings.updated(wanted) != row.settings:
             await found.update_settings(settings, **changes)
+        elif "indexed_tags" in wanted:
+            await found._index_tags()  # whoever began may have ended before it was done
         return found
 
     async def buffers(self) -> list[BufferInfo]:

@@ -240,6 +240,20 @@ async def test_killed_between_the_last_episode_and_completion(
     assert (await buffer.get([1]))[0].rewards.tolist() == [1.0, 2.0]
 
 
+@pytest.mark.parametrize("where", ["tags:_save", "tags:delete_tags", "tags:insert_tags"])
+async def test_killed_while_an_index_is_filled(store: Store, url: str, where: str) -> None:
+    buffer = await store.buffer("math")
+    await buffer.put([group(tags={"level": i % 2}) for i in range(5)])
+    with workers(Worker(lives.die_at, url, "index", f"{_REPOSITORY}.{where}")) as (worker,):
+        assert await worker.ended() == -signal.SIGKILL
+    await check_books(url)
+    odd = rdb.col.tags["level"] == 1
+    assert await buffer.count(where=odd) == 2
+    buffer = await store.buffer("math", indexed_tags="level")
+    assert not buffer._row.pending_tags
+    assert await buffer.count(where=odd) == 2
+
+
 async def test_killed_between_eviction_and_insert(store: Store, url: str) -> None:
     buffer = await store.buffer("math", capacity=Capacity(groups=2))
     await buffer.put(groups(2))

@@ -23,7 +23,7 @@ from replaydb.database import schema
 from replaydb.database.filters import MAX_DEPTH, checked
 from replaydb.database.group_columns import COLUMNS
 from replaydb.database.terms import FUNCTIONS
-from support.conditions import Condition, conditions, stored_tags
+from support.conditions import KEYS, Condition, conditions, stored_tags
 from support.connections import transaction
 from support.groups import group
 
@@ -42,14 +42,19 @@ from support.groups import group
 async def test_any_filter_finds_what_python_finds(
     store: Store, several: list[dict[str, Any]], filters: list[Condition]
 ) -> None:
-    buffer = await store.buffer(f"buffer-{len(await store.buffers())}")
+    number = len(await store.buffers())
+    buffer = await store.buffer(f"buffer-{number}")
+    indexed = await store.buffer(f"indexed-{number}", indexed_tags=KEYS)
     ids = await buffer.put([group(tags=tags) for tags in several])
+    await indexed.put([group(tags=tags) for tags in several])
     for condition in filters:
         expected = [
             one for one, tags in zip(ids, several, strict=True) if condition.holds({"tags": tags})
         ]
-        found = await buffer.count(where=condition.sql)
-        assert found == len(expected), f"{condition.sql} {condition.sql.compile().params} {several}"
+        for one in (buffer, indexed):
+            found = await one.count(where=condition.sql)
+            shown = f"{condition.sql} {condition.sql.compile().params} {several}"
+            assert found == len(expected), f"{one.name} {shown}"
 
 
 TAGS: dict[str, dict[str, Any]] = {

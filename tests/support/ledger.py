@@ -15,6 +15,7 @@ from replaydb.database.schema import (
     draw_group,
     episode,
     episode_group,
+    group_tag,
     lease,
     payload,
     task,
@@ -46,6 +47,7 @@ async def check_books(url: str, *, idle_leases: bool = False) -> list[Row]:
         await _check_leases(connection, groups, idle_leases)
         await _check_outcomes(connection, groups)
         await _check_children(connection, {row["id"]: row for row in groups})
+        await _check_tags(connection, groups)
     return groups
 
 
@@ -133,6 +135,30 @@ async def _check_outcomes(connection: AsyncConnection, groups: list[Row]) -> Non
     said = sorted((await connection.scalars(ids)).all())
     assert len(said) == len(set(said)), said
     assert set(said) <= {row["id"] for row in groups if row["group_status"] == "leased"}, said
+
+
+async def _check_tags(connection: AsyncConnection, groups: list[Row]) -> None:
+    """Where no index of tags is being filled or emptied, it has every group as it is."""
+    expected: dict[tuple[int, str], Any] = {}
+    settled = set()
+    for one in await _rows(connection, select(buffer)):
+        settled |= set() if one["pending_tags"] else {one["id"]}
+        for row in groups:
+            for name in one["settings"].get("indexed_tags", ()):
+                value = row["tags"].get(name) if isinstance(row["tags"], dict) else None
+                if row["buffer_id"] == one["id"] in settled and isinstance(
+                    value, str | float | int
+                ):
+                    known = (value[:100], None) if isinstance(value, str) else (None, value)
+                    expected[row["id"], name] = known
+    found = {
+        (row["group_id"], row["name"]): (row["text"], row["number"])
+        for row in await _rows(connection, select(group_tag))
+        if row["buffer_id"] in settled
+    }
+    assert found.keys() == expected.keys()
+    for key, (text, number) in expected.items():
+        assert found[key] == (text, None if number is None else float(number)), key
 
 
 async def _check_children(connection: AsyncConnection, groups: dict[int, Row]) -> None:

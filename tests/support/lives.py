@@ -114,6 +114,8 @@ def die_at(url: str, action: str, where: str) -> None:
             await buffer.add_episode("open", episode(2.0), position=1)
         elif action == "sample":
             await buffer.sample(2)
+        elif action == "index":
+            await buffer.update_settings(indexed_tags=["level"])
         elif action == "lease":
             await buffer.lease(2, ttl=0.5)
 

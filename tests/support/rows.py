@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import insert
+from sqlalchemy import insert, inspect
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from replaydb.database.schema import metadata
@@ -60,6 +60,9 @@ _ROWS: dict[str, list[dict[str, Any]]] = {
         {"group_id": group, "part": 0, "codec_version": 1, "checksum": 9, "data": b"\0\1\2\3"}
         for group in (1, 2, 3)
     ],
+    "group_tag": [
+        {"group_id": 1, "name": "level", "buffer_id": 1, "text": "hard", "number": None}
+    ],
     "transcript": [{"group_id": 1, "position": 0, "text": "2 + 2 is 4"}],
     "draw": [
         {"id": 1, "buffer_id": 1, "run_id": 1, "step": 5, "policy": "uniform", "created_at": _NOW}
@@ -75,8 +78,11 @@ Contents = dict[str, list[tuple[object, ...]]]
 
 
 async def fill(connection: AsyncConnection) -> None:
-    """Rows in every table; the ids of groups have gone on to 99, which was deleted since."""
+    """Rows in every table there is; ids of groups have gone on to 99, which was deleted since."""
+    there = await connection.run_sync(lambda synchronous: inspect(synchronous).get_table_names())
     for table in TABLES:
+        if table.name not in there:  # of a later revision
+            continue
         await connection.execute(insert(table), _ROWS[table.name])
         if table.name != "episode_group":
             continue

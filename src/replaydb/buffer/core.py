@@ -13,7 +13,7 @@ from replaydb.buffer.waiting import Explain, Patience
 from replaydb.database import filters
 from replaydb.database.repository.buffers import BufferRow, RunRow
 from replaydb.database.repository.locked import Scope
-from replaydb.database.statements.selections import selection
+from replaydb.database.statements.selections import Selection
 from replaydb.database.transactions import Database, allowance, end_in
 from replaydb.episodes import GroupStatus
 from replaydb.settings import BufferSettings
@@ -92,8 +92,8 @@ class BufferCore:
         where: ColumnElement[bool] | None,
         ids: Iterable[int] | None = None,
         uids: str | Iterable[str] | None = None,
-    ) -> ColumnElement[bool]:
-        return selection(
+    ) -> Selection:
+        return Selection(
             self.id,
             ids=checks.optional(checks.ids, "ids", ids),
             uids=checks.optional(checks.uids, "uids", uids),

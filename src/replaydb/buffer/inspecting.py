@@ -20,6 +20,7 @@ from replaydb.database.group_columns import col
 from replaydb.database.records import Decoded, Stored, decoded
 from replaydb.database.repository import groups, lineage, metrics
 from replaydb.database.repository.listing import Listing, find
+from replaydb.database.repository.tags import narrowed
 from replaydb.database.transactions import BULK_SECONDS, end_in
 from replaydb.episodes import GroupStatus
 from replaydb.errors import (
@@ -85,7 +86,7 @@ class Inspecting(BufferCore):
             checks.optional(checks.whole_number, "limit", limit),
         )
         return await self._database.read(
-            lambda connection: find(connection, self.id, listing), end=end_in(BULK_SECONDS)
+            lambda connection: find(connection, self._row, listing), end=end_in(BULK_SECONDS)
         )
 
     async def get(
@@ -142,8 +143,10 @@ class Inspecting(BufferCore):
         where: ColumnElement[bool] | None = None,
     ) -> int:
         """How many groups there are: of every task and status, unless some are named."""
-        condition = self._selection(tasks, statuses, where)
-        return await self._database.read(lambda connection: groups.count(connection, condition))
+        which = self._selection(tasks, statuses, where)
+        return await self._database.read(
+            lambda connection: groups.count(connection, narrowed(connection, self._row, which))
+        )
 
     async def stats(self) -> BufferStats:
         """Sizes, staleness and rewards of every task and status, at one moment."""
@@ -160,8 +163,10 @@ class Inspecting(BufferCore):
         """What became of every prompt that has a `prompt_uid`: how often it was generated,
         sampled, expired, filtered, and with what rewards. Groups that were deleted do not count.
         """  # noqa: D205
-        condition = self._selection(tasks, None, where)
-        return await self._database.read(lambda connection: lineage.prompts(connection, condition))
+        which = self._selection(tasks, None, where)
+        return await self._database.read(
+            lambda connection: lineage.prompts(connection, narrowed(connection, self._row, which))
+        )
 
     async def cursor(self, name: str) -> Any:
         """The JSON value last written under a name by `put` or `ack`; None if there is none."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Unpack
 
 from sqlalchemy import ColumnElement, Connection
@@ -12,7 +13,7 @@ from replaydb import checks
 from replaydb.buffer.drawing import reasons
 from replaydb.buffer.inspecting import Inspecting
 from replaydb.buffer.requests import named
-from replaydb.database.repository import groups, transitions
+from replaydb.database.repository import groups, tags, transitions
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import Scope
 from replaydb.database.repository.locking import buffer_locked
@@ -53,10 +54,11 @@ class Managing(Inspecting):
         """
         if all(given is None for given in (ids, uids, tasks, statuses, where)):
             raise InvalidInputError("delete", "ids, uids, tasks, statuses or where", "none of them")
-        condition = self._selection(tasks, statuses, where, ids, uids)
+        which = self._selection(tasks, statuses, where, ids, uids)
 
         def work(connection: Connection, scope: Scope) -> int:
             with buffer_locked(connection, scope) as buffer:
+                condition = tags.narrowed(connection, buffer.row, which)
                 return transitions.delete(buffer, condition, "deleted")
 
         deleted = await self._write(work, end_in(BULK_SECONDS))
@@ -211,6 +213,20 @@ class Managing(Inspecting):
 
         self._saw(await self._write(work, end_in(BULK_SECONDS)))
         self._database.signal.announce()
+        if "indexed_tags" in wanted:
+            await self._index_tags()
+
+    async def _index_tags(self) -> None:
+        """Fill, and empty, indexes of tags as the settings say, with others writing in between."""
+
+        def work(connection: Connection, scope: Scope) -> BufferRow:
+            with buffer_locked(connection, scope) as buffer:
+                tags.go_on(buffer)
+                return buffer.row
+
+        while self._row.pending_tags:
+            self._saw(await self._write(work))
+            await asyncio.sleep(INDEX_PAUSE)
 
     async def copy_to(
         self,
@@ -240,8 +256,13 @@ class Managing(Inspecting):
         if not can_put or inspect.isclass(other) or other is self:
             raise InvalidInputError("other", "another Buffer", repr(other))
         checks.optional(checks.function, "progress", progress)
-        condition = self._selection(tasks, statuses, where) & groups.COPYABLE
-        ids = await self._database.read(lambda connection: groups.ids(connection, condition))
+        which = self._selection(tasks, statuses, where)
+
+        def chosen(connection: Connection) -> Sequence[int]:
+            condition = tags.narrowed(connection, self._row, which)
+            return groups.ids(connection, condition & groups.COPYABLE)
+
+        ids = await self._database.read(chosen)
         done = 0
         for start in range(0, len(ids), COPY_PAGE):
             page = ids[start : start + COPY_PAGE]
@@ -258,5 +279,7 @@ class Managing(Inspecting):
         return done
 
 
+#: Seconds between two steps of filling an index, in which others get at the locks.
+INDEX_PAUSE = 0.005
 #: Groups that `copy_to` holds in memory at once.
 COPY_PAGE = 32

@@ -61,8 +61,8 @@ class Pacing(BufferCore):
         condition = filters.all_of(eligible(where, None, runs).values())
         most = fewer or least or 0
 
-        def count(connection: Connection, _row: BufferRow) -> int:
-            return groups.count_up_to(connection, self.id, names, several, condition, most)
+        def count(connection: Connection, row: BufferRow) -> int:
+            return groups.count_up_to(connection, row, names, several, condition, most)
 
         found = await self._number(
             count,

@@ -104,7 +104,7 @@ class Sampling(Drawing):
             return Result.nothing().batch
 
         def work(connection: Connection) -> tuple[Drawn, Stored]:
-            found = looks.look(connection, self.id, request)
+            found = looks.look(connection, self._row, request)
             return found, groups.stored(self._database.backend, connection, found.rows)
 
         async with self._patience(seconds, partial(self._explain, request)) as patience:

@@ -125,6 +125,7 @@ class json_part(FunctionElement[Any]):
     def __init__(self, column: ColumnElement[Any], path: Sequence[str | int]) -> None:
         kinds = (Text() if isinstance(step, str) else Integer() for step in path)
         steps = zip(path, kinds, strict=True)
+        self.path = tuple(path)
         super().__init__(
             column, *(bindparam(None, step, kind, unique=True) for step, kind in steps)
         )

@@ -35,7 +35,7 @@ from replaydb.episodes import GroupStatus
 from replaydb.results import DrawOutcome
 
 #: Every revision of `migrations/`, the newest last: opening a store compares without alembic.
-REVISIONS: tuple[str, ...] = ("0001", "0002", "0003", "0004")
+REVISIONS: tuple[str, ...] = ("0001", "0002", "0003", "0004", "0005")
 
 metadata = MetaData(
     naming_convention={
@@ -72,6 +72,9 @@ buffer = Table(
     Column("limited_inserts", BigInteger, nullable=False),
     Column("limited_samples", BigInteger, nullable=False),
     Column("created_at", UtcDateTime, nullable=False),
+    # Tags whose values are being entered in `group_tag`, or taken out: by name, below which id
+    # groups are still to be done. NULL: none.
+    Column("pending_tags", Json),
     sqlite_autoincrement=True,
 )
 
@@ -237,6 +240,22 @@ def _group_id() -> Column[Any]:
         primary_key=True,
     )
 
+
+# Of tags that the buffer's settings name: what `tag_lookups` finds groups by. A group whose tag is
+# missing, null, an object or a list has no row.
+group_tag = Table(
+    "group_tag",
+    metadata,
+    _group_id(),
+    Column("name", Name, primary_key=True),
+    Column("buffer_id", Id, nullable=False),
+    # The beginning of a string, in the order of code points.
+    Column("text", Text().with_variant(Text(collation="C"), "postgresql")),
+    # A number as a double, or 1 and 0 for true and false.
+    Column("number", Double),
+    Index("ix_group_tag_value", "buffer_id", "name", "text", "number", "group_id"),
+    sqlite_with_rowid=False,
+)
 
 episode = Table(
     "episode",

@@ -31,6 +31,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import CompileError
 from sqlalchemy.sql import operators
+from sqlalchemy.sql.elements import False_, True_
 from sqlalchemy.sql.functions import Function
 from sqlalchemy.types import TypeEngine
 
@@ -48,6 +49,7 @@ from replaydb.database.expressions import (
     matches,
 )
 from replaydb.database.schema import episode_group
+from replaydb.database.tag_lookups import lookup_of, tag_condition
 from replaydb.errors import InvalidInputError
 
 Kind = Literal["text", "integer", "number", "boolean", "time"]
@@ -178,11 +180,13 @@ def compared(compare: Operator, left: Part, right: Part) -> Term:
             compare(as_kind(left, as_what).sql, as_kind(right, as_what).sql)
             for as_what in ("integer", "number")
         )
-        return Term(func.coalesce(exactly, nearly), "boolean")
-    first, second = as_kind(left, kind).sql, as_kind(right, kind).sql
-    if kind == "text" and compare not in (operators.eq, operators.ne):
-        first = bytewise(first)
-    return Term(compare(first, second), "boolean")
+        condition = func.coalesce(exactly, nearly)
+    else:
+        first, second = as_kind(left, kind).sql, as_kind(right, kind).sql
+        if kind == "text" and compare not in (operators.eq, operators.ne):
+            first = bytewise(first)
+        condition = compare(first, second)
+    return Term(_indexed(condition, left, compare, [right]), "boolean")
 
 
 def is_missing(part: Part) -> Term:
@@ -201,7 +205,8 @@ def one_of(part: Part, values: Sequence[Part]) -> Term:
         return Term(false(), "boolean")
     if isinstance(part, Term):
         kind = common_kind((part, *terms))
-        return Term(_listed(part, terms, kind), "boolean")
+        listed = _listed(part, terms, kind)
+        return Term(_indexed(listed, part, operators.in_op, terms), "boolean")
     found = []
     for kinds in (("text",), ("integer", "number"), ("boolean",)):
         if alike := [term for term in terms if term.kind in kinds]:
@@ -215,7 +220,8 @@ def one_of(part: Part, values: Sequence[Part]) -> Term:
             found.append(_listed(part, alike, kind))
     if len(found) == 0 or any(term.kind == "time" for term in terms):
         refused("text, numbers or booleans in in_() of a tag", "times")
-    return Term(_first_of(found), "boolean")
+    condition = _indexed(_first_of(found), part, operators.in_op, terms)
+    return Term(condition, "boolean")
 
 
 def calculated(calculate: Operator, left: Part, right: Part) -> Term:
@@ -336,6 +342,33 @@ def _listed(part: Part, terms: Sequence[Term], kind: Kind) -> ColumnElement[bool
     if kind == "time":
         refused("text or numbers in in_()", "times")
     return sql.in_(values) if kind == "number" else among(sql, values)
+
+
+def _indexed(
+    condition: ColumnElement[bool], part: Part, operator: Operator, others: Sequence[Part]
+) -> ColumnElement[bool]:
+    """A condition that says, if it is one that an index of tags answers, what to look up there."""
+    match part:
+        case Tag(path=(str(name),)):
+            pass
+        case Term(sql=json_part(path=(str(name),))):
+            pass
+        case _:
+            return condition
+    values = [_value(other) for other in others]
+    lookup = lookup_of(name, operator, [value for value in values if value is not None])
+    return condition if lookup is None or None in values else tag_condition(condition, lookup)
+
+
+def _value(part: Part) -> str | float | None:
+    """A constant that is in the index: what is not one has None."""
+    match part:
+        case Term(sql=BindParameter(), kind="text" | "integer" | "number"):
+            value: str | float = part.sql.value
+            return value
+        case Term(sql=True_() | False_()):
+            return float(isinstance(part.sql, True_))
+    return None
 
 
 def _bound(value: Any, kind: TypeEngine[Any], name: Kind) -> Term:

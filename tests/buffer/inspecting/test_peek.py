@@ -62,7 +62,7 @@ async def test_what_a_look_sees_is_chosen_like_a_draw(
         database = Database(backend_for(url))
         wanted = request(4, policy)
         for _ in range(400):
-            found = await database.read(partial(looks.look, buffer_id=buffer.id, request=wanted))
+            found = await database.read(partial(looks.look, seen=buffer._row, request=wanted))
             tally.add(found.ids, expected, {one: one - 1 for one in weights})
         await database.close()
         assert tally.p_value() > 1e-4

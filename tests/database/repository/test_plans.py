@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 import replaydb as rdb
 from replaydb.database import migrations
+from replaydb.database.filters import checked
 from replaydb.database.repository import tasks
 from replaydb.database.schema import (
     IDLE,
@@ -23,6 +24,7 @@ from replaydb.database.schema import (
     episode,
     episode_group,
     group,
+    group_tag,
     payload,
     task,
     transcript,
@@ -49,6 +51,7 @@ from replaydb.database.statements.pools import (
     Order,
     Pool,
     order_of,
+    select_among,
     select_arrivals,
     select_eligible,
     select_first,
@@ -58,12 +61,20 @@ from replaydb.database.statements.pools import (
 )
 from replaydb.database.statements.selections import past_deadline, selection, too_stale
 from replaydb.database.statements.statistics import select_task_counters
+from replaydb.database.statements.tag import (
+    count_tagged,
+    delete_tags,
+    insert_tags,
+    select_ids_below,
+    select_tagged,
+)
 from replaydb.database.statements.task import (
     lock_all_tasks,
     lock_leased_tasks,
     lock_tasks,
     select_available,
 )
+from replaydb.database.tag_lookups import lookups_in
 from replaydb.policies import SimplePolicy
 from replaydb.settings import ExpireBy
 from support.connections import transaction
@@ -160,6 +171,11 @@ async def fill(url: str) -> None:
             await connection.execute(
                 insert(table), [{"group_id": i, **values} for i in range(1, NUM_GROUPS + 1)]
             )
+        await connection.execute(insert(group_tag), [
+            {"group_id": i, "name": name, "buffer_id": 1, "text": text, "number": number}
+            for i in range(1, NUM_GROUPS + 1)
+            for name, text, number in (("level", f"level-{i % 500}", None), ("n", None, i % 700))
+        ])  # fmt: skip
         draws_made = {"buffer_id": 1, "policy": "Fifo()", "created_at": NOW}
         await connection.execute(insert(draw), [{"id": i, **draws_made} for i in range(1, 101)])
         await connection.execute(insert(draw_group), [
@@ -268,6 +284,46 @@ async def test_a_clock_that_is_set_back_stays_within_its_task(connection: AsyncC
     for clock in tasks.CLOCKS:
         plan = await plan_of(connection, set_arrivals_back(POOL, clock, 5.0))
         assert_stays_within(plan, *SCHEDULING)
+
+
+level, n = rdb.col.tags["level"], rdb.col.tags["n"]
+LOOKUPS = {
+    "equal": level == "level-3",
+    "in": level.in_(["level-3", "level-4"]),
+    "range": (n > 10) & (n <= 12),
+    "number": n == 3,
+    "numbers": n.in_([3, 4]),
+}
+
+
+@pytest.mark.parametrize("where", LOOKUPS.values(), ids=LOOKUPS.keys())
+async def test_a_tag_is_looked_up_in_its_index(connection: AsyncConnection, where: Any) -> None:
+    (lookup,) = lookups_in(checked(where), {"level", "n"})
+    for statement in (count_tagged(1, lookup, 1000), select_tagged(1, lookup)):
+        plan = await plan_of(connection, statement)
+        assert plan.indexes == {"ix_group_tag_value"}, plan.text
+        assert not plan.scans & {"group_tag"}, plan.text
+        assert not plan.sorts, plan.text
+
+
+@BY_POLICY
+async def test_what_was_looked_up_is_read_by_its_ids(
+    connection: AsyncConnection, policy: SimplePolicy, index: str
+) -> None:
+    ids = list(range(3, 20_000, 500))
+    statement = select_among(POOL, order_of(policy), ids, FILTERS["tag"])
+    assert_stays_within(await plan_of(connection, statement), "pk_episode_group")
+
+
+async def test_an_index_of_tags_is_filled_by_ids(connection: AsyncConnection) -> None:
+    plan = await plan_of(connection, select_ids_below(15_000, 1000))
+    assert_reads_only(plan, "pk_episode_group")
+    plan = await plan_of(connection, insert_tags("level", [3, 4, 5]))
+    assert "pk_episode_group" in plan.indexes, plan.text
+    assert not plan.scans & {"episode_group"}, plan.text
+    plan = await plan_of(connection, delete_tags([3, 4, 5], ["level"]))
+    assert plan.indexes == {"pk_group_tag"}, plan.text
+    assert not plan.scans, plan.text
 
 
 ORDERED = pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Self
 
@@ -39,6 +39,8 @@ class BufferRow:
         limited_inserts: Groups put since the rate limit was set.
         limited_samples: Groups drawn since the rate limit was set.
         settings: Its settings.
+        pending_tags: Tags whose index is not what the settings say, by name: below which id groups
+            are still to be done.
     """
 
     id: int
@@ -48,6 +50,12 @@ class BufferRow:
     limited_inserts: int
     limited_samples: int
     settings: BufferSettings
+    pending_tags: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def indexed_tags(self) -> frozenset[str]:
+        """Tags whose index has every group."""
+        return frozenset(self.settings.indexed_tags) - self.pending_tags.keys()
 
     @classmethod
     def of(cls, row: Any) -> Self:
@@ -60,6 +68,7 @@ class BufferRow:
             row.limited_inserts,
             row.limited_samples,
             BufferSettings.from_json(row.settings),
+            row.pending_tags or {},
         )
 
 

@@ -18,6 +18,7 @@ from replaydb.database.repository import (
     limits,
     lineage,
     orders,
+    tags,
     tasks,
     transitions,
 )
@@ -43,6 +44,7 @@ from replaydb.database.statements.pools import (
     Order,
     Pool,
     order_of,
+    select_among,
     select_arrivals,
     select_eligible,
 )
@@ -55,6 +57,10 @@ from replaydb.results import DrawOutcome
 #: rows for every group wanted (so that fewer than about one in ten is eligible), and some.
 WALK_PER_GROUP = 10
 WALK_AT_LEAST = 200
+#: In the time of looking up one group by its id, a scan passes so many. A walk that has met fewer
+#: among the rows it takes to judge gives way at once where an index of tags has them.
+SCAN_PER_LOOKUP = 16
+ENOUGH_TO_JUDGE = 64
 #: So it does before the clock would get so late, in times between two arrivals: to set a clock
 #: back is to write every group of the task, which batches that take tiny weights would need often.
 LONGEST_WALK = 2.0**-6 * tasks.LATEST
@@ -198,7 +204,10 @@ class _Drawing:
             eligible = UNCLAIMED if eligible is None else eligible & UNCLAIMED
         pool = self._pool(account, status)
         if order.clock is None:
-            rows = orders.first(self._connection, pool, order, portion.count, eligible)
+            few = _few_in_order(account.stored_groups, portion.count)
+            rows = self._looked_up(pool, order, eligible, few)
+            if rows is None:
+                rows = orders.first(self._connection, pool, order, portion.count, eligible)
             keys = np.array([orders.sort_key(order, row) for row in rows], np.float64)
             return Candidates.of(account, status, rows, keys)
         if status is GroupStatus.COMPLETED:
@@ -227,6 +236,7 @@ class _Drawing:
         longest = max(WALK_PER_GROUP * count, WALK_AT_LEAST)
         rows: list[Any] = []
         found = 0
+        judged = False
         while found < count:
             after = (rows[-1].key, rows[-1].id) if rows else None
             statement = select_arrivals(pool, order, page, eligible, after)
@@ -236,6 +246,10 @@ class _Drawing:
             late = [row for row in more if horizon < row.key - time < math.inf]
             found += sum(row.eligible for row in more) - sum(row.eligible for row in late)
             at_end = len(more) < page
+            if not judged and found < count and len(rows) >= ENOUGH_TO_JUDGE:
+                judged = True
+                if found * SCAN_PER_LOOKUP < len(rows) and self._are_few(account, eligible):
+                    longest = 0
             if found < count and (late or (len(rows) >= longest and not at_end)):
                 self._give_up(order, account, rows, horizon)
                 return None
@@ -279,12 +293,28 @@ class _Drawing:
         eligible: ColumnElement[bool] | None,
     ) -> Candidates:
         """Every eligible group of a pool, with arrivals made for this draw alone."""
-        statement = select_eligible(pool, eligible)
-        rows = execute(self._connection, statement)
+        rows = self._looked_up(pool, order, eligible, _few(account))
+        if rows is None:
+            rows = execute(self._connection, select_eligible(pool, eligible))
         weights = np.array([row.weight for row in rows], np.float64)
         variates = account.exponentials(self._buffer.settings, len(rows))
         keys = waiting(variates, rates(order.clock, weights))
         return Candidates.of(account, GroupStatus(pool.status), rows, keys)
+
+    def _looked_up(
+        self, pool: Pool, order: Order, eligible: ColumnElement[bool] | None, most: int
+    ) -> Sequence[Any] | None:
+        """Every eligible group of a pool, as `select_among` has them.
+
+        None where no index of tags tells that there are so few.
+        """
+        ids = tags.look_up(self._connection, self._buffer.row, eligible, most)
+        if ids is None:
+            return None
+        return execute(self._connection, select_among(pool, order, ids, eligible))
+
+    def _are_few(self, account: TaskAccount, eligible: ColumnElement[bool] | None) -> bool:
+        return tags.are_few(self._connection, self._buffer.row, eligible, _few(account))
 
     def _settle(
         self, order: Order, part: Candidates, chosen: NDArray[np.int64], elapsed: float
@@ -327,3 +357,16 @@ class _Drawing:
         skipped = changes[len(counted) :]
         execute_many(self._connection, mark_sampled_and_rekey(order), counted)
         execute_many(self._connection, rekey(order), skipped)
+
+
+def _few(account: TaskAccount) -> int:
+    """How many groups are looked up sooner than all of a task are read."""
+    return max(WALK_AT_LEAST, account.stored_groups // SCAN_PER_LOOKUP)
+
+
+def _few_in_order(stored: int, count: int) -> int:
+    """How many eligible groups are looked up sooner than `count` of them are met in an order.
+
+    Of m among n groups those are met after about n * count / m, each read in less time.
+    """
+    return min(tags.FEW_IN_ORDER, math.isqrt(stored * count) // 4)

@@ -12,7 +12,7 @@ from replaydb.database import filters
 from replaydb.database.engines.protocol import Backend
 from replaydb.database.prepared import execute, execute_many
 from replaydb.database.records import PUTTABLE, Facts, Stored, status
-from replaydb.database.repository import buffers, tasks
+from replaydb.database.repository import buffers, tags, tasks
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.tasks import waiting
@@ -65,18 +65,19 @@ def count(connection: Connection, condition: ColumnElement[bool]) -> int:
 
 def count_up_to(
     connection: Connection,
-    buffer_id: int,
+    row: BufferRow,
     task_names: Collection[str] | None,
     status_names: Collection[str] | None,
     eligible: ColumnElement[bool] | None,
     most: int,
 ) -> int:
     """How many groups meet all conditions; of more than `most`, so many."""
-    if task_names is None:  # named, they and their statuses are ranges of an index
-        task_names = buffers.task_names(connection, buffer_id)
-    if status_names is None:
+    ids = tags.look_up(connection, row, eligible, max(most, tags.FEW_IN_ORDER))
+    if ids is None and task_names is None:  # named, they and their statuses are ranges of an index
+        task_names = buffers.task_names(connection, row.id)
+    if ids is None and status_names is None:
         status_names = list(GroupStatus)
-    condition = selection(buffer_id, tasks=task_names, statuses=status_names, where=eligible)
+    condition = selection(row.id, ids=ids, tasks=task_names, statuses=status_names, where=eligible)
     [(number,)] = execute(connection, count_groups_up_to(condition, most))
     return int(number)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,8 @@ from replaydb.database.column_types import Damaged
 from replaydb.database.prepared import execute
 from replaydb.database.records import check_scalars
 from replaydb.database.repository import buffers, groups
+from replaydb.database.repository.buffers import BufferRow
+from replaydb.database.repository.tags import FEW, FEW_IN_ORDER, look_up_now
 from replaydb.database.statements.pages import select_keys, select_page, select_shown
 from replaydb.database.statements.pools import Order, Pool
 from replaydb.database.statements.selections import selection
@@ -43,17 +46,22 @@ class Listing:
     limit: int | None
 
 
-def find(connection: Connection, buffer_id: int, listing: Listing) -> list[GroupInfo]:
-    """The groups of a page.
+def find(connection: Connection, seen: BufferRow, listing: Listing) -> list[GroupInfo]:
+    """The groups of a page, of a buffer as this process last saw it.
 
     Raises:
         CorruptPayloadError: What is stored of some cannot be read.
     """
     if listing.names is None:
-        rows = _in_pools(connection, buffer_id, listing)
+        most = FEW if listing.limit is None else FEW_IN_ORDER
+        ids = look_up_now(connection, seen, listing.eligible, most)
     else:
-        rows = _named(connection, buffer_id, listing.names, listing)
-    return _shown(connection, buffer_id, [row.id for row in rows[: listing.limit]])
+        ids = list(groups.ids_by_name(connection, seen.id, listing.names).values())
+    if ids is None:
+        rows = _in_pools(connection, seen.id, listing)
+    else:
+        rows = _among(connection, seen.id, ids, listing)
+    return _shown(connection, seen.id, [row.id for row in rows[: listing.limit]])
 
 
 def _in_pools(connection: Connection, buffer_id: int, listing: Listing) -> list[Any]:
@@ -84,10 +92,10 @@ def _first(connection: Connection, pool: Pool, listing: Listing) -> list[Any]:
     return rows
 
 
-def _named(
-    connection: Connection, buffer_id: int, names: Sequence[int] | Sequence[str], listing: Listing
+def _among(
+    connection: Connection, buffer_id: int, ids: Sequence[int], listing: Listing
 ) -> list[Any]:
-    ids = list(groups.ids_by_name(connection, buffer_id, names).values())
+    """Those of some groups, sorted here."""
     condition = selection(
         buffer_id,
         ids=ids,
@@ -96,16 +104,22 @@ def _named(
         where=listing.eligible,
     )
     rows = execute(connection, select_keys(condition, listing.order.column))
-    return _sorted(rows, listing.order)
+    return _sorted(rows, listing.order, listing.after)
 
 
-def _sorted(rows: Iterable[Any], order: Order) -> list[Any]:
+def _sorted(rows: Iterable[Any], order: Order, after: tuple[Any, int] | None = None) -> list[Any]:
+    """Rows in order, those without a key last; only what comes after a key and an id."""
     known: list[Any] = []
     unknown: list[Any] = []
     for row in rows:
         (unknown if row.key is None or isinstance(row.key, Damaged) else known).append(row)
     known.sort(key=lambda row: (row.key, row.id), reverse=order.descending)
     unknown.sort(key=lambda row: row.id, reverse=order.descending)
+    if after is not None:
+        behind = operator.lt if order.descending else operator.gt
+        if after[0] is None:
+            known, unknown = [], [row for row in unknown if behind(row.id, after[1])]
+        known = [row for row in known if behind((row.key, row.id), after)]
     return known + unknown
 
 

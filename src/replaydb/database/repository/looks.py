@@ -13,10 +13,18 @@ from sqlalchemy import ColumnElement, Connection
 from replaydb.database.prepared import execute
 from replaydb.database.repository import groups, orders, tasks
 from replaydb.database.repository.arrivals import exponentials
+from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.candidates import Candidates, batch_of, first, rates
 from replaydb.database.repository.portions import Drawn, DrawRequest, Portion
+from replaydb.database.repository.tags import FEW, FEW_IN_ORDER, look_up_now
 from replaydb.database.repository.tasks import TaskAccount, waiting
-from replaydb.database.statements.pools import Clock, Pool, order_of, select_page_of_eligible
+from replaydb.database.statements.pools import (
+    Order,
+    Pool,
+    order_of,
+    select_among,
+    select_page_of_eligible,
+)
 from replaydb.database.statements.selections import selection
 from replaydb.episodes import GroupStatus
 from replaydb.errors import NotEnoughGroupsError
@@ -25,8 +33,8 @@ from replaydb.errors import NotEnoughGroupsError
 PAGE = 8192
 
 
-def look(connection: Connection, buffer_id: int, request: DrawRequest) -> Drawn:
-    """Groups that a draw might take now, of a snapshot.
+def look(connection: Connection, seen: BufferRow, request: DrawRequest) -> Drawn:
+    """Groups that a draw might take now, of a snapshot of a buffer as this process last saw it.
 
     For random policies arrivals are made for this look alone. The stored ones say whom the next
     draw takes: whoever knew them, and changed groups accordingly, would bias that draw.
@@ -34,43 +42,48 @@ def look(connection: Connection, buffer_id: int, request: DrawRequest) -> Drawn:
     Raises:
         NotEnoughGroupsError: There are fewer than wanted at least.
     """
-    accounts = tasks.read(connection, buffer_id)
+    accounts = tasks.read(connection, seen.id)
     parts: list[Drawn] = []
     for position, portion in enumerate(request.portions):
-        seen = [group_id for part in parts for group_id in part.ids]
-        parts.append(_portion(connection, buffer_id, accounts.values(), portion, seen))
-        available, least = len(parts[-1].ids), request.least(position, len(seen))
+        taken = [group_id for part in parts for group_id in part.ids]
+        parts.append(_portion(connection, seen, accounts.values(), portion, taken))
+        available, least = len(parts[-1].ids), request.least(position, len(taken))
         if available < least:
             raise NotEnoughGroupsError(least, available, portion.task_name, portion=portion)
     found = Drawn.together(parts)
-    return replace(found, rows=groups.facts(connection, buffer_id, found.ids))
+    return replace(found, rows=groups.facts(connection, seen.id, found.ids))
 
 
 def _portion(
     connection: Connection,
-    buffer_id: int,
+    seen: BufferRow,
     accounts: Iterable[TaskAccount],
     portion: Portion,
-    seen: Sequence[int],
+    taken: Sequence[int],
 ) -> Drawn:
     order = order_of(portion.policy)
     eligible = portion.eligible
-    if seen:
-        others = ~selection(buffer_id, ids=seen)
+    if taken:
+        others = ~selection(seen.id, ids=taken)
         eligible = others if eligible is None else eligible & others
     mine = [
         account
         for account in accounts
         if portion.tasks is None or account.task_name in portion.tasks
     ]
+    most = FEW_IN_ORDER if order.clock is None else FEW
+    ids = look_up_now(connection, seen, portion.eligible, most)
     candidates = []
     for account in mine:
-        pool = Pool(buffer_id, account.task_name, GroupStatus.COMPLETED.value)
-        if order.clock is None:
+        pool = Pool(seen.id, account.task_name, GroupStatus.COMPLETED.value)
+        if ids is not None:
+            rows = execute(connection, select_among(pool, order, ids, eligible))
+            keys = _keys(order, rows, pool)
+        elif order.clock is None:
             rows = orders.first(connection, pool, order, portion.count, eligible)
-            keys = np.array([orders.sort_key(order, row) for row in rows], np.float64)
+            keys = _keys(order, rows, pool)
         else:
-            rows, keys = _arrivals(connection, pool, order.clock, portion.count, eligible)
+            rows, keys = _arrivals(connection, pool, order, portion.count, eligible)
         candidates.append(Candidates.of(account, GroupStatus.COMPLETED, rows, keys))
     if not any(len(part.ids) for part in candidates):
         return Drawn.nothing()
@@ -78,10 +91,19 @@ def _portion(
     return batch_of(portion.policy, mine, candidates, chosen)
 
 
+def _keys(order: Order, rows: Sequence[Any], pool: Pool) -> NDArray[np.float64]:
+    """By which rows come: arrivals made for this look, or what the order sorts by."""
+    if order.clock is None:
+        return np.array([orders.sort_key(order, row) for row in rows], np.float64)
+    weights = np.array([row.weight for row in rows], np.float64)
+    variates, _ = exponentials(None, pool.task_name, 0, len(rows))
+    return waiting(variates, rates(order.clock, weights))
+
+
 def _arrivals(
     connection: Connection,
     pool: Pool,
-    clock: Clock,
+    order: Order,
     count: int,
     eligible: ColumnElement[bool] | None,
 ) -> tuple[list[Any], NDArray[np.float64]]:
@@ -92,10 +114,8 @@ def _arrivals(
     while True:
         statement = select_page_of_eligible(pool, eligible, last, PAGE)
         page = execute(connection, statement)
-        weights = np.array([row.weight for row in page], np.float64)
-        variates, _ = exponentials(None, pool.task_name, 0, len(page))
         best.extend(page)
-        times = np.concatenate([times, waiting(variates, rates(clock, weights))])
+        times = np.concatenate([times, _keys(order, page, pool)])
         kept = np.argsort(times, kind="stable")[:count]
         best, times = [best[i] for i in kept], times[kept]
         if len(page) < PAGE:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from replaydb.database.prepared import execute
-from replaydb.database.repository import groups, transitions
+from replaydb.database.repository import groups, tags, transitions
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.statements.buffer import update_buffer
@@ -74,6 +74,7 @@ def apply_settings(buffer: LockedBuffer, changes: Mapping[str, Any]) -> BufferRo
         account.max_staleness = settings.max_staleness_of(account.task_name)
         if settings.seed != before.seed:
             account.random_counter = 0
+    tags.plan(buffer, before.indexed_tags)
     _expire(buffer, buffer.row.policy_version)
     if settings.priority_exponent != before.priority_exponent:
         _reweigh(buffer)

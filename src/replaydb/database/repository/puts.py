@@ -17,6 +17,7 @@ from replaydb.database.repository import (
     capacity,
     limits,
     lineage,
+    tags,
     tasks,
     transitions,
 )
@@ -167,6 +168,8 @@ class _Session:
             row["uniform_key"] += account.uniform_clock
             row["priority_key"] += account.priority_clock
         execute_many(self.buffer.connection, insert_groups(), self.rows)
+        if self.rows and self.buffer.settings.indexed_tags:
+            tags.enter(self.buffer, [row["id"] for row in self.rows])
         self.rows = []
 
     def _take_in(self, put: Put, *, written: bool) -> list[int]:

@@ -11,6 +11,7 @@ from replaydb.database.records import PUTTABLE, is_gone
 from replaydb.database.repository import capacity, groups, transitions, upkeep
 from replaydb.database.repository.capacity import Size
 from replaydb.database.repository.locked import LockedBuffer
+from replaydb.database.repository.tags import enter_anew
 from replaydb.database.repository.transitions import Change
 from replaydb.database.statements.episode_group import (
     mark_completed,
@@ -85,6 +86,8 @@ def _lay_over(buffer: LockedBuffer, ids: Sequence[int], tags: Mapping[str, Any])
         raise CorruptPayloadError("tags can not be read", damaged)
     new = [{"group_id": row.id, "tags": {**row.tags, **tags}} for row in rows]
     execute_many(buffer.connection, update_each_group(), new)
+    if indexed := tags.keys() & set(buffer.settings.indexed_tags):
+        enter_anew(buffer, ids, indexed)
 
 
 def _give_status(

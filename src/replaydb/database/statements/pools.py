@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, assert_never
@@ -20,6 +21,7 @@ from sqlalchemy import (
     update,
 )
 
+from replaydb.database.expressions import among
 from replaydb.database.prepared import Bound
 from replaydb.database.schema import IDLE, IS_IDLE, episode_group, group
 from replaydb.policies import (
@@ -223,6 +225,21 @@ def select_eligible(pool: Pool, eligible: ColumnElement[bool] | None) -> Bound[S
     if eligible is not None:
         statement = statement.where(eligible)
     return Bound(statement.order_by(group.id), pool.values)
+
+
+def select_among(
+    pool: Pool, order: Order, ids: Sequence[int], eligible: ColumnElement[bool] | None
+) -> Select[Any]:
+    """The eligible ones of some groups of a pool, as (id, weight, staleness, key), by id."""
+    condition = (
+        (group.buffer_id == pool.buffer_id)
+        & (group.task_name == pool.task_name)
+        & (group.group_status == pool.status)
+    )
+    if eligible is not None:
+        condition &= eligible
+    statement = select(*_CANDIDATE, order.column.label("key"))
+    return statement.where(among(group.id, ids), _verdict(condition)).order_by(group.id)
 
 
 def select_page_of_eligible(

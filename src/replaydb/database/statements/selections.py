@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 
 from sqlalchemy import ColumnElement, Select, literal, select, true
@@ -11,6 +12,30 @@ from replaydb.database.expressions import among
 from replaydb.database.schema import IDLE, IS_IDLE, group, lease, run
 from replaydb.episodes import GroupStatus
 from replaydb.settings import ExpireBy
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The groups of a buffer that meet every condition given."""
+
+    buffer_id: int
+    ids: Sequence[int] | None = None
+    uids: Sequence[str] | None = None
+    tasks: Collection[str] | None = None
+    statuses: Collection[str] | None = None
+    where: ColumnElement[bool] | None = None
+
+    @property
+    def condition(self) -> ColumnElement[bool]:
+        """As one condition."""
+        return selection(
+            self.buffer_id,
+            ids=self.ids,
+            uids=self.uids,
+            tasks=self.tasks,
+            statuses=self.statuses,
+            where=self.where,
+        )
 
 
 def selection(

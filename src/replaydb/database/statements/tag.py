@@ -1,0 +1,86 @@
+"""The index of tags."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Delete,
+    Insert,
+    Select,
+    Text,
+    bindparam,
+    case,
+    delete,
+    func,
+    insert,
+    literal,
+    or_,
+    select,
+)
+
+from replaydb.database.expressions import among, json_boolean, json_double, json_text
+from replaydb.database.prepared import Bound, prepared
+from replaydb.database.schema import group, group_tag
+from replaydb.database.tag_lookups import PREFIX, Lookup
+
+_tag = group_tag.c
+
+
+def insert_tags(name: str, ids: Sequence[int]) -> Bound[Insert]:
+    """Enter one tag of some groups, as a filter reads it."""
+    return Bound(_insert(name), {"ids": ids})
+
+
+@lru_cache(maxsize=256)
+def _insert(name: str) -> Insert:
+    text = func.substr(json_text(group.tags, (name,)), 1, PREFIX, type_=Text())
+    is_true = json_boolean(group.tags, (name,))
+    number = func.coalesce(
+        json_double(group.tags, (name,)), case((is_true, literal(1.0)), (~is_true, literal(0.0)))
+    )
+    values = select(group.id, group.buffer_id, text.label("text"), number.label("number"))
+    some = values.where(among(group.id, bindparam("ids"))).subquery()
+    row = some.c
+    there = or_(row.text.is_not(None), row.number.is_not(None))
+    columns = [_tag.group_id, _tag.name, _tag.buffer_id, _tag.text, _tag.number]
+    rows = select(row.id, literal(name), row.buffer_id, row.text, row.number).where(there)
+    return insert(group_tag).from_select(columns, rows)
+
+
+@prepared
+def delete_tags(ids: Any, names: Any) -> Delete:
+    """Take tags of some groups out."""
+    return delete(group_tag).where(among(_tag.group_id, ids), among(_tag.name, names))
+
+
+def count_tagged(buffer_id: int, lookup: Lookup, most: int) -> Select[int]:
+    """How many groups a look-up gives, reading no more of them than so many."""
+    some = select(_tag.group_id).where(_found(buffer_id, lookup)).limit(most).subquery()
+    return select(func.count()).select_from(some)
+
+
+def select_tagged(buffer_id: int, lookup: Lookup) -> Select[int]:
+    """Ids of the groups that a look-up gives."""
+    return select(_tag.group_id).where(_found(buffer_id, lookup))
+
+
+def _found(buffer_id: int, lookup: Lookup) -> ColumnElement[bool]:
+    mine = (_tag.buffer_id == buffer_id) & (_tag.name == lookup.name)
+    if not lookup.is_text:  # the column before that of numbers
+        mine &= _tag.text.is_(None)
+    return mine & lookup.condition
+
+
+@prepared
+def select_ids_below(before: Any, most: Any) -> Select[Any]:
+    """Groups of any buffer with ids below one, the largest first, as (id, buffer_id)."""
+    return (
+        select(group.id, group.buffer_id)
+        .where(group.id < before)
+        .order_by(group.id.desc())
+        .limit(most)
+    )
