@@ -88,7 +88,7 @@ class Encoder:
                 row = one | {"group_id": group_id, "metadata": json.dumps(one["metadata"])}
                 tables[episode].append(_values(episode, row))
             for one in record.payloads:
-                tables[payload].append(_values(payload, one | {"group_id": group_id}))
+                tables[payload].append(_values(payload, one.row(group_id, one.part)))
         return tables
 
 

@@ -130,10 +130,25 @@ def engine_name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def url(engine_name: str, request: pytest.FixtureRequest) -> str:
-    """A migrated database without rows."""
+def layout() -> str:
+    """Where payloads are: `inside` the database, or `outside`; what cares has both."""
+    return "inside"
+
+
+@pytest.fixture
+def url(engine_name: str, layout: str, request: pytest.FixtureRequest) -> str:
+    """A migrated database without groups."""
     address: str = request.getfixturevalue(f"{engine_name}_url")
+    if layout == "outside":
+        folder = request.getfixturevalue("tmp_path") / "payloads"
+        folder.mkdir()
+        asyncio.run(_settle(address, folder.as_uri()))
     return address
+
+
+async def _settle(url: str, payloads: str) -> None:
+    async with Store.open(url, payloads=payloads):
+        pass
 
 
 @pytest.fixture

@@ -182,6 +182,8 @@ WRONG: dict[str, list[Any]] = {
     "pad_to_multiple_of": [0, *INTEGERS],
     "pad_token_id": TOKENS,
     "policy": [None, "fifo", rdb.Fifo, rdb.Share(1)],
+    "payload_grace": [0, 1e11, *NUMBERS],
+    "payloads": ["", "mysql://here", "packs", *TEXTS[1:]],
     "pool_size": [0, *INTEGERS],
     "position": INTEGERS,
     "prefetch": INTEGERS,

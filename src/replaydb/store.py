@@ -17,6 +17,7 @@ from replaydb.buffer import Buffer
 from replaydb.database import migrations
 from replaydb.database.engines import backend_for
 from replaydb.database.engines.protocol import Durability
+from replaydb.database.payloads import Payloads
 from replaydb.database.repository import buffers
 from replaydb.database.repository.buffers import BufferRow, RunRow
 from replaydb.database.transactions import PATIENCE_SECONDS, Database, allowance, end_in
@@ -45,6 +46,7 @@ class Store:
         run_metadata: Mapping[str, Any],
     ) -> None:
         self._database = database
+        self._payloads = Payloads(database)
         self._run_name = run_name
         self._lineage = lineage
         self._run_metadata = run_metadata
@@ -63,6 +65,8 @@ class Store:
         durability: Durability = "process",
         read_only: bool = False,
         pool_size: int | None = None,
+        payloads: str | None = None,
+        payload_grace: float | None = None,
     ) -> Opening[Store]:
         """Open a store: `async with Store.open(...) as store`, or `store = await Store.open(...)`.
 
@@ -86,10 +90,20 @@ class Store:
             pool_size: How many connections at most write, and how many read; calls wait for one
                 within their timeout. By default 8 of each are kept, and up to 24 made under load.
                 On SQLite one writes, and by default 8 read.
+            payloads: Where the payloads are, if not in the database: a folder, `file:///FOLDER`,
+                which must be there, or an object store, `s3://BUCKET/PREFIX`, `gs://` or `az://`
+                (extra `replaydb[obstore]`). To be said once, before anything is put; it is
+                recorded, without secrets, and whoever opens the store finds it.
+            payload_grace: Seconds that payloads outside the database can still be read after
+                their groups are gone, so that what was drawn can be delivered. Kept, for every
+                process; an hour at first.
 
         Raises:
-            InvalidInputError: An argument is wrong, or does not go with `read_only`.
-            InvalidURLError: The URL cannot be used.
+            InvalidInputError: An argument is wrong, or does not go with `read_only`; or the
+                payloads of this store are elsewhere than `payloads` says.
+            InvalidURLError: The URL, or that of the payloads, cannot be used.
+            PayloadsUnavailableError: The place given for payloads cannot be reached, or not used.
+            NotSupportedError: What talks to object stores is not installed.
             SchemaError: The tables are not those of this version; the message says what to run.
             DatabaseError: The database cannot be opened.
         """
@@ -101,6 +115,8 @@ class Store:
             raise InvalidInputError("read_only", "no run, which would be entered", "one")
         if read_only and migrate:
             raise InvalidInputError("migrate", "None or False with read_only=True", migrate)
+        payloads = checks.optional(checks.string, "payloads", payloads)
+        grace = checks.optional(checks.duration, "payload_grace", payload_grace)
         name = _new_run_name() if run is None else checks.name("run", run)
         ancestor = checks.optional(checks.name, "lineage", lineage)
         metadata = checks.json_object("run_metadata", run_metadata)
@@ -110,12 +126,16 @@ class Store:
             await backend.check_target()
             await migrations.prepare(backend, migrate=False if read_only else migrate)
             store = cls(Database(backend), name, ancestor or run, metadata)
-            if run is not None:
-                try:
+            try:
+                if payloads is not None:
+                    await store._payloads.settle(payloads, end_in(allowance()))
+                if grace is not None:
+                    await store._payloads.set_grace(grace, end_in(allowance()))
+                if run is not None:
                     await store._current_run(end_in(allowance()))
-                except BaseException:
-                    await store.close()
-                    raise
+            except BaseException:
+                await store.close()
+                raise
             logger.info("opened %s", backend.shown)
             return store
 
@@ -171,7 +191,9 @@ class Store:
             row = await self._database.write(make)
         if row is None:
             raise UnknownBufferError(name)
-        found = self._buffers.setdefault(row.id, Buffer(self._database, row, self._current_run))
+        found = self._buffers.setdefault(
+            row.id, Buffer(self._database, self._payloads, row, self._current_run)
+        )
         found._saw(row)
         if row.settings.updated(wanted) != row.settings:
             await found.update_settings(settings, **changes)
@@ -202,7 +224,9 @@ class Store:
                 await asyncio.gather(*(buffer.drain() for buffer in buffers))
         except TimeoutError:
             await asyncio.gather(*(buffer._give_up() for buffer in buffers))
+        await self._payloads.stop()
         await self._database.close(end)
+        await self._payloads.close()
 
     async def _current_run(self, end: float) -> RunRow:
         """This run, entered in the database when it first writes something.

@@ -9,6 +9,7 @@ import signal
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from sqlalchemy import text
 
 from processes.children import Child, child
@@ -30,6 +31,7 @@ async def _kill_one(nursery: Child, role: str, after: float) -> None:
     assert os.WTERMSIG((await nursery.hear())["status"]) == signal.SIGKILL
 
 
+@pytest.mark.parametrize("layout", ["inside", "outside"])
 async def test_a_writer_killed_in_the_middle_of_puts(url: str, tmp_path: Path) -> None:
     """What was acknowledged is there, whole puts or nothing, and the next one opens at once."""
     acks = tmp_path / "acks"

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit
 
 from sqlalchemy import select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
 
-from replaydb.database.schema import payload
+from replaydb.database.schema import pack, payload, payload_place
 from support.connections import transaction
 
 Damage = Callable[[bytes], bytes]
@@ -28,5 +31,23 @@ async def damage(url: str, group_id: int, how: Damage = DAMAGES["the last bit"])
     """Change the stored bytes of a group, as a failing disk would."""
     here = payload.c.group_id == group_id
     async with transaction(url) as connection:
-        data = (await connection.execute(select(payload.c.data).where(here))).scalar_one()
-        await connection.execute(update(payload).where(here).values(data=how(data)))
+        row = (await connection.execute(select(payload).where(here))).one()
+        if row.data is not None:
+            await connection.execute(update(payload).where(here).values(data=how(row.data)))
+            return
+        file = await pack_file(connection, row.pack_id)
+        whole = bytearray(file.read_bytes())
+        part = slice(row.pack_offset, row.pack_offset + row.pack_length)
+        data = how(bytes(whole[part]))
+        whole[part] = data[: row.pack_length].ljust(row.pack_length, b"?")
+        file.write_bytes(whole)
+        await connection.execute(update(payload).where(here).values(pack_length=len(data)))
+
+
+async def pack_file(connection: AsyncConnection, pack_id: int) -> Path:
+    """The file of a pack."""
+    place = (await connection.execute(select(payload_place))).one()
+    name = (await connection.execute(select(pack.c.name).where(pack.c.id == pack_id))).scalar_one()
+    file: Path
+    [file] = (Path(urlsplit(place.url).path) / place.store_uid).rglob(f"{name}.pack")
+    return file

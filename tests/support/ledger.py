@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from sqlalchemy import func, select
@@ -17,7 +19,9 @@ from replaydb.database.schema import (
     episode_group,
     group_tag,
     lease,
+    pack,
     payload,
+    payload_place,
     task,
     transcript,
 )
@@ -48,6 +52,7 @@ async def check_books(url: str, *, idle_leases: bool = False) -> list[Row]:
         await _check_outcomes(connection, groups)
         await _check_children(connection, {row["id"]: row for row in groups})
         await _check_tags(connection, groups)
+        await _check_packs(connection)
     return groups
 
 
@@ -162,7 +167,7 @@ async def _check_tags(connection: AsyncConnection, groups: list[Row]) -> None:
 
 
 async def _check_children(connection: AsyncConnection, groups: dict[int, Row]) -> None:
-    size = func.length(payload.c.data)
+    size = func.coalesce(payload.c.pack_length, func.length(payload.c.data))
     payloads = select(payload.c.group_id, func.count(), func.sum(size)).group_by(payload.c.group_id)
     stored = {row[0]: (row[1], row[2]) for row in await connection.execute(payloads)}
     tokens = func.sum(episode.c.num_tokens)
@@ -178,3 +183,19 @@ async def _check_children(connection: AsyncConnection, groups: dict[int, Row]) -
         if row["group_status"] != "archived":
             assert parts or not row["num_episodes"]
         assert (group_id in texts) == row["has_transcript"]
+
+
+async def _check_packs(connection: AsyncConnection) -> None:
+    """What refers to every pack is counted, and what anything refers to is there."""
+    size = func.sum(payload.c.pack_length)
+    parts = select(payload.c.pack_id, func.count(), size).group_by(payload.c.pack_id)
+    members = {row[0]: (row[1], row[2]) for row in await connection.execute(parts)}
+    places = await _rows(connection, select(payload_place))
+    folders = [Path(urlsplit(row["url"]).path) / row["store_uid"] for row in places]
+    there = {file.stem for folder in folders for file in folder.rglob("*.pack")}
+    for row in await _rows(connection, select(pack)):
+        counted = (row["live_parts"], row["live_bytes"])
+        assert counted == members.get(row["id"], (0, 0)), row
+        assert (row["condemned_at"] is None) == (row["live_parts"] > 0), row
+        assert row["name"] in there or not row["live_parts"], row
+        assert not (row["removing"] and row["live_parts"]), row

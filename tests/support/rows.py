@@ -56,6 +56,15 @@ _ROWS: dict[str, list[dict[str, Any]]] = {
         group_row(1, "completed"), group_row(2, "leased", lease_id=1), group_row(3, "completed")
     ],
     "episode": [_episode(group, position) for group in (1, 2, 3) for position in (0, 1)],
+    "payload_place": [
+        {"id": 1, "url": "file:///packs", "store_uid": "a" * 32, "grace_seconds": 60.0}
+    ],
+    "pack": [
+        {
+            "id": 1, "name": "b" * 32, "created_at": _NOW, "num_bytes": 4, "live_parts": 0,
+            "live_bytes": 0, "condemned_at": _NOW, "removing": False,
+        }
+    ],
     "payload": [
         {"group_id": group, "part": 0, "codec_version": 1, "checksum": 9, "data": b"\0\1\2\3"}
         for group in (1, 2, 3)

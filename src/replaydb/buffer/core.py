@@ -11,6 +11,8 @@ from sqlalchemy import ColumnElement, Connection
 from replaydb import checks
 from replaydb.buffer.waiting import Explain, Patience
 from replaydb.database import filters
+from replaydb.database.payloads import Payloads
+from replaydb.database.records import Decoded, Stored, decoded
 from replaydb.database.repository.buffers import BufferRow, RunRow
 from replaydb.database.repository.locked import Scope
 from replaydb.database.statements.selections import Selection
@@ -25,9 +27,14 @@ class BufferCore:
     """A buffer of an open store."""
 
     def __init__(
-        self, database: Database, row: BufferRow, run: Callable[[float], Awaitable[RunRow]]
+        self,
+        database: Database,
+        payloads: Payloads,
+        row: BufferRow,
+        run: Callable[[float], Awaitable[RunRow]],
     ) -> None:
         self._database = database
+        self._payloads = payloads
         self._run = run
         self._row = row
 
@@ -80,6 +87,10 @@ class BufferCore:
         )
         scope.log_news()
         return result
+
+    async def _decoded(self, stored: Stored, end: float) -> Decoded:
+        """Groups from what is stored of them, some of which may be outside the database."""
+        return await decoded(await self._payloads.read(stored, end))
 
     def _patience(self, timeout: float | None, explain: Explain | None = None) -> Patience:
         """The time of a call that waits; arguments as of `Patience`."""

@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 from replaydb.batch.batch import Batch
 from replaydb.buffer.core import BufferCore
 from replaydb.cancellation import to_the_end
-from replaydb.database.records import Decoded, Stored, decoded
+from replaydb.database.records import Decoded, Stored
 from replaydb.database.repository import (
     buffers,
     draws,
@@ -121,17 +121,18 @@ class Drawing(BufferCore):
                 self._database.signal.announce()
                 stored = drawn.stored if reading is None else await reading
             assert stored is not None  # noqa: S101 - one of the two
-            return await self._delivered(replace(drawn, stored=stored))
+            drawn = replace(drawn, stored=stored)
+            return await self._delivered(drawn, end or end_in(allowance(drawn.num_bytes)))
         except BaseException:
             # Only here, where no reader is held: the writer may be waiting for one.
             if drawn is not None and drawn.lease_id is not None:
                 await to_the_end(self._hand_back(drawn.lease_id, "not delivered"))
             raise
 
-    async def _delivered(self, drawn: Drawn) -> Result:
+    async def _delivered(self, drawn: Drawn, end: float) -> Result:
         """Decode what was drawn and read. What is damaged fails."""
         assert drawn.stored is not None  # noqa: S101
-        result = Result.of(drawn, await decoded(drawn.stored))
+        result = Result.of(drawn, await self._decoded(drawn.stored, end))
         if result.damaged:
             await self._mark_failed(result.damaged, drawn)
         return result

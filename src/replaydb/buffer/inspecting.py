@@ -17,7 +17,7 @@ from replaydb.buffer.drawing import reasons
 from replaydb.buffer.requests import eligible, named, order
 from replaydb.database import filters
 from replaydb.database.group_columns import col
-from replaydb.database.records import Decoded, Stored, decoded
+from replaydb.database.records import Decoded, Stored
 from replaydb.database.repository import groups, lineage, metrics
 from replaydb.database.repository.listing import Listing, find
 from replaydb.database.repository.tags import narrowed
@@ -115,8 +115,9 @@ class Inspecting(BufferCore):
                 self._database.backend, connection, self.id, sorted(set(known.values()))
             )
 
-        known, stored = await self._database.read(work, end=end_in(BULK_SECONDS))
-        found = await decoded(stored)
+        end = end_in(BULK_SECONDS)
+        known, stored = await self._database.read(work, end=end)
+        found = await self._decoded(stored, end)
         read = [found.groups[known[name]] for name in wanted if known.get(name) in found.groups]
         there = found.groups.keys() | found.corrupt.keys() | found.gone
         if missing := [name for name in wanted if known.get(name) not in there]:
@@ -128,12 +129,12 @@ class Inspecting(BufferCore):
         return read
 
     async def _fetch(self, ids: Sequence[int]) -> Decoded:
-        return await decoded(
-            await self._database.read(
-                lambda connection: groups.fetch(self._database.backend, connection, self.id, ids),
-                end=end_in(BULK_SECONDS),
-            )
+        end = end_in(BULK_SECONDS)
+        stored = await self._database.read(
+            lambda connection: groups.fetch(self._database.backend, connection, self.id, ids),
+            end=end,
         )
+        return await self._decoded(stored, end)
 
     async def count(
         self,
@@ -226,8 +227,9 @@ class Inspecting(BufferCore):
                 self._database.backend, connection, self.id, record.group_ids
             )
 
-        record, stored = await self._database.read(work, end=end_in(BULK_SECONDS))
-        found = await decoded(stored)
+        end = end_in(BULK_SECONDS)
+        record, stored = await self._database.read(work, end=end)
+        found = await self._decoded(stored, end)
         replaced = [
             group_id
             for group_id, times in zip(record.group_ids, record.times_replaced, strict=True)

@@ -125,8 +125,9 @@ class Leasing(Drawing):
 
         async def opened() -> Lease:
             await self._write(extend)
-            drawn = await self._database.read(read, end=end_in(BULK_SECONDS))
-            return await self._lease_of(await self._delivered(drawn), seconds)
+            end = end_in(BULK_SECONDS)
+            drawn = await self._database.read(read, end=end)
+            return await self._lease_of(await self._delivered(drawn, end), seconds)
 
         return Opening(opened)
 

@@ -6,15 +6,18 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from sqlalchemy import Connection
 
 from replaydb import checks
 from replaydb.buffer.core import BufferCore
 from replaydb.database.group_commit import Gate, GroupCommit, Submission
+from replaydb.database.payloads import Payloads
 from replaydb.database.records import (
     GroupRecord,
+    Pack,
+    PayloadRecord,
     check_puttable,
     to_episode_record,
     to_record,
@@ -23,6 +26,7 @@ from replaydb.database.repository import pieces, puts
 from replaydb.database.repository.buffers import BufferRow, RunRow
 from replaydb.database.repository.locked import Scope
 from replaydb.database.repository.locking import tasks_locked
+from replaydb.database.repository.packs import PackGoneError
 from replaydb.database.repository.pieces import Addition
 from replaydb.database.repository.puts import OnDuplicate, Put
 from replaydb.database.transactions import Database, allowance
@@ -38,6 +42,8 @@ from replaydb.errors import (
 #: Groups with more tokens than this together are encoded in a thread.
 ENCODE_INLINE_TOKENS = 32_768
 
+T = TypeVar("T")
+
 #: What putting waits out.
 _NO_ROOM = (RateLimitedError, BufferFullError)
 
@@ -46,9 +52,13 @@ class Putting(BufferCore):
     """Storing groups, whole or in pieces."""
 
     def __init__(
-        self, database: Database, row: BufferRow, run: Callable[[float], Awaitable[RunRow]]
+        self,
+        database: Database,
+        payloads: Payloads,
+        row: BufferRow,
+        run: Callable[[float], Awaitable[RunRow]],
     ) -> None:
-        super().__init__(database, row, run)
+        super().__init__(database, payloads, row, run)
         self._known_tasks: frozenset[str] = frozenset()
         self._puts: GroupCommit[Put, list[int]] = GroupCommit(
             self._commit_puts, allowance, self._settling_seconds
@@ -262,12 +272,15 @@ class Putting(BufferCore):
         def work(connection: Connection, scope: Scope) -> list[list[int] | ReplayDBError]:
             with gate:
                 outcomes = puts.put(connection, scope, self._known_tasks, several)
-            if all(isinstance(outcome, ReplayDBError) for outcome in outcomes):
+            refused = all(isinstance(outcome, ReplayDBError) for outcome in outcomes)
+            # A new pack is entered in any case: what is in it is not to be written again.
+            if refused and all(part.pack is None or part.pack.is_kept for part in payloads):
                 raise _RefusedError(outcomes)
             return outcomes
 
+        payloads = [part for put in several for record in put.records for part in record.payloads]
         try:
-            outcomes = await self._write(work, end, hear_by=gate.hear_by, undone=gate.open)
+            outcomes = await self._store(payloads, work, gate, end)
         except _RefusedError as refused:
             return refused.outcomes
         self._known_tasks |= {record.task_name for put in several for record in put.records}
@@ -283,9 +296,40 @@ class Putting(BufferCore):
             with gate, tasks_locked(connection, scope, names) as buffer:
                 return pieces.add(buffer, {uid: row.id for uid, row in found.items()}, several)
 
-        outcomes = await self._write(work, end, hear_by=gate.hear_by, undone=gate.open)
+        payloads = [addition.record.payload for addition in several]
+        outcomes = await self._store(payloads, work, gate, end)
         self._database.signal.announce()
         return outcomes
+
+    async def _store(
+        self,
+        payloads: Sequence[PayloadRecord],
+        work: Callable[[Connection, Scope], T],
+        gate: Gate,
+        end: float,
+    ) -> T:
+        """One transaction that refers to payloads, which are where they belong before it begins."""
+        while True:
+            if self._row.outside:
+                await self._payloads.put(payloads, end)
+            packs = {part.pack for part in payloads if part.pack is not None}
+
+            def undone(packs: set[Pack] = packs) -> None:
+                gate.open()
+                for pack in packs:
+                    pack.in_doubt = False
+
+            try:
+                result = await self._write(work, end, hear_by=gate.hear_by, undone=undone)
+            except PackGoneError as error:
+                for pack in packs:
+                    pack.in_doubt = not pack.is_kept or pack.id in error.ids
+                continue
+            for pack in packs:
+                pack.is_kept, pack.in_doubt = True, False
+            if packs:
+                self._payloads.tidy_soon()
+            return result
 
 
 class _RefusedError(Exception):

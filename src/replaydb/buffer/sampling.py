@@ -11,7 +11,7 @@ from replaydb import checks
 from replaydb.batch.batch import Batch
 from replaydb.buffer.drawing import Drawing, Result
 from replaydb.buffer.requests import draw_request
-from replaydb.database.records import Stored, decoded
+from replaydb.database.records import Stored
 from replaydb.database.repository import groups, looks
 from replaydb.database.repository.portions import Drawn
 from replaydb.database.transactions import BULK_SECONDS, end_in
@@ -115,6 +115,6 @@ class Sampling(Drawing):
                     break
                 except NotEnoughGroupsError as error:
                     await patience.wait(error)
-        result = Result.of(found, await decoded(stored))
+        result = Result.of(found, await self._decoded(stored, end))
         result.raise_if_damaged()
         return result.batch

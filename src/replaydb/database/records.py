@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from replaydb.episodes import Episode, EpisodeGroup, GroupStatus
 from replaydb.episodes.flat import NO_VERSION, FlatEpisodes, flatten
 from replaydb.episodes.rewards import reward_stats
 from replaydb.errors import CorruptPayloadError
+from replaydb.packs import PackDamage
 
 #: Payloads larger than this together are decoded in a thread: checksums and copies of megabytes
 #: would hold up the event loop.
@@ -45,6 +46,68 @@ STATUSES = frozenset(GroupStatus)
 CONTEXT_PART = -1
 
 
+@dataclass(eq=False, slots=True)
+class Pack:
+    """An object outside the database that was written to hold payloads.
+
+    Attributes:
+        name: Its name.
+        num_bytes: Its size.
+        written_at: When writing it began, by `time.monotonic`.
+        id: Of its row: in the transaction under way, or for good.
+        is_kept: Whether its row is committed.
+        in_doubt: Whether its row may be committed without anybody knowing: it is not used again.
+    """
+
+    name: str
+    num_bytes: int
+    written_at: float
+    id: int | None = None
+    is_kept: bool = False
+    in_doubt: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class PayloadRecord:
+    """One part of a payload, made ready to be stored.
+
+    Attributes:
+        part: Which: the position of its episode if it has one only.
+        data: Its bytes.
+        checksum: Of these.
+        pack: Where its bytes are, if they are outside the database.
+        offset: Where they begin there.
+    """
+
+    part: int
+    data: bytes
+    checksum: int
+    pack: Pack | None = None
+    offset: int = 0
+
+    @classmethod
+    def of(cls, part: int, data: bytes) -> Self:
+        """Of encoded episodes."""
+        return cls(part, data, codec.checksum_of(data))
+
+    def row(self, group_id: int, part: int) -> dict[str, Any]:
+        """Columns of `payload`."""
+        row: dict[str, Any] = {
+            "group_id": group_id,
+            "part": part,
+            "codec_version": codec.VERSION,
+            "checksum": self.checksum,
+        }
+        if self.pack is None:
+            return row | {"data": self.data}
+        return row | {
+            "data": None,
+            "pack_id": self.pack.id,
+            "pack_offset": self.offset,
+            "pack_length": len(self.data),
+        }
+
+
 @dataclass(frozen=True, slots=True)
 class GroupRecord:
     """A group made ready to be stored: everything that does not depend on the buffer's state.
@@ -53,14 +116,14 @@ class GroupRecord:
         facts: Columns of `episode_group` that the group itself decides.
         episodes: Rows of `episode`, without `group_id`.
         transcripts: Rows of `transcript`, without `group_id`.
-        payloads: Rows of `payload`, without `group_id`.
+        payloads: Parts of its payload.
         time_limit: How long after it is stored its deadline is, if it has one.
     """
 
     facts: dict[str, Any]
     episodes: list[dict[str, Any]]
     transcripts: list[dict[str, Any]]
-    payloads: list[dict[str, Any]]
+    payloads: list[PayloadRecord]
     time_limit: timedelta | None = None
 
     @property
@@ -129,7 +192,7 @@ def to_record(
         facts,
         [{"position": i, **row} for i, row in enumerate(_episode_rows(whole))],
         [{"position": i, "text": text} for i, text in enumerate(texts) if text is not None],
-        [{"part": 0 if whole.num_episodes else CONTEXT_PART, **_payload(data)}] if data else [],
+        [PayloadRecord.of(0 if whole.num_episodes else CONTEXT_PART, data)] if data else [],
     )
 
 
@@ -139,12 +202,12 @@ class EpisodeRecord:
 
     Attributes:
         facts: Columns of `episode`, without `group_id` and `position`.
-        payload: Columns of `payload`, without `group_id` and `part`.
+        payload: What it is stored as.
         text: Its transcript, if it has one.
     """
 
     facts: dict[str, Any]
-    payload: dict[str, Any]
+    payload: PayloadRecord
     text: str | None
 
     @property
@@ -156,27 +219,19 @@ class EpisodeRecord:
     @property
     def num_bytes(self) -> int:
         """Size of its payload."""
-        return len(self.payload["data"])
+        return len(self.payload.data)
 
 
 def to_episode_record(episode: Episode, compression: Literal["zstd"] | None) -> EpisodeRecord:
     """Encode an episode on its own."""
     flat = flatten([episode])
     data = codec.encode(flat, compression=compression)
-    return EpisodeRecord(_episode_rows(flat)[0], _payload(data), episode.text)
+    return EpisodeRecord(_episode_rows(flat)[0], PayloadRecord.of(0, data), episode.text)
 
 
 def reward_facts(rewards: NDArray[np.float64]) -> dict[str, float | None]:
     """Reward columns of a group."""
     return {f"reward_{name}": value for name, value in reward_stats(rewards)._asdict().items()}
-
-
-def _payload(data: bytes) -> dict[str, Any]:
-    return {
-        "codec_version": codec.VERSION,
-        "checksum": codec.checksum_of(data),
-        "data": data,
-    }
 
 
 def _episode_rows(flat: FlatEpisodes) -> list[dict[str, Any]]:
@@ -306,6 +361,8 @@ def status(column: str, value: Any) -> GroupStatus:
 
 def _check_kinds(part: Facts) -> None:
     """SQLite takes text for bytes, and anything for a number."""
+    if isinstance(part["data"], PackDamage):
+        raise CorruptPayloadError(part["data"].reason)
     for name, kind in (("part", int), ("data", bytes | memoryview), ("checksum", int)):
         if not isinstance(part[name], kind):
             raise CorruptPayloadError(f"{name} can not be read: {Damaged(part[name])}")

@@ -35,7 +35,7 @@ from replaydb.episodes import GroupStatus
 from replaydb.results import DrawOutcome
 
 #: Every revision of `migrations/`, the newest last: opening a store compares without alembic.
-REVISIONS: tuple[str, ...] = ("0001", "0002", "0003", "0004", "0005")
+REVISIONS: tuple[str, ...] = ("0001", "0002", "0003", "0004", "0005", "0006")
 
 metadata = MetaData(
     naming_convention={
@@ -274,7 +274,42 @@ episode = Table(
     sqlite_with_rowid=False,
 )
 
-# Blobs live here and nowhere else: no scheduling query touches a page of this table.
+# Where packs are, if payloads are outside the database: one row, or none.
+payload_place = Table(
+    "payload_place",
+    metadata,
+    Column("id", Id, primary_key=True, autoincrement=False),
+    # Without secrets: it is shown.
+    Column("url", Text, nullable=False),
+    Column("store_uid", Name, nullable=False),
+    Column("grace_seconds", Double, nullable=False),
+    CheckConstraint("id = 1", name="id"),
+)
+
+# An object that holds parts of payloads outside the database, written once.
+pack = Table(
+    "pack",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("name", Name, nullable=False, unique=True),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("num_bytes", BigInteger, nullable=False),
+    # What refers to it. Of one to which nothing does it is known since when.
+    Column("live_parts", BigInteger, nullable=False),
+    Column("live_bytes", BigInteger, nullable=False),
+    Column("condemned_at", UtcDateTime),
+    # The point of no return: the object is about to be removed, or was.
+    Column("removing", Boolean, nullable=False),
+    sqlite_autoincrement=True,
+)
+Index(
+    "ix_pack_condemned_at",
+    pack.c.condemned_at,
+    sqlite_where=pack.c.condemned_at.is_not(None),
+    postgresql_where=pack.c.condemned_at.is_not(None),
+)
+
+# Blobs live here, or in packs, and nowhere else: no scheduling query touches a page of this table.
 # STORAGE EXTERNAL on PostgreSQL is set by the migration (metadata cannot express it).
 payload = Table(
     "payload",
@@ -283,7 +318,22 @@ payload = Table(
     Column("part", Integer, primary_key=True),
     Column("codec_version", SmallInteger, nullable=False),
     Column("checksum", BigInteger, nullable=False),
-    Column("data", LargeBinary, nullable=False),
+    Column("data", LargeBinary),
+    # Checked at commit: whether it may be used is asked of the pack itself, at the end.
+    Column("pack_id", ForeignKey("pack.id", deferrable=True, initially="DEFERRED")),
+    Column("pack_offset", BigInteger),
+    Column("pack_length", BigInteger),
+    CheckConstraint(
+        "data IS NOT NULL AND pack_id IS NULL OR data IS NULL AND pack_id IS NOT NULL "
+        "AND pack_offset IS NOT NULL AND pack_length IS NOT NULL",
+        name="place",
+    ),
+)
+Index(
+    "ix_payload_pack_id",
+    payload.c.pack_id,
+    sqlite_where=payload.c.pack_id.is_not(None),
+    postgresql_where=payload.c.pack_id.is_not(None),
 )
 
 transcript = Table(

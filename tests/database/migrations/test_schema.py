@@ -60,7 +60,7 @@ async def test_what_only_one_engine_has(url: str, engine_name: str) -> None:
         without_rowid = {name for name, (tail, _) in tables.items() if tail == "WITHOUT ROWID"}
         assert without_rowid == {"episode", "draw_group", "cursor", "group_tag"}
         counted = {name for name, (_, clauses) in tables.items() if "AUTOINCREMENT" in str(clauses)}
-        assert counted == {"run", "buffer", "task", "lease", "episode_group", "draw"}
+        assert counted == {"run", "buffer", "task", "lease", "episode_group", "draw", "pack"}
 
 
 async def test_down_takes_everything_and_up_again_brings_it_back(empty_url: str) -> None:

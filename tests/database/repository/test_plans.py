@@ -25,6 +25,7 @@ from replaydb.database.schema import (
     episode_group,
     group,
     group_tag,
+    pack,
     payload,
     task,
     transcript,
@@ -45,8 +46,19 @@ from replaydb.database.statements.episode_group import (
     update_groups,
 )
 from replaydb.database.statements.lease import select_any_overdue, select_held, select_held_among
+from replaydb.database.statements.pack import (
+    change_packs,
+    move_member,
+    select_condemned,
+    select_pack_names,
+    select_staying,
+)
 from replaydb.database.statements.pages import select_page, select_shown
-from replaydb.database.statements.payload import select_payloads, select_transcripts
+from replaydb.database.statements.payload import (
+    release_payloads,
+    select_payloads,
+    select_transcripts,
+)
 from replaydb.database.statements.pools import (
     Order,
     Pool,
@@ -159,6 +171,17 @@ async def fill(url: str) -> None:
             ],
         )  # fmt: skip
         await connection.execute(insert(episode_group), list(group_rows()))
+        await connection.execute(insert(pack), [
+            {"id": i, "name": f"{i:032x}", "created_at": NOW, "num_bytes": 1000,
+             "live_parts": 0 if i % 100 == 0 else 10, "live_bytes": 0 if i % 100 == 0 else 1000,
+             "condemned_at": NOW if i % 100 == 0 else None, "removing": False}
+            for i in range(1, 1001)
+        ])  # fmt: skip
+        await connection.execute(insert(payload), [
+            {"group_id": i, "part": 1, "codec_version": 1, "checksum": 0, "data": None,
+             "pack_id": i % 1000 + 1, "pack_offset": i // 1000, "pack_length": 100}
+            for i in range(1, NUM_GROUPS + 1) if i % 100 != 99
+        ])  # fmt: skip
         children: dict[Any, dict[str, Any]] = {
             payload: {"part": 0, "codec_version": 1, "checksum": 0, "data": b"x" * 100},
             transcript: {"position": 0, "text": "thought"},
@@ -447,6 +470,22 @@ STATEMENTS: dict[str, tuple[Callable[[], Any], dict[str, Any], set[str], set[str
     ),
     "select_payloads": (
         lambda: select_payloads([5, 6, 7]), {}, {"pk_payload"}, {"payload"},
+    ),
+    "release_payloads": (
+        lambda: release_payloads([5, 6, 7]), {}, {"pk_payload"}, {"payload"},
+    ),
+    "select_pack_names": (lambda: select_pack_names([5, 6]), {}, {"pk_pack"}, {"pack"}),
+    "change_packs": (
+        change_packs, {"of_pack": 7, "parts": -1, "bytes": -100, "now": NOW},
+        {"pk_pack"}, {"pack"},
+    ),
+    "select_staying": (lambda: select_staying([5, 6]), {}, {"pk_pack"}, {"pack"}),
+    "select_condemned": (
+        lambda: select_condemned(NOW, 16), {}, {"ix_pack_condemned_at"}, {"pack"},
+    ),
+    "move_member": (
+        move_member, {"old_pack": 7, "old_offset": 0, "new_pack": 8, "new_offset": 64},
+        {"ix_payload_pack_id"}, {"payload"},
     ),
     "select_transcripts": (
         lambda: select_transcripts([5, 6, 7]), {}, {"pk_transcript"}, {"transcript"},

@@ -62,6 +62,7 @@ class PostgresqlBackend:
     """`postgresql://USER:PASSWORD@HOST/DATABASE`."""
 
     small_draw_bytes = 256 << 10  # what comes in about a round trip
+    syncs = True  # as the server does
 
     def __init__(
         self, url: PostgresqlURL, *, read_only: bool = False, pool_size: int | None = None

@@ -38,6 +38,8 @@ class Backend(Protocol):
     #: A draw of no more reads its payloads before it commits, too: to hold its locks for so long is
     #: cheaper than a snapshot.
     small_draw_bytes: int
+    #: Whether what is committed survives a power cut, as far as that is up to this process.
+    syncs: bool
     #: Draws that may have a reader at once; some are left for everybody else.
     concurrent_draws: int
 

@@ -73,9 +73,8 @@ class SqliteBackend:
         self.read_only = read_only
         self._readers = pool_size or READERS
         self.concurrent_draws = max(1, self._readers // 2)
-        self._synchronous = (
-            "PRAGMA synchronous = FULL" if durability == "full" else "PRAGMA synchronous = NORMAL"
-        )
+        self.syncs = durability == "full"
+        self._synchronous = f"PRAGMA synchronous = {'FULL' if self.syncs else 'NORMAL'}"
 
     @property
     def shown(self) -> str:

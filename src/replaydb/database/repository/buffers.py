@@ -39,6 +39,7 @@ class BufferRow:
         limited_inserts: Groups put since the rate limit was set.
         limited_samples: Groups drawn since the rate limit was set.
         settings: Its settings.
+        outside: Whether its payloads are outside the database.
         pending_tags: Tags whose index is not what the settings say, by name: below which id groups
             are still to be done.
     """
@@ -50,6 +51,7 @@ class BufferRow:
     limited_inserts: int
     limited_samples: int
     settings: BufferSettings
+    outside: bool
     pending_tags: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -68,6 +70,7 @@ class BufferRow:
             row.limited_inserts,
             row.limited_samples,
             BufferSettings.from_json(row.settings),
+            bool(row.outside),
             row.pending_tags or {},
         )
 

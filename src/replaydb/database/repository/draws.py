@@ -88,7 +88,8 @@ def draw(buffer: LockedBuffer, request: DrawRequest) -> Drawn:
         raise NotEnoughGroupsError(request.count, 0)
     drawn = replace(Drawn.together(parts), lease_id=lease_id)
     backend, stored = buffer.scope.backend, None
-    if backend.has_one_connection:  # before what is archived loses its payload
+    # Before what is archived loses its payload.
+    if backend.has_one_connection or buffer.row.outside:
         stored = groups.fetch(backend, buffer.connection, buffer.id, drawn.ids)
     retired = drawing.retire()
     if not request.is_claim:

@@ -12,7 +12,7 @@ from replaydb.database import filters
 from replaydb.database.engines.protocol import Backend
 from replaydb.database.prepared import execute, execute_many
 from replaydb.database.records import PUTTABLE, Facts, Stored, status
-from replaydb.database.repository import buffers, tags, tasks
+from replaydb.database.repository import buffers, packs, tags, tasks
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.tasks import waiting
@@ -136,6 +136,10 @@ def stored(backend: Backend, connection: Connection, rows: Sequence[Facts]) -> S
     ]
     ids = [row["id"] for row in rows]
     parts = backend.read_payloads(connection, ids)
+    if packed := {part["pack_id"] for part in parts if isinstance(part["pack_id"], int)}:
+        names = packs.names(connection, packed)
+        for part in parts:
+            part["pack"] = names.get(part["pack_id"])
     texts: Sequence[Facts] = ()
     if spoken:
         texts = [row._asdict() for row in execute(connection, select_transcripts(spoken))]

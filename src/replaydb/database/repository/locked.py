@@ -12,6 +12,7 @@ from sqlalchemy import Connection
 
 from replaydb.database.engines.protocol import Backend
 from replaydb.database.repository.buffers import BufferRow, RunRow
+from replaydb.database.repository.packs import Shares
 from replaydb.database.repository.tasks import TaskAccount
 from replaydb.settings import BufferSettings
 
@@ -58,6 +59,7 @@ class LockedBuffer:
         id: Its id.
         row: It as it is now.
         accounts: Its locked tasks, by name.
+        shares: What changes in packs.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class LockedBuffer:
         self.id = row.id
         self.row = row
         self.accounts = accounts
+        self.shares: Shares = {}
 
     @property
     def settings(self) -> BufferSettings:

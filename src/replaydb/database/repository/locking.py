@@ -2,7 +2,7 @@
 
 The buffer comes first, then its tasks by id, then groups. Whoever is in one of these blocks may
 change groups of the locked tasks and the accounts of those; when it ends, the accounts that have
-changed are written back.
+changed are written back, and last of all those of packs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import replace
 from sqlalchemy import Connection
 
 from replaydb.database.engines.protocol import LostRaceError
-from replaydb.database.repository import buffers, tasks, upkeep
+from replaydb.database.repository import buffers, packs, tasks, upkeep
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import LockedBuffer, Scope
 from replaydb.database.repository.tasks import TaskAccount
@@ -81,3 +81,4 @@ def _entered(
         buffers.save_limits(connection, row)
     changed = [account for name, account in buffer.accounts.items() if account != before[name]]
     tasks.save(connection, changed)
+    packs.save(connection, buffer.shares, lambda: buffer.now)

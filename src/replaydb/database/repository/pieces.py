@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 
 from replaydb.database.prepared import execute, execute_many
 from replaydb.database.records import EpisodeRecord, reward_facts
-from replaydb.database.repository import capacity, groups, transitions
+from replaydb.database.repository import capacity, groups, packs, transitions
 from replaydb.database.repository.capacity import Size
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.tasks import GroupSums
@@ -104,6 +104,8 @@ def add(
         taken[group_id].add(position)
         placed.append(_Placed(group_id, position, addition.record))
         outcomes.append(GroupStatus.PENDING)
+    counted = packs.enter(buffer.connection, [one.record.payload for one in additions])
+    packs.settle(buffer.shares, counted, [one.record.payload for one in placed])
     if not placed:
         return outcomes
 
@@ -161,7 +163,7 @@ def _insert(connection: Connection, placed: Sequence[_Placed]) -> None:
     episodes, payloads, transcripts = [], [], []
     for group_id, position, record in placed:
         episodes.append({"group_id": group_id, "position": position, **record.facts})
-        payloads.append({"group_id": group_id, "part": position, **record.payload})
+        payloads.append(record.payload.row(group_id, position))
         if record.text is not None:
             transcripts.append({"group_id": group_id, "position": position, "text": record.text})
     execute_many(connection, insert_episodes(), episodes)

@@ -17,6 +17,7 @@ from replaydb.database.repository import (
     capacity,
     limits,
     lineage,
+    packs,
     tags,
     tasks,
     transitions,
@@ -94,6 +95,8 @@ def put(
     ids = _Ids(stored, dict(zip(fresh, new, strict=True)))
     task_names = {record.task_name for put in puts for record in put.records}
 
+    payloads = [part for put in puts for record in put.records for part in record.payloads]
+    counted = packs.enter(connection, payloads)
     # What is large is written before the locks are taken: a client that is stuck in the middle of
     # it holds up nobody. Only what waits to be let in is not sent again with every try.
     early = [put for put in puts if not (_known(put, stored) or put.was_refused)]
@@ -119,6 +122,15 @@ def put(
                 if put in early:
                     _delete_children(connection, [ids[record] for record in put.records])
                 outcomes.append(error)
+        if counted or any(part.pack for part in payloads):
+            taken = [
+                part
+                for put, outcome in zip(puts, outcomes, strict=True)
+                if not isinstance(outcome, ReplayDBError)
+                for record in _accepted(put, stored)
+                for part in record.payloads
+            ]
+            packs.settle(buffer.shares, counted, taken)
         session.flush()
         lineage.set_cursors(buffer, session.cursors)
     return outcomes
@@ -146,6 +158,7 @@ class _Session:
             self._take_in(put, written=written)
             return
         accounts = {name: replace(account) for name, account in self.buffer.accounts.items()}
+        shares = {pack_id: replace(share) for pack_id, share in self.buffer.shares.items()}
         limited_inserts = self.buffer.row.limited_inserts
         try:
             with self.buffer.connection.begin_nested():
@@ -155,6 +168,7 @@ class _Session:
         except BaseException:
             self.rows.clear()
             self.buffer.accounts.update(accounts)
+            self.buffer.shares = shares
             self.buffer.row.limited_inserts = limited_inserts
             raise
 
@@ -175,11 +189,7 @@ class _Session:
     def _take_in(self, put: Put, *, written: bool) -> list[int]:
         """Enter the groups of a put. Returns those for which no room was made: see `shed`."""
         stored = self.ids.stored
-        accepted = [
-            record
-            for record in put.records
-            if put.on_duplicate in _OVERWRITING or record.uid not in stored
-        ]
+        accepted = _accepted(put, stored)
         replaced = [stored[record.uid] for record in accepted if record.uid in stored]
         if put.on_duplicate == "renew":
             if replaced:
@@ -281,6 +291,15 @@ def _known(put: Put, stored: Mapping[str, int]) -> list[GroupRecord]:
     return [record for record in put.records if record.uid in stored]
 
 
+def _accepted(put: Put, stored: Mapping[str, int]) -> list[GroupRecord]:
+    """Groups of a put that are stored, if it is let in."""
+    return [
+        record
+        for record in put.records
+        if put.on_duplicate in _OVERWRITING or record.uid not in stored
+    ]
+
+
 def _sizes(records: Iterable[GroupRecord]) -> dict[str, Size]:
     """What groups take up, by task."""
     sizes: dict[str, Size] = {}
@@ -293,8 +312,9 @@ def _sizes(records: Iterable[GroupRecord]) -> dict[str, Size]:
 def _insert_children(connection: Connection, records: Iterable[GroupRecord], ids: _Ids) -> None:
     """Everything large, which needs no lock."""
     rows = [(ids[record], record) for record in records]
+    parts = [part.row(i, part.part) for i, record in rows for part in record.payloads]
+    execute_many(connection, insert_payloads(), parts)
     for statement, children in (
-        (insert_payloads(), [(i, child) for i, record in rows for child in record.payloads]),
         (insert_episodes(), [(i, child) for i, record in rows for child in record.episodes]),
         (insert_transcripts(), [(i, c) for i, record in rows for c in record.transcripts]),
     ):

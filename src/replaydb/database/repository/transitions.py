@@ -13,7 +13,7 @@ import numpy as np
 from sqlalchemy import ColumnElement
 
 from replaydb.database.prepared import execute, execute_many
-from replaydb.database.repository import tasks
+from replaydb.database.repository import packs, tasks
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.tasks import GroupSums, TaskAccount
 from replaydb.database.statements.draw import lose_leased
@@ -22,6 +22,7 @@ from replaydb.database.statements.episode_group import (
     archive_scalars,
     delete_groups,
     delete_groups_by_id,
+    select_ids,
     select_sums,
     update_each_group,
     update_groups,
@@ -87,7 +88,10 @@ def archive(
         execute(buffer.connection, archive_groups(ids, reason, buffer.now))
         return
     execute(buffer.connection, archive_scalars(ids, reason, buffer.now))
-    execute(buffer.connection, delete_payloads(ids))
+    if buffer.row.outside:
+        packs.release(buffer.connection, ids, buffer.shares)
+    else:
+        execute(buffer.connection, delete_payloads(ids))
     execute(buffer.connection, delete_transcripts(ids))
 
 
@@ -108,8 +112,11 @@ def retire(
 
 def erase(buffer: LockedBuffer, ids: Sequence[int]) -> None:
     """Delete groups that no account has any more."""
-    if ids:
-        execute(buffer.connection, delete_groups_by_id(ids))
+    if not ids:
+        return
+    if buffer.row.outside:
+        packs.release(buffer.connection, ids, buffer.shares)
+    execute(buffer.connection, delete_groups_by_id(ids))
 
 
 def expire(
@@ -143,6 +150,9 @@ def delete(
         buffer.accounts[row.task_name].leave(row.group_status, _sums(row))
     if any(row.group_status == GroupStatus.LEASED for row in sums):
         execute(buffer.connection, lose_leased(condition, reason, buffer.now))
+    if buffer.row.outside:
+        going = [row.id for row in execute(buffer.connection, select_ids(condition))]
+        packs.release(buffer.connection, going, buffer.shares)
     return execute(buffer.connection, delete_groups(condition))
 
 

@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Insert, Select, Update, func, insert, select, update
+from sqlalchemy import Insert, Select, Update, exists, func, insert, select, update
 
 from replaydb.database.prepared import prepared
-from replaydb.database.schema import buffer, cursor, episode_group, run
+from replaydb.database.schema import buffer, cursor, episode_group, payload_place, run
+
+#: Whether payloads that are put from now on are outside the database.
+_outside = exists(select(payload_place.c.id)).label("outside")
 
 
 def select_run(name: str) -> Select[Any]:
@@ -30,19 +33,23 @@ def insert_run() -> Insert:
 
 def select_buffer_named(name: str) -> Select[Any]:
     """Row of a buffer, by name."""
-    return select(buffer).where(buffer.c.name == name)
+    return select(buffer, _outside).where(buffer.c.name == name)
 
 
 @prepared
 def select_buffer(buffer_id: Any) -> Select[Any]:
     """Row of a buffer, by id."""
-    return select(buffer).where(buffer.c.id == buffer_id)
+    return select(buffer, _outside).where(buffer.c.id == buffer_id)
 
 
 @prepared
 def lock_buffer(buffer_id: Any) -> Select[Any]:
     """Row of a buffer, by id, locked against every change of it."""
-    return select(buffer).where(buffer.c.id == buffer_id).with_for_update(key_share=True)
+    return (
+        select(buffer, _outside)
+        .where(buffer.c.id == buffer_id)
+        .with_for_update(key_share=True, of=buffer)
+    )
 
 
 def select_buffers() -> Select[Any]:

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 from sqlalchemy import Delete, Insert, Select, delete, insert, select
+from sqlalchemy.sql.dml import ReturningDelete
 
 from replaydb.database.expressions import among
 from replaydb.database.prepared import prepared
@@ -68,6 +69,12 @@ def select_episodes(ids: Sequence[int]) -> Select[Any]:
 def delete_payloads(ids: Any) -> Delete:
     """Delete the payloads of groups."""
     return delete(payload).where(among(payload.c.group_id, ids))
+
+
+def release_payloads(ids: Sequence[int]) -> ReturningDelete[*tuple[Any, ...]]:
+    """Delete the payloads of groups, and say how much goes from which pack."""
+    gone = delete(payload).where(among(payload.c.group_id, ids))
+    return gone.returning(payload.c.pack_id, payload.c.pack_length)
 
 
 @prepared

@@ -1,0 +1,193 @@
+"""Payloads outside the database: written before the transaction that refers to them, read after it.
+
+Nothing of this happens inside a transaction, or while a lock is held
+(`docs/decisions/0016-payloads-in-packs.md`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Collection, Sequence
+from uuid import uuid4
+
+from sqlalchemy import Connection
+
+from replaydb.database.records import Facts, Pack, PayloadRecord, Stored
+from replaydb.database.repository import packs
+from replaydb.database.repository.packs import PlaceRow
+from replaydb.database.transactions import Database, allowance, end_in
+from replaydb.errors import DatabaseError, InvalidInputError, ReplayDBError
+from replaydb.packs import PackDamage, Place, Range
+
+logger = logging.getLogger(__name__)
+
+#: How often a process that puts looks for packs to be removed, and how many it removes then.
+TIDY_SECONDS = 60.0
+TIDY_PACKS = 256
+
+
+class Payloads:
+    """Where a store has its payloads, if that is not the database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._place: Place | None = None
+        self._checked = False
+        self._tidying: asyncio.Task[None] | None = None
+        self._tidied = time.monotonic()
+
+    async def settle(self, url: str, end: float) -> None:
+        """Have payloads at a URL, where they are already or nothing was said yet.
+
+        Raises:
+            InvalidInputError: They are elsewhere, or it cannot be a place for them.
+            PayloadsUnavailableError: The place cannot be reached, or not used.
+            DatabaseReadOnlyError: The store was opened to be read.
+        """
+        row = await self._database.read(packs.place, end=end)
+        if row is None:
+            store_uid = uuid4().hex
+            place = Place.at(url, store_uid)
+
+            def look(connection: Connection) -> None:
+                packs.check_no_payloads(connection, place.url)
+
+            def record(connection: Connection) -> PlaceRow:
+                return packs.settle_place(connection, place.url, store_uid)
+
+            try:
+                await self._database.read(look, end=end)
+                if not self._database.backend.read_only:
+                    await place.prepare(end)  # it can be written: only then it is recorded
+                row = await self._database.write(record, end=end)
+            finally:
+                await place.close()
+        place = Place.at(url, row.store_uid)
+        if place.url != row.url:
+            await place.close()
+            raise InvalidInputError("payloads", f"{row.url}, where this store has them", place.url)
+        self._place = place
+        await self._check(place, end)
+
+    async def set_grace(self, seconds: float, end: float) -> None:
+        """For every process: how long a pack stays to which nothing refers.
+
+        Raises:
+            InvalidInputError: Payloads are in the database.
+        """
+        if await self._database.read(packs.place, end=end) is None:
+            raise InvalidInputError("payload_grace", "payloads outside the database", seconds)
+        await self._database.write(lambda connection: packs.set_grace(connection, seconds), end=end)
+
+    async def put(self, payloads: Sequence[PayloadRecord], end: float) -> None:
+        """Write what is nowhere yet, as one pack.
+
+        Raises:
+            PayloadsUnavailableError: The place cannot be reached, or not used.
+        """
+        new = [one for one in payloads if one.pack is None or one.pack.in_doubt]
+        if not new:
+            return
+        place = await self._known(end)
+        await self._check(place, end)
+        pack = Pack(uuid4().hex, 0, time.monotonic())
+        sync = self._database.backend.syncs
+        offsets = await place.write(pack.name, [one.data for one in new], sync=sync, end=end)
+        pack.num_bytes = offsets[-1] + len(new[-1].data)
+        for one, offset in zip(new, offsets, strict=True):
+            one.pack, one.offset = pack, offset
+
+    async def read(self, stored: Stored, end: float) -> Stored:
+        """Rows of payloads with their bytes, or what is wrong with those.
+
+        Raises:
+            PayloadsUnavailableError: The place cannot be reached, or is not that of this store.
+        """
+        outside = [part for part in stored.payloads if part["pack_id"] is not None]
+        if not outside:
+            return stored
+        wanted = [_range(part) for part in outside]
+        place = await self._known(end)
+        ranges = [one for one in wanted if isinstance(one, Range)]
+        found = iter(await place.read(ranges, end=end))
+        read = iter([next(found) if isinstance(one, Range) else one for one in wanted])
+        parts = [
+            part if part["pack_id"] is None else {**part, "data": next(read)}
+            for part in stored.payloads
+        ]
+        return stored._replace(payloads=parts)
+
+    def tidy_soon(self) -> None:
+        """Remove packs to which nothing has referred for long, if nobody did for some time."""
+        due = time.monotonic() - self._tidied > TIDY_SECONDS
+        if due and (self._tidying is None or self._tidying.done()):
+            self._tidying = asyncio.create_task(self._tidy())
+
+    async def stop(self) -> None:
+        """Remove nothing any more."""
+        if self._tidying is not None:
+            self._tidying.cancel()
+            await asyncio.wait([self._tidying])
+
+    async def close(self) -> None:
+        """Let go of the place."""
+        if self._place is not None:
+            await self._place.close()
+
+    async def _tidy(self) -> None:
+        """What is broken off is left marked, and done by whoever tidies next."""
+        try:
+            while await remove_condemned(self._database, await self._known(end_in(allowance()))):
+                pass
+        except ReplayDBError as error:
+            logger.warning("packs that nothing refers to were not removed: %s", error)
+        except Exception:
+            logger.exception("packs that nothing refers to were not removed")
+        finally:
+            self._tidied = time.monotonic()
+
+    async def _known(self, end: float) -> Place:
+        """The place; another process may have said where it is after this one opened the store."""
+        if self._place is None:
+            row = await self._database.read(packs.place, end=end)
+            if row is None:
+                raise DatabaseError("the tables do not say where payloads are")
+            self._place = Place.at(row.url, row.store_uid)
+        return self._place
+
+    async def _check(self, place: Place, end: float) -> None:
+        """A folder that is not mounted is not to be filled."""
+        if not self._checked:
+            await place.check(end)
+            self._checked = True
+
+
+async def remove_condemned(database: Database, place: Place) -> bool:
+    """Remove packs whose grace is over, a limited number. Returns whether there may be more."""
+    backend = database.backend
+
+    def look(connection: Connection) -> Sequence[int]:
+        return packs.condemned(connection, backend.now(connection), TIDY_PACKS)
+
+    ids = await database.read(look)
+    if not ids:
+        return False
+
+    def doom(connection: Connection) -> dict[int, str]:
+        return packs.doom(connection, ids, backend.now(connection))
+
+    doomed = await database.write(doom)
+    await place.remove(doomed.values(), end=end_in(allowance()))
+    gone: Collection[int] = doomed.keys()
+    await database.write(lambda connection: packs.forget(connection, gone))
+    return len(ids) == TIDY_PACKS and bool(doomed)
+
+
+def _range(part: Facts) -> Range | PackDamage:
+    """Where a part is; SQLite takes anything for a number."""
+    pack, offset, length = part.get("pack"), part["pack_offset"], part["pack_length"]
+    if isinstance(pack, str) and isinstance(offset, int) and isinstance(length, int):
+        return Range(pack, offset, length)
+    return PackDamage(f"no pack has such bytes: {(pack, offset, length)!r:.80}")

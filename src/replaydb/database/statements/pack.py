@@ -1,0 +1,171 @@
+"""Packs: objects outside the database that hold parts of payloads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from functools import cache
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Delete,
+    Insert,
+    Select,
+    Update,
+    bindparam,
+    case,
+    delete,
+    false,
+    func,
+    insert,
+    null,
+    select,
+    true,
+    update,
+)
+
+from replaydb.database.column_types import UtcDateTime
+from replaydb.database.expressions import among
+from replaydb.database.prepared import prepared
+from replaydb.database.schema import pack, payload, payload_place
+
+#: Whether a pack may be given more to hold.
+_STAYS = pack.c.removing == false()
+
+
+def select_place() -> Select[Any]:
+    """Where packs are."""
+    return select(payload_place)
+
+
+@cache
+def insert_place() -> Insert:
+    """Where packs are, as a dict of columns."""
+    return insert(payload_place)
+
+
+def update_grace(seconds: float) -> Update:
+    """How long packs stay."""
+    return update(payload_place).values(grace_seconds=seconds)
+
+
+def select_any_payload() -> Select[Any]:
+    """A payload, if there is one."""
+    return select(payload.c.group_id).limit(1)
+
+
+@cache
+def insert_pack() -> Insert:
+    """One pack, as a dict of its columns."""
+    return insert(pack)
+
+
+@cache
+def change_packs() -> Update:
+    """Count what came to packs, and what went: `parts` and `bytes`, at the time `now`."""
+    left = pack.c.live_parts + bindparam("parts", type_=BigInteger())
+    now = bindparam("now", type_=UtcDateTime())
+    return (
+        update(pack)
+        .where(pack.c.id == bindparam("of_pack", type_=BigInteger()), _STAYS)
+        .values(
+            live_parts=left,
+            live_bytes=pack.c.live_bytes + bindparam("bytes", type_=BigInteger()),
+            condemned_at=case((left == 0, now), else_=null()),
+        )
+    )
+
+
+@prepared
+def select_pack_names(ids: Any) -> Select[Any]:
+    """Names of packs."""
+    return select(pack.c.id, pack.c.name).where(among(pack.c.id, ids))
+
+
+def select_staying(ids: Sequence[int]) -> Select[Any]:
+    """Those packs that nobody removes."""
+    return select(pack.c.id).where(among(pack.c.id, ids), _STAYS)
+
+
+def select_condemned(cutoff: datetime, limit: int) -> Select[Any]:
+    """Packs to which nothing has referred since a time, the first to go first."""
+    return (
+        select(pack.c.id)
+        .where(pack.c.condemned_at <= cutoff)
+        .order_by(pack.c.condemned_at)
+        .limit(limit)
+    )
+
+
+def doom_packs(ids: Sequence[int], cutoff: datetime) -> Update:
+    """Let nothing be put into packs any more, of those to which nothing refers yet."""
+    return (
+        update(pack)
+        .where(among(pack.c.id, ids), pack.c.live_parts == 0, pack.c.condemned_at <= cutoff, _STAYS)
+        .values(removing=true())
+    )
+
+
+def select_doomed(ids: Sequence[int]) -> Select[Any]:
+    """Which of these packs are being removed."""
+    return select(pack.c.id, pack.c.name).where(among(pack.c.id, ids), pack.c.removing == true())
+
+
+def delete_packs(ids: Sequence[int]) -> Delete:
+    """Forget packs that were removed."""
+    return delete(pack).where(among(pack.c.id, ids), pack.c.removing == true())
+
+
+def select_known_packs(names: Sequence[str]) -> Select[Any]:
+    """Which of these packs there are."""
+    return select(pack.c.name).where(among(pack.c.name, names))
+
+
+def select_mostly_dead(share: float, limit: int) -> Select[Any]:
+    """Packs of which at most this share of the bytes is still of use, the largest loss first."""
+    return (
+        select(pack)
+        .where(pack.c.live_parts > 0, pack.c.live_bytes <= share * pack.c.num_bytes, _STAYS)
+        .order_by((pack.c.live_bytes - pack.c.num_bytes), pack.c.id)
+        .limit(limit)
+    )
+
+
+def select_members(pack_id: int) -> Select[Any]:
+    """What is in a pack and still of use, in its order."""
+    return (
+        select(
+            payload.c.group_id,
+            payload.c.part,
+            payload.c.checksum,
+            payload.c.pack_offset,
+            payload.c.pack_length,
+        )
+        .where(payload.c.pack_id == pack_id)
+        .order_by(payload.c.pack_offset)
+    )
+
+
+@cache
+def move_member() -> Update:
+    """Let what was in `old_pack` at `old_offset` be read from `new_pack` at `new_offset`."""
+    return (
+        update(payload)
+        .where(
+            payload.c.pack_id == bindparam("old_pack", type_=BigInteger()),
+            payload.c.pack_offset == bindparam("old_offset", type_=BigInteger()),
+        )
+        .values(
+            pack_id=bindparam("new_pack", type_=BigInteger()),
+            pack_offset=bindparam("new_offset", type_=BigInteger()),
+        )
+    )
+
+
+def select_share(pack_id: int) -> Select[Any]:
+    """How much in a pack is still of use."""
+    size = func.coalesce(func.sum(payload.c.pack_length), 0)
+    return select(func.count().label("parts"), size.label("bytes")).where(
+        payload.c.pack_id == pack_id
+    )

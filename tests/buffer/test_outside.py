@@ -1,0 +1,343 @@
+"""Payloads outside the database: in a folder here; `tests/packs` has the other places."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import select, update
+
+import replaydb as rdb
+from replaydb import Buffer, Capacity, Queue, Store
+from replaydb.database import payloads as outside
+from replaydb.database.repository import packs
+from replaydb.database.schema import pack, payload, payload_place
+from replaydb.packs import PackDamage, Place, Range
+from support.connections import transaction
+from support.damage import damage, pack_file
+from support.groups import episode, group, groups
+from support.ledger import check_books, number_of
+
+
+@pytest.fixture
+def layout() -> str:
+    return "outside"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where `url` has its payloads."""
+    return tmp_path / "payloads"
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many parts each pack got that was written."""
+    counts: list[int] = []
+    write = Place.write
+
+    async def counted(place: Place, name: str, parts: Sequence[Any], **more: Any) -> list[int]:
+        counts.append(len(parts))
+        return await write(place, name, parts, **more)
+
+    monkeypatch.setattr(Place, "write", counted)
+    return counts
+
+
+@pytest.fixture
+async def elsewhere(tmp_path: Path) -> AsyncIterator[Buffer]:
+    """A buffer of a store that has its payloads in the database."""
+    async with Store.open(f"sqlite:///{tmp_path / 'elsewhere.db'}") as opened:
+        yield await opened.buffer("math")
+
+
+def uids(batch: rdb.Batch) -> list[str]:
+    return sorted(one.group_uid for one in batch.groups)
+
+
+async def packs_entered(url: str, count: int) -> None:
+    """Wait until so many packs are in the tables: what is refused enters its own."""
+    async with asyncio.timeout(60):
+        while await number_of(url, pack) < count:  # noqa: ASYNC110 - of another task
+            await asyncio.sleep(0.01)
+
+
+def num_files(folder: Path, pattern: str = "*") -> int:
+    return len(list(folder.rglob(pattern)))
+
+
+def move(folder: Path, there: Path) -> None:
+    folder.rename(there)
+
+
+async def test_every_call_that_reads(buffer: Buffer, url: str, elsewhere: Buffer) -> None:
+    await buffer.put(groups(3))
+    await buffer.open_group("gsm8k", "late", 2)
+    await asyncio.gather(*(buffer.add_episode("late", episode(reward=float(i))) for i in (0, 1)))
+    async with transaction(url) as connection:
+        assert set(await connection.scalars(select(payload.c.data))) == {None}
+        assert len((await connection.scalars(select(pack.c.id))).all()) in (2, 3)
+    everything = ["gsm8k-0", "gsm8k-1", "gsm8k-2", "late"]
+    sampled = await buffer.sample(4)
+    assert uids(sampled) == uids(await buffer.peek(4)) == everything
+    assert sampled.draw_id is not None
+    assert uids(await buffer.redraw(sampled.draw_id)) == everything
+    [first, late] = await buffer.get(uids=["gsm8k-0", "late"])
+    assert first.episodes[0].response_ids.tolist() == [3, 4, 5]
+    assert [one.reward for one in late.episodes] == [0.0, 1.0]
+    lease = await buffer.lease(4, ttl=60)
+    async with buffer.open_lease(lease.id, ttl=60) as same:
+        assert uids(same.batch) == uids(lease.batch) == everything
+        await same.nack()
+    assert await buffer.copy_to(elsewhere) == 4
+    assert uids(await elsewhere.sample(4)) == everything
+
+
+async def test_where_they_are_is_said_once(url: str, folder: Path, tmp_path: Path) -> None:
+    async with Store.open(url, payloads=f"{folder.as_uri()}/") as store:
+        await (await store.buffer("math")).put(groups(1))
+    async with Store.open(url, read_only=True) as store:
+        assert len(await (await store.buffer("math")).get([1])) == 1
+    other = tmp_path / "other"
+    other.mkdir()
+    with pytest.raises(rdb.InvalidInputError, match="where this store has them") as caught:
+        await Store.open(url, payloads=other.as_uri())
+    assert caught.value.field == "payloads"
+    assert folder.as_uri() in str(caught.value)
+    assert other.as_uri() in str(caught.value)
+    assert num_files(other) == 0
+
+
+async def test_a_store_that_has_payloads_keeps_them(elsewhere: Buffer, tmp_path: Path) -> None:
+    await elsewhere.put(groups(1))
+    folder = tmp_path / "late"
+    folder.mkdir()
+    url = f"sqlite:///{tmp_path / 'elsewhere.db'}"
+    for read_only in (False, True):
+        with pytest.raises(rdb.InvalidInputError, match="copy_to"):
+            await Store.open(url, payloads=folder.as_uri(), read_only=read_only)
+    with pytest.raises(rdb.InvalidInputError, match="payload_grace"):
+        await Store.open(url, payload_grace=60)
+    assert num_files(folder) == 0
+
+
+async def test_who_has_opened_before_it_was_said_follows(
+    elsewhere: Buffer, tmp_path: Path, written: list[int]
+) -> None:
+    url = f"sqlite:///{tmp_path / 'elsewhere.db'}"
+    folder = tmp_path / "said"
+    folder.mkdir()
+    async with Store.open(url, payloads=folder.as_uri()) as store:
+        await (await store.buffer("math")).put(groups(1))
+    assert len(await elsewhere.sample(1)) == 1
+    await elsewhere.put(group("new"))
+    assert written == [1, 1]
+    assert await elsewhere.delete(tasks="gsm8k") == 2
+    await check_books(url)
+
+
+async def test_what_is_refused_is_written_once(
+    buffer: Buffer, written: list[int], url: str
+) -> None:
+    await buffer.update_settings(rate_limit=Queue(size=1))
+    await buffer.put(group("first"))
+    waiting = [asyncio.create_task(buffer.put(group(f"waits-{i}"))) for i in range(2)]
+    await packs_entered(url, 2)
+    for _ in range(3):  # each makes room for one
+        async with buffer.lease(1, ttl=60, timeout=30):
+            pass
+    await asyncio.gather(*waiting)
+    assert sum(written) == 3
+
+
+async def test_what_is_refused_is_written_anew_once_it_was_removed(
+    store: Store, written: list[int], url: str
+) -> None:
+    buffer = await store.buffer("math", rate_limit=Queue(size=1))
+    await buffer.put(group("first"))
+    waiting = asyncio.create_task(buffer.put(group("waits")))
+    await packs_entered(url, 2)
+    await _remove_all(store, url)
+    assert await number_of(url, pack) == 1
+    async with buffer.lease(1, ttl=60):
+        pass
+    await waiting
+    assert written == [1, 1, 1]
+    assert uids(await buffer.sample(1)) == ["waits"]
+
+
+async def test_what_was_drawn_can_be_read_for_a_grace(
+    buffer: Buffer, store: Store, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though others delete it as soon as the draw has committed."""
+    await buffer.put(groups(3))
+    read = Place.read
+
+    async def late(place: Place, ranges: Sequence[Range], *, end: float) -> Any:
+        assert await buffer.delete(tasks="gsm8k") == 3
+        await outside.remove_condemned(store._database, place)
+        return await read(place, ranges, end=end)
+
+    monkeypatch.setattr(Place, "read", late)
+    assert uids(await buffer.sample(3)) == ["gsm8k-0", "gsm8k-1", "gsm8k-2"]
+    monkeypatch.undo()
+    assert await number_of(url, pack) == 1
+    await _remove_all(store, url)
+    assert await number_of(url, pack) == 0
+
+
+async def test_a_pack_goes_with_the_last_that_refers_to_it(
+    store: Store, other: Store, url: str, folder: Path
+) -> None:
+    buffer = await store.buffer("math")
+    await buffer.put(groups(4))  # one pack
+    await buffer.put(groups(1, "code"))
+    there = await other.buffer("math")
+    await buffer.delete([1, 2])
+    await _remove_all(store, url)
+    assert num_files(folder, "*.pack") == 2
+    await asyncio.gather(buffer.delete([3]), there.delete([4]))
+    await _remove_all(other, url)
+    assert num_files(folder, "*.pack") == await number_of(url, pack) == 1
+    assert len(await there.sample(1)) == 1
+
+
+async def test_removing_that_was_broken_off_goes_on(
+    store: Store, url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer = await store.buffer("math")
+    await buffer.put(groups(1))
+    await buffer.delete([1])
+    move(folder, folder.with_name("gone"))
+    with pytest.raises(rdb.PayloadsUnavailableError):
+        await _remove_all(store, url)
+    async with transaction(url) as connection:
+        assert (await connection.scalars(select(pack.c.removing))).all() == [True]
+    move(folder.with_name("gone"), folder)
+    monkeypatch.setattr(outside, "TIDY_SECONDS", -1.0)
+    await buffer.put(groups(1, "code"))  # whoever puts looks
+    tidying = store._payloads._tidying
+    assert tidying is not None
+    await tidying
+    assert await number_of(url, pack) == 1
+    assert num_files(folder, "*.pack") == 1
+
+
+async def test_a_place_that_is_away_is_no_damage(buffer: Buffer, folder: Path) -> None:
+    await buffer.put(groups(2))
+    move(folder, folder.with_name("gone"))
+    with pytest.raises(rdb.PayloadsUnavailableError):
+        await buffer.sample(1, rdb.Fifo())
+    with pytest.raises(rdb.PayloadsUnavailableError):
+        await buffer.lease(2, ttl=60)
+    with pytest.raises(rdb.PayloadsUnavailableError):
+        await buffer.get([1])
+    with pytest.raises(rdb.PayloadsUnavailableError):
+        await buffer.put(group("new"))
+    assert await buffer.leases() == []
+    assert await buffer.count(statuses="completed") == await buffer.count() == 2
+    move(folder.with_name("gone"), folder)
+    async with buffer.lease(2, ttl=60) as lease:
+        assert len(lease.batch) == 2
+
+
+async def test_what_is_missing_is_damage_of_its_own(buffer: Buffer, url: str) -> None:
+    for one in groups(4):
+        await buffer.put(one)
+    async with transaction(url) as connection:
+        (await pack_file(connection, 1)).unlink()
+        await connection.execute(
+            update(payload).where(payload.c.group_id == 2).values(pack_length=2**60)
+        )
+    await damage(url, 3)
+    with pytest.raises(rdb.CorruptPayloadError) as caught:
+        await buffer.sample(4)
+    assert caught.value.group_ids == (1, 2, 3)
+    assert caught.value.batch is not None
+    assert uids(caught.value.batch) == ["gsm8k-3"]
+    assert await buffer.count(statuses="failed") == 3
+    async with transaction(url) as connection:  # for the accounts, which are looked at
+        sizes = select(pack.c.num_bytes).where(pack.c.id == 2).scalar_subquery()
+        await connection.execute(
+            update(payload).where(payload.c.group_id == 2).values(pack_length=sizes)
+        )
+    await buffer.delete([1])
+
+
+async def test_capacity_counts_what_it_lets_go(store: Store, written: list[int]) -> None:
+    """Of every pack, also where a put is undone after it has evicted."""
+    buffer = await store.buffer(
+        "math", capacity=Capacity(groups=3), eviction="lowest_priority", on_evict="delete"
+    )
+    for i in range(6):
+        await buffer.put([group(f"{i}-{j}", priority=float(10 * j + i)) for j in range(2)])
+    await buffer.put([group("0-0"), group("new")], on_duplicate="ignore")
+    await buffer.put([group("5-1", priority=99.0)], on_duplicate="replace")
+    with pytest.raises(rdb.DuplicateGroupError):
+        await buffer.put(group("5-1"))
+    assert len(written) == 9
+
+
+async def test_a_put_that_is_undone_lets_nothing_go(store: Store, url: str) -> None:
+    """It has evicted one, which was not enough; what it wrote is entered, and so is committed."""
+    buffer = await store.buffer("math", capacity=Capacity(groups=3))
+    await buffer.put(groups(3))
+    async with buffer.lease(2, ttl=60):
+        with pytest.raises(rdb.BufferFullError):
+            await buffer.put(groups(2, "code"), timeout=0)
+        assert await number_of(url, pack) == 2
+        await check_books(url)
+
+
+async def test_a_pack_that_is_written_anew_takes_its_place(store: Store, url: str) -> None:
+    buffer = await store.buffer("math")
+    await buffer.put(groups(3))
+    await buffer.delete([2])
+    database = store._database
+    end = asyncio.get_running_loop().time() + 60
+    place = await store._payloads._known(end)
+    [dead] = await database.read(lambda connection: packs.mostly_dead(connection, 0.9, 5))
+    parts = await database.read(lambda connection: packs.members(connection, dead.id))
+    ranges = [Range(dead.name, part.pack_offset, part.pack_length) for part in parts]
+    data = [one for one in await place.read(ranges, end=end) if not isinstance(one, PackDamage)]
+    offsets = await place.write("e" * 32, data, sync=False, end=end)
+    moved = dict(zip([part.pack_offset for part in parts], offsets, strict=True))
+    size = offsets[-1] + len(data[-1])
+    now = database.backend.now
+    await database.write(
+        lambda connection: packs.repoint(
+            connection, dead.id, "e" * 32, size, moved, now(connection)
+        )
+    )
+    await _remove_all(store, url)
+    assert await number_of(url, pack) == 1
+    assert uids(await buffer.sample(2)) == ["gsm8k-0", "gsm8k-2"]
+
+
+async def test_what_nobody_knows_of_can_be_claimed(store: Store, url: str) -> None:
+    buffer = await store.buffer("math")
+    await buffer.put(groups(1))
+    async with transaction(url) as connection:
+        [name] = await connection.scalars(select(pack.c.name))
+    database = store._database
+    orphans = {name: 5, "f" * 32: 7}
+    now = database.backend.now
+    [orphan] = await database.write(
+        lambda connection: packs.claim_orphans(connection, orphans, now(connection))
+    )
+    async with transaction(url) as connection:
+        doomed = select(pack.c.id, pack.c.name).where(pack.c.removing)
+        assert (await connection.execute(doomed)).all() == [(orphan, "f" * 32)]
+    await database.write(lambda connection: packs.forget(connection, [orphan]))
+    assert await number_of(url, pack) == 1
+
+
+async def _remove_all(store: Store, url: str) -> None:
+    """Remove what is condemned, as if its grace were over."""
+    async with transaction(url) as connection:
+        await connection.execute(update(payload_place).values(grace_seconds=-1.0))
+    place = await store._payloads._known(asyncio.get_running_loop().time() + 60)
+    await outside.remove_condemned(store._database, place)
