@@ -49,9 +49,11 @@ OnDuplicate = Literal["error", "ignore", "replace", "renew"]
 _OVERWRITING = ("replace", "renew")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Put:
     """Groups, and cursors, that are stored together or not at all; no uid occurs twice.
+
+    It is equal to itself only: to compare all there is of several would take longer than a put.
 
     Attributes:
         records: The groups.
@@ -174,13 +176,18 @@ class _Session:
 
     def flush(self) -> None:
         """Write the rows taken in so far, with arrivals from now on."""
-        for name in {row["task_name"] for row in self.rows}:
-            for clock in tasks.CLOCKS:
-                tasks.set_back_if_late(self.buffer.connection, self.buffer.accounts[name], clock)
+        by_task: dict[str, list[dict[str, Any]]] = {}
         for row in self.rows:
-            account = self.buffer.accounts[row["task_name"]]
-            row["uniform_key"] += account.uniform_clock
-            row["priority_key"] += account.priority_clock
+            by_task.setdefault(row["task_name"], []).append(row)
+        for name, mine in by_task.items():
+            account = self.buffer.accounts[name]
+            for clock in tasks.CLOCKS:
+                tasks.set_back_if_late(self.buffer.connection, account, clock)
+            weights = np.array([row["weight"] for row in mine])
+            waits = (wait.tolist() for wait in account.waits(self.buffer.settings, weights))
+            for row, uniform, prioritized in zip(mine, *waits, strict=True):
+                row["uniform_key"] = account.uniform_clock + uniform
+                row["priority_key"] = account.priority_clock + prioritized
         execute_many(self.buffer.connection, insert_groups(), self.rows)
         if self.rows and self.buffer.settings.indexed_tags:
             tags.enter(self.buffer, [row["id"] for row in self.rows])
@@ -232,19 +239,13 @@ class _Session:
         for task_name in dict.fromkeys(record.task_name for record in records):
             account = self.buffer.accounts[task_name]
             members = [record for record in records if record.task_name == task_name]
-            settings = self.buffer.settings
-            weights = np.array([settings.weight(record.facts["priority"]) for record in members])
-            waits = account.waits(settings, weights)
-            for record, weight, uniform_wait, priority_wait in zip(
-                members, weights.tolist(), *(wait.tolist() for wait in waits), strict=True
-            ):
+            for record in members:
+                weight = self.buffer.settings.weight(record.facts["priority"])
                 row = record.facts | {
                     "id": self.ids[record],
                     "buffer_id": self.buffer.id,
                     "run_id": self.buffer.scope.run.id,
                     "weight": weight,
-                    "uniform_key": uniform_wait,  # from the clock of the moment of `flush`
-                    "priority_key": priority_wait,
                     **self._standing(record),
                     "created_at": self.buffer.now,
                 }
