@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from benchmarks.bench import Benchmark
-from benchmarks.engines import claim, fleet, put, sample
+from benchmarks.engines import claim, fleet, packs, put, sample
 from benchmarks.process import blocking, delivery, loop, opening
 from benchmarks.scaling import scale
 from benchmarks.training import loader, memory, step, tensors, trainers
@@ -14,6 +14,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "put": put.run,
     "sample": sample.run,
     "claim": claim.run,
+    "packs": packs.run,
     "fleet": fleet.run,
     "scale": scale.run,
     "delivery": delivery.run,

@@ -15,6 +15,7 @@ PIVOTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "put": (("shape", "size", "producers"), ("side",)),
     "sample": (("shape", "groups"), ("side",)),
     "claim": (("shape", "groups"), ("side",)),
+    "packs": (("shape", "groups"), ("side",)),
     "fleet": (("shape", "layout"), ("load",)),
     "scale": (("call",), ("rows",)),
     "trainers": (("how", "trainers"), ("side",)),
