@@ -148,6 +148,7 @@ WRONG: dict[str, list[Any]] = {
     "draw_id": INTEGERS,
     "draws": [0, *INTEGERS],
     "drop_oversized": FLAGS,
+    "dry_run": FLAGS,
     "durability": WORDS,
     "end_token_id": TOKENS,
     "episode": [None, 3, rdb.Episode, "text"],
@@ -171,6 +172,7 @@ WRONG: dict[str, list[Any]] = {
     "max_staleness": INTEGERS,
     "max_tokens": [0, *INTEGERS],
     "migrate": FLAGS[1:],
+    "min_age": [7199, *NUMBERS],
     "min_episodes": [0, *INTEGERS],
     "n": [{"a": -1}, {"": 1}, {3: 1}, *INTEGERS],
     "name": NAMES,
@@ -270,6 +272,8 @@ async def test_no_call_takes_what_is_of_another_kind(
         "Store.buffer": {"name": "new"},
         "Store.close": {},
         "Store.open": {"url": url},
+        "Store.prune": {},
+        "Store.relocate_payloads": {"payloads": "file:///payloads"},
         "StoredGroup.without_stale_episodes": {},
     }
     owners = [store, buffer, lease, lease.batch, lease.batch.groups[0], buffer.loader(1)]

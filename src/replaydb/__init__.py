@@ -62,6 +62,7 @@ from replaydb.results import (
     GroupTotals,
     LeaseInfo,
     PromptInfo,
+    PruneReport,
     RunInfo,
     TaskCounters,
 )
@@ -123,6 +124,7 @@ __all__ = [
     "PayloadsUnavailableError",
     "Prioritized",
     "PromptInfo",
+    "PruneReport",
     "Queue",
     "RateLimitedError",
     "ReplayDBError",

@@ -331,3 +331,37 @@ class BufferStats:
     def num_groups(self) -> int:
         """Groups of any task and status."""
         return sum(total.num_groups for total in self.totals)
+
+
+@dataclass(frozen=True, slots=True)
+class PruneReport:
+    """What `Store.prune` has found outside the database, and removed unless it was a dry run.
+
+    Attributes:
+        dry_run: Whether nothing was removed or written.
+        num_packs: Packs that are there, with what killed writes have left.
+        num_bytes: Bytes of these.
+        num_orphans: Those of them that belong to nothing, and are old enough to be sure.
+        orphan_bytes: Bytes of these.
+        num_condemned: Packs to which nothing refers any more, and whose grace is over.
+        condemned_bytes: Bytes of these.
+        num_compacted: Packs of which at most half was of use, and whose rest is in a new pack.
+        compacted_bytes: Bytes less in the new ones. The old ones stay for their grace.
+        num_damaged: Packs that were to be compacted, but are damaged: they stay as they are.
+    """
+
+    dry_run: bool
+    num_packs: int = 0
+    num_bytes: int = 0
+    num_orphans: int = 0
+    orphan_bytes: int = 0
+    num_condemned: int = 0
+    condemned_bytes: int = 0
+    num_compacted: int = 0
+    compacted_bytes: int = 0
+    num_damaged: int = 0
+
+    @property
+    def freed_bytes(self) -> int:
+        """Bytes that go, at once or when the grace of what was compacted is over."""
+        return self.orphan_bytes + self.condemned_bytes + self.compacted_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Self, Unpack, get_args
 from uuid import uuid4
@@ -20,14 +20,23 @@ from replaydb.database.engines.protocol import Durability
 from replaydb.database.payloads import Payloads
 from replaydb.database.repository import buffers
 from replaydb.database.repository.buffers import BufferRow, RunRow
-from replaydb.database.transactions import PATIENCE_SECONDS, Database, allowance, end_in
+from replaydb.database.repository.packs import FRESH_SECONDS
+from replaydb.database.transactions import (
+    BULK_SECONDS,
+    PATIENCE_SECONDS,
+    Database,
+    allowance,
+    end_in,
+)
 from replaydb.errors import InvalidInputError, UnknownBufferError
 from replaydb.opening import Opening
-from replaydb.results import BufferInfo, RunInfo
+from replaydb.results import BufferInfo, PruneReport, RunInfo
 from replaydb.settings import BufferSettings, SettingsChanges, all_changes
 from replaydb.tracing import traced
 
 logger = logging.getLogger(__name__)
+
+DAY_SECONDS = 86_400.0
 
 
 @traced
@@ -208,6 +217,54 @@ class Store:
     async def runs(self) -> list[RunInfo]:
         """Every run that the store knows, the oldest first."""
         return await self._database.read(buffers.all_runs)
+
+    async def prune(
+        self,
+        *,
+        dry_run: bool = True,
+        min_age: float = DAY_SECONDS,
+        progress: Callable[[PruneReport], object] | None = None,
+    ) -> PruneReport:
+        """Find, and remove, what a folder or object store holds of this store for nothing.
+
+        Packs of puts that were killed before their commit are removed; so are those whose grace is
+        over, as every process that puts does by itself; those of which at most half is of use are
+        written anew without the rest. It may run beside everything else, be cancelled at any point,
+        and run again. Takes an hour at most.
+
+        Args:
+            dry_run: Only look, and say what there is.
+            min_age: Seconds since a pack of which the database knows nothing was written, by the
+                clock of where it is: at least two hours, as somebody may be about to commit it.
+            progress: Called with what was found so far, again and again.
+
+        Raises:
+            InvalidInputError: An argument is wrong, or the payloads are in the database.
+            PayloadsUnavailableError: The place cannot be reached, or is not that of this store.
+        """
+        return await self._payloads.prune(
+            dry_run=checks.flag("dry_run", dry_run),
+            min_age=checks.number("min_age", min_age, least=2 * FRESH_SECONDS),
+            end=end_in(BULK_SECONDS),
+            progress=checks.optional(checks.function, "progress", progress),
+        )
+
+    async def relocate_payloads(self, payloads: str) -> None:
+        """Record that the folder or prefix with this store's packs is elsewhere now.
+
+        For a store that was restored on another machine, or whose folder is mounted elsewhere. The
+        packs must be there already; processes that have the store open must open it again.
+
+        Args:
+            payloads: Where they are, as of `Store.open`.
+
+        Raises:
+            InvalidInputError: The payloads are in the database, or the URL cannot be used.
+            PayloadsUnavailableError: The packs of this store are not there.
+        """
+        url = checks.string("payloads", payloads)
+        old, new = await self._payloads.relocate(url, end_in(allowance()))
+        logger.info("payloads are at %s now, not at %s", new, old)
 
     async def close(self, *, timeout: float | None = PATIENCE_SECONDS) -> None:
         """Finish the calls under way and let go of the database. Idempotent.

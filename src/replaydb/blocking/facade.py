@@ -313,6 +313,8 @@ class Store(_Facade):
 
     buffer = _making(store.Store.buffer, Buffer)
     buffers = _blocking(store.Store.buffers)
+    prune = _blocking(store.Store.prune)
+    relocate_payloads = _blocking(store.Store.relocate_payloads)
     runs = _blocking(store.Store.runs)
 
     def close(self, *, timeout: float | None = PATIENCE_SECONDS) -> None:

@@ -9,6 +9,7 @@ import typer
 from replaydb import __version__
 from replaydb.cli import db, inspect
 from replaydb.cli.console import ErrorsInOneLine
+from replaydb.cli.prune import prune
 
 app = typer.Typer(
     name="replaydb",
@@ -23,6 +24,7 @@ app.command()(inspect.buffers)
 app.command()(inspect.stats)
 app.command()(inspect.leases)
 app.command()(inspect.revoke)
+app.command()(prune)
 
 
 def _print_version(wanted: bool) -> None:

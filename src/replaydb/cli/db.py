@@ -69,3 +69,22 @@ def check(url: Url) -> None:
     if differences:
         raise typer.Exit(1)
     typer.echo("the tables are as expected")
+
+
+@app.command()
+def relocate(
+    url: Url,
+    payloads: Annotated[
+        str, typer.Argument(help="Where the packs are now: file:///FOLDER, s3://BUCKET/PREFIX, ...")
+    ],
+) -> None:
+    """Record where the payloads are now, after their folder or prefix was brought elsewhere."""
+    asyncio.run(_relocate(url, payloads))
+    typer.echo("recorded; processes that have the store open must open it again")
+
+
+async def _relocate(url: str, payloads: str) -> None:
+    from replaydb import Store
+
+    async with Store.open(url, migrate=False) as store:
+        await store.relocate_payloads(payloads)

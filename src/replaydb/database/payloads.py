@@ -9,17 +9,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from uuid import uuid4
 
 from sqlalchemy import Connection
 
+from replaydb.database.pruning import Pruning
 from replaydb.database.records import Facts, Pack, PayloadRecord, Stored
 from replaydb.database.repository import packs
 from replaydb.database.repository.packs import PlaceRow
 from replaydb.database.transactions import Database, allowance, end_in
 from replaydb.errors import DatabaseError, InvalidInputError, ReplayDBError
 from replaydb.packs import PackDamage, Place, Range
+from replaydb.results import PruneReport
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +82,51 @@ class Payloads:
         if await self._database.read(packs.place, end=end) is None:
             raise InvalidInputError("payload_grace", "payloads outside the database", seconds)
         await self._database.write(lambda connection: packs.set_grace(connection, seconds), end=end)
+
+    async def relocate(self, url: str, end: float) -> tuple[str, str]:
+        """Record that packs have been brought elsewhere; the URLs of where they were, and are.
+
+        Raises:
+            InvalidInputError: Payloads are in the database.
+            PayloadsUnavailableError: The packs of this store are not there.
+        """
+        row = await self._database.read(packs.place, end=end)
+        if row is None:
+            raise InvalidInputError("payloads", "a store that has them outside the database", url)
+        place = Place.at(url, row.store_uid)
+        await place.check(end)
+        await self._database.write(
+            lambda connection: packs.relocate(connection, place.url), end=end
+        )
+        self._place = place  # who still reads from the old one may do so to the end
+        return row.url, place.url
+
+    async def prune(
+        self,
+        *,
+        dry_run: bool,
+        min_age: float,
+        end: float,
+        progress: Callable[[PruneReport], object] | None,
+    ) -> PruneReport:
+        """Find what the place holds for nothing, see `Pruning`.
+
+        Raises:
+            InvalidInputError: Payloads are in the database.
+            PayloadsUnavailableError: The place cannot be reached, or is not that of this store.
+        """
+        if await self._database.read(packs.place, end=end) is None:
+            expected = "a store that has them outside the database"
+            raise InvalidInputError("payloads", expected, "one that has them inside")
+        pruning = Pruning(
+            self._database,
+            await self._known(end),
+            dry_run=dry_run,
+            min_age=min_age,
+            end=end,
+            progress=progress,
+        )
+        return await pruning.run()
 
     async def put(self, payloads: Sequence[PayloadRecord], end: float) -> None:
         """Write what is nowhere yet, as one pack.

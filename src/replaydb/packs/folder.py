@@ -169,12 +169,19 @@ class Folder:
 
     async def listed(self) -> AsyncIterator[list[Listed]]:
         """The files, a page at a time."""
-        entries = await self._in_thread(os.scandir, self._folder)
-        try:
-            while page := await self._in_thread(lambda: list(islice(entries, _PAGE))):
-                yield await self._in_thread(_described, page)
-        finally:
-            entries.close()
+        names = await self._in_thread(os.listdir, self._folder)
+        for first in range(0, len(names), _PAGE):
+            yield await self._in_thread(self._described, names[first : first + _PAGE])
+
+    def _described(self, names: Sequence[str]) -> list[Listed]:
+        found = []
+        for name in names:
+            if match := _FILE.fullmatch(name):
+                with suppress(FileNotFoundError):
+                    facts = os.stat(self._folder / name, follow_symlinks=False)
+                    modified = datetime.fromtimestamp(facts.st_mtime, UTC)
+                    found.append(Listed(match[1], facts.st_size, modified))
+        return found
 
     def typed(self, error: Exception) -> ReplayDBError | None:
         """What the system says holds no secrets, and stays as the cause."""
@@ -223,17 +230,6 @@ def _read_all(descriptor: int, into: memoryview, offset: int) -> bool:
             return False
         into, offset = into[count:], offset + count
     return True
-
-
-def _described(entries: Sequence[os.DirEntry[str]]) -> list[Listed]:
-    found = []
-    for entry in entries:
-        if match := _FILE.fullmatch(entry.name):
-            with suppress(FileNotFoundError):
-                facts = entry.stat(follow_symlinks=False)
-                modified = datetime.fromtimestamp(facts.st_mtime, UTC)
-                found.append(Listed(match[1], facts.st_size, modified))
-    return found
 
 
 def _sync_folder(folder: Path) -> None:

@@ -26,6 +26,7 @@ from replaydb.database.statements.pack import (
     move_member,
     select_any_payload,
     select_condemned,
+    select_condemned_total,
     select_doomed,
     select_known_packs,
     select_members,
@@ -34,7 +35,7 @@ from replaydb.database.statements.pack import (
     select_place,
     select_share,
     select_staying,
-    update_grace,
+    update_place,
 )
 from replaydb.database.statements.payload import release_payloads
 from replaydb.errors import InvalidInputError
@@ -119,9 +120,14 @@ def check_no_payloads(connection: Connection, url: str) -> None:
         raise InvalidInputError("payloads", expected, url)
 
 
+def relocate(connection: Connection, url: str) -> None:
+    """Record that packs are at another URL now."""
+    execute(connection, update_place(url=url))
+
+
 def set_grace(connection: Connection, seconds: float) -> None:
     """Change how long a pack stays to which nothing refers."""
-    execute(connection, update_grace(seconds))
+    execute(connection, update_place(grace_seconds=seconds))
 
 
 def enter(connection: Connection, payloads: Iterable[PayloadRecord]) -> Shares:
@@ -209,6 +215,12 @@ def condemned(connection: Connection, now: datetime, limit: int) -> Sequence[int
     """Packs whose grace is over, at most so many: a look that locks nothing."""
     cutoff = _cutoff(connection, now)
     return [row.id for row in execute(connection, select_condemned(cutoff, limit))]
+
+
+def condemned_total(connection: Connection, now: datetime) -> Any:
+    """How many `packs` there are whose grace is over, and their `bytes`."""
+    [total] = execute(connection, select_condemned_total(_cutoff(connection, now)))
+    return total
 
 
 def doom(connection: Connection, ids: Sequence[int], now: datetime) -> dict[int, str]:

@@ -15,6 +15,7 @@ from sqlalchemy import (
     Update,
     bindparam,
     case,
+    cast,
     delete,
     false,
     func,
@@ -45,9 +46,9 @@ def insert_place() -> Insert:
     return insert(payload_place)
 
 
-def update_grace(seconds: float) -> Update:
-    """How long packs stay."""
-    return update(payload_place).values(grace_seconds=seconds)
+def update_place(**values: Any) -> Update:
+    """Change what is known of where packs are."""
+    return update(payload_place).values(**values)
 
 
 def select_any_payload() -> Select[Any]:
@@ -96,6 +97,13 @@ def select_condemned(cutoff: datetime, limit: int) -> Select[Any]:
         .order_by(pack.c.condemned_at)
         .limit(limit)
     )
+
+
+def select_condemned_total(cutoff: datetime) -> Select[Any]:
+    """How many packs nothing has referred to since a time, and how large they are."""
+    size = cast(func.coalesce(func.sum(pack.c.num_bytes), 0), BigInteger)
+    totals: tuple[Any, ...] = (func.count().label("packs"), size.label("bytes"))
+    return select(*totals).where(pack.c.condemned_at <= cutoff)
 
 
 def doom_packs(ids: Sequence[int], cutoff: datetime) -> Update:

@@ -1,0 +1,165 @@
+"""What a place holds for nothing: found, and where it is asked for removed.
+
+An object that no table knows was left by a put that never came to its commit. It is taken for that
+only when it is old, as others may be about to commit what they have written, and only where the
+marker of the store is. Packs that are mostly dead are written anew, with what is still of use.
+
+Every step is whole: whoever breaks it off loses nothing, and the next run does the rest.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Final, TypeVar
+from uuid import uuid4
+
+from sqlalchemy import Connection
+
+from replaydb import codec
+from replaydb.database.repository import packs
+from replaydb.database.transactions import Database
+from replaydb.packs import Listed, PackDamage, Place, Range
+from replaydb.results import PruneReport
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+#: A pack of which at most this share of the bytes is of use is written anew.
+MOSTLY_DEAD: Final = 0.5
+
+_PAGE: Final = 500
+#: More packs than there are: they are counted at once.
+_ALL: Final = 10_000_000
+
+
+class Pruning:
+    """One run.
+
+    Attributes:
+        report: What was found so far.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        place: Place,
+        *,
+        dry_run: bool,
+        min_age: float,
+        end: float,
+        progress: Callable[[PruneReport], object] | None,
+    ) -> None:
+        self.report = PruneReport(dry_run)
+        self._database = database
+        self._place = place
+        self._min_age = timedelta(seconds=min_age)
+        self._end = end
+        self._progress = progress
+
+    async def run(self) -> PruneReport:
+        """Find, and remove unless it is a dry run.
+
+        Raises:
+            PayloadsUnavailableError: The place cannot be reached, or is not that of this store.
+        """
+        await self._place.check(self._end)
+        now = await self._database.read(self._database.backend.now, end=self._end)
+        await self._prune_condemned(now)
+        page: list[Listed] = []
+        async for each in self._place.listed(end=self._end):
+            page.append(each)
+            if len(page) == _PAGE:
+                await self._prune_orphans(page, now)
+                page.clear()
+        await self._prune_orphans(page, now)
+        await self._compact()
+        return self.report
+
+    async def _prune_condemned(self, now: datetime) -> None:
+        """Packs to which nothing has referred for as long as their grace."""
+        total = await self._read(lambda connection: packs.condemned_total(connection, now))
+        self._found(num_condemned=total.packs, condemned_bytes=total.bytes)
+        while not self.report.dry_run:
+            ids = await self._read(lambda connection: packs.condemned(connection, now, _PAGE))
+            if not await self._remove(partial(packs.doom, ids=ids, now=now)):
+                break
+
+    async def _prune_orphans(self, page: Sequence[Listed], now: datetime) -> None:
+        """Objects that no table knows, of some that were listed."""
+        names = [each.name for each in page]
+        known = await self._read(lambda connection: packs.known(connection, names))
+        orphans = {
+            each.name: each.num_bytes
+            for each in page
+            if each.name not in known and now - each.modified >= self._min_age
+        }
+
+        def claim(connection: Connection) -> Mapping[int, str]:
+            return packs.names(connection, packs.claim_orphans(connection, orphans, now))
+
+        if orphans and not self.report.dry_run:
+            await self._remove(claim)
+        self._found(
+            num_packs=len(page),
+            num_bytes=sum(each.num_bytes for each in page),
+            num_orphans=len(orphans),
+            orphan_bytes=sum(orphans.values()),
+        )
+
+    async def _remove(self, claim: Callable[[Connection], Mapping[int, str]]) -> bool:
+        """Remove what can be claimed, so that nobody takes it into use; whether there was any."""
+        claimed = await self._database.write(claim, end=self._end)
+        if claimed:
+            await self._place.remove(claimed.values(), end=self._end)
+            await self._database.write(partial(packs.forget, ids=claimed.keys()), end=self._end)
+        return bool(claimed)
+
+    async def _compact(self) -> None:
+        """Write anew, without what is dead, packs that mostly are."""
+        dead = await self._read(lambda connection: packs.mostly_dead(connection, MOSTLY_DEAD, _ALL))
+        for pack in dead:
+            if self.report.dry_run:
+                freed = pack.num_bytes - pack.live_bytes
+                self._found(num_compacted=1, compacted_bytes=freed)
+            else:
+                await self._compact_one(pack.id, pack.name, pack.num_bytes)
+
+    async def _compact_one(self, pack_id: int, name: str, num_bytes: int) -> None:
+        members = await self._read(lambda connection: packs.members(connection, pack_id))
+        ranges = {Range(name, one.pack_offset, one.pack_length): one.checksum for one in members}
+        if not ranges:
+            return
+        parts: list[memoryview] = []
+        found = await self._place.read(list(ranges), end=self._end)
+        for part, checksum in zip(found, ranges.values(), strict=True):
+            if isinstance(part, PackDamage) or codec.checksum_of(part) != checksum:
+                logger.warning("pack %s is damaged: it stays as it is", name)
+                self._found(num_damaged=1)
+                return
+            parts.append(part)
+        new, sync = uuid4().hex, self._database.backend.syncs
+        offsets = await self._place.write(new, parts, sync=sync, end=self._end)
+        size = offsets[-1] + len(parts[-1])
+        moves = dict(zip((one.offset for one in ranges), offsets, strict=True))
+
+        def repoint(connection: Connection) -> None:
+            now = self._database.backend.now(connection)
+            packs.repoint(connection, pack_id, new, size, moves, now)
+
+        await self._database.write(repoint, end=self._end)
+        self._found(num_compacted=1, compacted_bytes=num_bytes - size)
+
+    async def _read(self, work: Callable[[Connection], T]) -> T:
+        return await self._database.read(work, end=self._end)
+
+    def _found(self, **more: int) -> None:
+        """Add to what was found, and tell who wants to know."""
+        counted = {name: getattr(self.report, name) + count for name, count in more.items()}
+        self.report = replace(self.report, **counted)
+        if self._progress is not None:
+            self._progress(self.report)

@@ -1,0 +1,70 @@
+"""`replaydb prune` and `replaydb db relocate`, as people call them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from replaydb import Store
+from replaydb.cli import app
+from support.groups import groups
+
+
+def run(*arguments: str, url: str) -> Result:
+    return CliRunner().invoke(app, arguments, env={"REPLAYDB_URL": url, "COLUMNS": "200"})
+
+
+@pytest.fixture
+def folder(url: str, tmp_path: Path) -> Path:
+    """The payloads of a store with two groups, and two days old 1,500 bytes of nobody."""
+    made = tmp_path / "payloads"
+    made.mkdir()
+
+    async def put() -> None:
+        async with Store.open(url, payloads=made.as_uri()) as store:
+            await (await store.buffer("math")).put(groups(2))
+
+    asyncio.run(put())
+    (own,) = made.iterdir()
+    stray = own / f"{uuid4().hex}.pack"
+    stray.write_bytes(bytes(1500))
+    long_ago = time.time() - 2 * 86_400
+    os.utime(stray, (long_ago, long_ago))
+    return made
+
+
+def test_it_looks_first_and_removes_when_told(url: str, folder: Path) -> None:
+    before = set(folder.glob("*/*"))
+    looked = run("prune", url=url)
+    assert looked.exit_code == 0, looked.output
+    assert "2 packs" in looked.output
+    assert "1 belong to nothing: to remove, 1.5 kB" in looked.output
+    assert looked.output.endswith("nothing was changed; --remove frees 1.5 kB\n")
+    assert set(folder.glob("*/*")) == before
+    removed = run("prune", "--remove", "--min-hours", "24", url=url)
+    assert "1 belong to nothing: removed, 1.5 kB" in removed.output
+    assert len(before - set(folder.glob("*/*"))) == 1
+    assert "0 belong to nothing" in run("prune", url=url).output
+    assert run("prune", "--min-hours", "1", url=url).exit_code == 2
+
+
+def test_a_store_without_packs_has_nothing_to_prune(url: str) -> None:
+    for arguments in (("prune",), ("db", "relocate", "file:///tmp")):
+        refused = run(*arguments, url=url)
+        assert refused.exit_code == 1
+        assert "outside the database" in refused.stderr
+
+
+def test_a_place_that_has_moved_is_recorded(url: str, folder: Path, tmp_path: Path) -> None:
+    moved = folder.rename(tmp_path / "elsewhere")
+    wrong = run("db", "relocate", tmp_path.as_uri(), url=url)
+    assert (wrong.exit_code, "no packs of this store" in wrong.stderr) == (1, True)
+    assert "no packs of this store" in run("prune", url=url).stderr
+    assert run("db", "relocate", moved.as_uri(), url=url).exit_code == 0
+    assert "2 packs" in run("prune", url=url).output

@@ -1,0 +1,267 @@
+"""What is found in a place for nothing, and that nothing else is ever removed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import Connection, select
+
+from replaydb import (
+    Buffer,
+    Episode,
+    InvalidInputError,
+    PayloadsUnavailableError,
+    PruneReport,
+    Store,
+)
+from replaydb.database.repository import packs
+from replaydb.database.schema import pack, payload_place
+from replaydb.packs import Place
+from support.clock import Clock
+from support.connections import transaction
+from support.groups import groups, long_group
+from support.ledger import check_books
+
+DAY = 86_400.0
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where the payloads are."""
+    made = tmp_path / "payloads"
+    made.mkdir()
+    return made
+
+
+@pytest.fixture
+async def store(url: str, folder: Path) -> AsyncIterator[Store]:
+    """A store whose payloads are outside of its database."""
+    async with Store.open(url, run="test", payloads=folder.as_uri()) as opened:
+        yield opened
+    await check_books(url)
+
+
+@pytest.fixture
+async def buffer(store: Store) -> Buffer:
+    """An empty buffer."""
+    return await store.buffer("math")
+
+
+def found(folder: Path, pattern: str) -> set[Path]:
+    """Files of any store."""
+    return set(folder.glob(f"*/{pattern}"))
+
+
+def files(folder: Path) -> dict[str, int]:
+    """Every file of the store's own folder, and how large it is."""
+    return {path.name: path.stat().st_size for path in folder.glob("*/*")}
+
+
+async def stray(url: str, folder: Path, size: int) -> str:
+    """A pack of a put that was killed before its commit."""
+    async with transaction(url) as connection:
+        uid = (await connection.execute(select(payload_place.c.store_uid))).scalar_one()
+    place, name = Place.at(folder.as_uri(), uid), uuid4().hex
+    await place.write(name, [bytes(size)], sync=False, end=asyncio.get_running_loop().time() + 30)
+    await place.close()
+    return f"{name}.pack"
+
+
+async def contents(buffer: Buffer, ids: list[int]) -> list[list[Episode]]:
+    return [list(group.episodes) for group in await buffer.get(ids)]
+
+
+async def test_only_what_is_old_and_belongs_to_nothing_goes(
+    url: str, store: Store, buffer: Buffer, folder: Path, clock: Clock
+) -> None:
+    ids = await buffer.put(groups(3))
+    orphan, young = await stray(url, folder, 1000), await stray(url, folder, 2000)
+    own = found(folder, orphan).pop().parent
+    (own / f"{uuid4().hex}.pack.part").write_bytes(bytes(500))  # of a write that was killed
+    (own / "notes.txt").write_text("of somebody else")
+    other = folder / uuid4().hex
+    shutil.copytree(own, other)  # of another store
+
+    clock.jump(2 * DAY)
+    ahead = clock.now().timestamp() - 3600
+    os.utime(own / young, (ahead, ahead))
+    before = files(folder)
+    looked = await store.prune()
+    assert files(folder) == before
+    assert (looked.dry_run, looked.num_packs, looked.num_orphans) == (True, 4, 2)
+    assert looked.orphan_bytes == looked.freed_bytes == 1500
+
+    told: list[PruneReport] = []
+    removed = await store.prune(dry_run=False, progress=told.append)
+    assert (removed.num_orphans, removed.orphan_bytes) == (2, 1500)
+    assert told[-1] == removed
+    left = {path.name for path in found(folder, "*") if path.parent == own}
+    assert {orphan} == {name for name in before if name.endswith(".pack")} - left
+    assert left >= {young, "notes.txt", "replaydb-store"}
+    assert found(other.parent, "*") >= {other / orphan, other / young}
+    assert (await store.prune(dry_run=False)).freed_bytes == 0
+    assert len(await contents(buffer, ids)) == 3
+
+
+async def test_nothing_goes_without_the_marker(
+    url: str, store: Store, buffer: Buffer, folder: Path, clock: Clock
+) -> None:
+    await buffer.put(groups(1))
+    await stray(url, folder, 1000)
+    clock.jump(2 * DAY)
+    (marker,) = found(folder, "replaydb-store")
+    content = marker.read_bytes()
+    marker.unlink()
+    before = files(folder)
+    with pytest.raises(PayloadsUnavailableError):
+        await store.prune(dry_run=False)
+    assert files(folder) == before
+    marker.write_bytes(content)
+    assert (await store.prune(dry_run=False)).num_orphans == 1
+
+
+async def test_a_put_that_commits_meanwhile_is_not_taken_for_an_orphan(
+    store: Store, buffer: Buffer, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = await buffer.put(groups(2))
+    clock.jump(2 * DAY)
+
+    def as_before_the_commit(connection: Connection, names: list[str]) -> set[str]:
+        monkeypatch.undo()
+        return set()
+
+    monkeypatch.setattr(packs, "known", as_before_the_commit)
+    await store.prune(dry_run=False)
+    assert len(await contents(buffer, ids)) == 2
+
+
+async def test_a_pack_that_is_mostly_dead_is_written_anew(
+    url: str, store: Store, buffer: Buffer, folder: Path, clock: Clock
+) -> None:
+    ids = await buffer.put([long_group(str(i), 1000 + i) for i in range(10)])
+    expected = await contents(buffer, ids)
+    (old,) = found(folder, "*.pack")
+    size = old.stat().st_size
+    assert (await store.prune(dry_run=False)).num_compacted == 0
+    await buffer.delete(ids[2:])
+
+    looked = await store.prune()
+    assert looked.num_compacted == 1
+    assert 0.75 * size < looked.compacted_bytes < 0.85 * size
+    assert found(folder, "*.pack") == {old}
+    done = await store.prune(dry_run=False)
+    assert (done.num_packs, done.num_compacted, done.num_damaged) == (1, 1, 0)
+    assert abs(done.compacted_bytes - looked.compacted_bytes) < 128  # parts are aligned
+    new = found(folder, "*.pack") - {old}
+    assert (len(new), old.exists()) == (1, True)  # who has drawn from the old one may still read it
+    assert await contents(buffer, ids[:2]) == expected[:2]
+    async with transaction(url) as connection:
+        rows = (await connection.execute(select(pack).order_by(pack.c.id))).all()
+    assert [row.live_parts for row in rows] == [0, 2]
+    assert (await store.prune(dry_run=False)).freed_bytes == 0
+
+    clock.jump(2 * DAY)
+    gone = await store.prune()
+    assert (gone.num_condemned, gone.condemned_bytes) == (1, size)
+    assert (await store.prune(dry_run=False)).num_condemned == 1
+    assert found(folder, "*.pack") == new
+    assert await contents(buffer, ids[:2]) == expected[:2]
+    await buffer.delete(ids[:2])
+
+
+async def test_what_is_deleted_while_its_pack_is_written_anew(
+    store: Store, buffer: Buffer, folder: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = await buffer.put([long_group(str(i), 1000 + i) for i in range(10)])
+    await buffer.delete(ids[3:])
+    expected, write = await contents(buffer, ids[1:3]), Place.write
+
+    async def meanwhile(*args: object, **kwargs: object) -> object:
+        written = await write(*args, **kwargs)  # type: ignore[arg-type]
+        await buffer.delete(ids[:1])
+        return written
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Place, "write", meanwhile)
+        await store.prune(dry_run=False)
+    assert await contents(buffer, ids[1:3]) == expected
+    await buffer.delete(ids[1:3])
+    clock.jump(2 * DAY)
+    await store.prune(dry_run=False)
+    assert found(folder, "*.pack") == set()
+
+
+async def test_a_damaged_pack_stays_as_it_is(store: Store, buffer: Buffer, folder: Path) -> None:
+    ids = await buffer.put([long_group(str(i), 1000 + i) for i in range(10)])
+    await buffer.delete(ids[2:])
+    (path,) = found(folder, "*.pack")
+    content = bytearray(path.read_bytes())
+    content[100] ^= 1
+    path.write_bytes(content)
+    report = await store.prune(dry_run=False)
+    assert (report.num_damaged, report.num_compacted) == (1, 0)
+    assert found(folder, "*.pack") == {path}
+
+
+async def test_it_may_be_broken_off_anywhere(
+    url: str, store: Store, buffer: Buffer, folder: Path, clock: Clock
+) -> None:
+    chance, ids = random.Random(3), []
+    for nth in range(12):
+        ids.append(await buffer.put([long_group(f"{nth}-{i}", 500 + nth + i) for i in range(4)]))
+        await stray(url, folder, 1000)
+    kept = [group_id for several in ids for group_id in several[:1]]
+    expected = await contents(buffer, kept)
+    await buffer.delete([group_id for several in ids for group_id in several[1:]])
+    clock.jump(2 * DAY)
+    for _ in range(15):
+        pruning = asyncio.create_task(store.prune(dry_run=False))
+        await asyncio.sleep(chance.uniform(0, 0.03))
+        pruning.cancel()
+        await asyncio.wait([pruning])
+        assert await contents(buffer, kept) == expected
+    clock.jump(2 * DAY)
+    for _ in range(2):  # what was condemned by the first goes with the second
+        await store.prune(dry_run=False)
+        clock.jump(2 * DAY)
+    assert await contents(buffer, kept) == expected
+    assert len(found(folder, "*.pack")) == len(ids)
+
+
+async def test_what_cannot_be_pruned(url: str, store: Store, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="min_age"):
+        await store.prune(min_age=7199.0)
+    inside = f"sqlite:///{tmp_path / 'inside.db'}"
+    async with Store.open(inside) as other:
+        for call in (other.prune(), other.relocate_payloads(tmp_path.as_uri())):
+            with pytest.raises(InvalidInputError, match="outside the database"):
+                await call
+
+
+async def test_a_place_that_has_moved(
+    url: str, store: Store, buffer: Buffer, folder: Path, tmp_path: Path
+) -> None:
+    ids = await buffer.put(groups(2))
+    expected = await contents(buffer, ids)
+    moved = tmp_path / "elsewhere"
+    os.rename(folder, moved)
+    with pytest.raises(PayloadsUnavailableError):
+        await buffer.get(ids)
+    for wrong in (tmp_path, folder):
+        with pytest.raises(PayloadsUnavailableError):
+            await store.relocate_payloads(wrong.as_uri())
+    with pytest.raises(InvalidInputError):
+        await store.relocate_payloads("elsewhere")
+    await store.relocate_payloads(moved.as_uri())
+    assert await contents(buffer, ids) == expected
+    async with Store.open(url, payloads=moved.as_uri()) as other:
+        assert await contents(await other.buffer("math"), ids) == expected
+        await (await other.buffer("math")).put(groups(1, "more"))
+    assert found(tmp_path, "replaydb-store") == set()
