@@ -56,9 +56,10 @@ async def answering(answer: bytes | None) -> AsyncIterator[int]:
 
 async def test_a_service_that_does_not_answer(s3: S3Server) -> None:
     async with answering(None) as port, opened(s3.url("x", port=port)) as place:
-        for call in calls(place, 0.1):
-            with pytest.raises(PayloadsUnavailableError, match="no answer in time"):
-                await call()
+        async with asyncio.timeout(15):
+            for call in calls(place, 0.1):
+                with pytest.raises(PayloadsUnavailableError, match="no answer in time"):
+                    await call()
 
 
 async def test_a_service_that_is_down_comes_back(s3: S3Server) -> None:

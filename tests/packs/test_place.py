@@ -113,6 +113,8 @@ async def test_damage_is_that_of_its_range_only(place: Place, behind: Behind) ->
         b"a" * 100,
         b"b" * 10,
     ]
+    alone = await read(place, Range(cut, 400_128, 1))
+    assert alone == [f"pack {cut} ends before byte 400129"]
 
 
 @pytest.mark.parametrize(

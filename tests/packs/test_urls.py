@@ -84,6 +84,11 @@ def test_a_url_with_a_key_is_refused_and_not_repeated(url: str) -> None:
     assert raised.value.__context__ is None
 
 
+def test_who_gives_a_user_is_told_where_credentials_come_from() -> None:
+    with pytest.raises(InvalidURLError, match="credentials come from the environment"):
+        Place.at("s3://me@bucket/a", STORE)
+
+
 def test_an_account_is_needed_for_azure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
     with pytest.raises(InvalidURLError, match="account=NAME"):

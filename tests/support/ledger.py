@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 from sqlalchemy import func, select
@@ -25,6 +24,7 @@ from replaydb.database.schema import (
     task,
     transcript,
 )
+from replaydb.packs import Place
 from support.connections import transaction
 
 LIVE = {"pending", "completed", "leased", "aborted"}
@@ -191,8 +191,11 @@ async def _check_packs(connection: AsyncConnection) -> None:
     parts = select(payload.c.pack_id, func.count(), size).group_by(payload.c.pack_id)
     members = {row[0]: (row[1], row[2]) for row in await connection.execute(parts)}
     places = await _rows(connection, select(payload_place))
-    folders = [Path(urlsplit(row["url"]).path) / row["store_uid"] for row in places]
-    there = {file.stem for folder in folders for file in folder.rglob("*.pack")}
+    there: set[str] = set()
+    for row in places:
+        place, end = Place.at(row["url"], row["store_uid"]), asyncio.get_running_loop().time() + 60
+        there |= {each.name async for each in place.listed(end=end)}
+        await place.close()
     for row in await _rows(connection, select(pack)):
         counted = (row["live_parts"], row["live_bytes"])
         assert counted == members.get(row["id"], (0, 0)), row

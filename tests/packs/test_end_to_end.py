@@ -1,0 +1,166 @@
+"""A store whose payloads are in an object store, on both engines, through deaths of servers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from datetime import timedelta
+from pathlib import Path
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import asyncpg
+import pytest
+
+import replaydb as rdb
+from replaydb import Buffer, EpisodeGroup, PayloadsUnavailableError, Store
+from support.clock import Clock
+from support.groups import groups, long_group
+from support.ledger import check_books, statuses
+from support.postgres import PostgresServer
+from support.s3 import S3Server
+from support.workers import Worker, killed
+
+TOKENS = 2000
+_A_BACKEND = "SELECT pid FROM pg_stat_activity WHERE application_name = 'replaydb' LIMIT 1"
+
+
+@pytest.fixture
+def place(s3: S3Server) -> str:
+    """A prefix that nobody has used."""
+    return s3.url(f"tests/{uuid4().hex}")
+
+
+@pytest.fixture
+async def store(url: str, place: str) -> AsyncIterator[Store]:
+    """A store with its payloads there."""
+    async with Store.open(url, run="test", payloads=place) as opened:
+        yield opened
+    await check_books(url)
+
+
+@pytest.fixture
+async def buffer(store: Store) -> Buffer:
+    """An empty buffer."""
+    return await store.buffer("math")
+
+
+def tokens(group: EpisodeGroup) -> list[int]:
+    return list(group.episodes[0].token_ids)
+
+
+async def test_a_day_in_the_life(url: str, buffer: Buffer) -> None:
+    await buffer.put([long_group(str(i), TOKENS) for i in range(8)])
+    batch = await buffer.sample(8, step=1)
+    assert {group.group_uid for group in batch} == {str(i) for i in range(8)}
+    assert all(tokens(group) == list(range(TOKENS)) for group in batch)
+    async with Store.open(url) as other:  # which finds by itself where payloads are
+        there = await other.buffer("math", create=False)
+        async with there.lease(3, ttl=60) as lease:
+            assert all(tokens(group) == list(range(TOKENS)) for group in lease.batch)
+        (draw,) = await there.draws(step=1)
+        assert [group.id for group in await there.redraw(draw.id)] == batch.ids
+
+
+async def test_while_the_object_store_is_down(url: str, buffer: Buffer, s3: S3Server) -> None:
+    await buffer.put(groups(4))
+    s3.kill()
+    async with asyncio.timeout(30):
+        outcomes = await asyncio.gather(
+            buffer.sample(2, timeout=0.5),
+            buffer.lease(2, ttl=60, timeout=0.5),
+            buffer.put(groups(2, "late"), timeout=0.5),
+            return_exceptions=True,
+        )
+    assert [isinstance(each, rdb.DatabaseUnavailableError) for each in outcomes] == [True] * 3
+    assert isinstance(outcomes[0], PayloadsUnavailableError)
+    assert set((await statuses(url)).values()) == {"completed"}  # what was leased went back
+    assert len(await statuses(url)) == 4
+    waiting = asyncio.create_task(buffer.put(groups(2, "waits")))
+    await asyncio.to_thread(s3.start)
+    await waiting
+    assert len((await buffer.sample(6)).ids) == 6
+
+
+def put_and_tell(url: str, told: Path, name: str) -> None:
+    """Put groups for ever; tell of each that was acknowledged."""
+    asyncio.run(_put_and_tell(url, told, name))
+
+
+async def _put_and_tell(url: str, told: Path, name: str) -> None:
+    async with Store.open(url, run=name) as store:
+        buffer = await store.buffer("math", create=False)
+        for nth in range(1_000_000):
+            uid = f"{name}-{nth}"
+            try:
+                await buffer.put(long_group(uid, TOKENS), timeout=0.3)
+            except rdb.DatabaseUnavailableError:
+                await asyncio.sleep(0.05)
+                continue
+            with told.open("a") as file:
+                file.write(f"{uid}\n")
+
+
+async def _told_more(told: Path, count: int) -> None:
+    """Until so many puts more were acknowledged."""
+
+    def number() -> int:
+        return len(told.read_text().splitlines()) if told.exists() else 0
+
+    async with asyncio.timeout(60):
+        wanted = number() + count
+        while number() < wanted:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+async def _kill_database(url: str) -> None:
+    """PostgreSQL ends, and recovers, when one of its processes is killed."""
+    if url.startswith("postgresql"):
+        connection = await asyncpg.connect(url)
+        pid = await connection.fetchval(_A_BACKEND)
+        connection.terminate()
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def durable(url: str, postgres: PostgresServer) -> Iterator[None]:
+    """What the server of the tests, which is quick instead, does elsewhere."""
+    if not url.startswith("postgresql"):
+        yield
+        return
+    name = urlsplit(url).path.removeprefix("/")
+    postgres.execute(url, f'ALTER DATABASE "{name}" SET synchronous_commit = on')
+    yield
+    postgres.execute(url, f'ALTER DATABASE "{name}" RESET synchronous_commit')
+
+
+@pytest.mark.usefixtures("durable")
+async def test_nothing_acknowledged_is_lost_though_everything_is_killed(
+    url: str, store: Store, buffer: Buffer, s3: S3Server, tmp_path: Path, clock: Clock
+) -> None:
+    told = tmp_path / "told"
+    crew = [Worker(put_and_tell, url, told, name) for name in "ab"]
+    try:
+        await _told_more(told, 10)
+        s3.kill()
+        await _kill_database(url)
+        await asyncio.to_thread(s3.start)
+        await _told_more(told, 10)
+        await _kill_database(url)
+        await _told_more(told, 5)
+    finally:
+        await killed(crew)
+    acknowledged = set(told.read_text().splitlines())
+    stored = {each.group_uid: each.id for each in await buffer.find(limit=None)}
+    assert acknowledged <= stored.keys()
+    found = await buffer.get(list(stored.values()))
+    assert all(len(group.episodes[0].token_ids) == TOKENS for group in found)
+
+    before = await store.prune()
+    clock.jump(timedelta(days=2).total_seconds())
+    report = await store.prune(dry_run=False)
+    assert (before.num_orphans, report.num_packs) == (0, before.num_packs)
+    assert len(await buffer.get(list(stored.values()))) == len(stored)
+    assert (await store.prune()).num_orphans == 0
