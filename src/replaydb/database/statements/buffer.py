@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Insert, Select, Update, exists, func, insert, select, update
+from sqlalchemy import Insert, Select, Update, func, insert, select, true, update
 
 from replaydb.database.prepared import prepared
 from replaydb.database.schema import buffer, cursor, episode_group, payload_place, run
 
-#: Whether payloads that are put from now on are outside the database.
-_outside = exists(select(payload_place.c.id)).label("outside")
+#: Rows of buffers, with whether payloads that are put from now on are outside the database.
+_select_buffer = select(buffer, payload_place.c.id.is_not(None).label("outside")).select_from(
+    buffer.outerjoin(payload_place, true())
+)
 
 
 def select_run(name: str) -> Select[Any]:
@@ -33,23 +35,20 @@ def insert_run() -> Insert:
 
 def select_buffer_named(name: str) -> Select[Any]:
     """Row of a buffer, by name."""
-    return select(buffer, _outside).where(buffer.c.name == name)
+    return _select_buffer.where(buffer.c.name == name)
 
 
 @prepared
 def select_buffer(buffer_id: Any) -> Select[Any]:
     """Row of a buffer, by id."""
-    return select(buffer, _outside).where(buffer.c.id == buffer_id)
+    return _select_buffer.where(buffer.c.id == buffer_id)
 
 
 @prepared
 def lock_buffer(buffer_id: Any) -> Select[Any]:
     """Row of a buffer, by id, locked against every change of it."""
-    return (
-        select(buffer, _outside)
-        .where(buffer.c.id == buffer_id)
-        .with_for_update(key_share=True, of=buffer)
-    )
+    mine = _select_buffer.where(buffer.c.id == buffer_id)
+    return mine.with_for_update(key_share=True, of=buffer)
 
 
 def select_buffers() -> Select[Any]:
