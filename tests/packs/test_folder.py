@@ -140,6 +140,24 @@ async def test_a_folder_that_is_not_mounted_is_not_made(tmp_path: Path) -> None:
     assert not away.parent.exists()
 
 
+async def test_a_folder_that_is_mounted_again_meanwhile(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The marker is there when it is asked for; when the pack was looked for, nothing was."""
+    away = folder.with_name("away")
+    os.rename(folder, away)
+    check = Place.check
+
+    async def mounted(place: Place, end: float) -> None:
+        os.rename(away, folder)
+        await check(place, end)
+
+    monkeypatch.setattr(Place, "check", mounted)
+    async with opened(folder.parent.as_uri()) as place:
+        with pytest.raises(PayloadsUnavailableError):
+            await place.read([Range(uuid4().hex, 0, 1)], end=soon())
+
+
 async def test_a_pack_that_shrinks_while_it_is_read(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

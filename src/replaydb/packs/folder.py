@@ -7,9 +7,9 @@ import errno
 import os
 import re
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
@@ -115,7 +115,8 @@ class Folder:
 
     def _prepared(self, ranges: Sequence[Range]) -> list[memoryview | PackDamage]:
         """Memory for each range, but for those that the files do not have."""
-        sizes = {pack: self._size(pack) for pack in {wanted.pack for wanted in ranges}}
+        with self._opened() as folder:
+            sizes = {pack: _size(pack, folder) for pack in {wanted.pack for wanted in ranges}}
         found: list[memoryview | PackDamage] = []
         for wanted in ranges:
             size = sizes[wanted.pack]
@@ -127,12 +128,6 @@ class Folder:
                 found.append(memory.take(wanted.length))
         return found
 
-    def _size(self, pack: str) -> int | None:
-        try:
-            return os.stat(self._path(pack)).st_size
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-
     def _filled(
         self, ranges: Sequence[Range], views: Mapping[int, memoryview]
     ) -> list[tuple[int, memoryview | PackDamage]]:
@@ -141,20 +136,34 @@ class Folder:
         for position in views:
             by_pack[ranges[position].pack].append(position)
         outcomes: list[tuple[int, memoryview | PackDamage]] = []
-        for pack, positions in by_pack.items():
-            try:
-                descriptor = os.open(self._path(pack), os.O_RDONLY)
-            except FileNotFoundError:
-                outcomes += [(position, missing(pack)) for position in positions]
-                continue
-            try:
-                for position in positions:
-                    view, wanted = views[position], ranges[position]
-                    whole = _read_all(descriptor, view, wanted.offset)
-                    outcomes.append((position, view if whole else too_short(wanted)))
-            finally:
-                os.close(descriptor)
+        with self._opened() as folder:
+            for pack, positions in by_pack.items():
+                try:
+                    descriptor = os.open(_file(pack), os.O_RDONLY, dir_fd=folder)
+                except FileNotFoundError:
+                    outcomes += [(position, missing(pack)) for position in positions]
+                    continue
+                try:
+                    for position in positions:
+                        view, wanted = views[position], ranges[position]
+                        whole = _read_all(descriptor, view, wanted.offset)
+                        outcomes.append((position, view if whole else too_short(wanted)))
+                finally:
+                    os.close(descriptor)
         return outcomes
+
+    @contextmanager
+    def _opened(self) -> Iterator[int]:
+        """The folder, held: a file that it does not have is gone, and not only out of reach.
+
+        Looked for by its path, it would be missing also while the folder is not mounted, and that
+        may be over when somebody asks for the marker.
+        """
+        descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
 
     async def remove(self, packs: Sequence[str]) -> None:
         """Remove files; a removal that a power cut undoes leaves what nobody knows."""
@@ -203,11 +212,22 @@ class Folder:
         self._threads.shutdown(wait=False)
 
     def _path(self, pack: str) -> Path:
-        return self._folder / f"{pack}.pack"
+        return self._folder / _file(pack)
 
     async def _in_thread(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, partial(call, *args, **kwargs))
+
+
+def _file(pack: str) -> str:
+    return f"{pack}.pack"
+
+
+def _size(pack: str, folder: int) -> int | None:
+    try:
+        return os.stat(_file(pack), dir_fd=folder).st_size
+    except FileNotFoundError:
+        return None
 
 
 def _write_all(descriptor: int, pieces: Sequence[Part]) -> None:
