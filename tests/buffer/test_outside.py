@@ -169,6 +169,23 @@ async def test_what_is_refused_is_written_anew_once_it_was_removed(
     assert uids(await buffer.sample(1)) == ["waits"]
 
 
+async def test_what_is_refused_is_written_anew_while_it_is_removed(
+    store: Store, written: list[int], url: str
+) -> None:
+    """Its pack is marked, and still has its row: removing it may be under way anywhere."""
+    buffer = await store.buffer("math", rate_limit=Queue(size=1))
+    await buffer.put(group("first"))
+    waiting = asyncio.create_task(buffer.put(group("waits")))
+    await packs_entered(url, 2)
+    async with transaction(url) as connection:
+        await connection.execute(update(pack).where(pack.c.live_parts == 0).values(removing=True))
+    async with buffer.lease(1, ttl=60):
+        pass
+    await waiting
+    assert written == [1, 1, 1]
+    assert uids(await buffer.sample(1)) == ["waits"]
+
+
 async def test_what_was_drawn_can_be_read_for_a_grace(
     buffer: Buffer, store: Store, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
