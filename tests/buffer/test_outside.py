@@ -222,6 +222,18 @@ async def test_a_pack_goes_with_the_last_that_refers_to_it(
     assert len(await there.sample(1)) == 1
 
 
+async def test_a_damaged_count_removes_nothing_that_is_of_use(store: Store, url: str) -> None:
+    buffer = await store.buffer("math")
+    await buffer.put(groups(2))
+    async with transaction(url) as connection:
+        await connection.execute(update(pack).values(live_parts=1))
+    await buffer.delete([1])
+    await _remove_all(store, url)
+    assert uids(await buffer.sample(1)) == ["gsm8k-1"]
+    async with transaction(url) as connection:  # for the accounts, which are looked at
+        await connection.execute(update(pack).values(live_parts=1, condemned_at=None))
+
+
 async def test_removing_that_was_broken_off_goes_on(
     store: Store, url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

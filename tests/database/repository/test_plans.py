@@ -48,6 +48,7 @@ from replaydb.database.statements.episode_group import (
 from replaydb.database.statements.lease import select_any_overdue, select_held, select_held_among
 from replaydb.database.statements.pack import (
     change_packs,
+    doom_packs,
     move_member,
     select_condemned,
     select_pack_names,
@@ -530,6 +531,14 @@ async def test_statements_find_their_rows_by_an_index(
     assert not plan.sorts, plan.text
     assert plan.indexes == indexes, plan.text
     assert plan.tables == tables, plan.text
+
+
+async def test_what_refers_to_condemned_packs_is_found_by_an_index(
+    connection: AsyncConnection,
+) -> None:
+    plan = await plan_of(connection, doom_packs([100, 200], NOW))
+    assert not plan.scans, plan.text
+    assert "ix_payload_pack_id" in plan.indexes, plan.text
 
 
 @pytest.mark.parametrize("expire_by", get_args(ExpireBy))

@@ -17,6 +17,7 @@ from sqlalchemy import (
     case,
     cast,
     delete,
+    exists,
     false,
     func,
     insert,
@@ -107,11 +108,14 @@ def select_condemned_total(cutoff: datetime) -> Select[Any]:
 
 
 def doom_packs(ids: Sequence[int], cutoff: datetime) -> Update:
-    """Let nothing be put into packs any more, of those to which nothing refers yet."""
+    """Let nothing be put into packs any more, of those to which nothing refers yet.
+
+    What is removed cannot be brought back, so a count that was damaged is not relied on.
+    """
+    condemned = (pack.c.live_parts == 0, pack.c.condemned_at <= cutoff, _STAYS)
+    referred_to = exists().where(payload.c.pack_id == pack.c.id)
     return (
-        update(pack)
-        .where(among(pack.c.id, ids), pack.c.live_parts == 0, pack.c.condemned_at <= cutoff, _STAYS)
-        .values(removing=true())
+        update(pack).where(among(pack.c.id, ids), *condemned, ~referred_to).values(removing=true())
     )
 
 
