@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from benchmarks.bench import Benchmark
 from benchmarks.engines import claim, fleet, packs, put, sample
 from benchmarks.process import blocking, delivery, loop, opening
-from benchmarks.scaling import scale
+from benchmarks.scaling import advance, scale
 from benchmarks.training import loader, memory, step, tensors, trainers
 
 BENCHMARKS: Mapping[str, Benchmark] = {
@@ -17,6 +17,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "packs": packs.run,
     "fleet": fleet.run,
     "scale": scale.run,
+    "advance": advance.run,
     "delivery": delivery.run,
     "trainers": trainers.run,
     "step": step.run,

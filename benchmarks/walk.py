@@ -45,6 +45,7 @@ AFTERMATH_SECONDS = 0.3
 
 _PLACE = re.compile(r"(?<=<!-- walk -->\n).*(?=<!-- /walk -->)", re.DOTALL)
 _VERB = re.compile(r"\w+")
+_LOOKED_UP = re.compile(r"\(SELECT[^()]*\)")  # the policy version, beside what is read
 _TABLE = re.compile(r"\b(?:FROM|INTO|UPDATE)\s+(\w+)")
 _YIELD = opcode.opmap["YIELD_VALUE"]
 
@@ -145,7 +146,7 @@ class Walker:
     def _statement(self, _: object, __: object, sql: str, *___: object) -> None:
         if self._walk is None:
             return
-        verb, table = _VERB.search(sql), _TABLE.search(sql)
+        verb, table = _VERB.search(sql), _TABLE.search(_LOOKED_UP.sub("", sql))
         if table and not self._walk.hops:
             self._walk.hops = tuple(self._open.values())
         self._walk.statements += (f"{verb and verb[0]} {table[1] if table else ''}".rstrip(),)

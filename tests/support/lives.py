@@ -14,6 +14,8 @@ from typing import Any
 
 import replaydb as rdb
 from replaydb import Buffer, Store
+from replaydb.buffer import core
+from replaydb.database.repository import policy
 from support.groups import episode, group
 
 
@@ -118,6 +120,20 @@ def die_at(url: str, action: str, where: str) -> None:
             await buffer.update_settings(indexed_tags=["level"])
         elif action == "lease":
             await buffer.lease(2, ttl=0.5)
+
+    _live(url, life)
+
+
+def die_advancing(url: str) -> None:
+    """Move the policy, and be killed before the groups follow."""
+    policy.AT_ONCE = 0
+
+    def killed(*arguments: Any, **more: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    async def life(buffer: Buffer) -> None:
+        core.behind_locked = killed  # type: ignore[assignment]
+        await buffer.advance_policy(5)
 
     _live(url, life)
 

@@ -60,6 +60,10 @@ class Plan:
     text: str
 
 
+#: Of the buffer one row is read, for its policy version.
+_BESIDE = ("buffer",)
+
+
 async def plan_of(
     connection: AsyncConnection, statement: Any, parameters: Mapping[str, Any] | None = None
 ) -> Plan:
@@ -76,7 +80,7 @@ async def plan_of(
 def _from_sqlite(lines: list[str]) -> Plan:
     lookups = [re.match(r"(SEARCH|SCAN) (\w+)(?: USING (?:COVERING )?INDEX (\w+)| USING INTEGER"
                         r" PRIMARY KEY| USING PRIMARY KEY)?", line) for line in lines]  # fmt: skip
-    found = [match for match in lookups if match and match[2] != "json_each"]
+    found = [match for match in lookups if match and match[2] not in ("json_each", *_BESIDE)]
     return Plan(
         indexes=frozenset(_index(match) for match in found if match[1] == "SEARCH"),
         scans=frozenset(match[2] for match in found if match[1] == "SCAN"),
@@ -96,7 +100,7 @@ def _index(found: re.Match[str]) -> str:
 
 
 def _from_postgresql(tree: Any) -> Plan:
-    nodes = list(_nodes(tree[0]["Plan"]))
+    nodes = [n for n in _nodes(tree[0]["Plan"]) if n.get("Relation Name") not in _BESIDE]
     reads = [node for node in nodes if "Index Cond" in node or "TID Cond" in node]
     return Plan(
         indexes=frozenset(node["Index Name"] for node in reads if "Index Name" in node),

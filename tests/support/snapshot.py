@@ -17,7 +17,8 @@ _POSTGRESQL = {
         SELECT relname, relkind::text, reloptions FROM pg_class
         WHERE relnamespace = 'public'::regnamespace""",
     "columns": """
-        SELECT relname, attname, attnum, format_type(atttypid, atttypmod), attnotnull,
+        SELECT relname, attname, row_number() OVER (PARTITION BY attrelid ORDER BY attnum),
+            format_type(atttypid, atttypmod), attnotnull,
             attstorage::text, attidentity::text, pg_get_expr(adbin, adrelid)
         FROM pg_class JOIN pg_attribute ON attrelid = pg_class.oid
             LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
@@ -13,8 +15,11 @@ from replaydb.buffer.waiting import Explain, Patience
 from replaydb.database import filters
 from replaydb.database.payloads import Payloads
 from replaydb.database.records import Decoded, Stored, decoded
+from replaydb.database.repository import aging
+from replaydb.database.repository.aging import StillExpiringError
 from replaydb.database.repository.buffers import BufferRow, RunRow
 from replaydb.database.repository.locked import Scope
+from replaydb.database.repository.locking import behind_locked
 from replaydb.database.statements.selections import Selection
 from replaydb.database.transactions import Database, allowance, end_in
 from replaydb.episodes import GroupStatus
@@ -78,15 +83,49 @@ class BufferCore:
         end = end_in(allowance()) if end is None else end
         run = await self._run(end)
         scope = Scope(self._database.backend, self.id, self.name, run, self._row, self._saw)
-        result = await self._database.write(
-            lambda connection: work(connection, scope),
-            end=end,
-            hear_by=hear_by,
-            before_commit=before_commit,
-            undone=undone,
-        )
-        scope.log_news()
-        return result
+        while True:
+            try:
+                result = await self._database.write(
+                    lambda connection: work(connection, scope),
+                    end=end,
+                    hear_by=hear_by,
+                    before_commit=before_commit,
+                    undone=undone,
+                )
+            except StillExpiringError:
+                await self._expire(end)
+            else:
+                scope.log_news()
+                return result
+
+    async def _expire(self, end: float) -> None:
+        """Have everything expire that is too stale, in short transactions."""
+        await self._catch_up(end, expiring=True)
+
+    async def _follow_policy(self, end: float) -> None:
+        """Have every group follow the policy, in short transactions."""
+        await self._expire(end)
+        await self._catch_up(end, expiring=False)
+
+    async def _catch_up(self, end: float, *, expiring: bool) -> None:
+        size, *_ = aging.STEP_GROUPS
+
+        def work(connection: Connection, scope: Scope) -> tuple[bool, float]:
+            with behind_locked(connection, scope, aging.TASKS, expiring=expiring) as buffer:
+                start = time.perf_counter()
+                aging.step(buffer, size)
+                accounts = buffer.accounts.values()
+                left = len(accounts) == aging.TASKS or any(
+                    account.is_expiring if expiring else account.is_behind for account in accounts
+                )
+                return left, time.perf_counter() - start
+
+        left = True
+        while left:
+            left, seconds = await self._write(work, end)
+            size = aging.next_size(size, seconds)
+            await asyncio.sleep(self._database.backend.turn_seconds)  # to others who wait
+        self._database.signal.announce()
 
     async def _decoded(self, stored: Stored, end: float) -> Decoded:
         """Groups from what is stored of them, some of which may be outside the database."""

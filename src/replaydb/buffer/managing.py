@@ -13,7 +13,7 @@ from replaydb import checks
 from replaydb.buffer.drawing import reasons
 from replaydb.buffer.inspecting import Inspecting
 from replaydb.buffer.requests import named
-from replaydb.database.repository import groups, tags, transitions
+from replaydb.database.repository import aging, groups, tags, tasks, transitions
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import Scope
 from replaydb.database.repository.locking import buffer_locked
@@ -156,8 +156,11 @@ class Managing(Inspecting):
     ) -> int:
         """Tell the buffer which policy version is being trained now.
 
-        In one transaction the staleness of every live group becomes `version` minus its
-        `comparable_version`, and groups staler than their task allows expire.
+        From one moment on the staleness of every live group is `version` minus its
+        `comparable_version`, and groups staler than their task allows are not drawn any more. Rows
+        follow in short transactions, between which others write, until the call returns. If it is
+        broken off in between, the policy has moved: to call it again, or whoever puts or draws,
+        does the rest.
 
         Versions compare only within a lineage. The first named run to advance a buffer gives it
         its own; versions of groups put by runs of another lineage do not compare there.
@@ -180,15 +183,22 @@ class Managing(Inspecting):
         number = checks.whole_number("version", version, most=checks.INT32[1])
         rewind, take_over = checks.flag("rewind", rewind), checks.flag("take_over", take_over)
 
-        def work(connection: Connection, scope: Scope) -> tuple[int, BufferRow]:
+        def work(connection: Connection, scope: Scope) -> tuple[int, int, bool, BufferRow]:
             with buffer_locked(connection, scope) as buffer:
-                expired = advance(buffer, number, rewind=rewind, take_over=take_over)
-                return expired, buffer.row
+                before = advance(buffer, number, rewind=rewind, take_over=take_over)
+                after, behind = aging.progress(buffer.accounts.values())
+                return before, after, behind, buffer.row
 
-        expired, row = await self._write(work, end_in(BULK_SECONDS))
+        end = end_in(BULK_SECONDS)
+        before, after, behind, row = await self._write(work, end)
         self._saw(row)
         self._database.signal.announce()
-        return expired
+        if behind:
+            await self._follow_policy(end)
+            after, _ = await self._database.read(
+                lambda connection: aging.progress(tasks.read(connection, self.id).values()), end=end
+            )
+        return after - before
 
     async def update_settings(
         self, settings: BufferSettings | None = None, **changes: Unpack[SettingsChanges]
@@ -206,13 +216,17 @@ class Managing(Inspecting):
         """
         wanted = all_changes(settings, changes)
 
-        def work(connection: Connection, scope: Scope) -> BufferRow:
+        def work(connection: Connection, scope: Scope) -> tuple[bool, BufferRow]:
             with buffer_locked(connection, scope) as buffer:
                 apply_settings(buffer, wanted)
-                return buffer.row
+                return any(one.is_expiring for one in buffer.accounts.values()), buffer.row
 
-        self._saw(await self._write(work, end_in(BULK_SECONDS)))
+        end = end_in(BULK_SECONDS)
+        expiring, row = await self._write(work, end)
+        self._saw(row)
         self._database.signal.announce()
+        if expiring:
+            await self._expire(end)
         if "indexed_tags" in wanted:
             await self._index_tags()
 

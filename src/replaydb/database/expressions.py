@@ -113,6 +113,27 @@ class among(FunctionElement[bool]):
         return self
 
 
+class comes_after(FunctionElement[bool]):
+    """`column = value AND id > last`, as a range of the index that ends with both, and no other."""
+
+    name = "comes_after"
+    type = Boolean()
+    inherit_cache = True
+
+    def __init__(
+        self,
+        column: ColumnElement[Any],
+        value: ColumnElement[Any],
+        id_column: ColumnElement[int],
+        last: BindParameter[Any],
+    ) -> None:
+        super().__init__(column, value, id_column, bindparam(last.key, type_=id_column.type))
+
+    def self_group(self, against: OperatorType | None = None) -> Self:
+        """As it is, for the reason that `among` has."""
+        return self
+
+
 class json_part(FunctionElement[Any]):
     """What stands at a path of a JSON column, if it is of one kind; NULL for any other.
 

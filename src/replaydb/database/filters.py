@@ -36,7 +36,7 @@ from replaydb import checks
 from replaydb.database.column_types import Tags, UtcDateTime
 from replaydb.database.expressions import among
 from replaydb.database.group_columns import COLUMNS
-from replaydb.database.schema import episode_group, run
+from replaydb.database.schema import current_staleness, episode_group, run, task
 from replaydb.database.terms import (
     Kind,
     Operator,
@@ -79,7 +79,7 @@ def checked(where: Any) -> ColumnElement[bool] | None:
 
 def at_most_stale(limit: int) -> ColumnElement[bool]:
     """Groups at most this many policy versions behind; not those of unknown version."""
-    return episode_group.c.staleness <= limit
+    return current_staleness() <= limit
 
 
 def of_runs(names: Sequence[str]) -> ColumnElement[bool]:
@@ -127,6 +127,8 @@ class _Reader:
             refused(_EXPECTED, f"{shown(element)} in it")
         if isinstance(column.type, Tags):
             refused("a part of the tags, such as tags['level']", "all of them")
+        if column is episode_group.c.staleness:
+            return _STALENESS
         return Term(column, _kind_of(column.type))
 
     def _null(self, _element: object) -> Part:
@@ -228,13 +230,11 @@ class _Reader:
                 return one_of(left, [constant(value) for value in values]).sql
             case operators.between_op if not element.modifiers.get("symmetric"):
                 low, high = (self.read(clause) for clause in element.right.clauses)
-                return and_(
-                    compared(operators.ge, left, low).sql, compared(operators.le, left, high).sql
-                )
+                return and_(_compared(operators.ge, left, low), _compared(operators.le, left, high))
             case operators.is_:
                 return self._is(left, self.read(element.right))
         if operator in _COMPARISONS:
-            return compared(operator, left, self.read(element.right)).sql
+            return _compared(operator, left, self.read(element.right))
         if operator in _MATCHING:
             form, fold = _MATCHING[operator]
             escape = element.modifiers.get("escape")
@@ -262,6 +262,26 @@ class _Reader:
         if isinstance(element.type, Tags):
             return tag
         return as_kind(tag, _kind_of(element.type))
+
+
+_STALENESS = Term(current_staleness(), "integer")
+
+
+def _compared(operator: Operator, left: Part, right: Part) -> ColumnElement[bool]:
+    """A comparison; that of staleness with a constant has an index, that of the column."""
+    condition = compared(operator, left, right).sql
+    if left is _STALENESS and isinstance(right, Term) and right.kind == "integer":
+        if operator in (operators.lt, operators.le, operators.eq):
+            condition &= episode_group.c.staleness <= _or_any(right, checks.INT64[1])
+        if operator in (operators.gt, operators.ge, operators.eq):
+            condition &= episode_group.c.staleness >= _or_any(right, checks.INT64[0])
+    return condition
+
+
+def _or_any(value: Term, bound: int) -> ColumnElement[int]:
+    """A constant, or a bound that holds of all while there are columns behind the policy."""
+    behind = select(task.c.id).where(task.c.aged_to.is_not(None)).correlate(None).exists()
+    return select(case((behind, bound), else_=value.sql)).correlate(None).scalar_subquery()
 
 
 #: How the nodes of a filter are read, by their very type: what derives from one may compile to

@@ -26,7 +26,10 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    case,
+    false,
     literal_column,
+    select,
     text,
 )
 
@@ -35,7 +38,7 @@ from replaydb.episodes import GroupStatus
 from replaydb.results import DrawOutcome
 
 #: Every revision of `migrations/`, the newest last: opening a store compares without alembic.
-REVISIONS: tuple[str, ...] = ("0001", "0002", "0003", "0004", "0005", "0006")
+REVISIONS: tuple[str, ...] = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")
 
 metadata = MetaData(
     naming_convention={
@@ -100,6 +103,10 @@ task = Table(
     Column("stored_bytes", BigInteger, nullable=False),
     Column("num_inserted", BigInteger, nullable=False),
     Column("num_sampled", BigInteger, nullable=False),
+    # How far the groups have followed the policy: see `repository/aging.py`.
+    Column("num_outdated", BigInteger, nullable=False, server_default=text("0")),
+    Column("is_expiring", Boolean, nullable=False, server_default=false()),
+    Column("aged_to", BigInteger),
     UniqueConstraint("buffer_id", "task_name"),
     sqlite_autoincrement=True,
 )
@@ -126,6 +133,7 @@ episode_group = Table(
     Column("prompt_uid", Name),
     Column("task_name", Name, nullable=False),
     Column("group_status", String(16), nullable=False),
+    # Of a live group it may lag behind the policy for a while: `current_staleness` is what it is.
     Column("staleness", BigInteger),
     Column("priority", Double, nullable=False),
     Column("weight", Double, nullable=False),
@@ -203,7 +211,7 @@ _scheduling_index(
     "last_sampled_at",
     where=IS_IDLE & episode_group.c.last_sampled_at.is_not(None),
 )
-# BRIN on PostgreSQL: `advance_policy` rewrites this column of every live row, and a block range
+# BRIN on PostgreSQL: an advance has this column of every live row rewritten, and a block range
 # summary, unlike a B-tree, does not stop such updates from being heap-only.
 Index(
     "ix_episode_group_staleness",
@@ -406,3 +414,30 @@ cursor = Table(
 
 #: Short for the columns that most statements are about.
 group = episode_group.c
+
+#: Statuses whose groups age as the policy advances; the others keep the staleness they ended with.
+LIVE = tuple(
+    status.value
+    for status in (
+        GroupStatus.PENDING,
+        GroupStatus.COMPLETED,
+        GroupStatus.LEASED,
+        GroupStatus.ABORTED,
+    )
+)
+IS_LIVE = group.group_status.in_([literal_column(repr(status)) for status in LIVE])
+
+
+def staleness_at(policy_version: ColumnElement[int]) -> ColumnElement[int]:
+    """Staleness of a group in a buffer of a policy version."""
+    return case((IS_LIVE, policy_version - group.comparable_version), else_=group.staleness)
+
+
+def current_staleness(buffer_id: Any = group.buffer_id) -> ColumnElement[int]:
+    """Staleness of a group now, however far the column is behind.
+
+    Args:
+        buffer_id: That of the groups, where they are of one buffer: its version is read once then.
+    """
+    version = select(buffer.c.policy_version).where(buffer.c.id == buffer_id)
+    return staleness_at(version.correlate(episode_group).scalar_subquery())

@@ -12,12 +12,14 @@ from replaydb.database.schema import (
     episode_group,
     metadata,
     run,
+    staleness_at,
     task,
 )
 from replaydb.episodes import GroupStatus
 from replaydb.results import DrawOutcome
 
 _group = episode_group.c
+_staleness = staleness_at(buffer.c.policy_version)
 
 #: Columns that say something to the scheduler only, or that the overview has under a better name.
 _INTERNAL = {"id", "buffer_id", "run_id", "task_name", "uniform_key", "priority_key", "weight"} | {
@@ -29,7 +31,11 @@ _INTERNAL = {"id", "buffer_id", "run_id", "task_name", "uniform_key", "priority_
 
 
 def _group_overview() -> Select[tuple[object, ...]]:
-    shown = [column for column in _group if column.key not in _INTERNAL]
+    shown = [
+        _staleness.label("staleness") if column is _group.staleness else column
+        for column in _group
+        if column.key not in _INTERNAL
+    ]
     return (
         select(
             _group.id.label("group_id"),
@@ -115,8 +121,8 @@ def _task_overview() -> Select[tuple[object, ...]]:
             func.sum(_group.num_tokens).label("num_tokens"),
             func.sum(_group.num_bytes).label("num_bytes"),
             func.avg(_group.reward_mean).label("reward_mean"),
-            func.min(_group.staleness).label("min_staleness"),
-            func.max(_group.staleness).label("max_seen_staleness"),
+            func.min(_staleness).label("min_staleness"),
+            func.max(_staleness).label("max_seen_staleness"),
         )
         .join_from(task, buffer, buffer.c.id == task.c.buffer_id)
         .outerjoin(

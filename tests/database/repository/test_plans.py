@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from sqlalchemy import event, func, insert, select, text
@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 import replaydb as rdb
 from replaydb.database import migrations
-from replaydb.database.filters import checked
+from replaydb.database.filters import at_most_stale, checked
 from replaydb.database.repository import tasks
 from replaydb.database.schema import (
     IDLE,
@@ -33,17 +33,21 @@ from replaydb.database.schema import (
 from replaydb.database.statements.counts import count_groups, count_groups_up_to
 from replaydb.database.statements.draw import settle_groups
 from replaydb.database.statements.episode_group import (
+    age_groups,
+    age_groups_by_id,
     archive_groups,
+    expire_groups,
     mark_leased,
     mark_sampled,
     mark_sampled_and_rekey,
-    refresh_staleness,
     rekey,
+    select_all_too_stale,
+    select_end_of_step,
     select_facts,
     select_known_uids,
     select_sums,
+    select_too_stale,
     update_each_group,
-    update_groups,
 )
 from replaydb.database.statements.lease import select_any_overdue, select_held, select_held_among
 from replaydb.database.statements.pack import (
@@ -89,7 +93,6 @@ from replaydb.database.statements.task import (
 )
 from replaydb.database.tag_lookups import lookups_in
 from replaydb.policies import SimplePolicy
-from replaydb.settings import ExpireBy
 from support.connections import transaction
 from support.plans import assert_reads_only, assert_stays_within, plan_of
 from support.postgres import PostgresServer
@@ -118,7 +121,7 @@ BY_POLICY = pytest.mark.parametrize(
 )
 FILTERS = {
     "no filter": None,
-    "staleness": group.staleness <= 4,
+    "staleness": at_most_stale(4),
     "reward": group.reward_std > 0.1,
     "tag": group.tags["level"].as_string() == "hard",
 }
@@ -512,11 +515,13 @@ STATEMENTS: dict[str, tuple[Callable[[], Any], dict[str, Any], set[str], set[str
         lambda: settle_groups([3, 4, 5], "acked", None, NOW), {},
         {"ix_draw_group_leased"}, {"draw_group"},
     ),
-    "expire": (
-        lambda: update_groups(
-            too_stale(1, "task-3", 51, 49), {"group_status": "expired"}
-        ), {},
-        {"ix_episode_group_comparable_version"}, {"episode_group"},
+    "expire_groups": (
+        lambda: expire_groups([3, 4, 5], "too stale", 51), {},
+        {"pk_episode_group"}, {"episode_group"},
+    ),
+    "age_groups_by_id": (
+        lambda: age_groups_by_id([3, 4, 5], 51), {},
+        {"pk_episode_group"}, {"episode_group"},
     ),
 }  # fmt: skip
 
@@ -541,13 +546,38 @@ async def test_what_refers_to_condemned_packs_is_found_by_an_index(
     assert "ix_payload_pack_id" in plan.indexes, plan.text
 
 
-@pytest.mark.parametrize("expire_by", get_args(ExpireBy))
-async def test_what_expires_is_summed_up_by_the_same_index(
-    connection: AsyncConnection, expire_by: ExpireBy
+@pytest.mark.parametrize("select_some", [select_too_stale, select_all_too_stale])
+@pytest.mark.parametrize("status", IDLE)
+async def test_what_expires_is_read_from_its_index(
+    connection: AsyncConnection, select_some: Any, status: str
 ) -> None:
-    condition = too_stale(1, "task-3", 51, 49, expire_by)
-    plan = await plan_of(connection, select_sums(condition))
+    plan = await plan_of(connection, select_some(1, "task-3", status, 2, 1000))
+    assert_reads_only(plan, "ix_episode_group_comparable_version")
+
+
+async def test_what_has_to_expire_is_summed_up_by_the_same_index(
+    connection: AsyncConnection,
+) -> None:
+    plan = await plan_of(connection, select_sums(too_stale(1, "task-3", 2)))
     assert_stays_within(plan, "ix_episode_group_comparable_version")
+
+
+async def test_what_ages_next_is_read_in_the_order_of_ids(connection: AsyncConnection) -> None:
+    plan = await plan_of(connection, select_end_of_step(1, "task-3", 9000, 500))
+    assert plan.indexes - {"pk_anon_1"} == {ARRIVAL}, plan.text
+    assert plan.text.count(" AND id>?)") == 4 or plan.text.count("> ROW(") == 4, plan.text
+
+
+async def test_what_ages_is_a_range_of_ids(connection: AsyncConnection) -> None:
+    plan = await plan_of(connection, age_groups(1, "task-3", 9000, 9500, 51))
+    assert_stays_within(plan, ARRIVAL, "pk_episode_group")
+
+
+async def test_a_filter_by_staleness_has_its_index(connection: AsyncConnection) -> None:
+    for where in (rdb.col.staleness < 3, rdb.col.staleness == 4, rdb.col.staleness.between(3, 5)):
+        plan = await plan_of(connection, count_groups(selection(1, where=checked(where))))
+        if connection.dialect.name == "sqlite":  # PostgreSQL scans what is so small
+            assert "INDEX ix_episode_group_staleness (buffer_id=? AND staleness" in plan.text
 
 
 async def test_a_count_stays_within_its_tasks_and_statuses(connection: AsyncConnection) -> None:
@@ -574,13 +604,6 @@ async def test_what_is_leased_is_found_by_its_lease(
     plan = await plan_of(connection, statement)
     assert "episode_group" not in plan.scans, plan.text
     assert plan.indexes & {"ix_episode_group_lease_id", "pk_episode_group"}, plan.text
-
-
-async def test_an_advance_touches_no_payload(connection: AsyncConnection) -> None:
-    """It changes every live row, so it may read every row, but not what hangs on them."""
-    plan = await plan_of(connection, refresh_staleness(1, TASKS, 51))
-    assert not plan.sorts, plan.text
-    assert plan.tables == {"episode_group"}, plan.text
 
 
 async def test_what_is_available_is_read_from_the_accounts(connection: AsyncConnection) -> None:

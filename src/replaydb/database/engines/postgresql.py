@@ -63,6 +63,7 @@ class PostgresqlBackend:
 
     small_draw_bytes = 256 << 10  # what comes in about a round trip
     syncs = True  # as the server does
+    turn_seconds = 0.0  # who waits for a lock is next
 
     def __init__(
         self, url: PostgresqlURL, *, read_only: bool = False, pool_size: int | None = None

@@ -11,6 +11,7 @@ from replaydb.database.expressions import (
     among,
     as_stored,
     bytewise,
+    comes_after,
     json_boolean,
     json_double,
     json_integer,
@@ -26,6 +27,13 @@ from replaydb.database.expressions import (
 def _compile_among(element: among, compiler: SQLCompiler, **kw: Any) -> str:
     left, values = (compiler.process(clause, **kw) for clause in element.clauses)
     return f"{left} = ANY ({values})"
+
+
+@compiles(comes_after, "postgresql")
+def _compile_comes_after(element: comes_after, compiler: SQLCompiler, **kw: Any) -> str:
+    """Where one column is a constant, it may walk the primary key instead."""
+    column, value, id_column, last = (compiler.process(one, **kw) for one in element.clauses)
+    return f"(({column}, {id_column}) > ({value}, {last}) AND {column} <= {value})"
 
 
 @compiles(as_stored, "postgresql")

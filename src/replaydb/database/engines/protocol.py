@@ -42,6 +42,8 @@ class Backend(Protocol):
     syncs: bool
     #: Draws that may have a reader at once; some are left for everybody else.
     concurrent_draws: int
+    #: For how long the lock must be free for others who wait for it to find it so.
+    turn_seconds: float
 
     @property
     def settling_seconds(self) -> float:

@@ -57,6 +57,7 @@ class SqliteBackend:
 
     has_one_connection = False
     small_draw_bytes = 4 << 20  # a millisecond or two
+    turn_seconds = 0.006  # they look every 5 ms: see `_pauses`
     settling_seconds = math.inf  # a commit is always answered
 
     def __init__(

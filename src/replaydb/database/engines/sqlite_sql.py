@@ -11,6 +11,7 @@ from replaydb.database.expressions import (
     among,
     as_stored,
     bytewise,
+    comes_after,
     json_boolean,
     json_double,
     json_integer,
@@ -26,6 +27,13 @@ from replaydb.database.expressions import (
 def _compile_among(element: among, compiler: SQLCompiler, **kw: Any) -> str:
     left, values = (compiler.process(clause, **kw) for clause in element.clauses)
     return f"{left} IN (SELECT value FROM json_each({values}))"  # noqa: S608 - compiled clauses
+
+
+@compiles(comes_after, "sqlite")
+def _compile_comes_after(element: comes_after, compiler: SQLCompiler, **kw: Any) -> str:
+    """It compares a row by its first column only, where the second is the rowid."""
+    column, value, id_column, last = (compiler.process(one, **kw) for one in element.clauses)
+    return f"({column} = {value} AND {id_column} > {last})"
 
 
 @compiles(as_stored, "sqlite")

@@ -10,7 +10,7 @@ from typing import Any, assert_never
 from sqlalchemy import ColumnElement, Connection
 
 from replaydb.database.column_types import Damaged
-from replaydb.database.repository import buffers, groups, orders, tasks, transitions
+from replaydb.database.repository import aging, buffers, groups, orders, tasks, transitions
 from replaydb.database.repository.candidates import waits
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.tasks import TaskAccount
@@ -205,6 +205,9 @@ def _victims(
     """The next groups to go, no more than the excess takes; several calls may be needed."""
     limit = max(PAGE, excess.groups)
     others = ~selection(buffer.id, ids=spared) if spared else None
+    for account in accounts:
+        if account.is_expiring:  # what is too stale goes first
+            aging.expire(buffer, account, limit)
     pools = _pools(buffer, accounts, DEAD)
     rows = orders.first_of_all(buffer.connection, pools, Order(group.id), limit, others)
     if not rows:

@@ -13,6 +13,7 @@ from sqlalchemy import ColumnElement
 
 from replaydb.database.prepared import execute, execute_many
 from replaydb.database.repository import (
+    aging,
     groups,
     leases,
     limits,
@@ -75,6 +76,7 @@ def draw(buffer: LockedBuffer, request: DrawRequest) -> Drawn:
         RateLimitedError: The buffer's rate limit does not let so many out now.
     """
     if not request.is_claim:
+        aging.check_expired(buffer)
         limits.check_draw(buffer, request.count)
     lease_id = None
     if request.lease is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from replaydb.database.repository import aging
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.errors import InvalidInputError, RateLimitedError
 from replaydb.settings import MinSize, Queue, SamplesPerInsert
@@ -26,6 +27,7 @@ def check_put(buffer: LockedBuffer, count: int) -> None:
             arriving = sum(account.num_pending for account in buffer.accounts.values())
             waiting = _available(buffer) + arriving
             if waiting + count > size:
+                aging.check_expired(buffer)  # what is too stale does not wait
                 raise RateLimitedError(f"{waiting} groups wait to be drawn ({limit})")
         case SamplesPerInsert():
             inserts = buffer.row.limited_inserts + count

@@ -68,6 +68,17 @@ def lease_locked(connection: Connection, scope: Scope, lease_id: int) -> Iterato
 
 
 @contextmanager
+def behind_locked(
+    connection: Connection, scope: Scope, most: int, *, expiring: bool
+) -> Iterator[LockedBuffer]:
+    """Lock some of the tasks that have not followed the policy: see `aging`."""
+    accounts = tasks.lock_some_behind(connection, scope.buffer_id, most, expiring=expiring)
+    row = buffers.state(connection, scope.buffer_id, scope.buffer_name)
+    with _entered(connection, scope, row, accounts) as buffer:
+        yield buffer
+
+
+@contextmanager
 def _entered(
     connection: Connection, scope: Scope, row: BufferRow, accounts: dict[str, TaskAccount]
 ) -> Iterator[LockedBuffer]:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import ColumnElement, Connection
+from sqlalchemy import ColumnElement, Connection, or_
 
+from replaydb.database import filters
 from replaydb.database.prepared import execute
-from replaydb.database.repository import groups, orders, tasks
+from replaydb.database.repository import aging, buffers, groups, orders, tasks
 from replaydb.database.repository.arrivals import exponentials
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.candidates import Candidates, batch_of, first, rates
 from replaydb.database.repository.portions import Drawn, DrawRequest, Portion
 from replaydb.database.repository.tags import FEW, FEW_IN_ORDER, look_up_now
-from replaydb.database.repository.tasks import TaskAccount, waiting
+from replaydb.database.repository.tasks import GroupSums, TaskAccount, waiting
+from replaydb.database.statements.episode_group import select_sums
 from replaydb.database.statements.pools import (
     Order,
     Pool,
@@ -43,15 +45,32 @@ def look(connection: Connection, seen: BufferRow, request: DrawRequest) -> Drawn
         NotEnoughGroupsError: There are fewer than wanted at least.
     """
     accounts = tasks.read(connection, seen.id)
+    fresh = _fresh(connection, seen, accounts)
     parts: list[Drawn] = []
     for position, portion in enumerate(request.portions):
         taken = [group_id for part in parts for group_id in part.ids]
-        parts.append(_portion(connection, seen, accounts.values(), portion, taken))
+        of_fresh = replace(portion, eligible=filters.all_of([portion.eligible, fresh]))
+        parts.append(_portion(connection, seen, accounts.values(), of_fresh, taken))
         available, least = len(parts[-1].ids), request.least(position, len(taken))
         if available < least:
             raise NotEnoughGroupsError(least, available, portion.task_name, portion=portion)
     found = Drawn.together(parts)
     return replace(found, rows=groups.facts(connection, seen.id, found.ids))
+
+
+def _fresh(
+    connection: Connection, seen: BufferRow, accounts: Mapping[str, TaskAccount]
+) -> ColumnElement[bool] | None:
+    """The groups that have not to expire before a draw. Accounts do not count the others then."""
+    expiring = [account for account in accounts.values() if account.is_expiring]
+    if not expiring:
+        return None
+    row = buffers.state(connection, seen.id, seen.name)
+    stale = [aging.has_to_expire(row, account) for account in expiring]
+    for sums in execute(connection, select_sums(or_(*stale))):
+        left = GroupSums(sums.num_groups, sums.weight, sums.num_tokens, sums.num_bytes)
+        accounts[sums.task_name].move(sums.group_status, GroupStatus.EXPIRED, left)
+    return ~or_(*stale)
 
 
 def _portion(

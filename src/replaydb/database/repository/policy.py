@@ -7,24 +7,26 @@ from dataclasses import replace
 from typing import Any
 
 from replaydb.database.prepared import execute
-from replaydb.database.repository import groups, tags, transitions
+from replaydb.database.repository import aging, groups, tags
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.statements.buffer import update_buffer
 from replaydb.database.statements.episode_group import (
-    refresh_staleness,
     relate_versions,
     select_scalars,
 )
-from replaydb.database.statements.selections import TOO_STALE, selection, staleness_at, too_stale
+from replaydb.database.statements.selections import selection
 from replaydb.errors import InvalidInputError, InvalidSettingsError
+
+#: Groups that follow the policy in the transaction that moves it.
+AT_ONCE = 1000
 
 
 def advance(buffer: LockedBuffer, version: int, *, rewind: bool, take_over: bool) -> int:
-    """Move the policy version, and the staleness of every live group with it.
+    """Move the policy version, which every live group is to follow: see `aging`.
 
     Returns:
-        How many groups expired.
+        How many groups had expired before, ever.
     """
     row, run = buffer.row, buffer.scope.run
     if not (buffer.compares or take_over):
@@ -43,13 +45,16 @@ def advance(buffer: LockedBuffer, version: int, *, rewind: bool, take_over: bool
     lineage = run.lineage or row.policy_lineage
     values = {"policy_version": version, "policy_lineage": lineage}
     execute(buffer.connection, update_buffer(buffer.id, values))
+    num_outdated = sum(account.num_outdated for account in buffer.accounts.values())
+    if (version, lineage) == (row.policy_version, row.policy_lineage):
+        return num_outdated
     if lineage is not None and lineage != row.policy_lineage:
-        for statement in relate_versions(buffer.id, lineage):
+        for statement in relate_versions(buffer.id, lineage, version):
             execute(buffer.connection, statement)
     buffer.row = replace(row, policy_version=version, policy_lineage=lineage)
-    expired = _expire(buffer, version)
-    execute(buffer.connection, refresh_staleness(buffer.id, buffer.accounts, version))
-    return expired
+    aging.mark(buffer)
+    aging.step(buffer, AT_ONCE)
+    return num_outdated
 
 
 def apply_settings(buffer: LockedBuffer, changes: Mapping[str, Any]) -> BufferRow:
@@ -75,29 +80,13 @@ def apply_settings(buffer: LockedBuffer, changes: Mapping[str, Any]) -> BufferRo
         if settings.seed != before.seed:
             account.random_counter = 0
     tags.plan(buffer, before.indexed_tags)
-    _expire(buffer, buffer.row.policy_version)
+    if (settings.max_staleness, settings.expire_by) != (before.max_staleness, before.expire_by):
+        for account in buffer.accounts.values():
+            account.is_expiring = account.max_staleness is not None
+        aging.step(buffer, AT_ONCE)
     if settings.priority_exponent != before.priority_exponent:
         _reweigh(buffer)
     return buffer.row
-
-
-def _expire(buffer: LockedBuffer, version: int) -> int:
-    expired = 0
-    for account in buffer.accounts.values():
-        if account.max_staleness is not None:
-            condition = too_stale(
-                buffer.id,
-                account.task_name,
-                version,
-                account.max_staleness,
-                buffer.settings.expire_by,
-            )
-            values = {
-                "status_reason": TOO_STALE,
-                "staleness": staleness_at(version),
-            }
-            expired += transitions.expire(buffer, condition, values)
-    return expired
 
 
 def _reweigh(buffer: LockedBuffer) -> None:

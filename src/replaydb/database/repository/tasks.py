@@ -15,7 +15,9 @@ from replaydb.database.prepared import execute, execute_many
 from replaydb.database.repository.arrivals import exponentials
 from replaydb.database.statements.pools import Clock, Pool, set_arrivals_back
 from replaydb.database.statements.task import (
+    lock_aging_tasks,
     lock_all_tasks,
+    lock_expiring_tasks,
     lock_leased_tasks,
     lock_tasks,
     select_tasks,
@@ -56,6 +58,9 @@ class TaskAccount:
         stored_bytes: Bytes of their payloads.
         num_inserted: Groups ever put.
         num_sampled: Groups ever drawn, counted once a draw.
+        num_outdated: Groups that the policy has left behind, ever.
+        is_expiring: Whether groups may be left that are too stale: nothing is drawn until then.
+        aged_to: Up to this id the column `staleness` of live groups is up to date; None: of all.
     """
 
     task_id: int
@@ -75,6 +80,14 @@ class TaskAccount:
     stored_bytes: int
     num_inserted: int
     num_sampled: int
+    num_outdated: int
+    is_expiring: bool
+    aged_to: int | None
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether its groups have not followed the policy yet."""
+        return self.is_expiring or self.aged_to is not None
 
     def time(self, clock: Clock) -> float:
         """What a clock shows."""
@@ -190,6 +203,14 @@ def read(connection: Connection, buffer_id: int) -> dict[str, TaskAccount]:
 def lock_leased(connection: Connection, buffer_id: int, lease_id: int) -> dict[str, TaskAccount]:
     """Lock the tasks of which a lease holds groups."""
     return _accounts(execute(connection, lock_leased_tasks(buffer_id, lease_id)))
+
+
+def lock_some_behind(
+    connection: Connection, buffer_id: int, most: int, *, expiring: bool
+) -> dict[str, TaskAccount]:
+    """Lock some of the tasks that are expiring, or of those whose column is behind the policy."""
+    statement = lock_expiring_tasks if expiring else lock_aging_tasks
+    return _accounts(execute(connection, statement(buffer_id, most)))
 
 
 def _accounts(rows: Iterable[Row[Any]]) -> dict[str, TaskAccount]:

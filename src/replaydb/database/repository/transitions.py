@@ -16,16 +16,18 @@ from replaydb.database.prepared import execute, execute_many
 from replaydb.database.repository import packs, tasks
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.tasks import GroupSums, TaskAccount
+from replaydb.database.schema import LIVE
 from replaydb.database.statements.draw import lose_leased
 from replaydb.database.statements.episode_group import (
+    age_groups_by_id,
     archive_groups,
     archive_scalars,
     delete_groups,
     delete_groups_by_id,
+    expire_groups,
     select_ids,
     select_sums,
     update_each_group,
-    update_groups,
 )
 from replaydb.database.statements.payload import delete_payloads, delete_transcripts
 from replaydb.database.statements.selections import of_tasks
@@ -41,7 +43,7 @@ def move(
     status: GroupStatus,
 ) -> None:
     """Give groups, which nobody holds any more, a status from which they are not drawn."""
-    _recount(buffer.accounts, [row for row, _ in changes], status)
+    _leave(buffer, [row for row, _ in changes], status)
     new = [_changed(row, status, values) for row, values in changes]
     execute_many(buffer.connection, update_each_group(), new)
 
@@ -82,7 +84,7 @@ def archive(
     """Take groups, given by their scalars, out of use but not out of the tables."""
     if not rows:
         return
-    _recount(buffer.accounts, rows, GroupStatus.ARCHIVED)
+    _leave(buffer, rows, GroupStatus.ARCHIVED)
     ids = [row.id for row in rows]
     if keep_payload:
         execute(buffer.connection, archive_groups(ids, reason, buffer.now))
@@ -119,20 +121,12 @@ def erase(buffer: LockedBuffer, ids: Sequence[int]) -> None:
     execute(buffer.connection, delete_groups_by_id(ids))
 
 
-def expire(
-    buffer: LockedBuffer,
-    condition: ColumnElement[bool],
-    values: Mapping[str, Any],
-) -> int:
-    """Expire any number of groups, and give them other values. Returns how many."""
-    expired = 0
-    for row in execute(buffer.connection, select_sums(condition)):
-        buffer.accounts[row.task_name].move(row.group_status, GroupStatus.EXPIRED, _sums(row))
-        expired += row.num_groups
-    if expired:
-        new = {"group_status": GroupStatus.EXPIRED.value, **values}
-        execute(buffer.connection, update_groups(condition, new))
-    return expired
+def expire(buffer: LockedBuffer, rows: Sequence[Any], reason: str) -> None:
+    """Expire idle groups, given by their scalars."""
+    if rows:
+        _recount(buffer.accounts, rows, GroupStatus.EXPIRED)
+        ids = [row.id for row in rows]
+        execute(buffer.connection, expire_groups(ids, reason, buffer.row.policy_version))
 
 
 def delete(
@@ -154,6 +148,14 @@ def delete(
         going = [row.id for row in execute(buffer.connection, select_ids(condition))]
         packs.release(buffer.connection, going, buffer.shares)
     return execute(buffer.connection, delete_groups(condition))
+
+
+def _leave(buffer: LockedBuffer, rows: Sequence[Any], status: GroupStatus) -> None:
+    """Enter in the accounts that groups get a status. What ages no more keeps its staleness."""
+    _recount(buffer.accounts, rows, status)
+    if status not in LIVE and any(account.is_behind for account in buffer.accounts.values()):
+        ids = [row.id for row in rows if row.group_status in LIVE]
+        execute(buffer.connection, age_groups_by_id(ids, buffer.row.policy_version))
 
 
 def _recount(accounts: Mapping[str, TaskAccount], rows: Sequence[Any], status: GroupStatus) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, and_, case, func, literal, select
 
 from replaydb.database.expressions import among
-from replaydb.database.schema import episode_group, group, lease
+from replaydb.database.schema import current_staleness, episode_group, group, lease
 from replaydb.database.statements.selections import selection
 from replaydb.episodes import GroupStatus
 
@@ -34,7 +34,8 @@ def count_groups_ahead(
     in_hand = (GroupStatus.PENDING.value, GroupStatus.LEASED.value)
     unseen = (group.group_status == GroupStatus.COMPLETED.value) & (group.times_sampled == 0)
     mine = selection(buffer_id, tasks=tasks)
-    fresh = group.staleness.is_(None) | (group.staleness <= max_staleness)
+    staleness = current_staleness(buffer_id)
+    fresh = staleness.is_(None) | (staleness <= max_staleness)
     return count_groups(mine & (group.group_status.in_(in_hand) | unseen) & fresh & putters)
 
 

@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 from sqlalchemy import (
+    BigInteger,
     ColumnElement,
     Delete,
     Insert,
     Select,
     Update,
     bindparam,
+    case,
+    cast,
     delete,
     func,
     insert,
+    literal_column,
+    null,
     select,
     type_coerce,
+    union_all,
     update,
 )
 
-from replaydb.database.expressions import among, as_stored, total
+from replaydb.database.expressions import among, as_stored, comes_after, total
 from replaydb.database.prepared import prepared
-from replaydb.database.schema import episode_group, group
+from replaydb.database.schema import IS_LIVE, LIVE, current_staleness, episode_group, group
 from replaydb.database.statements.pools import Order
-from replaydb.database.statements.selections import comparable_runs, selection, staleness_at
+from replaydb.database.statements.selections import comparable_runs, selection, too_stale
 from replaydb.episodes import GroupStatus
 
 _FACTS = (
@@ -36,7 +42,7 @@ _FACTS = (
     group.task_name,
     group.group_status,
     group.leased_from,
-    group.staleness,
+    current_staleness().label("staleness"),
     group.priority,
     group.num_episodes,
     group.expected_episodes,
@@ -59,7 +65,7 @@ SCALARS = (
     group.task_name,
     group.group_status,
     group.leased_from,
-    group.staleness,
+    current_staleness().label("staleness"),
     group.comparable_version,
     (group.max_policy_version - group.min_policy_version).label("version_span"),
     group.priority,
@@ -73,16 +79,6 @@ SCALARS = (
     group.num_bytes,
     group.has_transcript,
     group.times_replaced,
-)
-#: Statuses whose groups age as the policy advances; the others keep the staleness they ended with.
-LIVE = tuple(
-    status.value
-    for status in (
-        GroupStatus.PENDING,
-        GroupStatus.COMPLETED,
-        GroupStatus.LEASED,
-        GroupStatus.ABORTED,
-    )
 )
 
 
@@ -245,7 +241,7 @@ def _sampled(now: ColumnElement[Any]) -> dict[Any, Any]:
     }
 
 
-def relate_versions(buffer_id: int, lineage: str) -> tuple[Update, ...]:
+def relate_versions(buffer_id: int, lineage: str, policy_version: int) -> tuple[Update, ...]:
     """Let only versions of one lineage compare with those of a buffer that follows it from now on.
 
     Those of the groups stay what they were, and so does the staleness of what ages no more.
@@ -253,25 +249,95 @@ def relate_versions(buffer_id: int, lineage: str) -> tuple[Update, ...]:
     comparable = comparable_runs(lineage)
     mine = (group.buffer_id == buffer_id) & group.run_id.in_(comparable)
     others = (group.buffer_id == buffer_id) & group.run_id.not_in(comparable)
+    changed = group.comparable_version.is_distinct_from(group.min_policy_version)
+    known = group.comparable_version.is_not(None)
+
+    def related(version: ColumnElement[int]) -> dict[Any, Any]:
+        staleness = case((IS_LIVE, policy_version - version), else_=group.staleness)
+        return {group.comparable_version: version, group.staleness: staleness}
+
     return (
-        update_groups(mine, {group.comparable_version: group.min_policy_version}),
-        update_groups(others, {group.comparable_version: None}),
-        update_groups(others & group.group_status.in_(LIVE), {group.staleness: None}),
+        update_groups(mine & changed, related(group.min_policy_version)),
+        update_groups(others & known, related(cast(null(), BigInteger()))),
     )
 
 
-def refresh_staleness(buffer_id: int, tasks: Collection[str], policy_version: int) -> Update:
-    """Staleness of every live group whose version is known."""
-    return (
-        update(episode_group)
-        .where(
-            group.buffer_id == buffer_id,
-            group.task_name.in_(sorted(tasks)),
-            group.group_status.in_(LIVE),
-            group.comparable_version.is_not(None),
+@prepared
+def select_too_stale(
+    buffer_id: Any, task_name: Any, status: Any, oldest_fresh: Any, most: Any
+) -> Select[Any]:
+    """Scalars of some idle groups of a task whose oldest version is no longer fresh."""
+    condition = too_stale(buffer_id, task_name, oldest_fresh) & (group.group_status == status)
+    in_order = group.comparable_version, group.id
+    return select(*SCALARS).where(condition).order_by(*in_order).limit(most)
+
+
+@prepared
+def select_all_too_stale(
+    buffer_id: Any, task_name: Any, status: Any, oldest_fresh: Any, most: Any
+) -> Select[Any]:
+    """The same, of those whose newest version is not fresh either."""
+    some = select_too_stale.build(buffer_id, task_name, status, oldest_fresh, most)
+    return some.where(group.max_policy_version < oldest_fresh)
+
+
+@prepared
+def expire_groups(ids: Any, reason: Any, policy_version: Any) -> Update:
+    """Groups that the policy has left behind."""
+    values = {
+        group.group_status: GroupStatus.EXPIRED.value,
+        group.status_reason: reason,
+        group.staleness: policy_version - group.comparable_version,
+    }
+    return update(episode_group).where(among(group.id, ids)).values(values)
+
+
+@prepared
+def select_end_of_step(buffer_id: Any, task_name: Any, after: Any, skip: Any) -> Select[int]:
+    """An id up to which a task has more live groups of some status than `skip`, after another id.
+
+    NULL where it has not so many of any.
+    """
+    ends = []
+    for status in LIVE:
+        value: ColumnElement[str] = literal_column(repr(status))
+        ends.append(
+            select(group.id)
+            .where(
+                group.buffer_id == buffer_id,
+                group.task_name == task_name,
+                comes_after(group.group_status, value, group.id, after),
+            )
+            .order_by(group.group_status, group.id)
+            .limit(1)
+            .offset(skip)
+            .subquery()
         )
-        .values({group.staleness: staleness_at(policy_version)})
+    found = union_all(*(select(end.c.id) for end in ends)).subquery()
+    return select(func.min(found.c.id))
+
+
+@prepared
+def age_groups(of_buffer: Any, of_task: Any, after: Any, last: Any, policy_version: Any) -> Update:
+    """Bring the staleness of live groups of a task up to date, in a range of ids."""
+    return _aged(policy_version).where(
+        group.buffer_id == of_buffer,
+        group.task_name == of_task,
+        group.id > after,
+        group.id <= last,
     )
+
+
+@prepared
+def age_groups_by_id(ids: Any, policy_version: Any) -> Update:
+    """Bring the staleness of some live groups up to date."""
+    return _aged(policy_version).where(among(group.id, ids))
+
+
+def _aged(policy_version: ColumnElement[int]) -> Update:
+    staleness = policy_version - group.comparable_version
+    behind = IS_LIVE & group.staleness.is_distinct_from(staleness)
+    return update(episode_group).where(behind).values({group.staleness: staleness})
 
 
 def delete_groups(condition: ColumnElement[bool]) -> Delete:

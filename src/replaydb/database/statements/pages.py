@@ -8,7 +8,7 @@ from sqlalchemy import Column, ColumnElement, Select, func, literal, select, tup
 
 from replaydb.database.expressions import as_stored
 from replaydb.database.prepared import prepared
-from replaydb.database.schema import IS_IDLE, episode_group, group, run
+from replaydb.database.schema import IS_IDLE, current_staleness, episode_group, group, run
 from replaydb.database.statements.pools import Order, Pool
 from replaydb.database.statements.selections import selection
 
@@ -23,7 +23,7 @@ _SHOWN: tuple[ColumnElement[Any], ...] = (
     group.run_id,
     run.c.name.label("run_name"),
     group.priority,
-    group.staleness,
+    current_staleness().label("staleness"),
     group.min_policy_version,
     group.max_policy_version,
     group.comparable_version,
@@ -61,7 +61,12 @@ def select_shown(buffer_id: Any, ids: Any) -> Select[Any]:
 
 def select_keys(condition: ColumnElement[bool], column: Column[Any]) -> Select[Any]:
     """The groups that meet a condition, as (id, key) in no order."""
-    return select(group.id, column.label("key")).where(condition)
+    return select(group.id, _key(column).label("key")).where(condition)
+
+
+def _key(column: Column[Any]) -> ColumnElement[Any]:
+    """What groups are sorted by."""
+    return current_staleness() if column is group.staleness else column
 
 
 def select_page(
@@ -83,26 +88,27 @@ def select_page(
         after: Key and id of the group before the page; None for the first page.
         unknown: Take the groups whose key is NULL instead of the others.
     """
-    key = order.column
-    by_age = key is group.id or (unknown and key is group.last_sampled_at)
+    column = order.column
+    key = _key(column)
+    by_age = column is group.id or (unknown and column is group.last_sampled_at)
     condition = (group.buffer_id == pool.buffer_id) & (group.task_name == pool.task_name)
     if by_age:
         # The index of arrivals has the order of a range of statuses, and no other has that of ids.
-        columns: list[Column[Any]] = [group.group_status, group.id]
+        columns: list[ColumnElement[Any]] = [group.group_status, group.id]
         condition &= group.group_status.between(pool.status, pool.status)
     else:
         columns = [key, group.id]
         condition &= group.group_status == pool.status
         condition = condition & IS_IDLE if pool.is_idle else condition
-    if key.nullable:
+    if column.nullable:
         condition &= key.is_(None) if unknown else key.is_not(None)
     if after is not None:
         last = {group.group_status: pool.status, key: after[0], group.id: after[1]}
         moving = columns if by_age or not unknown else [group.id]
         here = tuple_(*moving)
-        there = tuple_(*(literal(last[column], column.type) for column in moving))
+        there = tuple_(*(literal(last[moved], moved.type) for moved in moving))
         condition &= here < there if order.descending else here > there
     if eligible is not None:
         condition &= func.coalesce(eligible, literal(False))  # no reason for another index
-    ordered = (column.desc() if order.descending else column for column in columns)
-    return select_keys(condition, key).order_by(*ordered).limit(limit)
+    ordered = (sorted_by.desc() if order.descending else sorted_by for sorted_by in columns)
+    return select_keys(condition, column).order_by(*ordered).limit(limit)

@@ -23,7 +23,7 @@ from sqlalchemy import (
 
 from replaydb.database.expressions import among
 from replaydb.database.prepared import Bound
-from replaydb.database.schema import IDLE, IS_IDLE, episode_group, group
+from replaydb.database.schema import IDLE, IS_IDLE, current_staleness, episode_group, group
 from replaydb.policies import (
     Fifo,
     FreshestFirst,
@@ -116,7 +116,11 @@ _MEMBERS = _OF_TASK & (group.group_status == bindparam("pool_status"))
 _MEMBERS_BY_AGE = _OF_TASK & group.group_status.between(
     bindparam("pool_status"), bindparam("pool_status")
 )
-_CANDIDATE = (group.id, group.weight, group.staleness)
+_CANDIDATE = (
+    group.id,
+    group.weight,
+    current_staleness(bindparam("pool_buffer_id")).label("staleness"),
+)
 _ID = group.id.type
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import ColumnElement, Select, literal, select, true
+from sqlalchemy import ColumnElement, Select, and_, select, true
 
 from replaydb.database.expressions import among
 from replaydb.database.schema import IDLE, IS_IDLE, group, lease, run
 from replaydb.episodes import GroupStatus
-from replaydb.settings import ExpireBy
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,29 +97,14 @@ EXPIRING = tuple(status.value for status in IDLE)
 TOO_STALE = "staler than max_staleness"
 
 
-def too_stale(
-    buffer_id: int,
-    task_name: str,
-    policy_version: int,
-    max_staleness: int,
-    expire_by: ExpireBy = "oldest_token",
-) -> ColumnElement[bool]:
-    """Groups of a task that its tolerance no longer covers."""
-    oldest_fresh = policy_version - max_staleness
-    condition = (
-        (group.buffer_id == buffer_id)
-        & (group.task_name == task_name)
-        & IS_IDLE
-        & (group.comparable_version < oldest_fresh)
+def too_stale(buffer_id: Any, task_name: Any, oldest_fresh: Any) -> ColumnElement[bool]:
+    """Idle groups of a task whose oldest token is of a version below the oldest that is fresh."""
+    return and_(
+        group.buffer_id == buffer_id,
+        group.task_name == task_name,
+        IS_IDLE,
+        group.comparable_version < oldest_fresh,
     )
-    if expire_by == "newest_token":  # among those few that the index has found
-        condition &= group.max_policy_version < oldest_fresh
-    return condition
-
-
-def staleness_at(policy_version: int) -> ColumnElement[int]:
-    """Staleness of a group at a policy version."""
-    return literal(policy_version) - group.comparable_version
 
 
 def overdue(buffer_id: int, tasks: Collection[str], now: datetime) -> ColumnElement[bool]:

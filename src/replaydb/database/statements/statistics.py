@@ -20,18 +20,26 @@ from sqlalchemy import (
 
 from replaydb.database.column_types import UtcDateTime
 from replaydb.database.expressions import seconds_between, total
-from replaydb.database.schema import draw, draw_group, episode_group, group, task
+from replaydb.database.schema import (
+    current_staleness,
+    draw,
+    draw_group,
+    episode_group,
+    group,
+    task,
+)
 from replaydb.episodes import GroupStatus
 from replaydb.results import DrawOutcome
 
 
 def select_totals(buffer_id: int) -> Select[Any]:
     """Sizes and staleness of every task and status."""
+    staleness = current_staleness(buffer_id)
     return _by_status(
         buffer_id,
-        func.min(group.staleness).label("min_staleness"),
-        func.avg(group.staleness).label("mean_staleness"),
-        func.max(group.staleness).label("max_staleness"),
+        func.min(staleness).label("min_staleness"),
+        func.avg(staleness).label("mean_staleness"),
+        func.max(staleness).label("max_staleness"),
         func.avg(group.reward_mean).label("reward_mean"),
     )
 
@@ -176,6 +184,7 @@ def sum_by_status(buffer_id: int, since: datetime | None, now: datetime) -> Sele
     waited = seconds_between(group.completed_at, group.first_sampled_at)
     new = true() if since is None else group.created_at >= since
     even = group.reward_max == group.reward_min
+    staleness = current_staleness(buffer_id)
     return _by_status(
         buffer_id,
         func.count(case((group.times_sampled == 0, 1))).label("num_unsampled"),
@@ -184,9 +193,9 @@ def sum_by_status(buffer_id: int, since: datetime | None, now: datetime) -> Sele
         func.count(waited).label("num_waited"),
         func.sum(waited).label("wait_sum"),
         func.max(waited).label("wait_max"),
-        func.count(group.staleness).label("num_known_staleness"),
-        total(group.staleness, "staleness_sum"),
-        func.max(group.staleness).label("staleness_max"),
+        func.count(staleness).label("num_known_staleness"),
+        total(staleness, "staleness_sum"),
+        func.max(staleness).label("staleness_max"),
         func.count(group.reward_mean).label("num_rewarded"),
         func.sum(group.reward_mean).label("reward_sum"),
         func.count(case((new, 1))).label("num_new"),
@@ -194,7 +203,7 @@ def sum_by_status(buffer_id: int, since: datetime | None, now: datetime) -> Sele
         func.count(case((new & even, 1))).label("num_new_even"),
         func.sum(case((new, group.reward_mean))).label("new_reward_sum"),
         func.sum(case((new, group.reward_std))).label("new_reward_std_sum"),
-        *_histogram(group.staleness),
+        *_histogram(staleness),
     )
 
 

@@ -48,6 +48,18 @@ def lock_leased_tasks(buffer_id: Any, lease_id: Any) -> Select[Any]:
 
 
 @prepared
+def lock_expiring_tasks(buffer_id: Any, most: Any) -> Select[Any]:
+    """Accounts of some tasks that have groups left that are too stale, in the same way."""
+    return lock_all_tasks.build(buffer_id).where(task.c.is_expiring).limit(most)
+
+
+@prepared
+def lock_aging_tasks(buffer_id: Any, most: Any) -> Select[Any]:
+    """Accounts of some tasks of which a column is behind the policy, in the same way."""
+    return lock_all_tasks.build(buffer_id).where(task.c.aged_to.is_not(None)).limit(most)
+
+
+@prepared
 def select_tasks(buffer_id: Any) -> Select[Any]:
     """Accounts of all tasks, in the same order, not locked."""
     return select(task).where(task.c.buffer_id == buffer_id).order_by(task.c.id)
