@@ -243,7 +243,8 @@ def select_among(
     if eligible is not None:
         condition &= eligible
     statement = select(*_CANDIDATE, order.column.label("key"))
-    return statement.where(among(group.id, ids), _verdict(condition)).order_by(group.id)
+    statement = statement.where(among(group.id, ids), _verdict(condition)).order_by(group.id)
+    return statement.params(pool_buffer_id=pool.buffer_id)
 
 
 def select_page_of_eligible(
