@@ -18,7 +18,8 @@ from support.groups import groups
 async def checksums(url: str) -> dict[int, tuple[int, int]]:
     """The CRC-32 of each payload, and the checksum that is stored."""
     async with transaction(url) as connection:
-        rows = await connection.execute(select(payload).order_by(payload.c.group_id))
+        columns = (payload.c.group_id, payload.c.data, payload.c.checksum)  # of every revision
+        rows = await connection.execute(select(*columns).order_by(payload.c.group_id))
         return {row.group_id: (zlib.crc32(row.data), row.checksum) for row in rows}
 
 
