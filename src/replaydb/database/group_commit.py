@@ -168,7 +168,7 @@ class GroupCommit(Generic[Item, Result]):
             for seconds in (end - now, self._settling_seconds()):
                 await asyncio.wait([one.answer], timeout=None if seconds == math.inf else seconds)
                 if not one.answer.done() and self._leave(one):
-                    raise DatabaseUnavailableError("the database did not answer in time")
+                    raise DatabaseUnavailableError("no answer came in time; nothing was stored")
             if not one.answer.done():
                 self._forsake(one)
                 raise OutcomeUnknownError(
