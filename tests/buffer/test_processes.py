@@ -211,7 +211,7 @@ async def _nothing_drawn(store: Store, url: str) -> None:
         ("sample", f"{_REPOSITORY}.lineage:record", _nothing_drawn),
         ("sample", f"{_REPOSITORY}.tasks:save", _nothing_drawn),
         ("lease", f"{_REPOSITORY}.lineage:record", _nothing_drawn),
-        ("lease", "replaydb.buffer.drawing:_end", _back_in_time),
+        ("lease", "replaydb.buffer.core:decoded", _back_in_time),
     ],
 )
 async def test_killed_exactly_there(
