@@ -12,7 +12,7 @@ import logging
 import math
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 from weakref import WeakSet
 
@@ -66,6 +66,7 @@ class Database:
         self._writer = self._watched(backend.writer_engine())
         self._reader = self._watched(backend.reader_engine())
         self.signal = backend.signal(self._watched)
+        self._writes = asyncio.Semaphore(backend.concurrent_writes)
         self._draws = asyncio.Semaphore(backend.concurrent_draws)
         self._open = True
         self._is_cut_off = False
@@ -109,7 +110,10 @@ class Database:
             hear_by = min(hear_by, call.end)
             while True:
                 try:
-                    async with self._connected(self._writer, call.end) as connection:
+                    async with (
+                        self._turn(self._writes, call.end),
+                        self._connected(self._writer, call.end) as connection,
+                    ):
                         if before_commit is None:
                             return await backend.finish(connection, work, call.end, hear_by)
                         result = await backend.run(connection, work, call.end)
@@ -149,12 +153,10 @@ class Database:
         To be had before the write transaction of a draw, which would otherwise hold its locks
         while it waits for others to read.
         """
-        async with self._call(end) as call, self._wait_until(call.end):
-            await self._draws.acquire()
-        try:
+        async with AsyncExitStack() as turn:
+            async with self._call(end) as call:
+                await turn.enter_async_context(self._turn(self._draws, call.end))
             yield
-        finally:
-            self._draws.release()
 
     async def close(self, end: float | None = None) -> None:
         """Let go of the database. Idempotent.
@@ -199,6 +201,16 @@ class Database:
                 yield
             finally:
                 self._waits.discard(wait)
+
+    @asynccontextmanager
+    async def _turn(self, turns: asyncio.Semaphore, end: float) -> AsyncIterator[None]:
+        """One of the turns, by order of coming: a pool serves whoever asks at the right moment."""
+        async with self._wait_until(end):
+            await turns.acquire()
+        try:
+            yield
+        finally:
+            turns.release()
 
     def _watched(self, engine: AsyncEngine) -> AsyncEngine:
         """Remember connections, to cut them off if need be."""

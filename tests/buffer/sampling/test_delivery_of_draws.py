@@ -13,7 +13,7 @@ from replaydb import Buffer, Store
 from replaydb.database.engines.protocol import Backend
 from replaydb.database.records import Facts, Stored
 from replaydb.database.repository.groups import stored
-from support.groups import groups
+from support.groups import group, groups
 from support.meanwhile import wait_here
 
 #: Settings under which the payloads of what was drawn are gone before they are read, and what is
@@ -47,3 +47,21 @@ async def test_what_is_gone_before_it_is_read_is_delivered(
     assert sorted(one.group_uid for one in batch.groups) == ["gsm8k-0", "gsm8k-1", "gsm8k-2"]
     assert all(one.episodes[0].response_ids.tolist() == [3, 4, 5] for one in batch.groups)
     assert await buffer.count(statuses="completed") == 0
+
+
+async def test_who_draws_without_pause_lets_puts_in(store: Store) -> None:
+    buffer = await store.buffer("math")
+    await buffer.put(groups(4))
+    drawn = 0
+
+    async def draw_for_ever() -> None:
+        nonlocal drawn
+        while True:
+            await buffer.sample(1)
+            drawn += 1
+
+    drawing = asyncio.create_task(draw_for_ever())
+    for i in range(10):
+        await buffer.put(group(f"new-{i}"))
+    drawing.cancel()
+    assert drawn < 100

@@ -79,6 +79,7 @@ class PostgresqlBackend:
             "pool_timeout": None,  # the call has an end
             "pool_use_lifo": True,
         }
+        self.concurrent_writes = pool_size or 3 * POOL_SIZE
         self.concurrent_draws = max(1, pool_size // 2) if pool_size else POOL_SIZE
         self._log = ConnectionLog(url.shown)
 

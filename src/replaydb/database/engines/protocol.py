@@ -40,6 +40,8 @@ class Backend(Protocol):
     small_draw_bytes: int
     #: Whether what is committed survives a power cut, as far as that is up to this process.
     syncs: bool
+    #: Transactions that may write at once; the others wait in the order they came.
+    concurrent_writes: int
     #: Draws that may have a reader at once; some are left for everybody else.
     concurrent_draws: int
     #: For how long the lock must be free for others who wait for it to find it so.

@@ -56,6 +56,7 @@ class SqliteBackend:
     """`sqlite:///FILE`."""
 
     has_one_connection = False
+    concurrent_writes = 1
     small_draw_bytes = 4 << 20  # a millisecond or two
     turn_seconds = 0.006  # they look every 5 ms: see `_pauses`
     settling_seconds = math.inf  # a commit is always answered
@@ -88,7 +89,7 @@ class SqliteBackend:
         return self._path
 
     def writer_engine(self) -> AsyncEngine:
-        """One connection: its pool is the fair queue of this process's writers."""
+        """One connection, for which the writers of this process take turns."""
         return self._engine(
             self._pragmas(_WAIT_IN_LOOP),
             begin=_begin_immediate,
