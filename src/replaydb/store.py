@@ -283,7 +283,7 @@ class Store:
             await asyncio.gather(*(buffer._give_up() for buffer in buffers))
         await self._payloads.stop()
         await self._database.close(end)
-        await self._payloads.close()
+        await self._payloads.close(end)
 
     async def _current_run(self, end: float) -> RunRow:
         """This run, entered in the database when it first writes something.

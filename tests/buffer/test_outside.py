@@ -273,6 +273,60 @@ async def test_a_place_that_is_away_is_no_damage(buffer: Buffer, folder: Path) -
         assert len(lease.batch) == 2
 
 
+async def test_closing_waits_for_payloads_that_travel(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await Store.open(url)
+    buffer = await store.buffer("math")
+    await buffer.put(groups(3))
+    reading, goes_on = _held_up(monkeypatch)
+    sampled = asyncio.ensure_future(buffer.sample(3))
+    got = asyncio.ensure_future(buffer.get([1, 2, 3]))
+    await asyncio.gather(reading.acquire(), reading.acquire())
+    closing = asyncio.create_task(store.close())
+    await asyncio.sleep(0.1)
+    assert not closing.done()
+    goes_on.set()
+    assert len(await sampled) == len(await got) == 3
+    await closing
+
+
+async def test_closing_cuts_off_payloads_that_travel_for_long(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await Store.open(url)
+    buffer = await store.buffer("math")
+    await buffer.put(groups(1))
+    reading, _ = _held_up(monkeypatch)
+    call = asyncio.ensure_future(buffer.sample(1))
+    await reading.acquire()
+    await store.close(timeout=0.1)
+    with pytest.raises(rdb.StoreClosedError):
+        await call
+
+
+def _held_up(monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.Semaphore, asyncio.Event]:
+    """Reads that wait: acquired by each that has begun, and set to let them go on."""
+    reading, goes_on, read = asyncio.Semaphore(0), asyncio.Event(), Place.read
+
+    async def held_up(place: Place, ranges: Sequence[Range], *, end: float) -> Any:
+        reading.release()
+        await goes_on.wait()
+        return await read(place, ranges, end=end)
+
+    monkeypatch.setattr(Place, "read", held_up)
+    return reading, goes_on
+
+
+async def test_a_closed_store_writes_nothing(url: str, written: list[int]) -> None:
+    async with Store.open(url) as store:
+        buffer = await store.buffer("math")
+        await buffer.put(groups(1))
+    with pytest.raises(rdb.StoreClosedError):
+        await buffer.put(group("new"))
+    assert written == [1]
+
+
 async def test_what_is_missing_is_damage_of_its_own(buffer: Buffer, url: str) -> None:
     for one in groups(4):
         await buffer.put(one)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
 from uuid import uuid4
 
 from sqlalchemy import Connection
@@ -19,7 +20,7 @@ from replaydb.database.records import Facts, Pack, PayloadRecord, Stored
 from replaydb.database.repository import packs
 from replaydb.database.repository.packs import PlaceRow
 from replaydb.database.transactions import Database, allowance, end_in
-from replaydb.errors import DatabaseError, InvalidInputError, ReplayDBError
+from replaydb.errors import DatabaseError, InvalidInputError, ReplayDBError, StoreClosedError
 from replaydb.packs import PackDamage, Place, Range
 from replaydb.results import PruneReport
 
@@ -37,6 +38,10 @@ class Payloads:
         self._database = database
         self._place: Place | None = None
         self._checked = False
+        self._open = True
+        self._calls: set[asyncio.Timeout] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._tidying: asyncio.Task[None] | None = None
         self._tidied = time.monotonic()
 
@@ -114,6 +119,7 @@ class Payloads:
         Raises:
             InvalidInputError: Payloads are in the database.
             PayloadsUnavailableError: The place cannot be reached, or is not that of this store.
+            StoreClosedError: The store was closed.
         """
         if await self._database.read(packs.place, end=end) is None:
             expected = "a store that has them outside the database"
@@ -126,22 +132,25 @@ class Payloads:
             end=end,
             progress=progress,
         )
-        return await pruning.run()
+        async with self._call():
+            return await pruning.run()
 
     async def put(self, payloads: Sequence[PayloadRecord], end: float) -> None:
         """Write what is nowhere yet, as one pack.
 
         Raises:
             PayloadsUnavailableError: The place cannot be reached, or not used.
+            StoreClosedError: The store was closed.
         """
         new = [one for one in payloads if one.pack is None or one.pack.in_doubt]
         if not new:
             return
-        place = await self._known(end)
-        await self._check(place, end)
-        pack = Pack(uuid4().hex, 0, time.monotonic())
-        sync = self._database.backend.syncs
-        offsets = await place.write(pack.name, [one.data for one in new], sync=sync, end=end)
+        async with self._call():
+            place = await self._known(end)
+            await self._check(place, end)
+            pack = Pack(uuid4().hex, 0, time.monotonic())
+            sync = self._database.backend.syncs
+            offsets = await place.write(pack.name, [one.data for one in new], sync=sync, end=end)
         pack.num_bytes = offsets[-1] + len(new[-1].data)
         for one, offset in zip(new, offsets, strict=True):
             one.pack, one.offset = pack, offset
@@ -151,14 +160,16 @@ class Payloads:
 
         Raises:
             PayloadsUnavailableError: The place cannot be reached, or is not that of this store.
+            StoreClosedError: The store was closed.
         """
         outside = [part for part in stored.payloads if part["pack_id"] is not None]
         if not outside:
             return stored
         wanted = [_range(part) for part in outside]
-        place = await self._known(end)
         ranges = [one for one in wanted if isinstance(one, Range)]
-        found = iter(await place.read(ranges, end=end))
+        async with self._call():
+            place = await self._known(end)
+            found = iter(await place.read(ranges, end=end))
         read = iter([next(found) if isinstance(one, Range) else one for one in wanted])
         parts = [
             part if part["pack_id"] is None else {**part, "data": next(read)}
@@ -178,10 +189,36 @@ class Payloads:
             self._tidying.cancel()
             await asyncio.wait([self._tidying])
 
-    async def close(self) -> None:
-        """Let go of the place."""
+    async def close(self, end: float) -> None:
+        """Let go of the place. What is under way there ends first, and by `end` is cut off."""
+        self._open = False
+        try:
+            async with asyncio.timeout_at(end):
+                await self._idle.wait()
+        except TimeoutError:
+            for call in self._calls:
+                call.reschedule(end)
+            await self._idle.wait()
         if self._place is not None:
             await self._place.close()
+
+    @asynccontextmanager
+    async def _call(self) -> AsyncIterator[None]:
+        """Reading or writing, which closing waits for, as for a transaction."""
+        if not self._open:
+            raise StoreClosedError
+        call = asyncio.timeout(None)
+        self._calls.add(call)
+        self._idle.clear()
+        try:
+            async with call:
+                yield
+        except TimeoutError:
+            raise StoreClosedError from None
+        finally:
+            self._calls.discard(call)
+            if not self._calls:
+                self._idle.set()
 
     async def _tidy(self) -> None:
         """What is broken off is left marked, and done by whoever tidies next."""
