@@ -65,7 +65,9 @@ class EagerConnection(aiosqlite.Connection):
 
     def begin_soon(self) -> None:
         """A transaction begins; BEGIN itself goes along with its first statement."""
-        self._is_to_begin, self._stopped = True, False
+        self._is_to_begin = True
+        if threading.current_thread() is not self._thread:  # there `run` may have been stopped
+            self._stopped = False
 
     async def commit(self) -> None:
         """Keep what was done."""
@@ -91,6 +93,7 @@ class EagerConnection(aiosqlite.Connection):
         Raises:
             TimeoutError: It was stopped at `end`, a time of the event loop.
         """
+        self._stopped = False
         hop = self._execute(_finish, coroutine)  # type: ignore[no-untyped-call]
         running: asyncio.Future[T] = asyncio.ensure_future(hop)
         try:
