@@ -11,8 +11,9 @@ import pytest
 from sqlalchemy import select, update
 
 import replaydb as rdb
-from replaydb import Buffer, Capacity, Queue, Store
+from replaydb import Buffer, Capacity, Durability, Queue, Store
 from replaydb.database import payloads as outside
+from replaydb.database import records
 from replaydb.database.repository import packs
 from replaydb.database.schema import pack, payload, payload_place
 from replaydb.packs import PackDamage, Place, Range
@@ -153,15 +154,22 @@ async def test_what_is_refused_is_written_once(
     assert sum(written) == 3
 
 
-async def test_what_is_refused_is_written_anew_once_it_was_removed(
-    store: Store, written: list[int], url: str
+@pytest.mark.parametrize("is_gone", [True, False], ids=["removed", "being removed"])
+async def test_what_is_refused_is_written_anew_without_its_pack(
+    store: Store, written: list[int], url: str, is_gone: bool
 ) -> None:
+    """Removing it may be under way anywhere while it has a row, which is marked."""
     buffer = await store.buffer("math", rate_limit=Queue(size=1))
     await buffer.put(group("first"))
     waiting = asyncio.create_task(buffer.put(group("waits")))
     await packs_entered(url, 2)
-    await _remove_all(store, url)
-    assert await number_of(url, pack) == 1
+    if is_gone:
+        await _remove_all(store, url)
+        assert await number_of(url, pack) == 1
+    else:
+        unused = update(pack).where(pack.c.live_parts == 0)
+        async with transaction(url) as connection:
+            await connection.execute(unused.values(removing=True))
     async with buffer.lease(1, ttl=60):
         pass
     await waiting
@@ -169,21 +177,38 @@ async def test_what_is_refused_is_written_anew_once_it_was_removed(
     assert uids(await buffer.sample(1)) == ["waits"]
 
 
-async def test_what_is_refused_is_written_anew_while_it_is_removed(
-    store: Store, written: list[int], url: str
+async def test_a_pack_that_took_too_long_is_written_anew(
+    buffer: Buffer, written: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its pack is marked, and still has its row: removing it may be under way anywhere."""
-    buffer = await store.buffer("math", rate_limit=Queue(size=1))
-    await buffer.put(group("first"))
-    waiting = asyncio.create_task(buffer.put(group("waits")))
-    await packs_entered(url, 2)
-    async with transaction(url) as connection:
-        await connection.execute(update(pack).where(pack.c.live_parts == 0).values(removing=True))
-    async with buffer.lease(1, ttl=60):
-        pass
-    await waiting
-    assert written == [1, 1, 1]
-    assert uids(await buffer.sample(1)) == ["waits"]
+    """Who clears up may take what is older, and is in no table, for what a crash left."""
+    first = records.Pack
+
+    def began_long_ago(name: str, num_bytes: int, written_at: float) -> records.Pack:
+        monkeypatch.setattr(outside, "Pack", first)
+        return first(name, num_bytes, written_at - packs.FRESH_SECONDS)
+
+    monkeypatch.setattr(outside, "Pack", began_long_ago)
+    await buffer.put(groups(2))
+    assert written == [2, 2]
+    assert len(await buffer.sample(2)) == 2
+
+
+@pytest.mark.parametrize("durability", ["process", "full"])
+async def test_what_a_power_cut_leaves(
+    url: str, durability: Durability, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PostgreSQL is as durable as its server, so packs are too, whatever is asked for."""
+    asked: list[bool] = []
+    write = Place.write
+
+    async def noted(place: Place, name: str, parts: Any, *, sync: bool, end: float) -> list[int]:
+        asked.append(sync)
+        return await write(place, name, parts, sync=sync, end=end)
+
+    monkeypatch.setattr(Place, "write", noted)
+    async with Store.open(url, durability=durability) as store:
+        await (await store.buffer("math")).put(groups(1))
+    assert asked == [durability == "full" or url.startswith("postgresql")]
 
 
 async def test_what_was_drawn_can_be_read_for_a_grace(

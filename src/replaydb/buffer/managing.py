@@ -240,7 +240,7 @@ class Managing(Inspecting):
 
         while self._row.pending_tags:
             self._saw(await self._write(work))
-            await asyncio.sleep(INDEX_PAUSE)
+            await asyncio.sleep(self._database.backend.turn_seconds)  # to others who wait
 
     async def copy_to(
         self,
@@ -293,7 +293,5 @@ class Managing(Inspecting):
         return done
 
 
-#: Seconds between two steps of filling an index, in which others get at the locks.
-INDEX_PAUSE = 0.005
 #: Groups that `copy_to` holds in memory at once.
 COPY_PAGE = 32

@@ -36,7 +36,8 @@ from replaydb import checks
 from replaydb.database.column_types import Tags, UtcDateTime
 from replaydb.database.expressions import among
 from replaydb.database.group_columns import COLUMNS
-from replaydb.database.schema import current_staleness, episode_group, run, task
+from replaydb.database.schema import episode_group, run, task
+from replaydb.database.staleness import current_staleness
 from replaydb.database.terms import (
     Kind,
     Operator,

@@ -12,9 +12,9 @@ from replaydb.database.schema import (
     episode_group,
     metadata,
     run,
-    staleness_at,
     task,
 )
+from replaydb.database.staleness import staleness_at
 from replaydb.episodes import GroupStatus
 from replaydb.results import DrawOutcome
 

@@ -150,16 +150,7 @@ def enter(connection: Connection, payloads: Iterable[PayloadRecord]) -> Shares:
         for one in members:
             if one.pack is new:
                 share.add(len(one.data))
-        values = {
-            "name": new.name,
-            "created_at": datetime.now(UTC),
-            "num_bytes": new.num_bytes,
-            "live_parts": share.parts,
-            "live_bytes": share.bytes,
-            "condemned_at": None,
-            "removing": False,
-        }
-        new.id = inserted_id(connection, insert_pack(), values)
+        new.id = _insert(connection, new.name, new.num_bytes, datetime.now(UTC), share)
         counted[new.id] = share
     return counted
 
@@ -256,19 +247,7 @@ def claim_orphans(connection: Connection, orphans: Mapping[str, int], now: datet
     """
     there = known(connection, sorted(orphans))
     return [
-        inserted_id(
-            connection,
-            insert_pack(),
-            {
-                "name": name,
-                "created_at": now,
-                "num_bytes": size,
-                "live_parts": 0,
-                "live_bytes": 0,
-                "condemned_at": now,
-                "removing": True,
-            },
-        )
+        _insert(connection, name, size, now, Share(), removing=True)
         for name, size in orphans.items()
         if name not in there
     ]
@@ -302,16 +281,7 @@ def repoint(
         offsets: Where a part is in the new pack, by where it was in the old one.
         now: The time.
     """
-    values = {
-        "name": name,
-        "created_at": now,
-        "num_bytes": num_bytes,
-        "live_parts": 0,
-        "live_bytes": 0,
-        "condemned_at": None,
-        "removing": False,
-    }
-    new_id = inserted_id(connection, insert_pack(), values)
+    new_id = _insert(connection, name, num_bytes, now, Share())
     rows = [
         {"old_pack": old_id, "old_offset": old, "new_pack": new_id, "new_offset": new}
         for old, new in sorted(offsets.items())
@@ -323,6 +293,27 @@ def repoint(
         new_id: Share(moved.parts, moved.bytes),
     }
     save(connection, shares, lambda: now)
+
+
+def _insert(
+    connection: Connection,
+    name: str,
+    num_bytes: int,
+    now: datetime,
+    share: Share,
+    *,
+    removing: bool = False,
+) -> int:
+    values = {
+        "name": name,
+        "created_at": now,
+        "num_bytes": num_bytes,
+        "live_parts": share.parts,
+        "live_bytes": share.bytes,
+        "condemned_at": now if removing else None,
+        "removing": removing,
+    }
+    return inserted_id(connection, insert_pack(), values)
 
 
 def _cutoff(connection: Connection, now: datetime) -> datetime:

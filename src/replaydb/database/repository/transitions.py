@@ -16,7 +16,7 @@ from replaydb.database.prepared import execute, execute_many
 from replaydb.database.repository import packs, tasks
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.repository.tasks import GroupSums, TaskAccount
-from replaydb.database.schema import LIVE
+from replaydb.database.staleness import LIVE
 from replaydb.database.statements.draw import lose_leased
 from replaydb.database.statements.episode_group import (
     age_groups_by_id,

@@ -8,7 +8,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, and_, case, func, literal, select
 
 from replaydb.database.expressions import among
-from replaydb.database.schema import current_staleness, episode_group, group, lease
+from replaydb.database.schema import episode_group, group, lease
+from replaydb.database.staleness import current_staleness
 from replaydb.database.statements.selections import selection
 from replaydb.episodes import GroupStatus
 

@@ -29,7 +29,8 @@ from sqlalchemy import (
 
 from replaydb.database.expressions import among, as_stored, comes_after, total
 from replaydb.database.prepared import prepared
-from replaydb.database.schema import IS_LIVE, LIVE, current_staleness, episode_group, group
+from replaydb.database.schema import episode_group, group
+from replaydb.database.staleness import IS_LIVE, LIVE, current_staleness
 from replaydb.database.statements.pools import Order
 from replaydb.database.statements.selections import comparable_runs, selection, too_stale
 from replaydb.episodes import GroupStatus

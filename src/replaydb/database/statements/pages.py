@@ -8,7 +8,8 @@ from sqlalchemy import Column, ColumnElement, Select, func, literal, select, tup
 
 from replaydb.database.expressions import as_stored
 from replaydb.database.prepared import prepared
-from replaydb.database.schema import IS_IDLE, current_staleness, episode_group, group, run
+from replaydb.database.schema import IS_IDLE, episode_group, group, run
+from replaydb.database.staleness import current_staleness
 from replaydb.database.statements.pools import Order, Pool
 from replaydb.database.statements.selections import selection
 

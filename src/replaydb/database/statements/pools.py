@@ -21,9 +21,10 @@ from sqlalchemy import (
     update,
 )
 
-from replaydb.database.expressions import among
+from replaydb.database.expressions import among, comes_after
 from replaydb.database.prepared import Bound
-from replaydb.database.schema import IDLE, IS_IDLE, current_staleness, episode_group, group
+from replaydb.database.schema import IDLE, IS_IDLE, episode_group, group
+from replaydb.database.staleness import current_staleness
 from replaydb.policies import (
     Fifo,
     FreshestFirst,
@@ -252,11 +253,9 @@ def select_page_of_eligible(
 ) -> Bound[Select[Any]]:
     """A page of the eligible groups of a pool: those after an id, so many at most."""
     # Not by id alone, for the reason that `_MEMBERS_BY_AGE` has.
-    key = tuple_(group.group_status, group.id)
-    later = key > tuple_(
-        bindparam("pool_status", type_=group.group_status.type), bindparam("after_id", type_=_ID)
-    )
-    condition = _OF_TASK & later & (group.group_status <= bindparam("pool_status"))
+    status = bindparam("pool_status", type_=group.group_status.type)
+    later = comes_after(group.group_status, status, group.id, bindparam("after_id"))
+    condition = _OF_TASK & later
     statement = select(*_CANDIDATE).where(condition)
     if eligible is not None:
         statement = statement.where(_verdict(eligible))

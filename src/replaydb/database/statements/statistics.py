@@ -20,14 +20,8 @@ from sqlalchemy import (
 
 from replaydb.database.column_types import UtcDateTime
 from replaydb.database.expressions import seconds_between, total
-from replaydb.database.schema import (
-    current_staleness,
-    draw,
-    draw_group,
-    episode_group,
-    group,
-    task,
-)
+from replaydb.database.schema import draw, draw_group, episode_group, group, task
+from replaydb.database.staleness import current_staleness
 from replaydb.episodes import GroupStatus
 from replaydb.results import DrawOutcome
 
