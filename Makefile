@@ -1,6 +1,7 @@
 # Every target makes its own environment from a bare clone; versions come from constraints.txt.
 PYTHON ?= python3
 VENV := .venv
+INTEGRATIONS := .venv-integrations
 BIN := $(VENV)/bin
 DB ?= sqlite
 
@@ -8,7 +9,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lowest torture bench bench-peers clean
+.PHONY: help demo test check lowest integrations torture bench bench-peers clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -31,8 +32,18 @@ check: $(VENV)/.installed ## Lint, types, layers, and the wheel
 lowest: $(VENV)/.installed ## Try both engines with the lowest versions that are allowed
 	PYTHONPATH=tests $(BIN)/python -m lowest
 
-test: check lowest ## Everything in check and lowest, then all tests on SQLite and PostgreSQL
+$(INTEGRATIONS)/.installed: pyproject.toml $(wildcard tests/integrations/*.txt)
+	$(PYTHON) -m venv $(INTEGRATIONS)
+	PIP_CONSTRAINT=$(CURDIR)/tests/integrations/constraints.txt $(INTEGRATIONS)/bin/python -m pip install --quiet \
+		--editable '.[obstore]' --requirement tests/integrations/requirements.txt
+	@touch $@
+
+integrations: $(INTEGRATIONS)/.installed ## Test the integrations with the real trainers, in an environment of their own
+	$(INTEGRATIONS)/bin/python -m pytest --numprocesses 2 --dist worksteal tests/integrations
+
+test: check lowest ## Everything in check and lowest, then all tests on SQLite and PostgreSQL, and the integrations
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+	$(MAKE) integrations
 
 torture: $(VENV)/.installed ## Attack every promise for 15 minutes (SEED=N repeats a run, RECORD=1 writes its figures)
 	PYTHONPATH=tests $(BIN)/python -m torture $(if $(SEED),--seed $(SEED)) $(if $(RECORD),--record)
@@ -44,4 +55,4 @@ bench-peers: $(VENV)/.installed ## Measure replaydb beside other stores, each in
 	$(BIN)/python -m benchmarks.peers
 
 clean: ## Remove the environment and build output
-	rm -rf $(VENV) dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(INTEGRATIONS) dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
