@@ -27,6 +27,7 @@ PEERS = {
     for peer in (
         Peer("list", "plain"),
         Peer("replaydb-sqlite", "replaydb"),
+        Peer("replaydb-sqlite-files", "replaydb", "Files"),
         Peer("replaydb-postgresql", "replaydb", "Postgresql"),
         Peer("dm-reverb", "dm_reverb", environment="dm-reverb"),
         Peer("dm-reverb-in-process", "dm_reverb", "InProcess", environment="dm-reverb"),

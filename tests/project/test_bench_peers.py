@@ -13,7 +13,7 @@ import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PEERS = CHECKOUT / "benchmarks" / "peers"
-HERE = ("list", "replaydb-sqlite", "replaydb-postgresql")
+HERE = ("list", "replaydb-sqlite", "replaydb-sqlite-files", "replaydb-postgresql")
 PIN = re.compile(r"[A-Za-z0-9._-]+==[0-9A-Za-z.]+")
 #: The page shows a table for each size.
 REPORT = """
@@ -24,7 +24,8 @@ from benchmarks.report.tables import table
 
 lines = table("peers", Findings.load([Path(sys.argv[1])]))
 assert "Groups of 4.7 MB:" in lines, lines
-assert sum(line.startswith("| replaydb-sqlite | ") for line in lines) == 3, lines
+for name in ("replaydb-sqlite", "replaydb-sqlite-files"):
+    assert sum(line.startswith(f"| {name} | ") for line in lines) == 3, lines
 """
 
 
@@ -40,7 +41,7 @@ def test_it_runs(tmp_path: Path) -> None:
     found = {(one["peer"], one["operation"]): one for one in results if one["size"] == "72 KB"}
     for operation in ("put one", "put 50", "sample uniform", "sample priority, columns"):
         assert all(found[peer, operation]["value"] > 0 for peer in HERE)
-    assert [found[peer, "lost"]["value"] for peer in HERE] == [100, 0, 0]
+    assert [found[peer, "lost"]["value"] for peer in HERE] == [100, 0, 0, 0]
     assert all(one["note"] for one in results if one["value"] is None)
     large = {(one["peer"], one["operation"]): one for one in results if one["size"] == "4.7 MB"}
     for operation in ("put 2", "sample uniform", "sample uniform, columns"):

@@ -1,4 +1,4 @@
-"""replaydb on SQLite and on PostgreSQL."""
+"""replaydb on SQLite, with payloads in the file or in a folder beside it, and on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Adapter:
         self._episodes, self._prompt = shape.episodes, shape.prompt
         self._loop = asyncio.new_event_loop()
         self._stack = AsyncExitStack()
-        opening = rdb.Store.open(self._url(folder), migrate=True)
+        opening = rdb.Store.open(self._url(folder), migrate=True, payloads=self._payloads(folder))
         store = self._run(self._stack.enter_async_context(opening))
         self._buffer = self._run(store.buffer("bench"))
 
@@ -90,8 +90,19 @@ class Adapter:
     def _url(self, folder: Path) -> str:
         return f"sqlite:///{folder}/replay.db"
 
+    def _payloads(self, folder: Path) -> str | None:
+        return None
+
     def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return self._loop.run_until_complete(work)
+
+
+class Files(Adapter):
+    """The same file for the rows; the payloads of a put are a file of their own in a folder."""
+
+    def _payloads(self, folder: Path) -> str:
+        (folder / "payloads").mkdir(exist_ok=True)
+        return f"file://{folder}/payloads"
 
 
 class Postgresql(Adapter):
