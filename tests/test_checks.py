@@ -239,6 +239,7 @@ async def test_no_call_takes_what_is_of_another_kind(
         "Batch.packed": {"pad_token_id": 0, "max_tokens": 9},
         "Batch.padded": {"pad_token_id": 0},
         "Batch.split": {"pad_token_id": 0},
+        "Buffer.ack": {"lease_id": lease.id},
         "Buffer.add_episode": {"group_uid": "open", "episode": episode()},
         "Buffer.admission": {"batch_size": 1, "max_staleness": 0},
         "Buffer.advance_policy": {"version": 0},

@@ -74,6 +74,11 @@ class Calls:
         await lease.nack(reason="no")
         assert {one.attempts for one in await self.buffer.get(lease.batch.ids)} == {1}
 
+    async def ack_by_id(self) -> None:
+        lease = await self.buffer.lease(2, ttl=500)
+        await self.buffer.ack(lease.id)
+        assert await self.buffer.count(statuses="archived") == 2
+
     async def revoke(self) -> None:
         lease = await self.buffer.lease(2, ttl=500)
         assert await self.buffer.revoke(lease.id) == lease.batch.ids

@@ -269,6 +269,7 @@ class Buffer(_Facade):
         """The policy version, as this process last saw it."""
         return self._wrapped.policy_version
 
+    ack = _blocking(buffer.Buffer.ack)
     add_episode = _blocking(buffer.Buffer.add_episode)
     admission = _blocking(buffer.Buffer.admission)
     advance_policy = _blocking(buffer.Buffer.advance_policy)

@@ -131,6 +131,29 @@ class Leasing(Drawing):
 
         return Opening(opened)
 
+    async def ack(self, lease_id: int) -> None:
+        """Say that what a lease holds was used, whoever took it; its batch is not read for that.
+
+        For groups that count as used long after they were drawn, such as at the next checkpoint:
+        until then nobody has to keep their batch in memory. What it does to the groups is said by
+        `Lease.ack`.
+
+        Args:
+            lease_id: Id of the lease, as `Lease.id` and `leases()` have it.
+
+        Raises:
+            LeaseExpiredError: The lease is over, or not of this buffer; nothing changed.
+            InvalidInputError: An argument is wrong.
+        """
+        number = checks.whole_number("lease_id", lease_id)
+
+        def work(connection: Connection, scope: Scope) -> None:
+            with lease_locked(connection, scope, number) as buffer:
+                leases.ack(buffer, number, None)
+
+        await self._write(work)
+        self._database.signal.announce()
+
     async def revoke(self, lease_id: int, *, reason: str | None = None) -> list[int]:
         """Take back what a lease holds, whoever has it, without waiting for its end.
 

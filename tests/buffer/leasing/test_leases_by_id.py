@@ -90,6 +90,32 @@ async def test_of_two_holders_the_first_to_speak_is_heard(
             await call()
 
 
+async def test_acked_by_its_id(buffer: Buffer, elsewhere: Buffer, url: str) -> None:
+    ids = await buffer.put(groups(3))
+    first = await buffer.lease(3, ttl=600)
+    await first.nack(ids[:1])
+    await elsewhere.ack(first.id)
+    assert list((await statuses(url)).values()) == ["completed", "archived", "archived"]
+    assert await number_of(url, schema.lease) == 0
+    (record,) = await buffer.draws()
+    assert record.outcomes == ("nacked", "acked", "acked")
+    for call in (first.ack, first.nack, first.extend):
+        with pytest.raises(rdb.LeaseExpiredError):
+            await call()
+    with pytest.raises(rdb.LeaseExpiredError):
+        await elsewhere.ack(first.id)
+
+
+async def test_what_has_run_out_is_not_acked(buffer: Buffer, clock: Clock, url: str) -> None:
+    await buffer.put(groups(1))
+    lease = await buffer.lease(1, ttl=10)
+    clock.jump(11)
+    with pytest.raises(rdb.LeaseExpiredError):
+        await buffer.ack(lease.id)
+    await buffer.ack((await buffer.lease(1, ttl=10)).id)
+    assert list((await statuses(url)).values()) == ["archived"]
+
+
 async def test_revoked_at_once(buffer: Buffer, elsewhere: Buffer, url: str) -> None:
     ids = await buffer.put(groups(3))
     first = await buffer.lease(3, ttl=600)
