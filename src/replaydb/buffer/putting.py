@@ -16,7 +16,6 @@ from replaydb.database.group_commit import Gate, GroupCommit, Submission
 from replaydb.database.payloads import Payloads
 from replaydb.database.records import (
     GroupRecord,
-    Pack,
     PayloadRecord,
     check_puttable,
     to_episode_record,
@@ -313,20 +312,14 @@ class Putting(BufferCore):
             if self._row.outside:
                 await self._payloads.put(payloads, end)
             packs = {part.pack for part in payloads if part.pack is not None}
-
-            def undone(packs: set[Pack] = packs) -> None:
-                gate.open()
-                for pack in packs:
-                    pack.in_doubt = False
-
             try:
-                result = await self._write(work, end, hear_by=gate.hear_by, undone=undone)
+                result = await self._write(work, end, hear_by=gate.hear_by, undone=gate.open)
             except PackGoneError as error:
                 for pack in packs:
-                    pack.in_doubt = not pack.is_kept or pack.id in error.ids
+                    pack.is_gone = not pack.is_kept or pack.id in error.ids
                 continue
             for pack in packs:
-                pack.is_kept, pack.in_doubt = True, False
+                pack.is_kept = True
             if packs:
                 self._payloads.tidy_soon()
             return result

@@ -142,7 +142,7 @@ class Payloads:
             PayloadsUnavailableError: The place cannot be reached, or not used.
             StoreClosedError: The store was closed.
         """
-        new = [one for one in payloads if one.pack is None or one.pack.in_doubt]
+        new = [one for one in payloads if one.pack is None or one.pack.is_gone]
         if not new:
             return
         async with self._call():

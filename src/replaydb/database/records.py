@@ -56,7 +56,7 @@ class Pack:
         written_at: When writing it began, by `time.monotonic`.
         id: Of its row: in the transaction under way, or for good.
         is_kept: Whether its row is committed.
-        in_doubt: Whether its row may be committed without anybody knowing: it is not used again.
+        is_gone: Whether it may be removed already: what was in it is written anew.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Pack:
     written_at: float
     id: int | None = None
     is_kept: bool = False
-    in_doubt: bool = False
+    is_gone: bool = False
 
 
 @dataclass(eq=False, slots=True)

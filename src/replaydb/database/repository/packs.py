@@ -143,7 +143,6 @@ def enter(connection: Connection, payloads: Iterable[PayloadRecord]) -> Shares:
     members = [one for one in payloads if one.pack is not None and not one.pack.is_kept]
     for new in {one.pack: None for one in members}:
         assert new is not None  # noqa: S101
-        new.in_doubt = True
         if time.monotonic() - new.written_at > FRESH_SECONDS:
             raise PackGoneError([])
         share = Share()
