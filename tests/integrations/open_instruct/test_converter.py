@@ -1,0 +1,60 @@
+"""What open-instruct generates, as groups and back."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import replaydb as rdb
+from integrations.open_instruct.upstream import GenerationResult, ProcessedResult, processed
+from replaydb import blocking
+from replaydb.integrations.open_instruct import Converter
+
+
+def test_everything_comes_back(url: str) -> None:
+    data = processed("gsm8k/1", (1.0, 0.1, 0.0), model_step=3)
+    converter = Converter(ProcessedResult)
+    with blocking.Store.open(url) as store:
+        buffer = store.buffer("table")
+        ids = buffer.put(converter.to_group(data, "gsm8k", group_uid="1", priority=2.0))
+        [stored] = buffer.get(ids)
+    assert converter.from_group(stored) == data
+
+
+def test_columns_say_what_it_is(url: str) -> None:
+    group = Converter(ProcessedResult).to_group(processed("gsm8k/1", model_step=3), "gsm8k")
+    assert (group.prompt_uid, group.tags) == ("gsm8k/1", {"dataset": "gsm8k"})
+    assert group.rewards.tolist() == [1.0, 0.0]
+    assert group.min_policy_version == 3
+    first = group.episodes[0]
+    assert first.prompt_ids.tolist() == [1, 2]
+    assert first.response_ids.tolist() == [5, 6, 7]
+    assert first.loss_mask.astype(int).tolist() == [0, 0, 1, 0, 1]
+    assert first.logprobs is not None
+    assert first.logprobs.tolist() == [0, 0, -0.5, 0, -0.25]
+    assert (first.finish_reason, first.text) == ("stop", "answer 0")
+
+
+def test_a_result_by_itself() -> None:
+    data = processed("gsm8k/1").result
+    converter = Converter(GenerationResult)
+    assert converter.from_group(converter.to_group(data, "gsm8k")) == data
+    data.logprobs, data.reward_scores = None, [0.5, 0.25]
+    assert converter.from_group(converter.to_group(data, "gsm8k")) == data
+
+
+def test_numbers_of_numpy() -> None:
+    data = processed("gsm8k/1")
+    data.reward_metrics = {"mean": np.float32(0.5), "all": np.array([1, 2])}
+    converter = Converter(ProcessedResult)
+    found = converter.from_group(converter.to_group(data, "gsm8k"))
+    assert found.reward_metrics == {"mean": 0.5, "all": [1, 2]}
+
+
+def test_what_cannot_be_kept() -> None:
+    data = processed("gsm8k/1")
+    with pytest.raises(rdb.InvalidInputError, match="expected a GenerationResult, got Processed"):
+        Converter(GenerationResult).to_group(data, "gsm8k")  # type: ignore[arg-type]
+    data.reward_metrics = {"what": object()}
+    with pytest.raises(rdb.InvalidInputError, match="expected what JSON can hold, got object"):
+        Converter(ProcessedResult).to_group(data, "gsm8k")
