@@ -1,0 +1,134 @@
+"""What servers with OpenAI's chat and completions API return."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from replaydb import InvalidInputError
+from replaydb.integrations.serving.completion import Completion
+from replaydb.integrations.serving.fields import (
+    aligned,
+    finished,
+    first,
+    floats,
+    get,
+    in_order,
+    said,
+    token_ids,
+    version,
+)
+from replaydb.integrations.serving.sglang import sampled
+
+#: Of a streamed answer: text that goes on, and lists with an entry for each token.
+_END_TO_END = frozenset(
+    [
+        *("arguments", "content", "reasoning", "reasoning_content", "text"),
+        *("token_ids", "token_logprobs", "tokens"),
+    ]
+)
+
+_LOGPROBS = "those of logprobs=True (of the completions API: logprobs=1)"
+_FINAL = "why it ended: a stream is whole with its last chunk"
+_IDS = "those of vLLM's return_token_ids=True, or SGLang's return_meta_info=True"
+_PROMPT = (
+    "those of vLLM's return_token_ids=True or SGLang's return_prompt_token_ids=True, "
+    "or prompt_ids= as they were sent"
+)
+
+
+def from_openai(response: Any, *, prompt_ids: Iterable[int] | None = None) -> list[Completion]:
+    """The choices of an answer of OpenAI's chat or completions API, in the order of their index.
+
+    OpenAI itself returns no token ids. vLLM does with `return_token_ids` (or, in the logprobs, with
+    `return_tokens_as_token_ids`), SGLang with `return_meta_info` and `return_prompt_token_ids`.
+
+    Args:
+        response: The answer, or all chunks of a streamed one.
+        prompt_ids: Tokens of the prompt, where the server does not return them.
+
+    Raises:
+        InvalidInputError: Tokens or logprobs are missing, or it is not finished.
+    """
+    if get(response, "choices") is None:
+        response = _joined(response)
+    given = None if prompt_ids is None else list(prompt_ids)
+    of_all = get(get(response, "metadata"), "weight_version")
+    found = []
+    for where, one in in_order("choices", get(response, "choices")):
+        meta = get(one, "meta_info")
+        if meta is not None:
+            ids, logprobs = sampled(f"{where}.meta_info", meta, get(one, "token_ids"))
+        else:
+            ids, logprobs = _chosen(where, one)
+        prompt = first(given, get(one, "prompt_token_ids"), get(response, "prompt_token_ids"))
+        message = get(one, "message") or get(one, "delta")
+        found.append(
+            Completion(
+                token_ids(f"{where}.prompt_token_ids", prompt, _PROMPT),
+                ids,
+                logprobs,
+                first(get(one, "text"), get(message, "content")),
+                finished(f"{where}.finish_reason", get(one, "finish_reason"), _FINAL),
+                version(first(get(meta, "weight_version"), of_all)),
+                get(response, "prompt_text"),
+                said(
+                    request_id=first(get(response, "id"), get(response, "request_id")),
+                    stop_reason=first(get(one, "stop_reason"), get(one, "matched_stop")),
+                    tool_calls=_plain(get(message, "tool_calls")),
+                    reasoning=first(get(message, "reasoning"), get(message, "reasoning_content")),
+                ),
+            )
+        )
+    return found
+
+
+def _chosen(where: str, choice: Any) -> tuple[list[int], list[float]]:
+    """Tokens and logprobs of a choice of OpenAI's API, with vLLM's additions."""
+    logprobs = get(choice, "logprobs")
+    content = get(logprobs, "content")
+    if content is None:  # the completions API
+        tokens, values = get(logprobs, "tokens"), get(logprobs, "token_logprobs")
+    else:
+        tokens = [get(one, "token") for one in content]
+        values = [get(one, "logprob") for one in content]
+    ids = get(choice, "token_ids")
+    if ids is None and tokens and all(str(one).startswith("token_id:") for one in tokens):
+        ids = [int(one.removeprefix("token_id:")) for one in tokens]
+    found = token_ids(f"{where}.token_ids", ids, _IDS)
+    return found, floats(aligned(f"{where}.logprobs", values, found, _LOGPROBS))
+
+
+def _plain(tool_calls: Any) -> list[Any]:
+    """Tool calls as JSON."""
+    return [
+        call if isinstance(call, Mapping) else call.model_dump(exclude_none=True)
+        for call in tool_calls or []
+    ]
+
+
+def _joined(chunks: Any) -> dict[str, Any]:
+    """The chunks of a streamed answer as the answer that would have come at once."""
+    if isinstance(chunks, Mapping) or not isinstance(chunks, Iterable):
+        raise InvalidInputError("choices", "an answer that has some, or chunks", repr(chunks))
+    whole: dict[str, Any] = {}
+    for chunk in chunks:
+        _append(whole, chunk if isinstance(chunk, Mapping) else chunk.model_dump())
+    return whole
+
+
+def _append(whole: dict[str, Any], delta: Mapping[str, Any]) -> None:
+    for name, value in delta.items():
+        if name in ("choices", "tool_calls"):
+            pieces = whole.setdefault(name, [])
+            for piece in value or []:
+                known = [one for one in pieces if one["index"] == piece["index"]]
+                if not known:
+                    pieces.append({})
+                _append(known[0] if known else pieces[-1], piece)
+        elif isinstance(value, Mapping):
+            _append(whole.setdefault(name, {}), value)
+        elif name in _END_TO_END and whole.get(name) is not None and value is not None:
+            whole[name] += value
+        elif value is not None:
+            whole[name] = value[:] if name in _END_TO_END else value

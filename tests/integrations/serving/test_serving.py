@@ -1,0 +1,328 @@
+"""Answers of vLLM, SGLang and servers with OpenAI's API become episodes, exactly."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from openai.types import Completion as OpenAICompletion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+import replaydb as rdb
+from integrations.serving.recorded import (
+    NEG_INF,
+    PROMPT,
+    RIGHT,
+    WRONG,
+    logprob,
+    sglang_answer,
+    sglang_chat,
+    vllm_chat,
+    vllm_chunks,
+    vllm_completion,
+    vllm_output,
+    vllm_tool_call,
+)
+from replaydb.integrations.serving import (
+    Completion,
+    from_openai,
+    from_sglang,
+    from_vllm,
+    to_group,
+)
+
+Reader = Callable[[Any], list[Completion]]
+
+
+def test_vllm_outputs_are_a_group() -> None:
+    right, wrong = completions = from_vllm(vllm_output())
+    assert (right.prompt_ids, right.response_ids, right.logprobs) == (PROMPT, RIGHT, [-0.5, -0.25])
+    assert (wrong.response_ids, wrong.logprobs) == (WRONG, [-1.5, -2.0, -0.5])
+    assert (right.text, right.finish_reason, wrong.finish_reason) == (" 4", "stop", "length")
+    assert (right.policy_version, right.metadata) == (None, {"request_id": "7"})
+
+    group = to_group("sums", completions, rewards=[1.0, 0.0], policy_version=3, prompt_uid="p/1")
+    assert (group.prompt, group.prompt_uid, group.status) == ("2 + 2 =", "p/1", "completed")
+    assert group.rewards.tolist() == [1.0, 0.0]
+    assert group.texts == [" 4", " 5!"]
+    assert (group.min_policy_version, group.max_policy_version) == (3, 3)
+    episode = group.episodes[1]
+    assert episode.token_ids.tolist() == [*PROMPT, *WRONG]
+    assert episode.loss_mask.tolist() == [False] * 3 + [True] * 3
+    assert episode.logprobs is not None
+    assert episode.logprobs.tolist() == [0, 0, 0, -1.5, -2.0, -0.5]
+
+
+def test_vllm_outputs_come_by_their_index() -> None:
+    output = vllm_output()
+    output.outputs.reverse()
+    assert [one.response_ids for one in from_vllm(output)] == [RIGHT, WRONG]
+
+
+class Flat(list[Any]):
+    """Stands for vLLM's `FlatLogprobs`, which is a sequence of the same dicts."""
+
+
+def test_logprobs_that_were_not_recorded_are_nan() -> None:
+    output = vllm_output()
+    output.outputs[0].logprobs = Flat([None, {9: logprob(NEG_INF, "")}])
+    output.outputs[1].logprobs[1] = {6: logprob(None, "!")}
+    right, wrong = from_vllm(output)
+    assert [math.isnan(one) for one in [*right.logprobs, *wrong.logprobs]] == [
+        *(True, True),
+        *(False, True, False),
+    ]
+    (answered,) = from_sglang(sglang_answer(logprobs=(None, NEG_INF)))
+    assert all(math.isnan(one) for one in answered.logprobs)
+    assert math.isnan(from_openai(vllm_chat())[1].logprobs[2])  # -9999.0
+    assert math.isnan(from_openai(vllm_completion())[0].logprobs[0])
+
+
+def test_an_aborted_completion_aborts_its_group() -> None:
+    output = vllm_output()
+    aborted = output.outputs[1]
+    aborted.token_ids, aborted.logprobs, aborted.text = [], None, ""
+    aborted.finish_reason = "abort"
+    group = to_group("sums", from_vllm(output), rewards=[1.0, None])
+    assert group.status == "aborted"
+    assert group.episodes[1].response_ids.tolist() == []
+    assert to_group("sums", from_vllm(output), status="failed").status == "failed"
+
+    reason = {"type": "abort", "message": "paused"}
+    nothing = sglang_answer([], (), finish_reason=reason, completion_tokens=0)
+    del nothing["meta_info"]["output_token_logprobs"]
+    (empty,) = from_sglang(nothing)
+    assert (empty.response_ids, empty.logprobs, empty.finish_reason) == ([], [], "abort")
+
+
+def test_sglang_answers_say_their_version() -> None:
+    several = [sglang_answer(), sglang_answer(WRONG, (-1.5, -2.0, -0.5), weight_version="default")]
+    right, wrong = from_sglang(several)
+    assert (right.prompt_ids, right.response_ids, right.logprobs) == (PROMPT, RIGHT, [-0.5, -0.25])
+    assert (right.text, right.finish_reason) == (" 4", "stop")
+    assert right.metadata == {"request_id": "0b7f", "stop_reason": 9}
+    assert (right.policy_version, wrong.policy_version) == (12, None)
+    assert to_group("sums", [right]).min_policy_version == 12
+    assert from_sglang(several[0]) == [right]
+
+
+def test_sglang_prompts_that_were_sent() -> None:
+    answer = sglang_answer(input_token_logprobs=[[None, 3, None]])  # of logprob_start_len=-1
+    assert from_sglang(answer, prompt_ids=[7, 8])[0].prompt_ids == [7, 8]
+    with pytest.raises(rdb.InvalidInputError, match="logprob_start_len=0") as caught:
+        from_sglang([answer])
+    assert caught.value.field == "[0].meta_info.input_token_logprobs"
+
+
+def _same(answer: dict[str, Any]) -> Any:
+    return answer
+
+
+def _typed(answer: dict[str, Any]) -> Any:
+    kind = ChatCompletion if answer["object"] == "chat.completion" else OpenAICompletion
+    return kind.construct(**answer)  # as the client does: nothing is validated
+
+
+@pytest.fixture(params=[_same, _typed], ids=["json", "openai"])
+def read(request: pytest.FixtureRequest) -> Reader:
+    """Reads an answer as JSON, or as the client of OpenAI has it."""
+    return lambda answer: from_openai(request.param(answer))
+
+
+def test_vllm_chat(read: Reader) -> None:
+    right, wrong = read(vllm_chat())
+    assert (right.prompt_ids, right.response_ids, right.logprobs) == (PROMPT, RIGHT, [-0.5, -0.25])
+    assert (right.text, right.finish_reason, wrong.text) == (" 4", "stop", " 5!")
+    assert (wrong.response_ids, wrong.finish_reason) == (WRONG, "length")
+    assert right.metadata == {"request_id": "chatcmpl-1"}
+    assert right.policy_version is None
+
+
+def test_tokens_in_the_place_of_texts(read: Reader) -> None:
+    answer = vllm_chat()
+    for choice in answer["choices"]:
+        ids = choice.pop("token_ids")
+        for token, step in zip(ids, choice["logprobs"]["content"], strict=True):
+            step["token"] = f"token_id:{token}"  # return_tokens_as_token_ids
+    assert [one.response_ids for one in read(answer)] == [RIGHT, WRONG]
+
+
+def test_vllm_completion(read: Reader) -> None:
+    (one,) = read(vllm_completion())
+    assert (one.prompt_ids, one.response_ids, one.logprobs[1]) == (PROMPT, RIGHT, -0.25)
+    assert one.text == " 4"
+    assert one.metadata == {"request_id": "cmpl-1", "stop_reason": "###"}
+
+
+def test_sglang_chat(read: Reader) -> None:
+    (one,) = read(sglang_chat())
+    assert (one.prompt_ids, one.response_ids, one.logprobs) == (PROMPT, RIGHT, [-0.5, -0.25])
+    assert (one.text, one.finish_reason, one.policy_version) == (" 4", "stop", 12)
+    assert one.metadata == {"request_id": "0b7f", "stop_reason": 9, "reasoning": "easy"}
+
+
+def test_tool_calls_are_kept(read: Reader) -> None:
+    (one,) = read(vllm_tool_call())
+    function = {"name": "add", "arguments": '{"a": 2, "b": 2}'}
+    assert one.metadata["tool_calls"] == [
+        {"id": "call_1", "type": "function", "function": function}
+    ]
+    assert (one.text, one.finish_reason) == (None, "tool_calls")
+    assert one.metadata["reasoning"] == "a sum"
+    assert to_group("sums", [one]).episodes[0].metadata == dict(one.metadata)
+
+
+@pytest.mark.parametrize("typed", [False, True], ids=["json", "openai"])
+def test_a_stream(typed: bool) -> None:
+    chunks = vllm_chunks()
+    before = copy.deepcopy(chunks)
+    answered = [ChatCompletionChunk.construct(**one) for one in chunks] if typed else chunks
+    right, wrong = from_openai(iter(answered))
+    assert (right.prompt_ids, right.response_ids, right.logprobs) == (PROMPT, RIGHT, [-0.5, -0.25])
+    assert (right.text, right.finish_reason) == (" 4", "stop")
+    assert (wrong.response_ids, wrong.logprobs) == (WRONG, [-1.5, -2.0, -0.5])
+    (call,) = wrong.metadata["tool_calls"]
+    assert (call["id"], call["function"]) == ("call_1", {"name": "add", "arguments": "{}"})
+    assert wrong.finish_reason == "tool_calls"
+    assert chunks == before
+
+
+def test_a_stream_that_has_not_ended() -> None:
+    with pytest.raises(rdb.InvalidInputError, match="last chunk") as caught:
+        from_openai(vllm_chunks()[:-2])
+    assert caught.value.field == "choices[0].finish_reason"
+
+
+def _vllm(**changes: Any) -> SimpleNamespace:
+    """An output whose first completion has changed."""
+    output = vllm_output()
+    vars(output.outputs[0]).update(changes)
+    return output
+
+
+def _without(answer: dict[str, Any], *path: Any, value: Any = None) -> dict[str, Any]:
+    *parents, last = path
+    place: Any = answer
+    for step in parents:
+        place = place[step]
+    place[last] = value
+    return answer
+
+
+REFUSED: list[tuple[Callable[[], Any], str, str]] = [
+    (lambda: from_vllm(_vllm(logprobs=None)), "outputs[0].logprobs", "logprobs=0"),
+    (lambda: from_vllm(_vllm(logprobs=[{}])), "outputs[0].logprobs", "each of 2 tokens"),
+    (
+        lambda: from_vllm(_vllm(logprobs=[{5: logprob(-1.0, "")}] * 2)),
+        "outputs[0].logprobs[0]",
+        "sampled token 4",
+    ),
+    (lambda: from_vllm(_vllm(token_ids=None)), "outputs[0].token_ids", "CompletionOutput"),
+    (lambda: from_vllm(_vllm(finish_reason=None)), "outputs[0].finish_reason", "FINAL_ONLY"),
+    (lambda: from_vllm(vllm_output(prompt_token_ids=None)), "prompt_token_ids", "prompt_embeds"),
+    (lambda: from_vllm({"embedding": []}), "prompt_token_ids", "none"),
+    (
+        lambda: from_sglang(_without(sglang_answer(), "meta_info", "output_token_logprobs")),
+        "meta_info.output_token_logprobs",
+        "return_logprob=True",
+    ),
+    (
+        lambda: from_sglang(_without(sglang_answer(), "output_ids", value=[4])),
+        "meta_info.output_token_logprobs",
+        "1 output tokens",
+    ),
+    (
+        lambda: from_sglang([_without(sglang_answer(), "meta_info", "finish_reason")]),
+        "[0].meta_info.finish_reason",
+        "stream",
+    ),
+    (
+        lambda: from_sglang({"error": {"message": "too long"}}),
+        "meta_info.output_token_logprobs",
+        "none",
+    ),
+    (
+        lambda: from_openai(_without(vllm_chat(), "choices", 1, "token_ids")),
+        "choices[1].token_ids",
+        "return_token_ids=True",
+    ),
+    (
+        lambda: from_openai(_without(vllm_chat(), "choices", 0, "logprobs")),
+        "choices[0].logprobs",
+        "logprobs=True",
+    ),
+    (
+        lambda: from_openai(_without(vllm_chat(), "prompt_token_ids")),
+        "choices[0].prompt_token_ids",
+        "return_prompt_token_ids=True",
+    ),
+    (
+        lambda: from_openai(
+            _without(sglang_chat(), "choices", 0, "meta_info", "output_token_logprobs")
+        ),
+        "choices[0].meta_info.output_token_logprobs",
+        "logprobs=True",
+    ),
+    (lambda: from_openai({"error": {"message": "no such model"}}), "choices", "no such model"),
+    (lambda: from_openai(None), "choices", "None"),
+    (lambda: from_openai([]), "choices", "None"),
+    (
+        lambda: to_group("sums", from_vllm(vllm_output()), rewards=[1.0]),
+        "rewards",
+        "as many as completions, 2",
+    ),
+    (
+        lambda: to_group(
+            "sums", [*from_vllm(vllm_output()), *from_vllm(vllm_output(prompt_token_ids=[1]))]
+        ),
+        "completions[2].prompt_ids",
+        "prompt of the others",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("call", "field", "words"),
+    REFUSED,
+    ids=[f"{field}-{i}" for i, (_, field, _) in enumerate(REFUSED)],
+)
+def test_what_is_missing_is_named_with_what_gives_it(
+    call: Callable[[], Any], field: str, words: str
+) -> None:
+    with pytest.raises(rdb.InvalidInputError) as caught:
+        call()
+    assert caught.value.field == field
+    assert words in str(caught.value)
+
+
+def test_prompts_of_openai_that_were_sent() -> None:
+    answer = _without(vllm_chat(), "prompt_token_ids")
+    assert {tuple(one.prompt_ids) for one in from_openai(answer, prompt_ids=PROMPT)} == {(1, 2, 3)}
+
+
+def test_answers_of_an_agent_are_turns() -> None:
+    (asked,) = from_openai(vllm_tool_call())
+    (said,) = from_sglang(sglang_answer(), prompt_ids=[*PROMPT, *RIGHT, 8])
+    episode = rdb.Episode(turns=[asked.turn(), said.turn(reward=1.0, policy_version=11)])
+    assert (episode.reward, episode.num_tokens) == (1.0, 5 + 8)
+    assert [turn.finish_reason for turn in episode.turns] == ["tool_calls", "stop"]
+    assert episode.turns[1].policy_version == 11
+
+
+async def test_groups_of_answers_are_stored_as_they_are(buffer: rdb.Buffer) -> None:
+    """Each engine's, on both databases, NaN included; the same answer twice is one group."""
+    groups = [
+        to_group("vllm", from_vllm(vllm_output()), rewards=[1.0, 0.0], group_uid="vllm/7"),
+        to_group("sglang", from_sglang(sglang_answer()), group_uid="sglang/0b7f"),
+        to_group("openai", from_openai(vllm_chat()), group_uid="chatcmpl-1"),
+        to_group("tool", from_openai(vllm_tool_call()), group_uid="tool"),
+        to_group("openai", from_openai(vllm_completion()), prompt_ids=PROMPT, group_uid="cmpl-1"),
+    ]
+    ids = await buffer.put(groups)
+    assert await buffer.put(groups, on_duplicate="ignore") == ids
+    for stored, group in zip(await buffer.get(ids), groups, strict=True):
+        assert stored == group
