@@ -71,7 +71,7 @@ def test_tensors_are_aligned_and_the_library_reads_them() -> None:
     assert all(
         array.flags.aligned for array in (decoded.lengths, decoded.rewards, decoded.token_ids)
     )
-    by_library = safetensors.numpy.load(data)
+    by_library = safetensors.numpy.load(bytes(data))
     np.testing.assert_array_equal(by_library["episode/odd"], np.ones((3, 3), np.uint8))
     assert by_library["token_ids"].tolist() == [1, 1, 1]
     assert "json" not in by_library
@@ -95,9 +95,9 @@ def test_zstd_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert codec.decode(codec.encode(flat)) == flat
 
 
-def tensors_of(blob: bytes) -> dict[str, Any]:
+def tensors_of(blob: bytes | memoryview) -> dict[str, Any]:
     """By the library, whatever the order in which it writes them."""
-    return dict(safetensors.deserialize(blob))  # type: ignore[no-untyped-call]
+    return dict(safetensors.deserialize(bytes(blob)))  # type: ignore[no-untyped-call]
 
 
 def write_samples() -> None:

@@ -4,7 +4,7 @@
 
 Run by `python -m lowest` in an environment that has the lowest versions allowed; the database has
 no tables yet. Everything that talks to a dependency is called once: migrations and the command line
-(alembic, typer, rich), both engines' drivers, payloads (numpy, safetensors, zstandard), waiting,
+(alembic, typer, rich), both engines' drivers, payloads (numpy, xxhash, zstandard), waiting,
 cancellation and the blocking facade.
 """
 

@@ -50,7 +50,7 @@ _TURN_COLUMNS = (
 _EXTRA = re.compile(r"(?:each/(0|[1-9][0-9]{0,8})/)?(token|episode)/(.+)", re.DOTALL)
 
 
-def encode(flat: FlatEpisodes, *, compression: Literal["zstd"] | None = None) -> bytes:
+def encode(flat: FlatEpisodes, *, compression: Literal["zstd"] | None = None) -> bytes | memoryview:
     """The episodes as bytes; the same episodes give the same bytes.
 
     What would expand more than a reader allows is not compressed.

@@ -80,13 +80,13 @@ class PayloadRecord:
     """
 
     part: int
-    data: bytes
+    data: bytes | memoryview
     checksum: int
     pack: Pack | None = None
     offset: int = 0
 
     @classmethod
-    def of(cls, part: int, data: bytes) -> Self:
+    def of(cls, part: int, data: bytes | memoryview) -> Self:
         """Of encoded episodes."""
         return cls(part, data, codec.checksum_of(data))
 
