@@ -1,0 +1,139 @@
+"""XTuner's query language, as expressions over `replaydb.col` with bound values."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from enum import Enum
+from functools import reduce
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy import ColumnElement
+
+import replaydb as rdb
+from replaydb.errors import InvalidInputError
+
+#: The tag of a group whose status in XTuner has no counterpart, with that status.
+STATUS_TAG = "xtuner_status"
+#: Statuses without a counterpart, and what such a group is instead: nothing draws it by mistake.
+STANDS_FOR = {"init": "aborted", "archived": "filtered"}
+#: Statuses of groups that XTuner knows of. What was taken is leased, or archived.
+LIVE = ("completed", "aborted", "expired", "failed", "filtered")
+
+_TAG: ColumnElement[str] = rdb.col.tags[STATUS_TAG].as_string()
+_COLUMNS: dict[str, ColumnElement[Any]] = {
+    "uid": rdb.col.id,
+    "timestamp_id": rdb.col.id,
+    "task_name": rdb.col.task_name,
+    "status": sa.case(
+        (rdb.col.group_status.in_(list(STANDS_FOR.values())) & _TAG.in_(list(STANDS_FOR)), _TAG),
+        else_=rdb.col.group_status,
+    ),
+    "staleness": rdb.col.staleness,
+}
+_OPERATORS: dict[str, Any] = {
+    "$eq": operator.eq,
+    "$ne": operator.ne,
+    "$gt": operator.gt,
+    "$gte": operator.ge,
+    "$lt": operator.lt,
+    "$lte": operator.le,
+    "$in": lambda column, values: column.in_(values),
+    "$not_in": lambda column, values: column.not_in(values),
+    "$between": lambda column, bounds: column.between(*bounds),
+}
+
+
+class Selection(NamedTuple):
+    """What a query asks for, as the arguments of that name of a buffer's calls.
+
+    Attributes:
+        tasks: Names of tasks; None: of all.
+        statuses: Statuses.
+        where: The rest of the query; None: nothing.
+    """
+
+    tasks: list[str] | None
+    statuses: list[str]
+    where: ColumnElement[bool] | None
+
+
+def selection(query: Any) -> Selection:
+    """What a query asks for: a dict, or a tree of XTuner's nodes.
+
+    Tasks and statuses that it names are told apart from the rest, since there are indexes for them.
+
+    Raises:
+        InvalidInputError: A field or an operator is unknown, or its value cannot be compared.
+    """
+    tasks, statuses, others = None, list(LIVE), []
+    for field, name, value in _conjuncts(query):
+        condition = _condition(field, name, value)
+        values = {"$eq": [_plain(value)], "$in": _plain(value)}.get(name)
+        if field == "task_name" and values is not None:
+            tasks = values if tasks is None else [one for one in tasks if one in values]
+        elif field == "status" and values is not None and STANDS_FOR.keys().isdisjoint(values):
+            statuses = [one for one in statuses if one in values]
+            if "aborted" in statuses or "filtered" in statuses:
+                others.append(condition)
+        else:
+            others.append(condition)
+    return Selection(tasks, statuses, reduce(operator.and_, others) if others else None)
+
+
+def _conjuncts(query: Any) -> Iterator[tuple[str, str, Any]]:
+    """Conditions that all have to hold: field, operator, value. Alternatives have no field."""
+    for key, value in _dict_of(query).items():
+        if key in ("$and", "$or") and not isinstance(value, list):
+            raise InvalidInputError(key, "a list", repr(value))
+        if key == "$and":
+            for each in value:
+                yield from _conjuncts(each)
+        elif key == "$or":
+            yield "", "$or", value
+        elif isinstance(value, dict):
+            yield from ((key, name, operand) for name, operand in value.items())
+        else:
+            yield key, "$eq", value
+
+
+def _dict_of(query: Any) -> dict[str, Any]:
+    """A query as a dict, also where it is a node of the tree that XTuner makes of one."""
+    if hasattr(query, "relation"):  # a LogicNode
+        return {query.relation: list(query.conditions)}
+    if hasattr(query, "lower"):  # a BetweenNode
+        return {query.field: {query.op: [query.lower, query.upper]}}
+    if hasattr(query, "field"):
+        return {query.field: {query.op: query.value}}
+    if not isinstance(query, dict):
+        raise InvalidInputError("query", "a dict or a node of XTuner's", repr(query))
+    return query
+
+
+def _condition(field: str, name: str, value: Any) -> ColumnElement[bool]:
+    if name == "$or":
+        either = [_all_of(each) for each in value]
+        return reduce(operator.or_, either) if either else rdb.col.id.in_([])
+    if field not in _COLUMNS:
+        raise InvalidInputError("query", f"one of the fields {', '.join(_COLUMNS)}", repr(field))
+    if name not in _OPERATORS:
+        raise InvalidInputError(field, f"one of {', '.join(_OPERATORS)}", repr(name))
+    if name in ("$in", "$not_in", "$between") and not isinstance(value, list | tuple):
+        raise InvalidInputError(field, f"a list after {name}", repr(value))
+    if name == "$between" and (len(value) != 2 or value[0] > value[1]):
+        raise InvalidInputError(field, "two bounds in their order", repr(value))
+    condition: ColumnElement[bool] = _OPERATORS[name](_COLUMNS[field], _plain(value))
+    return condition
+
+
+def _all_of(query: Any) -> ColumnElement[bool]:
+    conditions = [_condition(*each) for each in _conjuncts(query)]
+    return reduce(operator.and_, conditions) if conditions else rdb.col.id >= 0
+
+
+def _plain(value: Any) -> Any:
+    """Values as columns have them, not as members of an enumeration."""
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value.value if isinstance(value, Enum) else value

@@ -1,0 +1,264 @@
+"""XTuner's storage and replay policies, on a buffer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Literal
+
+from xtuner.v1.data_proto import rl_data
+from xtuner.v1.data_proto.rl_data import RolloutState, Status
+from xtuner.v1.rl.replay_buffer import ReplayPolicy, StorageBackend, StorageItem
+
+import replaydb as rdb
+from replaydb import blocking
+from replaydb.errors import GroupLeasedError, InvalidInputError, UnknownGroupError
+from replaydb.integrations.xtuner.query import LIVE, STANDS_FOR, STATUS_TAG, Selection, selection
+from replaydb.integrations.xtuner.states import to_episode, to_state
+from replaydb.policies import SimplePolicy
+
+#: When what is taken is used up: at once; when the trainer has saved a checkpoint; never.
+Consume = Literal["taken", "saved", "never"]
+#: Seconds that what was taken is held for: until its consumer says so, or until it is saved.
+TAKE_SECONDS, SAVE_SECONDS = 60.0, 7 * 86_400.0
+
+
+class SqlStorage(StorageBackend):
+    """A storage of XTuner's in a database; its calls work in threads.
+
+    A uid is the id of a group, and so is a timestamp_id: later ones are higher. The policy version
+    of the buffer is XTuner's train step less one, so that staleness is the same number here.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        name: str = "xtuner",
+        *,
+        run: str | None = None,
+        consume: Consume = "taken",
+        owner: str = "xtuner",
+    ) -> None:
+        self._store = blocking.Store.open(url, run=run)
+        self.buffer = self._store.buffer(name)
+        self._consume = consume
+        self._owner = owner
+        self._held: list[blocking.Lease] = []
+
+    def close(self) -> None:
+        """Let go of the database. What is stored stays; what is held is held on."""
+        self._store.close()
+
+    async def put(self, item: StorageItem) -> int:
+        """Store an item. It survives the death of any process from then on."""
+        return await asyncio.to_thread(self._put, item)
+
+    async def get(self, query: Any) -> list[StorageItem]:
+        """The items that a query finds, the oldest first."""
+
+        def work() -> list[StorageItem]:
+            ids = [one.id for one in self._find(selection(query))]
+            try:
+                groups = self.buffer.get(ids)
+            except UnknownGroupError as error:  # they were deleted meanwhile
+                groups = list(error.batch or [])
+            return [self._item(group) for group in groups]
+
+        return await asyncio.to_thread(work)
+
+    async def count(self, query: Any) -> int:
+        """How many items a query finds."""
+        return await asyncio.to_thread(lambda: self.buffer.count(**selection(query)._asdict()))
+
+    async def delete(self, uids: list[int]) -> None:
+        """Delete items; those that are gone are passed over."""
+        await asyncio.to_thread(self.buffer.delete, uids)
+
+    async def update(self, items: list[StorageItem]) -> None:
+        """Put new content in the place of items, all of them at once; they keep their uids."""
+
+        def work() -> None:
+            by_id = {item.uid: item for item in items}
+            found = self.buffer.find(by_id, statuses=LIVE)
+            groups = [self._group(by_id[one.id], one.group_uid) for one in found]
+            self.buffer.put(groups, on_duplicate="replace")
+
+        await asyncio.to_thread(work)
+
+    async def take(
+        self, count: int | Mapping[str, int], query: Any, policy: SimplePolicy
+    ) -> list[StorageItem]:
+        """Take the first items that a query finds, in one transaction.
+
+        Args:
+            count: How many at most; or how many of each task.
+            query: What to take.
+            policy: In what order.
+        """
+        return await asyncio.to_thread(self._take, count, selection(query), policy)
+
+    async def move_to(self, train_step: int) -> None:
+        """Have staleness be that of a train step, which may be an earlier one."""
+        version = max(train_step - 1, 0)
+        await asyncio.to_thread(self.buffer.advance_policy, version, rewind=True)
+
+    async def expire(self, query: Any, threshold: int, *, delete: bool) -> int:
+        """Have items expire whose staleness is at least `threshold`; or delete them.
+
+        Their states are not read and not written.
+
+        Returns:
+            How many.
+        """
+        which = selection({"$and": [query, {"staleness": {"$gte": threshold}}]})
+
+        def work() -> int:
+            if delete:
+                return self.buffer.delete(**which._asdict())
+            while True:
+                ids = [one.id for one in self._find(which)]
+                with suppress(GroupLeasedError):  # somebody has just taken one
+                    return self.buffer.update(ids, status="expired") if ids else 0
+
+        return await asyncio.to_thread(work)
+
+    async def let_go(self, *, used: bool) -> None:
+        """End the hold on what was taken: it was used; or not, also by a process that died."""
+
+        def work() -> None:
+            while self._held and used:
+                self._held.pop().ack()
+            self._held.clear()
+            for found in self.buffer.leases():
+                if found.owner == self._owner and not used:
+                    self.buffer.revoke(found.id, reason="resumed from a checkpoint")
+
+        await asyncio.to_thread(work)
+
+    def __len__(self) -> int:
+        return self.buffer.count(statuses=LIVE)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing but where the items are: they are durable."""
+        return {"buffer": self.buffer.name}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing, for what `state_dict` gave; or put the items of XTuner's `NaiveStorage`.
+
+        They keep their order. Items that an earlier call has put are passed over.
+
+        Raises:
+            InvalidInputError: It is the state of another storage.
+        """
+        if state == self.state_dict():
+            return
+        if "items" not in state:
+            raise InvalidInputError("state", "that of a NaiveStorage", f"one with {sorted(state)}")
+        items = sorted(state["items"], key=lambda item: item.timestamp_id)
+        groups = [self._group(item, f"imported/{item.uid}") for item in items]
+        self.buffer.put(groups, on_duplicate="ignore")
+
+    def _put(self, item: StorageItem) -> int:
+        [uid] = self.buffer.put(self._group(item))
+        return uid
+
+    def _find(self, which: Selection) -> list[rdb.GroupInfo]:
+        return self.buffer.find(**which._asdict())
+
+    def _take(
+        self, count: int | Mapping[str, int], which: Selection, policy: SimplePolicy
+    ) -> list[StorageItem]:
+        asked: dict[str, Any] = {"tasks": which.tasks, "where": which.where, "at_least": 0}
+        if self._consume == "never" and which.statuses == ["completed"]:
+            return [self._item(group) for group in self.buffer.sample(count, policy, **asked)]
+        is_held = self._consume == "saved"
+        lease = self.buffer.lease(
+            count,
+            policy,
+            ttl=SAVE_SECONDS if is_held else TAKE_SECONDS,
+            owner=self._owner,
+            statuses=which.statuses,
+            **asked,
+        )
+        items = [self._item(group) for group in lease.batch]
+        if is_held:
+            self._held.append(lease)
+        else:
+            lease.ack()
+        return items
+
+    def _group(self, item: StorageItem, group_uid: str | None = None) -> rdb.EpisodeGroup:
+        steps = [
+            min(state.response_model_steps) for state in item.item if state.response_model_steps
+        ]
+        version = item.staleness + min(steps, default=0)
+        if steps and version > self.buffer.policy_version:
+            with suppress(InvalidInputError):  # somebody was quicker
+                self.buffer.advance_policy(version)
+        now = self.buffer.policy_version
+        status = _status(item)
+        prompt = getattr(item.item[0], "group_id", None) if item.item else None
+        return rdb.EpisodeGroup(
+            item.task_name,
+            [to_episode(state, now - state.seq_staleness) for state in item.item],
+            group_uid=group_uid,
+            prompt_uid=None if prompt is None else str(prompt),
+            status=STANDS_FOR.get(status, status),
+            tags={STATUS_TAG: status} if status in STANDS_FOR else None,
+        )
+
+    def _item(self, group: rdb.StoredGroup) -> StorageItem:
+        """The item of a group, with the status and the staleness that it had when it was read."""
+        status = (group.leased_from or group.status).value
+        tag = str(group.tags.get(STATUS_TAG))
+        states = [to_state(episode) for episode in group.episodes]
+        for state, episode in zip(states, group.episodes, strict=True):
+            if group.staleness is not None:
+                newer = (episode.min_policy_version or 0) - (group.min_policy_version or 0)
+                state.seq_staleness = group.staleness - newer
+            if status == "expired":
+                state.status = Status.EXPIRED
+                getattr(rl_data, "reset_rollout_response", lambda _: None)(state)
+        return StorageItem(
+            item=states,
+            uid=group.id,
+            timestamp_id=group.id,
+            task_name=group.task_name,
+            status=Status(tag if STANDS_FOR.get(tag) == status else status),
+            staleness=group.staleness or 0,
+        )
+
+
+def _status(item: StorageItem) -> str:
+    """The status of an item: not completed, if one of its states has yet to begin, or was used."""
+    members = {state.status.value for state in item.item}
+    if item.status is Status.COMPLETED:
+        for status in STANDS_FOR:
+            if status in members:
+                return status
+    return str(item.status.value)
+
+
+class SqlReplayPolicy(ReplayPolicy):
+    """A replay policy of XTuner's whose order and limit are the database's.
+
+    Attributes:
+        order: `Fifo()`, or `StalestFirst()`, where the oldest of equals is first.
+    """
+
+    def __init__(self, order: SimplePolicy) -> None:
+        self.order = order
+
+    async def put(self, item: StorageItem, storage_backend: SqlStorage) -> None:
+        """Store an item, unless it is empty."""
+        if item.item:
+            await storage_backend.put(item)
+
+    async def get(
+        self, count: int, query: Any, storage_backend: SqlStorage
+    ) -> list[list[RolloutState]]:
+        """Take the first `count` items that a query finds."""
+        if count <= 0:
+            return []
+        return [item.item for item in await storage_backend.take(count, query, self.order)]

@@ -1,0 +1,46 @@
+"""What other processes do with XTuner's buffer: each function is the whole life of one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import integrations.xtuner.conftest
+from integrations.xtuner.states import state
+from replaydb.integrations.xtuner import SqlReplayBufferConfig
+
+assert integrations.xtuner.conftest
+
+
+def die_training(url: str, consume: str) -> None:
+    """Put six, take two and save; take two more, and be killed before the next checkpoint."""
+
+    async def life() -> None:
+        buffer = SqlReplayBufferConfig(url=url, consume=consume, order="fifo").build()
+        for uid in range(6):
+            await buffer.put([state(uid)], "math")
+        await buffer.take_batch({"math": 2})
+        await buffer.save("checkpoint")
+        await buffer.take_batch({"math": 2})
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    asyncio.run(life())
+
+
+def consume(url: str, times: int, took: str) -> None:
+    """Take three of each task at a time, and write down their uids."""
+
+    async def life() -> list[str]:
+        buffer = SqlReplayBufferConfig(url=url).build()
+        batches = [(await buffer.take_batch({"math": 3, "code": 3}))[0] for _ in range(times)]
+        buffer._storage.close()
+        return [
+            str(group[0].rollout_id)
+            for batch in batches
+            for groups in batch.values()
+            for group in groups
+        ]
+
+    Path(took).write_text(" ".join(asyncio.run(life())))

@@ -1,0 +1,196 @@
+"""The replay buffer of XTuner v1: what it promises, in the fewest lines, its faults included."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict
+
+from xtuner.v1.data_proto.rl_data import RolloutState, Status, reset_rollout_response
+
+
+@dataclass
+class StorageItem:
+    item: list[RolloutState]
+    uid: int
+    timestamp_id: int
+    task_name: str
+    status: Status
+    staleness: int
+
+
+class StorageBackend(ABC):
+    @abstractmethod
+    async def put(self, item: StorageItem) -> int: ...
+
+    @abstractmethod
+    async def get(self, query: Any) -> list[StorageItem]: ...
+
+    @abstractmethod
+    async def count(self, query: Any) -> int: ...
+
+    @abstractmethod
+    async def delete(self, uids: list[int]) -> None: ...
+
+    @abstractmethod
+    async def update(self, items: list[StorageItem]) -> None: ...
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class ReplayPolicy(ABC):
+    @abstractmethod
+    async def put(self, item: StorageItem, storage_backend: StorageBackend) -> None: ...
+
+    @abstractmethod
+    async def get(
+        self, count: int, query: Any, storage_backend: StorageBackend
+    ) -> list[list[RolloutState]]: ...
+
+    async def count(self, query: Any, storage_backend: StorageBackend) -> int:
+        return await storage_backend.count(query)
+
+
+#: Of the members of a group, the first of these that one has is the group's; else COMPLETED.
+WORST_FIRST = (Status.FAILED, Status.ABORTED, Status.EXPIRED, Status.FILTERED)
+
+
+class ReplayBuffer:
+    def __init__(self, policy: ReplayPolicy, storage_backend: StorageBackend) -> None:
+        self._policy = policy
+        self._storage = storage_backend
+        self._lock = asyncio.Lock()
+
+    async def put(
+        self,
+        items: list[RolloutState],
+        task_name: str,
+        *,
+        model_step: int | None = None,
+        current_train_step: int | None = None,
+        stale_threshold: int | None = None,
+    ) -> None:
+        if not items:
+            return
+        for item in items:
+            if model_step is not None:
+                known = item.response_model_steps or []
+                missing = len(item.response_ids or []) - len(known)
+                item.response_model_steps = known + [model_step] * missing
+            if current_train_step is not None and item.response_model_steps:
+                oldest = min(item.response_model_steps)
+                item.seq_staleness = current_train_step - oldest - 1
+        staleness = max(item.seq_staleness for item in items)
+        if stale_threshold is not None and staleness >= stale_threshold:
+            for item in items:
+                reset_rollout_response(item).status = Status.EXPIRED
+        members = {item.status for item in items}
+        status = next((one for one in WORST_FIRST if one in members), Status.COMPLETED)
+        stored = StorageItem(items, 0, 0, task_name, status, staleness)
+        async with self._lock:
+            await self._policy.put(stored, self._storage)
+
+    async def get(
+        self, batch_size: int, task_name: str, group_status: Status
+    ) -> list[list[RolloutState]]:
+        query = {"$and": [{"task_name": task_name}, {"status": group_status}]}
+        async with self._lock:
+            return await self._policy.get(batch_size, query, self._storage)
+
+    async def count(self, task_name: str, group_status: Status) -> int:
+        query = {"$and": [{"task_name": task_name}, {"status": group_status}]}
+        async with self._lock:
+            return await self._policy.count(query, self._storage)
+
+    async def is_ready(
+        self, task_batch_sizes: dict[str, int], *, group_status: Status = Status.COMPLETED
+    ) -> bool:
+        for task, size in task_batch_sizes.items():
+            if await self.count(task, group_status) < size:
+                return False
+        return True
+
+    async def count_statuses(
+        self, task_names: list[str], statuses: list[Status]
+    ) -> dict[str, dict[Status, int]]:
+        return {
+            task: {status: await self.count(task, status) for status in statuses}
+            for task in task_names
+        }
+
+    async def save(self, path: str | Path) -> None:
+        file = Path(path) / "replay_buffer.pth"
+        state = {
+            "policy": type(self._policy).__name__,
+            "storage": type(self._storage).__name__,
+            "storage_state": self._storage.state_dict(),
+        }
+        await asyncio.to_thread(torch.save, state, file)
+
+    def __len__(self) -> int:
+        return len(self._storage)
+
+
+class NaiveStorage(StorageBackend):
+    """In memory; it answers the one query that finds everything."""
+
+    def __init__(self) -> None:
+        self.items: dict[int, StorageItem] = {}
+
+    async def put(self, item: StorageItem) -> int:
+        uid = len(self.items) + 1
+        self.items[uid] = replace(item, uid=uid, timestamp_id=uid)
+        return uid
+
+    async def get(self, query: Any) -> list[StorageItem]:
+        return list(self.items.values())
+
+    async def count(self, query: Any) -> int:
+        return len(self.items)
+
+    async def delete(self, uids: list[int]) -> None:
+        for uid in uids:
+            self.items.pop(uid, None)
+
+    async def update(self, items: list[StorageItem]) -> None:
+        self.items.update((item.uid, item) for item in items)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"items": list(self.items.values()), "next_uid": len(self.items) + 1}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.items = {item.uid: item for item in state["items"]}
+
+
+class FIFOReplayPolicy(ReplayPolicy):
+    async def put(self, item: StorageItem, storage_backend: StorageBackend) -> None:
+        await storage_backend.put(item)
+
+    async def get(
+        self, count: int, query: Any, storage_backend: StorageBackend
+    ) -> list[list[RolloutState]]:
+        found = sorted(await storage_backend.get(query), key=lambda one: one.timestamp_id)[:count]
+        await storage_backend.delete([one.uid for one in found])
+        return [one.item for one in found]
+
+
+class AsyncReplayBufferConfig(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    def build(self) -> ReplayBuffer:
+        return ReplayBuffer(FIFOReplayPolicy(), NaiveStorage())

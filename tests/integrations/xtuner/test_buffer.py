@@ -1,0 +1,320 @@
+"""XTuner's replay buffer on a database: its contract, its faults, and what it cannot do."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from xtuner.v1.data_proto.rl_data import Status
+from xtuner.v1.rl.replay_buffer import AsyncReplayBufferConfig, ReplayBuffer, StorageItem
+
+import replaydb as rdb
+from integrations.xtuner import lives
+from integrations.xtuner.conftest import Open
+from integrations.xtuner.states import state, uids
+from replaydb.integrations.xtuner import SqlReplayBuffer, SqlReplayBufferConfig
+from support.workers import Worker, workers
+
+
+async def put(buffer: SqlReplayBuffer, *numbers: int, task: str = "math", **fields: Any) -> None:
+    for number in numbers:
+        await buffer.put([state(number, **fields)], task)
+
+
+async def taken(buffer: SqlReplayBuffer, **sizes: int) -> dict[str, list[list[int]]]:
+    batch, counts = await buffer.take_batch(sizes)
+    assert counts == {task: len(groups) for task, groups in batch.items()}
+    return {task: uids(groups) for task, groups in batch.items()}
+
+
+async def test_the_config_takes_the_place_of_theirs(url: str, build: Open) -> None:
+    config = SqlReplayBufferConfig(url=url)
+    assert isinstance(config, AsyncReplayBufferConfig)
+    assert isinstance(build(), ReplayBuffer)
+    assert isinstance(build()._storage.state_dict(), dict)
+
+
+async def test_tasks_and_statuses_are_apart(build: Open) -> None:
+    buffer = build()
+    await put(buffer, 1, 2)
+    await put(buffer, 3, status=Status.FAILED)
+    await put(buffer, 4, task="code")
+    assert len(buffer) == 4
+    assert await buffer.is_ready({"math": 2, "code": 1})
+    assert not await buffer.is_ready({"math": 3})
+    assert await buffer.count_statuses(["math", "code"], [Status.COMPLETED, Status.FAILED]) == {
+        "math": {Status.COMPLETED: 2, Status.FAILED: 1},
+        "code": {Status.COMPLETED: 1, Status.FAILED: 0},
+    }
+    assert await taken(buffer, math=1, code=1, none=0) == {"math": [[1]], "code": [[4]], "none": []}
+    assert len(buffer) == 2
+    assert uids(await buffer.get(5, "math", Status.FAILED)) == [[3]]
+    assert await taken(buffer, math=5) == {"math": [[2]]}
+    assert len(buffer) == 0
+
+
+async def test_nothing_is_nothing(build: Open) -> None:
+    buffer = build()
+    await buffer.put([], "math")
+    assert len(buffer) == 0
+    assert await buffer.get(0, "math", Status.COMPLETED) == []
+    assert await buffer.is_ready({"math": 0})
+    assert await buffer.take_batch({"math": 0}) == ({"math": []}, {"math": 0})
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"), [("fifo", [1, 2, 3, 4]), ("staleness", [2, 1, 3, 4])]
+)
+@pytest.mark.parametrize("how", ["get", "take_batch"])
+async def test_orders(build: Open, order: str, expected: list[int], how: str) -> None:
+    """The stalest first, the oldest of equals."""
+    buffer = build(order=order)
+    for number, staleness in {1: 3, 2: 8, 3: 3, 4: 3}.items():
+        await put(buffer, number, seq_staleness=staleness)
+    if how == "get":
+        found = uids(await buffer.get(3, "math", Status.COMPLETED))
+    else:
+        found = (await taken(buffer, math=3))["math"]
+    assert found == [[number] for number in expected[:3]]
+
+
+async def test_update_keeps_the_place(build: Open) -> None:
+    storage = build()._storage
+    ids = [
+        await storage.put(StorageItem([state(number)], 0, 0, "math", Status.COMPLETED, 0))
+        for number in range(3)
+    ]
+    changed = StorageItem([state(9)], ids[0], 77, "math", Status.COMPLETED, 0)
+    gone = StorageItem([state(8)], ids[-1] + 1, 0, "math", Status.COMPLETED, 0)
+    await storage.update([changed, gone])
+    items = await storage.get({})
+    assert [(item.uid, item.timestamp_id, item.item[0].rollout_id) for item in items] == [
+        (ids[0], ids[0], 9),
+        (ids[1], ids[1], 1),
+        (ids[2], ids[2], 2),
+    ]
+    await storage.delete([ids[1], ids[1] + 100])
+    assert [item.uid for item in await storage.get({})] == [ids[0], ids[2]]
+
+
+async def test_a_group_that_is_not_complete_is_not_taken_for_it(build: Open) -> None:
+    buffer = build()
+    for member, status in ((Status.INIT, Status.INIT), (Status.ARCHIVED, Status.ARCHIVED)):
+        await buffer.put([state(1), state(2, status=member)], "math")
+        assert await buffer.count("math", Status.COMPLETED) == 0
+        assert await buffer.count("math", status) == 1
+        assert await buffer.count("math", Status.ABORTED) == 0
+    assert uids(await buffer.get(9, "math", Status.INIT)) == [[1, 2]]
+
+
+@pytest.mark.parametrize("threshold", [2, 3])
+async def test_what_expires(build: Open, threshold: int) -> None:
+    """At `train_step - min(model_steps) - 1 >= threshold`, which is 5 - 2 - 1 here."""
+    buffer = build()
+    await put(buffer, 1, response_model_steps=[4, 2, 3])
+    await put(buffer, 2, response_model_steps=[4, 4, 3])
+    await put(buffer, 3, response_model_steps=[1, 1, 1], status=Status.FAILED)
+    expired = await buffer.refresh_staleness(
+        task_stale_thresholds={"math": threshold, "code": 1}, current_train_step=5
+    )
+    assert expired == {"math": int(threshold == 2), "code": 0}
+    fresh = await buffer.get(9, "math", Status.COMPLETED)
+    assert [group[0].seq_staleness for group in fresh] == ([1] if threshold == 2 else [2, 1])
+    if threshold == 2:
+        [[stale]] = await buffer.get(9, "math", Status.EXPIRED)
+        assert (stale.rollout_id, stale.status, stale.seq_staleness) == (1, Status.EXPIRED, 2)
+        assert (stale.prompt_ids, stale.response_ids) == ([1, 2], [])
+
+
+async def test_a_refresh_of_some_statuses(build: Open) -> None:
+    buffer = build()
+    await put(buffer, 1, response_model_steps=[1] * 3)
+    await put(buffer, 2, response_model_steps=[1] * 3, status=Status.ABORTED)
+    await put(buffer, 3, response_model_steps=[1] * 3, status=Status.INIT)
+    expired = await buffer.refresh_staleness(
+        task_stale_thresholds={"math": 2}, current_train_step=4, statuses=[Status.ABORTED]
+    )
+    assert expired == {"math": 1}
+    assert uids(await buffer.get(9, "math", Status.EXPIRED)) == [[2]]
+    assert len(buffer) == 2
+
+
+async def test_expired_groups_that_nobody_rolls_again(build: Open) -> None:
+    buffer = build()
+    await put(buffer, 1, response_model_steps=[1] * 3)
+    expired = await buffer.refresh_staleness(
+        task_stale_thresholds={"math": 2},
+        current_train_step=4,
+        expired_groups_retryable_by_task={"math": False},
+    )
+    assert (expired, len(buffer)) == ({"math": 1}, 0)
+
+
+async def test_rows_without_a_version_expire_too(build: Open) -> None:
+    """They are as old as their put."""
+    buffer = build()
+    await put(buffer, 1, response_model_steps=[4] * 3)
+    await put(buffer, 2, status=Status.ABORTED, response_ids=[], logprobs=[], response_mask=[])
+    for step, number in ((6, 0), (7, 2)):
+        expired = await buffer.refresh_staleness(
+            task_stale_thresholds={"math": 2}, current_train_step=step
+        )
+        assert expired == {"math": number}
+
+
+async def test_a_refresh_writes_no_payload(build: Open) -> None:
+    buffer = build()
+    await put(buffer, 1, response_model_steps=[1] * 3)
+    [before] = buffer._storage.buffer.find()
+    await buffer.refresh_staleness(task_stale_thresholds={"math": 2}, current_train_step=9)
+    [after] = buffer._storage.buffer.find()
+    assert (after.status, after.staleness) == ("expired", 7)
+    assert (after.id, after.times_replaced) == (before.id, 0)
+
+
+async def test_a_trainer_goes_back_to_an_earlier_step(build: Open) -> None:
+    buffer = build()
+    await put(buffer, 1, response_model_steps=[1] * 3)
+    for step, staleness in ((9, 7), (3, 1)):
+        await buffer.refresh_staleness(task_stale_thresholds={"math": 99}, current_train_step=step)
+        assert [item.staleness for item in await buffer._storage.get({})] == [staleness]
+
+
+async def test_a_threshold_that_cannot_be(build: Open) -> None:
+    buffer = build()
+    await put(buffer, 1, response_model_steps=[1] * 3)
+    with pytest.raises(ValueError, match=r"task_stale_thresholds\['math'\]: expected above 0"):
+        await buffer.refresh_staleness(task_stale_thresholds={"math": 0}, current_train_step=9)
+    assert buffer._storage.buffer.policy_version == 1
+
+
+async def test_a_producer_knows_of_later_steps(build: Open) -> None:
+    """Nobody has refreshed yet, and the staleness is what was put."""
+    buffer = build()
+    await buffer.put([state(1)], "math", model_step=3, current_train_step=5)
+    [item] = await buffer._storage.get({"staleness": 1})
+    assert (item.item[0].response_model_steps, item.item[0].seq_staleness) == ([3, 3, 3], 1)
+    await buffer.put([state(2)], "math", model_step=1, current_train_step=5, stale_threshold=3)
+    assert await buffer.count("math", Status.EXPIRED) == 1
+
+
+async def test_groups_are_found_by_an_index(build: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A take names tasks and statuses, so that others are not read."""
+    buffer = build()
+    await put(buffer, *range(3))
+    calls = []
+    lease = buffer._storage.buffer.lease
+
+    def noted(*args: Any, **named: Any) -> Any:
+        calls.append(named)
+        return lease(*args, **named)
+
+    monkeypatch.setattr(buffer._storage.buffer, "lease", noted)
+    await buffer.get(1, "math", Status.COMPLETED)
+    assert (calls[0]["tasks"], calls[0]["statuses"], calls[0]["where"]) == (
+        ["math"],
+        ["completed"],
+        None,
+    )
+
+
+async def test_a_batch_is_taken_at_once(build: Open) -> None:
+    """Two trainers of one process: no group is in two batches, none is left out."""
+    first, second = build(), build()
+    await put(first, *range(20))
+    await put(first, *range(20, 40), task="code")
+    batches = await asyncio.gather(
+        *(one.take_batch({"math": 2, "code": 2}) for one in (first, second) for _ in range(5))
+    )
+    found = [uid for batch, _ in batches for groups in batch.values() for [uid] in uids(groups)]
+    assert sorted(found) == list(range(40))
+
+
+async def test_event_loops_of_several_threads(build: Open) -> None:
+    buffers = [build(), build()]
+    await put(buffers[0], *range(12))
+
+    def take(buffer: SqlReplayBuffer) -> list[list[int]]:
+        batches = [asyncio.run(buffer.take_batch({"math": 2})) for _ in range(3)]
+        return [uid for batch, _ in batches for uid in uids(batch["math"])]
+
+    with ThreadPoolExecutor() as pool:
+        found = await asyncio.gather(
+            *(asyncio.get_running_loop().run_in_executor(pool, take, one) for one in buffers)
+        )
+    assert sorted(uid for several in found for [uid] in several) == list(range(12))
+
+
+async def test_processes_share_a_buffer(url: str, build: Open, tmp_path: Path) -> None:
+    buffer = build()
+    await put(buffer, *range(12))
+    await put(buffer, *range(12, 24), task="code")
+    logs = [tmp_path / f"took-{k}" for k in range(2)]
+    with workers(*(Worker(lives.consume, url, 2, str(log)) for log in logs)) as crew:
+        assert [await one.ended() for one in crew] == [0, 0]
+    found = " ".join(log.read_text() for log in logs).split()
+    assert sorted(map(int, found)) == list(range(24))
+
+
+@pytest.mark.parametrize(
+    ("consume", "left"), [("taken", [4, 5]), ("saved", [2, 3, 4, 5]), ("never", [0, 1, 2, 3, 4, 5])]
+)
+async def test_a_trainer_is_killed(url: str, build: Open, consume: str, left: list[int]) -> None:
+    """It had taken 0 and 1 before its checkpoint, 2 and 3 after it."""
+    with workers(Worker(lives.die_training, url, consume)) as [trainer]:
+        assert await trainer.ended() == -9
+    buffer = build(consume=consume, order="fifo")
+    await buffer.resume("no such file")
+    assert len(buffer) == len(left)
+    assert (await taken(buffer, math=9))["math"] == [[uid] for uid in left]
+
+
+async def test_what_is_taken_is_there_until_it_is_saved(build: Open) -> None:
+    buffer = build(consume="saved")
+    await put(buffer, 1, 2)
+    assert await taken(buffer, math=1) == {"math": [[1]]}
+    assert await buffer.count("math", Status.COMPLETED) == 1
+    await buffer.resume("anywhere")
+    assert await taken(buffer, math=9) == {"math": [[1], [2]]}
+    await buffer.save("anywhere")
+    await buffer.resume("anywhere")
+    assert len(buffer) == 0
+
+
+async def test_owners_resume_by_themselves(build: Open) -> None:
+    one, two = build(consume="saved", owner="one"), build(consume="saved", owner="two")
+    await put(one, 1, 2)
+    await taken(one, math=1)
+    await taken(two, math=1)
+    await one.resume("anywhere")
+    assert await taken(two, math=9) == {"math": [[1]]}
+
+
+async def test_reading_without_taking(build: Open) -> None:
+    buffer = build(consume="never", order="fifo")
+    await put(buffer, 1, 2)
+    await put(buffer, 3, status=Status.ABORTED)
+    for _ in range(2):
+        assert await taken(buffer, math=9) == {"math": [[1], [2]]}
+        assert uids(await buffer.get(1, "math", Status.COMPLETED)) == [[1]]
+    assert uids(await buffer.get(9, "math", Status.ABORTED)) == [[3]]  # to go on with it
+    assert await buffer.get(9, "math", Status.ABORTED) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"order": "random"}, ValidationError),
+        ({"consume": "later"}, ValidationError),
+        ({"path": "x"}, ValidationError),
+        ({"url": "mysql://x"}, rdb.InvalidURLError),
+        ({"name": ""}, rdb.InvalidInputError),
+    ],
+)
+def test_what_cannot_work_is_refused(url: str, fields: dict[str, Any], error: Any) -> None:
+    with pytest.raises(error):
+        SqlReplayBufferConfig(**{"url": url} | fields).build()

@@ -1,0 +1,129 @@
+"""Rollout states as episodes and back: nothing is lost on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import torch
+from xtuner.v1.data_proto.rl_data import (
+    RolloutFunctionCall,
+    RolloutState,
+    RolloutToolCall,
+    SampleParams,
+    Status,
+)
+
+import replaydb as rdb
+from integrations.xtuner.conftest import Open
+from integrations.xtuner.states import state
+from replaydb.integrations.xtuner.states import to_episode, to_state
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    ray.init(address="local", num_cpus=1, include_dashboard=False)
+    yield
+    ray.shutdown()
+
+
+async def stored(build: Open, one: RolloutState) -> RolloutState:
+    buffer = build()
+    await buffer.put([one], "math")
+    [[found]] = await buffer.get(1, "math", Status.COMPLETED)
+    return found
+
+
+async def test_everything_comes_back(build: Open) -> None:
+    one = state(
+        1,
+        response_model_steps=[3, 3, 4],
+        sample_params=SampleParams(temperature=0.5, stops=["</s>"]),
+        tool_calls=[
+            RolloutToolCall(id="a", function=RolloutFunctionCall(name="f", arguments={"x": [1]}))
+        ],
+        reward={"score": 0.5, "parts": {"format": float("inf")}},
+        tools=[{"$ref": "#/a", "parameters": None}],
+        extra_fields={"难度": {"nested": [1, [2.5, None, True]]}},
+    )
+    assert await stored(build, one) == one
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_ids": None, "logprobs": None, "response_mask": None, "response": None},
+        {"response_ids": [], "logprobs": [], "response_mask": [], "response_model_steps": []},
+        {"logprobs": [-0.1] * 5},  # of the prompt, too
+        {"response_model_steps": [2]},
+        {"prompt_ids": None, "response_mask": None},
+        {"reward": None},
+        {"reward": {"other": 1}},
+    ],
+)
+def test_what_is_not_as_usual(fields: dict[str, Any]) -> None:
+    one = state(1, **fields)
+    assert to_state(to_episode(one, 0)) == one
+
+
+def test_columns_say_what_it_is() -> None:
+    episode = to_episode(state(1, response_model_steps=[3, 4, 4]), 9)
+    assert (episode.reward, episode.finish_reason) == (1.0, "stop")
+    assert episode.prompt_ids.tolist() == [1, 2]
+    assert episode.response_ids.tolist() == [5, 6, 7]
+    assert episode.loss_mask.astype(int).tolist() == [0, 0, 1, 0, 1]
+    assert episode.logprobs is not None
+    assert episode.logprobs.tolist() == [0.0, 0.0, -0.5, -0.25, -1.0]
+    assert episode.policy_version.tolist() == [3, 3, 3, 4, 4]  # type: ignore[union-attr]
+    assert to_episode(state(1), 9).policy_version == 9
+
+
+async def test_arrays(build: Open) -> None:
+    pixels = np.arange(6, dtype=np.float32).reshape(2, 3)
+    image = torch.ones(2, 2, dtype=torch.bfloat16)
+    one = state(1, routed_experts=pixels > 2, mm_info={"pixel_values": pixels, "image": image})
+    found = await stored(build, one)
+    np.testing.assert_array_equal(found.routed_experts, pixels > 2)
+    assert found.mm_info["pixel_values"].dtype == np.float32
+    np.testing.assert_array_equal(found.mm_info["pixel_values"], pixels)
+    assert torch.equal(found.mm_info["image"], image)
+    found.mm_info["pixel_values"][0, 0] = 7.0  # is not that of the store
+
+
+@pytest.mark.usefixtures("cluster")
+async def test_references_of_ray(build: Open) -> None:
+    """What they refer to is stored, since it dies with the cluster."""
+    experts = np.array([[1, 2], [3, 4]])
+    nested = {"scores": [0.25, 0.75], "more": np.ones(2)}
+    one = state(
+        1,
+        routed_experts=ray.put(experts),
+        mm_info={"pixel_values": ray.put(experts + 1)},
+        extra_fields={"outer": {"inner": ray.put(nested)}, "several": [ray.put(1), ray.put(2)]},
+    )
+    found = await stored(build, one)
+    assert isinstance(found.routed_experts, ray.ObjectRef)
+    np.testing.assert_array_equal(ray.get(found.routed_experts), experts)
+    np.testing.assert_array_equal(ray.get(found.mm_info["pixel_values"]), experts + 1)
+    assert ray.get(found.extra_fields["several"]) == [1, 2]
+    inner = ray.get(found.extra_fields["outer"]["inner"])
+    assert inner["scores"] == [0.25, 0.75]
+    np.testing.assert_array_equal(inner["more"], [1.0, 1.0])
+
+
+@pytest.mark.usefixtures("cluster")
+def test_references_outlive_their_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    episode = to_episode(state(1, routed_experts=ray.put(np.ones(2))), 0)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    np.testing.assert_array_equal(to_state(episode).routed_experts, [1.0, 1.0])
+
+
+async def test_what_cannot_be_kept(build: Open) -> None:
+    buffer = build()
+    for value in (object(), {1: 2}, np.array([None])):
+        with pytest.raises(rdb.InvalidInputError):
+            await buffer.put([state(1, extra_fields={"what": value})], "math")
+    assert len(buffer) == 0
