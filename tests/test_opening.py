@@ -15,6 +15,7 @@ def test_a_store_is_opened_by_a_runner(url: str) -> None:
     with asyncio.Runner() as runner:
         store = runner.run(Store.open(url, run="test"))
         assert store.run == "test"
+        assert runner.run(store.buffer("math")).run == "test"
         runner.run(store.close())
     with pytest.raises(InvalidURLError):
         asyncio.run(Store.open("nowhere"))

@@ -145,6 +145,23 @@ async def test_a_duplicate_stores_nothing(buffer: Buffer) -> None:
     assert await buffer.count() == 1
 
 
+async def test_a_repeated_step_replaces_what_it_had_stored(buffer: Buffer) -> None:
+    """The policy went on from a checkpoint, and what it generates may teach something else."""
+    stored = [
+        group("first", rewards=EQUAL, status="filtered"),
+        group("equal", rewards=[0.0, 1.0]),
+        group("old"),
+    ]
+    first, equal, old = await buffer.put(stored)
+    done = await replace_uninformative(fresh(), buffer, Fifo(), on_duplicate="replace")
+    assert [one.group_uid for one in done.batch.groups] == ["first", "old", "last"]
+    assert (done.replayed_ids, done.missing) == ([old], [2])
+    assert done.fresh_ids[0] == first
+    assert done.filtered_ids[0] == equal
+    assert await buffer.count() == 5
+    assert (await buffer.find(uids="equal"))[0].reward_max == EQUAL[0]
+
+
 async def test_a_full_buffer_keeps_its_good_groups(buffer: Buffer) -> None:
     await buffer.update_settings(capacity=Capacity(groups=4))
     good = await buffer.put(groups(4))

@@ -15,6 +15,7 @@ from replaydb.batch.batch import Batch
 from replaydb.buffer import Buffer
 from replaydb.database import filters
 from replaydb.database.group_columns import col
+from replaydb.database.repository.puts import OnDuplicate
 from replaydb.episodes import EpisodeGroup, GroupStatus
 from replaydb.errors import CorruptPayloadError
 from replaydb.policies import Lifo, Mix, Prioritized, Share, SimplePolicy
@@ -66,6 +67,7 @@ async def replace_uninformative(
     where: ColumnElement[bool] | None = None,
     max_staleness: int | None = None,
     priority: float | Callable[[EpisodeGroup], float] | None = None,
+    on_duplicate: OnDuplicate = "error",
     step: int | None = None,
 ) -> Replacement:
     """Store fresh groups and draw a batch in which replay takes the place of uninformative ones.
@@ -88,12 +90,15 @@ async def replace_uninformative(
             default those whose rewards differ.
         max_staleness: Only groups, fresh or stored, at most this many policy versions behind.
         priority: As for `Buffer.put`.
+        on_duplicate: As for `Buffer.put`: a trainer that goes on from a checkpoint, and so comes by
+            steps that were stored before, lets the same uids "replace" what they named.
         step: The trainer step, for the record.
 
     Raises:
         InvalidInputError: An argument is wrong, or `informative` did not say True or False; nothing
             was stored.
-        DuplicateGroupError: A group is in the buffer already; nothing was stored.
+        DuplicateGroupError: Under `on_duplicate="error"`, a group is in the buffer already; nothing
+            was stored.
         RateLimitedError: The buffer's rate limit does not let so many out; all were stored.
     """
     fresh = checks.instances("groups", groups, EpisodeGroup)
@@ -115,6 +120,7 @@ async def replace_uninformative(
             for group, verdict in zip(fresh, verdicts, strict=True)
         ],
         priority=priority,
+        on_duplicate=on_duplicate,
     )
     kept = list(compress(ids, verdicts))
     filtered = [group_id for group_id in ids if group_id not in set(kept)]

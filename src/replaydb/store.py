@@ -201,7 +201,8 @@ class Store:
         if row is None:
             raise UnknownBufferError(name)
         found = self._buffers.setdefault(
-            row.id, Buffer(self._database, self._payloads, row, self._current_run)
+            row.id,
+            Buffer(self._database, self._payloads, row, self._run_name, self._current_run),
         )
         found._saw(row)
         if row.settings.updated(wanted) != row.settings:

@@ -32,6 +32,7 @@ def test_put_and_sample(buffer: blocking.Buffer) -> None:
     assert buffer.wait_until(at_least=3, statuses="completed", timeout=0)
     assert buffer.advance_policy(4) == 0
     assert (buffer.name, buffer.policy_version) == ("math", 4)
+    assert buffer.run == "test"
     buffer.update_settings(max_staleness=2)
     assert buffer.settings.max_staleness == 2
     assert buffer.metrics()["buffer/groups"] == 3

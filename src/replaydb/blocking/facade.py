@@ -260,6 +260,11 @@ class Buffer(_Facade):
         return self._wrapped.name
 
     @property
+    def run(self) -> str:
+        """Name of the run that groups are put by here, which is that of the store."""
+        return self._wrapped.run
+
+    @property
     def settings(self) -> BufferSettings:
         """The settings, as this process last saw them."""
         return self._wrapped.settings

@@ -36,10 +36,12 @@ class BufferCore:
         database: Database,
         payloads: Payloads,
         row: BufferRow,
+        run_name: str,
         run: Callable[[float], Awaitable[RunRow]],
     ) -> None:
         self._database = database
         self._payloads = payloads
+        self._run_name = run_name
         self._run = run
         self._row = row
 
@@ -55,6 +57,11 @@ class BufferCore:
     def name(self) -> str:
         """Name of the buffer in its store."""
         return self._row.name
+
+    @property
+    def run(self) -> str:
+        """Name of the run that groups are put by here, which is that of the store."""
+        return self._run_name
 
     @property
     def settings(self) -> BufferSettings:

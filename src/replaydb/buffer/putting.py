@@ -55,9 +55,10 @@ class Putting(BufferCore):
         database: Database,
         payloads: Payloads,
         row: BufferRow,
+        run_name: str,
         run: Callable[[float], Awaitable[RunRow]],
     ) -> None:
-        super().__init__(database, payloads, row, run)
+        super().__init__(database, payloads, row, run_name, run)
         self._known_tasks: frozenset[str] = frozenset()
         self._puts: GroupCommit[Put, list[int]] = GroupCommit(
             self._commit_puts, allowance, self._settling_seconds
