@@ -158,9 +158,11 @@ async def test_a_folder_that_is_mounted_again_meanwhile(
             await place.read([Range(uuid4().hex, 0, 1)], end=soon())
 
 
+@pytest.mark.parametrize("least", [1, 4_000_000], ids=["several threads", "one thread"])
 async def test_a_pack_that_shrinks_while_it_is_read(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, least: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("replaydb.packs.folder._LEAST_BYTES", least)
     async with opened(folder.parent.as_uri()) as place:
         cut, gone = uuid4().hex, uuid4().hex
         for pack in (cut, gone):

@@ -95,7 +95,11 @@ async def test_large_packs_and_many_at_once(place: Place) -> None:
     assert found == list(contents.values())
 
 
-async def test_damage_is_that_of_its_range_only(place: Place, behind: Behind) -> None:
+@pytest.mark.parametrize("least", [1, 4_000_000], ids=["several threads", "one thread"])
+async def test_damage_is_that_of_its_range_only(
+    place: Place, behind: Behind, least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("replaydb.packs.folder._LEAST_BYTES", least)
     sound, cut, gone = name(), name(), name()
     for pack in (sound, cut):
         await place.write(pack, [b"a" * 100, b"b" * 400_000, b"c"], sync=False, end=soon())

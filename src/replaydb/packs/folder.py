@@ -95,10 +95,10 @@ class Folder:
 
         Not mapped: a file that is cut off while it is mapped kills whoever looks at it.
         """
+        if sum(wanted.length for wanted in ranges) < _LEAST_BYTES:
+            return await self._in_thread(self._read, ranges)
         found = await self._in_thread(self._prepared, ranges)
-        views = {
-            position: each for position, each in enumerate(found) if isinstance(each, memoryview)
-        }
+        views = _views(found)
         num_threads = min(_THREADS, len(views), 1 + sum(map(len, views.values())) // _LEAST_BYTES)
         shares = await asyncio.gather(
             *(
@@ -111,6 +111,13 @@ class Folder:
         for share in shares:
             for position, outcome in share:
                 found[position] = outcome
+        return found
+
+    def _read(self, ranges: Sequence[Range]) -> list[memoryview | PackDamage]:
+        """The same in the thread that one is in."""
+        found = self._prepared(ranges)
+        for position, outcome in self._filled(ranges, _views(found)):
+            found[position] = outcome
         return found
 
     def _prepared(self, ranges: Sequence[Range]) -> list[memoryview | PackDamage]:
@@ -217,6 +224,11 @@ class Folder:
     async def _in_thread(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, partial(call, *args, **kwargs))
+
+
+def _views(found: Sequence[memoryview | PackDamage]) -> dict[int, memoryview]:
+    """Memory to be filled, by position."""
+    return {position: each for position, each in enumerate(found) if isinstance(each, memoryview)}
 
 
 def _file(pack: str) -> str:
