@@ -1,0 +1,196 @@
+"""The groups of a run that are generated and not yet trained, kept in a buffer of its name."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Self
+
+import transfer_queue as tq
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+from replaydb import (
+    EpisodeGroup,
+    GroupStatus,
+    InvalidInputError,
+    LeaseInfo,
+    StoredGroup,
+    blocking,
+    col,
+)
+from replaydb.integrations.verl.rows import Fields, rows, to_fields, to_group
+
+logger = logging.getLogger(__name__)
+
+#: The partition of TransferQueue that is trained on.
+TRAIN = "train"
+#: Where verl's configuration has the settings of a sampler.
+WHERE = "trainer.v1.sampler.sampler_kwargs"
+#: What was taken is settled by a checkpoint or a restart, never by the clock.
+FOREVER = 1e9
+
+_TAKEN = sorted(set(GroupStatus) - {GroupStatus.COMPLETED})
+
+
+class Journal:
+    """What is in the train partition, and what became of it, so that another process can go on.
+
+    A group is `completed` while it waits, `leased` from the step that takes it to the checkpoint
+    that has this step, then `archived`.
+    """
+
+    def __init__(self, url: str, run: str) -> None:
+        self._run = run
+        self._store = blocking.Store.open(url, run=run)
+        self._buffer = self._store.buffer(run)
+        self._kept: set[str] = set()
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, sampler_kwargs: Mapping[str, Any]) -> tuple[Self, dict[str, Any]]:
+        """The one that a sampler's settings name, and those of them that are not about it.
+
+        Raises:
+            InvalidInputError: `url` or `run` is missing.
+        """
+        others = dict(sampler_kwargs)
+        return cls(
+            _text("url", others.pop("url", None)), _text("run", others.pop("run", None))
+        ), others
+
+    def close(self) -> None:
+        """Close the store."""
+        self._store.close()
+
+    def keep(self) -> None:
+        """Store what is finished in the queue and not stored yet."""
+        with self._lock:
+            queue = tq.kv_list(TRAIN).get(TRAIN, {})
+            finished = _finished(queue)
+            new = finished.keys() - self._kept
+            for uid in new:
+                if (group := _read(uid, queue)) is not None:
+                    self._buffer.put(group, on_duplicate="ignore")
+            self._kept = set(finished)
+
+    def taken(self, uids: Collection[str]) -> set[str]:
+        """Those that somebody has taken or evicted already."""
+        return {one.group_uid for one in self._buffer.find(uids=uids, statuses=_TAKEN)}
+
+    def take(self, uids: Collection[str], step: int) -> None:
+        """Hold groups for a step, all of them or none.
+
+        Raises:
+            NotEnoughGroupsError: Somebody else has taken one of them.
+        """
+        known = self._buffer.find(uids=uids)
+        if known:
+            where = col.id.in_([one.id for one in known])
+            self._buffer.lease(len(known), ttl=FOREVER, owner=self._run, where=where, step=step)
+
+    def drop(self, uids: Collection[str], status: str) -> None:
+        """Groups that wait are not to be trained on.
+
+        Raises:
+            GroupLeasedError: Somebody else has taken one of them in this moment.
+        """
+        waiting = self._buffer.find(uids=uids, statuses=GroupStatus.COMPLETED)
+        self._buffer.update([one.id for one in waiting], status=status)
+
+    def advance(self, step: int) -> None:
+        """The policy has been trained up to a step."""
+        self._buffer.advance_policy(step, rewind=True)
+
+    def settle(self, step: int) -> None:
+        """What steps up to this one took is trained, and in a checkpoint."""
+        for lease in self._leases():
+            if lease.step is not None and lease.step <= step:
+                self._buffer.ack(lease.id)
+
+    def rewind(self, step: int) -> tuple[set[str], dict[str | None, list[str]]]:
+        """Undo what happened after a step, the last that the trainer resumed with.
+
+        What was asked for up to this step is in the queue when it returns.
+
+        Returns:
+            Uids of the groups that had to be put there; and, by their prompt, the uids of those
+            that were asked for later. The dataset will come to their prompts again.
+        """
+        self.settle(step)
+        for lease in self._leases():
+            self._buffer.revoke(lease.id, reason=f"resumed from step {step}")
+        self.advance(step)
+        queued = _finished(tq.kv_list(TRAIN).get(TRAIN, {}))
+        self._buffer.update(uids=queued, status=GroupStatus.COMPLETED)
+        ahead, behind = defaultdict(list), set()
+        for one in self._buffer.find(statuses=GroupStatus.COMPLETED):
+            asked = one.tags["global_steps"]
+            if asked is None or asked > step:
+                ahead[one.prompt_uid].append(one.group_uid)
+            elif one.group_uid not in queued:
+                behind.add(one.group_uid)
+        # Until the dataset has come to their prompts, at whatever step.
+        later = [uid for uids in ahead.values() for uid in uids]
+        self._buffer.update(uids=later, tags={"global_steps": None})
+        self._put_back(self._buffer.get(uids=behind))
+        logger.info("%d groups put back, %d that will be asked for", len(behind), len(later))
+        return behind, ahead
+
+    def restore(self, uids: Collection[str], step: int) -> None:
+        """Put groups into the queue that are asked for again, in this step."""
+        self._buffer.update(uids=uids, tags={"global_steps": step})
+        self._put_back(self._buffer.get(uids=uids))
+
+    def _leases(self) -> list[LeaseInfo]:
+        return [one for one in self._buffer.leases() if one.owner == self._run]
+
+    def _put_back(self, groups: Iterable[StoredGroup]) -> None:
+        for group in groups:
+            for episode in group.episodes:
+                told = episode.metadata["verl"]
+                fields = list_of_dict_to_tensordict([to_fields(group.group_uid, episode)])
+                tq.kv_batch_put([told["key"]], TRAIN, fields=fields, tags=[told["tag"]])
+            tq.kv_batch_put([group.group_uid], TRAIN, tags=[group.tags])
+
+
+def _finished(queue: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Tags of the prompts that have all their trajectories."""
+    return {
+        key: tag
+        for key, tag in queue.items()
+        if tag.get("is_prompt") and tag["status"] == "finished"
+    }
+
+
+def _read(uid: str, queue: Mapping[str, Mapping[str, Any]]) -> EpisodeGroup | None:
+    """A group of the queue; None if it has no trajectory, or somebody takes it at this moment."""
+    sessions = defaultdict(list)
+    for key in sorted(queue, key=_order):
+        if key.startswith(f"{uid}_"):
+            sessions[key.split("_")[1]].append(key)
+    trajectories: dict[str, tuple[Fields, Mapping[str, Any]]] = {}
+    for keys in sessions.values():
+        # Of several sessions the queue gives only the fields that all of them have.
+        try:
+            table = tq.kv_batch_get(keys, TRAIN)
+        except (ValueError, tq.StorageKeyNotFoundError):
+            if uid in _finished(tq.kv_list(TRAIN).get(TRAIN, {})):
+                raise
+            return None
+        if len(table) < len(keys):
+            return None
+        trajectories |= {key: (row, queue[key]) for key, row in zip(keys, rows(table), strict=True)}
+    return to_group(uid, trajectories, queue[uid]) if trajectories else None
+
+
+def _order(key: str) -> tuple[str, list[int]]:
+    uid, *rest = key.split("_")
+    return uid, [int(part) for part in rest if part.isdecimal()]
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise InvalidInputError(f"{WHERE}.{name}", "text", repr(value))
+    return value

@@ -1,0 +1,129 @@
+"""Trajectories as TransferQueue holds them, and as episodes: the same fields, bit for bit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import NonTensorData, TensorDict
+
+from replaydb import Episode, EpisodeGroup, InvalidInputError
+from replaydb.integrations.verl.values import decode, encode, to_tensor
+
+Fields = dict[str, Any]
+
+
+def rows(table: TensorDict) -> list[Fields]:
+    """The rows of a TensorDict, each with its own length of what is ragged."""
+    found: list[Fields] = [{} for _ in range(len(table))]
+    for name, column in table.items():
+        cells: Sequence[Any]
+        if isinstance(column, torch.Tensor):
+            cells = column.unbind()
+        elif isinstance(column, NonTensorData) and not column.shape:
+            cells = [column.data] * len(found)
+        else:
+            cells = [column[i].data for i in range(len(found))]
+        for row, cell in zip(found, cells, strict=True):
+            row[name] = cell
+    return found
+
+
+def to_group(
+    uid: str, trajectories: Mapping[str, tuple[Fields, Mapping[str, Any]]], tag: Mapping[str, Any]
+) -> EpisodeGroup:
+    """A prompt's trajectories, fields and tag by key, as a group; its tags are the prompt's tag."""
+    sources = [fields.get("data_source") for fields, _ in trajectories.values()]
+    return EpisodeGroup(
+        next((source for source in sources if isinstance(source, str) and source), "verl"),
+        [to_episode(key, *one, tag) for key, one in trajectories.items()],
+        group_uid=uid,
+        prompt_uid=tag.get("prompt_uid"),
+        tags=tag,
+    )
+
+
+def to_episode(
+    key: str, fields: Fields, tag: Mapping[str, Any], prompt_tag: Mapping[str, Any]
+) -> Episode:
+    """One trajectory.
+
+    Its policy version is the lowest that made a token, `min_global_steps`; where the agent loop
+    does not report that, the one of the step that asked for the prompt, which is no higher.
+
+    Raises:
+        InvalidInputError: `prompts` or `responses` are missing, or a field cannot be stored.
+    """
+    for name in ("prompts", "responses"):
+        if not isinstance(fields.get(name), torch.Tensor):
+            raise InvalidInputError(f"{key}.{name}", "a tensor", type(fields.get(name)).__name__)
+    scores, step = fields.get("rm_scores"), prompt_tag.get("global_steps")
+    reward = None if scores is None else float(scores.sum(dtype=torch.float64))
+    version = tag.get("min_global_steps")
+    core: dict[str, Any] = {
+        "prompt_ids": fields["prompts"],
+        "response_ids": fields["responses"],
+        "loss_mask": fields.get("response_mask"),
+        "logprobs": fields.get("rollout_log_probs"),
+        "reward": None if reward is None or not math.isfinite(reward) else reward,
+        "policy_version": max(step - 1, 0) if version is None and step is not None else version,
+        "token_extras": {} if scores is None else {"rm_scores": scores},
+    }
+    usual = _usual(Episode(**core))
+    given = sorted(name for name, value in fields.items() if _same(value, usual.get(name)))
+    arrays: dict[str, Any] = {}
+    others = {
+        name: encode(f"{key}.{name}", value, arrays)
+        for name, value in fields.items()
+        if name not in given
+    }
+    told = {"key": key, "tag": dict(tag), "usual": given, "fields": others}
+    return Episode(**core, extras=arrays, metadata={"verl": told})
+
+
+def to_fields(uid: str, episode: Episode) -> Fields:
+    """The fields of a trajectory.
+
+    Those of an episode that was not stored from verl are the usual ones, with its reward at its
+    last token.
+    """
+    told, usual = episode.metadata.get("verl"), _usual(episode)
+    if told is not None:
+        others = {name: decode(value, episode.extras) for name, value in told["fields"].items()}
+        return {name: usual[name] for name in told["usual"]} | others
+    if episode.reward is not None:
+        usual["rm_scores"] = torch.zeros(len(usual["responses"]))
+        usual["rm_scores"][-1:] = episode.reward
+    return {**usual, "uid": uid}
+
+
+def _usual(episode: Episode) -> Fields:
+    """What verl makes of prompt, response, mask, logprobs and scores."""
+    prompt = episode.prompt_length
+    tokens = to_tensor(episode.token_ids.astype(np.int64))
+    mask = to_tensor(episode.loss_mask[prompt:].astype(np.int64))
+    fields = {
+        "prompts": tokens[:prompt],
+        "responses": tokens[prompt:],
+        "response_mask": mask,
+        "loss_mask": mask.clone(),
+        "input_ids": tokens.clone(),
+        "position_ids": torch.arange(len(tokens)),
+    }
+    if episode.logprobs is not None:
+        fields["rollout_log_probs"] = to_tensor(episode.logprobs[prompt:])
+    if "rm_scores" in episode.token_extras:
+        fields["rm_scores"] = to_tensor(episode.token_extras["rm_scores"][prompt:])
+    return fields
+
+
+def _same(one: Any, other: torch.Tensor | None) -> bool:
+    return (
+        isinstance(one, torch.Tensor)
+        and other is not None
+        and one.dtype == other.dtype
+        and torch.equal(one, other)
+    )

@@ -1,0 +1,286 @@
+"""The samplers beside verl's own, on the real TransferQueue."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import transfer_queue as tq
+from transfer_queue import KVBatchMeta
+
+from integrations.verl.trainer import BATCH_SIZE, prompt, put, trajectory
+from replaydb import InvalidInputError, Store
+from replaydb.integrations.verl import (
+    AckOnCheckpoint,
+    DurableReplayBuffer,
+    DurableReplayBufferAsync,
+)
+from replaydb.integrations.verl.rows import rows, to_fields
+
+Made = Callable[..., DurableReplayBuffer]
+
+
+@pytest.fixture
+def sampler(url: str, queue: None) -> Iterator[Made]:
+    made: list[DurableReplayBuffer] = []
+
+    def make(
+        kind: type[DurableReplayBuffer] = DurableReplayBufferAsync,
+        threshold: int | None = 2,
+        strategy: str = "drop",
+        refill: Callable[[int], Any] | None = None,
+        **others: Any,
+    ) -> DurableReplayBuffer:
+        one = kind(
+            trainer_mode="sync" if kind is DurableReplayBuffer else "colocate_async",
+            trainer_config={},
+            max_off_policy_threshold=threshold,
+            max_off_policy_strategy=strategy,
+            sampler_kwargs={"url": url, "run": "grpo", "poll_interval": 0.02, **others},
+            refill_fn=refill,
+        )
+        made.append(one)
+        return one
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def _finish(uid: str, number: int = 0, step: int = 1, status: str = "finished") -> None:
+    tag = {"is_prompt": True, "status": "pending", "global_steps": step}
+    tq.kv_batch_put([uid], "train", tags=[tag])
+    for session in range(2):
+        fields = trajectory(number, session, step=step) | prompt(number) | {"uid": uid}
+        put([f"{uid}_{session}_0"], [fields], [{"status": "success", "min_global_steps": step - 1}])
+    tq.kv_put(uid, "train", tag={"status": status})
+
+
+def _uids(batch: KVBatchMeta) -> set[str]:
+    return {key.split("_")[0] for key in batch.keys}
+
+
+async def _by_status(store: Store) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for one in await (await store.buffer("grpo")).find():
+        found.setdefault(one.status.value, set()).add(one.group_uid)
+    return found
+
+
+async def test_stored_as_it_was_in_the_queue(sampler: Made, store: Store) -> None:
+    """Every field and tag, also where sessions differ in their fields."""
+    one = sampler()
+    odd: dict[str, Any] = {
+        "routed_experts": torch.arange(20, dtype=torch.int16).reshape(5, 2, 2),
+        "position_ids": torch.arange(20).reshape(4, 5),
+        "multi_modal_inputs": {"pixel_values": torch.randn(2, 3).bfloat16()},
+        "extra_fields": {
+            "nan": float("nan"),
+            "none": None,
+            "text": "a\0b",
+            "$x": [1, [2.5]],
+            3: b"x",
+        },
+    }
+    tag = {"is_prompt": True, "status": "pending", "global_steps": 3, "prompt_uid": "p"}
+    tq.kv_batch_put(["u"], "train", tags=[tag])
+    turns = [trajectory(1, 0, turn, 3) | prompt(1) for turn in range(2)]
+    put(["u_0_0", "u_0_1"], turns, [{"status": "success", "seq_len": 5}, {"status": "success"}])
+    put(["u_1_0"], [trajectory(1, 1, 0, 3) | prompt(1) | odd], [{"min_global_steps": 1}])
+    tq.kv_put("u", "train", tag={"status": "finished"})
+    one.get_sampleable_count(3, "train")
+
+    [group] = await (await store.buffer("grpo")).get(uids="u")
+    assert (group.task_name, group.prompt_uid, group.tags["global_steps"]) == ("gsm8k", "p", 3)
+    queue = tq.kv_list("train")["train"]
+    keys = ["u_0_0", "u_0_1", "u_1_0"]
+    assert [episode.metadata["verl"]["key"] for episode in group.episodes] == keys
+    assert [episode.metadata["verl"]["tag"] for episode in group.episodes] == [
+        queue[key] for key in keys
+    ]
+    assert [episode.policy_version for episode in group.episodes] == [2, 2, 1]
+    for key, episode in zip(keys, group.episodes, strict=True):
+        [expected] = rows(tq.kv_batch_get([key], "train"))
+        fields = to_fields("u", episode)
+        assert fields.keys() == expected.keys()
+        for name, value in expected.items():
+            _assert_same(fields[name], value)
+        assert episode.response_ids.tolist() == expected["responses"].tolist()
+        assert episode.reward == float(expected["rm_scores"].sum())
+    assert group.episodes[1].loss_mask[group.episodes[1].prompt_length + 1]
+    assert not group.episodes[0].loss_mask[group.episodes[0].prompt_length + 1]
+
+
+def _assert_same(one: Any, other: Any) -> None:
+    assert type(one) is type(other)
+    if isinstance(one, torch.Tensor):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            _assert_same(one[key], other[key])
+    else:
+        assert one == other or (one != one and other != other)
+
+
+async def test_stored_while_nobody_samples(sampler: Made, store: Store) -> None:
+    sampler()
+    buffer = await store.buffer("grpo")
+    _finish("a")
+    await buffer.wait_until(at_least=1, timeout=20)
+    _finish("b", status="running")
+    _finish("c", status="failure")
+    _finish("d")
+    await buffer.wait_until(at_least=2, timeout=20)
+    assert await _by_status(store) == {"completed": {"a", "d"}}
+
+
+@pytest.mark.parametrize("kind", [DurableReplayBuffer, DurableReplayBufferAsync])
+async def test_of_two_samplers_each_gets_its_own(
+    sampler: Made, store: Store, kind: type[DurableReplayBuffer]
+) -> None:
+    """Where verl's own give both of them the same."""
+    for number in range(24):
+        _finish(f"u{number}", number)
+    both = [sampler(kind), sampler(kind)]
+    got: list[list[set[str]]] = [[], []]
+
+    def consume(i: int) -> None:
+        for _ in range(3):
+            batch, _ = both[i].sample(1, "train", BATCH_SIZE)
+            got[i].append(_uids(batch))
+            assert len(tq.kv_batch_get(batch.keys, "train")) == 2 * BATCH_SIZE
+            tq.kv_clear(batch.keys, "train")
+
+    threads = [threading.Thread(target=consume, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    everything = [uid for batches in got for batch in batches for uid in batch]
+    assert sorted(everything) == sorted(f"u{number}" for number in range(24))
+    assert {name: len(uids) for name, uids in (await _by_status(store)).items()} == {"leased": 24}
+
+
+async def test_stale_beyond_the_threshold(sampler: Made, store: Store) -> None:
+    """Its span is `global_steps - prompt_global_steps + 1`: at step 5, 2 for a prompt of step 4."""
+    for step in (3, 4, 5):
+        _finish(f"of-{step}", step=step)
+    asked: list[int] = []
+
+    def refill(count: int) -> None:
+        asked.append(count)
+        for i in range(count):
+            _finish(f"fresh-{i}", step=5)
+
+    one = sampler(refill=refill)
+    assert one.get_sampleable_count(5, "train") == 2
+    batch, metrics = one.sample(5, "train", 3)
+    assert _uids(batch) == {"of-4", "of-5", "fresh-0"}
+    assert asked == [1]
+    assert metrics["training/off_policy/evicted_samples"] == 1
+    assert metrics["training/off_policy/evicted_samples_staleness/max"] == 3
+    assert await _by_status(store) == {"expired": {"of-3"}, "leased": {"of-4", "of-5", "fresh-0"}}
+
+
+async def test_waiting_for_what_would_become_stale(sampler: Made, store: Store) -> None:
+    _finish("late", step=4, status="running")
+    _finish("a", step=2)
+    _finish("b", step=5)
+    one = sampler(strategy="wait")
+    polls: list[int] = []
+
+    def poll(partition_id: str, last: float) -> float:
+        polls.append(one.get_sampleable_count(5, "train"))
+        tq.kv_put("late", "train", tag={"status": "finished"})
+        return last
+
+    one._wait_for_next_poll = poll
+    batch, _ = one.sample(5, "train", 2)
+    assert polls == [2]
+    assert _uids(batch) == {"a", "late"}
+    assert await _by_status(store) == {"leased": {"a", "late"}, "completed": {"b"}}
+
+
+async def test_groups_without_a_signal_are_filtered(sampler: Made, store: Store) -> None:
+    for uid, numbers in {"equal": (0, 2), "mixed": (0, 1)}.items():
+        tag = {"is_prompt": True, "status": "finished", "global_steps": 1}
+        for session, number in enumerate(numbers):
+            fields = trajectory(number, 0, 1) | prompt(number) | {"uid": uid}
+            put([f"{uid}_{session}_0"], [fields], [{"status": "success"}])
+        tq.kv_batch_put([uid], "train", tags=[tag])
+    one = sampler(refill=lambda count: None, filter_groups_metric="reward")
+    sampleable, metrics = one.wait_for_sampleable(1, "train", 1)
+    assert sampleable == {"mixed"}
+    assert metrics["training/filter_groups/evicted_samples"] == 1
+    assert await _by_status(store) == {"filtered": {"equal"}, "completed": {"mixed"}}
+
+
+async def test_validation_is_not_kept(sampler: Made, store: Store) -> None:
+    one = sampler(DurableReplayBuffer)
+    put(["v_0_0"], [trajectory(0, 0) | prompt(0)], [{"status": "success"}])
+    fields = tq.kv_batch_get(["v_0_0"], "train")
+    tq.kv_clear(["v_0_0"], "train")
+    tq.kv_batch_put(["v_0_0"], "val", fields=fields, tags=[{"status": "success"}])
+    tag = {"is_prompt": True, "status": "finished", "global_steps": 0}
+    tq.kv_batch_put(["v"], "val", tags=[tag])
+    batch, _ = one.sample(0, "val", 1)
+    assert batch.keys == ["v_0_0"]
+    assert await _by_status(store) == {}
+
+
+async def test_what_a_checkpoint_has_is_archived(
+    sampler: Made, store: Store, tmp_path: Path
+) -> None:
+    one = sampler(threshold=None)
+    for step in (1, 2, 3):
+        _finish(f"of-{step}", step=step)
+        one.sample(step, "train", 1)
+    trainer = SimpleNamespace(replay_buffer=one)
+    callback = AckOnCheckpoint()
+    folder = str(tmp_path / "global_step_2")
+    callback.on_save(trainer=trainer, global_step=2, checkpoint_dir=folder, async_save=True)
+    assert await _by_status(store) == {"leased": {"of-1", "of-2", "of-3"}}
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("1")  # this one is written
+    callback.on_save(trainer=trainer, global_step=2, checkpoint_dir=folder, async_save=True)
+    assert await _by_status(store) == {"archived": {"of-1"}, "leased": {"of-2", "of-3"}}
+    callback.on_save(trainer=trainer, global_step=2, checkpoint_dir=folder)
+    assert await _by_status(store) == {"archived": {"of-1", "of-2"}, "leased": {"of-3"}}
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "field"),
+    [
+        ({"url": None}, "trainer.v1.sampler.sampler_kwargs.url"),
+        ({"run": ""}, "trainer.v1.sampler.sampler_kwargs.run"),
+        ({"pollinterval": 1}, "trainer.v1.sampler.sampler_kwargs"),
+    ],
+)
+def test_a_broken_configuration(sampler: Made, kwargs: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidInputError) as caught:
+        sampler(**kwargs)
+    assert caught.value.field == field
+
+
+def test_a_callback_without_its_sampler() -> None:
+    trainer = SimpleNamespace(replay_buffer=object())
+    with pytest.raises(InvalidInputError, match="custom_sampler"):
+        AckOnCheckpoint().on_save(trainer=trainer, global_step=1, checkpoint_dir="here")
+
+
+async def test_what_cannot_be_stored_is_named(sampler: Made) -> None:
+    one = sampler(DurableReplayBuffer)
+    fields = trajectory(0, 0) | prompt(0) | {"extra_fields": {"state": Path("here")}}
+    put(["u_0_0"], [fields], [{"status": "success"}])
+    tag = {"is_prompt": True, "status": "finished", "global_steps": 1}
+    tq.kv_batch_put(["u"], "train", tags=[tag])
+    with pytest.raises(InvalidInputError) as caught:
+        one.sample(1, "train", 1)
+    assert caught.value.field == "u_0_0.extra_fields.state"
+    tq.kv_clear(["u", "u_0_0"], "train")

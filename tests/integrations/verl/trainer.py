@@ -1,0 +1,212 @@
+"""verl's V1 trainer without a GPU: its own code, but for the model and what generates."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+import transfer_queue as tq
+import verl
+from omegaconf import DictConfig, OmegaConf
+from tensordict import TensorDict
+from torchdata.stateful_dataloader import StatefulDataLoader
+from verl.trainer.ppo.v1 import PPOTrainer, get_trainer_cls
+from verl.utils import tensordict_utils as tu
+from verl.utils.dataset.rl_dataset import collate_fn
+
+from replaydb.integrations.verl import DurableGeneration
+from replaydb.integrations.verl.rows import rows
+
+BATCH_SIZE = 4
+STORAGE = OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}})
+
+logging.getLogger("transfer_queue.utils.common").setLevel(logging.ERROR)
+
+
+def configuration(mode: str, url: str, folder: Path, **sampler_kwargs: Any) -> DictConfig:
+    """verl's defaults, and the lines of the documentation."""
+    defaults = Path(verl.__file__).parent / "trainer/config/_generated_ppo_trainer.yaml"
+    config = OmegaConf.load(defaults)
+    name = "DurableReplayBuffer" if mode == "sync" else "DurableReplayBufferAsync"
+    config.trainer.v1.trainer_mode = mode
+    config.trainer.v1.sampler.custom_sampler.path = "pkg://replaydb.integrations.verl"
+    config.trainer.v1.sampler.custom_sampler.name = name
+    kwargs = {"url": url, "run": "grpo", "poll_interval": 0.02, **sampler_kwargs}
+    config.trainer.v1.sampler.sampler_kwargs = kwargs
+    config.trainer.checkpoint_callback_class = "replaydb.integrations.verl.AckOnCheckpoint"
+    config.trainer.default_local_dir = str(folder / "checkpoints")
+    config.trainer.save_freq = 2
+    config.critic.enable = False
+    config.data.train_batch_size = BATCH_SIZE
+    config.data.gen_batch_size = BATCH_SIZE if mode == "sync" else 1
+    assert isinstance(config, DictConfig)
+    return config
+
+
+def prompt(number: int) -> dict[str, Any]:
+    """A row of the dataset."""
+    return {
+        "raw_prompt": [{"role": "user", "content": f"{number} + 1 = ?"}],
+        "data_source": "gsm8k",
+        "reward_model": {"style": "rule", "ground_truth": str(number + 1)},
+        "index": number,
+        "dummy_tensor": torch.tensor([0], dtype=torch.uint8),
+    }
+
+
+def trajectory(number: int, session: int, index: int = 0, step: int = 1) -> dict[str, Any]:
+    """What an agent loop puts into the queue, without the fields of the prompt."""
+    length = 3 + (number + session + index) % 3
+    prompts, responses = torch.arange(2) + number, torch.arange(length) + 100 * number
+    mask = torch.ones(length, dtype=torch.int64)
+    mask[1] = index  # the answer of a tool
+    scores = torch.zeros(length)
+    scores[-1] = float((number + session) % 2)
+    tokens = torch.cat([prompts, responses])
+    return {
+        "prompts": prompts,
+        "responses": responses,
+        "response_mask": mask,
+        "loss_mask": mask,
+        "input_ids": tokens,
+        "position_ids": torch.arange(len(tokens)),
+        "rollout_log_probs": -torch.rand(length),
+        "rm_scores": scores,
+        "num_turns": 2 + index,
+        "metrics": {"generate_sequences": 0.5},
+        "extra_fields": {"min_global_steps": step - 1, "reward_extra_info": {"acc": 1.0}},
+    }
+
+
+class Generator:
+    """Agent loops of two sessions; every other prompt needs two turns in its first.
+
+    So many prompts are finished; the others stay under way, with a first trajectory.
+    """
+
+    def __init__(self, config: DictConfig, log: Path, limit: int) -> None:
+        self.log, self.limit = log, limit
+        self.stuck: list[dict[str, Any]] = []
+
+    def generate_sequences(self, prompts: TensorDict) -> None:
+        step = tu.get(prompts, "global_steps")
+        for row in rows(prompts):
+            row["global_steps"] = step
+            tq.kv_put(row["uid"], "train", tag={"status": "running"})
+            self._put(row, 0)
+            self.stuck.append(row)
+            if self.limit:
+                self.limit -= 1
+                self.finish(self.stuck.pop())
+
+    def finish(self, row: dict[str, Any]) -> None:
+        """The other session of a prompt, and the end of it."""
+        self._put(row, 1)
+        with self.log.open("a") as log:
+            log.write(f"{row['index']}\n")
+        tq.kv_put(row["uid"], "train", tag={"status": "finished"})
+
+    def _put(self, row: dict[str, Any], session: int) -> None:
+        number, step = row["index"], row["global_steps"]
+        turns = 2 if session == 0 and number % 2 else 1
+        fields = [trajectory(number, session, turn, step) | row for turn in range(turns)]
+        keys = [f"{row['uid']}_{session}_{turn}" for turn in range(turns)]
+        tag = {"status": "success", "min_global_steps": step - 1, "global_steps": step}
+        put(keys, fields, [tag] * turns)
+
+
+class Manager(DurableGeneration, Generator):
+    """The agent loop manager of the tests, made durable."""
+
+
+class Model:
+    """Stands for the workers: it remembers which prompts it was trained on."""
+
+    def __init__(self) -> None:
+        self.trained: list[int] = []
+
+    def save_checkpoint(self, path: str, *others: Any, **options: Any) -> None:
+        Path(path).mkdir(parents=True)
+        (Path(path) / "trained.json").write_text(json.dumps(self.trained))
+
+    def load_checkpoint(self, local_path: str, **options: Any) -> None:
+        self.trained = json.loads((Path(local_path) / "trained.json").read_text())
+
+
+class Trainer:
+    """One life of a trainer: what `fit` of verl does, around its own methods."""
+
+    def __init__(self, config: DictConfig, log: Path, limit: int = 1000) -> None:
+        self.verl: PPOTrainer = get_trainer_cls(config.trainer.v1.trainer_mode)(config)
+        self.sampler = self.verl.replay_buffer
+        self.manager = Manager(config, log, limit)
+        self.model = self.verl.actor_rollout_wg = Model()
+        self.verl.agent_loop_manager = self.manager
+        self.verl.train_dataloader = StatefulDataLoader(
+            [prompt(number) for number in range(40)],
+            batch_size=config.data.gen_batch_size,
+            collate_fn=collate_fn,
+        )
+        self.verl.train_dataloader_it = None
+        self.verl._load_checkpoint()
+        self.verl.global_steps += 1
+        self.verl._reissue_inflight_prompts()
+        self.verl.on_train_begin()
+
+    def step(self) -> None:
+        trainer = self.verl
+        trainer.prepare_step()
+        batch, _ = self.sampler.sample(trainer.global_steps, "train", BATCH_SIZE)
+        self.model.trained += sorted(set(tq.kv_batch_get(batch.keys, "train")["index"]))
+        if trainer.global_steps % trainer.config.trainer.save_freq == 0:
+            trainer._save_checkpoint()
+        tq.kv_clear(batch.keys, "train")
+        trainer.global_steps += 1
+
+    def leave(self) -> None:
+        """Let go of connections and threads, as the end of the process does; nothing is saved."""
+        self.sampler.close()
+        self.manager._journal.close()
+
+
+def put(keys: list[str], fields: Sequence[dict[str, Any]], tags: list[dict[str, Any]]) -> None:
+    """Trajectories of one session, as agent loops put them."""
+    tq.kv_batch_put(keys, "train", fields=tu.list_of_dict_to_tensordict(fields), tags=tags)
+
+
+def forget() -> None:
+    """What a queue that died is: empty."""
+    for partition, keys in tq.kv_list().items():
+        if keys:
+            tq.kv_clear(list(keys), partition)
+
+
+def numbers(log: Path) -> list[int]:
+    """The prompts that were generated, in all lives."""
+    return [int(line) for line in log.read_text().split()]
+
+
+def main(mode: str, url: str, folder: str, limit: str) -> None:
+    """A life with a Ray and a queue of its own."""
+    ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=False,
+        object_store_memory=80 * 2**20,
+        log_to_driver=False,
+        configure_logging=False,
+    )
+    tq.init(STORAGE)
+    trainer = Trainer(configuration(mode, url, Path(folder)), Path(folder) / "log", int(limit))
+    while True:
+        trainer.step()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
