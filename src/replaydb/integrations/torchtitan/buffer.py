@@ -1,0 +1,246 @@
+"""torchtitan's work buffer, in a store."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import TypeAdapter
+from torchtitan.experiments.rl.components import work_buffer
+from torchtitan.experiments.rl.observability import metrics as m
+from torchtitan.experiments.rl.rollout import RolloutGroup
+from torchtitan.observability import structured_logger
+
+import replaydb as rdb
+from replaydb import blocking
+from replaydb.integrations.torchtitan.rollouts import TASK, to_group, to_rollout_group
+
+logger = logging.getLogger(__name__)
+
+#: Taken by `take_finalized`: a group that failed, and so has no rollouts, is one too.
+_FINALIZED = ("completed", "failed")
+_IN_BUFFER = ("pending", *_FINALIZED)
+#: What has a slot; "leased" is what was taken and not released yet.
+_ACTIVE = (*_IN_BUFFER, "leased")
+
+
+class RolloutGroupWorkBuffer(work_buffer.RolloutGroupWorkBuffer):
+    """torchtitan's work buffer in a store: what waits, is in flight or finalised is still there
+    after a restart.
+
+    In flight and taken are leases, which this process extends while it lives. Where it dies, what
+    it had in flight waits again, and what it had taken is finalised again, `ttl` seconds later at
+    most. Several processes may work on one buffer.
+
+    A `group_id` that is known, also from before a restart, is passed over by `add_work` and takes
+    no slot; so a data loop that counts from 0 again goes through what was there without
+    generating it twice.
+    """  # noqa: D205
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(work_buffer.RolloutGroupWorkBuffer.Config):
+        """Where the work is kept.
+
+        Attributes:
+            url: Of the store, as `replaydb.Store.open` takes it.
+            buffer: Name of the buffer; one for each training run.
+            run: Name of the run, as `replaydb.Store.open` takes it.
+            sample_type: What the rollouter's dataset gives: a dataclass, or anything else that
+                pydantic can write as JSON and read back. By default it is JSON as it is.
+            ttl: Seconds that work in the hands of a process that died stays there.
+        """
+
+        url: str
+        buffer: str = "rollouts"
+        run: str | None = None
+        sample_type: Any = Any
+        ttl: float = 60.0
+
+    def __init__(
+        self, config: Config, *, max_active_rollout_groups: int, window_size: int = 1
+    ) -> None:
+        super().__init__(
+            config, max_active_rollout_groups=max_active_rollout_groups, window_size=window_size
+        )
+        if config.ttl <= 0:
+            raise rdb.InvalidInputError("ttl", "more than 0", config.ttl)
+        self._config = config
+        self._samples = TypeAdapter(config.sample_type)
+        # For `metrics`, which cannot wait; and so what is wrong with the store is said at once.
+        self._blocking = blocking.Store.open(config.url, run=config.run)
+        try:
+            self._gauged = self._blocking.buffer(config.buffer)
+        except BaseException:
+            self._blocking.close()
+            raise
+        self._closed = False
+        self._store: rdb.Store | None = None
+        self._opening = asyncio.Lock()
+        self._claimed: dict[int, rdb.Lease] = {}
+        self._taken: dict[int, rdb.Lease] = {}
+        self._peak = 0
+
+    async def wait_for_slot(self) -> bool:
+        """Wait until a group may be added; False once the buffer is closed."""
+        with suppress(rdb.StoreClosedError):
+            buffer = await self._open()
+            most = self._max_active_rollout_groups
+            return await buffer.wait_until(fewer_than=most, statuses=_ACTIVE)
+        return False
+
+    async def add_work(self, work: work_buffer.RolloutGroupWork) -> None:
+        """Store a group that waits to be generated, and take a slot; a known one is passed over.
+
+        Raises:
+            RuntimeError: There is no free slot.
+            InvalidInputError: The sample would not come back as it is.
+        """
+        sample = self._samples.dump_json(work.sample).decode()
+        if self._samples.validate_json(sample) != work.sample:
+            kind = type(work.sample).__name__
+            raise rdb.InvalidInputError("sample", "what `sample_type` can read back", kind)
+        buffer = await self._open()
+        active = await buffer.count(statuses=_ACTIVE)
+        if active >= self._max_active_rollout_groups:
+            raise RuntimeError(f"no free slot: {active} rollout groups are active")
+        uid, tags = str(work.group_id), {"group_id": work.group_id}
+        with suppress(rdb.DuplicateGroupError):
+            await buffer.open_group(TASK, uid, 1, tags=tags, prompt=sample)
+            self._peak = max(self._peak, active + 1)
+
+    async def claim_next(self) -> work_buffer.RolloutGroupWork | None:
+        """Take the oldest group that waits, to generate it; None once the buffer is closed."""
+        with suppress(rdb.StoreClosedError):
+            [group] = (await self._hold(self._claimed, statuses="pending", timeout=None)).batch
+            sample = self._samples.validate_json(str(group.prompt))
+            work = work_buffer.RolloutGroupWork(group_id=group.tags["group_id"], sample=sample)
+            work.state = type(work.state)("inflight")
+            return work
+        return None
+
+    async def finalize_work(self, rollout_group: RolloutGroup) -> None:
+        """Store what was generated; it is dropped where another has the group by now, or had.
+
+        Raises:
+            InvalidInputError: It cannot be stored: a reward, say, is not finite. The group waits
+                again.
+        """
+        try:
+            lease = await self._claim_of(rollout_group.group_id)
+        except (rdb.NotEnoughGroupsError, rdb.StoreClosedError) as error:
+            logger.warning("rollout group %d was dropped: %s", rollout_group.group_id, error)
+            return
+        async with AsyncExitStack() as stack:
+            stack.push_async_exit(lease)  # ends the claim; after an error the group waits again
+            group = to_group(rollout_group, prompt=lease.batch[0].prompt)
+            await (await self._open()).put(group, on_duplicate="replace")
+
+    async def take_finalized(self) -> RolloutGroup | None:
+        """Take the oldest finalised group of the window; None once the buffer is closed."""
+        with suppress(rdb.StoreClosedError):
+            buffer = await self._open()
+            while True:
+                await buffer.wait_until(at_least=1, statuses=_IN_BUFFER)
+                for head in await buffer.find(statuses=_IN_BUFFER, limit=1):
+                    end = head.tags["group_id"] + self._window_size
+                    window = rdb.col.tags["group_id"] < end
+                    which = {"statuses": _FINALIZED, "where": window, "timeout": 1}
+                    with suppress(rdb.NotEnoughGroupsError):  # the head may be another's by now
+                        return to_rollout_group((await self._hold(self._taken, **which)).batch[0])
+        return None
+
+    async def release_active_groups(self, count: int, *, reason: str) -> None:
+        """Free the slots of groups that were taken.
+
+        Those that are "trained" were taken first, and are archived. For any other reason it is
+        those that were taken last, and they are `filtered`, with the reason. A group that was lost
+        meanwhile (this process did not extend its lease) is in the buffer again, and keeps its
+        slot. Once the buffer is closed nothing is released.
+
+        Raises:
+            ValueError: The count is negative.
+            RuntimeError: This process has not taken so many.
+        """
+        if self._closed:
+            return
+        if count < 0:
+            raise rdb.InvalidInputError("count", "at least 0", count)
+        if count > len(self._taken):
+            raise RuntimeError(f"released {count} groups, of {len(self._taken)} that were taken")
+        is_trained = reason == "trained"
+        for _ in range(count):
+            group_id = next(iter(self._taken) if is_trained else reversed(self._taken))
+            try:
+                async with AsyncExitStack() as stack:
+                    lease = self._taken.pop(group_id)
+                    stack.push_async_exit(lease)
+                    if not is_trained:
+                        await lease.reject(reason=reason)
+            except rdb.LeaseExpiredError as error:
+                logger.warning("rollout group %d is not released: %s", group_id, error)
+        structured_logger.log_trace_scalar({f"rollout_buffer/released/{reason}": float(count)})
+
+    async def close(self) -> None:
+        """Give back what is in hand, close the store, and so wake everybody who waits.
+
+        The work stays there: what was in flight waits again, what was taken is finalised again.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        if self._store is not None:
+            await self._store.close()  # first, or who waits here would take what is given back
+
+        def give_back() -> None:
+            for lease in (*self._claimed.values(), *self._taken.values()):
+                self._gauged.revoke(lease.id, reason="the work buffer was closed")
+            self._blocking.close()
+
+        await asyncio.to_thread(give_back)
+
+    def metrics(self) -> list[m.Metric]:
+        """What is in the buffer now, under torchtitan's names; the peak is this process's."""
+        groups = self._gauged.find(statuses=_ACTIVE)
+        pending = [one.lease_id for one in groups if one.status == "pending"]
+        values = {
+            "num_groups_waiting": pending.count(None),
+            "num_groups_inflight": len(pending) - pending.count(None),
+            "num_groups_finalized": sum(one.status in _FINALIZED for one in groups),
+            "active_slots_in_use_peak": max(self._peak, len(groups)),
+            "available_active_slots": self._max_active_rollout_groups - len(groups),
+        }
+        self._peak = len(groups)
+        return [
+            m.Metric(f"rollout_buffer/{name}", m.NoReduce(float(value)))
+            for name, value in values.items()
+        ]
+
+    async def _open(self) -> rdb.Buffer:
+        async with self._opening:
+            if self._store is None:
+                if self._closed:
+                    raise rdb.StoreClosedError
+                self._store = await rdb.Store.open(self._config.url, run=self._config.run)
+            return await self._store.buffer(self._config.buffer)
+
+    async def _hold(self, held: dict[int, rdb.Lease], **which: Any) -> rdb.Lease:
+        """One group, kept until its lease is ended."""
+        buffer = await self._open()
+        lease = await buffer.lease(1, ttl=self._config.ttl, **which).__aenter__()
+        held[lease.batch[0].tags["group_id"]] = lease
+        if self._closed:
+            raise rdb.StoreClosedError
+        return lease
+
+    async def _claim_of(self, group_id: int) -> rdb.Lease:
+        """The claim of a group, taken anew where it was lost or never taken."""
+        lease = self._claimed.pop(group_id, None)
+        if lease is not None:
+            with suppress(rdb.LeaseExpiredError):
+                await lease.extend()
+                return lease
+        which = rdb.col.group_uid == str(group_id)
+        return await self._hold({}, statuses="pending", where=which)

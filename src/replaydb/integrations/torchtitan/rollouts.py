@@ -1,0 +1,198 @@
+"""Rollouts and training samples of torchtitan, and what they are in a store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from torchtitan.experiments.rl.observability import metrics as m
+from torchtitan.experiments.rl.rollout import Rollout, RolloutGroup, RolloutStatus, RolloutTurn
+from torchtitan.experiments.rl.types import RolloutTurnID, TrainingSample
+
+import replaydb as rdb
+from replaydb.training import merge_turns
+
+#: The task of all groups: a rollouter mixes what it mixes.
+TASK = "rollouts"
+
+
+def to_group(
+    group: RolloutGroup, *, prompt: str | Iterable[Mapping[str, Any]] | None = None
+) -> rdb.EpisodeGroup:
+    """A rollout group as it is stored: an episode for each rollout, a turn for each turn.
+
+    One without rollouts is `failed`. Tokens of a turn are of its oldest policy version, the last
+    of them of its newest: torchtitan does not say where in between the weights changed.
+
+    Args:
+        group: The group, as the rollouter returns it.
+        prompt: Kept with it, to roll it again.
+
+    Raises:
+        InvalidInputError: A reward, an advantage or a number of a message is not finite; or a
+            metric is of no type that torchtitan has.
+    """
+    return rdb.EpisodeGroup(
+        TASK,
+        [_to_episode(rollout) for rollout in group.rollouts],
+        group_uid=str(group.group_id),
+        status="completed" if group.rollouts else "failed",
+        tags={"group_id": group.group_id, "metrics": _to_json(group.metrics)},
+        prompt=prompt,
+    )
+
+
+def to_rollout_group(group: rdb.EpisodeGroup) -> RolloutGroup:
+    """A stored group as torchtitan's trainer takes it; logprobs are those of float32."""
+    group_id = group.tags["group_id"]
+    return RolloutGroup(
+        group_id=group_id,
+        rollouts=[_to_rollout(episode, group_id) for episode in group.episodes],
+        metrics=_to_metrics(group.tags.get("metrics", "[]")),
+    )
+
+
+def to_training_samples(group: rdb.EpisodeGroup) -> list[TrainingSample]:
+    """The rows of a group: those of torchtitan's `rollout_to_training_samples`.
+
+    The lowest version of a row is that of any of its turns, where torchtitan takes that of the
+    first; and what has nothing in the loss is left out, where it raises.
+
+    Raises:
+        InvalidInputError: An episode has no advantage.
+    """
+    return [
+        to_training_sample(row.episode, turn_id=row.first_turn)
+        for episode in group.episodes
+        for row in merge_turns(episode)[0]
+        if row.episode.num_loss_tokens
+    ]
+
+
+def to_training_sample(row: rdb.Episode, *, turn_id: int = 0) -> TrainingSample:
+    """A row, in the loss of which each token has the advantage of the episode, or its own.
+
+    Args:
+        row: An episode without turns, of `to_group` or of `from_training_sample`.
+        turn_id: Which turn of the rollout the row begins with, if it does not say so.
+
+    Raises:
+        InvalidInputError: It has no advantage.
+    """
+    advantages = row.token_extras.get("token_advantages")
+    if advantages is None:
+        if row.advantage is None:
+            raise rdb.InvalidInputError("advantage", "a number", None)
+        advantages = np.where(row.loss_mask, row.advantage, 0.0)
+    logprobs = np.zeros(row.num_tokens) if row.logprobs is None else row.logprobs
+    its = {"turn_id": turn_id, **row.metadata}
+    return TrainingSample(
+        min_policy_version=row.min_policy_version,
+        max_policy_version=row.max_policy_version,
+        rollout_id=RolloutTurnID(its["group_id"], its["rollout_id"], its["turn_id"]),
+        token_ids=row.token_ids.tolist(),
+        loss_mask=row.loss_mask.tolist(),
+        logprobs=logprobs.tolist(),
+        advantage=np.asarray(advantages).tolist(),
+    )
+
+
+def from_training_sample(sample: TrainingSample) -> rdb.Episode:
+    """A row as an episode, with the advantages of its tokens as an extra, `token_advantages`."""
+    return rdb.Episode(
+        token_ids=sample.token_ids,
+        loss_mask=sample.loss_mask,
+        logprobs=sample.logprobs,
+        policy_version=_versions(sample, len(sample.token_ids)),
+        token_extras={"token_advantages": np.asarray(sample.advantage, np.float64)},
+        metadata=asdict(sample.rollout_id),
+    )
+
+
+def _to_episode(rollout: Rollout) -> rdb.Episode:
+    its = {
+        "group_id": rollout.group_id,
+        "rollout_id": rollout.rollout_id,
+        "status": rollout.status.value,
+        "reward_breakdown": rollout.reward_breakdown,
+    }
+    turns = [_to_turn(turn) for turn in rollout.turns]
+    tokens: dict[str, Any] = {"turns": turns} if turns else {"prompt_ids": [], "response_ids": []}
+    return rdb.Episode(**tokens, reward=rollout.reward, advantage=rollout.advantage, metadata=its)
+
+
+def _to_rollout(episode: rdb.Episode, group_id: int) -> Rollout:
+    rollout_id = episode.metadata["rollout_id"]
+    return Rollout(
+        group_id=group_id,
+        rollout_id=rollout_id,
+        turns=[
+            _to_rollout_turn(turn, RolloutTurnID(group_id, rollout_id, position))
+            for position, turn in enumerate(episode.turns)
+        ],
+        status=RolloutStatus(episode.metadata["status"]),
+        reward=episode.reward,
+        reward_breakdown=episode.metadata["reward_breakdown"],
+        advantage=episode.advantage,
+    )
+
+
+#: What a turn has beside its tokens.
+_OF_TURNS = ("prompt_messages", "completion_message", "env_messages", "env_rewards")
+
+
+def _to_turn(turn: RolloutTurn) -> rdb.Turn:
+    metadata = {name: getattr(turn, name) for name in _OF_TURNS}
+    return rdb.Turn(
+        prompt_ids=turn.prompt_token_ids,
+        response_ids=turn.completion_token_ids,
+        logprobs=turn.completion_logprobs,
+        policy_version=_versions(turn, len(turn.completion_token_ids)),
+        metadata={**metadata, "metrics": _to_json(turn.metrics)},
+    )
+
+
+def _to_rollout_turn(turn: rdb.Turn, rollout_id: RolloutTurnID) -> RolloutTurn:
+    version = turn.policy_version
+    lowest, highest = (
+        (int(version.min()), int(version.max()))
+        if isinstance(version, np.ndarray)
+        else (version, version)
+    )
+    return RolloutTurn(
+        rollout_id=rollout_id,
+        prompt_token_ids=turn.prompt_ids.tolist(),
+        completion_token_ids=turn.response_ids.tolist(),
+        completion_logprobs=[] if turn.logprobs is None else turn.logprobs.tolist(),
+        min_policy_version=lowest,
+        max_policy_version=highest,
+        metrics=_to_metrics(turn.metadata["metrics"]),
+        **{name: turn.metadata[name] for name in _OF_TURNS},
+    )
+
+
+def _versions(of: RolloutTurn | TrainingSample, size: int) -> Any:
+    """Of each token: the oldest, and of the last one the newest."""
+    if of.min_policy_version == of.max_policy_version or size < 2:
+        return of.min_policy_version
+    return [of.min_policy_version] * (size - 1) + [of.max_policy_version]
+
+
+def _to_json(metrics: list[m.Metric]) -> str:
+    """Text, since sums of nothing are infinite, which no JSON column takes."""
+    kinds = {type(one.value).__name__ for one in metrics}
+    if unknown := sorted(kinds - set(m.__all__)):
+        raise rdb.InvalidInputError("metrics", "values of torchtitan's types", unknown)
+    return json.dumps([[one.key, type(one.value).__name__, vars(one.value)] for one in metrics])
+
+
+def _to_metrics(text: str) -> list[m.Metric]:
+    metrics = []
+    for key, kind, values in json.loads(text):
+        value = object.__new__(getattr(m, kind))
+        vars(value).update(values)
+        metrics.append(m.Metric(key, value))
+    return metrics

@@ -1,0 +1,136 @@
+"""Rollouts to episodes and back, and the rows that are trained, beside torchtitan's own."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from torchtitan.experiments.rl.components.training_sample_builder import TrainingSampleBuilder
+from torchtitan.experiments.rl.observability import metrics as m
+from torchtitan.experiments.rl.rollout import Rollout, RolloutGroup, RolloutStatus
+from torchtitan.experiments.rl.types import TrainingSample
+
+import replaydb as rdb
+from integrations.torchtitan.rollouts import failed_group, rollout, rollout_group
+from replaydb.integrations.torchtitan import (
+    from_training_sample,
+    to_group,
+    to_rollout_group,
+    to_training_sample,
+    to_training_samples,
+)
+
+
+def theirs(one: Rollout) -> list[TrainingSample]:
+    rows: list[TrainingSample] = (
+        TrainingSampleBuilder.Config().build().rollout_to_training_samples(one)
+    )
+    return rows
+
+
+async def stored(buffer: rdb.Buffer, group: RolloutGroup) -> rdb.EpisodeGroup:
+    await buffer.put(to_group(group))
+    [read] = await buffer.get(uids=str(group.group_id))
+    return read
+
+
+async def test_a_group_comes_back_as_it_went_in(buffer: rdb.Buffer) -> None:
+    group = rollout_group(7, size=4, turns=3)
+    read = await stored(buffer, group)
+    assert repr(to_rollout_group(read)) == repr(group)  # values of metrics have no ==
+    assert read.min_policy_version == min(
+        turn.min_policy_version for one in group.rollouts for turn in one.turns
+    )
+    assert read.max_policy_version == max(
+        turn.max_policy_version for one in group.rollouts for turn in one.turns
+    )
+
+
+async def test_a_group_that_failed_keeps_its_metrics(buffer: rdb.Buffer) -> None:
+    read = await stored(buffer, failed_group(3))
+    assert read.status is rdb.GroupStatus.FAILED
+    assert repr(to_rollout_group(read)) == repr(failed_group(3))
+
+
+async def test_a_rollout_without_turns_or_answer(buffer: rdb.Buffer) -> None:
+    early = Rollout(group_id=1, rollout_id=0, status=RolloutStatus.ERROR)
+    long = rollout(random.Random(0), 1, 1)
+    turn = replace(long.turns[0], completion_token_ids=[], completion_logprobs=[])
+    turn = replace(turn, min_policy_version=None, max_policy_version=None)
+    long = replace(long, turns=[turn], status=RolloutStatus.TRUNCATED_PROMPT_TOO_LONG)
+    group = RolloutGroup(group_id=1, rollouts=[early, long])
+    read = await stored(buffer, group)
+    assert repr(to_rollout_group(read)) == repr(group)
+    assert to_training_samples(read) == theirs(long) == []
+
+
+def test_rows_are_torchtitans_on_thousands_of_chains() -> None:
+    rng = random.Random(12)
+    branched = 0
+    for number in range(2000):
+        one = rollout(rng, number, number % 8, turns=rng.randrange(1, 7))
+        rows = to_training_samples(to_group(RolloutGroup(group_id=number, rollouts=[one])))
+        assert rows == theirs(one)
+        branched += len(rows) > 1
+    assert branched > 300
+
+
+def test_the_version_of_a_row_is_that_of_its_oldest_turn() -> None:
+    """torchtitan's is that of its first, though the field is called the oldest."""
+    one = rollout(random.Random(1), turns=1)
+    [first] = one.turns
+    prompt = first.prompt_token_ids + first.completion_token_ids
+    older = replace(first, prompt_token_ids=prompt, min_policy_version=-2, max_policy_version=-2)
+    one = replace(one, turns=[first, older])
+    [ours] = to_training_samples(to_group(RolloutGroup(group_id=0, rollouts=[one])))
+    [their] = theirs(one)
+    assert ours.min_policy_version == -2 < their.min_policy_version
+    assert replace(their, min_policy_version=-2) == ours
+
+
+def test_an_answer_that_is_empty_at_the_end_is_left_out() -> None:
+    """torchtitan raises, and the batcher with it."""
+    one = rollout(random.Random(1), turns=1)
+    [first] = one.turns
+    prompt = first.prompt_token_ids + first.completion_token_ids
+    silent = replace(
+        first, prompt_token_ids=prompt, completion_token_ids=[], completion_logprobs=[]
+    )
+    with pytest.raises(ValueError, match="no completion"):
+        theirs(replace(one, turns=[first, silent]))
+    group = RolloutGroup(group_id=0, rollouts=[replace(one, turns=[first, silent])])
+    assert to_training_samples(to_group(group)) == theirs(one)
+
+
+async def test_a_training_sample_comes_back_as_it_went_in(buffer: rdb.Buffer) -> None:
+    rows = theirs(rollout(random.Random(4), 5, 2, turns=20))
+    assert len(rows) > 1
+    rows[0].advantage = [0.1 * i for i in range(len(rows[0].token_ids))]  # one for each token
+    [group_id] = await buffer.put(rdb.EpisodeGroup("rows", map(from_training_sample, rows)))
+    [read] = await buffer.get([group_id])
+    assert [to_training_sample(row) for row in read.episodes] == rows
+
+
+@pytest.mark.parametrize("field", ["reward", "advantage"])
+def test_what_cannot_be_stored_is_named(field: str) -> None:
+    group = rollout_group(1)
+    setattr(group.rollouts[1], field, float("nan"))
+    with pytest.raises(rdb.InvalidInputError, match=field):
+        to_group(group)
+
+
+def test_a_metric_of_another_type_is_refused() -> None:
+    class Median(m.Mean):
+        pass
+
+    group = replace(rollout_group(1), metrics=[m.Metric("x", Median(1.0))])
+    with pytest.raises(rdb.InvalidInputError, match=r"metrics.*Median"):
+        to_group(group)
+
+
+def test_a_group_without_advantages_makes_no_rows() -> None:
+    group = rollout_group(1)
+    group.rollouts[0].advantage = None
+    with pytest.raises(rdb.InvalidInputError, match="advantage"):
+        to_training_samples(to_group(group))
