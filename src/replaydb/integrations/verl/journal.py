@@ -167,27 +167,31 @@ def _finished(queue: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, 
 def _read(uid: str, queue: Mapping[str, Mapping[str, Any]]) -> EpisodeGroup | None:
     """A group of the queue; None if it has no trajectory, or somebody takes it at this moment."""
     sessions = defaultdict(list)
-    for key in sorted(queue, key=_order):
+    for key in queue:
         if key.startswith(f"{uid}_"):
             sessions[key.split("_")[1]].append(key)
     trajectories: dict[str, tuple[Fields, Mapping[str, Any]]] = {}
-    for keys in sessions.values():
-        # Of several sessions the queue gives only the fields that all of them have.
-        try:
-            table = tq.kv_batch_get(keys, TRAIN)
-        except (ValueError, tq.StorageKeyNotFoundError):
-            if uid in _finished(tq.kv_list(TRAIN).get(TRAIN, {})):
-                raise
-            return None
-        if len(table) < len(keys):
-            return None
-        trajectories |= {key: (row, queue[key]) for key, row in zip(keys, rows(table), strict=True)}
-    return to_group(uid, trajectories, queue[uid]) if trajectories else None
+    try:
+        # Asked for at once, trajectories come with the fields that all of them have, and no others.
+        alike: dict[frozenset[str], list[str]] = defaultdict(list)
+        for keys in sessions.values():
+            alike[frozenset(tq.get_client().kv_retrieve_meta(keys, TRAIN).field_names)] += keys
+        for keys in alike.values():
+            table = rows(tq.kv_batch_get(keys, TRAIN))
+            trajectories |= {key: (row, queue[key]) for key, row in zip(keys, table, strict=True)}
+    except (ValueError, tq.StorageKeyNotFoundError):
+        if uid in _finished(tq.kv_list(TRAIN).get(TRAIN, {})):
+            raise
+        return None
+    if not trajectories:
+        return None
+    in_order = {key: trajectories[key] for key in sorted(trajectories, key=_order)}
+    return to_group(uid, in_order, queue[uid])
 
 
-def _order(key: str) -> tuple[str, list[int]]:
-    uid, *rest = key.split("_")
-    return uid, [int(part) for part in rest if part.isdecimal()]
+def _order(key: str) -> list[int]:
+    """Session and index of a trajectory."""
+    return [int(part) for part in key.split("_")[1:]]
 
 
 def _text(name: str, value: Any) -> str:
