@@ -1,0 +1,186 @@
+"""`GRPOTrainer` with replay: what it generates is stored, and replaces what teaches nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import torch
+from trl import GRPOTrainer
+from trl.models.utils import disable_gradient_checkpointing
+
+from replaydb import EpisodeGroup, Prioritized, Share, blocking, col
+from replaydb.errors import InvalidInputError
+from replaydb.integrations.trl.outputs import (
+    OLD,
+    Scored,
+    check,
+    signature,
+    to_fields,
+    to_groups,
+)
+from replaydb.training import priorities
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from trl import GRPOTrainer as _Trainer
+else:
+    _Trainer = object
+
+#: Rewards that are this close are equal.
+TOLERANCE = 1e-6
+
+
+class ReplayMixin(_Trainer):
+    """Stores every generation of a `GRPOTrainer`, and replays groups; to be named before it.
+
+    While training, each process stores the groups that it generated, with rewards, advantages and
+    the log probabilities of the policy that generated them. A group whose rewards are all equal
+    teaches nothing; in its place comes a stored one, of an earlier step, whose rewards differ, as
+    long as there is one. Nothing is stored or replayed in evaluation.
+
+    Where TRL does not compute `old_per_token_logps`, since generation is on-policy, this does, by
+    one more forward pass for each generation: without them a replayed group would be trained on as
+    if the policy of today had written it.
+
+    Args:
+        args: Those of the trainer, as are `kwargs`.
+        buffer: Where groups go, and replay comes from. Its run must be named for a trainer that
+            is to go on from a checkpoint: what it generates anew then takes the place of what it
+            had generated at the same step.
+        replay: The policy by which stored groups are chosen, no `Mix`; `Prioritized()` by default.
+            Priorities are `sum |advantage| * std(rewards)`.
+
+    Raises:
+        InvalidInputError: The settings of the trainer do not go with replay.
+        NotSupportedError: While training: the trainer made fields that are not stored, such as
+            pixels. Nothing was stored of that step.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        buffer: blocking.Buffer,
+        replay: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        if not isinstance(buffer, blocking.Buffer):
+            raise InvalidInputError("buffer", "a buffer of replaydb.blocking", repr(buffer))
+        policy = Prioritized() if replay is None else replay
+        Share(1, policy)  # refuses what is none
+        super().__init__(*args, **kwargs)
+        size = self.args.per_device_train_batch_size * self.args.steps_per_generation
+        if size % self.num_generations:
+            raise InvalidInputError(
+                "per_device_train_batch_size * steps_per_generation",
+                f"a multiple of num_generations, {self.num_generations}: whole groups",
+                size,
+            )
+        if self.args.sync_ref_model and self.beta != 0.0:
+            raise InvalidInputError(
+                "sync_ref_model", "False: stored groups keep their ref_per_token_logps", True
+            )
+        self._buffer = buffer
+        self._replay = policy
+        self._scored: Scored | None = None
+        self._generations = (-1, count())
+
+    def _calculate_rewards(
+        self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any
+    ) -> Tensor:
+        rewards: Tensor = super()._calculate_rewards(
+            inputs, prompts, completions, completion_ids_list
+        )
+        first = self.accelerator.process_index * len(prompts)
+        local = rewards[first : first + len(prompts)].cpu()
+        totals = (local * self.reward_weights.cpu()).nansum(dim=1)
+        totals[local.isnan().all(dim=1)] = math.nan
+        names = self.reward_func_names
+        each = [dict(zip(names, map(_number, row), strict=True)) for row in local.tolist()]
+        self._scored = Scored(
+            prompts, completions, completion_ids_list, each, [_number(x) for x in totals.tolist()]
+        )
+        return rewards
+
+    def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
+        outputs: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        scored, self._scored = self._scored, None
+        if scored is None or not self.model.training:
+            return outputs
+        check(outputs)
+        fields = outputs if OLD in outputs else {**outputs, OLD: self._behaviour_logps(outputs)}
+        mode = self.vllm_importance_sampling_mode
+        tags = {"trl_fields": signature(fields, mode)}
+        step, size = self.state.global_step, self.num_generations
+        fresh = to_groups(fields, scored, size=size, version=step, tags=tags)
+        self._name(fresh)
+        if replays := self._replays(fresh, tags["trl_fields"]):
+            outputs = to_fields(
+                [replays.get(i, group) for i, group in enumerate(fresh)],
+                fields,
+                ratio_mode=mode,
+                pad_token_id=self._tokenizer.pad_token_id,
+                pad_to_multiple_of=self.pad_to_multiple_of,
+                device=self.accelerator.device,
+            )
+        mask = outputs["completion_mask"] * outputs.get("tool_mask", 1)
+        # every process takes part, whether it replayed or not
+        total = self.accelerator.gather(mask.sum()).sum()
+        return {**outputs, "num_items_in_batch": total}
+
+    def _behaviour_logps(self, outputs: Mapping[str, Tensor]) -> Tensor:
+        """Log probabilities of the completions by the policy that has just written them [B, C]."""
+        options = self.args.gradient_checkpointing_kwargs
+        with torch.no_grad(), disable_gradient_checkpointing(self.model, options):
+            logps: Tensor = self._get_per_token_logps_and_entropies(
+                self.model,
+                torch.cat([outputs["prompt_ids"], outputs["completion_ids"]], dim=1),
+                torch.cat([outputs["prompt_mask"], outputs["completion_mask"]], dim=1),
+                outputs["completion_ids"].size(1),
+                batch_size=self.args.per_device_train_batch_size,
+            )[0]
+        return logps
+
+    def _name(self, groups: list[EpisodeGroup]) -> None:
+        """Give groups the same names again where a step is repeated, by whatever process."""
+        step = self.state.global_step
+        if self._generations[0] != step:
+            self._generations = (step, count())
+        nth, first = next(self._generations[1]), self.accelerator.process_index * len(groups)
+        for i, group in enumerate(groups, first):
+            group.group_uid = f"{self._buffer.run}/{step}/{nth}/{i}"
+
+    def _replays(self, fresh: list[EpisodeGroup], signature: str) -> dict[int, EpisodeGroup]:
+        """Store groups, and get others for the positions of those that teach nothing."""
+        step = self.state.global_step
+        if self.accelerator.is_main_process and self._buffer.policy_version != step:
+            self._buffer.advance_policy(step, rewind=True)
+        made = blocking.replace_uninformative(
+            fresh,
+            self._buffer,
+            self._replay,
+            tolerance=TOLERANCE,
+            where=(col.reward_max - col.reward_min > TOLERANCE)
+            & (col.max_policy_version < step)  # no neighbours, also of other processes
+            & (col.tags["trl_fields"] == signature),
+            priority=priorities.advantage_times_std,
+            on_duplicate="replace",
+            step=step,
+        )
+        replayed = set(made.replayed_ids)
+        places = [i for i in range(len(fresh)) if i not in made.missing]
+        metrics = self._metrics["train"]
+        metrics["replay/uninformative"].append(len(made.filtered_ids) / len(fresh))
+        metrics["replay/replayed"].append(len(replayed) / len(fresh))
+        return {i: one for i, one in zip(places, made.batch, strict=True) if one.id in replayed}
+
+
+class ReplayGRPOTrainer(ReplayMixin, GRPOTrainer):
+    """TRL's `GRPOTrainer` with replay: see `ReplayMixin`."""
+
+
+def _number(value: float) -> float | None:
+    """A reward; None where there is none."""
+    return None if math.isnan(value) else value

@@ -1,0 +1,143 @@
+"""What `GRPOTrainer` makes of a generation, as groups, and groups as what it trains on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from replaydb import Batch, Episode, EpisodeGroup
+from replaydb.errors import InvalidInputError, NotSupportedError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: The log probabilities of the policy that wrote, as the trainer and as an engine computes them.
+OLD, SAMPLING = "old_per_token_logps", "sampling_per_token_logps"
+_RATIO = "importance_sampling_ratio"
+_MASKS = frozenset({"completion_mask", "tool_mask"})
+#: Fields that have a value for each token of the completions.
+_PER_TOKEN = _MASKS | {OLD, SAMPLING, _RATIO, "ref_per_token_logps"}
+_OTHERS = {"prompt_ids", "prompt_mask", "completion_ids", "advantages", "num_items_in_batch"}
+
+
+class Scored(NamedTuple):
+    """What the reward functions of a process were given, and said, for each of B completions.
+
+    Attributes:
+        prompts: Text or messages.
+        completions: Text or messages.
+        completion_ids: Their tokens, unpadded.
+        rewards: By the names of the functions; None where one had nothing to say.
+        totals: Their weighted sum; None where no function had anything to say.
+    """
+
+    prompts: list[Any]
+    completions: list[Any]
+    completion_ids: list[list[int]]
+    rewards: list[dict[str, float | None]]
+    totals: list[float | None]
+
+
+def check(outputs: Mapping[str, Any]) -> None:
+    """Refuse what could not be stored and come back as it was.
+
+    Raises:
+        NotSupportedError: There are other fields.
+        InvalidInputError: Advantages are not one for each completion.
+    """
+    if unknown := sorted(outputs.keys() - _PER_TOKEN - _OTHERS):
+        raise NotSupportedError(f"fields that cannot be replayed: {', '.join(unknown)}")
+    shape = list(outputs["advantages"].shape)
+    if len(shape) != 1:
+        raise InvalidInputError("advantages", "one for each completion", shape)
+
+
+def signature(fields: Mapping[str, Tensor], ratio_mode: str) -> str:
+    """Which fields a stored group must have to stand among those of a trainer."""
+    mode = [ratio_mode] if _RATIO in fields else []
+    return " ".join(sorted(_PER_TOKEN & fields.keys()) + mode)
+
+
+def to_groups(
+    fields: Mapping[str, Tensor], scored: Scored, *, size: int, version: int, tags: dict[str, Any]
+) -> list[EpisodeGroup]:
+    """Groups of `size` completions as they are stored: unpadded, and copied from the device."""
+    width = fields["completion_ids"].size(1)
+    columns = {name: _stored(name, fields[name], width) for name in _PER_TOKEN & fields.keys()}
+    logprobs = columns.pop(SAMPLING if SAMPLING in fields else OLD)
+    loss_mask = columns["completion_mask"] * columns.get("tool_mask", 1)
+    padded, masks = fields["prompt_ids"].cpu(), fields["prompt_mask"].cpu().bool()
+    prompts = [row[mask] for row, mask in zip(padded, masks, strict=True)]
+    completions, advantages = fields["completion_ids"].cpu(), fields["advantages"].tolist()
+
+    def episode(i: int) -> Episode:
+        # Not by completion_mask, which is empty where truncated completions are masked.
+        length = len(scored.completion_ids[i])
+        return Episode(
+            prompt_ids=prompts[i],
+            response_ids=completions[i, :length],
+            loss_mask=loss_mask[i, :length],
+            logprobs=logprobs[i, :length],
+            reward=scored.totals[i],
+            advantage=advantages[i],
+            policy_version=version,
+            token_extras={name: column[i, :length] for name, column in columns.items()},
+            metadata={"rewards": scored.rewards[i]},
+            text=_text(scored.completions[i]),
+        )
+
+    return [
+        EpisodeGroup(
+            "grpo",
+            [episode(i) for i in range(begin, begin + size)],
+            prompt_uid=hashlib.sha256(prompts[begin].numpy().tobytes()).hexdigest()[:16],
+            prompt=scored.prompts[begin],
+            tags=tags,
+        )
+        for begin in range(0, len(prompts), size)
+    ]
+
+
+def to_fields(
+    groups: list[EpisodeGroup], fields: Mapping[str, Tensor], *, ratio_mode: str, **padding: Any
+) -> dict[str, Tensor]:
+    """Groups, fresh and stored, as the trainer has them.
+
+    Args:
+        groups: The groups, which have the same fields.
+        fields: What they take the place of.
+        ratio_mode: `vllm_importance_sampling_mode`.
+        padding: As for `Batch.split`.
+    """
+    split = Batch(groups).split(**padding)
+    columns: dict[str, Any] = {
+        "prompt_ids": split.prompt_ids,
+        "prompt_mask": split.prompt_mask,
+        "completion_ids": split.response_ids,
+        "advantages": split.advantages,
+        SAMPLING if SAMPLING in fields else OLD: split.logprobs,
+        **split.token_extras,
+    }
+    if _RATIO in fields:
+        # Of padding it is 1: VESPO adds up the logarithms of whole rows.
+        columns[_RATIO] = columns[_RATIO].masked_fill(~split.response_mask, 1.0)
+        if ratio_mode.startswith("sequence"):
+            columns[_RATIO] = columns[_RATIO][:, :1]
+    return {
+        name: columns[name].to(field.dtype) for name, field in fields.items() if name in columns
+    }
+
+
+def _stored(name: str, field: Tensor, width: int) -> Tensor:
+    """A field of the tokens on the CPU [B, C]; masks as bytes, everything else as float32."""
+    kind = torch.uint8 if name in _MASKS else torch.float32
+    return field.detach().to("cpu", kind).expand(-1, width)
+
+
+def _text(completion: Any) -> str:
+    """A completion for people: text, or messages."""
+    return completion if isinstance(completion, str) else json.dumps(completion, default=str)

@@ -1,0 +1,58 @@
+"""`RolloutSample`s of `AsyncGRPOTrainer` to groups and back."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
+
+from replaydb import Episode, EpisodeGroup
+
+
+def to_group(sample: RolloutSample, source: str = "") -> EpisodeGroup:
+    """A sample as it is stored: a group of one, as upstream puts them one by one.
+
+    Args:
+        sample: The sample; its messages and metrics must be JSON, NaN metrics apart.
+        source: Whose numbers its `group_id` is one of. Samples of one group share a `prompt_uid`.
+
+    Raises:
+        InvalidInputError: The sample cannot be stored.
+    """
+    metrics = {name: None if math.isnan(x) else float(x) for name, x in sample.metrics.items()}
+    episode = Episode(
+        token_ids=sample.input_ids,
+        loss_mask=sample.completion_mask,
+        logprobs=sample.old_log_probs,
+        reward=metrics.get("reward"),
+        advantage=sample.advantage,
+        policy_version=sample.model_version,
+        metadata={
+            "prompt": sample.prompt,
+            "completion": sample.completion,
+            "metrics": metrics,
+            "group_id": int(sample.group_id),
+            "enqueued_at": sample.enqueued_at,
+            "source": source,
+        },
+    )
+    return EpisodeGroup("rollouts", [episode], prompt_uid=f"{source}/{int(sample.group_id)}")
+
+
+def to_sample(group: EpisodeGroup) -> RolloutSample:
+    """The sample that `to_group` made a group of."""
+    (episode,) = group.episodes
+    data = episode.metadata
+    return RolloutSample(
+        prompt=data["prompt"],
+        completion=data["completion"],
+        input_ids=episode.token_ids.astype(np.int64),
+        completion_mask=episode.loss_mask.astype(np.int64),
+        old_log_probs=np.array(episode.logprobs),
+        advantage=float(episode.advantage or 0.0),
+        model_version=int(episode.min_policy_version or 0),
+        group_id=data["group_id"],
+        metrics={name: math.nan if x is None else x for name, x in data["metrics"].items()},
+        enqueued_at=data["enqueued_at"],
+    )

@@ -1,0 +1,130 @@
+"""The rollout buffer, with the real AsyncGRPOTrainer."""
+
+from __future__ import annotations
+
+import pickle
+import queue
+import signal
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from integrations.trl.conftest import Child
+from integrations.trl.tiny import asynchronous, put_samples, sample, train_async
+from replaydb import InvalidInputError, blocking
+from replaydb.integrations.trl.async_grpo import PREFETCH, RolloutBuffer
+from replaydb.integrations.trl.samples import to_group, to_sample
+
+
+@pytest.fixture
+def rollouts(url: str) -> Any:
+    made = RolloutBuffer(url, run="tiny")
+    yield made
+    made.close()
+
+
+def taken(buffer: RolloutBuffer) -> list[Any]:
+    found = []
+    while True:
+        try:
+            found.append(buffer.get(block=False))
+        except queue.Empty:
+            return found
+
+
+def test_samples_come_back_as_they_were(rollouts: RolloutBuffer) -> None:
+    before = sample(3, group_id=7)
+    rollouts.put_nowait(before)
+    for after in (to_sample(to_group(before)), rollouts.get(timeout=5)):
+        for field in fields(before):
+            old, new = getattr(before, field.name), getattr(after, field.name)
+            if isinstance(old, np.ndarray):
+                assert np.array_equal(old, new)
+                assert old.dtype == new.dtype
+            elif field.name == "metrics":
+                assert new == pytest.approx(old, nan_ok=True)
+            else:
+                assert old == new
+
+
+def test_it_is_a_queue(url: str) -> None:
+    buffer = RolloutBuffer(url, run="tiny", maxsize=3)
+    with pytest.raises(queue.Empty):
+        buffer.get(timeout=0.1)
+    for i in range(3):
+        buffer.put_nowait(sample(i))
+    with pytest.raises(queue.Full):
+        buffer.put_nowait(sample(3))
+    assert buffer.qsize() == 3
+    assert [buffer.get(timeout=1).advantage for _ in range(3)] == [0.0, 1.0, 2.0]
+    assert buffer.qsize() == 0
+    buffer.put_nowait(sample(3))
+    assert buffer.get().advantage == 3.0
+    broken = sample(4)
+    broken.advantage = float("nan")
+    with pytest.raises(InvalidInputError, match="advantage"):
+        buffer.put_nowait(broken)
+    buffer.close()
+
+
+def test_two_consumers_and_a_worker_process(
+    url: str, rollouts: RolloutBuffer, child: Child
+) -> None:
+    """The worker's buffer came as a pickle; no sample goes to both, and none is lost."""
+    assert child(put_samples, rollouts, 0, 2 * PREFETCH + 8) == [0]
+    other = RolloutBuffer(url, run="tiny")
+    mine, theirs = [rollouts.get()], [other.get()]
+    mine += taken(rollouts)
+    theirs += taken(other)
+    assert sorted(one.advantage for one in mine + theirs) == list(range(2 * PREFETCH + 8))
+    assert len(theirs) >= PREFETCH
+    assert [one.group_id for one in mine[:5]] == [0, 0, 0, 0, 1]  # groups stay together
+    assert {one.group_id for one in theirs} <= set(range(-100, 0))  # the numbers of others
+    rollouts.done(one.group_id for one in mine)
+    other.close()  # gives back what it had not done
+    assert {one.advantage for one in taken(rollouts)} == {one.advantage for one in theirs}
+
+
+def test_what_was_not_trained_survives(url: str, tmp_path: Path, child: Child) -> None:
+    """Killed in the third step: the samples of two are done, all others come again, in order."""
+    rollouts = RolloutBuffer(url, run="tiny")
+    put_samples(rollouts, 0, 40)
+    assert child(train_async, url, str(tmp_path), steps=5, kill_at=2) == [-signal.SIGKILL]
+    with blocking.Store.open(url, run="tiny") as store:
+        assert store.buffer("rollouts").count(statuses="archived") == 8
+        assert store.buffer("rollouts").count(statuses="leased") == PREFETCH - 8
+    again = RolloutBuffer(url, run="tiny")
+    asynchronous(tmp_path, again, steps=1)
+    rest = taken(again)
+    assert [one.advantage for one in rest] == list(range(8, 40))
+    again.close()
+
+
+def test_training_lets_go_of_what_a_checkpoint_has(
+    rollouts: RolloutBuffer, url: str, tmp_path: Path
+) -> None:
+    for i in range(40):
+        rollouts.put_nowait(sample(i, group_id=i // 4))
+    trainer = asynchronous(tmp_path, rollouts, steps=3)
+    trainer.train()
+    with blocking.Store.open(url, read_only=True) as store:
+        buffer = store.buffer("rollouts", create=False)
+        assert buffer.count(statuses="archived") == 12
+        assert trainer._trained_groups >= {0, 1, 2}
+        # What has become too stale is given to the trainer, which counts it, and comes no more.
+        trainer.model_version = 100
+        stale = rollouts.get(timeout=1)
+        assert buffer.count(statuses="filtered") == 1
+    assert stale.model_version == 0
+
+
+def test_a_pickle_opens_nothing(tmp_path: Path) -> None:
+    pickled = pickle.dumps(RolloutBuffer(f"sqlite:///{tmp_path}/no.db", run="tiny"))
+    made = pickle.loads(pickled)  # noqa: S301
+    assert not (tmp_path / "no.db").exists()
+    made.put_nowait(sample(0))
+    assert made.qsize() == 1
+    made.close()

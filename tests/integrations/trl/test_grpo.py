@@ -1,0 +1,306 @@
+"""TRL's GRPO trainer with replay: the real one, training a tiny model."""
+
+from __future__ import annotations
+
+import math
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from integrations.trl.conftest import Child
+from integrations.trl.tiny import (
+    Scripted,
+    ScriptedFields,
+    by_step,
+    told,
+    train,
+    train_rank,
+    trainer,
+)
+from replaydb import InvalidInputError, Mix, NotSupportedError, blocking, col
+from replaydb.integrations.trl.grpo import TOLERANCE
+
+#: Two groups whose rewards differ, with prompts and completions of several lengths.
+GOOD = [
+    ([2, 3, 4, 5], [6, 7, 2, 1], 1.0),
+    ([2, 3, 4, 5], [6, 1], 0.0),
+    ([2, 3, 4, 5], [7, 7, 1], 0.5),
+    ([2, 3, 4, 5], [1], 0.0),
+    ([3, 0, 3], [4, 0, 4, 4, 4], 0.0),  # a prompt and a completion that have the padding token
+    ([3, 0, 3], [4, 4, 1], 1.0),
+    ([3, 0, 3], [5, 1], 1.0),
+    ([3, 0, 3], [6, 1], 1.0),
+]
+#: One that teaches nothing, though the float32 std of its rewards is not 0; one that does.
+MIXED = [([2], [3, 1], 0.1)] * 4 + [([4], [5, 6, 1], float(i % 2)) for i in range(4)]
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+    return port
+
+
+def scripted(folder: Path, buffer: blocking.Buffer, kind: type[Any] = Scripted, **more: Any) -> Any:
+    made = trainer(folder, buffer, kind=kind, max_completion_length=8, **more)
+    made.reward_funcs = [told(made)]
+    return made
+
+
+def row(outputs: dict[str, Any], i: int) -> dict[str, Any]:
+    """What a batch says about a completion, without padding."""
+    prompt, length = outputs["prompt_mask"][i].bool(), int(outputs["completion_mask"][i].sum())
+    found = {"prompt_ids": outputs["prompt_ids"][i][prompt].tolist()}
+    for name, field in outputs.items():
+        if name not in ("prompt_ids", "prompt_mask", "num_items_in_batch"):
+            values = field[i].reshape(-1)[:length].tolist()
+            found[name] = [round(value, 5) for value in values]
+    return found
+
+
+def rows(outputs: dict[str, Any], begin: int) -> list[dict[str, Any]]:
+    return [row(outputs, i) for i in range(begin, begin + 4)]
+
+
+def test_training_stores_everything_and_replays(buffer: blocking.Buffer, tmp_path: Path) -> None:
+    made = trainer(tmp_path, buffer)
+    made.train()
+    groups = buffer.get([one.id for one in buffer.find(limit=100)])
+    assert [one.group_uid for one in groups] == [
+        f"tiny/{step}/0/{i}" for step in range(6) for i in range(2)
+    ]
+    for group in groups:
+        step = int(group.group_uid.split("/")[1])
+        assert group.status == ("filtered" if step % 2 else "completed")
+        for i, episode in enumerate(group.episodes):
+            assert episode.policy_version == step
+            assert 0 not in episode.prompt_ids
+            assert episode.logprobs is not None
+            assert (episode.logprobs[episode.prompt_length :] < 0).all()
+            assert episode.reward == pytest.approx(0.1 if step % 2 else i % 2)
+            assert episode.metadata["rewards"] == {"by_step": episode.reward}
+            assert episode.advantage == pytest.approx(0.0 if step % 2 else i % 2 * 2 - 1, abs=0.14)
+        assert (group.priority > 0) == (step % 2 == 0)
+    draws = sorted(buffer.draws(), key=lambda draw: draw.step or 0)
+    assert [draw.step for draw in draws] == list(range(6))
+    version = {group.id: group.min_policy_version for group in groups}
+    for draw in draws:
+        assert draw.step is not None
+        assert len(draw.group_ids) == 2
+        replayed = [one for one in draw.group_ids if version[one] != draw.step]
+        assert len(replayed) == (2 if draw.step % 2 else 0)
+    assert buffer.policy_version == 5
+
+
+def test_replay_moves_the_policy_where_nothing_else_would(
+    buffer: blocking.Buffer, tmp_path: Path
+) -> None:
+    seen = []
+
+    def observed(**kwargs: Any) -> list[float | None]:
+        seen.append(made.model.model.embed_tokens.weight.detach().clone())
+        return by_step(**kwargs)
+
+    made = trainer(tmp_path, buffer, reward=observed, max_steps=3, logging_steps=1)
+    made.train()
+    assert not torch.equal(seen[1], seen[2])  # by the second step, whose rewards were equal
+    logs = [log["replay/replayed"] for log in made.state.log_history if "reward" in log]
+    assert logs == [0.0, 1.0, 0.0]
+    assert made.state.log_history[1]["reward"] == pytest.approx(0.1)  # of what was generated
+
+
+LOGPS = "old_per_token_logps"
+
+
+@pytest.mark.parametrize(
+    "more", ["nothing", "sampled", "tools", "reference", "token ratios", "sequence ratios"]
+)
+def test_a_replayed_group_comes_as_it_was(
+    buffer: blocking.Buffer, tmp_path: Path, more: str
+) -> None:
+    options: dict[str, Any] = {"beta": 0.1} if more == "reference" else {}
+    kind = ScriptedFields if "ratios" in more else Scripted
+    made = scripted(tmp_path, buffer, kind, pad_to_multiple_of=4, **options)
+    made.sampled, made.tools_called = more == "sampled" or "ratios" in more, more == "tools"
+    if "ratios" in more:
+        made.vllm_importance_sampling_mode = more.split()[0] + "_truncate"
+        width = 1 if more.startswith("sequence") else None
+        made.added = {
+            LOGPS: lambda out: out["completion_ids"] * -0.1,
+            "importance_sampling_ratio": lambda out: (
+                1.0 + out["completion_ids"][:, :width] * out["completion_mask"][:, :width] * 0.1
+            ),
+        }
+    before = made.step(0, GOOD)
+    after = made.step(1, MIXED)
+    stored = {one.group_uid: one for one in buffer.get(uids=["tiny/0/0/0", "tiny/0/0/1"])}
+    found = rows(after, 0)
+    for row_ in found:  # on-policy, TRL gives none where nothing is replayed
+        logps = row_.pop(LOGPS) if LOGPS not in before else None
+        assert logps is None or max(logps) < 0
+    assert found in (rows(before, 0), rows(before, 4))
+    assert [one["prompt_ids"] for one in rows(after, 4)] == [[4]] * 4
+    assert after["prompt_ids"].shape == after["prompt_mask"].shape == (8, 4)
+    assert after["prompt_ids"][4].tolist() == [0, 0, 0, 4]
+    assert after["completion_ids"].size(1) % 4 == 0
+    padding = ~after["completion_mask"].bool()
+    for name in set(after) & {LOGPS, "sampling_per_token_logps", "ref_per_token_logps"}:
+        assert (after[name][padding] == 0.0).all()
+        assert after[name].dtype == torch.float32
+    if more == "token ratios":
+        assert (after["importance_sampling_ratio"][padding] == 1.0).all()
+    if more == "sequence ratios":
+        assert after["importance_sampling_ratio"].shape == (8, 1)
+    mask = after["completion_mask"] * after.get("tool_mask", 1)
+    assert after["num_items_in_batch"] == mask.sum()
+    assert all(field.dtype == before[name].dtype for name, field in after.items() if name in before)
+    first = stored["tiny/0/0/0"].episodes[0]
+    assert first.text == "e f a <eos>"
+    assert first.num_loss_tokens == (2 if more == "tools" else 4)
+
+
+def test_logprobs_are_those_of_the_policy_that_wrote(
+    buffer: blocking.Buffer, tmp_path: Path
+) -> None:
+    made = scripted(tmp_path, buffer)
+    before = made.step(0, GOOD)
+    assert LOGPS not in before  # nothing replayed: as TRL has it, to the last bit
+    with torch.no_grad():
+        expected = made._get_per_token_logps_and_entropies(
+            made.model,
+            torch.cat([before["prompt_ids"], before["completion_ids"]], 1),
+            torch.cat([before["prompt_mask"], before["completion_mask"]], 1),
+            before["completion_ids"].size(1),
+        )[0]
+        for weight in made.model.parameters():
+            weight += 0.1 * torch.randn_like(weight)
+    after = made.step(1, MIXED)
+    found = after[LOGPS][0][: int(after["completion_mask"][0].sum())]
+    assert any(torch.allclose(found, expected[i][: len(found)]) for i in range(8))
+
+
+def test_neighbours_replace_nothing(buffer: blocking.Buffer, tmp_path: Path) -> None:
+    """Neither in the first batch of all, nor in others of the same step or a later one."""
+    made = scripted(tmp_path, buffer)
+    for _ in range(2):
+        outputs = made.step(1, MIXED)
+        assert outputs["completion_ids"][0].tolist() == [3, 1, 0]
+        assert outputs["advantages"][:4].abs().max() <= TOLERANCE
+    made.step(7, GOOD)
+    assert made.step(1, MIXED)["completion_ids"][0].tolist() == [3, 1, 0]
+    assert [draw.group_ids for draw in buffer.draws() if len(draw.group_ids) > 1] != []
+
+
+def test_evaluation_stores_and_replays_nothing(buffer: blocking.Buffer, tmp_path: Path) -> None:
+    made = scripted(tmp_path, buffer)
+    made.step(0, GOOD)
+    made.num_generations_eval = 4
+    outputs = made.step(1, MIXED, mode="eval")
+    assert outputs["completion_ids"][0].tolist() == [3, 1, 0]
+    assert buffer.count() == 2
+
+
+def test_what_cannot_be_replayed_is_refused(buffer: blocking.Buffer, tmp_path: Path) -> None:
+    made = scripted(tmp_path, buffer, ScriptedFields)
+    made.added = {"pixel_values": lambda out: torch.zeros(8, 3), "num_images": lambda out: [1] * 8}
+    with pytest.raises(NotSupportedError, match="num_images, pixel_values"):
+        made.step(0, GOOD)
+    made.added = {"advantages": lambda out: torch.zeros(8, 5)}
+    with pytest.raises(InvalidInputError, match="advantages"):
+        made.step(0, GOOD)
+    assert buffer.count() == 0
+
+
+def test_settings_that_do_not_go_with_replay(buffer: blocking.Buffer, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="sync_ref_model"):
+        trainer(tmp_path, buffer, beta=0.1, sync_ref_model=True)
+    with pytest.raises(InvalidInputError, match="buffer"):
+        trainer(tmp_path, "sqlite:///grpo.db")  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError, match="policy"):
+        trainer(tmp_path, buffer, replay=Mix({"grpo": 1.0}))
+
+
+def test_other_fields_are_not_mixed_in(buffer: blocking.Buffer, tmp_path: Path) -> None:
+    """Groups without the logprobs of an engine do not stand among those that have them."""
+    made = scripted(tmp_path, buffer)
+    made.step(0, GOOD)
+    made.sampled = True
+    assert made.step(1, MIXED)["completion_ids"][0].tolist() == [3, 1, 0]
+    made.step(2, GOOD)
+    assert made.step(3, MIXED)["completion_ids"][0].tolist() != [3, 1, 0]
+
+
+def test_truncated_completions_are_stored_whole(buffer: blocking.Buffer, tmp_path: Path) -> None:
+    made = scripted(tmp_path, buffer, mask_truncated_completions=True)
+    script = [([2], [5, 6, 7], 1.0), *[([2], [3, 1], 0.0)] * 3]
+    made.step(0, script * 2)
+    (group,) = buffer.get(uids="tiny/0/0/0")
+    assert group.episodes[0].response_ids.tolist() == [5, 6, 7]
+    assert group.episodes[0].num_loss_tokens == 0
+    outputs = made.step(1, [([4], [1], 0.1)] * 8)
+    assert outputs["completion_ids"][0].tolist() == [5, 6, 7]
+    assert outputs["completion_mask"].tolist() == [[0, 0, 0], *[[1, 1, 0]] * 3] * 2
+    assert outputs["num_items_in_batch"] == 12
+
+
+def test_unscorable_completions(buffer: blocking.Buffer, tmp_path: Path) -> None:
+    made = scripted(tmp_path, buffer)
+    none = [([2], [3, 1], None)] * 4
+    made.step(0, [*none, ([2], [5, 1], None), *[([2], [5, 1], float(i)) for i in range(3)]])
+    empty, some = buffer.get(uids=["tiny/0/0/0", "tiny/0/0/1"])
+    assert (empty.status, some.status) == ("filtered", "completed")
+    assert math.isnan(some.rewards[0])
+    assert some.episodes[0].metadata["rewards"] == {"by_step": None}
+    assert some.episodes[0].advantage == 0.0
+
+
+def test_two_trainers_of_one_run(url: str, buffer: blocking.Buffer, tmp_path: Path) -> None:
+    """Each finds what the other stored; what one does again is not there twice."""
+    with blocking.Store.open(url, run="tiny") as other:
+        first = scripted(tmp_path / "a", buffer)
+        again = scripted(tmp_path / "b", other.buffer("grpo"))
+        first.step(0, GOOD)
+        assert again.step(1, MIXED)["completion_ids"][0].tolist()[:2] != [3, 1]
+        again.step(0, GOOD)
+    assert buffer.count() == 4
+    assert [one.times_replaced for one in buffer.find(where=col.min_policy_version == 0)] == [1, 1]
+
+
+def test_killed_and_resumed(url: str, tmp_path: Path, child: Child) -> None:
+    """A checkpoint of step 4, killed in step 5: step 4 is generated again, and not twice there."""
+    folder = str(tmp_path)
+    assert child(train, url, folder, kill_at=5) == [-signal.SIGKILL]
+    with blocking.Store.open(url, run="tiny") as store:
+        buffer = store.buffer("grpo")
+        assert buffer.count(where=col.min_policy_version == 5) == 2
+        kept = {one.group_uid: one.id for one in buffer.find(limit=100)}
+    assert child(train, url, folder, resume=True) == [0]
+    with blocking.Store.open(url, run="tiny") as store:
+        found = store.buffer("grpo").find(limit=100)
+        assert {one.group_uid: one.id for one in found} == kept
+        assert sorted(kept) == [f"tiny/{step}/0/{i}" for step in range(6) for i in range(2)]
+        replaced = [one.min_policy_version for one in found if one.times_replaced]
+        assert replaced == [4, 4, 5, 5]
+        assert {run.name for run in store.runs()} == {"tiny"}
+        steps = [draw.step for draw in store.buffer("grpo").draws()]
+        assert sorted(step for step in steps if step is not None) == [0, 1, 2, 3, 4, 4, 5, 5]
+
+
+def test_two_processes_have_their_own_groups(url: str, tmp_path: Path, child: Child) -> None:
+    assert child(train_rank, url, str(tmp_path), free_port(), ranks=2) == [0, 0]
+    with blocking.Store.open(url, run="tiny") as store:
+        buffer = store.buffer("grpo")
+        found = buffer.find(limit=100)
+        assert sorted(one.group_uid for one in found) == [
+            f"tiny/{step}/0/{i}" for step in range(2) for i in range(4)
+        ]
+        assert all(one.times_replaced == 0 for one in found)
+        draws = [set(draw.group_ids) for draw in buffer.draws() if draw.step == 1]
+        assert [len(ids) for ids in draws] == [2, 2]
+        first = {one.id for one in found if one.min_policy_version == 0}
+        assert set.union(*draws) <= first
