@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
-from benchmarks.peers.report import SAFETY, SIZES, SMALLEST, SPEED
+from benchmarks.peers.report import BATCH, SAFETY, SIZES, SMALLEST, SPEED
 from benchmarks.report.findings import ENGINES, Findings
 from benchmarks.results import Result, bar, number
 
@@ -26,6 +27,12 @@ PIVOTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "loop": (("load",), ("side",)),
     "tensors": (("layout",), ("lengths", "side")),
 }
+#: What ours is to reach of a peer's speed, by operations: how much longer it may take at most.
+PEER_BARS: tuple[tuple[str, str, float], ...] = (
+    ("replaydb-sqlite", "dm-reverb", 1.0),
+    ("replaydb-sqlite-files", "dm-reverb", 0.5),
+    ("replaydb-sqlite", "dm-reverb-in-process", 1.5),
+)
 HEADINGS = {"size": "groups a put", "shape": "episodes x tokens", "how": "drawing from"}
 
 
@@ -35,6 +42,8 @@ def table(name: str, findings: Findings) -> list[str]:
         return _machine(findings)
     if name == "bars":
         return _list([one for one in findings.results.values() if one.bar is not None])
+    if name == "peer-bars":
+        return _peer_bars(findings)
     if name == "peers":
         lines = [*_peers(findings, SPEED), "", *_peers(findings, SAFETY)]
         for size, columns in SIZES.items():
@@ -68,6 +77,31 @@ def _peers(
         ]
         rows.append([peer, *cells])
     return _markdown(["", *(heading.replace("\n", " ") for heading in columns)], rows, left=1)
+
+
+def _peer_bars(findings: Findings) -> list[str]:
+    """Ours beside Reverb, of every size: samples, and puts of batches of the smallest groups."""
+    found = {(one.peer, one.operation, one.size): one.value for one in findings.peers}
+    sizes = [SMALLEST, *SIZES]
+
+    def row(what: str, ours: str, theirs: str, operation: str, limit: Result) -> list[str]:
+        cells = []
+        for size in sizes:
+            mine, other = (found.get((peer, operation, size)) for peer in (ours, theirs))
+            ratio = replace(limit, value=mine / other) if mine and other else None
+            cells.append(_cell(ratio))
+        return [f"{what}: {ours} / {theirs}", *cells, bar(limit)]
+
+    rows = []
+    for ours, theirs, most in PEER_BARS:
+        limit = Result("peers", "", "", 0.0, "x", most)
+        rows.append(row("sample", ours, theirs, "sample uniform", limit))
+        rows.append(row("as tensors", ours, theirs, "sample uniform, columns", limit))
+    least = Result("peers", "", "", 0.0, "x", 1.0, more_is_better=True)
+    for ours in dict.fromkeys(ours for ours, _, _ in PEER_BARS):
+        rows.append(row(f"put by {BATCH}", ours, "dm-reverb", f"put {BATCH}", least))
+    rows = [one for one in rows if any(one[1:-1])]
+    return _markdown(["", *sizes, "bar"], rows, left=1)
 
 
 def _value(value: float | None) -> str:
