@@ -152,6 +152,22 @@ async def test_what_is_no_query(build: Open, query: Any, expected: str, full: bo
     assert len(buffer) == full
 
 
+@pytest.mark.parametrize("consume", ["taken", "never"])
+async def test_nothing_is_taken_where_nothing_is_asked_for(build: Open, consume: str) -> None:
+    buffer = build(consume=consume)
+    await buffer.put([state(1)], "math")
+    queries_for_nothing: list[dict[str, Any]] = [
+        {"status": {"$in": []}},
+        {"$and": [{"status": "completed"}, {"status": Status.FAILED}]},
+        {"$and": [{"status": "completed"}, {"task_name": {"$in": []}}]},
+        {"$and": [{"status": "completed"}, {"task_name": "math"}, {"task_name": "code"}]},
+        {"$or": []},
+    ]
+    for query in queries_for_nothing:
+        assert await buffer._policy.get(9, query, buffer._storage) == [], query
+    assert len(buffer) == 1
+
+
 async def test_trees_of_xtuner(build: Open) -> None:
     class Node:
         def __init__(self, **fields: Any) -> None:
