@@ -1,0 +1,270 @@
+"""Generator outputs and groups, merging beside SkyRL's own, and what survives a trainer."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import random
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from skyrl.train.fully_async_trainer import _AsyncStalenessManager
+from skyrl.train.generators import utils
+from skyrl.train.generators.base import BatchMetadata, TrajectoryID
+
+import replaydb as rdb
+from integrations.skyrl import trainer
+from integrations.skyrl.outputs import output
+from replaydb import blocking
+from replaydb.integrations.skyrl import (
+    StoredGenerator,
+    merge_stepwise_output,
+    to_generator_output,
+    to_groups,
+)
+from support.groups import groups
+
+#: What one function of SkyRL's recomputes whenever outputs are put together.
+METRICS = "rollout_metrics"
+
+
+def without(made: Any, *names: str) -> dict[str, Any]:
+    return {name: of for name, of in made.items() if name not in names and of is not None}
+
+
+@pytest.fixture
+def kept(url: str) -> Iterator[blocking.Buffer]:
+    with blocking.Store.open(url, run="skyrl") as store:
+        yield store.buffer("skyrl")
+
+
+@pytest.mark.parametrize("step_wise", [True, False])
+@pytest.mark.parametrize("token_rewards", [True, False])
+def test_an_output_comes_back_as_it_went_in(
+    kept: blocking.Buffer, step_wise: bool, token_rewards: bool
+) -> None:
+    made = output(
+        random.Random(1), ["a", "b", "c"], step_wise=step_wise, token_rewards=token_rewards
+    )
+    uids = None if step_wise else ["a", "a", "b", "b", "c", "c"]
+    stored = to_groups(made, uids, step=7)
+    assert [(one.prompt_uid, one.num_episodes) for one in stored] == [("a", 2), ("b", 2), ("c", 2)]
+    back = to_generator_output(kept.get(kept.put(stored)))
+    assert without(back, METRICS) == without(made, METRICS)
+    assert back[METRICS]["generate/calls"] == 9  # of three groups, as SkyRL sums them
+    assert {one.min_policy_version for one in stored} == {7}
+
+
+def test_what_is_empty_is_not_absent(kept: blocking.Buffer) -> None:
+    """SkyRL's merge of one that has no tokens takes its logprobs, [], for none."""
+    made = output(random.Random(1), ["a"], repetitions=1, step_wise=False)
+    made |= {name: [[]] for name in ("response_ids", "rewards", "loss_masks", "rollout_logprobs")}
+    [group] = kept.get(kept.put(to_groups(made, ["a"])))
+    [turn] = group.episodes[0].turns
+    assert turn.logprobs is not None
+    assert len(turn.logprobs) == 0
+
+
+def test_images_and_experts(kept: blocking.Buffer) -> None:
+    made = output(random.Random(2), ["a"], step_wise=False)
+    made["pixel_values"] = [torch.rand(4, 3), torch.rand(2, 3)]
+    made["image_grid_thw"] = [torch.tensor([[1, 2, 2]]), torch.tensor([[1, 1, 2]])]
+    made["rollout_expert_indices"] = [[[[1, 2]], [[3, 0]]], [[[0, 1]], [[2, 2]]]]
+    back = to_generator_output(kept.get(kept.put(to_groups(made, ["a", "a"]))))
+    assert back["rollout_expert_indices"] == made["rollout_expert_indices"]
+    for name in ("pixel_values", "image_grid_thw"):
+        assert all(map(torch.equal, back[name], made[name]))
+
+
+def test_experts_of_several_turns_are_refused() -> None:
+    made = output(random.Random(3), ["a"], repetitions=1)
+    made["rollout_expert_indices"] = [[[[1]]]] * len(made["response_ids"])
+    assert len(made["response_ids"]) > 1
+    with pytest.raises(rdb.InvalidInputError, match="rollout_expert_indices"):
+        to_groups(made)
+
+
+def test_rows_without_prompts_are_refused() -> None:
+    with pytest.raises(rdb.InvalidInputError, match="trajectory_ids"):
+        to_groups(output(random.Random(3), ["a"], step_wise=False))
+
+
+def test_merged_rows_are_skyrls_on_thousands_of_chains() -> None:
+    rng = random.Random(12)
+    merged = 0
+    for number in range(100):
+        made = output(rng, [str(number), "x"], repetitions=10)
+        theirs = utils.merge_stepwise_output(made)
+        ours, metrics = merge_stepwise_output(made)
+        names = theirs.keys() - {METRICS, "trajectory_generation_times", "env_metrics"}
+        assert {name: ours[name] for name in names if theirs[name] is not None} == without(
+            theirs, METRICS
+        )
+        assert metrics["generate/num_seq_before_merge"] == len(made["response_ids"])
+        assert metrics["generate/num_seq_after_merge"] == len(theirs["response_ids"])
+        merged += len(theirs["response_ids"]) < len(made["response_ids"])
+    assert merged == 100
+
+
+def test_the_worked_example() -> None:
+    made = {
+        "prompt_token_ids": [[10, 20, 30], [10, 20, 30, 40, 50, 60, 70]],
+        "response_ids": [[40, 50], [80, 90]],
+        "rewards": [0.25, 1.0],
+        "loss_masks": [[1, 1], [1, 1]],
+        "trajectory_ids": [TrajectoryID("a", 0)] * 2,
+        "is_last_step": [False, True],
+    }
+    ours, metrics = merge_stepwise_output(made)
+    assert ours["prompt_token_ids"] == [[10, 20, 30]]
+    assert ours["response_ids"] == [[40, 50, 60, 70, 80, 90]]
+    assert ours["loss_masks"] == [[1, 1, 0, 0, 1, 1]]
+    assert ours["rewards"] == [[0, 0.25, 0, 0, 0, 1.0]]  # SkyRL's is [1.0]
+    assert metrics == {
+        "generate/num_seq_before_merge": 2,
+        "generate/num_seq_after_merge": 1,
+        "generate/merge_ratio": 2.0,
+        "generate/num_prefix_mismatches": 0,
+    }
+
+
+def test_merging_loses_no_rows_and_no_fields() -> None:
+    """SkyRL's function loses what is after the last `is_last_step`, times, and metrics."""
+    made = output(random.Random(5), ["a", "b"], repetitions=1)
+    made["is_last_step"][-1] = False
+    ours, _ = merge_stepwise_output(made)
+    theirs = utils.merge_stepwise_output(made)
+    assert {one.instance_id for one in ours["trajectory_ids"]} == {"a", "b"}
+    assert {one.instance_id for one in theirs["trajectory_ids"]} == {"a"}
+    assert ours["is_last_step"][-1] is False
+    assert len(ours["env_metrics"]) == len(ours["trajectory_generation_times"])
+    assert theirs.get("env_metrics") is theirs.get("trajectory_generation_times") is None
+
+
+class Counting:
+    """A generator that counts its prompts."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    async def generate(self, input_batch: Any) -> Any:
+        uids = [one.instance_id for one in input_batch["trajectory_ids"]]
+        self.seen += dict.fromkeys(uids)
+        return output(random.Random(0), list(dict.fromkeys(uids)), step_wise=False)
+
+
+def batch(*uids: str, phase: str = "train", step: int = 1) -> Any:
+    ids = [TrajectoryID(uid, repetition) for uid in uids for repetition in range(2)]
+    return {
+        "prompts": [[{"role": "user", "content": one.instance_id}] for one in ids],
+        "env_classes": ["math"] * len(ids),
+        "env_extras": [{} for _ in ids],
+        "sampling_params": {},
+        "trajectory_ids": ids,
+        "batch_metadata": BatchMetadata(global_step=step, training_phase=phase),
+    }
+
+
+async def test_only_what_is_missing_is_generated(kept: blocking.Buffer) -> None:
+    before, inner = StoredGenerator(Counting(), kept), Counting()
+    await before.generate(batch("a", "c"))
+    after = StoredGenerator(inner, kept)
+    made = await after.generate(batch("a", "b", "c"))
+    assert inner.seen == ["b"]
+    assert len(made["response_ids"]) == 6
+    await after.generate(batch("a", "b", "c", step=2))  # another epoch
+    assert inner.seen == ["b", "a", "b", "c"]
+
+
+async def test_evaluation_is_not_stored(kept: blocking.Buffer) -> None:
+    await StoredGenerator(Counting(), kept).generate(batch("a", phase="eval"))
+    assert kept.count() == 0
+
+
+async def test_what_is_too_old_is_generated_anew(kept: blocking.Buffer) -> None:
+    await StoredGenerator(Counting(), kept).generate(batch("a", step=1))
+    inner = Counting()
+    await StoredGenerator(inner, kept, max_staleness=3).generate(batch("a", step=5))
+    assert inner.seen == ["a"]
+
+
+async def test_what_is_settled_is_not_served(kept: blocking.Buffer) -> None:
+    generator = StoredGenerator(Counting(), kept)
+    await generator.generate(batch("a", "b", "c"))
+    generator.settle(["a", "b"], ["b"])
+    inner = Counting()
+    again = StoredGenerator(inner, kept)
+    assert (again.consumed_uids(), again.filtered_uids()) == ({"a", "b"}, {"b"})
+    await again.generate(batch("a", "b", "c"))
+    assert inner.seen == ["a", "b"]
+
+
+async def test_two_trainers_have_a_buffer_each(url: str) -> None:
+    with blocking.Store.open(url) as store:
+        inner = [Counting(), Counting()]
+        both = [
+            StoredGenerator(one, store.buffer(name))
+            for one, name in zip(inner, ("one", "two"), strict=True)
+        ]
+        await asyncio.gather(*(one.generate(batch("a", "b")) for one in both))
+        assert inner[0].seen == inner[1].seen == ["a", "b"]
+
+
+async def test_what_cannot_be_stored_is_named(kept: blocking.Buffer) -> None:
+    made = output(random.Random(0), ["a"], step_wise=False, token_rewards=False)
+    made["rewards"][1] = float("nan")
+    with pytest.raises(rdb.InvalidInputError, match="reward"):
+        to_groups(made, ["a", "a"])
+
+
+async def test_the_capacity_rule_is_that_of_admission(buffer: rdb.Buffer) -> None:
+    """SkyRL counts steps from 1; what it calls accepted and running is ahead, less what is used."""
+    for size, staleness, trained, ahead in [(2, 1, 0, 3), (4, 2, 3, 5), (3, 0, 2, 2)]:
+        manager = _AsyncStalenessManager(1000, size, staleness)
+        manager.load_state_from_checkpoint(trained + 1)
+        manager._stat.accepted += ahead
+        await buffer.delete(statuses=["completed"])
+        await buffer.put(groups(ahead))
+        admitted = await buffer.admission(size, max_staleness=staleness, timeout=0)
+        assert admitted == manager._compute_capacity_unlocked()
+
+
+def _run(*arguments: object) -> int | None:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([trainer.__name__])
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+        process = context.Process(target=trainer.run, args=arguments)
+        process.start()
+        process.join(120)
+    return process.exitcode
+
+
+def test_a_restart_in_the_middle(url: str, tmp_path: Path) -> None:
+    """Killed between checkpoints: what they do not have is trained again, and not generated."""
+    folder, log = tmp_path / "checkpoints", tmp_path / "log"
+    folder.mkdir()
+    assert _run(url, folder, log, 5, True) == -signal.SIGKILL
+    first = log.read_text().splitlines()
+    assert _run(url, folder, log, 8, False) == 0
+    lines = log.read_text().splitlines()
+    second = lines[len(first) :]
+
+    generated = [line for line in lines if line.startswith("generated")]
+    assert len(generated) - len(set(generated)) <= 3  # in the hands of workers that were killed
+    steps = [line.split()[1:] for line in lines if line.startswith("trained")]
+    assert len(steps) == 9  # the fifth twice
+    settled = [uid for step in steps[:4] + steps[5:] for uid in step]
+    assert len(settled) == len(set(settled)) == 16
+    again = [uid for line in second if line.startswith("trained") for uid in line.split()[1:]]
+    assert set(steps[4]) <= set(again)  # those that the lost step had trained
+    with blocking.Store.open(url) as store:
+        kept = StoredGenerator(Counting(), store.buffer("skyrl", create=False))
+        assert kept.consumed_uids() - kept.filtered_uids() == set(settled)
+        assert {"0", "6", "12"} <= kept.filtered_uids()
