@@ -1,0 +1,183 @@
+"""Rows of a dataset as groups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import datasets
+
+from replaydb import Episode, EpisodeGroup, InvalidInputError, blocking
+
+#: Groups that are put in one transaction, with where the dataset stands.
+PAGE = 64
+
+#: Columns with a value for each completion of a prompt, and what each has of them.
+_SEVERAL = {
+    "completions": "completion",
+    "completion_ids": "completion_ids",
+    "rewards": "reward",
+    "logprobs": "logprobs",
+}
+
+
+def put_dataset(
+    buffer: blocking.Buffer,
+    dataset: datasets.Dataset | datasets.IterableDataset,
+    name: str,
+    *,
+    task_name: str | None = None,
+    tokenizer: Any = None,
+    tags: Sequence[str] = (),
+) -> int:
+    """Put the completions of a dataset, as groups; called again, it goes on where it was.
+
+    A row is one completion (`completion`, `reward`), and goes into a group with those of the same
+    prompt that follow it, or has all of its prompt (`completions`, `rewards`: lists). Prompts and
+    completions are text, or messages of a chat: `prompt`, and one message of the assistant. Tokens
+    come from `prompt_ids` and `completion_ids`, with `logprobs` where they are known, or from the
+    tokenizer. `prompt_uid` names the prompt; rewards may be None, or not there.
+
+    With each page of groups, `buffer.cursor(f"dataset/{name}")` is how many rows are put, and a
+    group's uid is `name` and its first row, so an import that was broken off, or runs twice, puts
+    each row once.
+
+    Args:
+        buffer: A buffer of `replaydb.blocking`.
+        dataset: A `Dataset` or an `IterableDataset`, in the same order each time.
+        name: What it is called in the buffer.
+        task_name: The task of its groups; by default its name.
+        tokenizer: Of transformers; its chat template, where prompts are messages.
+        tags: Columns that become tags of the group, as its first row has them.
+
+    Returns:
+        How many groups were handed to the buffer now.
+
+    Raises:
+        InvalidInputError: A row lacks a column, or cannot be read. Its page is not put, nor what
+            follows; the pages before are.
+    """
+    if not isinstance(dataset, datasets.Dataset | datasets.IterableDataset):
+        raise InvalidInputError("dataset", "a Dataset or an IterableDataset", type(dataset))
+    key = f"dataset/{name}"
+    start = end = buffer.cursor(key) or 0
+    if isinstance(dataset, datasets.Dataset) and start >= len(dataset):
+        return 0  # which `skip` refuses
+    total, page = 0, []
+    for _, members in groupby(enumerate(dataset.skip(start), start), key=_prompt):
+        rows = list(members)
+        page.append(_group(name, name if task_name is None else task_name, rows, tokenizer, tags))
+        end = rows[-1][0] + 1
+        if len(page) == PAGE:
+            total += len(buffer.put(page, on_duplicate="ignore", cursor={key: end}))
+            page = []
+    return total + len(buffer.put(page, on_duplicate="ignore", cursor={key: end}))
+
+
+def _prompt(numbered: tuple[int, Mapping[str, Any]]) -> Any:
+    """What rows of one group have in common."""
+    number, row = numbered
+    if _has_several(row):
+        return number
+    uid = row.get("prompt_uid")
+    return (row.get("prompt"), row.get("prompt_ids")) if uid is None else uid
+
+
+def _has_several(row: Mapping[str, Any]) -> bool:
+    return "completions" in row or "rewards" in row
+
+
+def _group(
+    name: str,
+    task_name: str,
+    rows: Sequence[tuple[int, Mapping[str, Any]]],
+    tokenizer: Any,
+    tags: Sequence[str],
+) -> EpisodeGroup:
+    number, row = rows[0]
+    if missing := [tag for tag in tags if tag not in row]:
+        raise InvalidInputError(f"tags of row {number}", f"a column {missing[0]!r}", list(row))
+    return EpisodeGroup(
+        task_name,
+        [
+            _episode(f"row {number}", one, tokenizer)
+            for number, row in rows
+            for one in _completions(f"row {number}", row)
+        ],
+        prompt=row.get("prompt"),
+        prompt_ids=row.get("prompt_ids"),
+        prompt_uid=row.get("prompt_uid"),
+        group_uid=f"{name}/{number}",
+        tags={tag: row[tag] for tag in tags},
+    )
+
+
+def _completions(where: str, row: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """A row for each completion of a row."""
+    if not _has_several(row):
+        yield row
+        return
+    lists = {one: row[many] for many, one in _SEVERAL.items() if row.get(many) is not None}
+    counts = {one: len(values) for one, values in lists.items()}
+    if len(set(counts.values())) != 1:
+        raise InvalidInputError(where, "lists of one length for all completions", counts)
+    for values in zip(*lists.values(), strict=True):
+        yield {**row, **dict(zip(lists, values, strict=True))}
+
+
+def _episode(where: str, row: Mapping[str, Any], tokenizer: Any) -> Episode:
+    prompt, prompt_ids = row.get("prompt"), row.get("prompt_ids")
+    completion, ids = row.get("completion"), row.get("completion_ids")
+    if (prompt_ids is None or ids is None) and (prompt is None or completion is None):
+        raise InvalidInputError(
+            where, "columns prompt and completion, or prompt_ids and completion_ids", list(row)
+        )
+    text = None if completion is None else _text(where, completion)
+    if prompt_ids is None or ids is None:
+        if tokenizer is None:
+            raise InvalidInputError(
+                "tokenizer", f"one, where {where} has no prompt_ids and completion_ids", None
+            )
+        prompt_ids, ids = _tokens(where, prompt, text, tokenizer)
+    return Episode(
+        prompt_ids=prompt_ids,
+        response_ids=ids,
+        logprobs=row.get("logprobs"),
+        reward=row.get("reward"),
+        text=text,
+    )
+
+
+def _text(where: str, completion: Any) -> str:
+    """The text of a completion: text, or one message of the assistant."""
+    if isinstance(completion, str):
+        return completion
+    content = completion[0].get("content") if len(completion) == 1 else None
+    if not isinstance(content, str) or completion[0].get("role") != "assistant":
+        raise InvalidInputError(
+            f"completion of {where}", "text, or one message of the assistant", completion
+        )
+    return content
+
+
+def _tokens(
+    where: str, prompt: Any, text: str | None, tokenizer: Any
+) -> tuple[list[int], list[int]]:
+    """Tokens as an engine has them: those of the prompt, and after them those of the completion."""
+    if isinstance(prompt, str):
+        ending = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        return tokenizer(prompt)["input_ids"], ids + ending
+    answered = [*prompt, {"role": "assistant", "content": text}]
+    begun = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
+    whole = tokenizer.apply_chat_template(answered, tokenize=False)
+    if not whole.startswith(begun):
+        raise InvalidInputError(
+            f"prompt of {where}", "one that its chat template begins the answer with", repr(begun)
+        )
+    prompt_ids, ids = (
+        tokenizer(part, add_special_tokens=False)["input_ids"]
+        for part in (begun, whole.removeprefix(begun))
+    )
+    return prompt_ids, ids

@@ -1,0 +1,13 @@
+"""The example trains with the real trainers of TRL, on what the buffer gave them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from examples import datasets_sft_dpo
+
+
+def test_sft_and_dpo(url: str, tmp_path: Path) -> None:
+    loss, accuracy = datasets_sft_dpo.train(url, str(tmp_path), steps=10)
+    assert loss < 2.5  # by chance it is log(17) = 2.8
+    assert accuracy > 0.5

@@ -1,0 +1,207 @@
+"""Datasets go into a buffer, each row once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from datasets import Dataset, IterableDataset
+
+import replaydb as rdb
+from integrations.datasets.words import ids, tokenizer
+from replaydb import blocking
+from replaydb.integrations.datasets import incoming, put_dataset
+
+USER = [{"role": "user", "content": "2 + 2 ="}]
+
+
+@pytest.fixture
+def sums(url: str) -> Iterator[blocking.Buffer]:
+    with blocking.Store.open(url, run="test") as store:
+        yield store.buffer("sums")
+
+
+def stored(buffer: blocking.Buffer) -> list[rdb.StoredGroup]:
+    return buffer.get([one.id for one in buffer.find()])
+
+
+def test_rows_of_one_prompt_are_a_group(sums: blocking.Buffer) -> None:
+    dataset = Dataset.from_dict(
+        {
+            "prompt": ["2 + 2 =", "2 + 2 =", "2 + 3 =", "2 + 2 ="],
+            "completion": ["4", "5", "5", "4"],
+            "reward": [1.0, 0.0, None, 1.0],
+            "level": ["easy", "easy", "hard", "easy"],
+        }
+    )
+    assert put_dataset(sums, dataset, "arith", tokenizer=tokenizer(), tags=["level"]) == 3
+    first, second, third = stored(sums)
+    assert [one.group_uid for one in (first, second, third)] == ["arith/0", "arith/2", "arith/3"]
+    assert (first.task_name, first.prompt, first.tags) == ("arith", "2 + 2 =", {"level": "easy"})
+    assert (first.rewards.tolist(), first.texts) == ([1.0, 0.0], ["4", "5"])
+    right = first.episodes[0]
+    assert right.prompt_ids.tolist() == ids("2 + 2 =")
+    assert right.response_ids.tolist() == ids("4 <eos>")
+    assert (right.logprobs, right.policy_version) == (None, None)
+    assert second.episodes[0].reward is None
+    assert sums.cursor("dataset/arith") == 4
+
+
+def test_rows_with_all_completions_of_a_prompt(sums: blocking.Buffer) -> None:
+    answers = [[{"role": "assistant", "content": one}] for one in ("4", "5")]
+    dataset = Dataset.from_list(
+        [
+            {"prompt": USER, "completions": answers, "rewards": [1.0, 0.0], "prompt_uid": "p"},
+            {"prompt": USER, "completions": answers, "rewards": [1.0, 0.0], "prompt_uid": "p"},
+        ]
+    )
+    put_dataset(sums, dataset, "chat", task_name="sums", tokenizer=tokenizer())
+    one, other = stored(sums)
+    assert (one.task_name, one.prompt_uid, other.prompt_uid) == ("sums", "p", "p")
+    assert one.prompt == USER
+    assert one.prompt_ids is not None
+    assert one.prompt_ids.tolist() == ids("<user> 2 + 2 = <assistant>")
+    assert [each.response_ids.tolist() for each in one.episodes] == [ids("4 <eos>"), ids("5 <eos>")]
+    assert one.texts == ["4", "5"]
+
+
+def test_rows_of_tokens_need_no_tokenizer(sums: blocking.Buffer) -> None:
+    row = {"prompt_ids": [1, 2], "completion_ids": [3, 4], "logprobs": [-0.5, -0.25], "reward": 1.0}
+    several = {
+        "prompt_ids": [1, 2],
+        "completion_ids": [[3, 4], [5]],
+        "logprobs": [[-0.5, -0.25], [-1.0]],
+        "rewards": [1.0, None],
+    }
+    put_dataset(sums, Dataset.from_list([row, row]), "one")
+    put_dataset(sums, Dataset.from_list([several]), "several")
+    one, other = stored(sums)
+    assert [each.token_ids.tolist() for each in one.episodes] == [[1, 2, 3, 4]] * 2
+    assert [each.response_ids.tolist() for each in other.episodes] == [[3, 4], [5]]
+    behaviour = other.episodes[0].logprobs
+    assert behaviour is not None
+    assert behaviour.tolist() == [0, 0, -0.5, -0.25]
+
+
+def _rows(count: int, each: int = 2) -> list[dict[str, Any]]:
+    """So many completions, some for each prompt."""
+    return [
+        {"prompt_ids": [i // each], "completion_ids": [i], "reward": float(i % each)}
+        for i in range(count)
+    ]
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["dataset", "iterable"])
+def test_an_import_goes_on_where_it_was(
+    sums: blocking.Buffer, streamed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(incoming, "PAGE", 2)
+    rows = _rows(14)
+    broken = [*rows[:9], {"prompt_ids": None, "completion_ids": None, "reward": None}]
+
+    def dataset(of: list[dict[str, Any]]) -> Dataset | IterableDataset:
+        return IterableDataset.from_generator(of.__iter__) if streamed else Dataset.from_list(of)
+
+    with pytest.raises(rdb.InvalidInputError, match="row 9"):
+        put_dataset(sums, dataset(broken), "d")
+    assert sums.cursor("dataset/d") == 8
+    assert put_dataset(sums, dataset(rows), "d") == 3
+    assert put_dataset(sums, dataset(rows), "d") == 0
+    assert [one.group_uid for one in sums.find()] == [f"d/{i}" for i in range(0, 14, 2)]
+    assert {one.num_episodes for one in sums.find()} == {2}
+    assert put_dataset(sums, dataset(_rows(16)), "d") == 1  # it has grown
+
+
+def test_two_imports_at_once_put_each_row_once(url: str, sums: blocking.Buffer) -> None:
+    dataset = Dataset.from_list(_rows(400))
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            with blocking.Store.open(url) as store:
+                put_dataset(store.buffer("sums"), dataset, "d")
+        except BaseException as error:
+            failures.append(error)
+
+    workers = [threading.Thread(target=work) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not failures
+    assert [one.group_uid for one in sums.find()] == [f"d/{i}" for i in range(0, 400, 2)]
+    assert sums.cursor("dataset/d") == 400
+
+
+_CHILD = """
+import sys, time
+from datasets import IterableDataset
+from replaydb import blocking
+from replaydb.integrations.datasets import put_dataset
+
+def rows():
+    for i in range(1000):
+        if i == 500:
+            print("half", flush=True)
+            time.sleep(600)
+        yield {"prompt_ids": [i // 2], "completion_ids": [i], "reward": float(i % 2)}
+
+with blocking.Store.open(sys.argv[1]) as store:
+    put_dataset(store.buffer("sums"), IterableDataset.from_generator(rows), "d")
+"""
+
+
+def test_an_import_survives_kill(url: str, sums: blocking.Buffer) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", _CHILD, url], stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "half\n"
+        child.kill()
+    before = sums.count()
+    assert 0 < before < 250
+    assert sums.cursor("dataset/d") == 2 * before
+    assert put_dataset(sums, Dataset.from_list(_rows(1000)), "d") == 500 - before
+    groups = stored(sums)
+    assert [one.group_uid for one in groups] == [f"d/{i}" for i in range(0, 1000, 2)]
+    assert [one.episodes[1].response_ids.tolist() for one in groups] == [
+        [i] for i in range(1, 1000, 2)
+    ]
+
+
+TEXT = {"prompt": "2 + 2 =", "completion": "4", "reward": 1.0}
+REFUSED = [
+    ({"prompt": "2", "reward": 1.0}, "row 0", "completion"),
+    ({**TEXT, "prompt": USER, "completion": []}, "completion of row 0", "one message"),
+    ({**TEXT, "completion": USER}, "completion of row 0", "assistant"),
+    ({"prompt": "2", "completions": ["4", "5"], "rewards": [1.0]}, "row 0", "one length"),
+    ({**TEXT, "reward": float("nan")}, "reward", "nan"),
+]
+
+
+@pytest.mark.parametrize(("row", "field", "words"), REFUSED, ids=[one[1] for one in REFUSED])
+def test_rows_that_are_refused(
+    sums: blocking.Buffer, row: dict[str, Any], field: str, words: str
+) -> None:
+    with pytest.raises(rdb.InvalidInputError) as caught:
+        put_dataset(sums, Dataset.from_list([row]), "d", tokenizer=tokenizer())
+    assert caught.value.field == field
+    assert words in str(caught.value)
+    assert sums.count() == 0
+
+
+def test_calls_that_are_refused(sums: blocking.Buffer) -> None:
+    dataset = Dataset.from_list([TEXT])
+    with pytest.raises(rdb.InvalidInputError, match="tokenizer: expected one, where row 0"):
+        put_dataset(sums, dataset, "d")
+    with pytest.raises(rdb.InvalidInputError, match="tags of row 0: expected a column 'level'"):
+        put_dataset(sums, dataset, "d", tokenizer=tokenizer(), tags=["level"])
+    with pytest.raises(rdb.InvalidInputError, match="dataset: expected a Dataset"):
+        put_dataset(sums, [TEXT], "d", tokenizer=tokenizer())
+    other = tokenizer("{{ messages | length }}")
+    with pytest.raises(rdb.InvalidInputError, match="chat template"):
+        put_dataset(sums, Dataset.from_list([{**TEXT, "prompt": USER}]), "d", tokenizer=other)

@@ -1,0 +1,258 @@
+"""What is stored becomes training sets in TRL's formats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset, IterableDataset
+from torch.utils.data import DataLoader
+from trl import is_conversational
+
+import replaydb as rdb
+from integrations.datasets.words import ids, tokenizer
+from replaydb import blocking
+from replaydb.integrations.datasets import (
+    dpo_dataset,
+    grpo_dataset,
+    outgoing,
+    put_dataset,
+    sft_dataset,
+)
+
+USER = [{"role": "user", "content": "2 + 2 ="}]
+
+
+@pytest.fixture
+def sums(url: str) -> Iterator[blocking.Buffer]:
+    with blocking.Store.open(url, run="test") as store:
+        yield store.buffer("sums")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    return str(tmp_path / "cache")
+
+
+def group(
+    uid: str,
+    rewards: Sequence[float | None] = (1.0, 0.0),
+    *,
+    task: str = "sums",
+    prompt: Any = "2 + 2 =",
+    texts: bool = True,
+    **fields: Any,
+) -> rdb.EpisodeGroup:
+    """Episode i answers "4", "5" or "6" and has the text "answer i"."""
+    episodes = [
+        rdb.Episode(
+            prompt_ids=ids("2 + 2 ="),
+            response_ids=[*ids(("4", "5", "6")[i]), 1],
+            logprobs=[-0.5, -0.25],
+            reward=reward,
+            text=f"answer {i}" if texts else None,
+        )
+        for i, reward in enumerate(rewards)
+    ]
+    return rdb.EpisodeGroup(task, episodes, group_uid=uid, prompt=prompt, **fields)
+
+
+@pytest.fixture(params=[False, True], ids=["dataset", "iterable"])
+def how(request: pytest.FixtureRequest, cache: str) -> dict[str, Any]:
+    """A file of Arrow, or streamed."""
+    return {"streaming": request.param, "cache_dir": cache}
+
+
+def test_the_best_of_each_group(url: str, sums: blocking.Buffer, how: dict[str, Any]) -> None:
+    sums.put([group("a", [0.0, 1.0, 0.5]), group("b", [None, 0.25]), group("c", [None, None])])
+    dataset = sft_dataset(url, "sums", **how)
+    assert isinstance(dataset, IterableDataset if how["streaming"] else Dataset)
+    assert list(dataset) == [
+        {"prompt": "2 + 2 =", "completion": "answer 1", "reward": 1.0},
+        {"prompt": "2 + 2 =", "completion": "answer 1", "reward": 0.25},
+    ]
+    assert len(list(sft_dataset(url, "sums", min_reward=0.5, **how))) == 1
+
+
+def test_chats_stay_chats(url: str, sums: blocking.Buffer, how: dict[str, Any]) -> None:
+    sums.put(group("a", prompt=USER))
+    (row,) = sft_dataset(url, "sums", **how)
+    assert row["prompt"] == USER
+    assert row["completion"] == [{"role": "assistant", "content": "answer 0"}]
+    (pair,) = dpo_dataset(url, "sums", **how)
+    assert pair["rejected"] == [{"role": "assistant", "content": "answer 1"}]
+    assert is_conversational(pair)
+    assert is_conversational(row)
+
+
+def test_the_tokens_that_were_sampled(url: str, sums: blocking.Buffer, how: dict[str, Any]) -> None:
+    turns = [
+        rdb.Turn(prompt_ids=[1, 2], response_ids=[3]),
+        rdb.Turn(prompt_ids=[1, 2, 3, 4], response_ids=[5]),
+        rdb.Turn(prompt_ids=[9], response_ids=[8]),
+    ]
+    trajectory = rdb.EpisodeGroup("sums", [rdb.Episode(turns=turns, reward=1.0)])
+    sums.put([group("a", [0.0, 1.0], texts=False, prompt=None), trajectory])
+    assert list(sft_dataset(url, "sums", tokens=True, **how)) == [
+        {
+            "input_ids": [*ids("2 + 2 = 5"), 1],
+            "completion_mask": [0, 0, 0, 0, 1, 1],
+            "reward": 1.0,
+        },
+        {"input_ids": [1, 2, 3, 4, 5], "completion_mask": [0, 0, 1, 0, 1], "reward": 1.0},
+        {"input_ids": [9, 8], "completion_mask": [0, 1], "reward": 1.0},
+    ]
+
+
+def test_texts_are_decoded_where_there_are_none(
+    url: str, sums: blocking.Buffer, cache: str
+) -> None:
+    sums.put(group("a", texts=False, prompt=None))
+    (row,) = dpo_dataset(url, "sums", tokenizer=tokenizer(), cache_dir=cache)
+    assert row == {"prompt": "2 + 2 =", "chosen": "4", "rejected": "5", "margin": 1.0}
+
+
+def test_pairs_of_best_and_worst(url: str, sums: blocking.Buffer, how: dict[str, Any]) -> None:
+    sums.put(
+        [
+            group("tie", [0.5, 0.5]),
+            group("alone", [1.0, None]),
+            group("close", [0.5, 0.75, 0.5]),
+            group("far", [0.0, None, 1.0]),
+        ]
+    )
+    close, far = dpo_dataset(url, "sums", **how)
+    assert (close["chosen"], close["rejected"], close["margin"]) == ("answer 1", "answer 0", 0.25)
+    assert (far["chosen"], far["rejected"], far["margin"]) == ("answer 2", "answer 0", 1.0)
+    assert list(dpo_dataset(url, "sums", min_margin=0.25, **how)) == [far]
+
+
+def test_prompts_by_difficulty(url: str, sums: blocking.Buffer, how: dict[str, Any]) -> None:
+    sums.put(
+        [
+            group("was hard", [0.0, 0.0], prompt_uid="p"),
+            group("never", [0.0, 0.5], prompt_uid="q", tags={"answer": "4"}),
+            group("half", [1.0, 0.0], prompt_uid="r", tags={"answer": "5"}),
+            group("other task", [1.0, 0.0], prompt_uid="p", task="other"),
+            group("now solved", [1.0, 1.0], prompt_uid="p"),
+            group("nameless", [1.0, None, 0.0]),
+            group("nameless too", [1.0, 0.0]),
+        ]
+    )
+
+    def rates(**bounds: Any) -> list[tuple[str | None, float]]:
+        rows = grpo_dataset(url, "sums", **bounds, **how)
+        return [(row["prompt_uid"], row["solve_rate"]) for row in rows]
+
+    everything = [(None, 0.5), (None, 0.5), ("p", 1.0), ("p", 0.5), ("r", 0.5), ("q", 0.0)]
+    assert rates() == everything
+    assert rates(solve_rate=(0.1, 0.9)) == [one for one in everything if one[1] == 0.5]
+    assert ("q", 0.5) in rates(solved=0.5)
+    rows = list(grpo_dataset(url, "sums", solve_rate=(0.0, 0.5), tags=["answer"], **how))
+    assert [row["answer"] for row in rows] == [None, None, None, "5", "4"]
+
+
+def test_groups_are_chosen_as_elsewhere(url: str, sums: blocking.Buffer, cache: str) -> None:
+    with blocking.Store.open(url, run="other") as store:
+        store.buffer("sums").put(group("run"))
+    sums.put(
+        [
+            group("task", task="other"),
+            group("tag", tags={"level": "hard"}),
+            group("failed", status="failed"),
+            group("plain"),
+        ]
+    )
+
+    def uids(**selection: Any) -> list[str]:
+        dataset = sft_dataset(url, "sums", tags=["uid"], cache_dir=cache, **selection)
+        return [row["uid"] for row in dataset]
+
+    for one in sums.find():
+        sums.update([one.id], tags={"uid": one.group_uid})
+    assert uids() == ["run", "task", "tag", "plain"]
+    assert uids(runs="other") == ["run"]
+    assert uids(tasks=["other"]) == ["task"]
+    assert uids(statuses="failed") == ["failed"]
+    assert uids(where=rdb.col.tags["level"] == "hard") == ["tag"]
+    with sums.lease(1, where=rdb.col.tags["level"] == "hard", ttl=60):
+        assert uids() == ["run", "task", "tag", "plain"]
+    assert sums.count(statuses="archived") == 1  # it was trained on, and has its episodes
+    assert uids() == ["run", "task", "tag", "plain"]
+
+
+def test_pages_are_read_to_the_end_and_no_further(
+    url: str, sums: blocking.Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outgoing, "PAGE", 2)
+    found = sums.put([group(f"g{i}", [float(i), -1.0]) for i in range(7)])
+    rows = iter(sft_dataset(url, "sums", streaming=True))
+    assert next(rows)["reward"] == 0.0
+    sums.put(group("late"))  # in the next iteration
+    sums.delete([found[5]])
+    sums.update([found[4]], status="archived")
+    assert [row["reward"] for row in rows] == [1.0, 2.0, 3.0, 4.0, 6.0]
+
+
+def test_groups_that_go_between_two_reads_are_left_out(
+    url: str, sums: blocking.Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = sums.put([group(f"g{i}", [float(i), -1.0]) for i in range(4)])
+    rows = sft_dataset(url, "sums", streaming=True)
+    find = blocking.Buffer.find
+
+    def find_and_lose(buffer: blocking.Buffer, **which: Any) -> list[rdb.GroupInfo]:
+        infos = find(buffer, **which)
+        if which.get("limit") == outgoing.PAGE:
+            sums.delete([found[1]])
+        return infos
+
+    monkeypatch.setattr(blocking.Buffer, "find", find_and_lose)
+    assert [row["reward"] for row in rows] == [0.0, 2.0, 3.0]
+
+
+def test_a_file_of_earlier_is_not_taken_for_what_is_stored(
+    url: str, sums: blocking.Buffer, cache: str
+) -> None:
+    sums.put(group("a"))
+    assert len(sft_dataset(url, "sums", cache_dir=cache)) == 1
+    sums.put(group("b"))
+    assert len(sft_dataset(url, "sums", cache_dir=cache)) == 2
+
+
+def test_workers_open_the_store_themselves(url: str, sums: blocking.Buffer) -> None:
+    sums.put([group(f"g{i}") for i in range(5)])
+    dataset = sft_dataset(url, "sums", streaming=True).with_format("torch")
+    loader = DataLoader(dataset, batch_size=2, num_workers=1, multiprocessing_context="fork")
+    assert [len(batch["prompt"]) for batch in loader] == [2, 2, 1]
+
+
+def test_what_is_refused(url: str, sums: blocking.Buffer, how: dict[str, Any]) -> None:
+    with pytest.raises(rdb.InvalidInputError, match="groups to make rows of"):
+        sft_dataset(url, "sums", **how)
+    with pytest.raises(rdb.UnknownBufferError):
+        sft_dataset(url, "prods", **how)
+    with pytest.raises(rdb.InvalidInputError, match="0 <= lowest <= highest <= 1"):
+        grpo_dataset(url, "sums", solve_rate=(0.5, 0.25), **how)
+    sums.put(group("a"))
+    sums.put(group("b", texts=False))
+    with pytest.raises(rdb.InvalidInputError, match="text of episode 0 of group 'b'"):
+        list(sft_dataset(url, "sums", **how))
+    sums.update(uids="b", status="filtered")
+    sums.put(group("c", prompt=USER))
+    with pytest.raises(rdb.InvalidInputError, match=r"prompt of group 'c'.*messages"):
+        list(sft_dataset(url, "sums", **how))
+    sums.update(uids=["a", "c"], status="filtered")
+    sums.put(group("d", prompt=None))
+    with pytest.raises(rdb.InvalidInputError, match="prompt of group 'd'"):
+        dpo_dataset(url, "sums", **how)
+
+
+def test_there_and_back(url: str, sums: blocking.Buffer, cache: str) -> None:
+    rows = [{"prompt": USER, "completions": ["4", "5"], "rewards": [1.0, 0.0]}]
+    put_dataset(sums, Dataset.from_list(rows), "d", tokenizer=tokenizer())
+    (pair,) = dpo_dataset(url, "sums", cache_dir=cache)
+    assert pair["prompt"] == USER
+    assert [pair[name][0]["content"] for name in ("chosen", "rejected")] == ["4", "5"]
