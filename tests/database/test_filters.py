@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle  # what workers of a DataLoader are sent
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -240,6 +241,8 @@ REFUSED: list[Any] = [
     one.in_([rdb.col.staleness, 3]),
     sa.exists().where(schema.buffer.c.id == 1),
     schema.episode_group.alias().c.id == 1,
+    schema.episode_group.to_metadata(sa.MetaData()).c.weight > 0,
+    sa.table("episode_group", sa.column("id")).c.id == 1,
     schema.episode_group.c.buffer_id == 1,
     schema.episode_group.c.uniform_key > 0,
     schema.episode_group.c.weight > 0,
@@ -315,6 +318,18 @@ REFUSED: list[Any] = [
     nested(lambda inner: sa.func.coalesce(one, inner), MAX_DEPTH - 1) > 1,
     one + sa.func.random() + 1 > 0,
 ]
+
+
+@settings(max_examples=200, deadline=None)
+@given(condition=conditions)
+def test_a_filter_means_the_same_in_another_process(condition: Condition) -> None:
+    sent, kept = (
+        checked(one)
+        for one in (pickle.loads(pickle.dumps(condition.sql)), condition.sql)  # noqa: S301
+    )
+    assert sent is not None
+    assert kept is not None
+    assert sent.compare(kept)
 
 
 async def test_what_is_not_a_filter_is_refused_before_anything_is_sent(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
@@ -94,6 +95,12 @@ def test_other_filters_hold_within_a_shard(url: str, stored: list[int]) -> None:
     found = [list(dataset(url, rank=rank, world_size=2, **options)) for rank in range(2)]
     mine = [[i for i in stored[6:] if i % 2 == rank][:2] for rank in range(2)]
     assert found == [[mine[0]], [mine[1]]]
+
+
+def test_a_filter_goes_to_workers_that_are_spawned(url: str, stored: list[int]) -> None:
+    where = (col.id > stored[5]) & (col.tags["level"].is_(None))
+    sent = pickle.loads(pickle.dumps(dataset(url, num_steps=1, where=where)))  # noqa: S301
+    assert list(sent) == [stored[6:8]]
 
 
 def test_a_loop_that_is_left_gives_back_what_it_did_not_use(url: str, stored: list[int]) -> None:

@@ -21,6 +21,7 @@ from sqlalchemy import (
     Float,
     Integer,
     String,
+    Table,
     and_,
     case,
     false,
@@ -94,6 +95,15 @@ def all_of(conditions: Iterable[ColumnElement[bool] | None]) -> ColumnElement[bo
     return and_(*given) if given else None
 
 
+def _ours(element: Column[Any]) -> Column[Any] | None:
+    """The column of `replaydb.col` that it is, or was before it came from another process."""
+    column, table = COLUMNS.get(element.key), element.table
+    is_copy = (
+        type(table) is Table and table is not episode_group and table.name == episode_group.name
+    )
+    return column if element is column or is_copy else None
+
+
 class _Reader:
     """Reads one filter. What is of a type without a method here cannot be in one."""
 
@@ -123,8 +133,8 @@ class _Reader:
         return part
 
     def _column(self, element: Column[Any]) -> Part:
-        column = COLUMNS.get(element.key)
-        if element is not column:
+        column = _ours(element)
+        if column is None:
             refused(_EXPECTED, f"{shown(element)} in it")
         if isinstance(column.type, Tags):
             refused("a part of the tags, such as tags['level']", "all of them")
@@ -257,7 +267,8 @@ class _Reader:
             steps = self._value(inner.right)
             path[:0] = steps if isinstance(steps, list | tuple) else [steps]
             inner = inner.left
-        if inner is not episode_group.c.tags or not 0 < len(path) <= MAX_STEPS:
+        is_tags = type(inner) is Column and _ours(inner) is episode_group.c.tags
+        if not is_tags or not 0 < len(path) <= MAX_STEPS:
             refused(f"tags[...], at most {MAX_STEPS} steps deep", shown(element))
         tag = Tag(tuple(_step(step) for step in path))
         if isinstance(element.type, Tags):

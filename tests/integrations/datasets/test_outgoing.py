@@ -225,7 +225,7 @@ def test_a_file_of_earlier_is_not_taken_for_what_is_stored(
 def test_workers_open_the_store_themselves(url: str, sums: blocking.Buffer) -> None:
     sums.put([group(f"g{i}") for i in range(5)])
     dataset = sft_dataset(url, "sums", streaming=True).with_format("torch")
-    loader = DataLoader(dataset, batch_size=2, num_workers=1, multiprocessing_context="fork")
+    loader = DataLoader(dataset, batch_size=2, num_workers=1, multiprocessing_context="spawn")
     assert [len(batch["prompt"]) for batch in loader] == [2, 2, 1]
 
 
