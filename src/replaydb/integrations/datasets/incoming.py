@@ -61,7 +61,7 @@ def put_dataset(
     if not isinstance(dataset, datasets.Dataset | datasets.IterableDataset):
         raise InvalidInputError("dataset", "a Dataset or an IterableDataset", type(dataset))
     key = f"dataset/{name}"
-    start = end = buffer.cursor(key) or 0
+    start = end = buffer.cursor(name=key) or 0
     if isinstance(dataset, datasets.Dataset) and start >= len(dataset):
         return 0  # which `skip` refuses
     total, page = 0, []
