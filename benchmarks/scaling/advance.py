@@ -29,6 +29,7 @@ async def run(bench: Bench) -> AsyncIterator[Result]:
     url = await bench.database()
     await fill(url, rows, bench.say)
     taken: dict[str, list[float]] = {"alone": [], "advance": []}
+    heard = {side: asyncio.Event() for side in taken}  # a busy machine may not come to a put in time
     side = "alone"
     async with rdb.Store.open(url) as store, children(__name__, 1, url) as [putter]:
         buffer = await store.buffer("bench")
@@ -36,22 +37,18 @@ async def run(bench: Bench) -> AsyncIterator[Result]:
         async def listen() -> None:
             while True:
                 taken[side].append(float(await putter.line()))
-
-        async def heard() -> None:
-            """Wait for a put, which a busy machine may not come to in time."""
-            while not taken[side]:
-                await asyncio.sleep(PAUSE_SECONDS)
+                heard[side].set()
 
         bench.say("puts alone")
         await putter.begin()
         listening = asyncio.create_task(listen())
         await asyncio.sleep(bench.options.seconds)
-        await heard()
+        await heard["alone"].wait()
         bench.say("puts during an advance")
         side = "advance"
         lasted = await seconds(buffer.advance_policy(buffer.policy_version + 1))
         await asyncio.sleep(10 * PAUSE_SECONDS)  # one that waits is told of
-        await heard()
+        await heard["advance"].wait()
         listening.cancel()
         putter.kill()
     alone, during = (1e3 * float(np.quantile(times, 0.99)) for times in taken.values())
