@@ -29,7 +29,7 @@ async def run(bench: Bench) -> AsyncIterator[Result]:
     url = await bench.database()
     await fill(url, rows, bench.say)
     taken: dict[str, list[float]] = {"alone": [], "advance": []}
-    heard = {side: asyncio.Event() for side in taken}  # a busy machine may not come to a put in time
+    heard = {side: asyncio.Event() for side in taken}  # busy machines come late
     side = "alone"
     async with rdb.Store.open(url) as store, children(__name__, 1, url) as [putter]:
         buffer = await store.buffer("bench")
