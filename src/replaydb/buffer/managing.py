@@ -100,6 +100,7 @@ class Managing(Inspecting):
         ids: Iterable[int] | None = None,
         *,
         uids: str | Iterable[str] | None = None,
+        statuses: str | Iterable[str] | None = None,
         priority: float | Iterable[float] | None = None,
         tags: Mapping[str, Any] | None = None,
         status: GroupStatus | str | None = None,
@@ -114,6 +115,8 @@ class Managing(Inspecting):
         Args:
             ids: Ids of the groups; those that are gone are passed over.
             uids: Uids of the groups, instead of `ids`.
+            statuses: Only groups of these statuses; those that have come to another are passed
+                over.
             priority: One priority for all of them, or one for each.
             tags: Written over the tags of the same names; the others stay.
             status: The status that they get.
@@ -121,7 +124,7 @@ class Managing(Inspecting):
                 reason has none.
 
         Returns:
-            How many of the groups are in the buffer.
+            How many of the groups are in the buffer, and of these statuses.
 
         Raises:
             GroupLeasedError: Some are held, and so keep their status.
@@ -137,6 +140,7 @@ class Managing(Inspecting):
             raise InvalidInputError("update", "priority, tags, status or reason", "none of them")
         change = Update(
             names,
+            checks.some_of("statuses", statuses, GroupStatus),
             checks.optional(checks.priority_of_each, "priority", priority, len(names)),
             checks.json_object("tags", tags),
             checks.optional(checks.one_of, "status", status, sorted(REACHABLE)),

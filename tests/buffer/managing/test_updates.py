@@ -74,6 +74,30 @@ async def test_what_is_leased_keeps_its_status(buffer: Buffer, clock: Clock, url
     assert set((await statuses(url)).values()) == {"filtered"}
 
 
+async def test_only_groups_of_some_statuses(buffer: Buffer, clock: Clock, url: str) -> None:
+    """What was taken since it was found stays taken."""
+    ids = await buffer.put([group(str(number)) for number in range(4)])
+    await buffer.update(ids[:1], status="archived")
+    await buffer.lease(1, rdb.Fifo(), ttl=60)
+    changes: dict[str, Any] = {"tags": {"seen": True}, "status": "filtered", "reason": "late"}
+    priorities = [2.0, 3.0, 4.0, 5.0]
+    assert await buffer.update(ids, statuses="completed", priority=priorities, **changes) == 2
+    found = await buffer.find(ids)
+    assert [(one.status.value, one.priority, dict(one.tags)) for one in found] == [
+        ("archived", 1.0, {}),
+        ("leased", 1.0, {}),
+        ("filtered", 4.0, {"seen": True}),
+        ("filtered", 5.0, {"seen": True}),
+    ]
+    assert [one.status_reason for one in found[:2]] == [None, None]
+    clock.jump(61)  # whose lease is over is completed again
+    named = ["0", "1", "2"]
+    assert await buffer.update(uids=named, statuses=["completed", "failed"], status="aborted") == 1
+    assert list((await statuses(url)).values()) == ["archived", "aborted", "filtered", "filtered"]
+    assert await buffer.update(ids, statuses=[], status="completed") == 0
+    await check_books(url)
+
+
 async def test_attempts_begin_anew_with_what_is_completed(store: Store) -> None:
     buffer = await store.buffer("math", max_attempts=1)
     ids = await buffer.put(groups(1))

@@ -143,6 +143,58 @@ async def test_a_refresh_of_some_statuses(build: Open) -> None:
     assert len(buffer) == 2
 
 
+@pytest.mark.parametrize("payload", ["keep", "drop"])
+@pytest.mark.parametrize("consume", ["taken", "saved"])
+async def test_what_is_taken_during_a_refresh_does_not_expire(
+    build: Open, monkeypatch: pytest.MonkeyPatch, consume: str, payload: Any
+) -> None:
+    """Another trainer takes it after it was found too stale, before it expires."""
+    buffer, other = build(), build(consume=consume)
+    buffer._storage.buffer.update_settings(archived_payload=payload)
+    await put(buffer, 1, 2, response_model_steps=[1] * 3)
+    find = buffer._storage.buffer.find
+
+    def find_and_lose(*args: Any, **named: Any) -> Any:
+        found = find(*args, **named)
+        assert asyncio.run(taken(other, math=1)) == {"math": [[1]]}
+        return found
+
+    monkeypatch.setattr(buffer._storage.buffer, "find", find_and_lose)
+    expired = await buffer.refresh_staleness(
+        task_stale_thresholds={"math": 2}, current_train_step=9
+    )
+    assert expired == {"math": 1}
+    assert uids(await buffer.get(9, "math", Status.EXPIRED)) == [[2]]
+
+
+async def test_what_is_taken_during_an_update_stays_taken(
+    build: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer, other = build(order="fifo"), build(order="fifo")
+    await put(buffer, 1, 2)
+    first, second = await buffer._storage.get({})
+    assert await taken(other, math=1) == {"math": [[1]]}
+    replace = buffer._storage.buffer.put
+
+    def lose_and_replace(*args: Any, **named: Any) -> Any:
+        assert asyncio.run(taken(other, math=1)) == {"math": []}
+        return replace(*args, **named)
+
+    monkeypatch.setattr(buffer._storage.buffer, "put", lose_and_replace)
+    await buffer._storage.update([first, second])
+    assert await taken(other, math=9) == {"math": [[2]]}
+
+
+async def test_an_update_that_is_refused_changes_nothing(build: Open) -> None:
+    buffer = build()
+    await put(buffer, 1)
+    [item] = await buffer._storage.get({})
+    item.item[0].extra_fields = {"what": object()}
+    with pytest.raises(rdb.InvalidInputError):
+        await buffer._storage.update([item])
+    assert await taken(buffer, math=1) == {"math": [[1]]}
+
+
 async def test_expired_groups_that_nobody_rolls_again(build: Open) -> None:
     buffer = build()
     await put(buffer, 1, response_model_steps=[1] * 3)

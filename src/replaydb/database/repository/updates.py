@@ -37,6 +37,7 @@ class Update:
 
     Attributes:
         names: The groups, by id or by uid; those that are not there are passed over.
+        statuses: Only groups of these; None: of all.
         priorities: As many as names. Of a group named twice, the last counts.
         tags: Laid over the tags of every group.
         status: Of every group.
@@ -44,6 +45,7 @@ class Update:
     """
 
     names: Sequence[int] | Sequence[str]
+    statuses: frozenset[str] | None = None
     priorities: Sequence[float] | None = None
     tags: Mapping[str, Any] | None = None
     status: GroupStatus | None = None
@@ -63,6 +65,8 @@ def apply(buffer: LockedBuffer, update: Update) -> int:
     upkeep.sweep(buffer)
     found = groups.ids_by_name(buffer.connection, buffer.id, update.names)
     rows = groups.scalars(buffer.connection, buffer.id, sorted(set(found.values())))
+    if update.statuses is not None:
+        rows = [row for row in rows if row.group_status in update.statuses]
     ids = [row.id for row in rows]
     if update.priorities is not None:
         named = zip(update.names, update.priorities, strict=True)

@@ -13,7 +13,7 @@ from xtuner.v1.rl.replay_buffer import ReplayPolicy, StorageBackend, StorageItem
 
 import replaydb as rdb
 from replaydb import blocking
-from replaydb.errors import GroupLeasedError, InvalidInputError, UnknownGroupError
+from replaydb.errors import InvalidInputError, UnknownGroupError
 from replaydb.integrations.xtuner.query import LIVE, STANDS_FOR, STATUS_TAG, Selection, selection
 from replaydb.integrations.xtuner.states import to_episode, to_state
 from replaydb.policies import SimplePolicy
@@ -76,13 +76,19 @@ class SqlStorage(StorageBackend):
         await asyncio.to_thread(self.buffer.delete, uids)
 
     async def update(self, items: list[StorageItem]) -> None:
-        """Put new content in the place of items, all of them at once; they keep their uids."""
+        """Put new content in the place of items, all of them at once; they keep their uids.
+
+        What somebody else has taken is passed over. Until it returns, nobody finds the items.
+        """
 
         def work() -> None:
             by_id = {item.uid: item for item in items}
-            found = self.buffer.find(by_id, statuses=LIVE)
-            groups = [self._group(by_id[one.id], one.group_uid) for one in found]
-            self.buffer.put(groups, on_duplicate="replace")
+            mine = rdb.col.id.in_(list(by_id))
+            asked: dict[str, Any] = {"statuses": LIVE, "where": mine, "at_least": 0}
+            # Held, or what is taken between the two calls would be there again.
+            with self.buffer.lease(len(by_id), rdb.Fifo(), ttl=TAKE_SECONDS, **asked) as lease:
+                groups = [self._group(by_id[one.id], one.group_uid) for one in lease.batch]
+                self.buffer.put(groups, on_duplicate="replace")
 
         await asyncio.to_thread(work)
 
@@ -116,10 +122,9 @@ class SqlStorage(StorageBackend):
         def work() -> int:
             if delete:
                 return self.buffer.delete(**which._asdict())
-            while True:
-                ids = [one.id for one in self._find(which)]
-                with suppress(GroupLeasedError):  # somebody has just taken one
-                    return self.buffer.update(ids, status="expired") if ids else 0
+            ids = [one.id for one in self._find(which)]
+            # Not what somebody has just taken.
+            return self.buffer.update(ids, statuses=which.statuses, status="expired")
 
         return await asyncio.to_thread(work)
 
