@@ -79,7 +79,10 @@ def test_rows_of_tokens_need_no_tokenizer(sums: blocking.Buffer) -> None:
     }
     put_dataset(sums, Dataset.from_list([row, row]), "one")
     put_dataset(sums, Dataset.from_list([several]), "several")
-    one, other = stored(sums)
+    put_dataset(sums, Dataset.from_list([several]).remove_columns("rewards"), "unrewarded")
+    one, other, unrewarded = stored(sums)
+    assert [each.response_ids.tolist() for each in unrewarded.episodes] == [[3, 4], [5]]
+    assert [each.reward for each in unrewarded.episodes] == [None, None]
     assert [each.token_ids.tolist() for each in one.episodes] == [[1, 2, 3, 4]] * 2
     assert [each.response_ids.tolist() for each in other.episodes] == [[3, 4], [5]]
     behaviour = other.episodes[0].logprobs
@@ -180,10 +183,16 @@ REFUSED = [
     ({**TEXT, "completion": USER}, "completion of row 0", "assistant"),
     ({"prompt": "2", "completions": ["4", "5"], "rewards": [1.0]}, "row 0", "one length"),
     ({**TEXT, "reward": float("nan")}, "reward", "nan"),
+    ({**TEXT, "completion_ids": [8], "logprobs": [-0.5]}, "row 0", "both, with completion_ids"),
+    ({**TEXT, "prompt_ids": [9]}, "row 0", "both, with prompt_ids"),
+    ({**TEXT, "logprobs": [-0.5, -0.25]}, "row 0", "both, with logprobs"),
+    ({"prompt": "2", "completion": "4", "rewards": [1.0, 0.0]}, "row 0", "lists, as rewards is"),
 ]
 
 
-@pytest.mark.parametrize(("row", "field", "words"), REFUSED, ids=[one[1] for one in REFUSED])
+@pytest.mark.parametrize(
+    ("row", "field", "words"), REFUSED, ids=[f"{one[1]}-{i}" for i, one in enumerate(REFUSED)]
+)
 def test_rows_that_are_refused(
     sums: blocking.Buffer, row: dict[str, Any], field: str, words: str
 ) -> None:

@@ -154,6 +154,22 @@ def test_prompts_by_difficulty(url: str, sums: blocking.Buffer, how: dict[str, A
     assert [row["answer"] for row in rows] == [None, None, None, "5", "4"]
 
 
+def test_groups_that_were_filtered_say_how_often_a_prompt_is_solved(
+    url: str, sums: blocking.Buffer, how: dict[str, Any]
+) -> None:
+    """A trainer that replaces uninformative groups stores those of equal rewards as filtered."""
+    sums.put([group("was half", prompt_uid="p"), group("half", prompt_uid="q")])
+    sums.put(group("now solved", [1.0, 1.0], prompt_uid="p", status="filtered"))
+
+    def rates(**selection: Any) -> list[tuple[str, float]]:
+        rows = grpo_dataset(url, "sums", **selection, **how)
+        return [(row["prompt_uid"], row["solve_rate"]) for row in rows]
+
+    assert rates() == [("p", 1.0), ("q", 0.5)]
+    assert rates(solve_rate=(0.2, 0.8)) == [("q", 0.5)]
+    assert rates(statuses="completed") == [("q", 0.5), ("p", 0.5)]
+
+
 def test_groups_are_chosen_as_elsewhere(url: str, sums: blocking.Buffer, cache: str) -> None:
     with blocking.Store.open(url, run="other") as store:
         store.buffer("sums").put(group("run"))

@@ -36,8 +36,9 @@ def put_dataset(
     A row is one completion (`completion`, `reward`), and goes into a group with those of the same
     prompt that follow it, or has all of its prompt (`completions`, `rewards`: lists). Prompts and
     completions are text, or messages of a chat: `prompt`, and one message of the assistant. Tokens
-    come from `prompt_ids` and `completion_ids`, with `logprobs` where they are known, or from the
-    tokenizer. `prompt_uid` names the prompt; rewards may be None, or not there.
+    come from `prompt_ids` and `completion_ids`, with `logprobs` where they are known; or all from
+    the tokenizer, where a row has none of these three. `prompt_uid` names the prompt; rewards may
+    be None, or not there.
 
     With each page of groups, `buffer.cursor(f"dataset/{name}")` is how many rows are put, and a
     group's uid is `name` and its first row, so an import that was broken off, or runs twice, puts
@@ -85,7 +86,9 @@ def _prompt(numbered: tuple[int, Mapping[str, Any]]) -> Any:
 
 
 def _has_several(row: Mapping[str, Any]) -> bool:
-    return "completions" in row or "rewards" in row
+    ids = row.get("completion_ids")
+    nested = isinstance(ids, Sequence) and bool(ids) and isinstance(ids[0], Sequence)
+    return "completions" in row or "rewards" in row or nested
 
 
 def _group(
@@ -119,6 +122,10 @@ def _completions(where: str, row: Mapping[str, Any]) -> Iterator[Mapping[str, An
         yield row
         return
     lists = {one: row[many] for many, one in _SEVERAL.items() if row.get(many) is not None}
+    if not lists.keys() & {"completion", "completion_ids"}:
+        raise InvalidInputError(
+            where, "completions or completion_ids: lists, as rewards is", list(row)
+        )
     counts = {one: len(values) for one, values in lists.items()}
     if len(set(counts.values())) != 1:
         raise InvalidInputError(where, "lists of one length for all completions", counts)
@@ -135,6 +142,11 @@ def _episode(where: str, row: Mapping[str, Any], tokenizer: Any) -> Episode:
         )
     text = None if completion is None else _text(where, completion)
     if prompt_ids is None or ids is None:
+        for of_tokens in ("prompt_ids", "completion_ids", "logprobs"):
+            if row.get(of_tokens) is not None:  # which those of the tokenizer need not be
+                raise InvalidInputError(
+                    where, f"prompt_ids and completion_ids, both, with {of_tokens}", list(row)
+                )
         if tokenizer is None:
             raise InvalidInputError(
                 "tokenizer", f"one, where {where} has no prompt_ids and completion_ids", None

@@ -43,7 +43,7 @@ class Selection(TypedDict, total=False):
         runs: Only groups that these runs put.
         where: Only groups that meet this expression over `replaydb.col`.
         statuses: Of groups; by default those that were fit for training, also if they have been
-            trained on (`completed`, `leased`, `archived`).
+            trained on (`completed`, `leased`, `archived`), and in `grpo_dataset` the `filtered`.
         tags: Tags that become columns, such as the answer that a reward function compares with;
             None where a group does not have them.
         streaming: Give an `IterableDataset`, which reads the buffer anew, page by page, each time
@@ -147,6 +147,8 @@ def grpo_dataset(
         raise InvalidInputError("solve_rate", "0 <= lowest <= highest <= 1", solve_rate)
     rows = partial(_prompts, low=low, high=high, solved=solved, tokenizer=tokenizer)
     where = col.reward_max.is_not(None)
+    # Those that teach nothing, all solved or none, are often `filtered`: they tell the rate best.
+    selection.setdefault("statuses", (*STATUSES, "filtered"))
     return _dataset(url, buffer, rows, where, selection, newest_of_prompt=True)
 
 
