@@ -178,6 +178,15 @@ async def test_a_full_buffer_keeps_its_good_groups(buffer: Buffer) -> None:
     assert await buffer.count(statuses="completed") == 4
 
 
+async def test_replay_is_for_what_teaches_nothing(buffer: Buffer) -> None:
+    """The full buffer refuses a group that teaches something, but less than all it has."""
+    await buffer.update_settings(capacity=Capacity(groups=2), eviction="lowest_priority")
+    [first, _] = await buffer.put(groups(2), priority=9.0)
+    several = [group("refused", priority=0.1), group("equal", rewards=EQUAL)]
+    done = await replace_uninformative(several, buffer, Fifo())
+    assert (done.batch.ids, done.fresh_ids, done.missing) == ([first], [], [0])
+
+
 async def test_damage_loses_no_fresh_group(buffer: Buffer, url: str) -> None:
     [old] = await buffer.put(group("old"))
     async with transaction(url) as connection:

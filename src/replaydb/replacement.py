@@ -35,8 +35,9 @@ class Replacement:
         filtered_ids: Ids of the uninformative ones, put as `filtered`; a full buffer may have no
             room for them.
         replayed_ids: Ids of the stored groups in the batch.
-        missing: Positions, among the fresh groups, that the batch has nothing for: the buffer had
-            too few, or they were too stale, damaged, or taken by somebody else meanwhile.
+        missing: Positions, among the fresh groups, that the batch has nothing for. In the place of
+            an uninformative one, the buffer had too few; an informative one is not replaced, and
+            was too stale, refused by a full buffer, damaged, or taken by somebody else meanwhile.
     """
 
     batch: Batch
@@ -157,7 +158,11 @@ def _arranged(drawn: Batch, ids: list[int], kept: list[int], filtered: list[int]
     position = {group_id: i for i, group_id in enumerate(drawn.ids)}
     fresh = set(ids)
     others = iter([group_id for group_id in drawn.ids if group_id not in fresh])
-    chosen = [group_id if group_id in position else next(others, None) for group_id in ids]
+    replaced = set(filtered)
+    chosen = [
+        next(others, None) if group_id in replaced else group_id if group_id in position else None
+        for group_id in ids
+    ]
     order = [position[group_id] for group_id in chosen if group_id is not None]
     batch = Batch(
         [drawn[i] for i in order],
