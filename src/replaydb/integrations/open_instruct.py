@@ -11,12 +11,17 @@ from collections.abc import Iterable
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import ColumnElement
 
 import replaydb as rdb
 from replaydb import blocking
-from replaydb.errors import InvalidInputError, StoreClosedError
+from replaydb.errors import (
+    InvalidInputError,
+    InvalidSettingsError,
+    StoreClosedError,
+    UnknownBufferError,
+)
 from replaydb.policies import SimplePolicy
 from replaydb.settings import Eviction, RateLimit, SettingsChanges
 
@@ -43,8 +48,9 @@ _REST = "open_instruct"
 class Converter(Generic[D]):
     """Groups from what open-instruct puts into its table, and back.
 
-    Everything comes back as it was, but logprobs, which are float32 here. The class that is made of
-    what is stored is the one that is named here, whatever the database says.
+    Everything comes back as it was, but logprobs, which are float32 here, and what JSON has no word
+    for: tuples are lists, keys of dicts strings, empty `reward_scores` None. The class that is made
+    of what is stored is the one that is named here, whatever the database says.
 
     Attributes:
         kind: The dataclass of one prompt's completions: `GenerationResult`, or one that has it as
@@ -64,7 +70,8 @@ class Converter(Generic[D]):
         `model_step` of the result.
 
         Raises:
-            InvalidInputError: It is no `kind`, or something in it cannot be kept.
+            InvalidInputError: It is no `kind`, has fewer or more of something than responses, or
+                something in it cannot be kept, or is not what the fields of `kind` say.
         """
         if not isinstance(data, self.kind):
             raise InvalidInputError("data", f"a {self.kind.__name__}", type(data).__name__)
@@ -74,6 +81,16 @@ class Converter(Generic[D]):
         texts = getattr(data, "decoded_responses", [None] * size)
         rewards = getattr(data, "reward_scores", None) or [None] * size
         datasets = getattr(data, "datasets", None)
+        for field, values in {
+            "result.masks": result.masks,
+            "result.logprobs": result.logprobs,
+            "result.finish_reasons": result.finish_reasons,
+            "queries": queries,
+            "decoded_responses": texts,
+            "reward_scores": rewards,
+        }.items():
+            if values is not None and len(values) != size:
+                raise InvalidInputError(field, f"{size}, as there are responses", len(values))
         episodes = [
             rdb.Episode(
                 prompt_ids=queries[i],
@@ -88,8 +105,10 @@ class Converter(Generic[D]):
             for i in range(size)
         ]
         columns: dict[str, Any] = dict.fromkeys(_OF_DATA | _OF_RESULT, True)
-        rest = self._adapter.dump_python(data, exclude=columns | {"result": _OF_RESULT})
-        return rdb.EpisodeGroup(
+        rest = self._adapter.dump_python(
+            data, exclude=columns | {"result": _OF_RESULT}, warnings=False
+        )
+        group = rdb.EpisodeGroup(
             task_name,
             episodes,
             group_uid=group_uid,
@@ -98,6 +117,16 @@ class Converter(Generic[D]):
             tags={"dataset": datasets[0]} if datasets else None,
             extras={_REST: np.frombuffer(json.dumps(rest, default=_json).encode(), np.uint8)},
         )
+        try:
+            self.from_group(group)  # else the draw that takes it would lose its whole batch
+        except ValidationError as error:
+            wrong = error.errors(include_url=False)[0]
+            raise InvalidInputError(
+                ".".join(map(str, wrong["loc"])),
+                f"as {self.kind.__name__} has it ({wrong['msg']})",
+                repr(wrong["input"]),
+            ) from None
+        return group
 
     def from_group(self, group: rdb.EpisodeGroup) -> D:
         """What `to_group` was given."""
@@ -164,7 +193,8 @@ class Table(Generic[D]):
 
         Raises:
             InvalidInputError: There is no such selector or limiter.
-            InvalidSettingsError: A number is impossible, or `min_size` is more than `max_size`.
+            InvalidSettingsError: A number is impossible, or `min_size` is more than `max_size`; or
+                the table is there already, with other settings, which stay as they are.
         """
         self.converter = Converter(kind)
         self._policy = _named("sampler", sampler, SAMPLERS)
@@ -177,6 +207,7 @@ class Table(Generic[D]):
         }
         self._store = blocking.Store.open(url, run=run)
         try:
+            _same(self._store, name, settings)
             self.buffer = self._store.buffer(name, **settings)
         except BaseException:
             self._store.close()
@@ -205,10 +236,13 @@ class Table(Generic[D]):
 
         Returns:
             At least one, unless `n` is 0; None once the table is shut down.
+
+        Raises:
+            InvalidInputError: An argument is wrong.
         """
         try:
             batch = self.buffer.sample(
-                n, self._policy, where=where, step=step, at_least=min(n, 1), timeout=None
+                n, self._policy, where=where, step=step, at_least=1 if n else 0, timeout=None
             )
         except StoreClosedError:
             return None
@@ -247,6 +281,20 @@ def _limit(limiter: Any) -> RateLimit:
     if not hasattr(limiter, "min_size"):
         raise InvalidInputError("rate_limiter", "one with a `min_size`", repr(limiter))
     return rdb.MinSize(limiter.min_size)
+
+
+def _same(store: blocking.Store, name: str, settings: SettingsChanges) -> None:
+    """Refuse to change the settings of a table that others may be using."""
+    try:
+        there = store.buffer(name, create=False).settings
+    except UnknownBufferError:
+        return
+    for field, value in settings.items():
+        if (found := getattr(there, field)) != value:
+            raise InvalidSettingsError(
+                f"{field}: the table {name!r} has {found}, got {value}; "
+                "`Buffer.update_settings` changes it for all who use it"
+            )
 
 
 def _complete(values: Iterable[Any]) -> list[Any] | None:

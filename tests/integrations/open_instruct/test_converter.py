@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -58,3 +60,34 @@ def test_what_cannot_be_kept() -> None:
     data.reward_metrics = {"what": object()}
     with pytest.raises(rdb.InvalidInputError, match="expected what JSON can hold, got object"):
         Converter(ProcessedResult).to_group(data, "gsm8k")
+
+
+@pytest.mark.parametrize(
+    ("part", "field", "value", "expected"),
+    [
+        ("result", "finish_reasons", [None, "stop"], "result.finish_reasons.0: .*valid string"),
+        ("result", "finish_reasons", ["stop"], "result.finish_reasons: expected 2, .*, got 1"),
+        ("result", "masks", [[1, 0, 1]] * 3, "result.masks: expected 2, .*, got 3"),
+        ("result", "logprobs", [], "result.logprobs: expected 2, .*, got 0"),
+        ("data", "queries", [[1, 2]], "queries: expected 2, .*, got 1"),
+        ("data", "decoded_responses", ["a"], "decoded_responses: expected 2, .*, got 1"),
+        ("data", "decoded_responses", [None, "b"], "decoded_responses.0: .*valid string"),
+        ("data", "reward_scores", [1.0], "reward_scores: expected 2, .*, got 1"),
+        ("data", "ground_truths", ["four", "4"], "ground_truths.0: .* got 'four'"),
+        ("data", "percent_solved", None, "percent_solved: .*valid number.* got None"),
+    ],
+)
+def test_what_could_not_be_made_again(part: str, field: str, value: Any, expected: str) -> None:
+    data = processed("gsm8k/1")
+    setattr(data.result if part == "result" else data, field, value)
+    with pytest.raises(rdb.InvalidInputError, match=expected):
+        Converter(ProcessedResult).to_group(data, "gsm8k")
+
+
+def test_what_json_has_no_word_for() -> None:
+    data = processed("gsm8k/1").result
+    data.reward_scores, data.reward_metrics = [], {"of": {1: (2, 3)}}
+    converter = Converter(GenerationResult)
+    found = converter.from_group(converter.to_group(data, "gsm8k"))
+    assert found.reward_scores is None
+    assert found.reward_metrics == {"of": {"1": [2, 3]}}

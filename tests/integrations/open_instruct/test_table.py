@@ -259,6 +259,43 @@ def test_what_cannot_work_is_refused(
         assert store.buffers() == []
 
 
+def test_a_bad_item_spoils_no_batch(table: Open) -> None:
+    mine = table()
+    insert(mine, "a", "b")
+    bad = processed("bad")
+    bad.result.finish_reasons = [None, None]  # type: ignore[list-item]
+    with pytest.raises(rdb.InvalidInputError, match="finish_reasons"):
+        mine.insert("bad", bad)
+    assert uids(mine.sample(3)) == ["a", "b"]
+
+
+def test_a_number_of_items_that_cannot_be(table: Open) -> None:
+    mine = table()
+    insert(mine, "a")
+    for n in ("3", 1.5, -1, None):
+        with pytest.raises(rdb.InvalidInputError, match="n: expected"):
+            mine.sample(n)  # type: ignore[arg-type]
+    assert len(mine) == 1
+
+
+@pytest.mark.parametrize(
+    ("how", "field"),
+    [
+        ({"max_size": 2}, "capacity"),
+        ({"remover": "lifo"}, "eviction"),
+        ({"max_times_sampled": 2}, "max_times_sampled"),
+        ({"rate_limiter": MinSize(3)}, "rate_limit"),
+        ({"max_age": 3}, "max_staleness"),
+    ],
+)
+def test_a_second_table_changes_nothing(table: Open, how: dict[str, Any], field: str) -> None:
+    mine = table(max_age=4)
+    insert(mine, "a", "b", "c")
+    with pytest.raises(rdb.InvalidSettingsError, match=f"^{field}: the table 'table' has "):
+        table(**{"max_age": 4} | how)
+    assert len(table(sampler="lifo", max_age=4)) == len(mine) == 3
+
+
 def test_a_priority_that_cannot_be(table: Open) -> None:
     mine = table()
     with pytest.raises(rdb.InvalidInputError, match="priority"):
