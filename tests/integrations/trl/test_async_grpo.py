@@ -5,12 +5,14 @@ from __future__ import annotations
 import pickle
 import queue
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from transformers import TrainerCallback
 
 from integrations.trl.conftest import Child
 from integrations.trl.tiny import asynchronous, put_samples, sample, train_async
@@ -70,6 +72,34 @@ def test_it_is_a_queue(url: str) -> None:
     buffer.close()
 
 
+def test_threads_wait_for_no_longer_than_they_want(rollouts: RolloutBuffer) -> None:
+    with ThreadPoolExecutor() as pool:
+        patient = pool.submit(rollouts.get)
+        with pytest.raises(TimeoutError):
+            patient.result(0.3)
+        hasty = pool.submit(rollouts.get, timeout=0.1)
+        hastier = pool.submit(rollouts.get, block=False)
+        try:
+            for one in (hasty, hastier):
+                assert isinstance(one.exception(30), queue.Empty)
+        finally:
+            for i in range(3):
+                rollouts.put_nowait(sample(i))
+        assert patient.result(30).advantage == 0.0
+
+
+def test_only_what_was_given_can_be_done(rollouts: RolloutBuffer, url: str) -> None:
+    rollouts.put_nowait(sample(0))
+    taken = rollouts.get(timeout=5)
+    for number in (7, int(taken.group_id)):
+        with pytest.raises(InvalidInputError, match="group_ids: expected the very group_id"):
+            rollouts.done([taken.group_id, number])
+    other = RolloutBuffer(url, run="tiny")
+    other.done([taken.group_id])  # which was sent there
+    other.close()
+    assert rollouts.qsize() == 0
+
+
 def test_two_consumers_and_a_worker_process(
     url: str, rollouts: RolloutBuffer, child: Child
 ) -> None:
@@ -119,6 +149,44 @@ def test_training_lets_go_of_what_a_checkpoint_has(
         stale = rollouts.get(timeout=1)
         assert buffer.count(statuses="filtered") == 1
     assert stale.model_version == 0
+
+
+class Broken(TrainerCallback):
+    """A step that is trained, but not saved."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 3:
+            raise RuntimeError("broken")
+
+
+def test_a_second_train_lets_go_of_what_it_trained(
+    rollouts: RolloutBuffer, url: str, tmp_path: Path
+) -> None:
+    for i in range(40):
+        one = sample(i, group_id=i)
+        one.model_version = 100  # not stale
+        rollouts.put_nowait(one)
+    trainer = asynchronous(tmp_path, rollouts, steps=4)
+    trained: list[float] = []
+    step = trainer.training_step
+
+    def observed(model: Any, inputs: Any, *more: Any) -> Any:
+        trained.extend(np.unique(inputs["advantages"]))
+        return step(model, inputs, *more)
+
+    trainer.training_step = observed
+    trainer.add_callback(Broken())
+    with pytest.raises(RuntimeError, match="broken"):
+        trainer.train()
+    trainer.remove_callback(Broken)
+    assert sorted(trained) == list(range(12))
+    trained = trained[:8]  # as in the checkpoint
+    trainer.train(resume_from_checkpoint=True)
+    with blocking.Store.open(url, read_only=True) as store:
+        buffer = store.buffer("rollouts", create=False)
+        done = buffer.get([one.id for one in buffer.find(statuses="archived", limit=100)])
+    assert sorted(trained) == list(range(16))
+    assert sorted(one.episodes[0].advantage or 0.0 for one in done) == sorted(trained)
 
 
 def test_a_pickle_opens_nothing(tmp_path: Path) -> None:

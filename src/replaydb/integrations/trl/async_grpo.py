@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import time
 import uuid
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
@@ -15,7 +16,12 @@ from transformers import TrainerCallback
 from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
 from replaydb import Fifo, Queue, blocking
-from replaydb.errors import BufferFullError, NotEnoughGroupsError, RateLimitedError
+from replaydb.errors import (
+    BufferFullError,
+    InvalidInputError,
+    NotEnoughGroupsError,
+    RateLimitedError,
+)
 from replaydb.integrations.trl.samples import to_group, to_sample
 
 DAY_SECONDS = 86_400.0
@@ -41,7 +47,8 @@ class RolloutBuffer:
         url: As of `Store.open`.
         run: Name of the run.
         name: Name of the buffer.
-        maxsize: Samples that may wait; 0 for any number, as of `queue.Queue`.
+        maxsize: Samples that may wait; 0 for any number, as of `queue.Queue`. What a consumer has
+            fetched ahead, up to `PREFETCH` and to `maxsize`, does not count.
         ttl: Seconds after which what a consumer has taken goes back, unless it is extended.
     """
 
@@ -108,12 +115,21 @@ class RolloutBuffer:
             timeout: Seconds to wait at most; None waits for ever.
 
         Raises:
-            queue.Empty: There is none, or none in time.
+            queue.Empty: There is none, or none in time; where it does not wait, also while another
+                thread gets one.
         """
-        with self._lock:
+        limit = timeout if block else 0
+        begin = time.monotonic()
+        # Who holds the lock may wait for ever.
+        if not self._lock.acquire(timeout=-1 if limit is None else limit):
+            raise queue.Empty
+        try:
             if not self._ready:
-                self._take(timeout if block else 0)
+                left = None if limit is None else max(0.0, begin + limit - time.monotonic())
+                self._take(left)
             sample = self._ready.popleft()
+        finally:
+            self._lock.release()
         if self._is_stale(sample):  # and so passed over by the trainer that gets it
             self._let_go(blocking.Lease.reject, [sample.group_id], reason="too stale")
         return sample
@@ -145,6 +161,7 @@ class RolloutBuffer:
             group_ids: The very `group_id` of each, as `get` gave it.
 
         Raises:
+            InvalidInputError: A number that is not from `get`; nothing was let go.
             LeaseExpiredError: A sample was held for longer than `ttl`; somebody may have it again.
         """
         self._let_go(blocking.Lease.ack, group_ids)
@@ -152,12 +169,14 @@ class RolloutBuffer:
     def _let_go(self, how: Callable[..., None], group_ids: Iterable[Any], **more: str) -> None:
         chosen: dict[int, set[int]] = defaultdict(set)
         for group_id in group_ids:
+            if not isinstance(group_id, _GroupId):
+                raise InvalidInputError("group_ids", "the very group_id that `get` gave", group_id)
             chosen[group_id.lease_id].add(group_id.stored_id)
         for lease_id, ids in chosen.items():
             how(self._buffer.open_lease(lease_id, ttl=self._given["ttl"]), ids, **more)
-            self._held[lease_id] -= ids
-            if not self._held[lease_id]:
-                del self._held[lease_id]
+            held = self._held.pop(lease_id, set()) - ids  # another consumer's are not held here
+            if held:
+                self._held[lease_id] = held
 
     def attach(self, trainer: Any) -> None:
         """Become the rollout buffer of an `AsyncGRPOTrainer`, before it trains.
@@ -165,7 +184,8 @@ class RolloutBuffer:
         Samples are let go when a checkpoint is saved that has them, so `ttl` must be longer than
         the time from one to the next; samples too stale for the trainer, when it gets them. What a
         process with the same `output_dir` had taken before, and was killed, is given out again at
-        once. On other processes than the main one, which takes no samples, it does nothing.
+        once, and so is, by another `train`, what no checkpoint has of the one before. On other
+        processes than the main one, which takes no samples, it does nothing.
 
         Args:
             trainer: The trainer, whose worker puts samples here from now on.
@@ -188,11 +208,16 @@ class RolloutBuffer:
         for lease_id in self._held:
             self._buffer.open_lease(lease_id, ttl=self._given["ttl"])
 
+    def give_back(self, reason: str) -> None:
+        """Let what was taken and not let go be given out again, to whoever comes first."""
+        held, self._held = self._held, {}
+        self._ready.clear()
+        for lease_id in held:
+            self._buffer.revoke(lease_id, reason=reason)
+
     def close(self) -> None:
         """Give back what was taken and not let go, and close the store."""
-        for lease_id in self._held:
-            self._buffer.revoke(lease_id, reason="the buffer was closed")
-        self._held, self._ready = {}, deque()
+        self.give_back("the buffer was closed")
         self._store.close()
 
 
@@ -216,6 +241,12 @@ class _Settling(TrainerCallback):
         self._buffer = buffer
         self._collated: _Collated = trainer._trained_groups
         self._trained: list[int] = []
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """What an earlier `train` had taken, and no checkpoint has, comes again."""
+        self._buffer.give_back("the trainer began again")
+        self._collated.batches.clear()
+        self._trained = []
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """A micro-batch was trained on: the oldest, as some are collated ahead."""
