@@ -21,7 +21,7 @@ from integrations.trl.tiny import (
     train_rank,
     trainer,
 )
-from replaydb import InvalidInputError, Mix, NotSupportedError, blocking, col
+from replaydb import InvalidInputError, MinSize, Mix, NotSupportedError, Queue, blocking, col
 from replaydb.integrations.trl.grpo import TOLERANCE
 
 #: Two groups whose rewards differ, with prompts and completions of several lengths.
@@ -223,6 +223,30 @@ def test_settings_that_do_not_go_with_replay(buffer: blocking.Buffer, tmp_path: 
         trainer(tmp_path, "sqlite:///grpo.db")  # type: ignore[arg-type]
     with pytest.raises(InvalidInputError, match="policy"):
         trainer(tmp_path, buffer, replay=Mix({"grpo": 1.0}))
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("rate_limit", MinSize(6)), ("rate_limit", Queue(4)), ("max_times_sampled", 1)],
+)
+def test_buffers_that_replay_nothing(
+    buffer: blocking.Buffer, tmp_path: Path, setting: str, value: Any
+) -> None:
+    buffer.update_settings(**{setting: value})
+    with pytest.raises(InvalidInputError) as refused:
+        trainer(tmp_path, buffer)
+    assert refused.value.field == f"buffer.settings.{setting}"
+
+
+def test_rewards_of_one_name(buffer: blocking.Buffer, tmp_path: Path) -> None:
+    def ones(completions: list[Any], **kwargs: Any) -> list[float | None]:
+        return [1.0] * len(completions)
+
+    trainer(tmp_path, buffer, reward=[by_step, ones, by_step], max_steps=1).train()
+    [group] = buffer.get(uids=["tiny/0/0/0"])
+    assert [one.metadata["rewards"] for one in group.episodes] == [
+        {"by_step/0": i % 2, "ones": 1.0, "by_step/2": i % 2} for i in range(4)
+    ]
 
 
 def test_other_fields_are_not_mixed_in(buffer: blocking.Buffer, tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def trainer(
     buffer: blocking.Buffer,
     *,
     kind: type[Any] = ReplayGRPOTrainer,
-    reward: Rewards = by_step,
+    reward: Rewards | list[Rewards] = by_step,
     replay: Any = None,
     callbacks: list[Any] | None = None,
     **options: Any,

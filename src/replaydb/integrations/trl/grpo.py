@@ -54,7 +54,7 @@ class ReplayMixin(_Trainer):
             Priorities are `sum |advantage| * std(rewards)`.
 
     Raises:
-        InvalidInputError: The settings of the trainer do not go with replay.
+        InvalidInputError: The settings of the trainer, or of the buffer, do not go with replay.
         NotSupportedError: While training: the trainer made fields that are not stored, such as
             pixels. Nothing was stored of that step.
     """
@@ -68,6 +68,19 @@ class ReplayMixin(_Trainer):
     ) -> None:
         if not isinstance(buffer, blocking.Buffer):
             raise InvalidInputError("buffer", "a buffer of replaydb.blocking", repr(buffer))
+        settings = buffer.settings
+        if settings.rate_limit is not None:
+            raise InvalidInputError(
+                "buffer.settings.rate_limit",
+                "None: a step cannot wait for groups of the next one",
+                settings.rate_limit,
+            )
+        if settings.max_times_sampled == 1:
+            raise InvalidInputError(
+                "buffer.settings.max_times_sampled",
+                "at least 2: the step that generates a group is the first to draw it",
+                1,
+            )
         policy = Prioritized() if replay is None else replay
         Share(1, policy)  # refuses what is none
         super().__init__(*args, **kwargs)
@@ -97,7 +110,10 @@ class ReplayMixin(_Trainer):
         local = rewards[first : first + len(prompts)].cpu()
         totals = (local * self.reward_weights.cpu()).nansum(dim=1)
         totals[local.isnan().all(dim=1)] = math.nan
-        names = self.reward_func_names
+        names = [
+            f"{name}/{i}" if self.reward_func_names.count(name) > 1 else name
+            for i, name in enumerate(self.reward_func_names)
+        ]
         each = [dict(zip(names, map(_number, row), strict=True)) for row in local.tolist()]
         self._scored = Scored(
             prompts, completions, completion_ids_list, each, [_number(x) for x in totals.tolist()]
