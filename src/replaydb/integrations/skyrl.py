@@ -14,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -37,6 +38,7 @@ __all__ = [
 ]
 
 _TASK = "skyrl"
+_CHECKPOINT = "checkpoint"
 _EXPERTS = "rollout_expert_indices"
 _OF_TURNS = ("response_ids", "rewards", "loss_masks", "stop_reasons", "rollout_logprobs")
 _OF_ROWS = ("is_last_step", "trajectory_generation_times", "env_metrics")
@@ -56,6 +58,9 @@ class StoredGenerator(GeneratorInterface):
         generator: The generator.
         buffer: Where the groups are kept; one for each training run.
         max_staleness: Stored groups that were scheduled more global steps ago are generated anew.
+
+    Attributes:
+        now: The global step, where it may have gone on since the input was made.
     """
 
     def __init__(
@@ -69,6 +74,7 @@ class StoredGenerator(GeneratorInterface):
         self._buffer = buffer
         self._max_staleness = max_staleness
         self._served: set[int] = set()
+        self.now: Callable[[], int] | None = None
         parameters = inspect.signature(generator.generate).parameters
         self._quiet = {"disable_tqdm"} & parameters.keys()
 
@@ -86,32 +92,49 @@ class StoredGenerator(GeneratorInterface):
         if metadata is None or metadata.training_phase != "train" or ids is None:
             return await self._generator.generate(input_batch, **options)
         uids = [one.instance_id for one in ids]
-        stored = await asyncio.to_thread(self._stored, uids, metadata.global_step)
+        step = metadata.global_step if self.now is None else self.now()
+        stored = await asyncio.to_thread(self._stored, uids, step)
         missing = [i for i, uid in enumerate(uids) if uid not in stored]
         made: dict[str, rdb.EpisodeGroup] = {}
         if missing:
             some = input_batch if not stored else _rows(input_batch, missing)
             output = await self._generator.generate(some, **options)
-            groups = to_groups(output, [uids[i] for i in missing], step=metadata.global_step)
+            groups = to_groups(output, [uids[i] for i in missing], step=step)
             self._served.update(await asyncio.to_thread(self._buffer.put, groups))
             if not stored:
                 return output
             made = {str(group.prompt_uid): group for group in groups}
         return to_generator_output([(stored | made)[uid] for uid in dict.fromkeys(uids)])
 
-    def settle(self, consumed: Iterable[str], filtered: Iterable[str] = ()) -> None:
+    def mark(self, uids: Iterable[str], checkpoint: str) -> None:
+        """Say which prompts a checkpoint that is about to be written has.
+
+        Args:
+            uids: Uids of the prompts that were trained or filtered.
+            checkpoint: A name for it, to be given to `settle`.
+        """
+        found = self._unsettled(set(uids))
+        self._buffer.update([one.id for one in found], tags={_CHECKPOINT: checkpoint})
+
+    def settle(
+        self,
+        consumed: Iterable[str],
+        filtered: Iterable[str] = (),
+        *,
+        checkpoint: str | None = None,
+    ) -> None:
         """Say which prompts a checkpoint says were used: their groups are not served again.
 
         Args:
             consumed: Uids of the prompts that were trained or filtered; groups become archived.
             filtered: Those of them that were dropped; groups become `filtered`.
+            checkpoint: Only groups that were marked with it. Uids come again in every epoch, so
+                a group may be newer than a checkpoint that has its uid.
         """
         dropped = set(filtered)
-        used = dropped.union(consumed)
         ended: dict[str, list[int]] = {"archived": [], "filtered": []}
-        for group in self._buffer.find(statuses="completed"):
-            if group.prompt_uid in used:
-                ended["filtered" if group.prompt_uid in dropped else "archived"].append(group.id)
+        for group in self._unsettled(dropped.union(consumed), checkpoint):
+            ended["filtered" if group.prompt_uid in dropped else "archived"].append(group.id)
         for status, ids in ended.items():
             self._buffer.update(ids, status=status, reason="checkpointed")
 
@@ -126,13 +149,23 @@ class StoredGenerator(GeneratorInterface):
     def _uids(self, *statuses: str) -> set[str]:
         return {str(group.prompt_uid) for group in self._buffer.find(statuses=statuses)}
 
+    def _unsettled(self, uids: set[str], checkpoint: str | None = None) -> list[rdb.GroupInfo]:
+        which = None if checkpoint is None else rdb.col.tags[_CHECKPOINT] == checkpoint
+        found = self._buffer.find(statuses="completed", where=which)
+        return [group for group in found if group.prompt_uid in uids]
+
     def _stored(self, uids: Sequence[str], step: int) -> dict[str, rdb.EpisodeGroup]:
         """Groups that are not settled, of processes before this one, by the uid of their prompt."""
         which: list[sa.ColumnElement[bool]] = [rdb.col.prompt_uid.in_(sorted(set(uids)))]
         if self._max_staleness is not None:
             which.append(rdb.col.min_policy_version >= step - self._max_staleness)
         found = self._buffer.find(statuses="completed", where=sa.and_(*which))
-        ids = {group.prompt_uid: group.id for group in found if group.id not in self._served}
+        sizes = Counter(uids)
+        ids = {
+            group.prompt_uid: group.id
+            for group in found
+            if group.id not in self._served and group.num_episodes == sizes[str(group.prompt_uid)]
+        }
         self._served.update(ids.values())
         return {str(group.prompt_uid): group for group in self._buffer.get(ids.values())}
 
@@ -146,20 +179,35 @@ class CheckpointedGroups:
 
     async_train_dataloader: Any
     generator: StoredGenerator
+    global_step: int
+    epoch: int
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        # A worker makes its input, and then waits until staleness lets it begin.
+        self.generator.now = lambda: self.global_step
 
     def save_checkpoints(self) -> Any:
         """Save, and then settle what the checkpoint says was consumed and filtered."""
         loader = self.async_train_dataloader
         consumed, filtered = loader.get_consumed_uids_list(), loader.get_filtered_uids_list()
+        checkpoint = _checkpoint(self.global_step, self.epoch)
+        self.generator.mark([*consumed, *filtered], checkpoint)
         saved = super().save_checkpoints()  # type: ignore[misc]
-        self.generator.settle(consumed, filtered)
+        self.generator.settle(consumed, filtered, checkpoint=checkpoint)
         return saved
 
     def load_checkpoints(self) -> Any:
         """Load, and settle what a process that died after saving had not."""
         loaded = super().load_checkpoints()  # type: ignore[misc]
-        self.generator.settle(loaded[2] or (), loaded[3] or ())
+        step, _, consumed, filtered, epoch = loaded
+        self.generator.settle(consumed or (), filtered or (), checkpoint=_checkpoint(step, epoch))
         return loaded
+
+
+def _checkpoint(step: int, epoch: int | None) -> str:
+    """An epoch may end between steps, with a checkpoint of the step that is next."""
+    return f"step {step} of epoch {epoch}"
 
 
 def to_groups(

@@ -8,7 +8,7 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from skyrl.train.fully_async_trainer import _AsyncStalenessManager
 from skyrl.train.generators import utils
 from skyrl.train.generators.base import BatchMetadata, TrajectoryID
+from skyrl.train.trainer import RayPPOTrainer
 
 import replaydb as rdb
 from integrations.skyrl import trainer
@@ -156,11 +157,13 @@ class Counting:
     async def generate(self, input_batch: Any) -> Any:
         uids = [one.instance_id for one in input_batch["trajectory_ids"]]
         self.seen += dict.fromkeys(uids)
-        return output(random.Random(0), list(dict.fromkeys(uids)), step_wise=False)
+        prompts = list(dict.fromkeys(uids))
+        repetitions = len(uids) // len(prompts)
+        return output(random.Random(0), prompts, repetitions=repetitions, step_wise=False)
 
 
-def batch(*uids: str, phase: str = "train", step: int = 1) -> Any:
-    ids = [TrajectoryID(uid, repetition) for uid in uids for repetition in range(2)]
+def batch(*uids: str, phase: str = "train", step: int = 1, repetitions: int = 2) -> Any:
+    ids = [TrajectoryID(uid, repetition) for uid in uids for repetition in range(repetitions)]
     return {
         "prompts": [[{"role": "user", "content": one.instance_id}] for one in ids],
         "env_classes": ["math"] * len(ids),
@@ -192,6 +195,14 @@ async def test_what_is_too_old_is_generated_anew(kept: blocking.Buffer) -> None:
     inner = Counting()
     await StoredGenerator(inner, kept, max_staleness=3).generate(batch("a", step=5))
     assert inner.seen == ["a"]
+
+
+async def test_as_many_samples_as_are_asked_for(kept: blocking.Buffer) -> None:
+    await StoredGenerator(Counting(), kept).generate(batch("a"))
+    inner = Counting()
+    made = await StoredGenerator(inner, kept).generate(batch("a", "b", repetitions=4))
+    assert inner.seen == ["a", "b"]
+    assert len(made["response_ids"]) == 8
 
 
 async def test_what_is_settled_is_not_served(kept: blocking.Buffer) -> None:
@@ -233,6 +244,96 @@ async def test_the_capacity_rule_is_that_of_admission(buffer: rdb.Buffer) -> Non
         await buffer.put(groups(ahead))
         admitted = await buffer.admission(size, max_staleness=staleness, timeout=0)
         assert admitted == manager._compute_capacity_unlocked()
+
+
+@pytest.fixture
+def start(
+    kept: blocking.Buffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], trainer.Trainer]:
+    """Make trainers, as of one process after another, that go on from the last checkpoint."""
+    monkeypatch.setattr(RayPPOTrainer, "save_checkpoints", trainer.Saving.save_checkpoints)
+    monkeypatch.setattr(RayPPOTrainer, "load_checkpoints", trainer.Saving.load_checkpoints)
+    sampling = "skyrl.train.fully_async_trainer.get_sampling_params_for_backend"
+    monkeypatch.setattr(sampling, lambda *_: {})
+
+    def one() -> trainer.Trainer:
+        made = trainer.Trainer(tmp_path, StoredGenerator(trainer.Generator(tmp_path / "log"), kept))
+        made.load_checkpoints()
+        return made
+
+    return one
+
+
+async def _use(one: trainer.Trainer, *uids: str) -> None:
+    for uid in uids:
+        await one.generator.generate(batch(uid, step=one.global_step))
+    await one.async_train_dataloader.mark_consumed_uids(uids)
+
+
+@pytest.mark.parametrize("killed", ["before saving", "while saving"])
+@pytest.mark.parametrize("step", [1, 2])  # an epoch that is exhausted ends within its step
+async def test_the_same_prompts_of_an_epoch_that_no_checkpoint_has(
+    kept: blocking.Buffer,
+    start: Callable[[], trainer.Trainer],
+    monkeypatch: pytest.MonkeyPatch,
+    killed: str,
+    step: int,
+) -> None:
+    one = start()
+    await _use(one, "0", "1")
+    one.save_checkpoints()
+    await one.async_train_dataloader.reset_at_epoch_end()
+    one.global_step, one.epoch = step, 1
+    await _use(one, "0", "1")
+    if killed == "while saving":
+        with monkeypatch.context() as patched:
+            patched.setattr(RayPPOTrainer, "save_checkpoints", lambda _: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                one.save_checkpoints()
+    again = start()
+    assert kept.count(statuses="completed") == kept.count(statuses="archived") == 2
+    await _use(again, "0", "1")
+    assert kept.count() == 4  # of which none is generated again
+
+
+async def test_what_was_saved_is_settled_by_the_next_process(
+    kept: blocking.Buffer, start: Callable[[], trainer.Trainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = start()
+    await _use(one, "0")
+    await one.generator.generate(batch("1"))
+    await one.async_train_dataloader.mark_filtered_uids(["1"])
+    with monkeypatch.context() as patched:
+        patched.setattr(StoredGenerator, "settle", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            one.save_checkpoints()
+    assert kept.count(statuses="completed") == 2
+    again = start()
+    assert again.generator.consumed_uids() == {"0", "1"}
+    assert again.generator.filtered_uids() == {"1"}
+
+
+async def test_the_version_is_the_step_that_it_begins_in(
+    kept: blocking.Buffer, start: Callable[[], trainer.Trainer]
+) -> None:
+    """Workers pull a prompt, and wait until a step is over before they generate."""
+    one = start()
+    queue: asyncio.Queue[Any] = asyncio.Queue(maxsize=4)
+    one.sample_full_batch = False
+    workers = [asyncio.create_task(one._run_generate_for_a_group_loop(queue)) for _ in range(4)]
+    scheduled: dict[str, int] = {}
+    for _ in range(4):
+        await asyncio.sleep(0.1)
+        trained, _, _ = await one._collect_generation_mini_batch(queue, asyncio.Event())
+        scheduled |= {group.uid: group.global_step_when_scheduled for group in trained}
+        one.global_step += 1
+        await one._staleness_manager.notify_capacity_change(one.global_step)
+    for worker in workers:
+        worker.cancel()
+    await asyncio.gather(*workers)
+    stored = {str(group.prompt_uid): group.min_policy_version for group in kept.find()}
+    assert {uid: stored[uid] for uid in scheduled} == scheduled
+    assert max(scheduled.values()) > 1
 
 
 def _run(*arguments: object) -> int | None:

@@ -65,7 +65,7 @@ class Saving:
         return step, str(trainer.folder / f"global_step_{step}")
 
 
-class Trainer(CheckpointedGroups, FullyAsyncRayPPOTrainer):
+class WithoutModels(FullyAsyncRayPPOTrainer):
     def __init__(self, folder: Path, generator: StoredGenerator) -> None:
         self.folder, self.generator = folder, generator
         self.global_step, self.epoch = 1, 0
@@ -89,6 +89,10 @@ class Trainer(CheckpointedGroups, FullyAsyncRayPPOTrainer):
         loader = StatefulDataLoader(prompts, batch_size=1, collate_fn=list)
         self.async_train_dataloader = _AsyncDataloader(loader, GROUPS_PER_STEP)
         self._staleness_manager = _AsyncStalenessManager(4, GROUPS_PER_STEP, MAX_STALENESS)
+
+
+class Trainer(CheckpointedGroups, WithoutModels):
+    pass
 
 
 async def train(url: str, folder: Path, log: Path, steps: int, *, die: bool) -> None:

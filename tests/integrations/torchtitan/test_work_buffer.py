@@ -265,6 +265,40 @@ async def test_a_lost_group_keeps_its_slot(build: Build, store: rdb.Store) -> No
     assert await taken(buffer) == [0]
 
 
+async def test_a_lost_group_that_is_taken_again_is_released_twice(
+    build: Build, store: rdb.Store
+) -> None:
+    buffer = build()
+    await add(buffer, 0, 1)
+    await finalize(buffer, 0, 1)
+    await taken(buffer)
+    stored = await store.buffer("rollouts", create=False)
+    [lease] = await stored.leases()
+    await stored.revoke(lease.id)
+    assert await taken(buffer, 2) == [0, 1]
+    await buffer.release_active_groups(3, reason="trained")
+    assert gauges(buffer)["rollout_buffer/available_active_slots"] == 4
+
+
+async def test_closing_while_a_group_is_finalised(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer = build()
+    await add(buffer, 0)
+    await claimed(buffer)
+    claim_of = buffer._claim_of
+
+    async def closing(group_id: int) -> rdb.Lease:
+        lease: rdb.Lease = await claim_of(group_id)
+        await buffer.close()
+        return lease
+
+    monkeypatch.setattr(buffer, "_claim_of", closing)
+    await finalize(buffer, 0)
+    assert await claimed(build()) == [0]  # given back, long before its lease is over
+    assert gauges(buffer)["rollout_buffer/available_active_slots"] == 4
+
+
 async def test_what_cannot_be_stored_waits_again(build: Build) -> None:
     buffer = build()
     await add(buffer, 0)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
+from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +27,8 @@ _FINALIZED = ("completed", "failed")
 _IN_BUFFER = ("pending", *_FINALIZED)
 #: What has a slot; "leased" is what was taken and not released yet.
 _ACTIVE = (*_IN_BUFFER, "leased")
+#: Another has the group, or had it; or the buffer was closed meanwhile.
+_DROPPED = (rdb.LeaseExpiredError, rdb.NotEnoughGroupsError, rdb.StoreClosedError)
 
 
 class RolloutGroupWorkBuffer(work_buffer.RolloutGroupWorkBuffer):
@@ -80,7 +84,7 @@ class RolloutGroupWorkBuffer(work_buffer.RolloutGroupWorkBuffer):
         self._store: rdb.Store | None = None
         self._opening = asyncio.Lock()
         self._claimed: dict[int, rdb.Lease] = {}
-        self._taken: dict[int, rdb.Lease] = {}
+        self._taken: deque[rdb.Lease] = deque()  # a group that was lost may be there twice
         self._peak = 0
 
     async def wait_for_slot(self) -> bool:
@@ -114,7 +118,7 @@ class RolloutGroupWorkBuffer(work_buffer.RolloutGroupWorkBuffer):
     async def claim_next(self) -> work_buffer.RolloutGroupWork | None:
         """Take the oldest group that waits, to generate it; None once the buffer is closed."""
         with suppress(rdb.StoreClosedError):
-            [group] = (await self._hold(self._claimed, statuses="pending", timeout=None)).batch
+            [group] = (await self._hold(self._claim, statuses="pending", timeout=None)).batch
             sample = self._samples.validate_json(str(group.prompt))
             work = work_buffer.RolloutGroupWork(group_id=group.tags["group_id"], sample=sample)
             work.state = type(work.state)("inflight")
@@ -128,15 +132,17 @@ class RolloutGroupWorkBuffer(work_buffer.RolloutGroupWorkBuffer):
             InvalidInputError: It cannot be stored: a reward, say, is not finite. The group waits
                 again.
         """
+        group_id = rollout_group.group_id
         try:
-            lease = await self._claim_of(rollout_group.group_id)
-        except (rdb.NotEnoughGroupsError, rdb.StoreClosedError) as error:
-            logger.warning("rollout group %d was dropped: %s", rollout_group.group_id, error)
-            return
-        async with AsyncExitStack() as stack:
-            stack.push_async_exit(lease)  # ends the claim; after an error the group waits again
-            group = to_group(rollout_group, prompt=lease.batch[0].prompt)
-            await (await self._open()).put(group, on_duplicate="replace")
+            lease = await self._claim_of(group_id)
+            async with AsyncExitStack() as stack:
+                stack.push_async_exit(lease)  # ends the claim; after an error the group waits again
+                group = to_group(rollout_group, prompt=lease.batch[0].prompt)
+                await (await self._open()).put(group, on_duplicate="replace")
+        except _DROPPED as error:
+            logger.warning("rollout group %d was dropped: %s", group_id, error)
+        if not self._closed:  # or `close` gives it back
+            self._claimed.pop(group_id, None)
 
     async def take_finalized(self) -> RolloutGroup | None:
         """Take the oldest finalised group of the window; None once the buffer is closed."""
@@ -149,7 +155,8 @@ class RolloutGroupWorkBuffer(work_buffer.RolloutGroupWorkBuffer):
                     window = rdb.col.tags["group_id"] < end
                     which = {"statuses": _FINALIZED, "where": window, "timeout": 1}
                     with suppress(rdb.NotEnoughGroupsError):  # the head may be another's by now
-                        return to_rollout_group((await self._hold(self._taken, **which)).batch[0])
+                        lease = await self._hold(self._taken.append, **which)
+                        return to_rollout_group(lease.batch[0])
         return None
 
     async def release_active_groups(self, count: int, *, reason: str) -> None:
@@ -172,14 +179,14 @@ class RolloutGroupWorkBuffer(work_buffer.RolloutGroupWorkBuffer):
             raise RuntimeError(f"released {count} groups, of {len(self._taken)} that were taken")
         is_trained = reason == "trained"
         for _ in range(count):
-            group_id = next(iter(self._taken) if is_trained else reversed(self._taken))
+            lease = self._taken.popleft() if is_trained else self._taken.pop()
             try:
                 async with AsyncExitStack() as stack:
-                    lease = self._taken.pop(group_id)
                     stack.push_async_exit(lease)
                     if not is_trained:
                         await lease.reject(reason=reason)
             except rdb.LeaseExpiredError as error:
+                group_id = lease.batch[0].tags["group_id"]
                 logger.warning("rollout group %d is not released: %s", group_id, error)
         structured_logger.log_trace_scalar({f"rollout_buffer/released/{reason}": float(count)})
 
@@ -195,15 +202,20 @@ class RolloutGroupWorkBuffer(work_buffer.RolloutGroupWorkBuffer):
             await self._store.close()  # first, or who waits here would take what is given back
 
         def give_back() -> None:
-            for lease in (*self._claimed.values(), *self._taken.values()):
+            for lease in (*self._claimed.values(), *self._taken):
                 self._gauged.revoke(lease.id, reason="the work buffer was closed")
             self._blocking.close()
 
         await asyncio.to_thread(give_back)
 
     def metrics(self) -> list[m.Metric]:
-        """What is in the buffer now, under torchtitan's names; the peak is this process's."""
-        groups = self._gauged.find(statuses=_ACTIVE)
+        """What is in the buffer now, under torchtitan's names; the peak is this process's.
+
+        Once it is closed it is empty.
+        """
+        groups: list[rdb.GroupInfo] = []
+        with suppress(rdb.StoreClosedError):
+            groups = self._gauged.find(statuses=_ACTIVE)
         pending = [one.lease_id for one in groups if one.status == "pending"]
         values = {
             "num_groups_waiting": pending.count(None),
@@ -226,21 +238,24 @@ class RolloutGroupWorkBuffer(work_buffer.RolloutGroupWorkBuffer):
                 self._store = await rdb.Store.open(self._config.url, run=self._config.run)
             return await self._store.buffer(self._config.buffer)
 
-    async def _hold(self, held: dict[int, rdb.Lease], **which: Any) -> rdb.Lease:
+    async def _hold(self, keep: Callable[[rdb.Lease], None], **which: Any) -> rdb.Lease:
         """One group, kept until its lease is ended."""
         buffer = await self._open()
         lease = await buffer.lease(1, ttl=self._config.ttl, **which).__aenter__()
-        held[lease.batch[0].tags["group_id"]] = lease
+        keep(lease)
         if self._closed:
             raise rdb.StoreClosedError
         return lease
 
+    def _claim(self, lease: rdb.Lease) -> None:
+        self._claimed[lease.batch[0].tags["group_id"]] = lease
+
     async def _claim_of(self, group_id: int) -> rdb.Lease:
         """The claim of a group, taken anew where it was lost or never taken."""
-        lease = self._claimed.pop(group_id, None)
+        lease = self._claimed.get(group_id)
         if lease is not None:
             with suppress(rdb.LeaseExpiredError):
                 await lease.extend()
                 return lease
         which = rdb.col.group_uid == str(group_id)
-        return await self._hold({}, statuses="pending", where=which)
+        return await self._hold(self._claim, statuses="pending", where=which)
