@@ -101,6 +101,35 @@ def test_asynchronous(begun: Callable[..., Trainer], log: Path) -> None:
     assert sorted(generated) == list(range(36))
 
 
+@pytest.mark.parametrize("payload", ["keep", "drop"])
+async def test_an_older_checkpoint(
+    url: str, tmp_path: Path, queue: None, store: Store, payload: Any
+) -> None:
+    """Its queue has groups that later steps have trained, and a checkpoint since."""
+    buffer = await store.buffer("grpo", archived_payload=payload)
+    trainer = Trainer(configuration("sync", url, tmp_path), tmp_path / "generated")
+    trainer.verl.prepare_step()
+    journal = trainer.manager._journal
+    journal.keep()
+    groups = (await buffer.sample(4)).groups
+    before = {one.group_uid: one for one in groups}
+    journal.take(list(before)[:2], 2)
+    journal.settle(2)
+    assert await buffer.count(statuses="archived") == 2
+    behind, ahead = journal.rewind(1)
+    trainer.leave()
+    assert (behind, ahead) == (set(), {})
+    assert await buffer.count(statuses="completed") == 4
+    for one in await buffer.get(uids=before):
+        assert (one.tags, one.prompt_uid) == (
+            before[one.group_uid].tags,
+            before[one.group_uid].prompt_uid,
+        )
+        assert [episode.response_ids.tolist() for episode in one.episodes] == [
+            episode.response_ids.tolist() for episode in before[one.group_uid].episodes
+        ]
+
+
 def test_verls_own_manager_generates_the_rest(url: str, tmp_path: Path, queue: None) -> None:
     """And everything of a validation."""
     config = configuration("sync", url, tmp_path)

@@ -29,6 +29,19 @@ def die_training(url: str, consume: str) -> None:
     asyncio.run(life())
 
 
+def die_beginning(url: str) -> None:
+    """Put four, take two, and be killed before there is a checkpoint."""
+
+    async def life() -> None:
+        buffer = SqlReplayBufferConfig(url=url, consume="saved", order="fifo").build()
+        for uid in range(4):
+            await buffer.put([state(uid)], "math")
+        await buffer.take_batch({"math": 2})
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    asyncio.run(life())
+
+
 def consume(url: str, times: int, took: str) -> None:
     """Take three of each task at a time, and write down their uids."""
 

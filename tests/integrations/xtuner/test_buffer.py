@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from xtuner.v1.data_proto.rl_data import Status
+from xtuner.v1.data_proto.rl_data import RolloutState, Status
 from xtuner.v1.rl.replay_buffer import AsyncReplayBufferConfig, ReplayBuffer, StorageItem
 
 import replaydb as rdb
 from integrations.xtuner import lives
 from integrations.xtuner.conftest import Open
 from integrations.xtuner.states import state, uids
-from replaydb.integrations.xtuner import SqlReplayBuffer, SqlReplayBufferConfig
+from replaydb.integrations.xtuner import SqlReplayBuffer, SqlReplayBufferConfig, storage
 from support.workers import Worker, workers
 
 
@@ -236,11 +236,14 @@ async def test_a_trainer_goes_back_to_an_earlier_step(build: Open) -> None:
         assert [item.staleness for item in await buffer._storage.get({})] == [staleness]
 
 
-async def test_a_threshold_that_cannot_be(build: Open) -> None:
+@pytest.mark.parametrize("threshold", [0, None, float("nan")])
+async def test_a_threshold_that_cannot_be(build: Open, threshold: Any) -> None:
     buffer = build()
     await put(buffer, 1, response_model_steps=[1] * 3)
     with pytest.raises(ValueError, match=r"task_stale_thresholds\['math'\]: expected above 0"):
-        await buffer.refresh_staleness(task_stale_thresholds={"math": 0}, current_train_step=9)
+        await buffer.refresh_staleness(
+            task_stale_thresholds={"math": threshold}, current_train_step=9
+        )
     assert buffer._storage.buffer.policy_version == 1
 
 
@@ -252,6 +255,56 @@ async def test_a_producer_knows_of_later_steps(build: Open) -> None:
     assert (item.item[0].response_model_steps, item.item[0].seq_staleness) == ([3, 3, 3], 1)
     await buffer.put([state(2)], "math", model_step=1, current_train_step=5, stale_threshold=3)
     assert await buffer.count("math", Status.EXPIRED) == 1
+
+
+async def test_a_run_goes_on_with_another(build: Open) -> None:
+    """One that does not say so cannot know how stale anything is, and is told at once."""
+    first = build(run="a")
+    await put(first, 1, response_model_steps=[1] * 3)
+    with pytest.raises(rdb.InvalidInputError, match=r"run: .*lineage 'a'"):
+        build(run="b")
+    second = build(run="c", lineage="a")
+    await second.refresh_staleness(task_stale_thresholds={"math": 9}, current_train_step=4)
+    await second.put([state(2, response_model_steps=[2] * 3)], "math", current_train_step=6)
+    assert [item.staleness for item in await second._storage.get({})] == [4, 3]
+
+
+async def test_a_put_of_a_run_that_the_buffer_no_longer_follows(build: Open, url: str) -> None:
+    buffer = build(run="a")
+    await put(buffer, 1, response_model_steps=[1] * 3)
+    with rdb.blocking.Store.open(url, run="b") as store:
+        store.buffer("xtuner").advance_policy(0, take_over=True)
+    with pytest.raises(rdb.InvalidInputError, match="lineage 'b'"):
+        await put(buffer, 2, response_model_steps=[5] * 3)
+
+
+async def test_killed_before_the_first_checkpoint(url: str, build: Open) -> None:
+    """There is nothing to resume from, so nobody resumes."""
+    with workers(Worker(lives.die_beginning, url)) as [trainer]:
+        assert await trainer.ended() == -9
+    other = build(consume="saved", order="fifo", owner="other")
+    assert await taken(other, math=1) == {"math": [[2]]}
+    buffer = build(consume="saved", order="fifo")
+    assert await taken(buffer, math=9) == {"math": [[0], [1], [3]]}
+    assert len(buffer._storage.buffer.leases()) == 2
+
+
+@pytest.mark.parametrize("consume", ["taken", "saved"])
+async def test_what_cannot_be_read_is_not_held(
+    build: Open, monkeypatch: pytest.MonkeyPatch, consume: str
+) -> None:
+    buffer = build(consume=consume)
+    await put(buffer, 1, 2)
+
+    def refused(_: rdb.Episode) -> RolloutState:
+        raise KeyError
+
+    with monkeypatch.context() as broken:
+        broken.setattr(storage, "to_state", refused)
+        with pytest.raises(KeyError):
+            await buffer.take_batch({"math": 2})
+    assert buffer._storage.buffer.leases() == []
+    assert await taken(buffer, math=9) == {"math": [[1], [2]]}
 
 
 async def test_groups_are_found_by_an_index(build: Open, monkeypatch: pytest.MonkeyPatch) -> None:

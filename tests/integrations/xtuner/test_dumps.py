@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 from xtuner.v1.data_proto.rl_data import RolloutFunctionCall, RolloutToolCall, Status
-from xtuner.v1.rl.replay_buffer import AsyncReplayBufferConfig
+from xtuner.v1.rl.replay_buffer import AsyncReplayBufferConfig, StorageItem
 
 import replaydb as rdb
 from integrations.xtuner.conftest import Open
 from integrations.xtuner.states import state
 from replaydb.integrations.xtuner import load_dump
+from replaydb.integrations.xtuner.states import fingerprint
 
 
 class _Attack:
@@ -56,6 +57,40 @@ async def test_a_dump_comes_in(build: Open, tmp_path: Path) -> None:
         assert torch.equal(found.mm_info["image"], one.mm_info["image"])
         same = {"routed_experts": None, "mm_info": None, "seq_staleness": 0}
         assert found.model_copy(update=same) == one.model_copy(update=same)
+
+
+def _dump(*texts: str, staleness: int = 0) -> dict[str, Any]:
+    states = [state(1, response=text, seq_staleness=staleness) for text in texts]
+    return {
+        "items": [
+            StorageItem([one], uid, uid, "math", Status.COMPLETED, staleness)
+            for uid, one in enumerate(states)
+        ]
+    }
+
+
+async def test_dumps_of_two_experiments(build: Open) -> None:
+    """Their uids are the same, and all come in; a later dump of one adds what is new."""
+    storage = build()._storage
+    first = _dump("a", "b")
+    for dump in (first, _dump("c", "d"), first, _dump("a", "b", "e", staleness=2)):
+        storage.load_state_dict(dump)
+    found = [item.item[0].response for item in await storage.get({})]
+    assert found == ["a", "b", "c", "d", "e"]
+
+
+def test_arrays_tell_dumps_apart() -> None:
+    arrays: list[Any] = [
+        np.zeros(2, np.float32),
+        np.ones(2, np.float32),
+        np.zeros((1, 2), np.float32),
+        np.zeros(2, np.int32),
+        np.array(True),
+        torch.zeros(2, dtype=torch.bfloat16),
+    ]
+    names = [fingerprint([state(1, routed_experts=array)]) for array in arrays]
+    assert len(set(names)) == len(arrays)
+    assert fingerprint([state(1, routed_experts=arrays[0].copy())]) == names[0]
 
 
 @pytest.mark.parametrize("place", ["in the file", "in a state"])

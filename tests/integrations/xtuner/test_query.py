@@ -136,6 +136,12 @@ async def test_any_query_finds_what_python_finds(build: Open) -> None:
         ({"uid": {"$between": [1]}}, "two bounds"),
         ({"$and": {"uid": 1}}, "a list"),
         (["uid"], "a dict"),
+        ({"$and": ["uid"]}, "a dict"),
+        ({"staleness": {"$gt": None}}, r"what \$gt can compare"),
+        ({"uid": {"$between": [None, 3]}}, r"what \$between can compare"),
+        ({"uid": {"$between": [1, "a"]}}, r"what \$between can compare"),
+        ({"status": ["completed"]}, "numbers or text"),
+        ({"status": {"$in": [["completed"]]}}, "numbers or text"),
         ({"uid": "a"}, "values of one kind"),
     ],
 )

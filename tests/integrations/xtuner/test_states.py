@@ -62,11 +62,22 @@ async def test_everything_comes_back(build: Open) -> None:
         {"prompt_ids": None, "response_mask": None},
         {"reward": None},
         {"reward": {"other": 1}},
+        {"reward": {"score": float("inf")}},
+        {"reward": {"score": 10**400}},
     ],
 )
 def test_what_is_not_as_usual(fields: dict[str, Any]) -> None:
     one = state(1, **fields)
     assert to_state(to_episode(one, 0)) == one
+
+
+async def test_a_reward_that_is_no_number(build: Open) -> None:
+    """The column has none, the state has it."""
+    one = state(1, reward={"score": float("nan")})
+    assert to_episode(one, 0).reward is None
+    found = await stored(build, one)
+    assert found.reward is not None
+    assert np.isnan(found.reward["score"])
 
 
 def test_columns_say_what_it_is() -> None:

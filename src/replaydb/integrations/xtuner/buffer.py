@@ -62,8 +62,9 @@ class SqlReplayBuffer(upstream.ReplayBuffer):
             InvalidInputError: A threshold is not positive; nothing was changed.
         """
         for task, threshold in task_stale_thresholds.items():
-            if threshold <= 0:
-                raise InvalidInputError(f"task_stale_thresholds[{task!r}]", "above 0", threshold)
+            if not isinstance(threshold, int | float) or not threshold > 0:
+                field = f"task_stale_thresholds[{task!r}]"
+                raise InvalidInputError(field, "above 0", threshold)
         await self._storage.move_to(current_train_step)
         expired = {}
         for task, threshold in task_stale_thresholds.items():
@@ -95,6 +96,7 @@ class SqlReplayBufferConfig(upstream.AsyncReplayBufferConfig):
             groups can be taken again.
         owner: Who takes; consumers that resume on their own have names of their own.
         run: Name of the run, as for `replaydb.Store.open`.
+        lineage: The run that this one continues, as for `replaydb.Store.open`.
     """
 
     url: str
@@ -103,13 +105,27 @@ class SqlReplayBufferConfig(upstream.AsyncReplayBufferConfig):
     consume: Consume = "taken"
     owner: str = "xtuner"
     run: str | None = None
+    lineage: str | None = None
 
     def build(self) -> SqlReplayBuffer:
-        """Open the buffer, with everything that an earlier process has left in it."""
+        """Open the buffer, with everything that an earlier process has left in it.
+
+        With `consume="saved"` it has back what its owner took and did not save.
+
+        Raises:
+            InvalidInputError: The buffer follows a run that this one does not continue.
+        """
         order = rdb.Fifo() if self.order == "fifo" else rdb.StalestFirst()
         storage = SqlStorage(
-            self.url, self.name, run=self.run, consume=self.consume, owner=self.owner
+            self.url,
+            self.name,
+            run=self.run,
+            lineage=self.lineage,
+            consume=self.consume,
+            owner=self.owner,
         )
+        if self.consume == "saved":
+            storage.give_back()
         return SqlReplayBuffer(policy=SqlReplayPolicy(order), storage_backend=storage)
 
 

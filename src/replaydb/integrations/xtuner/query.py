@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from enum import Enum
 from functools import reduce
 from typing import Any, NamedTuple
@@ -100,15 +100,15 @@ def _conjuncts(query: Any) -> Iterator[tuple[str, str, Any]]:
 
 def _dict_of(query: Any) -> dict[str, Any]:
     """A query as a dict, also where it is a node of the tree that XTuner makes of one."""
+    if isinstance(query, dict):
+        return query
     if hasattr(query, "relation"):  # a LogicNode
         return {query.relation: list(query.conditions)}
-    if hasattr(query, "lower"):  # a BetweenNode
-        return {query.field: {query.op: [query.lower, query.upper]}}
     if hasattr(query, "field"):
-        return {query.field: {query.op: query.value}}
-    if not isinstance(query, dict):
-        raise InvalidInputError("query", "a dict or a node of XTuner's", repr(query))
-    return query
+        is_between = hasattr(query, "lower")  # a BetweenNode
+        value = [query.lower, query.upper] if is_between else query.value
+        return {query.field: {query.op: value}}
+    raise InvalidInputError("query", "a dict or a node of XTuner's", repr(query))
 
 
 def _condition(field: str, name: str, value: Any) -> ColumnElement[bool]:
@@ -119,11 +119,18 @@ def _condition(field: str, name: str, value: Any) -> ColumnElement[bool]:
         raise InvalidInputError("query", f"one of the fields {', '.join(_COLUMNS)}", repr(field))
     if name not in _OPERATORS:
         raise InvalidInputError(field, f"one of {', '.join(_OPERATORS)}", repr(name))
-    if name in ("$in", "$not_in", "$between") and not isinstance(value, list | tuple):
+    takes_several = name in ("$in", "$not_in", "$between")
+    if takes_several and not isinstance(value, list | tuple):
         raise InvalidInputError(field, f"a list after {name}", repr(value))
-    if name == "$between" and (len(value) != 2 or value[0] > value[1]):
-        raise InvalidInputError(field, "two bounds in their order", repr(value))
-    condition: ColumnElement[bool] = _OPERATORS[name](_COLUMNS[field], _plain(value))
+    several = value if takes_several else [value]
+    if any(isinstance(one, Collection) and not isinstance(one, str) for one in several):
+        raise InvalidInputError(field, "numbers or text to compare with", repr(value))
+    try:
+        if name == "$between" and (len(value) != 2 or value[0] > value[1]):
+            raise InvalidInputError(field, "two bounds in their order", repr(value))
+        condition: ColumnElement[bool] = _OPERATORS[name](_COLUMNS[field], _plain(value))
+    except (TypeError, sa.exc.ArgumentError) as error:
+        raise InvalidInputError(field, f"what {name} can compare", repr(value)) from error
     return condition
 
 

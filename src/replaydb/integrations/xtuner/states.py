@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
+from collections.abc import Iterable
 from enum import Enum
 from typing import Any
 
@@ -56,10 +58,30 @@ def to_episode(state: RolloutState, version: int) -> rdb.Episode:
     score = (state.reward or {}).get("score")
     return rdb.Episode(
         **{"prompt_ids": [], "response_ids": []} | columns,
-        reward=score if isinstance(score, int | float) else None,
+        reward=score if _is_reward(score) else None,
         finish_reason=state.finish_reason,
         extras=arrays | {_STATE: np.frombuffer(rest, np.uint8)},
     )
+
+
+def fingerprint(states: Iterable[RolloutState]) -> str:
+    """A name of what states hold, but for their staleness, which changes by itself."""
+    digest = hashlib.sha256()
+    for state in states:
+        arrays: dict[str, Any] = {}
+        fields = state.model_dump(warnings=False, exclude={"seq_staleness"})
+        digest.update(json.dumps(_packed(fields, arrays)).encode())
+        for array in arrays.values():
+            digest.update(f"{array.dtype}{tuple(array.shape)}".encode())
+            if isinstance(array, torch.Tensor):
+                array = array.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+            digest.update(array.tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _is_reward(score: Any) -> bool:
+    """Whether it can be the reward of an episode; others are in the state alone."""
+    return isinstance(score, int | float) and abs(score) <= sys.float_info.max
 
 
 def to_state(episode: rdb.Episode) -> RolloutState:

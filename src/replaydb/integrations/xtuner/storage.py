@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any, Literal
 
 from xtuner.v1.data_proto import rl_data
@@ -15,7 +14,7 @@ import replaydb as rdb
 from replaydb import blocking
 from replaydb.errors import InvalidInputError, UnknownGroupError
 from replaydb.integrations.xtuner.query import LIVE, STANDS_FOR, STATUS_TAG, Selection, selection
-from replaydb.integrations.xtuner.states import to_episode, to_state
+from replaydb.integrations.xtuner.states import fingerprint, to_episode, to_state
 from replaydb.policies import SimplePolicy
 
 #: When what is taken is used up: at once; when the trainer has saved a checkpoint; never.
@@ -29,6 +28,10 @@ class SqlStorage(StorageBackend):
 
     A uid is the id of a group, and so is a timestamp_id: later ones are higher. The policy version
     of the buffer is XTuner's train step less one, so that staleness is the same number here.
+
+    Raises:
+        InvalidInputError: The buffer follows the policy of another lineage: the staleness of what
+            this run puts would be unknown.
     """
 
     def __init__(
@@ -37,11 +40,17 @@ class SqlStorage(StorageBackend):
         name: str = "xtuner",
         *,
         run: str | None = None,
+        lineage: str | None = None,
         consume: Consume = "taken",
         owner: str = "xtuner",
     ) -> None:
-        self._store = blocking.Store.open(url, run=run)
-        self.buffer = self._store.buffer(name)
+        self._store = blocking.Store.open(url, run=run, lineage=lineage)
+        try:
+            self.buffer = self._store.buffer(name)
+            self._advance(self.buffer.policy_version)
+        except BaseException:
+            self._store.close()
+            raise
         self._consume = consume
         self._owner = owner
         self._held: list[blocking.Lease] = []
@@ -135,11 +144,16 @@ class SqlStorage(StorageBackend):
             while self._held and used:
                 self._held.pop().ack()
             self._held.clear()
-            for found in self.buffer.leases():
-                if found.owner == self._owner and not used:
-                    self.buffer.revoke(found.id, reason="resumed from a checkpoint")
+            if not used:
+                self.give_back()
 
         await asyncio.to_thread(work)
+
+    def give_back(self) -> None:
+        """Have back what this owner holds, also in a process that died."""
+        for found in self.buffer.leases():
+            if found.owner == self._owner:
+                self.buffer.revoke(found.id, reason="resumed from a checkpoint")
 
     def __len__(self) -> int:
         return self.buffer.count(statuses=LIVE)
@@ -151,7 +165,8 @@ class SqlStorage(StorageBackend):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Nothing, for what `state_dict` gave; or put the items of XTuner's `NaiveStorage`.
 
-        They keep their order. Items that an earlier call has put are passed over.
+        They keep their order. Items that an earlier call has put are passed over: those of the
+        same uid and content.
 
         Raises:
             InvalidInputError: It is the state of another storage.
@@ -161,7 +176,9 @@ class SqlStorage(StorageBackend):
         if "items" not in state:
             raise InvalidInputError("state", "that of a NaiveStorage", f"one with {sorted(state)}")
         items = sorted(state["items"], key=lambda item: item.timestamp_id)
-        groups = [self._group(item, f"imported/{item.uid}") for item in items]
+        groups = [
+            self._group(item, f"imported/{item.uid}/{fingerprint(item.item)}") for item in items
+        ]
         self.buffer.put(groups, on_duplicate="ignore")
 
     def _put(self, item: StorageItem) -> int:
@@ -188,7 +205,11 @@ class SqlStorage(StorageBackend):
             statuses=which.statuses,
             **asked,
         )
-        items = [self._item(group) for group in lease.batch]
+        try:
+            items = [self._item(group) for group in lease.batch]
+        except BaseException:
+            lease.nack()
+            raise
         if is_held:
             self._held.append(lease)
         else:
@@ -201,8 +222,7 @@ class SqlStorage(StorageBackend):
         ]
         version = item.staleness + min(steps, default=0)
         if steps and version > self.buffer.policy_version:
-            with suppress(InvalidInputError):  # somebody was quicker
-                self.buffer.advance_policy(version)
+            self._advance(version)
         now = self.buffer.policy_version
         status = _status(item)
         prompt = getattr(item.item[0], "group_id", None) if item.item else None
@@ -214,6 +234,13 @@ class SqlStorage(StorageBackend):
             status=STANDS_FOR.get(status, status),
             tags={STATUS_TAG: status} if status in STANDS_FOR else None,
         )
+
+    def _advance(self, version: int) -> None:
+        try:
+            self.buffer.advance_policy(version)
+        except InvalidInputError as error:
+            if error.field != "version":  # or somebody was quicker
+                raise
 
     def _item(self, group: rdb.StoredGroup) -> StorageItem:
         """The item of a group, with the status and the staleness that it had when it was read."""
