@@ -177,6 +177,7 @@ def test_an_import_survives_kill(url: str, sums: blocking.Buffer) -> None:
 
 
 TEXT = {"prompt": "2 + 2 =", "completion": "4", "reward": 1.0}
+TOKENS = {"prompt_ids": [1], "completion_ids": [2], "reward": 1.0}
 REFUSED = [
     ({"prompt": "2", "reward": 1.0}, "row 0", "completion"),
     ({**TEXT, "prompt": USER, "completion": []}, "completion of row 0", "one message"),
@@ -187,6 +188,13 @@ REFUSED = [
     ({**TEXT, "prompt_ids": [9]}, "row 0", "both, with prompt_ids"),
     ({**TEXT, "logprobs": [-0.5, -0.25]}, "row 0", "both, with logprobs"),
     ({"prompt": "2", "completion": "4", "rewards": [1.0, 0.0]}, "row 0", "lists, as rewards is"),
+    ({"prompt": "2", "completions": 5}, "row 0", "one length"),
+    ({"prompt": "2", "completions": "45"}, "row 0", "one length"),
+    ({**TEXT, "completion": 5}, "completion of row 0", "one message"),
+    ({**TEXT, "completion": {"content": "4"}}, "completion of row 0", "one message"),
+    ({**TEXT, "prompt": []}, "prompt of row 0", "text, or messages"),
+    ({**TOKENS, "logprobs": [0.5]}, "logprobs of row 0", "none above 0"),
+    ({**TOKENS, "logprobs": [float("inf")]}, "logprobs of row 0", "none above 0"),
 ]
 
 

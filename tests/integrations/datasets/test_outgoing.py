@@ -266,6 +266,29 @@ def test_what_is_refused(url: str, sums: blocking.Buffer, how: dict[str, Any]) -
         dpo_dataset(url, "sums", **how)
 
 
+def test_tags_of_several_types_or_the_names_of_columns_are_refused(
+    url: str, sums: blocking.Buffer, how: dict[str, Any]
+) -> None:
+    sums.put([group("a", tags={"n": 1}), group("b", tags={"n": 1.5}), group("c")])
+    assert [row["n"] for row in sft_dataset(url, "sums", tags=["n"], **how)] == [1.0, 1.5, None]
+    with pytest.raises(rdb.InvalidInputError, match=r"tags: .*'reward'"):
+        sft_dataset(url, "sums", tags=["n", "reward"], **how)
+    sums.put(group("d", tags={"n": "42"}))
+    with pytest.raises(rdb.InvalidInputError, match=r"n of group 'd': expected float.*got str"):
+        list(sft_dataset(url, "sums", tags=["n"], **how))
+
+
+def test_types_that_show_late_need_no_file(
+    url: str, sums: blocking.Buffer, cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("datasets.config.DEFAULT_MAX_BATCH_SIZE", 2)  # for 1,000
+    sums.put([group("a"), group("b"), group("c"), group("d", tags={"answer": "4"})])
+    with pytest.raises(rdb.InvalidInputError, match="streaming=True"):
+        sft_dataset(url, "sums", tags=["answer"], cache_dir=cache)
+    rows = sft_dataset(url, "sums", tags=["answer"], streaming=True)
+    assert [row["answer"] for row in rows] == [None, None, None, "4"]
+
+
 def test_there_and_back(url: str, sums: blocking.Buffer, cache: str) -> None:
     rows = [{"prompt": USER, "completions": ["4", "5"], "rewards": [1.0, 0.0]}]
     put_dataset(sums, Dataset.from_list(rows), "d", tokenizer=tokenizer())

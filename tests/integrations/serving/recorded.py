@@ -190,6 +190,7 @@ def vllm_tool_call() -> dict[str, Any]:
     """A chat answer that calls a tool, and says nothing."""
     answer = vllm_chat()
     del answer["choices"][1]
+    answer["usage"] = {"prompt_tokens": 3, "total_tokens": 5, "completion_tokens": 2}
     answer["choices"][0] |= {
         "finish_reason": "tool_calls",
         "message": {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -133,6 +134,12 @@ def read(request: pytest.FixtureRequest) -> Reader:
     return lambda answer: from_openai(request.param(answer))
 
 
+def test_answers_as_they_came_over_http() -> None:
+    assert from_openai(json.dumps(vllm_chat())) == from_openai(json.dumps(vllm_chat()).encode())
+    assert from_openai(json.dumps(vllm_tool_call())) == from_openai(vllm_tool_call())
+    assert from_sglang(json.dumps([sglang_answer()])) == from_sglang([sglang_answer()])
+
+
 def test_vllm_chat(read: Reader) -> None:
     right, wrong = read(vllm_chat())
     assert (right.prompt_ids, right.response_ids, right.logprobs) == (PROMPT, RIGHT, [-0.5, -0.25])
@@ -213,6 +220,29 @@ def _without(answer: dict[str, Any], *path: Any, value: Any = None) -> dict[str,
     return answer
 
 
+def _chat(*path: Any, value: Any) -> Callable[[], Any]:
+    return lambda: from_openai(_without(vllm_chat(), *path, value=value))
+
+
+def _echoed() -> dict[str, Any]:
+    """The prompt and what was sampled, as one list of tokens that stand for texts."""
+    answer = vllm_completion()
+    del answer["choices"][0]["token_ids"]
+    logprobs = answer["choices"][0]["logprobs"]
+    logprobs["tokens"] = [f"token_id:{one}" for one in [*PROMPT, *RIGHT]]
+    logprobs["token_logprobs"] = [None, -3.0, -1.0, -0.5, -0.25]
+    return answer
+
+
+def _others(kind: str) -> list[dict[str, Any]]:
+    """Chunks, of which one is of another answer, or no chunk."""
+    chunks = vllm_chunks()
+    chunks[2] = {**chunks[2], "id": "chatcmpl-2"} if kind == "id" else {"choices": ["x"]}
+    return chunks
+
+
+_STEP = ("choices", 0, "logprobs", "content", 0)
+
 REFUSED: list[tuple[Callable[[], Any], str, str]] = [
     (lambda: from_vllm(_vllm(logprobs=None)), "outputs[0].logprobs", "logprobs=0"),
     (lambda: from_vllm(_vllm(logprobs=[{}])), "outputs[0].logprobs", "each of 2 tokens"),
@@ -268,6 +298,64 @@ REFUSED: list[tuple[Callable[[], Any], str, str]] = [
         "logprobs=True",
     ),
     (lambda: from_openai({"error": {"message": "no such model"}}), "choices", "no such model"),
+    (lambda: from_openai(_echoed()), "choices", "the 2 tokens"),
+    (_chat("usage", "completion_tokens", value=4), "choices", "the 4 tokens"),
+    (
+        lambda: from_sglang(
+            _without(sglang_answer(completion_tokens=7), "output_ids"), prompt_ids=PROMPT
+        ),
+        "meta_info.output_token_logprobs",
+        "the 7 tokens",
+    ),
+    (
+        lambda: from_openai(
+            _without(sglang_chat(), "choices", 0, "meta_info", "completion_tokens", value=3)
+        ),
+        "choices[0].meta_info.output_token_logprobs",
+        "the 3 tokens",
+    ),
+    (
+        _chat(
+            *_STEP[:-1],
+            value=[{"token": f"token_id:{one}", "logprob": -1.0} for one in (7, 8)],
+        ),
+        "choices[0].logprobs",
+        "[7, 8]",
+    ),
+    (
+        _chat(*_STEP[:-1], value=[{"token": "token_id:x", "logprob": -1.0}]),
+        "choices[0].logprobs",
+        "token_id:NUMBER",
+    ),
+    (lambda: from_openai(_others("id")), "[2].id", "'chatcmpl-1'"),
+    (lambda: from_openai(_others("no chunk")), "[2]", "a chunk"),
+    (lambda: from_openai(["data: {}"]), "[0]", "a chunk"),
+    (lambda: from_openai("data: {}"), "response", "JSON"),
+    (_chat(*_STEP, "logprob", value="-0.5"), "choices[0].logprobs[0]", "'-0.5'"),
+    (_chat(*_STEP, "logprob", value=0.5), "choices[0].logprobs[0]", "at most 0"),
+    (_chat(*_STEP, "logprob", value=math.inf), "choices[0].logprobs[0]", "at most 0"),
+    (_chat(*_STEP[:-1], value=7), "choices[0].logprobs.content", "a list"),
+    (_chat("choices", 0, "token_ids", value=5), "choices[0].token_ids", "a list of token ids"),
+    (_chat("choices", 0, "token_ids", value="49"), "choices[0].token_ids", "a list of token ids"),
+    (_chat("choices", 0, "index", value="0"), "choices[0].index", "an integer"),
+    (
+        _chat("choices", 0, "message", "tool_calls", value=[5]),
+        "choices[0].tool_calls",
+        "a list of objects",
+    ),
+    (_chat("metadata", value={"weight_version": "9" * 5000}), "weight_version", "5000 digits"),
+    (lambda: from_sglang(None), "response", "None"),
+    (
+        lambda: from_sglang(sglang_answer(output_token_logprobs=[[-0.5], [-0.25]])),
+        "meta_info.output_token_logprobs",
+        "of each",
+    ),
+    (
+        lambda: from_sglang(sglang_answer(input_token_logprobs=[1, 2, 3])),
+        "meta_info.input_token_logprobs",
+        "of each",
+    ),
+    (lambda: from_vllm(_vllm(logprobs=[-0.5, -0.25])), "outputs[0].logprobs[0]", "token 4"),
     (lambda: from_openai(None), "choices", "None"),
     (lambda: from_openai([]), "choices", "None"),
     (

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeGuard
 
 import datasets
+import numpy as np
 
 from replaydb import Episode, EpisodeGroup, InvalidInputError, blocking
 
 #: Groups that are put in one transaction, with where the dataset stands.
 PAGE = 64
+
+#: How far above 0 a logprob may be, of probabilities that are rounded.
+ROUNDING = 0.01
 
 #: Columns with a value for each completion of a prompt, and what each has of them.
 _SEVERAL = {
@@ -87,8 +91,12 @@ def _prompt(numbered: tuple[int, Mapping[str, Any]]) -> Any:
 
 def _has_several(row: Mapping[str, Any]) -> bool:
     ids = row.get("completion_ids")
-    nested = isinstance(ids, Sequence) and bool(ids) and isinstance(ids[0], Sequence)
+    nested = _is_list(ids) and bool(ids) and _is_list(ids[0])
     return "completions" in row or "rewards" in row or nested
+
+
+def _is_list(value: Any) -> TypeGuard[Sequence[Any]]:
+    return isinstance(value, Sequence) and not isinstance(value, str)
 
 
 def _group(
@@ -126,8 +134,10 @@ def _completions(where: str, row: Mapping[str, Any]) -> Iterator[Mapping[str, An
         raise InvalidInputError(
             where, "completions or completion_ids: lists, as rewards is", list(row)
         )
-    counts = {one: len(values) for one, values in lists.items()}
-    if len(set(counts.values())) != 1:
+    counts = {
+        one: len(values) if _is_list(values) else repr(values) for one, values in lists.items()
+    }
+    if len(set(counts.values())) != 1 or not all(map(_is_list, lists.values())):
         raise InvalidInputError(where, "lists of one length for all completions", counts)
     for values in zip(*lists.values(), strict=True):
         yield {**row, **dict(zip(lists, values, strict=True))}
@@ -152,21 +162,26 @@ def _episode(where: str, row: Mapping[str, Any], tokenizer: Any) -> Episode:
                 "tokenizer", f"one, where {where} has no prompt_ids and completion_ids", None
             )
         prompt_ids, ids = _tokens(where, prompt, text, tokenizer)
-    return Episode(
+    episode = Episode(
         prompt_ids=prompt_ids,
         response_ids=ids,
         logprobs=row.get("logprobs"),
         reward=row.get("reward"),
         text=text,
     )
+    if episode.logprobs is not None and np.any(episode.logprobs > ROUNDING):
+        raise InvalidInputError(f"logprobs of {where}", "none above 0", episode.logprobs.max())
+    return episode
 
 
 def _text(where: str, completion: Any) -> str:
     """The text of a completion: text, or one message of the assistant."""
     if isinstance(completion, str):
         return completion
-    content = completion[0].get("content") if len(completion) == 1 else None
-    if not isinstance(content, str) or completion[0].get("role") != "assistant":
+    message = completion[0] if _is_list(completion) and len(completion) == 1 else None
+    fields = message if isinstance(message, Mapping) else {}
+    content = fields.get("content")
+    if not isinstance(content, str) or fields.get("role") != "assistant":
         raise InvalidInputError(
             f"completion of {where}", "text, or one message of the assistant", completion
         )
@@ -181,6 +196,8 @@ def _tokens(
         ending = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         return tokenizer(prompt)["input_ids"], ids + ending
+    if not _is_list(prompt) or not prompt or not all(isinstance(one, Mapping) for one in prompt):
+        raise InvalidInputError(f"prompt of {where}", "text, or messages", repr(prompt))
     answered = [*prompt, {"role": "assistant", "content": text}]
     begun = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
     whole = tokenizer.apply_chat_template(answered, tokenize=False)

@@ -45,7 +45,7 @@ class Selection(TypedDict, total=False):
         statuses: Of groups; by default those that were fit for training, also if they have been
             trained on (`completed`, `leased`, `archived`), and in `grpo_dataset` the `filtered`.
         tags: Tags that become columns, such as the answer that a reward function compares with;
-            None where a group does not have them.
+            None where a group does not have them; of one type in all groups.
         streaming: Give an `IterableDataset`, which reads the buffer anew, page by page, each time
             it is iterated. By default a `Dataset`: what is stored now, written to a file of Arrow.
         cache_dir: Folder of that file; by default that of `datasets`.
@@ -232,18 +232,24 @@ class _Rows:
     which: dict[str, Any]
 
     def __call__(self) -> Iterator[Row]:
-        kinds: set[type] = set()
+        kinds: dict[str, type] = {}
         with blocking.Store.open(self.url, migrate=False) as store:
             for group in self._groups(store.buffer(self.buffer, create=False)):
+                tags = {tag: group.tags.get(tag) for tag in self.tags}
                 for row in self.rows_of(group):
-                    kinds.add(type(row.get("prompt")))
-                    if len(kinds) > 1:
-                        raise InvalidInputError(
-                            f"prompt of group {group.group_uid!r}",
-                            "text, or messages, in all groups of a dataset",
-                            type(row.get("prompt")).__name__,
-                        )
-                    yield {**row, **{tag: group.tags.get(tag) for tag in self.tags}}
+                    if taken := [tag for tag in self.tags if tag in row]:
+                        raise InvalidInputError("tags", f"none of the columns {list(row)}", taken)
+                    for name, value in {"prompt": row.get("prompt"), **tags}.items():
+                        kind = float if type(value) is int else type(value)
+                        if value is not None and kinds.setdefault(name, kind) is not kind:
+                            raise InvalidInputError(
+                                f"{name} of group {group.group_uid!r}",
+                                "text, or messages, in all groups of a dataset"
+                                if name == "prompt"
+                                else f"{kinds[name].__name__}, as in the groups before",
+                                type(value).__name__,
+                            )
+                    yield {**row, **tags}
 
     def _groups(self, buffer: blocking.Buffer) -> Iterator[StoredGroup]:
         order = col.id.desc() if self.newest_of_prompt else col.id
@@ -312,4 +318,9 @@ def _dataset(
     except DatasetGenerationError as error:
         if isinstance(error.__cause__, ReplayDBError):
             raise error.__cause__ from None
+        if isinstance(error.__cause__, TypeError | ValueError):
+            expected = (
+                "columns whose first 1,000 rows are of the type of all; streaming=True needs none"
+            )
+            raise InvalidInputError("dataset", expected, str(error.__cause__)) from error
         raise

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from replaydb import InvalidInputError
 from replaydb.integrations.serving.completion import Completion
 from replaydb.integrations.serving.fields import (
     aligned,
+    as_many,
     finished,
     first,
     floats,
     get,
     in_order,
+    parsed,
     said,
     token_ids,
     version,
@@ -44,12 +46,14 @@ def from_openai(response: Any, *, prompt_ids: Iterable[int] | None = None) -> li
     `return_tokens_as_token_ids`), SGLang with `return_meta_info` and `return_prompt_token_ids`.
 
     Args:
-        response: The answer, or all chunks of a streamed one.
+        response: The answer, as an object or JSON, or all chunks of a streamed one.
         prompt_ids: Tokens of the prompt, where the server does not return them.
 
     Raises:
-        InvalidInputError: Tokens or logprobs are missing, or it is not finished.
+        InvalidInputError: Tokens or logprobs are missing, there are more or fewer than were
+            sampled by `usage`, or it is not finished.
     """
+    response = parsed(response)
     if get(response, "choices") is None:
         response = _joined(response)
     given = None if prompt_ids is None else list(prompt_ids)
@@ -75,11 +79,13 @@ def from_openai(response: Any, *, prompt_ids: Iterable[int] | None = None) -> li
                 said(
                     request_id=first(get(response, "id"), get(response, "request_id")),
                     stop_reason=first(get(one, "stop_reason"), get(one, "matched_stop")),
-                    tool_calls=_plain(get(message, "tool_calls")),
+                    tool_calls=_plain(where, get(message, "tool_calls")),
                     reasoning=first(get(message, "reasoning"), get(message, "reasoning_content")),
                 ),
             )
         )
+    sampled_in_all = [token for one in found for token in one.response_ids]
+    as_many("choices", sampled_in_all, get(get(response, "usage"), "completion_tokens"))
     return found
 
 
@@ -89,22 +95,39 @@ def _chosen(where: str, choice: Any) -> tuple[list[int], list[float]]:
     content = get(logprobs, "content")
     if content is None:  # the completions API
         tokens, values = get(logprobs, "tokens"), get(logprobs, "token_logprobs")
-    else:
+    elif isinstance(content, Sequence):
         tokens = [get(one, "token") for one in content]
         values = [get(one, "logprob") for one in content]
-    ids = get(choice, "token_ids")
-    if ids is None and tokens and all(str(one).startswith("token_id:") for one in tokens):
-        ids = [int(one.removeprefix("token_id:")) for one in tokens]
-    found = token_ids(f"{where}.token_ids", ids, _IDS)
-    return found, floats(aligned(f"{where}.logprobs", values, found, _LOGPROBS))
+    else:
+        raise InvalidInputError(f"{where}.logprobs.content", "a list", repr(content))
+    ids, named = get(choice, "token_ids"), _named(where, tokens)
+    found = token_ids(f"{where}.token_ids", named if ids is None else ids, _IDS)
+    logprobs = floats(f"{where}.logprobs", aligned(f"{where}.logprobs", values, found, _LOGPROBS))
+    if named is not None and named != found:
+        raise InvalidInputError(f"{where}.logprobs", f"those of the tokens {found}", named)
+    return found, logprobs
 
 
-def _plain(tool_calls: Any) -> list[Any]:
+def _named(where: str, tokens: Any) -> list[int] | None:
+    """The ids that vLLM has written in the place of texts, where it has."""
+    if not tokens or not all(str(one).startswith("token_id:") for one in tokens):
+        return None
+    try:
+        return [int(one.removeprefix("token_id:")) for one in tokens]
+    except ValueError as error:
+        raise InvalidInputError(f"{where}.logprobs", "token_id:NUMBER", str(error)) from None
+
+
+def _plain(where: str, tool_calls: Any) -> list[Any]:
     """Tool calls as JSON."""
-    return [
-        call if isinstance(call, Mapping) else call.model_dump(exclude_none=True)
-        for call in tool_calls or []
-    ]
+    try:
+        return [
+            call if isinstance(call, Mapping) else call.model_dump(exclude_none=True)
+            for call in tool_calls or []
+        ]
+    except (AttributeError, TypeError):
+        expected = "a list of objects"
+        raise InvalidInputError(f"{where}.tool_calls", expected, repr(tool_calls)) from None
 
 
 def _joined(chunks: Any) -> dict[str, Any]:
@@ -112,8 +135,15 @@ def _joined(chunks: Any) -> dict[str, Any]:
     if isinstance(chunks, Mapping) or not isinstance(chunks, Iterable):
         raise InvalidInputError("choices", "an answer that has some, or chunks", repr(chunks))
     whole: dict[str, Any] = {}
-    for chunk in chunks:
-        _append(whole, chunk if isinstance(chunk, Mapping) else chunk.model_dump())
+    for i, chunk in enumerate(chunks):
+        try:
+            delta = chunk if isinstance(chunk, Mapping) else chunk.model_dump()
+            if whole.get("id") not in (None, delta.get("id", whole.get("id"))):
+                raise InvalidInputError(f"[{i}].id", f"{whole['id']!r}, as before", delta["id"])
+            _append(whole, delta)
+        except (AttributeError, KeyError, TypeError):
+            expected = "a chunk of a streamed answer"
+            raise InvalidInputError(f"[{i}]", expected, repr(chunk)) from None
     return whole
 
 

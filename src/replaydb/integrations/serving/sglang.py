@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from replaydb import InvalidInputError
 from replaydb.integrations.serving.completion import Completion
-from replaydb.integrations.serving.fields import finished, floats, get, said, version
+from replaydb.integrations.serving.fields import (
+    as_many,
+    finished,
+    floats,
+    get,
+    parsed,
+    said,
+    token_ids,
+    version,
+)
 
 _LOGPROBS = "those of return_logprob=True (over OpenAI's API: logprobs=True)"
 _FINAL = "why it ended: only the last answer of a stream says so"
@@ -17,14 +26,18 @@ def from_sglang(response: Any, *, prompt_ids: Iterable[int] | None = None) -> li
     """The completions of an answer to `/generate`, or of `Engine.generate`; a list with n > 1.
 
     Args:
-        response: One answer, or the list of them.
+        response: One answer, or the list of them, as objects or JSON.
         prompt_ids: The tokens that were sent as `input_ids`. By default those of
             `input_token_logprobs`, which are there with `return_logprob` and `logprob_start_len=0`.
 
     Raises:
-        InvalidInputError: Tokens or logprobs are missing, or it is not finished.
+        InvalidInputError: Tokens or logprobs are missing, there are more or fewer than were
+            sampled by `completion_tokens`, or it is not finished.
     """
+    response = parsed(response)
     one_alone = isinstance(response, Mapping)
+    if not one_alone and not isinstance(response, Sequence):
+        raise InvalidInputError("response", "an answer, or a list of them", repr(response))
     several = [response] if one_alone else list(response)
     given = None if prompt_ids is None else list(prompt_ids)
     found = []
@@ -53,23 +66,34 @@ def sampled(where: str, meta: Any, output_ids: Any) -> tuple[list[int], list[flo
     if steps is None and get(meta, "completion_tokens") != 0:
         expected = f"tokens and logprobs: {_LOGPROBS}"
         raise InvalidInputError(f"{where}.output_token_logprobs", expected, "none")
-    ids = [step[1] for step in steps or []]
-    if output_ids is not None and list(output_ids) != ids:
+    where = f"{where}.output_token_logprobs"
+    ids, logprobs = _steps(where, steps or [])
+    if output_ids is not None and token_ids("output_ids", output_ids, "") != ids:
         raise InvalidInputError(
-            f"{where}.output_token_logprobs",
+            where,
             f"those of the {len(output_ids)} output tokens",
             f"those of {len(ids)} others",
         )
-    return ids, floats(step[0] for step in steps or [])
+    as_many(where, ids, get(meta, "completion_tokens"))
+    return ids, floats(where, logprobs)
+
+
+def _steps(where: str, steps: Any) -> tuple[list[int], list[Any]]:
+    """Tokens and logprobs of (logprob, token id, text) of each."""
+    try:
+        ids, logprobs = [step[1] for step in steps], [step[0] for step in steps]
+    except (IndexError, KeyError, TypeError):
+        raise InvalidInputError(where, "(logprob, token id, text) of each", repr(steps)) from None
+    return token_ids(where, ids, ""), logprobs
 
 
 def _prompt(where: str, meta: Any) -> list[int]:
-    steps = get(meta, "input_token_logprobs") or []
-    if len(steps) != get(meta, "prompt_tokens"):
+    ids, _ = _steps(f"{where}.input_token_logprobs", get(meta, "input_token_logprobs") or [])
+    if len(ids) != get(meta, "prompt_tokens"):
         raise InvalidInputError(
             f"{where}.input_token_logprobs",
             f"those of all {get(meta, 'prompt_tokens')} tokens of the prompt, which are there "
             "with return_logprob=True and logprob_start_len=0; or prompt_ids= as they were sent",
-            f"{len(steps)}",
+            f"{len(ids)}",
         )
-    return [step[1] for step in steps]
+    return ids

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from replaydb import InvalidInputError
@@ -34,16 +35,16 @@ def from_vllm(output: Any) -> list[Completion]:
         steps = aligned(f"{where}.logprobs", get(one, "logprobs"), ids, _LOGPROBS)
         logprobs = []
         for i, (token, step) in enumerate(zip(ids, steps, strict=True)):
-            if step is not None and token not in step:
+            if step is not None and not (isinstance(step, Mapping) and token in step):
                 raise InvalidInputError(
-                    f"{where}.logprobs[{i}]", f"that of the sampled token {token}", list(step)
+                    f"{where}.logprobs[{i}]", f"that of the sampled token {token}", repr(step)
                 )
             logprobs.append(None if step is None else get(step[token], "logprob"))
         found.append(
             Completion(
                 prompt_ids,
                 ids,
-                floats(logprobs),
+                floats(f"{where}.logprobs", logprobs),
                 get(one, "text"),
                 finished(f"{where}.finish_reason", get(one, "finish_reason"), _FINAL),
                 prompt=get(output, "prompt"),
