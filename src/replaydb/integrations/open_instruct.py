@@ -132,14 +132,14 @@ class Converter(Generic[D]):
         """What `to_group` was given."""
         data: dict[str, Any] = json.loads(bytes(np.asarray(group.extras[_REST])))
         episodes = group.episodes
-        data["reward_scores"] = _complete(one.reward for one in episodes)
+        data["reward_scores"] = _any(one.reward for one in episodes)
         if "result" in data:
             data["queries"] = [one.prompt_ids.tolist() for one in episodes]
             data["decoded_responses"] = group.texts
         data.get("result", data).update(
             responses=[one.response_ids.tolist() for one in episodes],
             masks=[one.loss_mask[one.prompt_length :].astype(int).tolist() for one in episodes],
-            logprobs=_complete(
+            logprobs=_any(
                 None if one.logprobs is None else one.logprobs[one.prompt_length :].tolist()
                 for one in episodes
             ),
@@ -297,10 +297,10 @@ def _same(store: blocking.Store, name: str, settings: SettingsChanges) -> None:
             )
 
 
-def _complete(values: Iterable[Any]) -> list[Any] | None:
-    """All of them, or None where one is None."""
+def _any(values: Iterable[Any]) -> list[Any] | None:
+    """All of them, or None where each is None."""
     several = list(values)
-    return None if None in several else several
+    return None if several and all(one is None for one in several) else several
 
 
 def _json(value: Any) -> Any:

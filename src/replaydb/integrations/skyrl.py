@@ -41,7 +41,8 @@ _TASK = "skyrl"
 _CHECKPOINT = "checkpoint"
 _EXPERTS = "rollout_expert_indices"
 _OF_TURNS = ("response_ids", "rewards", "loss_masks", "stop_reasons", "rollout_logprobs")
-_OF_ROWS = ("is_last_step", "trajectory_generation_times", "env_metrics")
+_METRICS = "env_metrics"
+_OF_ROWS = ("is_last_step", "trajectory_generation_times", _METRICS)
 _ARRAYS = ("pixel_values", "image_grid_thw", _EXPERTS)
 
 Row = dict[str, Any]
@@ -79,6 +80,8 @@ class StoredGenerator(GeneratorInterface):
         self._quiet = {"disable_tqdm"} & parameters.keys()
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_generator":  # a copy asks for it before it has one
+            raise AttributeError(name)
         return getattr(self._generator, name)
 
     async def generate(self, input_batch: Any, disable_tqdm: bool = False) -> GeneratorOutput:
@@ -308,6 +311,11 @@ def _trajectories(rows: Iterable[Row]) -> Iterator[list[Row]]:
 def _to_turn(row: Row, step: int | None) -> rdb.Turn:
     rewards = row["rewards"]
     of_tokens = isinstance(rewards, Sequence)
+    metadata = {name: row[name] for name in _OF_ROWS if name in row}
+    if (
+        metadata.get(_METRICS) is not None
+    ):  # text, since they may be NaN, which no JSON column takes
+        metadata[_METRICS] = json.dumps(metadata[_METRICS], default=float)
     return rdb.Turn(
         prompt_ids=row["prompt_token_ids"],
         response_ids=row["response_ids"],
@@ -317,7 +325,7 @@ def _to_turn(row: Row, step: int | None) -> rdb.Turn:
         token_rewards=rewards if of_tokens else None,
         policy_version=step,
         finish_reason=row.get("stop_reasons"),
-        metadata={name: row[name] for name in _OF_ROWS if name in row},
+        metadata=metadata,
     )
 
 
@@ -359,6 +367,8 @@ def _to_output(group: rdb.EpisodeGroup) -> GeneratorOutput:
 
 def _of_turn(turn: rdb.Turn) -> Row:
     rewards, logprobs = turn.token_rewards, turn.logprobs
+    metrics = turn.metadata.get(_METRICS)
+    its = turn.metadata if metrics is None else turn.metadata | {_METRICS: json.loads(metrics)}
     return {
         "prompt_token_ids": turn.prompt_ids.tolist(),
         "response_ids": turn.response_ids.tolist(),
@@ -366,7 +376,7 @@ def _of_turn(turn: rdb.Turn) -> Row:
         "loss_masks": turn.loss_mask.astype(int).tolist(),
         "stop_reasons": turn.finish_reason,
         "rollout_logprobs": None if logprobs is None else logprobs.tolist(),
-        **turn.metadata,
+        **its,
     }
 
 

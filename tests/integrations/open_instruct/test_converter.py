@@ -73,6 +73,7 @@ def test_what_cannot_be_kept() -> None:
         ("data", "decoded_responses", ["a"], "decoded_responses: expected 2, .*, got 1"),
         ("data", "decoded_responses", [None, "b"], "decoded_responses.0: .*valid string"),
         ("data", "reward_scores", [1.0], "reward_scores: expected 2, .*, got 1"),
+        ("data", "reward_scores", [1.0, None], "reward_scores.1: .*valid number.* got None"),
         ("data", "ground_truths", ["four", "4"], "ground_truths.0: .* got 'four'"),
         ("data", "percent_solved", None, "percent_solved: .*valid number.* got None"),
     ],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import math
 import multiprocessing
 import os
 import random
@@ -60,6 +62,18 @@ def test_an_output_comes_back_as_it_went_in(
     assert without(back, METRICS) == without(made, METRICS)
     assert back[METRICS]["generate/calls"] == 9  # of three groups, as SkyRL sums them
     assert {one.min_policy_version for one in stored} == {7}
+
+
+def test_metrics_that_are_not_finite_come_back(kept: blocking.Buffer) -> None:
+    made = output(random.Random(1), ["a"], repetitions=1)
+    made["env_metrics"][0] = {"accuracy": math.nan, "calls": 3}
+    back = to_generator_output(kept.get(kept.put(to_groups(made))))
+    assert repr(back["env_metrics"]) == repr(made["env_metrics"])
+
+
+def test_a_generator_can_be_copied(kept: blocking.Buffer) -> None:
+    generator = StoredGenerator(Counting(), kept)
+    assert copy.copy(generator).seen is generator.seen
 
 
 def test_what_is_empty_is_not_absent(kept: blocking.Buffer) -> None:

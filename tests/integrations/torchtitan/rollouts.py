@@ -36,7 +36,7 @@ def rollout(rng: random.Random, group_id: int = 0, rollout_id: int = 0, turns: i
             case _:
                 tokens = tokens + [rng.randrange(4) for _ in range(rng.randrange(1, 4))]
         answer = [rng.randrange(4) for _ in range(rng.randrange(1, 5))]
-        newest = version + (rng.randrange(3) == 0 and len(answer) > 1)
+        newest = version + (rng.randrange(3) == 0)
         made.append(
             RolloutTurn(
                 rollout_id=RolloutTurnID(group_id, rollout_id, position),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 
@@ -45,6 +46,14 @@ async def test_a_group_comes_back_as_it_went_in(buffer: rdb.Buffer) -> None:
     assert read.max_policy_version == max(
         turn.max_policy_version for one in group.rollouts for turn in one.turns
     )
+
+
+async def test_numbers_that_are_not_finite_come_back(buffer: rdb.Buffer) -> None:
+    group = rollout_group(8, size=1)
+    [one] = group.rollouts
+    one.reward_breakdown = {"judge": math.nan, "format": 1.0}
+    one.turns[0].env_rewards = {"tests": math.inf}
+    assert repr(to_rollout_group(await stored(buffer, group))) == repr(group)
 
 
 async def test_a_group_that_failed_keeps_its_metrics(buffer: rdb.Buffer) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -64,12 +64,16 @@ def to_training_samples(group: rdb.EpisodeGroup) -> list[TrainingSample]:
     Raises:
         InvalidInputError: An episode has no advantage.
     """
-    return [
-        to_training_sample(row.episode, turn_id=row.first_turn)
-        for episode in group.episodes
-        for row in merge_turns(episode)[0]
-        if row.episode.num_loss_tokens
-    ]
+    samples = []
+    for episode in group.episodes:
+        for row in merge_turns(episode)[0]:
+            if row.episode.num_loss_tokens:
+                sample = to_training_sample(row.episode, turn_id=row.first_turn)
+                turns = episode.turns[row.first_turn : row.last_turn + 1]
+                newest = [_versions_of(turn)[1] for turn in turns if len(turn.response_ids)]
+                known = [version for version in newest if version is not None]
+                samples.append(replace(sample, max_policy_version=max(known, default=None)))
+    return samples
 
 
 def to_training_sample(row: rdb.Episode, *, turn_id: int = 0) -> TrainingSample:
@@ -117,7 +121,7 @@ def _to_episode(rollout: Rollout) -> rdb.Episode:
         "group_id": rollout.group_id,
         "rollout_id": rollout.rollout_id,
         "status": rollout.status.value,
-        "reward_breakdown": rollout.reward_breakdown,
+        "reward_breakdown": json.dumps(rollout.reward_breakdown, default=float),
     }
     turns = [_to_turn(turn) for turn in rollout.turns]
     tokens: dict[str, Any] = {"turns": turns} if turns else {"prompt_ids": [], "response_ids": []}
@@ -135,33 +139,32 @@ def _to_rollout(episode: rdb.Episode, group_id: int) -> Rollout:
         ],
         status=RolloutStatus(episode.metadata["status"]),
         reward=episode.reward,
-        reward_breakdown=episode.metadata["reward_breakdown"],
+        reward_breakdown=json.loads(episode.metadata["reward_breakdown"]),
         advantage=episode.advantage,
     )
 
 
 #: What a turn has beside its tokens.
-_OF_TURNS = ("prompt_messages", "completion_message", "env_messages", "env_rewards")
+_OF_TURNS = ("prompt_messages", "completion_message", "env_messages")
 
 
 def _to_turn(turn: RolloutTurn) -> rdb.Turn:
-    metadata = {name: getattr(turn, name) for name in _OF_TURNS}
+    metadata: dict[str, Any] = {name: getattr(turn, name) for name in _OF_TURNS}
+    metadata["env_rewards"] = json.dumps(turn.env_rewards, default=float)
+    metadata["metrics"] = _to_json(turn.metrics)
+    if len(turn.completion_token_ids) < 2:  # no token would be of the newest
+        metadata["max_policy_version"] = turn.max_policy_version
     return rdb.Turn(
         prompt_ids=turn.prompt_token_ids,
         response_ids=turn.completion_token_ids,
         logprobs=turn.completion_logprobs,
         policy_version=_versions(turn, len(turn.completion_token_ids)),
-        metadata={**metadata, "metrics": _to_json(turn.metrics)},
+        metadata=metadata,
     )
 
 
 def _to_rollout_turn(turn: rdb.Turn, rollout_id: RolloutTurnID) -> RolloutTurn:
-    version = turn.policy_version
-    lowest, highest = (
-        (int(version.min()), int(version.max()))
-        if isinstance(version, np.ndarray)
-        else (version, version)
-    )
+    lowest, highest = _versions_of(turn)
     return RolloutTurn(
         rollout_id=rollout_id,
         prompt_token_ids=turn.prompt_ids.tolist(),
@@ -169,6 +172,7 @@ def _to_rollout_turn(turn: rdb.Turn, rollout_id: RolloutTurnID) -> RolloutTurn:
         completion_logprobs=[] if turn.logprobs is None else turn.logprobs.tolist(),
         min_policy_version=lowest,
         max_policy_version=highest,
+        env_rewards=json.loads(turn.metadata["env_rewards"]),
         metrics=_to_metrics(turn.metadata["metrics"]),
         **{name: turn.metadata[name] for name in _OF_TURNS},
     )
@@ -179,6 +183,14 @@ def _versions(of: RolloutTurn | TrainingSample, size: int) -> Any:
     if of.min_policy_version == of.max_policy_version or size < 2:
         return of.min_policy_version
     return [of.min_policy_version] * (size - 1) + [of.max_policy_version]
+
+
+def _versions_of(turn: rdb.Turn) -> tuple[int | None, int | None]:
+    """The oldest and the newest."""
+    versions = turn.policy_version
+    if isinstance(versions, np.ndarray):
+        return int(versions.min()), int(versions.max())
+    return versions, turn.metadata.get("max_policy_version", versions)
 
 
 def _to_json(metrics: list[m.Metric]) -> str:
