@@ -81,11 +81,14 @@ class UnknownBufferError(ReplayDBError, LookupError):
 
     Attributes:
         name: The name.
+        known: Names of those that there are, where it was looked.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, known: Sequence[str] = ()) -> None:
         self.name = name
-        super().__init__(f"there is no buffer named {name!r}")
+        self.known = tuple(known)
+        others = f"; there are: {_some([repr(one) for one in known])}" if known else ""
+        super().__init__(f"there is no buffer named {name!r}{others}")
 
 
 class UnknownGroupError(ReplayDBError, LookupError):

@@ -199,7 +199,7 @@ class Store:
         if row is None and may_create:
             row = await self._database.write(make)
         if row is None:
-            raise UnknownBufferError(name)
+            raise UnknownBufferError(name, await self._database.read(buffers.buffer_names))
         found = self._buffers.setdefault(
             row.id,
             Buffer(self._database, self._payloads, row, self._run_name, self._current_run),

@@ -79,11 +79,15 @@ def test_leases_are_listed_and_revoked(filled_url: str) -> None:
 def test_stats_of_no_such_buffer(filled_url: str) -> None:
     outcome = run("stats", "chess", url=filled_url)
     assert outcome.exit_code == 1
-    assert outcome.stderr == "error: there is no buffer named 'chess'\n"
+    assert (
+        outcome.stderr
+        == "error: there is no buffer named 'chess'; there are: '[red]empty', 'math'\n"
+    )
 
 
 @pytest.mark.parametrize(
-    "command", ["buffers", "stats math", "leases math", "db current", "db check"]
+    "command",
+    ["buffers", "stats math", "leases math", "revoke math 1", "prune", "db current", "db check"],
 )
 def test_looking_does_not_make_a_file(empty_sqlite_url: str, command: str) -> None:
     path = Path(empty_sqlite_url.removeprefix("sqlite:///"))
@@ -91,6 +95,16 @@ def test_looking_does_not_make_a_file(empty_sqlite_url: str, command: str) -> No
     assert outcome.exit_code == 1
     assert outcome.stderr == f"error: {path}: there is no such file\n"
     assert not path.exists()
+
+
+def test_a_mistyped_file_is_answered_with_those_that_are_there(sqlite_url: str) -> None:
+    right = Path(sqlite_url.removeprefix("sqlite:///"))
+    (right.parent / "notes.txt").write_text("no database")
+    wrong = right.with_name("repaly.db")
+    outcome = run("buffers", url=f"sqlite:///{wrong}")
+    assert outcome.exit_code == 1
+    assert outcome.stderr == (f"error: {wrong}: there is no such file; its folder has replay.db\n")
+    assert not wrong.exists()
 
 
 #: Colours, a cleared screen, a title, a link, other control characters, text from right to left.

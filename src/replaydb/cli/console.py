@@ -1,11 +1,25 @@
-"""What all commands share: the option that names the database, and how errors are shown."""
+"""What all commands share: options, stores that they open, tables, JSON, progress, errors."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import asyncio
+import json
+import os
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, is_dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperGroup
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from replaydb import Buffer, Store
+
+T = TypeVar("T")
 
 _HELP = "sqlite:///FILE or postgresql://USER:PASSWORD@HOST/DATABASE"
 
@@ -13,6 +27,79 @@ Url = Annotated[str, typer.Option(envvar="REPLAYDB_URL", help=_HELP, show_defaul
 OptionalUrl = Annotated[
     str | None, typer.Option(envvar="REPLAYDB_URL", help=_HELP, show_default=False)
 ]
+BufferName = Annotated[str, typer.Argument(metavar="BUFFER", help="Name of the buffer.")]
+Json = Annotated[bool, typer.Option("--json", help="For scripts: JSON, in full precision.")]
+
+_UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
+
+#: Columns of a table that nobody looks at but a pipe.
+_WIDE = 10_000
+
+
+def with_store(url: str, work: Callable[[Store], Awaitable[T]], *, write: bool = False) -> T:
+    """What a coroutine function makes of a store, which must be there and up to date.
+
+    Args:
+        url: Where it is.
+        work: Called with the open store.
+        write: Whether it may write.
+    """
+
+    async def opened() -> T:
+        from replaydb import Store
+        from replaydb.database import migrations
+
+        if write:
+            await migrations.current(url)  # says that a file is not there, instead of making it
+        how: dict[str, Any] = {"migrate": False} if write else {"read_only": True}
+        async with Store.open(url, **how) as store:
+            return await work(store)
+
+    return asyncio.run(opened())
+
+
+def with_buffer(
+    url: str, name: str, work: Callable[[Buffer], Awaitable[T]], *, write: bool = False
+) -> T:
+    """What a coroutine function makes of a buffer, which must be there; see `with_store`."""
+
+    async def found(store: Store) -> T:
+        return await work(await store.buffer(name, create=False))
+
+    return with_store(url, found, write=write)
+
+
+def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """A table on stdout, whole where it goes into a file or a pipe; numbers are to the right."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    listed = list(rows)
+    table = Table(box=box.SIMPLE)
+    for index, heading in enumerate(headings):
+        numeric = all(isinstance(row[index], int | float | None) for row in listed)
+        table.add_column(heading, justify="right" if numeric else "left", overflow="fold")
+    for row in listed:
+        # Names are shown as they are, also where they look like markup of rich.
+        table.add_row(*(Text(shown(value)) for value in row))
+    console().print(table)
+
+
+def print_json(value: object) -> None:
+    """JSON on stdout, of dataclasses and times too."""
+    # ASCII: JSON escapes all that is not, and with it what a terminal would obey.
+    text = json.dumps(value, indent=2, default=_as_json)
+    typer.echo(text.replace("\x7f", "\\u007f"))
+
+
+def shown(value: object) -> str:
+    """A value as people read it: times to the second, numbers in four digits."""
+    if value is None:
+        return "-"
+    if isinstance(value, datetime):
+        return f"{value:%Y-%m-%d %H:%M:%S}"
+    return f"{value:.4g}" if isinstance(value, float) else printable(str(value))
 
 
 def printable(text: str) -> str:
@@ -21,6 +108,52 @@ def printable(text: str) -> str:
         sign if sign.isprintable() else sign.encode("unicode_escape").decode("ascii")
         for sign in text
     )
+
+
+def human_size(num_bytes: float) -> str:
+    """Bytes in three digits."""
+    size, unit = float(num_bytes), 0
+    while size >= 1000 and unit < len(_UNITS) - 1:
+        size, unit = size / 1000, unit + 1
+    return f"{size:.3g} {_UNITS[unit]}"
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Where things are printed."""
+    from rich.console import Console
+
+    made = Console(stderr=stderr, highlight=False)
+    if not made.is_terminal and "COLUMNS" not in os.environ:
+        made.width = _WIDE
+    return made
+
+
+@contextmanager
+def progress(what: str, *, in_bytes: bool = False) -> Iterator[Callable[[int, int | None], object]]:
+    """A progress bar on stderr, gone when it is done; none where that is no terminal.
+
+    The block is given a function that is told how much is done, and how much there is, or None
+    where nobody knows.
+
+    Args:
+        what: What is being done.
+        in_bytes: Whether these numbers are bytes.
+    """
+    from rich import progress as bars
+
+    count = bars.DownloadColumn() if in_bytes else bars.MofNCompleteColumn()
+    where = console(stderr=True)
+    with bars.Progress(
+        bars.TextColumn("{task.description}", markup=False),
+        bars.BarColumn(),
+        count,
+        bars.TimeRemainingColumn(),
+        console=where,
+        transient=True,
+        disable=not where.is_terminal,
+    ) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 class ErrorsInOneLine(TyperGroup):
@@ -33,14 +166,20 @@ class ErrorsInOneLine(TyperGroup):
         try:
             return super().invoke(ctx)
         except ReplayDBError as error:
-            from rich.console import Console
-
             # One line however long: a command in it can be pasted.
-            Console(stderr=True, soft_wrap=True).print(
+            console(stderr=True).print(
                 printable(" ".join(f"error: {error}".splitlines())),
                 style="red",
                 markup=False,
-                highlight=False,
                 emoji=False,
+                soft_wrap=True,
             )
             raise typer.Exit(1) from None
+
+
+def _as_json(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if isinstance(value, datetime):
+        return value.isoformat()
+    raise TypeError(f"{type(value).__name__} in JSON")

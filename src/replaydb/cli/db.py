@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from replaydb.cli.console import OptionalUrl, Url, printable
+from replaydb.cli.console import OptionalUrl, Url, printable, with_store
 
 app = typer.Typer(help="Create, upgrade and check the tables.", no_args_is_help=True)
 
@@ -79,12 +79,5 @@ def relocate(
     ],
 ) -> None:
     """Record where the payloads are now, after their folder or prefix was brought elsewhere."""
-    asyncio.run(_relocate(url, payloads))
+    with_store(url, lambda store: store.relocate_payloads(payloads), write=True)
     typer.echo("recorded; processes that have the store open must open it again")
-
-
-async def _relocate(url: str, payloads: str) -> None:
-    from replaydb import Store
-
-    async with Store.open(url, migrate=False) as store:
-        await store.relocate_payloads(payloads)

@@ -9,10 +9,17 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
 from replaydb.errors import DatabaseReadOnlyError, DatabaseUnavailableError
+
+#: How every file of SQLite begins.
+_MAGIC = b"SQLite format 3\0"
+
+#: How many files an error names.
+_SHOWN_FILES = 5
 
 
 class DatabaseFile:
@@ -76,13 +83,22 @@ class DatabaseFile:
         try:
             found = os.stat(self.path)
         except (FileNotFoundError, NotADirectoryError) as error:
-            what = "there is no such file" if self._identity is None else "it was deleted"
+            what = self._not_there() if self._identity is None else "it was deleted"
             raise DatabaseUnavailableError(f"{self.path}: {what}") from error
         if not stat.S_ISREG(found.st_mode):
             raise DatabaseUnavailableError(f"{self.path}: it is not a file")
         if not self._is_immutable:
             return found.st_dev, found.st_ino
         return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, self._num_in_wal()
+
+    def _not_there(self) -> str:
+        """That there is no such file, and which there are: a name is easily misspelt."""
+        try:
+            files = sorted(path.name for path in self.path.parent.iterdir() if _is_database(path))
+        except OSError:
+            files = []
+        others = f"; its folder has {', '.join(files[:_SHOWN_FILES])}" if files else ""
+        return f"there is no such file{others}"
 
     def _num_in_wal(self) -> int:
         """Bytes of commits that have not been moved into the file."""
@@ -120,3 +136,11 @@ class DatabaseFile:
             return connection
         self._is_immutable = True
         return self._opened("mode=ro&immutable=1", timeout)
+
+
+def _is_database(path: Path) -> bool:
+    with suppress(OSError):
+        if path.is_file():  # not a pipe, which would never end
+            with path.open("rb") as file:
+                return file.read(len(_MAGIC)) == _MAGIC
+    return False

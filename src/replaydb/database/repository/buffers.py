@@ -16,6 +16,7 @@ from replaydb.database.statements.buffer import (
     lock_buffer,
     select_buffer,
     select_buffer_named,
+    select_buffer_names,
     select_buffers,
     select_run,
     select_runs,
@@ -189,6 +190,11 @@ def available(connection: Connection, buffer_id: int) -> dict[str, int]:
     """Groups of every task that can be drawn, or could be once upkeep has been done."""
     rows = execute(connection, select_available(buffer_id))
     return {row.task_name: row.num_available + row.num_leased + row.num_pending for row in rows}
+
+
+def buffer_names(connection: Connection) -> list[str]:
+    """Every buffer's name, sorted."""
+    return [row.name for row in execute(connection, select_buffer_names())]
 
 
 def all_buffers(connection: Connection) -> list[BufferInfo]:

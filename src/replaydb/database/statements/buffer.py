@@ -51,6 +51,11 @@ def lock_buffer(buffer_id: Any) -> Select[Any]:
     return mine.with_for_update(key_share=True, of=buffer)
 
 
+def select_buffer_names() -> Select[Any]:
+    """Names of all buffers."""
+    return select(buffer.c.name).order_by(buffer.c.name)
+
+
 def select_buffers() -> Select[Any]:
     """Buffers by name, with the number of their groups of any status."""
     groups = (

@@ -1,0 +1,85 @@
+"""What all commands share."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import pytest
+
+from replaydb.cli import console
+
+#: Longer than any terminal.
+LONG = "x" * 500
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    at: datetime
+
+
+def test_help_takes_no_heavy_module_along() -> None:
+    code = (
+        "import sys\n"
+        "from typer.testing import CliRunner\n"
+        "from replaydb.cli import app\n"
+        "assert CliRunner().invoke(app, ['--help']).exit_code == 0\n"
+        "print(*sys.modules)"
+    )
+    outcome = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    )
+    heavy = {"torch", "alembic", "aiosqlite", "asyncpg", "pyarrow", "plotly", "prometheus_client"}
+    assert "replaydb.cli.inspect" in outcome.stdout.split()
+    assert heavy.isdisjoint(outcome.stdout.split())
+
+
+def test_a_table_in_a_pipe_is_whole(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    rows = [(LONG, 5, 0.123456), ("[red]", None, None)]
+    console.print_table(("name", "number", "mean"), rows)
+    _, headings, _rule, first, second, *_ = capsys.readouterr().out.splitlines()
+    assert headings.split() == ["name", "number", "mean"]
+    assert first.split() == [LONG, "5", "0.1235"]
+    assert second.split() == ["[red]", "-", "-"]
+    assert first.index(" 5") + 1 == second.index(" -") + 1  # numbers are to the right
+
+
+def test_an_empty_table_has_headings(capsys: pytest.CaptureFixture[str]) -> None:
+    console.print_table(("name", "number"), [])
+    assert capsys.readouterr().out.split()[:2] == ["name", "number"]
+
+
+def test_json_of_dataclasses_and_times(capsys: pytest.CaptureFixture[str]) -> None:
+    console.print_json([Row("\x1b[31m\x7f", datetime(2026, 1, 2, tzinfo=UTC))])
+    text = capsys.readouterr().out
+    assert text.isascii()
+    assert all(sign.isprintable() for sign in text.replace("\n", ""))
+    assert json.loads(text) == [{"name": "\x1b[31m\x7f", "at": "2026-01-02T00:00:00+00:00"}]
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [
+        (0, "0 bytes"),
+        (999, "999 bytes"),
+        (1500, "1.5 kB"),
+        (147_000_000, "147 MB"),
+        (10**16, "10 PB"),
+    ],
+)
+def test_sizes(num_bytes: int, text: str) -> None:
+    assert console.human_size(num_bytes) == text
+
+
+def test_progress_leaves_pipes_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    with console.progress("copying", in_bytes=True) as report:
+        report(5, None)
+        report(10, 20)
+    assert capsys.readouterr() == ("", "")
