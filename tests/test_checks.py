@@ -63,6 +63,7 @@ GIVEN: list[tuple[str, Callable[[Any], Any], type[Exception], list[Any]]] = [
     ("beta", lambda it: rdb.Prioritized(it), rdb.InvalidInputError, NUMBERS),
     ("priority", lambda it: group(priority=it), rdb.InvalidInputError, NUMBERS),
     ("Capacity.groups", lambda it: rdb.Capacity(groups=it), rdb.InvalidSettingsError, INTEGERS),
+    ("Keep.count", lambda it: rdb.Keep(count=it), rdb.InvalidSettingsError, INTEGERS),
     ("MinSize.size", lambda it: rdb.MinSize(it), rdb.InvalidSettingsError, INTEGERS),
     ("Queue.size", lambda it: rdb.Queue(it), rdb.InvalidSettingsError, INTEGERS),
     (

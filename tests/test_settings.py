@@ -32,6 +32,9 @@ IMPOSSIBLE: list[dict[str, Any]] = [
     {"seed": 2**63},
     {"seed": 0.5},
     {"compression": "gzip"},
+    {"keep_archived": 100},
+    {"keep_archived": {"count": 100}},
+    {"keep_draws": 0},
     {"max_stalenes": 4},
 ]
 
@@ -91,6 +94,8 @@ LIMITED = BufferSettings(
     capacity=rdb.Capacity(groups=5),
     task_capacity={"gsm8k": rdb.Capacity(tokens=7), "code": rdb.Capacity(bytes=9)},
     rate_limit=rdb.SamplesPerInsert(2.0, 1, 40.0),
+    keep_archived=rdb.Keep(count=9, seconds=60.0),
+    keep_draws=rdb.Keep(seconds=60.0),
 )
 
 
@@ -107,6 +112,7 @@ def test_what_was_stored_reads_as_it_was(settings: BufferSettings) -> None:
         ("rate_limit", {"kind": "Queue", "size": 4, "per": "task"}),
         ("capacity", {"groups": 4, "images": 2}),
         ("task_capacity", {"gsm8k": {"images": 2}}),
+        ("keep_draws", {"bytes": 4}),
     ],
 )
 def test_what_a_newer_version_stored_is_refused(setting: str, stored: Any) -> None:
@@ -244,3 +250,9 @@ async def _reopened(buffer: Buffer) -> Buffer:
     await buffer.delete(statuses="completed")
     await buffer.update_settings(priority_exponent=2.0)
     return buffer
+
+
+@pytest.mark.parametrize("limits", [{}, {"count": 0}, {"seconds": 0}, {"seconds": "day"}])
+def test_impossible_bounds_of_a_history(limits: dict[str, Any]) -> None:
+    with pytest.raises(rdb.InvalidSettingsError, match=r"(?i)^keep.*: expected "):
+        rdb.Keep(**limits)

@@ -69,6 +69,7 @@ from replaydb.results import (
 from replaydb.settings import (
     BufferSettings,
     Capacity,
+    Keep,
     MinSize,
     Queue,
     SamplesPerInsert,
@@ -107,6 +108,7 @@ __all__ = [
     "InvalidInputError",
     "InvalidSettingsError",
     "InvalidURLError",
+    "Keep",
     "Lease",
     "LeaseExpiredError",
     "LeaseInfo",

@@ -37,6 +37,24 @@ class Capacity:
             raise _refused("capacity", "groups, tokens or bytes", None)
 
 
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """How much of a history is kept, the newest of it; at least one limit.
+
+    Attributes:
+        count: So many at most.
+        seconds: For so long at most: groups since they were put, draws since they were made.
+    """
+
+    count: int | None = None
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        _settle(self, count=_or_none(_SIZE), seconds=_or_none(checks.duration))
+        if self.count is self.seconds is None:
+            raise _refused("keep", "count or seconds", None)
+
+
 #: Which group makes room for a new one; the oldest first among equals. Groups that can no longer
 #: be drawn (expired, failed, filtered) go before all others. `newest` takes the newest of those
 #: that are stored. `uniform` takes every group with the same probability. `lowest_priority` keeps
@@ -132,8 +150,12 @@ class BufferSettings:
         on_ack: "archive" a leased group that was acked, or "return" it to be drawn again.
         archived_payload: "keep" or "drop" the payloads of groups archived by an ack or by
             `max_times_sampled`.
+        keep_archived: How many archived groups of each task are kept, and for how long; others are
+            deleted, the oldest first. None: all, for ever.
         rate_limit: What holds draws and puts back; None: nothing does.
         record_draws: Keep the lineage: which groups every draw took.
+        keep_draws: How many draws are kept in the lineage, and for how long; others are deleted,
+            the oldest first, but none of which groups are still leased. None: all, for ever.
         indexed_tags: Tags, by their names, whose groups are found without reading all others where
             a filter asks for few (`docs/filters.md`). Each group that is put costs a little more.
 
@@ -155,8 +177,10 @@ class BufferSettings:
     max_attempts: int | None = None
     on_ack: OnAck = "archive"
     archived_payload: ArchivedPayload = "keep"
+    keep_archived: Keep | None = None
     rate_limit: RateLimit | None = None
     record_draws: bool = True
+    keep_draws: Keep | None = None
     indexed_tags: Collection[str] = ()
 
     def __post_init__(self) -> None:
@@ -250,9 +274,9 @@ class BufferSettings:
         """Settings from the `buffer` table; what this version does not know is refused."""
         _check_names(stored)
         values = dict(stored)
-        for name in ("capacity", "task_capacity", "rate_limit"):
+        for name, kind in _KINDS.items():
             if limit := values.get(name):
-                values[name] = _limit(name, limit)
+                values[name] = _limit(name, kind, limit)
         return cls(**values)
 
 
@@ -273,8 +297,10 @@ class SettingsChanges(TypedDict, total=False):
     max_attempts: int | None
     on_ack: OnAck
     archived_payload: ArchivedPayload
+    keep_archived: Keep | None
     rate_limit: RateLimit | None
     record_draws: bool
+    keep_draws: Keep | None
     indexed_tags: Collection[str]
 
 
@@ -286,16 +312,24 @@ def all_changes(settings: BufferSettings | None, changes: Mapping[str, Any]) -> 
     return {field.name: getattr(whole, field.name) for field in fields(whole)} | dict(changes)
 
 
+#: What limits are whose JSON does not say it.
+_KINDS = {
+    "capacity": "Capacity",
+    "task_capacity": "Capacity",
+    "keep_archived": "Keep",
+    "keep_draws": "Keep",
+    "rate_limit": "",
+}
 _LIMITS: dict[str, Callable[..., Any]] = {
-    kind.__name__: kind for kind in (Capacity, *get_args(RateLimit))
+    kind.__name__: kind for kind in (Capacity, Keep, *get_args(RateLimit))
 }
 
 
-def _limit(name: str, stored: Mapping[str, Any]) -> Any:
+def _limit(name: str, kind: str, stored: Mapping[str, Any]) -> Any:
     """A limit from its JSON, or one for each task."""
     if any(isinstance(own, Mapping) for own in stored.values()):
-        return {task_name: _limit(name, own) for task_name, own in stored.items()}
-    given = {"kind": "Capacity", **stored}
+        return {task_name: _limit(name, kind, own) for task_name, own in stored.items()}
+    given = {"kind": kind, **stored}
     try:
         return _LIMITS[given.pop("kind")](**given)
     except (KeyError, TypeError):
@@ -381,7 +415,9 @@ _RULES: dict[str, Rule] = {
     "max_attempts": _or_none(_SIZE),
     "on_ack": _one_of(OnAck),
     "archived_payload": _one_of(ArchivedPayload),
+    "keep_archived": _or_none(_a(Keep)),
     "rate_limit": _or_none(_a(*get_args(RateLimit))),
     "record_draws": checks.flag,
+    "keep_draws": _or_none(_a(Keep)),
     "indexed_tags": _tag_names,
 }

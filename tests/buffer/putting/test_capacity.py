@@ -319,6 +319,7 @@ async def test_a_smaller_capacity_on_a_live_buffer(store: Store, other: Store, u
         {"time_to_live": 0},
         {"time_to_live": 1e300},
         {"max_times_sampled": 0},
+        {"keep_draws": 100},
         {"max_attempts": 0},
         {"on_ack": "delete"},
         {"capacity": Capacity(groups=5), "rate_limit": rdb.MinSize(6)},

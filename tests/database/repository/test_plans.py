@@ -49,6 +49,13 @@ from replaydb.database.statements.episode_group import (
     select_too_stale,
     update_each_group,
 )
+from replaydb.database.statements.history import (
+    delete_draws,
+    select_archived,
+    select_archived_beyond,
+    select_draws_beyond,
+    select_draws_over,
+)
 from replaydb.database.statements.lease import select_any_overdue, select_held, select_held_among
 from replaydb.database.statements.pack import (
     change_packs,
@@ -204,7 +211,7 @@ async def fill(url: str) -> None:
             for name, text, number in (("level", f"level-{i % 500}", None), ("n", None, i % 700))
         ])  # fmt: skip
         draws_made = {"buffer_id": 1, "policy": "Fifo()", "created_at": NOW}
-        await connection.execute(insert(draw), [{"id": i, **draws_made} for i in range(1, 101)])
+        await connection.execute(insert(draw), [{"id": i, **draws_made} for i in range(1, 3001)])
         await connection.execute(insert(draw_group), [
             {"draw_id": i % 100 + 1, "position": i // 100, "group_id": i, "probability": 1.0,
              "weight": 1.0, "outcome": "leased" if i % 22 == 2 else "acked"}
@@ -546,6 +553,33 @@ async def test_what_refers_to_condemned_packs_is_found_by_an_index(
     assert "ix_payload_pack_id" in plan.indexes, plan.text
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [select_archived(1, "task-3", 16), select_archived_beyond(1, "task-3", 50, 16)],
+)
+async def test_the_oldest_archived_groups_are_read_from_the_index(
+    connection: AsyncConnection, statement: Any
+) -> None:
+    assert_reads_only(await plan_of(connection, statement), ARRIVAL)
+
+
+@pytest.mark.parametrize("statement", [select_draws_over(1, 4), select_draws_beyond(1, 500, 4)])
+async def test_the_oldest_draws_are_read_from_their_index(
+    connection: AsyncConnection, statement: Any
+) -> None:
+    plan = await plan_of(connection, statement)
+    assert not plan.sorts, plan.text
+    assert "draw" not in plan.scans, plan.text
+    assert "ix_draw_latest" in plan.indexes, plan.text
+    assert plan.indexes <= {"ix_draw_latest", "pk_draw_group", "ix_draw_group_leased"}, plan.text
+
+
+async def test_draws_are_deleted_by_their_ids(connection: AsyncConnection) -> None:
+    plan = await plan_of(connection, delete_draws([3, 4, 5]))
+    assert not plan.scans, plan.text
+    assert "pk_draw" in plan.indexes, plan.text
+
+
 @pytest.mark.parametrize("select_some", [select_too_stale, select_all_too_stale])
 @pytest.mark.parametrize("status", IDLE)
 async def test_what_expires_is_read_from_its_index(
@@ -640,8 +674,7 @@ async def test_the_lineage_of_a_group_is_found_by_index(connection: AsyncConnect
         .where(draw_group.c.group_id == 5)
     )
     plan = await plan_of(connection, statement)
-    assert "draw_group" in {*plan.tables}
-    assert not plan.sorts, plan.text
+    assert "ix_draw_group_group_id" in plan.indexes, plan.text
 
 
 async def test_saving_an_account_leaves_its_key_alone(connection: AsyncConnection) -> None:

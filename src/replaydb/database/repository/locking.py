@@ -2,7 +2,7 @@
 
 The buffer comes first, then its tasks by id, then groups. Whoever is in one of these blocks may
 change groups of the locked tasks and the accounts of those; when it ends, the accounts that have
-changed are written back, and last of all those of packs.
+changed are written back, and last of all those of packs. Before that, history is trimmed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import replace
 from sqlalchemy import Connection
 
 from replaydb.database.engines.protocol import LostRaceError
-from replaydb.database.repository import buffers, packs, tasks, upkeep
+from replaydb.database.repository import buffers, history, packs, tasks, upkeep
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import LockedBuffer, Scope
 from replaydb.database.repository.tasks import TaskAccount
@@ -88,6 +88,7 @@ def _entered(
     counted = (row.limited_inserts, row.limited_samples)
     buffer = LockedBuffer(connection, scope, row, accounts)
     yield buffer
+    history.trim(buffer, before)
     if (row.limited_inserts, row.limited_samples) != counted:
         buffers.save_limits(connection, row)
     changed = [account for name, account in buffer.accounts.items() if account != before[name]]

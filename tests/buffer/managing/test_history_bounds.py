@@ -1,0 +1,164 @@
+"""What is over is kept as long as the settings say: archived groups, and the record of draws."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import count, pairwise
+
+import pytest
+from sqlalchemy import text
+
+import replaydb as rdb
+from replaydb import Buffer, Keep, Store
+from replaydb.database.schema import draw, draw_group, episode_group
+from support.clock import Clock
+from support.connections import transaction
+from support.groups import group, groups, long_group
+from support.ledger import number_of
+from support.tables import CHILDREN, table_sizes
+
+
+async def archived(buffer: Buffer) -> list[str]:
+    return [one.group_uid for one in await buffer.find(statuses="archived")]
+
+
+async def use_up(buffer: Buffer, n: int, task: str | None = None) -> None:
+    async with buffer.lease(n, ttl=600, tasks=task):
+        pass
+
+
+@pytest.mark.parametrize("layout", ["inside", "outside"])
+async def test_the_newest_archived_groups_of_each_task_are_kept(
+    store: Store, layout: str, url: str
+) -> None:
+    buffer = await store.buffer("math", keep_archived=Keep(count=3))
+    await buffer.put([*groups(5), *groups(2, "code"), long_group("long", 20)])
+    await use_up(buffer, 8)
+    assert len(await archived(buffer)) == 8  # nothing came in since
+    await buffer.put(group("new"))
+    assert sorted(await archived(buffer)) == ["code-0", "code-1", "gsm8k-3", "gsm8k-4", "long"]
+    assert await buffer.count(statuses="completed") == 1
+    sizes = await table_sizes(url)
+    assert sizes == {"episode_group": 6, "payload": 6, "episode": 11, "transcript": 1}
+
+
+async def test_archived_groups_are_kept_for_so_long(store: Store, clock: Clock) -> None:
+    buffer = await store.buffer("math", keep_archived=Keep(seconds=100))
+    await buffer.put(groups(3))
+    await use_up(buffer, 2)
+    clock.jump(60)
+    await buffer.put(groups(2, "code"))
+    await use_up(buffer, 2, "code")
+    clock.jump(60)
+    await buffer.sample(1)  # of gsm8k and code: whoever comes by
+    assert await archived(buffer) == ["code-0", "code-1"]
+    assert await buffer.count(statuses="completed") == 1  # as old, but of use
+    clock.jump(60)
+    await buffer.advance_policy(1)
+    assert await archived(buffer) == []
+
+
+async def test_a_long_history_comes_down_to_its_bound_in_steps(store: Store) -> None:
+    buffer = await store.buffer("math")
+    await buffer.put(groups(100))
+    await use_up(buffer, 100)
+    await buffer.update_settings(keep_archived=Keep(count=10))
+    left = [100]
+    for number in count():
+        await buffer.put(group(f"new-{number}"))
+        left.append(await buffer.count(statuses="archived"))
+        if left[-1] == left[-2]:
+            break
+    assert left[-1] == 10
+    assert max(before - after for before, after in pairwise(left)) < 20
+
+
+async def test_the_newest_draws_are_kept_and_those_that_hold_groups(
+    store: Store, clock: Clock, url: str
+) -> None:
+    buffer = await store.buffer("math", keep_draws=Keep(count=3))
+    await buffer.put(groups(4))
+    held = await buffer.lease(2, ttl=1000)
+    for step in range(12):
+        await buffer.sample(2, step=step)
+    kept = await buffer.draws()
+    assert [one.step for one in kept] == [11, 10, 9, None]
+    assert await number_of(url, draw_group) == 8
+    await held.ack()
+    assert (await buffer.draws())[-1].outcomes == ("acked", "acked")
+    await buffer.sample(1, step=12)
+    assert [one.step for one in await buffer.draws()] == [12, 11, 10]
+    (gone,) = {one.id for one in kept} - {one.id for one in await buffer.draws()} - {held.id, 12}
+    with pytest.raises(rdb.UnknownDrawError):
+        await buffer.redraw(gone)
+
+
+async def test_draws_are_kept_for_so_long(store: Store, clock: Clock, url: str) -> None:
+    buffer = await store.buffer("math", keep_draws=Keep(seconds=100))
+    await buffer.put(groups(4))
+    await buffer.sample(2, step=0)
+    held = await buffer.lease(1, ttl=10_000, step=1)
+    clock.jump(60)
+    await buffer.sample(2, step=2)
+    clock.jump(60)
+    await buffer.put(group("new"))
+    assert [one.step for one in await buffer.draws()] == [2, 1]
+    assert await buffer.leases()
+    await held.nack()
+    assert [one.step for one in await buffer.draws()] == [2]
+
+
+async def test_draws_of_other_buffers_do_not_count(store: Store) -> None:
+    mine = await store.buffer("math", keep_draws=Keep(count=2))
+    theirs = await store.buffer("code")
+    for buffer in (mine, theirs):
+        await buffer.put(group())
+    for step in range(5):
+        for buffer in (mine, theirs):
+            await buffer.sample(1, step=step)
+    assert [one.step for one in await mine.draws()] == [4, 3]
+    assert len(await theirs.draws()) == 5
+
+
+async def test_a_store_stays_as_large_as_it_is(store: Store, engine_name: str, url: str) -> None:
+    """However many groups have passed through it."""
+    bounds = {"keep_archived": Keep(count=12), "keep_draws": Keep(count=12)}
+    buffer = await store.buffer("math", **bounds)  # type: ignore[arg-type]
+    sizes = []
+    for turn in range(36):
+        await buffer.put([long_group(f"{turn}-{i}", 4000) for i in range(4)])
+        await use_up(buffer, 4)
+        if turn % 12 == 11:
+            sizes.append(await _pages(url) if engine_name == "sqlite" else 0)
+            for table in (episode_group, draw, *CHILDREN):
+                assert await number_of(url, table) <= 12 + 4, table
+            assert await number_of(url, draw_group) <= 4 * (12 + 1)
+    assert len(set(sizes)) == 1
+
+
+async def test_bounds_hold_where_several_draw_at_once(store: Store, other: Store) -> None:
+    bounds = {"keep_archived": Keep(count=8), "keep_draws": Keep(count=8)}
+    mine = await store.buffer("math", **bounds)  # type: ignore[arg-type]
+
+    made: list[int | None] = []
+
+    async def work(buffer: Buffer, task: str) -> None:
+        for _ in range(8):
+            await buffer.put([group(None, task), group(None, task)])
+            async with buffer.lease(2, ttl=600, tasks=task) as lease:
+                made.append(lease.batch.draw_id)
+
+    theirs = await other.buffer("math")
+    await asyncio.gather(
+        *(work(buffer, f"{task}{buffer.run}") for buffer in (mine, theirs) for task in "ab")
+    )
+    for name in ("atest", "btest", "aother", "bother"):
+        await mine.put(group(None, name))
+        assert await mine.count(tasks=name, statuses="archived") == 8
+    made.append((await mine.sample(1)).draw_id)
+    assert [one.id for one in await mine.draws()] == sorted(made, reverse=True)[:8]  # type: ignore[type-var]
+
+
+async def _pages(url: str) -> int:
+    async with transaction(url) as connection:
+        return int(await connection.scalar(text("PRAGMA page_count")) or 0)
