@@ -187,7 +187,7 @@ def print_report(
     show(f"The database: {database.location}")
     if database.start_command:
         show(f"\n# start it again\n{database.start_command}")
-    show(f'\n# what is in the buffer\nreplaydb stats {run} --url "{database.shown_url}"')
+    show(f'\n# what is in the buffer\nreplaydb buffers show {run} --url "{database.shown_url}"')
     for question, sql in QUESTIONS.items():
         show(f"\n# {question}\n{database.shell_command(' '.join(sql.format(run=run).split()))}")
 

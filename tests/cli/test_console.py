@@ -34,7 +34,7 @@ def test_help_takes_no_heavy_module_along() -> None:
         [sys.executable, "-c", code], check=True, capture_output=True, text=True
     )
     heavy = {"torch", "alembic", "aiosqlite", "asyncpg", "pyarrow", "plotly", "prometheus_client"}
-    assert "replaydb.cli.inspect" in outcome.stdout.split()
+    assert "replaydb.cli.groups" in outcome.stdout.split()
     assert heavy.isdisjoint(outcome.stdout.split())
 
 

@@ -9,15 +9,10 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from replaydb import Store
-from replaydb.cli import app
+from support.command import run
 from support.groups import groups
-
-
-def run(*arguments: str, url: str) -> Result:
-    return CliRunner().invoke(app, arguments, env={"REPLAYDB_URL": url, "COLUMNS": "200"})
 
 
 @pytest.fixture

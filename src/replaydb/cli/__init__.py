@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from replaydb import __version__
-from replaydb.cli import db, inspect
+from replaydb.cli import buffers, db, draws, episodes, groups, leases, runs
 from replaydb.cli.console import ErrorsInOneLine
 from replaydb.cli.prune import prune
 
@@ -19,11 +19,13 @@ app = typer.Typer(
     # The URLs of databases, and so passwords, are among the local variables it would print.
     pretty_exceptions_show_locals=False,
 )
+app.add_typer(buffers.app, name="buffers")
+app.add_typer(groups.app, name="groups")
+app.add_typer(episodes.app, name="episodes")
+app.add_typer(draws.app, name="draws")
+app.add_typer(leases.app, name="leases")
+app.add_typer(runs.app, name="runs")
 app.add_typer(db.app, name="db")
-app.command()(inspect.buffers)
-app.command()(inspect.stats)
-app.command()(inspect.leases)
-app.command()(inspect.revoke)
 app.command()(prune)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from datetime import datetime
@@ -27,7 +27,7 @@ Url = Annotated[str, typer.Option(envvar="REPLAYDB_URL", help=_HELP, show_defaul
 OptionalUrl = Annotated[
     str | None, typer.Option(envvar="REPLAYDB_URL", help=_HELP, show_default=False)
 ]
-BufferName = Annotated[str, typer.Argument(metavar="BUFFER", help="Name of the buffer.")]
+BufferName = Annotated[str, typer.Argument(help="Name of the buffer.")]
 Json = Annotated[bool, typer.Option("--json", help="For scripts: JSON, in full precision.")]
 
 _UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
@@ -84,6 +84,25 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> No
         # Names are shown as they are, also where they look like markup of rich.
         table.add_row(*(Text(shown(value)) for value in row))
     console().print(table)
+
+
+def print_fields(fields: Mapping[str, object]) -> None:
+    """Names and values on stdout, a line each."""
+    width = max(map(len, fields))
+    for name, value in fields.items():
+        said = printable(json.dumps(value)) if isinstance(value, dict | list) else shown(value)
+        typer.echo(f"{printable(name):<{width}}  {said}".rstrip())
+
+
+def print_text(text: str) -> None:
+    """A text of others on stdout, set in so that no line of it looks like one of ours."""
+    for line in text.split("\n"):
+        typer.echo(f"  {printable(line)}")
+
+
+def print_more(last: int) -> None:
+    """That there is another page after what a list has shown."""
+    typer.echo(f"there are more: --after {last}")
 
 
 def print_json(value: object) -> None:

@@ -1,4 +1,4 @@
-"""`replaydb buffers`, `stats`, `leases` and `revoke`, as people and scripts call them."""
+"""`replaydb buffers`, as people and scripts call it; names that are mistyped or hostile."""
 
 from __future__ import annotations
 
@@ -7,14 +7,9 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
 import replaydb as rdb
-from replaydb.cli import app
-
-
-def run(*arguments: str, url: str) -> Result:
-    return CliRunner().invoke(app, arguments, env={"REPLAYDB_URL": url, "COLUMNS": "200"})
+from support.command import run
 
 
 @pytest.fixture
@@ -34,13 +29,13 @@ def filled_url(url: str) -> str:
     return url
 
 
-def test_buffers(filled_url: str) -> None:
-    lines = run("buffers", url=filled_url).output.splitlines()
+def test_list(filled_url: str) -> None:
+    lines = run("buffers", "list", url=filled_url).output.splitlines()
     assert [line.split()[:2] for line in lines if line.split()[1:2] in (["0"], ["2"])] == [
         ["[red]empty", "0"],
         ["math", "2"],
     ]
-    listed = json.loads(run("buffers", "--json", url=filled_url).output)
+    listed = json.loads(run("buffers", "list", "--json", url=filled_url).output)
     assert [(info["name"], info["num_groups"]) for info in listed] == [
         ("[red]empty", 0),
         ("math", 2),
@@ -48,36 +43,18 @@ def test_buffers(filled_url: str) -> None:
     assert listed[1]["settings"]["max_staleness"] == {"gsm8k": 4}
 
 
-def test_stats(filled_url: str) -> None:
-    shown = run("stats", "math", url=filled_url).output
+def test_show(filled_url: str) -> None:
+    shown = run("buffers", "show", "math", url=filled_url).output
     assert "math: 2 groups" in shown
     assert ["gsm8k", "completed", "2", "12"] in [line.split()[:4] for line in shown.splitlines()]
-    facts = json.loads(run("stats", "math", "--json", url=filled_url).output)
+    facts = json.loads(run("buffers", "show", "math", "--json", url=filled_url).output)
     assert facts["totals"][0]["num_tokens"] == 12
     assert facts["totals"][0]["reward_mean"] == 0.5
     assert facts["tasks"][0]["num_inserted"] == 2
 
 
-def test_leases_are_listed_and_revoked(filled_url: str) -> None:
-    async def take() -> None:
-        async with rdb.Store.open(filled_url) as store:
-            await (await store.buffer("math")).lease(2, ttl=600, owner="trainer-0", step=7)
-
-    asyncio.run(take())
-    shown = run("leases", "math", url=filled_url).output
-    assert ["1", "trainer-0", "7", "2", "1,", "2"] in [
-        line.split()[:6] for line in shown.splitlines()
-    ]
-    (listed,) = json.loads(run("leases", "math", "--json", url=filled_url).output)
-    assert (listed["id"], listed["step"], listed["group_ids"]) == (1, 7, [1, 2])
-    outcome = run("revoke", "math", "1", "--reason", "stuck", url=filled_url)
-    assert outcome.output == "2 groups came back\n"
-    assert run("revoke", "math", "1", url=filled_url).output == "lease 1 holds nothing\n"
-    assert json.loads(run("leases", "math", "--json", url=filled_url).output) == []
-
-
-def test_stats_of_no_such_buffer(filled_url: str) -> None:
-    outcome = run("stats", "chess", url=filled_url)
+def test_no_such_buffer(filled_url: str) -> None:
+    outcome = run("buffers", "show", "chess", url=filled_url)
     assert outcome.exit_code == 1
     assert (
         outcome.stderr
@@ -87,7 +64,15 @@ def test_stats_of_no_such_buffer(filled_url: str) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["buffers", "stats math", "leases math", "revoke math 1", "prune", "db current", "db check"],
+    [
+        "buffers list",
+        "buffers show math",
+        "leases list math",
+        "leases revoke math 1",
+        "prune",
+        "db current",
+        "db check",
+    ],
 )
 def test_looking_does_not_make_a_file(empty_sqlite_url: str, command: str) -> None:
     path = Path(empty_sqlite_url.removeprefix("sqlite:///"))
@@ -101,7 +86,7 @@ def test_a_mistyped_file_is_answered_with_those_that_are_there(sqlite_url: str) 
     right = Path(sqlite_url.removeprefix("sqlite:///"))
     (right.parent / "notes.txt").write_text("no database")
     wrong = right.with_name("repaly.db")
-    outcome = run("buffers", url=f"sqlite:///{wrong}")
+    outcome = run("buffers", "list", url=f"sqlite:///{wrong}")
     assert outcome.exit_code == 1
     assert outcome.stderr == (f"error: {wrong}: there is no such file; its folder has replay.db\n")
     assert not wrong.exists()
@@ -121,11 +106,11 @@ def test_names_of_others_do_nothing_to_a_terminal(url: str) -> None:
 
     asyncio.run(fill())
     results = [
-        run("buffers", url=url),
-        run("buffers", "--json", url=url),
-        run("stats", HOSTILE, url=url),
-        run("stats", HOSTILE, "--json", url=url),
-        run("stats", HOSTILE + "2", url=url),
+        run("buffers", "list", url=url),
+        run("buffers", "list", "--json", url=url),
+        run("buffers", "show", HOSTILE, url=url),
+        run("buffers", "show", HOSTILE, "--json", url=url),
+        run("buffers", "show", HOSTILE + "2", url=url),
     ]
     for result in results:
         assert all(one.isprintable() for one in result.output.replace("\n", "")), result.output

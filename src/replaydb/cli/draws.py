@@ -1,0 +1,143 @@
+"""`replaydb draws`: what was drawn, for which step, and what became of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from replaydb.cli.console import (
+    BufferName,
+    Json,
+    Url,
+    print_fields,
+    print_json,
+    print_more,
+    print_table,
+    with_buffer,
+)
+from replaydb.cli.selecting import DEFAULT_LIMIT, Limit, Runs
+from replaydb.errors import UnknownDrawError
+
+if TYPE_CHECKING:
+    from replaydb import Buffer, DrawInfo, GroupInfo
+
+app = typer.Typer(help="List draws, and look at one.", no_args_is_help=True)
+
+
+@app.command("list")
+def list_(
+    url: Url,
+    buffer: BufferName,
+    step: Annotated[int | None, typer.Option(min=0, help="Only for this trainer step.")] = None,
+    run: Runs = None,
+    group: Annotated[int | None, typer.Option(help="Only those that took this group.")] = None,
+    limit: Limit = DEFAULT_LIMIT,
+    after: Annotated[
+        int | None,
+        typer.Option(metavar="ID", help="Go on after this draw, the last of a page."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List draws, the newest first."""
+    found = with_buffer(
+        url,
+        buffer,
+        lambda buffer: buffer.draws(
+            step=step, runs=run or None, group_id=group, before=after, limit=limit + 1
+        ),
+    )
+    page = found[:limit]
+    if as_json:
+        print_json(page)
+        return
+    print_table(
+        ("draw", "at", "run", "step", "policy", "groups", "outcomes", "mean staleness"),
+        [
+            (
+                draw.id,
+                draw.created_at,
+                draw.run_name,
+                draw.step,
+                draw.policy,
+                len(draw.group_ids),
+                _outcomes(draw),
+                _mean_staleness(draw),
+            )
+            for draw in page
+        ],
+    )
+    if len(found) > limit:
+        print_more(page[-1].id)
+
+
+@app.command()
+def show(
+    url: Url,
+    buffer: BufferName,
+    draw: Annotated[int, typer.Argument(min=0, help="Id of the draw.")],
+    as_json: Json = False,
+) -> None:
+    """Show the groups of a draw: how likely and how stale each was, and what became of it."""
+    record, known = with_buffer(url, buffer, lambda buffer: _record(buffer, draw))
+    if as_json:
+        print_json(record)
+        return
+    print_fields(
+        {
+            "draw": record.id,
+            "at": record.created_at,
+            "run": record.run_name,
+            "step": record.step,
+            "policy": record.policy,
+            "groups": len(record.group_ids),
+        }
+    )
+    print_table(
+        (
+            *("group", "task", "prompt", "reward", "probability", "weight", "staleness"),
+            *("outcome", "reason", "outcome at"),
+        ),
+        [
+            (id_, *_facts(known.get(id_), times), *rest)
+            for id_, times, *rest in zip(
+                record.group_ids,
+                record.times_replaced,
+                record.probabilities,
+                record.weights,
+                record.staleness,
+                record.outcomes,
+                record.outcome_reasons,
+                record.outcome_times,
+                strict=True,
+            )
+        ],
+    )
+
+
+async def _record(buffer: Buffer, draw_id: int) -> tuple[DrawInfo, dict[int, GroupInfo]]:
+    found = await buffer.draws(before=draw_id + 1, limit=1)
+    if not found or found[0].id != draw_id:
+        raise UnknownDrawError(draw_id)
+    groups = await buffer.find(found[0].group_ids)
+    return found[0], {group.id: group for group in groups}
+
+
+def _facts(group: GroupInfo | None, times_replaced: int | None) -> tuple[object, ...]:
+    """Task, prompt and reward, where the group is still what was drawn."""
+    if group is None:
+        return "deleted", None, None
+    if group.times_replaced != times_replaced:
+        return group.task_name, group.prompt_uid, "replaced"
+    return group.task_name, group.prompt_uid, group.reward_mean
+
+
+def _outcomes(draw: DrawInfo) -> str:
+    counts = Counter(outcome or "unknown" for outcome in draw.outcomes)
+    return ", ".join(f"{number} {outcome}" for outcome, number in sorted(counts.items()))
+
+
+def _mean_staleness(draw: DrawInfo) -> float | None:
+    known = [one for one in draw.staleness if one is not None]
+    return sum(known) / len(known) if known else None

@@ -1,0 +1,234 @@
+"""`replaydb episodes`: single completions and trajectories, down to their tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from replaydb.cli.console import (
+    BufferName,
+    Json,
+    Url,
+    print_fields,
+    print_json,
+    print_more,
+    print_table,
+    print_text,
+    with_buffer,
+)
+from replaydb.cli.selecting import (
+    DEFAULT_LIMIT,
+    AfterGroup,
+    Ascending,
+    GroupName,
+    Limit,
+    MaxReward,
+    MinReward,
+    PromptUid,
+    Runs,
+    Selection,
+    Sort,
+    Statuses,
+    TagValues,
+    Tasks,
+    condition,
+    info_of,
+    ordered,
+)
+from replaydb.cli.tokens import decoder, token_columns
+from replaydb.database.group_columns import col
+from replaydb.errors import (
+    CorruptPayloadError,
+    InvalidInputError,
+    PayloadGoneError,
+    UnknownGroupError,
+)
+
+if TYPE_CHECKING:
+    from replaydb import Buffer, Episode, StoredGroup
+
+app = typer.Typer(help="List episodes, and look at one.", no_args_is_help=True)
+
+#: Groups that a list reads at once.
+PAGE = 16
+
+#: Signs of a text that fit into a table.
+SHOWN_SIGNS = 60
+
+
+@app.command("list")
+def list_(
+    url: Url,
+    buffer: BufferName,
+    task: Tasks = None,
+    status: Statuses = None,
+    run: Runs = None,
+    prompt: PromptUid = None,
+    min_reward: MinReward = None,
+    max_reward: MaxReward = None,
+    tag: TagValues = None,
+    sort: Sort = "id",
+    ascending: Ascending = False,
+    limit: Limit = DEFAULT_LIMIT,
+    after: AfterGroup = None,
+    as_json: Json = False,
+) -> None:
+    """List episodes, in the order of their groups; those whose tokens are gone are left out.
+
+    No group is cut in two, so it may be some more than the limit.
+    """
+    where = condition(
+        prompt,
+        tag,
+        None if min_reward is None else col.reward_max >= min_reward,
+        None if max_reward is None else col.reward_min <= max_reward,
+    )
+    which = Selection(task, status, run, where, ordered(sort, ascending), after)
+
+    def is_wanted(one: Episode) -> bool:
+        if min_reward is max_reward is None:
+            return True
+        least = -math.inf if min_reward is None else min_reward
+        most = math.inf if max_reward is None else max_reward
+        return one.reward is not None and least <= one.reward <= most
+
+    found, last = with_buffer(url, buffer, lambda buffer: _find(buffer, which, is_wanted, limit))
+    if as_json:
+        print_json([{"group_id": id_, "position": i, **facts_of(one)} for id_, i, one in found])
+        return
+    print_table(("group", *FIELDS), [(id_, *row_of(i, one)) for id_, i, one in found])
+    if last is not None:
+        print_more(last)
+
+
+@app.command()
+def show(
+    url: Url,
+    buffer: BufferName,
+    group: GroupName,
+    position: Annotated[
+        int, typer.Argument(min=0, help="Its place among the episodes that have arrived, from 0.")
+    ],
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="A tokenizer of Hugging Face, a file or a folder: decode the tokens with it.",
+        ),
+    ] = None,
+    tokens: Annotated[
+        bool, typer.Option("--tokens", help="Show every token, a line each.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Show an episode: its text, or what its tokens say, and every token if asked for."""
+    decode = None if tokenizer is None else decoder(tokenizer)
+    one = with_buffer(url, buffer, lambda buffer: _one(buffer, group, position))
+    facts = facts_of(one)
+    if decode is not None:
+        facts["prompt"] = decode(one.prompt_ids.tolist())
+        facts["response"] = decode(one.response_ids.tolist())
+    columns = token_columns(one, decode) if tokens else {}
+    if as_json:
+        print_json({**facts, "tokens": columns} if tokens else facts)
+        return
+    texts = {name: facts.pop(name) for name in ("text", "prompt", "response") if name in facts}
+    print_fields(facts)
+    if tokens:
+        print_table(tuple(columns), list(zip(*columns.values(), strict=True)))
+    if decode is not None:
+        del texts["text"]
+    elif one.text is None:
+        typer.echo("it was put without text; --tokenizer PATH decodes its tokens")
+        del texts["text"]
+    for name, text in texts.items():
+        typer.echo(f"{name}:")
+        print_text(text)
+
+
+async def _find(
+    buffer: Buffer, which: Selection, is_wanted: Callable[[Episode], bool], limit: int
+) -> tuple[list[tuple[int, int, Episode]], int | None]:
+    """Episodes with group and position, and the last group that was looked at if there are more."""
+    found: list[tuple[int, int, Episode]] = []
+    last: int | None = None
+    page = await which.page(buffer, PAGE)
+    while page:
+        stored = {group.id: group for group in await _readable(buffer, [one.id for one in page])}
+        for info in page:
+            if len(found) >= limit:
+                return found, last
+            last = info.id
+            if info.id in stored:
+                episodes = enumerate(stored[info.id].episodes)
+                found += [(info.id, i, one) for i, one in episodes if is_wanted(one)]
+        page = await which.page_after(buffer, PAGE, page[-1])
+    return found, None
+
+
+async def _readable(buffer: Buffer, ids: list[int]) -> Sequence[StoredGroup]:
+    try:
+        return await buffer.get(ids)
+    except (CorruptPayloadError, PayloadGoneError, UnknownGroupError) as error:
+        return [] if error.batch is None else error.batch.groups
+
+
+async def _one(buffer: Buffer, group: str, position: int) -> Episode:
+    info = await info_of(buffer, group)
+    [stored] = await buffer.get([info.id])
+    if position >= len(stored.episodes):
+        expected = f"less than {len(stored.episodes)}, the number of its episodes"
+        raise InvalidInputError("position", expected, position)
+    return stored.episodes[position]
+
+
+FIELDS = (
+    "position",
+    "reward",
+    "advantage",
+    "tokens",
+    "trained",
+    "turns",
+    "versions",
+    "end",
+    "text",
+)
+
+
+def row_of(position: int, one: Episode) -> tuple[object, ...]:
+    """An episode for a table."""
+    oldest, newest = one.min_policy_version, one.max_policy_version
+    text = one.text
+    if text is not None and len(text) > SHOWN_SIGNS:
+        text = f"{text[:SHOWN_SIGNS]} ..."
+    return (
+        position,
+        one.reward,
+        one.advantage,
+        one.num_tokens,
+        one.num_loss_tokens,
+        one.num_turns,
+        oldest if oldest == newest else f"{oldest}-{newest}",
+        one.finish_reason,
+        text,
+    )
+
+
+def facts_of(one: Episode) -> dict[str, Any]:
+    """An episode without its tokens."""
+    return {
+        "reward": one.reward,
+        "advantage": one.advantage,
+        "num_tokens": one.num_tokens,
+        "num_loss_tokens": one.num_loss_tokens,
+        "num_turns": one.num_turns,
+        "min_policy_version": one.min_policy_version,
+        "max_policy_version": one.max_policy_version,
+        "finish_reason": one.finish_reason,
+        "metadata": one.metadata,
+        "text": one.text,
+    }

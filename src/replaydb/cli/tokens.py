@@ -1,0 +1,84 @@
+"""Tokens of an episode, one by one, and what they say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from replaydb.errors import InvalidInputError, NotSupportedError
+
+if TYPE_CHECKING:
+    from replaydb import Episode
+
+Decode: TypeAlias = Callable[[list[int]], str]
+
+
+def decoder(path: Path) -> Decode:
+    """What decodes tokens, special ones included, by a tokenizer on this machine.
+
+    Args:
+        path: A `tokenizer.json`; or a folder that has one, or whatever else `transformers` reads.
+
+    Raises:
+        InvalidInputError: There is no tokenizer.
+        NotSupportedError: Nothing is installed that reads it.
+    """
+    file = path / "tokenizer.json" if path.is_dir() else path
+    try:
+        if file.is_file():
+            from tokenizers import Tokenizer
+
+            read = Tokenizer.from_file(str(file))
+        elif path.is_dir():
+            from transformers import AutoTokenizer
+
+            read = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+        else:
+            raise InvalidInputError("tokenizer", "a file or a folder that is there", path)
+    except ImportError as error:
+        raise NotSupportedError(
+            f"to decode tokens, {error.name} is needed: pip install {error.name}"
+        ) from error
+    except InvalidInputError:
+        raise
+    except Exception as error:  # what these raise has no type of its own
+        raise InvalidInputError("tokenizer", "a tokenizer of Hugging Face", path) from error
+    return lambda ids: str(read.decode(ids, skip_special_tokens=False))
+
+
+def token_columns(one: Episode, decode: Decode | None) -> dict[str, list[Any]]:
+    """Columns with a value for each token; what is not a number is None.
+
+    The advantage is that of the episode, for tokens that are trained on; advantages of tokens are
+    among their extras, of which those with one number a token are columns too.
+    """
+    ids, mask = one.token_ids.tolist(), one.loss_mask.tolist()
+    columns = {"position": list(range(one.num_tokens)), "id": ids}
+    if decode is not None:
+        columns["text"] = [decode([token]) for token in ids]
+    columns["mask"] = [int(trained) for trained in mask]
+    columns["logprob"] = _numbers(one.logprobs, one.num_tokens)
+    columns["advantage"] = [one.advantage if trained else None for trained in mask]
+    columns["version"] = _numbers(one.policy_version, one.num_tokens)
+    columns["turn"] = _turns(one)
+    for name, values in one.token_extras.items():
+        if values.ndim == 1 and name not in columns:
+            columns[name] = _numbers(values, one.num_tokens)
+    return columns
+
+
+def _numbers(values: Any, count: int) -> list[Any]:
+    listed = values.tolist() if hasattr(values, "tolist") else [values] * count
+    return [None if isinstance(one, float) and not math.isfinite(one) else one for one in listed]
+
+
+def _turns(one: Episode) -> list[int]:
+    if not one.turns:
+        return [0] * one.num_tokens
+    return [
+        i
+        for i, turn in enumerate(one.turns)
+        for _ in range(len(turn.prompt_ids) + len(turn.response_ids))
+    ]

@@ -1,0 +1,76 @@
+"""`docs/cli.md` has every command, with every option."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.testing import CliRunner
+
+from replaydb.cli import app
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text(encoding="utf8")
+ROWS = {
+    name: options
+    for name, options in re.findall(
+        r"^\| `replaydb ([a-z -]+?)(?: [^`a-z]*)?` \|.*\| (.*) ?\|$", PAGE, re.MULTILINE
+    )
+}
+#: What every command takes.
+COMMON = {"--help", "--url"}
+
+
+def commands(group: TyperGroup, prefix: str = "") -> Iterator[tuple[str, TyperCommand]]:
+    for name, command in group.commands.items():
+        if isinstance(command, TyperGroup):
+            yield from commands(command, f"{prefix}{name} ")
+        else:
+            assert isinstance(command, TyperCommand)
+            yield f"{prefix}{name}", command
+
+
+COMMANDS = dict(commands(typer.main.get_group(app)))
+
+
+def options_of(name: str) -> set[str]:
+    """Options that the page gives a command."""
+    said = ROWS[name].strip()
+    if said == "as for groups":
+        said = ROWS[name.replace("episodes", "groups")].strip()
+    return set(re.findall(r"`(--[\w-]+)", said))
+
+
+def test_every_command_is_on_the_page() -> None:
+    assert sorted(ROWS) == sorted(COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_option_is_on_the_page_and_has_help(name: str) -> None:
+    command = COMMANDS[name]
+    assert command.help
+    taken = {option for one in command.params for option in one.opts if option.startswith("--")}
+    assert options_of(name) == taken - COMMON
+    assert [one.name for one in command.params if not getattr(one, "help", None)] == []
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_shown(shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    found = CliRunner().invoke(app, ["--show-completion", shell], prog_name="replaydb")
+    assert found.exit_code == 0
+    assert "_REPLAYDB_COMPLETE" in found.stdout
+
+
+def test_columns_are_completed() -> None:
+    words = "replaydb groups list math --sort reward_"
+    found = CliRunner().invoke(
+        app,
+        [],
+        env={"_REPLAYDB_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": "5"},
+        prog_name="replaydb",
+    )
+    assert found.stdout.split() == ["reward_max", "reward_mean", "reward_min", "reward_std"]

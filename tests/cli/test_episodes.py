@@ -1,0 +1,105 @@
+"""`replaydb episodes`, as people and scripts call it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import replaydb as rdb
+from support.command import json_of, rows_of, run
+from support.groups import conversation
+
+from .conftest import ESCAPED, HOSTILE
+
+
+def test_which_and_in_which_order(filled_url: str) -> None:
+    for options, rewards in {
+        "--task even --ascending": [0, 1, 2, 3, 4, 5],
+        "--min-reward 4.5": [5, 6, 5],
+        "--min-reward 0 --max-reward 1": [1, 0, 1],
+        "--limit 3": [5, 6, 4, 5],  # no group is cut in two
+        "--tag n=2 --limit 1": [2, 3],
+    }.items():
+        listed = json_of("episodes", "list", "math", *options.split(), url=filled_url)
+        assert [one["reward"] for one in listed] == rewards, options
+
+
+def test_pages(filled_url: str) -> None:
+    *table, more = rows_of(run("episodes", "list", "math", "--limit", 3, url=filled_url))
+    assert table[0][:3] == ["group", "position", "reward"]
+    assert [(row[1], row[2]) for row in table[1:]] == [
+        ("0", "5"),
+        ("1", "6"),
+        ("0", "4"),
+        ("1", "5"),
+    ]
+    rest = json_of("episodes", "list", "math", *more[3:], url=filled_url)
+    assert [one["reward"] for one in rest] == [3, 4, 2, 3, 1, 2, 0, 1]
+
+
+def test_texts_are_shown_and_not_obeyed(filled_url: str) -> None:
+    shown = run("episodes", "show", "math", "uid-4", 1, url=filled_url)
+    assert shown.stdout.endswith(f"text:\n  first line\n  {ESCAPED}\n")
+    listed = run("episodes", "list", "math", url=filled_url)
+    assert f"first line\\n{ESCAPED}" in listed.stdout
+    for result in (shown, listed, run("groups", "show", "math", "uid-4", url=filled_url)):
+        assert all(sign.isprintable() for sign in result.output.replace("\n", ""))
+    facts = json_of("episodes", "show", "math", "uid-4", 1, url=filled_url)
+    assert facts["text"] == f"first line\n{HOSTILE}"
+    bare = run("episodes", "show", "math", "uid-4", 0, url=filled_url)
+    assert bare.stdout.endswith("--tokenizer PATH decodes its tokens\n")
+
+
+def test_every_token(filled_url: str) -> None:
+    columns = json_of("episodes", "show", "math", "uid-5", 0, "--tokens", url=filled_url)["tokens"]
+    assert columns == {
+        "position": [0, 1, 2, 3, 4],
+        "id": [1, 2, 3, 4, 5],
+        "mask": [0, 0, 1, 1, 1],
+        "logprob": [0.0, 0.0, -0.5, -0.25, -1.0],
+        "advantage": [None, None, 0.0, 0.0, 0.0],
+        "version": [5, 5, 5, 5, 5],
+        "turn": [0, 0, 0, 0, 0],
+    }
+    table = rows_of(run("episodes", "show", "math", "uid-5", 0, "--tokens", url=filled_url))
+    assert ["3", "4", "1", "-0.25", "0", "5", "0"] in table
+
+
+def test_turns_and_extras_are_columns(url: str) -> None:
+    talk = conversation()
+    scored = rdb.Episode(
+        prompt_ids=[1],
+        response_ids=[2, 3],
+        logprobs=[float("nan"), -1.0],
+        token_extras={"value": [0.5, 0.25], "hidden": [[1.0, 2.0], [3.0, 4.0]]},
+    )
+
+    async def fill() -> None:
+        async with rdb.Store.open(url) as store:
+            buffer = await store.buffer("math")
+            await buffer.put(rdb.EpisodeGroup("t", [talk, scored], group_uid="g"))
+
+    asyncio.run(fill())
+    turns = json_of("episodes", "show", "math", "g", 0, "--tokens", url=url)["tokens"]["turn"]
+    lengths = [len(turn.prompt_ids) + len(turn.response_ids) for turn in talk.turns]
+    assert turns == [0] * lengths[0] + [1] * lengths[1]
+    columns = json_of("episodes", "show", "math", "g", 1, "--tokens", url=url)["tokens"]
+    assert columns["logprob"] == [0.0, None, -1.0]
+    assert columns["value"] == [0.0, 0.5, 0.25]
+    assert "hidden" not in columns
+    outcome = run("episodes", "show", "math", "g", 2, url=url)
+    assert outcome.exit_code == 1
+    assert "position: expected less than 2, the number of its episodes, got 2" in outcome.stderr
+
+
+def test_a_tokenizer_needs_something_that_reads_it(sqlite_url: str, tmp_path: Path) -> None:
+    """Decoding is tested where tokenizers are, with the integrations."""
+    nowhere = tmp_path / "nowhere"
+    words = ("episodes", "show", "math", "g", 0, "--tokenizer")
+    outcome = run(*words, nowhere, url=sqlite_url)
+    assert outcome.exit_code == 1
+    assert "tokenizer: expected a file or a folder that is there" in outcome.stderr
+    (tmp_path / "tokenizer.json").write_text("{}")
+    outcome = run(*words, tmp_path, url=sqlite_url)
+    assert outcome.exit_code == 1
+    assert "to decode tokens, tokenizers is needed: pip install tokenizers" in outcome.stderr

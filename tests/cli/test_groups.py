@@ -1,0 +1,116 @@
+"""`replaydb groups`, as people and scripts call it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import replaydb as rdb
+from support.command import json_of, rows_of, run
+
+
+def test_which_and_in_which_order(filled_url: str) -> None:
+    for options, expected in {
+        "": [5, 4, 3, 2, 1, 0],
+        "--task odd": [5, 3, 1],
+        "--task odd --task even --ascending": [0, 1, 2, 3, 4, 5],
+        "--status failed --status leased": [5, 3],
+        "--run second": [5],
+        "--prompt p1": [3, 2],
+        "--min-reward 1.5 --max-reward 3.5": [3, 2, 1],
+        "--tag level=hard --tag n=1": [1],
+        "--tag ok=true": [3],
+        "--tag nothing=null --sort priority --limit 2": [0, 1],
+        "--sort reward_mean --ascending --task even": [0, 2, 4],
+    }.items():
+        listed = json_of("groups", "list", "math", *options.split(), url=filled_url)
+        assert [one["group_uid"] for one in listed] == [f"uid-{i}" for i in expected], options
+
+
+def test_pages(filled_url: str) -> None:
+    listed = [one["id"] for one in json_of("groups", "list", "math", url=filled_url)]
+    order = ("--sort", "reward_mean", "--limit", "4")
+    *table, more = rows_of(run("groups", "list", "math", *order, url=filled_url))
+    assert table[0][:3] == ["group", "task", "status"]
+    assert [int(row[0]) for row in table[1:]] == listed[:4]
+    assert table[1][1:5] == ["odd", "leased", "p2", "2"]
+    assert more == f"there are more: --after {listed[3]}".split()
+    *table, last = rows_of(run("groups", "list", "math", *order, *more[3:], url=filled_url))
+    assert [int(row[0]) for row in [*table[1:], last]] == listed[4:]
+
+
+def test_a_column_that_is_asked_for_is_shown(filled_url: str) -> None:
+    table = rows_of(run("groups", "list", "math", "--sort", "num_bytes", url=filled_url))
+    assert table[0][-1] == "num_bytes"
+    assert int(table[1][-1]) > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--sort reward_maen", "did you mean 'reward_mean'?"),
+        ("--tag level", "expected NAME=VALUE, got 'level'"),
+        ("--tag level=[1]", "objects and lists do not compare"),
+        ("--status done", "'done' is not one of"),
+        ("--limit 0", "--limit"),
+    ],
+)
+def test_what_is_mistyped_is_a_usage_error(sqlite_url: str, options: str, said: str) -> None:
+    outcome = run("groups", "list", "math", *options.split(), url=sqlite_url)
+    assert (outcome.exit_code, outcome.stdout) == (2, "")
+    assert said in outcome.stderr
+
+
+def test_what_cannot_be_is_an_error(filled_url: str) -> None:
+    for options, said in (
+        ("--sort task_name", "order_by: expected a column of replaydb.col that holds numbers"),
+        ("--after 99", "no such groups in this buffer: 99"),
+    ):
+        outcome = run("groups", "list", "math", *options.split(), url=filled_url)
+        assert (outcome.exit_code, outcome.stdout) == (1, "")
+        assert said in outcome.stderr
+
+
+def test_the_life_of_a_group(filled_url: str) -> None:
+    shown = json_of("groups", "show", "math", "uid-0", url=filled_url)
+    group_id = shown["group"]["id"]
+    assert shown["group"]["tags"] == {"level": "hard", "n": 0, "ok": False}
+    assert [one["reward"] for one in shown["episodes"]] == [0.0, 1.0]
+    (draw,) = shown["draws"]
+    assert (draw["step"], draw["run_name"], draw["outcome"]) == (7, "first", "sampled")
+    table = rows_of(run("groups", "show", "math", group_id, url=filled_url))
+    assert ["reward_mean", "0.5"] in table
+    assert ["1", "1", "1", "5", "3", "1", "0", "stop", "-"] in table
+    assert [str(draw["draw"]), "first", "7"] in [[row[0], *row[3:5]] for row in table]
+
+
+def test_a_group_without_its_tokens_is_shown(filled_url: str) -> None:
+    async def drop() -> None:
+        async with rdb.Store.open(filled_url) as store:
+            buffer = await store.buffer("math", archived_payload="drop")
+            async with buffer.lease(1, ttl=600):
+                pass
+
+    asyncio.run(drop())
+    shown = json_of("groups", "show", "math", "uid-0", url=filled_url)
+    assert (shown["group"]["status"], shown["episodes"]) == ("archived", None)
+    assert [draw["outcome"] for draw in shown["draws"]] == ["acked", "sampled"]
+    assert "cannot be read" in run("groups", "show", "math", "uid-0", url=filled_url).stdout
+    listed = json_of("episodes", "list", "math", "--limit", 100, url=filled_url)
+    assert sorted({one["reward"] for one in listed}) == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+
+
+def test_a_uid_of_digits_is_found(url: str) -> None:
+    async def fill() -> None:
+        async with rdb.Store.open(url) as store:
+            episode = rdb.Episode(prompt_ids=[1], response_ids=[2])
+            await (await store.buffer("math")).put(
+                rdb.EpisodeGroup("t", [episode], group_uid="9" * 40)
+            )
+
+    asyncio.run(fill())
+    assert json_of("groups", "show", "math", "9" * 40, url=url)["group"]["task_name"] == "t"
+    outcome = run("groups", "show", "math", "chess", url=url)
+    assert (outcome.exit_code, outcome.stdout) == (1, "")
+    assert outcome.stderr == "error: no such groups in this buffer: chess\n"

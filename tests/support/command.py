@@ -1,0 +1,29 @@
+"""The command line, as people and scripts call it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from typer.testing import CliRunner, Result
+
+from replaydb.cli import app
+
+
+def run(*arguments: object, url: str) -> Result:
+    """Run a command on a store, on a terminal as wide as the messages are."""
+    words = [str(one) for one in arguments]
+    return CliRunner().invoke(app, words, env={"REPLAYDB_URL": url, "COLUMNS": "250"})
+
+
+def rows_of(result: Result) -> list[list[str]]:
+    """The words of every line of a table, its headings included."""
+    assert result.exit_code == 0, result.output
+    return [line.split() for line in result.stdout.splitlines() if line.strip(" ─")]
+
+
+def json_of(*arguments: object, url: str) -> Any:
+    """What a command says with `--json`."""
+    result = run(*arguments, "--json", url=url)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
