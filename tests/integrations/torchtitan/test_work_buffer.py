@@ -120,6 +120,7 @@ async def test_closing_wakes_everybody(build: Build) -> None:
     assert await asyncio.wait_for(asyncio.gather(*waiting), 30) == [False, None, None]
     assert await buffer.claim_next() is None
     await finalize(buffer, 0)  # dropped, as torchtitan's
+    await buffer.add_work(RolloutGroupWork(group_id=1, sample=SAMPLE))  # the same
     await buffer.release_active_groups(1, reason="trained")
     again = build(1)
     assert await claimed(again) == [0]  # torchtitan's is empty

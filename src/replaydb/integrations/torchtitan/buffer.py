@@ -98,6 +98,8 @@ class RolloutGroupWorkBuffer(work_buffer.RolloutGroupWorkBuffer):
     async def add_work(self, work: work_buffer.RolloutGroupWork) -> None:
         """Store a group that waits to be generated, and take a slot; a known one is passed over.
 
+        Once the buffer is closed nothing is stored: the data loop of the next life comes to it.
+
         Raises:
             RuntimeError: There is no free slot.
             InvalidInputError: The sample would not come back as it is.
@@ -106,12 +108,12 @@ class RolloutGroupWorkBuffer(work_buffer.RolloutGroupWorkBuffer):
         if self._samples.validate_json(sample) != work.sample:
             kind = type(work.sample).__name__
             raise rdb.InvalidInputError("sample", "what `sample_type` can read back", kind)
-        buffer = await self._open()
-        active = await buffer.count(statuses=_ACTIVE)
-        if active >= self._max_active_rollout_groups:
-            raise RuntimeError(f"no free slot: {active} rollout groups are active")
         uid, tags = str(work.group_id), {"group_id": work.group_id}
-        with suppress(rdb.DuplicateGroupError):
+        with suppress(rdb.DuplicateGroupError, rdb.StoreClosedError):
+            buffer = await self._open()
+            active = await buffer.count(statuses=_ACTIVE)
+            if active >= self._max_active_rollout_groups:
+                raise RuntimeError(f"no free slot: {active} rollout groups are active")
             await buffer.open_group(TASK, uid, 1, tags=tags, prompt=sample)
             self._peak = max(self._peak, active + 1)
 
