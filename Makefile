@@ -9,7 +9,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lowest integrations torture bench bench-peers clean
+.PHONY: help demo test check docs lowest integrations torture bench bench-peers clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -22,12 +22,16 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: $(VENV)/.installed ## Train a small model from a buffer that survives kill -9 (DB=sqlite or postgresql)
 	$(BIN)/python -m examples.grpo_digits --database $(DB)
 
-check: $(VENV)/.installed ## Lint, types, layers, and the wheel
+check: $(VENV)/.installed ## Lint, types, layers, the wheel, and the documentation
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m build --wheel --no-isolation --outdir $(VENV)/dist .
+	$(MAKE) docs
+
+docs: $(VENV)/.installed ## Build the documentation into site/, with a reference of what is public
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 lowest: $(VENV)/.installed ## Try both engines with the lowest versions that are allowed
 	PYTHONPATH=tests $(BIN)/python -m lowest
@@ -55,4 +59,4 @@ bench-peers: $(VENV)/.installed ## Measure replaydb beside other stores, each in
 	$(BIN)/python -m benchmarks.peers
 
 clean: ## Remove the environment and build output
-	rm -rf $(VENV) $(INTEGRATIONS) dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(INTEGRATIONS) dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
