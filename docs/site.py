@@ -30,8 +30,8 @@ _LINK = re.compile(r"(?<!`)\[(?P<text>[^\]]+)\]\((?P<target>[^):#\s]+)(?P<anchor
 
 def on_config(config: MkDocsConfig) -> None:
     """Add the reference to the navigation, and hold that all of it is documented."""
-    assert config.nav is not None
-    config.nav.append({"Reference": [{name: _page(name)} for name in MODULES]})
+    reference = {"Reference": [{name: _page(name)} for name in MODULES]}
+    config.nav = [*(config.nav or ()), reference]
     package = griffe.load("replaydb", search_paths=[str(CHECKOUT / "src")])
     if bare := [name for module in MODULES for name in _undocumented(package, module)]:
         raise PluginError(f"public, and without a docstring: {', '.join(bare)}")
