@@ -89,6 +89,14 @@ class as_stored(FunctionElement[Any]):
         self.type = column.type
 
 
+class json_as_stored(FunctionElement[Any]):
+    """A column of JSON, read as the text that is there."""
+
+    name = "json_as_stored"
+    type = Text()
+    inherit_cache = True
+
+
 class among(FunctionElement[bool]):
     """`column IN values`: one bound parameter and one statement, however many values there are."""
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from sqlalchemy import CreateView, Label, Select, case, func, select
+from sqlalchemy import CreateView, Double, Label, Select, case, func, literal_column, select
 
+from replaydb.database.column_types import UtcDateTime
+from replaydb.database.expressions import total
 from replaydb.database.schema import (
     buffer,
     draw,
@@ -21,6 +23,9 @@ from replaydb.results import DrawOutcome
 _group = episode_group.c
 _staleness = staleness_at(buffer.c.policy_version)
 
+#: What becomes of a group that was drawn and trained on.
+TRAINED = (DrawOutcome.SAMPLED, DrawOutcome.ACKED)
+
 #: Columns that say something to the scheduler only, or that the overview has under a better name.
 _INTERNAL = {"id", "buffer_id", "run_id", "task_name", "uniform_key", "priority_key", "weight"} | {
     "lease_id",
@@ -30,7 +35,8 @@ _INTERNAL = {"id", "buffer_id", "run_id", "task_name", "uniform_key", "priority_
 }
 
 
-def _group_overview() -> Select[tuple[object, ...]]:
+def select_groups() -> Select[tuple[object, ...]]:
+    """A row for each group."""
     shown = [
         _staleness.label("staleness") if column is _group.staleness else column
         for column in _group
@@ -49,7 +55,8 @@ def _group_overview() -> Select[tuple[object, ...]]:
     )
 
 
-def _episode_overview() -> Select[tuple[object, ...]]:
+def select_episodes() -> Select[tuple[object, ...]]:
+    """A row for each episode."""
     return (
         select(
             episode.c.group_id,
@@ -65,7 +72,8 @@ def _episode_overview() -> Select[tuple[object, ...]]:
     )
 
 
-def _training_history() -> Select[tuple[object, ...]]:
+def select_history() -> Select[tuple[object, ...]]:
+    """A row for each group of each draw."""
     return (
         select(
             draw.c.id.label("draw_id"),
@@ -102,7 +110,44 @@ def _training_history() -> Select[tuple[object, ...]]:
     )
 
 
-def _task_overview() -> Select[tuple[object, ...]]:
+def select_prompts() -> Select[tuple[object, ...]]:
+    """A row for each prompt of each task that has a uid."""
+    trained = (
+        select(func.count())
+        .where(
+            draw_group.c.group_id == _group.id,
+            draw_group.c.outcome.in_([literal_column(repr(name.value)) for name in TRAINED]),
+        )
+        .correlate(episode_group)
+        .scalar_subquery()
+    )
+    return (
+        select(
+            buffer.c.name.label("buffer_name"),
+            _group.task_name,
+            _group.prompt_uid,
+            func.count(_group.id).label("num_groups"),
+            total(_group.num_episodes, "num_episodes"),
+            total(_group.num_tokens, "num_tokens"),
+            func.avg(_group.reward_mean, type_=Double()).label("reward_mean"),
+            func.min(_group.reward_min).label("reward_min"),
+            func.max(_group.reward_max).label("reward_max"),
+            func.min(_group.min_policy_version).label("first_version"),
+            func.max(_group.max_policy_version).label("last_version"),
+            total(_group.times_sampled, "times_sampled"),
+            total(trained, "times_trained"),
+            func.min(_group.created_at, type_=UtcDateTime()).label("first_put_at"),
+            func.max(_group.created_at, type_=UtcDateTime()).label("last_put_at"),
+        )
+        .join_from(episode_group, buffer, buffer.c.id == _group.buffer_id)
+        .where(_group.prompt_uid.is_not(None))
+        .group_by(buffer.c.name, _group.prompt_uid, _group.task_name)
+    )
+
+
+def select_tasks() -> Select[tuple[object, ...]]:
+    """A row for each task of each buffer."""
+
     def of_status(status: GroupStatus) -> Label[int]:
         return func.count(case((_group.group_status == status.value, 1))).label(
             f"num_{status.value}"
@@ -141,9 +186,9 @@ def _task_overview() -> Select[tuple[object, ...]]:
     )
 
 
-group_overview = CreateView(_group_overview(), "group_overview", metadata=metadata)
-episode_overview = CreateView(_episode_overview(), "episode_overview", metadata=metadata)
-training_history = CreateView(_training_history(), "training_history", metadata=metadata)
-task_overview = CreateView(_task_overview(), "task_overview", metadata=metadata)
+group_overview = CreateView(select_groups(), "group_overview", metadata=metadata)
+episode_overview = CreateView(select_episodes(), "episode_overview", metadata=metadata)
+training_history = CreateView(select_history(), "training_history", metadata=metadata)
+task_overview = CreateView(select_tasks(), "task_overview", metadata=metadata)
 
 VIEWS = (group_overview, episode_overview, training_history, task_overview)

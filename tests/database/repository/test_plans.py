@@ -30,6 +30,7 @@ from replaydb.database.schema import (
     task,
     transcript,
 )
+from replaydb.database.statements import walks
 from replaydb.database.statements.counts import count_groups, count_groups_up_to
 from replaydb.database.statements.draw import settle_groups
 from replaydb.database.statements.episode_group import (
@@ -690,3 +691,39 @@ async def test_saving_an_account_leaves_its_key_alone(connection: AsyncConnectio
     (update,) = statements
     assert update.startswith("UPDATE task SET")
     assert "task_name" not in update
+
+
+async def test_analysis_walks_by_primary_keys(connection: AsyncConnection) -> None:
+    """Neither what is looked for nor where it is makes a page read more than its window."""
+    every = walks.groups_of(None, None, None, None)
+    few = walks.groups_of([1], ["task-3"], ["failed"], group.reward_std > 0.5)
+    tables = ("episode_group", "episode", "transcript", "run", "draw", "draw_group", "anon_1")
+    own = {f"pk_{name}" for name in tables}
+    for condition in (every, few):
+        for walk in (
+            walks.walk_groups(condition),
+            walks.walk_episodes(condition),
+            walks.walk_whole_groups(condition),
+            walks.walk_draws(condition),
+            walks.walk_runs(),
+        ):
+            for after in (None, (3, 7)[: len(walk.keys)]):
+                plan = await plan_of(connection, walk.page(2, 4, after, 8192))
+                assert plan.indexes <= own, plan.text
+                assert not plan.scans & {"episode_group", "episode", "draw_group"}, plan.text
+            plan = await plan_of(connection, walk.end_of_window(2, 5000))
+            assert plan.indexes <= own, plan.text
+            assert not plan.scans & {"episode_group", "episode", "draw_group"}, plan.text
+        plan = await plan_of(connection, walks.select_whole_groups(condition, [1, 2, 3]))
+        assert not plan.scans & {"episode_group"}, plan.text
+
+
+async def test_prompts_are_read_by_their_index(connection: AsyncConnection) -> None:
+    condition = walks.groups_of(None, ["task-3"], None, None)
+    for statement in (
+        walks.select_end_of_prompts(1, "prompt-1"),
+        walks.select_prompt_page(condition, 1, "prompt-1", "prompt-102"),
+    ):
+        plan = await plan_of(connection, statement)
+        assert "ix_episode_group_prompt_uid" in plan.indexes, plan.text
+        assert not plan.scans & {"episode_group", "draw_group"}, plan.text

@@ -12,6 +12,7 @@ from replaydb.database.expressions import (
     as_stored,
     bytewise,
     comes_after,
+    json_as_stored,
     json_boolean,
     json_double,
     json_integer,
@@ -39,6 +40,11 @@ def _compile_comes_after(element: comes_after, compiler: SQLCompiler, **kw: Any)
 @compiles(as_stored, "postgresql")
 def _compile_as_stored(element: as_stored, compiler: SQLCompiler, **kw: Any) -> str:
     return compiler.process(element.clauses, **kw)  # the server holds what is no JSON back
+
+
+@compiles(json_as_stored, "postgresql")
+def _compile_json_as_stored(element: json_as_stored, compiler: SQLCompiler, **kw: Any) -> str:
+    return f"CAST({compiler.process(element.clauses, **kw)} AS TEXT)"
 
 
 @compiles(seconds_between, "postgresql")

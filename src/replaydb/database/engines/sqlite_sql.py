@@ -12,6 +12,7 @@ from replaydb.database.expressions import (
     as_stored,
     bytewise,
     comes_after,
+    json_as_stored,
     json_boolean,
     json_double,
     json_integer,
@@ -38,6 +39,11 @@ def _compile_comes_after(element: comes_after, compiler: SQLCompiler, **kw: Any)
 
 @compiles(as_stored, "sqlite")
 def _compile_as_stored(element: as_stored, compiler: SQLCompiler, **kw: Any) -> str:
+    return f"CAST({compiler.process(element.clauses, **kw)} AS BLOB)"
+
+
+@compiles(json_as_stored, "sqlite")
+def _compile_json_as_stored(element: json_as_stored, compiler: SQLCompiler, **kw: Any) -> str:
     return f"CAST({compiler.process(element.clauses, **kw)} AS BLOB)"
 
 

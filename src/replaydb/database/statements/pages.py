@@ -14,7 +14,7 @@ from replaydb.database.statements.pools import Order, Pool
 from replaydb.database.statements.selections import selection
 
 #: All that a user may see of a group.
-_SHOWN: tuple[ColumnElement[Any], ...] = (
+SHOWN: tuple[ColumnElement[Any], ...] = (
     group.id,
     group.group_uid,
     group.prompt_uid,
@@ -56,7 +56,7 @@ _SHOWN: tuple[ColumnElement[Any], ...] = (
 @prepared
 def select_shown(buffer_id: Any, ids: Any) -> Select[Any]:
     """What a user may see of some groups."""
-    statement = select(*_SHOWN).outerjoin_from(episode_group, run, group.run_id == run.c.id)
+    statement = select(*SHOWN).outerjoin_from(episode_group, run, group.run_id == run.c.id)
     return statement.where(selection(buffer_id, ids=ids))
 
 

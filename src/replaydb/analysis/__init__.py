@@ -1,0 +1,29 @@
+"""What is stored, as Arrow tables: for pandas, polars, DuckDB and whatever else reads Arrow.
+
+    from replaydb import analysis
+
+    analysis.episodes("sqlite:///grpo.db", buffer="math").to_pandas()
+    duckdb.sql("SELECT ... FROM groups")  # where groups = analysis.groups(url)
+
+Every call takes the URL of a store, reads only, needs no event loop and minds none that runs. What
+it gives is lazy: `Rows` reads when it is asked for rows, again each time, and a page at a time.
+
+Needs the extra `replaydb[analysis]`.
+"""
+
+from replaydb.errors import NotSupportedError
+
+try:
+    import pyarrow  # noqa: F401
+except ModuleNotFoundError as error:
+    raise NotSupportedError("analysis needs pyarrow: pip install 'replaydb[analysis]'") from error
+
+from replaydb.analysis.decoded import tokens
+from replaydb.analysis.rows import Rows
+from replaydb.analysis.tables import draws, episodes, groups, prompts, runs
+from replaydb.publishing import publish
+
+__all__ = ["Rows", "draws", "episodes", "groups", "prompts", "runs", "tokens"]
+
+publish(__name__, __all__)
+del publish

@@ -1,0 +1,377 @@
+"""Decoded groups as Arrow: a row for each episode, its tokens in list columns.
+
+Token columns are the arrays of the payload under the offsets of a list: not copied where a batch
+is one payload, joined where it is several.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from replaydb import checks
+from replaydb.analysis.columns import TIME
+from replaydb.batch.stored import StoredGroup
+from replaydb.episodes import Episode
+from replaydb.episodes.arrays import Array, bits, dtype_name
+from replaydb.episodes.flat import NO_VERSION, FlatEpisodes, FlatTurns
+from replaydb.errors import InvalidInputError
+
+_INT, _FLOAT, _TEXT = pa.int64(), pa.float64(), pa.string()
+
+#: Of the group: names, types, and where it is not so the names in its row.
+_GROUP = {
+    "group_id": _INT, "buffer_name": _TEXT, "run_name": _TEXT, "run_lineage": _TEXT,
+    "task_name": _TEXT, "group_uid": _TEXT, "prompt_uid": _TEXT, "group_status": _TEXT,
+    "leased_from": _TEXT, "status_reason": _TEXT, "staleness": _INT, "priority": _FLOAT,
+    "tags": _TEXT, "num_episodes": _INT, "expected_episodes": _INT, "reward_mean": _FLOAT,
+    "reward_std": _FLOAT, "times_sampled": _INT, "created_at": TIME, "completed_at": TIME,
+    "prompt": _TEXT,
+}  # fmt: skip
+_EPISODE = {
+    "position": _INT, "reward": _FLOAT, "advantage": _FLOAT, "finish_reason": _TEXT,
+    "num_tokens": _INT, "num_loss_tokens": _INT, "num_turns": _INT, "prompt_length": _INT,
+    "policy_version": _INT, "min_policy_version": _INT, "max_policy_version": _INT,
+    "metadata": _TEXT, "text": _TEXT,
+}  # fmt: skip
+_TOKENS = {
+    "token_ids": pa.int32(), "loss_mask": pa.bool_(), "logprobs": pa.float32(),
+    "token_versions": pa.int32(), "token_rewards": pa.float32(),
+}  # fmt: skip
+ARRAY = pa.struct(
+    {"name": _TEXT, "dtype": _TEXT, "shape": pa.list_(_INT), "data": pa.binary()}.items()
+)
+TURN = pa.struct(
+    {
+        "num_tokens": _INT, "prompt_length": _INT, "reward": _FLOAT, "policy_version": _INT,
+        "has_logprobs": pa.bool_(), "has_token_versions": pa.bool_(),
+        "has_token_rewards": pa.bool_(), "finish_reason": _TEXT, "metadata": _TEXT,
+        "token_extras": pa.list_(_TEXT),
+    }.items()
+)  # fmt: skip
+_LISTS = {
+    "turns": TURN, "token_extras": ARRAY, "extras": ARRAY,
+    "group_prompt_ids": pa.int32(), "group_extras": ARRAY,
+}  # fmt: skip
+
+
+def episode_schema(extras: Mapping[str, str] | None = None) -> pa.Schema:
+    """Columns of a row for each episode, the last of them extras that were asked for.
+
+    Raises:
+        InvalidInputError: `extras` are no names and dtypes, or a name is taken.
+    """
+    lists = {name: pa.list_(kind) for name, kind in (_TOKENS | _LISTS).items()}
+    known = _GROUP | _EPISODE | lists
+    if not isinstance(extras, Mapping | None):
+        raise InvalidInputError("extras", "a mapping of names to dtypes", repr(extras))
+    for name, dtype in (extras or {}).items():
+        if checks.name("extras", name) in known:
+            raise InvalidInputError("extras", "names that no other column has", repr(name))
+        try:
+            known[name] = pa.list_(pa.from_numpy_dtype(np.dtype(dtype)))
+        except (TypeError, pa.ArrowNotImplementedError) as error:
+            expected = "the name of a numpy dtype"
+            raise InvalidInputError(f"extras[{name!r}]", expected, repr(dtype)) from error
+    return pa.schema(known.items())
+
+
+def asked_for(schema: pa.Schema) -> list[pa.Field]:
+    """The extras that have columns of their own."""
+    return list(schema)[len(_GROUP) + len(_EPISODE) + len(_TOKENS) + len(_LISTS) :]
+
+
+#: The numbers of the episodes of a part, how many each has, and which have them; None: all.
+Column = tuple[NDArray[Any] | None, NDArray[np.int64], NDArray[np.bool_] | None]
+
+
+class Piece(NamedTuple):
+    """A part of a payload that has episodes, the first of which has the position `start`."""
+
+    start: int
+    flat: FlatEpisodes
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A group, its row, and the parts of it that have episodes."""
+
+    facts: Mapping[str, Any]
+    group: StoredGroup
+    pieces: Sequence[Piece]
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any], group: StoredGroup, places: Sequence[int]) -> Self:
+        """With the names of all its parts, in order."""
+        parts = zip(places, group.parts, strict=True)
+        return cls(facts, group, [Piece(*part) for part in parts if part[1].num_episodes])
+
+    @cached_property
+    def row(self) -> tuple[Any, ...]:
+        """Its columns."""
+        prompt = self.group.prompt
+        more = {
+            "group_id": self.group.id,
+            "tags": to_json(self.group.tags),
+            "prompt": None if prompt is None else to_json(prompt),
+        }
+        return tuple([more[name] if name in more else self.facts[name] for name in _GROUP])
+
+
+def to_json(value: Any) -> str:
+    """As JSON text that reads back as the same value."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def batch_of_episodes(schema: pa.Schema, groups: Sequence[Whole]) -> pa.RecordBatch:
+    """A row for each episode of groups, each of which has one."""
+    flats = [piece.flat for whole in groups for piece in whole.pieces]
+    counts = [whole.group.num_episodes for whole in groups]
+    index = np.repeat(np.arange(len(groups)), counts)
+    columns = [column.take(pa.array(index)) for column in _group_columns(groups)]
+    columns += _episode_columns(groups, flats)
+    columns += _token_columns(flats)
+    columns += [_turns([flat.turns for flat in flats], [flat.num_episodes for flat in flats])]
+    episodes = _Episodes(flats)
+    columns += [
+        _arrays(episodes.of(lambda one: one.token_extras, "token_extras", "each_token_extras")),
+        _arrays(episodes.of(lambda one: one.extras, "extras", "each_extras")),
+        *_context_columns(groups, counts),
+    ]
+    columns += [_asked(episodes, field) for field in asked_for(schema)]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def batch_of_bare(schema: pa.Schema, groups: Sequence[Whole]) -> pa.RecordBatch:
+    """A row for each of some groups that have no episode."""
+    columns = dict(zip(_GROUP, _group_columns(groups), strict=True))
+    context = _context_columns(groups, [1] * len(groups))
+    columns |= dict(zip(("group_prompt_ids", "group_extras"), context, strict=True))
+    arrays = [columns.get(one.name, pa.nulls(len(groups), one.type)) for one in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _group_columns(groups: Sequence[Whole]) -> list[pa.Array]:
+    rows = zip(*(whole.row for whole in groups), strict=True)
+    return [pa.array(column, kind) for column, kind in zip(rows, _GROUP.values(), strict=True)]
+
+
+def _episode_columns(groups: Sequence[Whole], flats: Sequence[FlatEpisodes]) -> list[pa.Array]:
+    starts = [piece.start for whole in groups for piece in whole.pieces]
+    positions = [
+        np.arange(start, start + flat.num_episodes)
+        for start, flat in zip(starts, flats, strict=True)
+    ]
+    turns = [
+        np.ones(flat.num_episodes, np.int64) if flat.turns is None else flat.turns.counts.clip(1)
+        for flat in flats
+    ]
+    columns = {
+        "position": pa.array(np.concatenate(positions)),
+        "reward": _floats([flat.rewards for flat in flats]),
+        "advantage": _floats([flat.advantages for flat in flats]),
+        "finish_reason": pa.array([one for flat in flats for one in flat.finish_reasons], _TEXT),
+        "num_tokens": pa.array(np.concatenate([flat.lengths for flat in flats])),
+        "num_loss_tokens": pa.array(np.concatenate([_loss_tokens(flat) for flat in flats])),
+        "num_turns": pa.array(np.concatenate(turns)),
+        "prompt_length": pa.array(np.concatenate([flat.prompt_lengths for flat in flats])),
+        "policy_version": _versions([flat.versions for flat in flats]),
+        "min_policy_version": _versions([flat.min_policy_versions for flat in flats]),
+        "max_policy_version": _versions([flat.max_policy_versions for flat in flats]),
+        "metadata": _metadata([one for flat in flats for one in flat.metadata]),
+        "text": pa.array([text for whole in groups for text in whole.group.texts], _TEXT),
+    }
+    return [columns[name] for name in _EPISODE]
+
+
+def _token_columns(flats: Sequence[FlatEpisodes]) -> list[pa.Array]:
+    columns: dict[str, list[Column]] = {
+        "token_ids": [(flat.token_ids, flat.lengths, None) for flat in flats],
+        "loss_mask": [(flat.loss_mask, flat.lengths, None) for flat in flats],
+        "logprobs": [(flat.logprobs, flat.lengths, flat.has_logprobs) for flat in flats],
+        "token_versions": [
+            (flat.token_versions, flat.lengths, flat.has_token_versions) for flat in flats
+        ],
+        "token_rewards": [_token_rewards(flat) for flat in flats],
+    }
+    return [_list(columns[name], kind) for name, kind in _TOKENS.items()]
+
+
+def _list(parts: Sequence[Column], kind: pa.DataType) -> pa.Array:
+    """Lists of numbers, null for those that have none."""
+    values, sizes, present = [], [], []
+    for numbers, lengths, having in parts:
+        has = np.full(len(lengths), numbers is not None) if having is None else having
+        if numbers is not None and not has.all() and len(numbers) == lengths.sum():
+            numbers = numbers[np.repeat(has, lengths)]
+        if numbers is not None:
+            values.append(numbers)
+        sizes.append(np.where(has, lengths, 0))
+        present.append(has)
+    offsets = np.zeros(sum(map(len, sizes)) + 1, np.int32)
+    np.cumsum(np.concatenate(sizes), out=offsets[1:])
+    joined = values[0] if len(values) == 1 else np.concatenate([np.empty(0, _dtype(kind)), *values])
+    gone = ~np.concatenate(present)
+    mask = pa.array(gone) if gone.any() else None
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(joined, kind), mask=mask)
+
+
+def _dtype(kind: pa.DataType) -> np.dtype[Any]:
+    dtype: np.dtype[Any] = np.dtype(kind.to_pandas_dtype())
+    return dtype
+
+
+def _token_rewards(flat: FlatEpisodes) -> Column:
+    """Those of turns, or the token extra that has their place in an episode without turns."""
+    if flat.turns is not None and flat.turns.token_rewards is not None:
+        ends = np.cumsum(flat.turns.counts)
+        known = np.concatenate([[0], np.cumsum(flat.turns.has_token_rewards)])
+        having = known[ends] > known[ends - flat.turns.counts]
+        return flat.turns.token_rewards, flat.lengths, having
+    if any("token_rewards" in extras for extras in flat.each_token_extras.values()):
+        rows = [_rewards(flat.each_token_extras.get(i, {})) for i in range(flat.num_episodes)]
+        given = [row for row in rows if row is not None]
+        having = np.array([row is not None for row in rows])
+        joined = np.concatenate([np.empty(0, np.float32), *given])
+        return joined, flat.lengths, having
+    return _rewards(flat.token_extras), flat.lengths, None
+
+
+def _rewards(extras: Mapping[str, Array]) -> NDArray[np.float32] | None:
+    found = extras.get("token_rewards")
+    if isinstance(found, np.ndarray) and found.ndim == 1 and found.dtype.kind == "f":
+        return found.astype(np.float32, copy=False)
+    return None
+
+
+def _turns(parts: Sequence[FlatTurns | None], counts: Sequence[int]) -> pa.Array:
+    known = [part for part in parts if part is not None]
+    sizes = np.concatenate(
+        [
+            np.zeros(count, np.int64) if part is None else part.counts
+            for part, count in zip(parts, counts, strict=True)
+        ]
+    )
+    if not known:
+        return pa.nulls(len(sizes), pa.list_(TURN))
+    columns: dict[str, pa.Array] = {
+        "num_tokens": pa.array(np.concatenate([part.lengths for part in known])),
+        "prompt_length": pa.array(np.concatenate([part.prompt_lengths for part in known])),
+        "reward": _floats([part.rewards for part in known]),
+        "policy_version": _versions([part.versions for part in known]),
+        "finish_reason": pa.array([one for part in known for one in part.finish_reasons], _TEXT),
+        "metadata": _metadata([one for part in known for one in part.metadata]),
+        "token_extras": pa.array(
+            [list(names) for part in known for names in part.token_extras], pa.list_(_TEXT)
+        ),
+    }
+    for name in ("has_logprobs", "has_token_versions", "has_token_rewards"):
+        columns[name] = pa.array(np.concatenate([getattr(part, name) for part in known]))
+    structs = pa.StructArray.from_arrays([columns[one.name] for one in TURN], fields=list(TURN))
+    offsets = np.zeros(len(sizes) + 1, np.int32)
+    np.cumsum(sizes, out=offsets[1:])
+    mask = pa.array(sizes == 0) if (sizes == 0).any() else None
+    return pa.ListArray.from_arrays(pa.array(offsets), structs, mask=mask)
+
+
+def _floats(parts: Iterable[NDArray[np.float64]]) -> pa.Array:
+    joined = np.concatenate(list(parts))
+    return pa.array(joined, mask=np.isnan(joined))
+
+
+def _versions(parts: Iterable[NDArray[np.int64]]) -> pa.Array:
+    joined = np.concatenate(list(parts))
+    return pa.array(joined, mask=joined == NO_VERSION)
+
+
+def _loss_tokens(flat: FlatEpisodes) -> NDArray[np.int64]:
+    known = np.concatenate([[0], np.cumsum(flat.loss_mask)])
+    return np.diff(known[flat.offsets])
+
+
+def _metadata(rows: Iterable[dict[str, Any]]) -> pa.Array:
+    return pa.array([to_json(row) if row else "{}" for row in rows], _TEXT)
+
+
+class _Episodes:
+    """The episodes of some parts, made only of those parts whose episodes have extras."""
+
+    def __init__(self, flats: Sequence[FlatEpisodes]) -> None:
+        self.flats = flats
+        self._made: dict[int, list[Episode]] = {}
+
+    def of(
+        self, extras: Callable[[Episode], Mapping[str, Array]], *fields: str
+    ) -> list[Mapping[str, Array]]:
+        """The extras of each episode; `fields` of a part are where it would have some."""
+        found: list[Mapping[str, Array]] = []
+        for i, flat in enumerate(self.flats):
+            if any(getattr(flat, name) for name in fields):
+                if i not in self._made:
+                    self._made[i] = flat.episodes()
+                found += map(extras, self._made[i])
+            else:
+                found += [{}] * flat.num_episodes
+        return found
+
+
+def _arrays(rows: Iterable[Mapping[str, Array]]) -> pa.Array:
+    """Named arrays of any dtype and shape, null where there are none."""
+    return pa.array([named_arrays(row) for row in rows], pa.list_(ARRAY))
+
+
+def named_arrays(arrays: Mapping[str, Array]) -> list[dict[str, Any]] | None:
+    """Arrays as rows of `ARRAY`; their bytes are little-endian and in C order."""
+    rows = [
+        {
+            "name": name,
+            "dtype": dtype_name(array),
+            "shape": list(array.shape),
+            "data": bits(array).tobytes(),
+        }
+        for name, array in arrays.items()
+    ]
+    return rows or None
+
+
+def _context_columns(groups: Sequence[Whole], counts: Sequence[int]) -> list[pa.Array]:
+    """What is of a group as a whole, and may be large: in the first of its rows."""
+    ids, extras = [], []
+    for whole, count in zip(groups, counts, strict=True):
+        context = whole.group.context
+        ids += [context.prompt_ids, *[None] * (count - 1)]
+        extras += [named_arrays(context.extras), *[None] * (count - 1)]
+    return [pa.array(ids, pa.list_(pa.int32())), pa.array(extras, pa.list_(ARRAY))]
+
+
+def _asked(episodes: _Episodes, field: pa.Field) -> pa.Array:
+    """One extra of each episode, of its tokens or of itself."""
+    dtype = _dtype(field.type.value_type)
+    rows = episodes.of(
+        lambda one: one.token_extras | one.extras,
+        "token_extras",
+        "extras",
+        "each_token_extras",
+        "each_extras",
+    )
+    arrays = [_numbers(row[field.name], dtype, field.name) if field.name in row else None
+              for row in rows]  # fmt: skip
+    return _list(
+        [(array, np.array([0 if array is None else len(array)]), None) for array in arrays],
+        field.type.value_type,
+    )
+
+
+def _numbers(array: Array, dtype: np.dtype[Any], name: str) -> NDArray[Any]:
+    numbers = array if isinstance(array, np.ndarray) else array.float().numpy()
+    if not np.can_cast(numbers.dtype, dtype, "same_kind"):
+        expected = f"a dtype that {dtype_name(array)} fits, which it is in an episode"
+        raise InvalidInputError(f"extras[{name!r}]", expected, dtype)
+    return numbers.reshape(-1).astype(dtype, copy=False)

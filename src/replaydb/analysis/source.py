@@ -1,0 +1,117 @@
+"""A store that is read by a thread with an event loop of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from sqlalchemy import URL, Connection
+
+from replaydb.blocking.thread import EventLoopThread
+from replaydb.database import migrations
+from replaydb.database.engines import backend_for
+from replaydb.database.engines.protocol import Backend
+from replaydb.database.payloads import Payloads
+from replaydb.database.prepared import execute
+from replaydb.database.records import Decoded, Stored, decoded
+from replaydb.database.statements.walks import Walk, select_buffer_ids
+from replaydb.database.transactions import BULK_SECONDS, Database, allowance, end_in
+
+T = TypeVar("T")
+
+#: Rows that are read at once.
+PAGE = 8192
+
+
+class Source:
+    """A store, open to be read: calls wait for a thread, which may be called from anywhere."""
+
+    def __init__(self, url: str | URL) -> None:
+        self._thread = EventLoopThread()
+        try:
+            self._database = self._thread.run(lambda: _opened(url))
+        except BaseException:
+            self._thread.close()
+            raise
+        self._payloads = Payloads(self._database)
+        self._thread.close_with(self._close)
+
+    @property
+    def backend(self) -> Backend:
+        """Its engine."""
+        return self._database.backend
+
+    def read(self, work: Callable[[Connection], T]) -> T:
+        """Run `work` in one read-only snapshot."""
+        return self._thread.run(lambda: self._database.read(work, end=end_in(BULK_SECONDS)))
+
+    def stored(self, work: Callable[[Connection], Stored]) -> tuple[Stored, Decoded]:
+        """Groups from what `work` reads of them, some of which may be outside the database."""
+
+        async def run() -> tuple[Stored, Decoded]:
+            end = end_in(BULK_SECONDS)
+            stored = await self._database.read(work, end=end)
+            return stored, await decoded(await self._payloads.read(stored, end))
+
+        return self._thread.run(run)
+
+    def buffer_ids(self) -> dict[str, int]:
+        """Every buffer."""
+        rows = self.read(lambda connection: execute(connection, select_buffer_ids()))
+        return {row.name: row.id for row in rows}
+
+    def pages(self, walk: Walk) -> Iterator[list[Any]]:
+        """Rows of a walk, those of a page at one moment."""
+        top = self.read(lambda connection: _number(connection, walk.top)) or 0
+        start, after = 0, None
+        while start < top:
+
+            def work(
+                connection: Connection, start: int = start, after: Any = after
+            ) -> tuple[int | None, Any]:
+                end = _number(connection, walk.end_of_window(start, top))
+                if end is None:
+                    return None, []
+                return end, execute(connection, walk.page(start, end, after, PAGE))
+
+            end, rows = self.read(work)
+            if rows:
+                yield rows
+            if end is None:
+                return
+            if len(rows) < PAGE:
+                start, after = end, None
+            else:
+                after = rows[-1][-len(walk.keys) :]
+
+    def close(self) -> None:
+        """Let go of the database, and end the thread."""
+        self._thread.close(self._close)
+
+    async def _close(self) -> None:
+        end = end_in(allowance())
+        await self._database.close(end)
+        await self._payloads.close(end)
+
+
+@contextmanager
+def opened(url: str | URL) -> Iterator[Source]:
+    """A store that is open inside the block."""
+    source = Source(url)
+    try:
+        yield source
+    finally:
+        source.close()
+
+
+async def _opened(url: str | URL) -> Database:
+    backend = backend_for(url, read_only=True, pool_size=1)
+    await backend.check_target()
+    await migrations.prepare(backend, migrate=False)
+    return Database(backend)
+
+
+def _number(connection: Connection, statement: Any) -> int | None:
+    [(number,)] = execute(connection, statement)
+    return None if number is None else int(number)

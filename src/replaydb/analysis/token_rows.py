@@ -1,0 +1,74 @@
+"""Rows of episodes taken apart: a row for each token."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from replaydb.analysis.episode_rows import asked_for
+from replaydb.errors import InvalidInputError
+
+#: Repeated for every token; texts as dictionaries, which hold each once.
+_SHARED = (
+    "group_id", "position", "buffer_name", "run_name", "task_name", "prompt_uid", "group_status",
+    "staleness", "reward", "advantage",
+)  # fmt: skip
+#: Of the token: its column, and the list that it is in.
+_OWN = {
+    "token_id": "token_ids", "loss_mask": "loss_mask", "logprob": "logprobs",
+    "token_version": "token_versions", "token_reward": "token_rewards",
+}  # fmt: skip
+
+
+def token_schema(episodes: pa.Schema) -> pa.Schema:
+    """Columns of a row for each token, given those of a row for each episode."""
+    fields = [_shared(episodes.field(name)) for name in _SHARED]
+    fields += [pa.field("token_index", pa.int64()), pa.field("is_prompt", pa.bool_())]
+    fields += [pa.field(own, episodes.field(name).type.value_type) for own, name in _OWN.items()]
+    return pa.schema([*fields, *(pa.field(one.name, one.type.value_type)
+                                 for one in asked_for(episodes))])  # fmt: skip
+
+
+def batch_of_tokens(schema: pa.Schema, episodes: pa.RecordBatch) -> pa.RecordBatch:
+    """A row for each token of the episodes of a batch.
+
+    Raises:
+        InvalidInputError: An extra that was asked for has not one number for each token.
+    """
+    lengths = episodes["num_tokens"].to_numpy()
+    parents = np.repeat(np.arange(len(lengths)), lengths)
+    starts = np.cumsum(lengths) - lengths
+    index = np.arange(len(parents)) - starts[parents]
+    columns: list[pa.Array] = []
+    for name in _SHARED:
+        column = episodes[name]
+        if pa.types.is_string(column.type):
+            column = column.dictionary_encode()
+        columns.append(column.take(pa.array(parents)))
+    prompts = episodes["prompt_length"].to_numpy()
+    columns += [pa.array(index), pa.array(index < prompts[parents])]
+    for name in (*_OWN.values(), *(one.name for one in asked_for(episodes.schema))):
+        column = episodes[name]
+        sizes = pc.list_value_length(column)
+        if pc.any(pc.not_equal(sizes, pa.array(lengths, sizes.type))).as_py():
+            expected = "an extra with one number for each token"
+            raise InvalidInputError("extras", expected, f"{name!r}, of another shape")
+        columns.append(_spread(column, parents))
+    versions = schema.get_field_index("token_version")
+    whole = episodes["policy_version"].take(pa.array(parents)).cast(pa.int32())
+    columns[versions] = pc.coalesce(columns[versions], whole)
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _shared(field: pa.Field) -> pa.Field:
+    if pa.types.is_string(field.type):
+        return pa.field(field.name, pa.dictionary(pa.int32(), pa.string()))
+    return field
+
+
+def _spread(column: pa.Array, parents: np.ndarray) -> pa.Array:
+    """The values of lists, null for each token of an episode without."""
+    present = column.is_valid().to_numpy(zero_copy_only=False)[parents]
+    places = np.cumsum(present) - 1
+    return column.flatten().take(pa.array(places, mask=~present))

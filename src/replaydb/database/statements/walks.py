@@ -1,0 +1,222 @@
+"""Whole tables, a page at a time: what analysis reads.
+
+A walk goes through a table by its primary key, in windows of so many rows, whatever it is to find
+in them: every statement touches a bounded number of rows, so that no snapshot lasts long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    Column,
+    ColumnElement,
+    Select,
+    func,
+    literal,
+    select,
+    true,
+    tuple_,
+)
+
+from replaydb.database.column_types import Tags
+from replaydb.database.expressions import among, json_as_stored
+from replaydb.database.schema import (
+    buffer,
+    draw,
+    draw_group,
+    episode,
+    episode_group,
+    group,
+    run,
+    transcript,
+)
+from replaydb.database.statements.pages import SHOWN
+from replaydb.database.statements.selections import of_tasks
+from replaydb.database.views import select_episodes, select_groups, select_history, select_prompts
+
+#: Rows of a table in a window. A draw has as many groups as a batch has.
+WINDOW, DRAWS = 4096, 256
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """Rows of a query in the order of their keys.
+
+    Attributes:
+        rows: The query, without conditions.
+        keys: What names a row, the first of them being the id that windows are made of.
+        window: The primary key of the table that is walked through.
+        size: Rows of that table in a window.
+        condition: Only these rows.
+        same: Columns of other tables that are equal to the first key, where a planner may begin.
+    """
+
+    rows: Select[Any]
+    keys: Sequence[ColumnElement[Any]]
+    window: Column[int]
+    size: int
+    condition: ColumnElement[bool]
+    same: Sequence[ColumnElement[int]] = ()
+
+    def page(self, start: int, end: int, after: Sequence[Any] | None, limit: int) -> Select[Any]:
+        """The first rows of a window, from after `start` to `end`, that come after a row.
+
+        Its last columns are the keys.
+
+        Args:
+            start: The last id of the window before.
+            end: The last id of this one.
+            after: Keys of the row; None for the first page of a window.
+            limit: Rows at most.
+        """
+        named = (key.label(f"key_{i}") for i, key in enumerate(self.keys))
+        statement = self.rows.add_columns(*named).where(self.condition)
+        for column in (self.keys[0], *self.same):
+            least = column > start if after is None else column >= after[0]
+            statement = statement.where(least, column <= end)
+        if after is not None:
+            last = (literal(value, key.type) for value, key in zip(after, self.keys, strict=True))
+            statement = statement.where(tuple_(*self.keys) > tuple_(*last))
+        return statement.order_by(*self.keys).limit(limit)
+
+    def end_of_window(self, start: int, top: int) -> Select[Any]:
+        """The last id of the window after an id; NULL where there is none up to `top`."""
+        ids = select(self.window).where(self.window > start, self.window <= top)
+        return select(func.max(ids.order_by(self.window).limit(self.size).subquery().c.id))
+
+    @property
+    def top(self) -> Select[Any]:
+        """The last id there is."""
+        return select(func.max(self.window))
+
+
+def walk_groups(condition: ColumnElement[bool]) -> Walk:
+    """Rows of `group_overview`."""
+    return Walk(_plain(select_groups()), [group.id], group.id, WINDOW, condition)
+
+
+def walk_episodes(condition: ColumnElement[bool]) -> Walk:
+    """Rows of `episode_overview`, with their texts."""
+    key = episode.c.group_id, episode.c.position
+    same = (transcript.c.group_id == key[0]) & (transcript.c.position == key[1])
+    rows = select_episodes().add_columns(transcript.c.text).outerjoin(transcript, same)
+    return Walk(_plain(rows), key, group.id, WINDOW, condition, [group.id])
+
+
+def walk_draws(condition: ColumnElement[bool]) -> Walk:
+    """Rows of `training_history`."""
+    key = draw_group.c.draw_id, draw_group.c.position
+    return Walk(_plain(select_history()), key, draw.c.id, DRAWS, condition, [draw.c.id])
+
+
+def walk_runs() -> Walk:
+    """Rows of `run`, under the names that views have for them."""
+    columns = (
+        run.c.id.label("run_id"),
+        run.c.name.label("run_name"),
+        *(column for column in run.c if column.key not in {"id", "name"}),
+    )
+    return Walk(_plain(select(*columns)), [run.c.id], run.c.id, WINDOW, true())
+
+
+def walk_whole_groups(condition: ColumnElement[bool]) -> Walk:
+    """Ids and sizes of groups: what is read together with their payloads is up to these."""
+    rows = select(group.id, group.num_bytes, group.num_tokens)
+    return Walk(rows, [group.id], group.id, WINDOW, condition)
+
+
+def select_whole_groups(condition: ColumnElement[bool], ids: Sequence[int]) -> Select[Any]:
+    """All that a user may see of some groups, with the names of what they belong to."""
+    return (
+        select(*SHOWN, buffer.c.name.label("buffer_name"), run.c.lineage.label("run_lineage"))
+        .join_from(episode_group, buffer, buffer.c.id == group.buffer_id)
+        .outerjoin(run, run.c.id == group.run_id)
+        .where(among(group.id, ids), condition)
+        .order_by(group.id)
+    )
+
+
+def prompt_rows() -> Select[Any]:
+    """Rows of `prompt_overview`, without conditions."""
+    return select_prompts()
+
+
+def select_prompt_page(
+    condition: ColumnElement[bool], buffer_id: int, start: str, end: str
+) -> Select[Any]:
+    """Rows of `prompt_overview`: the prompts of a buffer after one uid, up to another."""
+    return (
+        select_prompts()
+        .where(
+            group.buffer_id == buffer_id,
+            group.prompt_uid > start,
+            group.prompt_uid <= end,
+            condition,
+        )
+        .order_by(group.prompt_uid, group.task_name)
+    )
+
+
+def select_end_of_prompts(buffer_id: int, start: str) -> Select[Any]:
+    """The prompt up to which there are so many groups after another; NULL where there is none."""
+    uids = (
+        select(group.prompt_uid.label("uid"))
+        .where(group.buffer_id == buffer_id, group.prompt_uid > start)
+        .order_by(group.prompt_uid)
+        .limit(WINDOW)
+        .subquery()
+    )
+    return select(func.max(uids.c.uid))
+
+
+def select_buffer_ids() -> Select[Any]:
+    """Every buffer."""
+    return select(buffer.c.id, buffer.c.name).order_by(buffer.c.id)
+
+
+def groups_of(
+    buffers: Collection[int] | None,
+    tasks: Collection[str] | None,
+    statuses: Collection[str] | None,
+    eligible: ColumnElement[bool] | None,
+) -> ColumnElement[bool]:
+    """The groups that meet every condition given, as a condition that is no reason for an index."""
+    condition = of_buffers(group.buffer_id, buffers)
+    if tasks is not None:
+        condition &= of_tasks(tasks)
+    if statuses is not None:
+        condition &= among(group.group_status, sorted(statuses))
+    return condition if eligible is None else condition & func.coalesce(eligible, literal(False))
+
+
+def draws_of(
+    buffers: Collection[int] | None,
+    tasks: Collection[str] | None,
+    statuses: Collection[str] | None,
+    eligible: ColumnElement[bool] | None,
+) -> ColumnElement[bool]:
+    """Draws from some buffers, of groups that meet the other conditions."""
+    return of_buffers(draw.c.buffer_id, buffers) & groups_of(None, tasks, statuses, eligible)
+
+
+def of_buffers(column: ColumnElement[int], ids: Collection[int] | None) -> ColumnElement[bool]:
+    """Rows of some buffers; None: of all."""
+    return true() if ids is None else (column + 0).in_(sorted(ids))
+
+
+def drawn_by(names: Collection[str]) -> ColumnElement[bool]:
+    """Draws that some runs made."""
+    return among(run.c.name, sorted(names))
+
+
+def _plain(rows: Select[Any]) -> Select[Any]:
+    """A query whose JSON comes as the text that is stored."""
+    shown = [
+        json_as_stored(column).label(column.key) if isinstance(column.type, JSON | Tags) else column
+        for column in rows.selected_columns
+    ]
+    return rows.with_only_columns(*shown, maintain_column_froms=True)

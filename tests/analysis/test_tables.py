@@ -1,0 +1,332 @@
+"""What is known of a store, as Arrow: read lazily, by whatever reads Arrow."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import polars as pl
+import pyarrow as pa
+import pytest
+from sqlalchemy import text
+
+import replaydb as rdb
+from replaydb import Buffer, EpisodeGroup, Store, analysis
+from replaydb.analysis import decoded, source
+from replaydb.database.statements import walks
+from replaydb.errors import (
+    CorruptPayloadError,
+    DatabaseError,
+    InvalidInputError,
+    NotSupportedError,
+    UnknownBufferError,
+)
+from support.connections import transaction
+from support.groups import episode, group, groups
+
+Table = Callable[..., analysis.Rows]
+OF_GROUPS: list[Table] = [analysis.groups, analysis.episodes, analysis.tokens, analysis.prompts]
+ALL: list[Table] = [*OF_GROUPS, analysis.draws, analysis.runs]
+BY_TABLE = pytest.mark.parametrize("table", ALL, ids=lambda table: table.__name__)
+
+
+@pytest.fixture(params=["in one page", "in many"])
+def pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Whether tables are read in many pages, which end within groups and draws."""
+    if request.param == "in many":
+        monkeypatch.setattr(source, "PAGE", 3)
+        for name, size in (("WINDOW", 2), ("DRAWS", 1)):
+            monkeypatch.setattr(walks, name, size)
+    how: str = request.param
+    return how
+
+
+async def fill(store: Store) -> list[int]:
+    """Seven groups of two episodes in `math`, two draws of some, and another buffer."""
+    buffer = await store.buffer("math")
+    ids = await buffer.put(
+        [group(f"a-{i}", "gsm8k" if i % 2 else "math", prompt_uid=f"p{i % 3}", version=i,
+               tags={"level": i, "ключ": "ø'"}) for i in range(7)]
+    )  # fmt: skip
+    await buffer.sample(3, rdb.Fifo(), step=1)
+    await buffer.sample(4, rdb.Fifo(), step=2)
+    await (await store.buffer("code")).put(group("b", rewards=(None, 0.5, 1.0)))
+    return ids
+
+
+QUERIES = {
+    "groups": "SELECT * FROM group_overview ORDER BY group_id",
+    "episodes": "SELECT * FROM episode_overview ORDER BY group_id, position",
+    "draws": "SELECT * FROM training_history ORDER BY draw_id, position",
+}
+
+
+async def view(url: str, name: str) -> list[dict[str, Any]]:
+    async with transaction(url) as connection:
+        rows = (await connection.execute(text(QUERIES[name]))).all()
+    return [row._asdict() for row in rows]
+
+
+def as_sql(rows: list[dict[str, Any]], like: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What SQLite's driver gives in the place of times and booleans."""
+    return [
+        {
+            name: value
+            if not isinstance(value, datetime) or isinstance(other.get(name), datetime)
+            else f"{value:%Y-%m-%d %H:%M:%S.%f}"
+            for name, value in row.items()
+            if name in other
+        }
+        for row, other in zip(rows, like, strict=True)
+    ]
+
+
+@pytest.mark.usefixtures("pages")
+@pytest.mark.parametrize(
+    "table", [analysis.groups, analysis.episodes, analysis.draws], ids=lambda one: one.__name__
+)
+async def test_a_table_is_its_view(store: Store, url: str, table: Table) -> None:
+    await fill(store)
+    seen = await view(url, table.__name__)
+    rows = table(url).to_table()
+    rows.validate(full=True)
+    assert rows.schema == table(url).schema
+    assert set(seen[0]) <= set(rows.column_names)
+    found = as_sql(rows.to_pylist(), seen)
+    for row in (*found, *seen):
+        for name in row.keys() & {"tags", "metadata"}:
+            row[name] = json.loads(row[name]) if isinstance(row[name], str) else row[name]
+    assert found == seen
+
+
+@pytest.mark.usefixtures("pages")
+async def test_prompts(store: Store, url: str) -> None:
+    await fill(store)
+    rows = analysis.prompts(url, buffer="math").to_table()
+    assert rows["first_put_at"].type == pa.timestamp("us", tz="UTC")
+    known = rows.drop_columns(["first_put_at", "last_put_at", "buffer_name"]).to_pylist()
+    assert [tuple(row.values())[:10] for row in known] == [
+        # task, prompt, groups, episodes, tokens, rewards, versions
+        ("gsm8k", "p0", 1, 2, 10, 0.5, 0.0, 1.0, 3, 3),
+        ("math", "p0", 2, 4, 20, 0.5, 0.0, 1.0, 0, 6),
+        ("gsm8k", "p1", 1, 2, 10, 0.5, 0.0, 1.0, 1, 1),
+        ("math", "p1", 1, 2, 10, 0.5, 0.0, 1.0, 4, 4),
+        ("gsm8k", "p2", 1, 2, 10, 0.5, 0.0, 1.0, 5, 5),
+        ("math", "p2", 1, 2, 10, 0.5, 0.0, 1.0, 2, 2),
+    ]
+    drawn = Counter(
+        f"{row['task_name']} {row['prompt_uid']}"
+        for row in analysis.draws(url).to_table().to_pylist()
+    )
+    assert {f"{row['task_name']} {row['prompt_uid']}": row["times_trained"] for row in known
+            if row["times_trained"]} == drawn  # fmt: skip
+    assert sum(row["times_sampled"] for row in known) == 7
+
+
+@pytest.mark.usefixtures("pages")
+async def test_filters(store: Store, other: Store, url: str) -> None:
+    ids = await fill(store)
+    await (await other.buffer("math")).put(group("c", "gsm8k", status="failed"))
+
+    def uids(table: Table = analysis.groups, **which: Any) -> list[str]:
+        return list(dict.fromkeys(table(url, **which).to_table()["group_uid"].to_pylist()))
+
+    assert uids() == [f"a-{i}" for i in range(7)] + ["b", "c"]
+    assert uids(buffer="code") == ["b"]
+    assert uids(buffer=["code", "math"], runs="other") == ["c"]
+    assert uids(tasks="math") == ["a-0", "a-2", "a-4", "a-6"]
+    assert uids(statuses=["failed"]) == ["c"]
+    assert uids(analysis.tokens, where=rdb.col.min_policy_version >= 5) == ["a-5", "a-6"]
+    assert uids(where=rdb.col.tags["level"].as_integer() == 3) == ["a-3"]
+    episodes = analysis.episodes(url, tasks="gsm8k", buffer="math", runs="test").to_table()
+    assert episodes["group_id"].to_pylist() == [n for n in ids[1::2] for _ in range(2)]
+    drawn = analysis.draws(url).to_table()["group_id"].to_pylist()
+    of_math = analysis.draws(url, tasks="math").to_table()["group_id"].to_pylist()
+    assert of_math == [one for one in drawn if one in ids[0::2]] != []
+    assert analysis.draws(url, runs="other").to_table().num_rows == 0
+    assert analysis.draws(url, buffer="code").to_table().num_rows == 0
+    assert analysis.prompts(url, where=rdb.col.prompt_uid == "p1").to_table().num_rows == 2
+    assert analysis.runs(url).to_table()["run_name"].to_pylist() == ["test", "other"]
+
+
+@BY_TABLE
+async def test_whatever_reads_arrow(store: Store, url: str, table: Table) -> None:
+    await fill(store)
+    rows = table(url)
+    count = rows.to_table().num_rows
+    assert count > 0
+    assert rows.reader().read_all() == rows.to_table()
+    assert pa.table(rows) == rows.to_table()
+    assert len(rows.to_pandas()) == count
+    assert len(pl.DataFrame(rows)) == count
+    with duckdb.connect() as connection:
+        connection.register("stored", rows)
+        for _ in range(2):  # it is read anew
+            assert connection.sql("SELECT count(*) FROM stored").fetchall() == [(count,)]
+    assert rows.schema.names[0] in repr(rows)
+
+
+async def test_times_are_times(buffer: Buffer, url: str) -> None:
+    before = datetime.now(UTC)
+    await buffer.put(group(tags={"level": "hard"}))
+    [row] = analysis.groups(url).to_table().to_pylist()
+    assert abs(row["created_at"] - before) < timedelta(minutes=1)
+    assert row["created_at"].utcoffset() == timedelta(0)
+    frame = analysis.groups(url).to_pandas()
+    assert str(frame["created_at"].dtype) == "datetime64[us, UTC]"
+    with duckdb.connect() as connection:
+        connection.register("groups", analysis.groups(url))
+        found = connection.sql("SELECT tags ->> 'level', extract(year FROM created_at) FROM groups")
+        assert found.fetchall() == [("hard", before.year)]
+
+
+@BY_TABLE
+async def test_columns_do_not_depend_on_what_is_stored(
+    store: Store, url: str, table: Table
+) -> None:
+    empty = table(url).to_table()
+    await fill(store)
+    assert table(url).to_table().schema == empty.schema == table(url).schema
+
+
+@BY_TABLE
+async def test_it_is_read_a_page_at_a_time(
+    store: Store, url: str, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is not taken is not read: at any time a page is in memory, not the table."""
+    monkeypatch.setattr(source, "PAGE", 2)
+    monkeypatch.setattr(decoded, "CHUNK_GROUPS", 2)
+    for name in ("WINDOW", "DRAWS"):
+        monkeypatch.setattr(walks, name, 1)
+    await fill(store)
+    reads = []
+    read = source.Source.read
+
+    def counted(self: source.Source, work: Any) -> Any:
+        reads.append(work)
+        return read(self, work)
+
+    monkeypatch.setattr(source.Source, "read", counted)
+    with table(url).reader() as reader:
+        first = reader.read_next_batch()
+        begun = len(reads)
+        rest = reader.read_all()
+    assert first.num_rows <= 4
+    assert begun <= 6
+    assert table is analysis.runs or len(reads) > begun
+    assert first.num_rows + rest.num_rows == table(url).to_table().num_rows
+
+
+async def nothing_is_held(url: str, engine_name: str) -> bool:
+    """Whether no transaction is open: the WAL can be emptied; the server knows of none."""
+    if engine_name == "sqlite":
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as file:
+            [(busy, size, moved)] = file.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        return (busy, size, moved) == (0, 0, 0)
+    begun = (
+        "SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in transaction%'"
+        " AND datname = current_database() AND pid <> pg_backend_pid()"
+    )
+    async with transaction(url) as connection:
+        number: int = (await connection.exec_driver_sql(begun)).scalar_one()
+    return number == 0
+
+
+@pytest.mark.parametrize("layout", ["inside", "outside"])
+async def test_a_reader_that_pauses_holds_nothing(
+    store: Store, url: str, engine_name: str, monkeypatch: pytest.MonkeyPatch, layout: str
+) -> None:
+    monkeypatch.setattr(walks, "WINDOW", 1)
+    monkeypatch.setattr(decoded, "CHUNK_GROUPS", 1)
+    buffer = await store.buffer("math")
+    await buffer.put(groups(5))
+    with analysis.tokens(url).reader() as reader:
+        first = reader.read_next_batch()
+        await buffer.put(groups(3, "later"))
+        await buffer.delete(uids="gsm8k-3")
+        assert await nothing_is_held(url, engine_name)
+        rest = reader.read_all()
+    found = [*first["group_uid"].to_pylist(), *rest["group_uid"].to_pylist()]
+    # What came later is not of this reading, nor what went before its page was read.
+    assert list(dict.fromkeys(found)) == [f"gsm8k-{i}" for i in (0, 1, 2, 4)]
+
+
+def test_without_an_event_loop_and_in_threads(sqlite_url: str) -> None:
+    asyncio.run(_put_some(sqlite_url))
+    assert analysis.groups(sqlite_url).to_table().num_rows == 3
+    reader = analysis.groups(sqlite_url).reader()
+    del reader  # which was never read
+
+
+async def _put_some(url: str) -> None:
+    async with Store.open(url) as store:
+        await (await store.buffer("math")).put(groups(3))
+
+
+@BY_TABLE
+def test_a_store_that_is_not_there_is_not_made(tmp_path: Path, table: Table) -> None:
+    with pytest.raises(DatabaseError, match=r"missing\.db"):
+        table(f"sqlite:///{tmp_path / 'missing.db'}")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("table", [*OF_GROUPS, analysis.draws], ids=lambda table: table.__name__)
+async def test_what_is_refused(buffer: Buffer, url: str, table: Table) -> None:
+    with pytest.raises(UnknownBufferError, match="mth"):
+        table(url, buffer="mth")
+    assert [info.name for info in await _buffers(url)] == [buffer.name]
+    for which in ({"tasks": 3}, {"where": "reward > 1"}, {"buffer": [1]}, {"runs": b"x"}):
+        with pytest.raises(InvalidInputError, match=next(iter(which))):
+            table(url, **which)
+
+
+async def _buffers(url: str) -> list[rdb.BufferInfo]:
+    async with Store.open(url, read_only=True) as store:
+        return await store.buffers()
+
+
+async def test_a_row_that_cannot_be_read(sqlite_url: str) -> None:
+    """SQLite takes anything for a number or a time."""
+    async with Store.open(sqlite_url) as store:
+        bad, good = await (await store.buffer("math")).put(groups(2))
+    async with transaction(sqlite_url) as connection:
+        for damage in (
+            "UPDATE episode_group SET created_at = 'noon', reward_mean = 'high' WHERE id = 1",
+            "UPDATE episode SET reward = x'ff' WHERE group_id = 1 AND position = 1",
+        ):
+            await connection.exec_driver_sql(damage)
+        await connection.commit()
+    for table in (analysis.groups, analysis.episodes):
+        rows = table(sqlite_url)
+        with pytest.raises(CorruptPayloadError, match="can not be read") as raised:
+            rows.to_table()
+        assert raised.value.group_ids == (bad,)
+        left = table(sqlite_url, damaged="skip").to_table()["group_id"].to_pylist()
+        assert left == ([good] if table is analysis.groups else [bad, good, good])
+    with pytest.raises(InvalidInputError, match="damaged"):
+        analysis.groups(sqlite_url, damaged="ignore")  # type: ignore[arg-type]
+
+
+def test_without_pyarrow_it_says_what_to_install() -> None:
+    code = "import sys; sys.modules['pyarrow'] = None; import replaydb.analysis"
+    outcome = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "pip install 'replaydb[analysis]'" in outcome.stderr
+    assert NotSupportedError.__name__ in outcome.stderr
+
+
+async def test_an_episode_that_was_dropped_is_still_known(store: Store, url: str) -> None:
+    buffer = await store.buffer("math", archived_payload="drop", max_times_sampled=1)
+    await buffer.put(EpisodeGroup("math", [episode(1.0), episode(0.0)]))
+    await buffer.sample(1)
+    assert analysis.episodes(url).to_table()["reward"].to_pylist() == [1.0, 0.0]
+    assert analysis.tokens(url).to_table().num_rows == 0

@@ -1,0 +1,284 @@
+"""Episodes with their tokens as Arrow: every field of every episode, and null where it has none."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import duckdb
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import update
+
+import replaydb as rdb
+from replaydb import Buffer, Episode, EpisodeGroup, Store, Turn, analysis
+from replaydb.analysis import decoded as reading
+from replaydb.analysis.episode_rows import Piece, Whole, batch_of_episodes, episode_schema
+from replaydb.batch.stored import StoredGroup
+from replaydb.database.schema import payload
+from replaydb.episodes.arrays import bits, dtype_name
+from replaydb.episodes.flat import FlatEpisodes, flatten
+from replaydb.errors import CorruptPayloadError, InvalidInputError
+from support import samples
+from support.connections import transaction
+from support.groups import conversation, episode, group, groups, long_group
+
+Rows = list[dict[str, Any]]
+
+
+def array_row(name: str, array: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "dtype": dtype_name(array),
+        "shape": list(array.shape),
+        "data": bits(array).tobytes(),
+    }
+
+
+def same_numbers(row: list[Any] | None, array: Any) -> bool:
+    """Lists and arrays alike to the bit, but for which NaN it is."""
+    if row is None or array is None:
+        return row is None and array is None
+    return bool(
+        np.array_equal(np.array(row, array.dtype), array, equal_nan=array.dtype.kind == "f")
+    )
+
+
+def check_row(row: dict[str, Any], one: Episode) -> None:
+    """A row says what the episode holds."""
+    versions = one.policy_version
+    whole = versions if isinstance(versions, int) else None
+    assert same_numbers(row["token_ids"], one.token_ids)
+    assert same_numbers(row["loss_mask"], one.loss_mask)
+    assert same_numbers(row["logprobs"], one.logprobs)
+    per_token = versions if isinstance(versions, np.ndarray) else None
+    if not any(isinstance(turn.policy_version, np.ndarray) for turn in one.turns):
+        assert same_numbers(row["token_versions"], per_token)
+    assert (row["policy_version"], row["min_policy_version"], row["max_policy_version"]) == (
+        whole, one.min_policy_version, one.max_policy_version
+    )  # fmt: skip
+    for name in ("reward", "advantage", "finish_reason", "text", "num_tokens", "num_loss_tokens",
+                 "num_turns", "prompt_length"):  # fmt: skip
+        assert row[name] == getattr(one, name), name
+    assert json.loads(row["metadata"]) == one.metadata
+    for name in ("token_extras", "extras"):
+        expected = {key: array_row(key, value) for key, value in getattr(one, name).items()}
+        assert {each["name"]: each for each in row[name] or []} == expected
+        assert row[name] != []
+    assert (row["turns"] is None) == (not one.turns)
+    for turn, own in zip(row["turns"] or [], one.turns, strict=True):
+        assert turn["num_tokens"] == own.num_tokens
+        assert turn["reward"] == own.reward
+        assert turn["has_logprobs"] == (own.logprobs is not None)
+        assert turn["has_token_rewards"] == (own.token_rewards is not None)
+        assert turn["token_extras"] == list(own.token_extras)
+        assert json.loads(turn["metadata"]) == own.metadata
+
+
+def rich() -> list[EpisodeGroup]:
+    """Every form of episode, and groups that have none."""
+    first = Episode(prompt_ids=[1, 2], response_ids=[], text="")
+    return [
+        EpisodeGroup(
+            "math",
+            [
+                *samples.sample_episodes(),
+                conversation(),
+                first,
+                Episode(token_ids=[], loss_mask=[]),
+            ],
+            group_uid="rich",
+            prompt_uid="p/1",
+            priority=0.25,
+            tags={"level": "hard", "deep": {"数": [1, None]}},
+            prompt=[{"role": "user", "content": "1 + 1"}],
+            prompt_ids=[5, 6],
+            extras={"image": np.arange(6, dtype=np.uint8).reshape(2, 3)},
+        ),
+        EpisodeGroup(
+            "math", [episode(None), episode(0.5, 7, finish_reason="stop")], prompt="plain"
+        ),
+        EpisodeGroup("math", [], status="aborted", prompt="to be rolled", expected_episodes=4),
+        EpisodeGroup("math", [], status="failed"),
+    ]
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+@pytest.mark.parametrize("layout", ["inside", "outside"])
+async def test_every_field_of_every_episode(
+    store: Store, url: str, monkeypatch: pytest.MonkeyPatch, compression: Any
+) -> None:
+    monkeypatch.setattr(reading, "CHUNK_GROUPS", 3)
+    buffer = await store.buffer("math", compression=compression)
+    given = rich()
+    await buffer.put(given)
+    await buffer.open_group("math", "pieces", 4, prompt="one by one")
+    for position in (2, 0):
+        await buffer.add_episode("pieces", episode(float(position)), position=position)
+    await buffer.put(group("last", rewards=(0.0, 1.0, 0.0)))
+    table = analysis.tokens(url).to_table()
+    table.validate(full=True)
+    rows = table.to_pylist()
+    whole = [one for stored in given for one in stored.episodes]
+    for row, one in zip(rows[: len(whole)], whole, strict=True):
+        check_row(row, one)
+    assert [(row["position"], row["reward"]) for row in rows[len(whole) :]] == [
+        (0, 0.0), (2, 2.0), (0, 0.0), (1, 1.0), (2, 0.0)
+    ]  # fmt: skip
+    first, second, of_second = rows[0], rows[1], rows[6]
+    assert json.loads(first["tags"]) == given[0].tags
+    assert json.loads(second["prompt"]) == given[0].prompt
+    assert json.loads(of_second["prompt"]) == "plain"
+    assert (first["group_uid"], first["prompt_uid"], first["priority"]) == ("rich", "p/1", 0.25)
+    assert (first["buffer_name"], first["run_name"], first["group_status"]) == (
+        "math", "test", "completed"
+    )  # fmt: skip
+    # What may be large is in the first row of a group.
+    assert (first["group_prompt_ids"], second["group_prompt_ids"]) == ([5, 6], None)
+    assert first["group_extras"] == [array_row("image", given[0].extras["image"])]
+    assert second["group_extras"] is None
+    assert rows[-5]["group_status"] == "pending"
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(several=st.lists(samples.episode(), min_size=1, max_size=3), context=samples.contexts)
+def test_what_is_flat_is_a_list(several: list[Episode], context: Any) -> None:
+    """Of one payload, and of two that are joined."""
+    flat = flatten(several, context)
+    parts: list[FlatEpisodes] = [flat, flatten(several[:1])]
+    given = EpisodeGroup("t", several)
+    given.parts = tuple(parts)
+    facts: dict[str, Any] = dict.fromkeys(
+        ("id", "run_id", "staleness", "times_sampled", "attempts", "times_replaced",
+         "status_reason", "leased_from", "created_at", "completed_at", "first_sampled_at",
+         "last_sampled_at", "archived_at", "prompt_uid", "expected_episodes", "buffer_name",
+         "run_name", "run_lineage", "num_episodes", "reward_mean", "reward_std"), None,
+    ) | {"id": 1, "task_name": "t", "group_uid": "u", "group_status": "completed",
+         "priority": 1.0, "tags": {}}  # fmt: skip
+    stored = StoredGroup(facts, dict(enumerate(parts)))
+    whole = Whole(facts, stored, [Piece(0, parts[0]), Piece(len(several), parts[1])])
+    batch = batch_of_episodes(episode_schema(), [whole])
+    batch.validate(full=True)
+    for row, one in zip(batch.to_pylist(), [*several, several[0]], strict=True):
+        check_row(row, one)
+
+
+async def test_a_large_payload_is_not_copied(buffer: Buffer, url: str) -> None:
+    """The list is laid over the bytes that were read."""
+    await buffer.put(long_group("long", 500_000))
+    for batch in analysis.tokens(url).reader():
+        ids = batch["token_ids"].flatten()
+        blob = ids.buffers()[1]
+        assert len(ids) == 500_000
+        # The array is a view of a payload, which has more in it than this column.
+        assert not blob.is_mutable
+        assert ids.to_numpy(zero_copy_only=True)[-1] == 499_999
+
+
+async def test_a_row_for_each_token(buffer: Buffer, url: str) -> None:
+    given = [
+        Episode(
+            prompt_ids=[1, 2],
+            response_ids=[3],
+            reward=0.5,
+            logprobs=[-0.25],
+            policy_version=[4, 4, 5],
+            token_extras={"ref": [0.0, 0.5, 1.0]},
+        ),
+        Episode(token_ids=[], loss_mask=[]),
+        Episode(prompt_ids=[7], response_ids=[8], policy_version=3),
+        Episode(turns=[Turn(prompt_ids=[9], response_ids=[10], token_rewards=[2.0])]),
+    ]
+    await buffer.put(EpisodeGroup("math", given, prompt_uid="p"))
+    rows = analysis.tokens(url, per="token", extras={"ref": "float32"})
+    table = rows.to_table()
+    table.validate(full=True)
+    names = ("position", "token_index", "token_id", "is_prompt", "loss_mask", "logprob",
+             "token_version", "token_reward", "reward", "ref")  # fmt: skip
+    assert [tuple(row[name] for name in names) for row in table.to_pylist()] == [
+        (0, 0, 1, True, False, 0.0, 4, None, 0.5, 0.0),
+        (0, 1, 2, True, False, 0.0, 4, None, 0.5, 0.5),
+        (0, 2, 3, False, True, -0.25, 5, None, 0.5, 1.0),
+        (2, 0, 7, True, False, None, 3, None, None, None),
+        (2, 1, 8, False, True, None, 3, None, None, None),
+        (3, 0, 9, True, False, None, None, 0.0, 2.0, None),
+        (3, 1, 10, False, True, None, None, 2.0, 2.0, None),
+    ]
+    assert set(table["task_name"].to_pylist()) == {"math"}
+    assert pa.types.is_dictionary(table.schema.field("task_name").type)
+    assert len(pl.DataFrame(rows)) == len(rows.to_pandas()) == 7
+    with duckdb.connect() as connection:
+        connection.register("tokens", rows)
+        found = connection.sql("SELECT task_name, sum(token_id) FROM tokens GROUP BY 1")
+        assert found.fetchall() == [("math", 40)]
+
+
+async def test_extras_as_columns(buffer: Buffer, url: str) -> None:
+    given = [
+        Episode(prompt_ids=[1], response_ids=[2], extras={
+            "state": torch.tensor([[1.5], [2.0]], dtype=torch.bfloat16), "n": np.int8(3)}),
+        Episode(prompt_ids=[1], response_ids=[2]),
+        Episode(prompt_ids=[1], response_ids=[2], token_extras={
+            "state": np.array([1, 2], np.float16), "token_rewards": [0.0, 0.5]}),
+    ]  # fmt: skip
+    await buffer.put(EpisodeGroup("math", given))
+    rows = analysis.tokens(url, extras={"state": "float32", "n": "int64", "never": "bool"})
+    table = rows.to_table()
+    assert table["state"].to_pylist() == [[1.5, 2.0], None, [1.0, 2.0]]
+    assert table["n"].to_pylist() == [[3], None, None]
+    assert table["never"].to_pylist() == [None] * 3
+    assert table["token_rewards"].to_pylist() == [None, None, [0.0, 0.5]]
+    assert rows.schema.field("state").type == pa.list_(pa.float32())
+    with pytest.raises(InvalidInputError, match=r"extras\['state'\].*int64"):
+        analysis.tokens(url, extras={"state": "int64"}).to_table()
+    with pytest.raises(InvalidInputError, match="one number for each token"):
+        analysis.tokens(url, extras={"n": "int64"}, per="token").to_table()
+
+
+async def test_what_is_refused(buffer: Buffer, url: str) -> None:
+    for which in (
+        {"per": "turn"}, {"damaged": "ignore"}, {"extras": {"token_ids": "int32"}},
+        {"extras": {"x": "number"}}, {"extras": {"x": "object"}}, {"extras": ["x"]},
+    ):  # fmt: skip
+        with pytest.raises(InvalidInputError, match=next(iter(which))):
+            analysis.tokens(url, **which)
+    assert buffer.name == "math"
+
+
+@pytest.mark.parametrize("layout", ["inside", "outside"])
+async def test_damaged_payloads(buffer: Buffer, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "CHUNK_GROUPS", 2)
+    ids = await buffer.put(groups(6))
+    bad = [ids[1], ids[4]]
+    async with transaction(url) as connection:
+        await connection.execute(
+            update(payload).where(payload.c.group_id.in_(bad)).values(checksum=0)
+        )
+        await connection.commit()
+    with pytest.raises(CorruptPayloadError, match="checksum") as raised:
+        analysis.tokens(url).to_table()
+    assert raised.value.group_ids == (bad[0],)
+    left = analysis.tokens(url, damaged="skip", where=rdb.col.id >= ids[0]).to_table()
+    assert list(dict.fromkeys(left["group_id"].to_pylist())) == [
+        one for one in ids if one not in bad
+    ]
+
+
+async def test_memory_holds_a_chunk(
+    buffer: Buffer, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups are read together up to a number and a size, and one batch at a time."""
+    monkeypatch.setattr(reading, "CHUNK_GROUPS", 4)
+    await buffer.put([*groups(9), *(long_group(f"long-{i}", 200_000) for i in range(3))])
+    counts = [len(set(batch["group_id"].to_pylist())) for batch in analysis.tokens(url).reader()]
+    assert counts == [4, 4, 2, 1, 1]
+    alive = pa.total_allocated_bytes()
+    for batch in analysis.tokens(url, per="token").reader():
+        assert batch.num_rows <= 200_000 + 10
+        del batch
+    assert pa.total_allocated_bytes() - alive < 1 << 20
