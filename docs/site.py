@@ -22,7 +22,13 @@ INTEGRATIONS = sorted(
     for path in (CHECKOUT / "src/replaydb/integrations").iterdir()
     if not path.stem.startswith("_")
 )
-MODULES = ("replaydb", "replaydb.blocking", "replaydb.training", *INTEGRATIONS)
+MODULES = (
+    "replaydb",
+    "replaydb.blocking",
+    "replaydb.training",
+    "replaydb.analysis",
+    *INTEGRATIONS,
+)
 
 #: [text](target), but not in code; a target with a scheme is left alone.
 _LINK = re.compile(r"(?<!`)\[(?P<text>[^\]]+)\]\((?P<target>[^):#\s]+)(?P<anchor>#[\w-]+)?\)")
