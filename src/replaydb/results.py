@@ -319,6 +319,8 @@ class BufferStats:
         settings: Its settings.
         tasks: Counters of every task.
         totals: Sizes of every task and status that has groups.
+        limited_inserts: Groups put since the rate limit was set; 0 where there is none.
+        limited_samples: Groups drawn since the rate limit was set; 0 where there is none.
     """
 
     name: str
@@ -326,6 +328,8 @@ class BufferStats:
     settings: BufferSettings
     tasks: tuple[TaskCounters, ...]
     totals: tuple[GroupTotals, ...]
+    limited_inserts: int
+    limited_samples: int
 
     @property
     def num_groups(self) -> int:

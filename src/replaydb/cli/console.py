@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from replaydb import Buffer, Store
 
@@ -70,20 +71,27 @@ def with_buffer(
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table on stdout, whole where it goes into a file or a pipe; numbers are to the right."""
+    """A table on stdout, whole where it goes into a file or a pipe."""
+    console().print(table_of(headings, rows))
+
+
+def table_of(
+    headings: Sequence[str], rows: Iterable[Sequence[object]], caption: str | None = None
+) -> Table:
+    """A table of values; numbers are to the right."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     listed = list(rows)
-    table = Table(box=box.SIMPLE)
+    table = Table(box=box.SIMPLE, caption=caption, caption_justify="left")
     for index, heading in enumerate(headings):
         numeric = all(isinstance(row[index], int | float | None) for row in listed)
         table.add_column(heading, justify="right" if numeric else "left", overflow="fold")
     for row in listed:
         # Names are shown as they are, also where they look like markup of rich.
         table.add_row(*(Text(shown(value)) for value in row))
-    console().print(table)
+    return table
 
 
 def print_fields(fields: Mapping[str, object]) -> None:
@@ -135,6 +143,14 @@ def human_size(num_bytes: float) -> str:
     while size >= 1000 and unit < len(_UNITS) - 1:
         size, unit = size / 1000, unit + 1
     return f"{size:.3g} {_UNITS[unit]}"
+
+
+def human_seconds(seconds: float) -> str:
+    """A time in three digits."""
+    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if abs(seconds) >= 2 * length:
+            return f"{seconds / length:.3g} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def console(*, stderr: bool = False) -> Console:

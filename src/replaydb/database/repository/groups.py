@@ -54,6 +54,8 @@ def stats(connection: Connection, buffer_id: int, name: str) -> BufferStats:
         state.settings,
         tuple(TaskCounters(**row._asdict()) for row in counters),
         tuple(totals),
+        state.limited_inserts,
+        state.limited_samples,
     )
 
 
