@@ -15,7 +15,7 @@ import replaydb as rdb
 from replaydb import Buffer, BufferSettings, Store, training
 from replaydb.training import advantages, importance, priorities
 from replaydb.training.dataset import ReplayDataset
-from replaydb.training.prometheus import BufferCollector
+from replaydb.training.prometheus import BufferCollector, StoreCollector
 from support.groups import episode, group
 
 
@@ -111,6 +111,9 @@ GIVEN: list[tuple[str, Callable[[Any], Any], type[Exception], list[Any]]] = [
         }.items()
     ),
     ("draws", lambda it: BufferCollector(BUFFER, draws=it), rdb.InvalidInputError, INTEGERS),
+    ("draws", lambda it: StoreCollector(BUFFER, draws=it), rdb.InvalidInputError, INTEGERS),
+    ("max_age", lambda it: StoreCollector(BUFFER, max_age=it), rdb.InvalidInputError, NUMBERS),
+    ("buffers", lambda it: StoreCollector(BUFFER, it), rdb.InvalidInputError, SEVERAL),
     ("n", lambda it: rdb.Mix({"a": 1}).quotas(it), rdb.InvalidInputError, INTEGERS),
     (
         "k",

@@ -79,8 +79,8 @@ def test_scraping(url: str) -> None:
         registry.register(BufferCollector(store.buffer("other"), max_age=0.0))
         store.buffer("other").put(group())
         fresh = generate_latest(registry).decode()
-    assert 'replaydb_gen_groups{buffer="math"} 3.0' in text
+    assert 'replaydb_gen_groups_total{buffer="math"} 3.0' in text
     assert 'replaydb_buffer_status{buffer="math",status="completed"} 2.0' in text
     assert 'replaydb_buffer_task{buffer="math",status="filtered",task="code/python"} 1.0' in text
     assert 'replaydb_train_staleness_groups{bin="0",buffer="math"} 0.0' in text
-    assert 'replaydb_gen_groups{buffer="other"} 1.0' in fresh
+    assert 'replaydb_gen_groups_total{buffer="other"} 1.0' in fresh

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from replaydb import __version__
-from replaydb.cli import buffers, db, draws, episodes, groups, leases, runs
+from replaydb.cli import buffers, db, draws, episodes, groups, leases, metrics, runs
 from replaydb.cli.console import ErrorsInOneLine
 from replaydb.cli.prune import prune
 from replaydb.cli.watch import watch
@@ -26,6 +26,7 @@ app.add_typer(episodes.app, name="episodes")
 app.add_typer(draws.app, name="draws")
 app.add_typer(leases.app, name="leases")
 app.add_typer(runs.app, name="runs")
+app.add_typer(metrics.app, name="metrics")
 app.add_typer(db.app, name="db")
 app.command()(watch)
 app.command()(prune)

@@ -61,6 +61,11 @@ async def test_generated_stored_replayed_and_trained_apart(buffer: Buffer) -> No
         "replay/reward_mean": 1.0,
         "replay/staleness_mean": 2,
         "train/draws": 2,
+        "train/drawn": 4,
+        "gen/task/gsm8k": 2,
+        "gen/task/code": 2,
+        "train/task/gsm8k": 3,
+        "train/task/code": 1,
         "train/groups": 4,
         "train/tokens": 40,
         "train/unique": 0.75,
@@ -185,6 +190,7 @@ async def test_every_name_is_documented(buffer: Buffer) -> None:
         for name in found
     }
     shown = {re.sub(r"(?<=^buffer/task/).*", "<task>/<status>", name) for name in shown}
+    shown = {re.sub(r"^(gen|train)/task/.*", r"\1/task/<task>", name) for name in shown}
     assert shown == documented
     for name, *_ in STALENESS_BINS:
         assert f"`{name}`" in text

@@ -48,6 +48,7 @@ def collect(
         "buffer/policy_version": state.policy_version,
         **_replayed(drawn, tasks),
         **_trained(drawn),
+        **_counted(tasks),
     }
     return {name: float(number) for name, number in numbers.items() if number is not None}
 
@@ -122,6 +123,15 @@ def _trained(drawn: Mapping[str, Any]) -> dict[str, Any]:
     }
     for name, *_ in STALENESS_BINS:
         numbers[f"train/staleness/{name}"] = drawn[f"staleness_{name}"]
+    return numbers
+
+
+def _counted(tasks: _Rows) -> dict[str, Any]:
+    """What only grows, by task."""
+    numbers = {"train/drawn": _sum(tasks, "num_sampled")}
+    for task in tasks:
+        numbers[f"gen/task/{task['task_name']}"] = task["num_inserted"]
+        numbers[f"train/task/{task['task_name']}"] = task["num_sampled"]
     return numbers
 
 

@@ -1,0 +1,65 @@
+"""`replaydb metrics`: numbers for Prometheus."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from typing import Annotated
+
+import typer
+
+from replaydb.cli.console import Url
+from replaydb.errors import InvalidInputError, NotSupportedError
+
+app = typer.Typer(help="Give metrics to Prometheus.", no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    pass
+
+
+@app.command()
+def serve(
+    url: Url,
+    buffer: Annotated[
+        list[str] | None, typer.Argument(help="Buffers; by default all that there are.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="0 takes a free one.")] = 9478,
+    draws: Annotated[int, typer.Option(min=1, help="Draws that count as recent.")] = 100,
+    max_age: Annotated[
+        float, typer.Option(min=0.0, help="Seconds that an answer is given again.")
+    ] = 5.0,
+) -> None:
+    """Answer scrapes with the metrics of buffers, until Ctrl-C; reads only."""
+    try:
+        from prometheus_client import CollectorRegistry, start_http_server
+    except ImportError as error:
+        raise NotSupportedError(
+            "metrics need prometheus-client: pip install 'replaydb[prometheus]'"
+        ) from error
+    from replaydb import blocking
+    from replaydb.training.prometheus import StoreCollector
+
+    logging.basicConfig(format="%(message)s")
+    with blocking.Store.open(url, read_only=True) as store:
+        for name in buffer or ():
+            store.buffer(name, create=False)
+        registry = CollectorRegistry()
+        registry.register(StoreCollector(store, buffer or None, draws=draws, max_age=max_age))
+        try:
+            server, thread = start_http_server(port, host, registry)
+        except OSError as error:
+            expected = "an address and a port that are free"
+            raise InvalidInputError("host, port", expected, f"{host}:{port} ({error})") from error
+        shown = f"[{host}]" if ":" in host else host
+        stop = threading.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: stop.set())
+        typer.echo(f"http://{shown}:{server.server_port}/metrics")
+        stop.wait()
+        server.shutdown()
+        thread.join()
+        server.server_close()
