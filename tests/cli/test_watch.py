@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -141,5 +142,6 @@ def _own(terminal: int) -> None:
     import fcntl
     import termios
 
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # what runs in the background ignores it
     os.setsid()
     fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
