@@ -18,15 +18,15 @@ from sqlalchemy import update
 import replaydb as rdb
 from replaydb import Buffer, Episode, EpisodeGroup, Store, Turn, analysis
 from replaydb.analysis import decoded as reading
-from replaydb.analysis.episode_rows import Piece, Whole, batch_of_episodes, episode_schema
-from replaydb.batch.stored import StoredGroup
+from replaydb.analysis.episode_rows import batch_of_episodes, episode_schema
 from replaydb.database.schema import payload
 from replaydb.episodes.arrays import bits, dtype_name
-from replaydb.episodes.flat import FlatEpisodes, flatten
+from replaydb.episodes.flat import flatten
 from replaydb.errors import CorruptPayloadError, InvalidInputError
 from support import samples
 from support.connections import transaction
 from support.groups import conversation, episode, group, groups, long_group
+from support.whole import whole_of
 
 Rows = list[dict[str, Any]]
 
@@ -57,8 +57,7 @@ def check_row(row: dict[str, Any], one: Episode) -> None:
     assert same_numbers(row["loss_mask"], one.loss_mask)
     assert same_numbers(row["logprobs"], one.logprobs)
     per_token = versions if isinstance(versions, np.ndarray) else None
-    if not any(isinstance(turn.policy_version, np.ndarray) for turn in one.turns):
-        assert same_numbers(row["token_versions"], per_token)
+    assert same_numbers(row["token_versions"], per_token)
     assert (row["policy_version"], row["min_policy_version"], row["max_policy_version"]) == (
         whole, one.min_policy_version, one.max_policy_version
     )  # fmt: skip
@@ -75,6 +74,8 @@ def check_row(row: dict[str, Any], one: Episode) -> None:
         assert turn["num_tokens"] == own.num_tokens
         assert turn["reward"] == own.reward
         assert turn["has_logprobs"] == (own.logprobs is not None)
+        own_versions = own.policy_version if isinstance(own.policy_version, np.ndarray) else None
+        assert same_numbers(turn["token_versions"], own_versions)
         assert turn["has_token_rewards"] == (own.token_rewards is not None)
         assert turn["token_extras"] == list(own.token_extras)
         assert json.loads(turn["metadata"]) == own.metadata
@@ -149,19 +150,7 @@ async def test_every_field_of_every_episode(
 @given(several=st.lists(samples.episode(), min_size=1, max_size=3), context=samples.contexts)
 def test_what_is_flat_is_a_list(several: list[Episode], context: Any) -> None:
     """Of one payload, and of two that are joined."""
-    flat = flatten(several, context)
-    parts: list[FlatEpisodes] = [flat, flatten(several[:1])]
-    given = EpisodeGroup("t", several)
-    given.parts = tuple(parts)
-    facts: dict[str, Any] = dict.fromkeys(
-        ("id", "run_id", "staleness", "times_sampled", "attempts", "times_replaced",
-         "status_reason", "leased_from", "created_at", "completed_at", "first_sampled_at",
-         "last_sampled_at", "archived_at", "prompt_uid", "expected_episodes", "buffer_name",
-         "run_name", "run_lineage", "num_episodes", "reward_mean", "reward_std"), None,
-    ) | {"id": 1, "task_name": "t", "group_uid": "u", "group_status": "completed",
-         "priority": 1.0, "tags": {}}  # fmt: skip
-    stored = StoredGroup(facts, dict(enumerate(parts)))
-    whole = Whole(facts, stored, [Piece(0, parts[0]), Piece(len(several), parts[1])])
+    whole = whole_of(EpisodeGroup("t", several), [flatten(several, context), flatten(several[:1])])
     batch = batch_of_episodes(episode_schema(), [whole])
     batch.validate(full=True)
     for row, one in zip(batch.to_pylist(), [*several, several[0]], strict=True):

@@ -13,7 +13,7 @@ from typing import TypeVar, get_type_hints
 import pytest
 
 import replaydb
-from replaydb import BufferSettings, Capacity, analysis, blocking, errors, training
+from replaydb import BufferSettings, Capacity, analysis, blocking, errors, exchange, training
 
 T = TypeVar("T")
 
@@ -74,7 +74,7 @@ def sent(thing: T) -> T:
 
 PUBLIC = [
     (module, name)
-    for module in (replaydb, training, blocking, analysis)
+    for module in (replaydb, training, blocking, analysis, exchange)
     for name in module.__all__
     if inspect.isclass(thing := getattr(module, name)) or inspect.isfunction(thing)
 ]

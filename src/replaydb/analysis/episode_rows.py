@@ -7,7 +7,7 @@ is one payload, joined where it is several.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Self
@@ -21,7 +21,7 @@ from replaydb.analysis.columns import TIME
 from replaydb.batch.stored import StoredGroup
 from replaydb.episodes import Episode
 from replaydb.episodes.arrays import Array, bits, dtype_name
-from replaydb.episodes.flat import NO_VERSION, FlatEpisodes, FlatTurns
+from replaydb.episodes.flat import NO_VERSION, FlatEpisodes
 from replaydb.errors import InvalidInputError
 
 _INT, _FLOAT, _TEXT = pa.int64(), pa.float64(), pa.string()
@@ -51,7 +51,7 @@ ARRAY = pa.struct(
 TURN = pa.struct(
     {
         "num_tokens": _INT, "prompt_length": _INT, "reward": _FLOAT, "policy_version": _INT,
-        "has_logprobs": pa.bool_(), "has_token_versions": pa.bool_(),
+        "token_versions": pa.list_(pa.int32()), "has_logprobs": pa.bool_(),
         "has_token_rewards": pa.bool_(), "finish_reason": _TEXT, "metadata": _TEXT,
         "token_extras": pa.list_(_TEXT),
     }.items()
@@ -138,7 +138,7 @@ def batch_of_episodes(schema: pa.Schema, groups: Sequence[Whole]) -> pa.RecordBa
     columns = [column.take(pa.array(index)) for column in _group_columns(groups)]
     columns += _episode_columns(groups, flats)
     columns += _token_columns(flats)
-    columns += [_turns([flat.turns for flat in flats], [flat.num_episodes for flat in flats])]
+    columns += [_turns(flats)]
     episodes = _Episodes(flats)
     columns += [
         _arrays(episodes.of(lambda one: one.token_extras, "token_extras", "each_token_extras")),
@@ -251,12 +251,12 @@ def _rewards(extras: Mapping[str, Array]) -> NDArray[np.float32] | None:
     return None
 
 
-def _turns(parts: Sequence[FlatTurns | None], counts: Sequence[int]) -> pa.Array:
-    known = [part for part in parts if part is not None]
+def _turns(flats: Sequence[FlatEpisodes]) -> pa.Array:
+    known = [flat.turns for flat in flats if flat.turns is not None]
     sizes = np.concatenate(
         [
-            np.zeros(count, np.int64) if part is None else part.counts
-            for part, count in zip(parts, counts, strict=True)
+            np.zeros(flat.num_episodes, np.int64) if flat.turns is None else flat.turns.counts
+            for flat in flats
         ]
     )
     if not known:
@@ -266,19 +266,38 @@ def _turns(parts: Sequence[FlatTurns | None], counts: Sequence[int]) -> pa.Array
         "prompt_length": pa.array(np.concatenate([part.prompt_lengths for part in known])),
         "reward": _floats([part.rewards for part in known]),
         "policy_version": _versions([part.versions for part in known]),
+        "token_versions": pa.array(
+            [row for flat in flats if flat.turns is not None for row in _turn_versions(flat)],
+            pa.list_(pa.int32()),
+        ),
         "finish_reason": pa.array([one for part in known for one in part.finish_reasons], _TEXT),
         "metadata": _metadata([one for part in known for one in part.metadata]),
         "token_extras": pa.array(
             [list(names) for part in known for names in part.token_extras], pa.list_(_TEXT)
         ),
     }
-    for name in ("has_logprobs", "has_token_versions", "has_token_rewards"):
+    for name in ("has_logprobs", "has_token_rewards"):
         columns[name] = pa.array(np.concatenate([getattr(part, name) for part in known]))
     structs = pa.StructArray.from_arrays([columns[one.name] for one in TURN], fields=list(TURN))
     offsets = np.zeros(len(sizes) + 1, np.int32)
     np.cumsum(sizes, out=offsets[1:])
     mask = pa.array(sizes == 0) if (sizes == 0).any() else None
     return pa.ListArray.from_arrays(pa.array(offsets), structs, mask=mask)
+
+
+def _turn_versions(flat: FlatEpisodes) -> Iterator[NDArray[np.int32] | None]:
+    """Of each turn that has one version per token: those of its response."""
+    turns, versions = flat.turns, flat.token_versions
+    assert turns is not None  # noqa: S101
+    starts = np.repeat(flat.offsets[:-1], turns.counts)
+    firsts = np.repeat(np.cumsum(turns.counts) - turns.counts, turns.counts)
+    before = np.concatenate([[0], np.cumsum(turns.lengths)])
+    begins = starts + before[:-1] - before[firsts]
+    places = zip(begins, turns.prompt_lengths, turns.lengths, turns.has_token_versions, strict=True)
+    for begin, prompt, length, has_own in places:
+        yield (
+            versions[begin + prompt : begin + length] if has_own and versions is not None else None
+        )
 
 
 def _floats(parts: Iterable[NDArray[np.float64]]) -> pa.Array:

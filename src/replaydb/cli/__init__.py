@@ -9,6 +9,7 @@ import typer
 from replaydb import __version__
 from replaydb.cli import buffers, db, draws, episodes, groups, leases, metrics, runs
 from replaydb.cli.console import ErrorsInOneLine
+from replaydb.cli.exchange import export, import_
 from replaydb.cli.prune import prune
 from replaydb.cli.watch import watch
 
@@ -30,6 +31,8 @@ app.add_typer(metrics.app, name="metrics")
 app.add_typer(db.app, name="db")
 app.command()(watch)
 app.command()(prune)
+app.command()(export)
+app.command("import")(import_)
 
 
 def _print_version(wanted: bool) -> None:

@@ -62,7 +62,7 @@ class Bucket:
 
     def __init__(self, url: PlaceURL, store_uid: str) -> None:
         self._url = str(url)
-        self._store = _configured(url, f"{url.path}/{store_uid}".lstrip("/"))
+        self._store = client(url, f"{url.path}/{store_uid}".lstrip("/"))
         self._turns = asyncio.Semaphore(_REQUESTS_AT_ONCE)
 
     async def begin(self) -> None:
@@ -169,7 +169,7 @@ class Bucket:
 
         if not isinstance(error, BaseError | OSError | ValueError):
             return None
-        return PayloadsUnavailableError(self._url, _reason(error))
+        return PayloadsUnavailableError(self._url, reason(error))
 
     def close(self) -> None:
         """Connections end when nobody has them any more."""
@@ -195,7 +195,7 @@ def _together(ranges: Sequence[Range]) -> list[list[int]]:
     return requests
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
     """Why a request failed: only what cannot be a secret is taken from the text."""
     text = str(error)
     status, code = _STATUS.search(text), _CODE.search(text)
@@ -208,8 +208,13 @@ def _reason(error: Exception) -> str:
     return type(error).__name__
 
 
-def _configured(url: PlaceURL, prefix: str) -> S3Store | GCSStore | AzureStore:
-    """The client; all but what the URL says comes from the environment."""
+def client(url: PlaceURL, prefix: str) -> S3Store | GCSStore | AzureStore:
+    """The client of a prefix; all but what the URL says comes from the environment.
+
+    Raises:
+        InvalidURLError: The URL and the environment do not do.
+        NotSupportedError: obstore is not installed.
+    """
     try:
         from obstore.exceptions import BaseError
         from obstore.store import AzureStore, GCSStore, S3Store

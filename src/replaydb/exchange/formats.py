@@ -1,0 +1,193 @@
+"""Rows of `tokens()` as Parquet and as JSON lines, with nothing lost."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from replaydb.errors import InvalidInputError
+
+Format: TypeAlias = Literal["parquet", "jsonl"]
+#: A row by the names of its columns, lists of numbers as arrays.
+Row = dict[str, Any]
+
+#: Rows are written together: so many bytes of them.
+ROW_GROUP_BYTES = 16 << 20
+#: Rows are read together.
+READ_ROWS = 1024
+_NUMBERS = {
+    "token_ids": np.int32,
+    "loss_mask": np.bool_,
+    "logprobs": np.float32,
+    "token_versions": np.int32,
+    "token_rewards": np.float32,
+    "group_prompt_ids": np.int32,
+}
+_ARRAYS = ("token_extras", "extras", "group_extras")
+
+
+class Writer(Protocol):
+    """Writes a file."""
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Rows after those before."""
+
+    def close(self) -> None:
+        """Make it whole."""
+
+
+class ParquetWriter:
+    """Parquet, compressed with zstd."""
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self._file = pq.ParquetWriter(path, schema, compression="zstd")
+        self._waiting: list[pa.RecordBatch] = []
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Rows after those before; small batches become one row group."""
+        self._waiting.append(batch)
+        if sum(one.nbytes for one in self._waiting) >= ROW_GROUP_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._waiting:
+            self._file.write_table(pa.Table.from_batches(self._waiting))
+            self._waiting = []
+
+    def close(self) -> None:
+        """Write the footer, without which the file is none."""
+        try:
+            self._flush()
+        finally:
+            self._file.close()
+
+
+class JsonlWriter:
+    """A JSON object for each row."""
+
+    def __init__(self, path: Path, schema: pa.Schema) -> None:
+        self._file = path.open("w", encoding="utf8")
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Rows after those before."""
+        lists = {name: _values(batch[name]) for name in _NUMBERS}
+        others = batch.drop_columns(list(_NUMBERS)).to_pylist()
+        for i, row in enumerate(others):
+            self._file.write(_to_line(row | {name: lists[name][i] for name in _NUMBERS}))
+
+    def close(self) -> None:
+        """Hand over what is left to the system."""
+        self._file.close()
+
+
+WRITERS: dict[Format, Callable[[Path, pa.Schema], Writer]] = {
+    "parquet": ParquetWriter,
+    "jsonl": JsonlWriter,
+}
+
+
+def rows_of(path: Path, name: str) -> Iterator[Row]:
+    """The rows of a file, by the ending of its name.
+
+    Raises:
+        InvalidInputError: It is not what its name says.
+    """
+    read = _parquet_rows if name.endswith(".parquet") else _jsonl_rows
+    try:
+        yield from read(path)
+    except (pa.ArrowException, ValueError, TypeError, KeyError, OverflowError) as error:
+        if isinstance(error, InvalidInputError):
+            raise
+        raise InvalidInputError(name, "a file of rows", error) from error
+
+
+def _parquet_rows(path: Path) -> Iterator[Row]:
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(batch_size=READ_ROWS):
+            columns = [_values(column) for column in batch.columns]
+            names = batch.schema.names
+            for values in zip(*columns, strict=True):
+                yield dict(zip(names, values, strict=True))
+
+
+def _values(column: pa.Array) -> list[Any]:
+    """The values of a column; lists of numbers as arrays."""
+    kind = column.type
+    if not pa.types.is_list(kind) and not pa.types.is_large_list(kind):
+        return list(column.to_pylist())
+    number = kind.value_type
+    if not pa.types.is_primitive(number) or column.values.null_count:
+        return list(column.to_pylist())
+    values = column.values.to_numpy(zero_copy_only=False)
+    offsets = column.offsets.to_numpy()
+    known = column.is_valid().to_numpy(zero_copy_only=False)
+    return [
+        values[begin:end] if is_known else None
+        for begin, end, is_known in zip(offsets[:-1], offsets[1:], known, strict=True)
+    ]
+
+
+def _jsonl_rows(path: Path) -> Iterator[Row]:
+    with path.open(encoding="utf8") as file:
+        for line in file:
+            row = json.loads(line)
+            if not isinstance(row, dict):
+                raise ValueError("a line that is no JSON object")
+            for name, dtype in _NUMBERS.items():
+                if row.get(name) is not None:
+                    row[name] = _from_json(row[name], dtype)
+            for name in _ARRAYS:
+                for array in row.get(name) or ():
+                    array["data"] = base64.b64decode(array["data"], validate=True)
+            yield row
+
+
+def _to_line(row: Row) -> str:
+    for name in _NUMBERS:
+        if row[name] is not None:
+            row[name] = _to_json(row[name])
+    for name in _ARRAYS:
+        for array in row[name] or ():
+            array["data"] = base64.b64encode(array["data"]).decode("ascii")
+    return json.dumps(row, ensure_ascii=False, allow_nan=False, default=_time) + "\n"
+
+
+def _time(value: Any) -> str:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    raise TypeError(f"{type(value).__name__} in JSON")
+
+
+def _to_json(numbers: NDArray[Any]) -> list[Any]:
+    """Numbers; those that JSON has not as text, the bits of a NaN that is not the usual one."""
+    listed: list[Any] = numbers.tolist()
+    for i in np.flatnonzero(~np.isfinite(numbers)):
+        bits = int(numbers[i : i + 1].view(np.uint32)[0])
+        listed[i] = _SPECIAL.get(bits, f"{bits:#010x}")
+    return listed
+
+
+def _from_json(values: Any, dtype: type[Any]) -> NDArray[Any]:
+    if dtype is not np.float32 or not any(isinstance(value, str) for value in values):
+        return np.array(values, None if dtype is np.bool_ and values else dtype)
+    numbers = np.empty(len(values), np.float32)
+    for i, value in enumerate(values):
+        if isinstance(value, str):
+            bits = _BITS[value] if value in _BITS else int(value, 16)
+            numbers[i : i + 1].view(np.uint32)[0] = bits
+        else:
+            numbers[i] = value
+    return numbers
+
+
+_BITS = {"NaN": 0x7FC00000, "Infinity": 0x7F800000, "-Infinity": 0xFF800000}
+_SPECIAL = {bits: name for name, bits in _BITS.items()}

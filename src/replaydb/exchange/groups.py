@@ -1,0 +1,184 @@
+"""Rows of episodes back to groups."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from replaydb.episodes import Episode, EpisodeGroup, GroupStatus, Turn
+from replaydb.episodes.arrays import NUMPY_CODES, TORCH_CODES, Array, from_bits
+from replaydb.errors import InvalidInputError
+from replaydb.exchange.formats import Row
+
+#: Statuses that a put cannot give, and what takes their place in it.
+_PUT_AS = {
+    GroupStatus.PENDING: GroupStatus.ABORTED,
+    GroupStatus.LEASED: GroupStatus.COMPLETED,
+    GroupStatus.ARCHIVED: GroupStatus.FILTERED,
+}
+_NUMPY = frozenset(NUMPY_CODES.values())
+_TORCH = {name: "int16" if name == "bfloat16" else "uint8" for name in TORCH_CODES.values()}
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """A group of a file.
+
+    Attributes:
+        group: The group, with a status that it can be put with.
+        buffer: The buffer it was in; None if that is not said.
+        run: The run that had put it, and the lineage of that.
+        archived: Whether it goes to the archive, and why.
+    """
+
+    group: EpisodeGroup
+    buffer: str | None
+    run: tuple[str | None, str | None]
+    archived: tuple[bool, str | None]
+
+
+def groups_in(rows: Iterable[Row], name: str) -> Iterator[Incoming]:
+    """The groups of a file, whose rows follow each other.
+
+    Raises:
+        InvalidInputError: Something of a group is missing, or cannot be.
+    """
+    for (_, uid), several in groupby(
+        rows, key=lambda row: (row.get("buffer_name"), row.get("group_uid"))
+    ):
+        try:
+            if not isinstance(uid, str):
+                raise InvalidInputError("group_uid", "a text in every row", uid)
+            incoming = _group(list(several))
+        except (ValueError, TypeError, KeyError, IndexError) as error:
+            reason = f"without {error}" if isinstance(error, KeyError) else error
+            raise InvalidInputError(f"{name}, group {uid!r}", "rows of episodes", reason) from error
+        yield incoming
+
+
+def _group(rows: Sequence[Row]) -> Incoming:
+    first = rows[0]
+    status, archived = _status(first)
+    priority = first.get("priority")
+    group = EpisodeGroup(
+        first["task_name"],
+        [_episode(row) for row in rows if row.get("token_ids") is not None],
+        prompt_uid=first.get("prompt_uid"),
+        group_uid=first["group_uid"],
+        priority=1.0 if priority is None else priority,
+        status=status,
+        tags=_json(first, "tags"),
+        expected_episodes=first.get("expected_episodes"),
+        prompt=_json(first, "prompt"),
+        prompt_ids=first.get("group_prompt_ids"),
+        extras=_arrays(first, "group_extras"),
+    )
+    run = first.get("run_name"), first.get("run_lineage")
+    reason = first.get("status_reason") if archived else None
+    return Incoming(group, first.get("buffer_name"), run, (archived, reason))
+
+
+def _status(row: Row) -> tuple[GroupStatus, bool]:
+    """What a group is put as, and whether it was archived."""
+    status = GroupStatus(row.get("group_status") or GroupStatus.COMPLETED)
+    if status is GroupStatus.LEASED and row.get("leased_from") is not None:
+        return GroupStatus(row["leased_from"]), False
+    return _PUT_AS.get(status, status), status is GroupStatus.ARCHIVED
+
+
+def _episode(row: Row) -> Episode:
+    turns = row.get("turns")
+    token_extras = _arrays(row, "token_extras")
+    given: dict[str, Any]
+    if turns:
+        given = {"turns": _turns(row, turns, token_extras)}
+        if all(turn.policy_version is None for turn in given["turns"]):
+            given["policy_version"] = _version(row)
+        for name in {name for turn in turns for name in turn["token_extras"] or ()}:
+            del token_extras[name]
+    else:
+        given = {
+            **_tokens(row),
+            "loss_mask": row.get("loss_mask"),
+            "logprobs": row.get("logprobs"),
+            "policy_version": _version(row),
+        }
+    return Episode(
+        **given,
+        reward=row.get("reward"),
+        advantage=row.get("advantage"),
+        finish_reason=row.get("finish_reason"),
+        token_extras=token_extras,
+        extras=_arrays(row, "extras"),
+        metadata=_json(row, "metadata"),
+        text=row.get("text"),
+    )
+
+
+def _tokens(row: Row) -> dict[str, Any]:
+    ids, length = row["token_ids"], row.get("prompt_length")
+    if length is None:
+        return {"token_ids": ids}
+    if not 0 <= length <= len(ids):
+        raise ValueError(f"a prompt of {length} tokens in an episode of {len(ids)}")
+    return {"prompt_ids": ids[:length], "response_ids": ids[length:]}
+
+
+def _version(row: Row) -> Any:
+    versions = row.get("token_versions")
+    return row.get("policy_version") if versions is None else versions
+
+
+def _turns(row: Row, turns: Sequence[Row], extras: dict[str, Array]) -> list[Turn]:
+    made = []
+    begin = 0
+    for turn in turns:
+        middle, end = begin + turn["prompt_length"], begin + turn["num_tokens"]
+        if not begin <= middle <= end <= len(row["token_ids"]):
+            raise ValueError(f"turns that are longer than {len(row['token_ids'])} tokens")
+        rewards = row["token_rewards"][middle:end] if turn["has_token_rewards"] else None
+        versions = turn["token_versions"]
+        made.append(
+            Turn(
+                prompt_ids=row["token_ids"][begin:middle],
+                response_ids=row["token_ids"][middle:end],
+                loss_mask=row["loss_mask"][middle:end],
+                logprobs=row["logprobs"][middle:end] if turn["has_logprobs"] else None,
+                reward=turn["reward"] if rewards is None else None,
+                token_rewards=rewards,
+                policy_version=turn["policy_version"]
+                if versions is None
+                else np.array(versions, np.int32),
+                finish_reason=turn["finish_reason"],
+                token_extras={name: extras[name][begin:end] for name in turn["token_extras"] or ()},
+                metadata=_json(turn, "metadata"),
+            )
+        )
+        begin = end
+    if begin != len(row["token_ids"]):
+        raise ValueError(f"turns of {begin} tokens in an episode of {len(row['token_ids'])}")
+    return made
+
+
+def _json(row: Row, name: str) -> Any:
+    text = row.get(name)
+    return None if text is None else json.loads(text)
+
+
+def _arrays(row: Row, name: str) -> dict[str, Array]:
+    return {one["name"]: _array(one) for one in row.get(name) or ()}
+
+
+def _array(row: Row) -> Array:
+    dtype = row["dtype"]
+    if dtype not in _NUMPY and dtype not in _TORCH:
+        raise ValueError(f"an array of dtype {dtype!r}")
+    kind = np.dtype(_TORCH.get(dtype, dtype)).newbyteorder("<")
+    if kind == np.bool_ and max(row["data"], default=0) > 1:
+        raise ValueError("bytes that are neither true nor false")
+    return from_bits(np.frombuffer(row["data"], kind).reshape(row["shape"]), dtype)

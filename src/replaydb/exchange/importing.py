@@ -1,0 +1,181 @@
+"""Groups of files into a store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import groupby, islice
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL
+
+from replaydb import blocking, checks
+from replaydb.episodes import GroupStatus
+from replaydb.errors import InvalidInputError
+from replaydb.exchange.files import Files, files_at
+from replaydb.exchange.formats import rows_of
+from replaydb.exchange.groups import Incoming, groups_in
+from replaydb.exchange.manifest import Manifest
+
+#: Groups that are put together: so many at most, of so many tokens, or one.
+PUT_GROUPS, PUT_TOKENS = 256, 1 << 20
+#: Seconds to wait for room or for a rate limit.
+PATIENCE_SECONDS = 60.0
+#: Runs whose stores are open at once: groups are put in the name of the run that had put them.
+OPEN_RUNS = 4
+
+Progress = Callable[[int, int | None], object]
+
+
+@dataclass(frozen=True, slots=True)
+class ImportReport:
+    """What an import has put.
+
+    Attributes:
+        num_files: Files that were read.
+        num_groups: Groups in them.
+        num_episodes: Episodes of these.
+        num_put: Groups of them that were put; the others were there already, under their uids.
+    """
+
+    num_files: int
+    num_groups: int
+    num_episodes: int
+    num_put: int
+
+
+def import_groups(
+    url: str | URL,
+    source: str | Path,
+    *,
+    buffer: str | None = None,
+    create: bool = False,
+    progress: Progress | None = None,
+) -> ImportReport:
+    """Put the groups of an export, or of other files with such rows, into a store.
+
+    Groups keep their uids, tags, priorities, prompts, texts and runs, and their statuses: what was
+    leased is what it was leased from, what was arriving is `aborted`. A group whose uid is there
+    already is left as it is, so that an import that was broken off can be run again. Ids, times and
+    draws are new; `replaydb copy` keeps them.
+
+    Args:
+        url: The store, as for `Store.open`. Its tables must be there.
+        source: A folder, a file, or a prefix of an object store.
+        buffer: Put everything into this buffer; by default into buffers of the names they had.
+        create: Make buffers that are not there.
+        progress: Called with how many groups were read, and how many there are if that is known.
+
+    Raises:
+        InvalidInputError: An argument is wrong, there are no rows of episodes, or the export has
+            not ended.
+        UnknownBufferError: A buffer is not there, and `create` is False.
+        BufferFullError: There is no room.
+        PayloadsUnavailableError: The source cannot be reached.
+        DatabaseError: There is no such store, or it cannot be written.
+    """
+    target = checks.optional(checks.name, "buffer", buffer)
+    may_create = checks.flag("create", create)
+    tell = checks.optional(checks.function, "progress", progress) or _quiet
+    files = files_at("source", source)
+    names, total = _parts(files)
+    groups = episodes = put = 0
+    with _Stores(url, may_create) as stores:
+        for name in names:
+            with files.read(name) as path:
+                for together in _together(groups_in(rows_of(path, name), name)):
+                    put += stores.put(target or together[0].buffer, together)
+                    groups += len(together)
+                    episodes += sum(one.group.num_episodes for one in together)
+                    tell(groups, total)
+    return ImportReport(len(names), groups, episodes, put)
+
+
+def _quiet(done: int, total: int | None) -> None:
+    """Progress that nobody wants to hear of."""
+
+
+def _parts(files: Files) -> tuple[list[str], int | None]:
+    """Files to read, and how many groups they have if that is known.
+
+    Raises:
+        InvalidInputError: There are none, or some are missing.
+    """
+    manifest = Manifest.found(files)
+    if manifest is not None:
+        if not manifest.complete:
+            expected = "an export that has ended: run it again"
+            raise InvalidInputError("source", expected, files.url)
+        return [part.name for part in manifest.parts], sum(
+            part.num_groups for part in manifest.parts
+        )
+    names = [name for name in files.names() if name.endswith((".parquet", ".jsonl"))]
+    if not names:
+        raise InvalidInputError("source", "files *.parquet or *.jsonl", files.url)
+    return names, None
+
+
+def _together(several: Iterator[Incoming]) -> Iterator[list[Incoming]]:
+    """Groups of one buffer and run that are put together."""
+    for _, mine in groupby(several, key=lambda one: (one.buffer, one.run)):
+        while chunk := list(islice(mine, PUT_GROUPS)):
+            start = tokens = 0
+            for i, one in enumerate(chunk):
+                if i > start and tokens + one.group.num_tokens > PUT_TOKENS:
+                    yield chunk[start:i]
+                    start, tokens = i, 0
+                tokens += one.group.num_tokens
+            yield chunk[start:]
+
+
+class _Stores:
+    """The store, opened in the names of the runs that had put the groups."""
+
+    def __init__(self, url: str | URL, create: bool) -> None:
+        self._url = url
+        self._create = create
+        self._open: dict[tuple[str | None, str | None], blocking.Store] = {}
+
+    def __enter__(self) -> _Stores:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        with ExitStack() as stack:
+            for store in self._open.values():
+                stack.callback(store.close)
+
+    def put(self, name: str | None, several: list[Incoming]) -> int:
+        """Put groups; how many were not there."""
+        if name is None:
+            raise InvalidInputError("buffer", "a name, as the rows have none", None)
+        buffer = self._store(several[0].run).buffer(name, create=self._create)
+        uids = [one.group.group_uid for one in several]
+        known = {one.group_uid for one in buffer.find(uids=uids)}
+        new = [one for one in several if one.group.group_uid not in known]
+        ids = buffer.put(
+            [one.group for one in new], on_duplicate="ignore", timeout=PATIENCE_SECONDS
+        )
+        archived: dict[str | None, list[int]] = {}
+        for group_id, one in zip(ids, new, strict=True):
+            if one.archived[0]:
+                archived.setdefault(one.archived[1], []).append(group_id)
+        for reason, several_ids in archived.items():
+            buffer.update(
+                several_ids,
+                statuses=GroupStatus.FILTERED,
+                status=GroupStatus.ARCHIVED,
+                reason=reason,
+            )
+        return len(new)
+
+    def _store(self, run: tuple[str | None, str | None]) -> blocking.Store:
+        if (store := self._open.pop(run, None)) is None:
+            while len(self._open) >= OPEN_RUNS:
+                self._open.pop(next(iter(self._open))).close()
+            name, lineage = run
+            options: dict[str, Any] = {} if name is None else {"run": name, "lineage": lineage}
+            store = blocking.Store.open(self._url, migrate=False, **options)
+        self._open[run] = store
+        return store

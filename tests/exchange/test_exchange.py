@@ -1,0 +1,276 @@
+"""Groups go into files and come back, whatever interrupts it, through the command line too."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import duckdb
+import polars as pl
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+
+import replaydb as rdb
+from replaydb import Buffer, EpisodeGroup, Store, StoredGroup, codec
+from replaydb.analysis import decoded
+from replaydb.episodes.flat import flatten
+from replaydb.errors import (
+    InvalidInputError,
+    InvalidURLError,
+    PayloadsUnavailableError,
+    UnknownBufferError,
+)
+from replaydb.exchange import (
+    ExportReport,
+    ImportReport,
+    export_groups,
+    exporting,
+    import_groups,
+    importing,
+)
+from replaydb.exchange.manifest import NAME
+from support.command import run
+from support.groups import conversation, episode, group, groups
+from support.s3 import S3Server
+
+
+def encoded(one: EpisodeGroup) -> bytes:
+    return bytes(codec.encode(flatten(one.episodes, one.context)))
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Somewhere to export to."""
+    if request.param == "folder":
+        return str(tmp_path / "export")
+    server: S3Server = request.getfixturevalue("s3")
+    return server.url(f"exports/{uuid4().hex}")
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file for every two groups."""
+    monkeypatch.setattr(decoded, "CHUNK_GROUPS", 2)
+    monkeypatch.setattr(exporting, "PART_BYTES", 1)
+
+
+async def fill(store: Store) -> list[StoredGroup]:
+    """Groups of every status and form, in two buffers and three tasks."""
+    buffer = await store.buffer("math / 数学", max_staleness=None)
+    await buffer.put(
+        [
+            *groups(4, prompt_uid="p", tags={"level": "hard", "n": [1, None]}),
+            EpisodeGroup("a/b %", [conversation(), episode(None, 3, text="ø")], priority=0.5),
+            EpisodeGroup("a/b %", [], status="aborted", prompt="roll me", expected_episodes=8),
+            EpisodeGroup("a/b %", [], status="failed"),
+            group("filtered", status="filtered"),
+        ]
+    )
+    await buffer.open_group("pieces", "pieces", 3, prompt=[{"role": "user", "content": "hi"}])
+    for position in (2, 0):
+        await buffer.add_episode("pieces", episode(float(position)), position=position)
+    await (await store.buffer("code")).put(groups(3, "code"))
+    return await everything(store)
+
+
+async def everything(store: Store) -> list[StoredGroup]:
+    """All groups of all buffers, by uid."""
+    found: list[StoredGroup] = []
+    for info in await store.buffers():
+        buffer = await store.buffer(info.name)
+        found += await buffer.get([one.id for one in await buffer.find()])
+    return sorted(found, key=lambda one: one.group_uid)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("format", ["parquet", "jsonl"])
+async def test_a_store_comes_back(
+    store: Store, url: str, tmp_path: Path, place: str, format: Any
+) -> None:
+    given = await fill(store)
+    seen: list[tuple[int, int | None]] = []
+    report = export_groups(url, place, format=format, progress=lambda *far: seen.append(far))
+    assert (report.num_groups, report.num_episodes, report.num_left_out) == (12, 20, 0)
+    assert report.num_files >= 5
+    assert seen[-1] == (12, 12)
+    fresh = f"sqlite:///{tmp_path / 'fresh.db'}"
+    async with Store.open(fresh) as other:
+        with pytest.raises(UnknownBufferError):
+            import_groups(fresh, place)
+        counts = import_groups(fresh, place, create=True)
+        assert counts == ImportReport(report.num_files, 12, 20, 12)
+        assert import_groups(fresh, place).num_put == 0
+        found = await everything(other)
+        assert [encoded(one) for one in found] == [encoded(one) for one in given]
+        for one, before in zip(found, given, strict=True):
+            expected = "aborted" if before.status == "pending" else before.status
+            assert one.status == expected
+            for name in ("group_uid", "task_name", "prompt_uid", "priority", "tags", "texts",
+                         "expected_episodes", "prompt"):  # fmt: skip
+                assert getattr(one, name) == getattr(before, name), name
+        assert {info.name for info in await other.buffers()} == {"math / 数学", "code"}
+        assert "test" in {one.name for one in await other.runs()}
+        assert {one.run_name for one in await (await other.buffer("code")).find()} == {"test"}
+
+
+async def test_statuses_and_runs(store: Store, other: Store, url: str, tmp_path: Path) -> None:
+    buffer = await store.buffer("math")
+    await buffer.put([*groups(4), group("expired", status="expired")])
+    await (await other.buffer("math")).put(group("theirs"))
+    await buffer.update(uids="gsm8k-3", status="archived", reason="by hand")
+    lease = await buffer.lease(1, rdb.Fifo(), ttl=60)
+    export_groups(url, tmp_path / "export")
+    fresh = f"sqlite:///{tmp_path / 'fresh.db'}"
+    async with Store.open(fresh) as third, lease:
+        import_groups(fresh, tmp_path / "export", buffer="all", create=True)
+        found = {one.group_uid: one for one in await (await third.buffer("all")).find()}
+        assert {uid: str(one.status) for uid, one in found.items()} == {
+            "gsm8k-0": "completed", "gsm8k-1": "completed", "gsm8k-2": "completed",
+            "gsm8k-3": "archived", "expired": "expired", "theirs": "completed",
+        }  # fmt: skip
+        assert found["gsm8k-3"].status_reason == "by hand"
+        assert found["theirs"].run_name == "other"
+        lineages = {one.name: one.lineage for one in await third.runs()}
+        assert lineages["test"] == "test"
+
+
+def check_files(folder: Path) -> None:
+    """Every file but the record of the export is whole."""
+    for path in folder.rglob("*"):
+        if path.is_file() and path.name != NAME:
+            assert pq.read_table(path, partitioning=None).num_rows > 0
+
+
+@pytest.mark.usefixtures("small")
+async def test_an_export_that_is_broken_off_goes_on(
+    buffer: Buffer, url: str, tmp_path: Path, place: str
+) -> None:
+    """At every group: no file looks finished that is not, and nothing is written twice."""
+    await buffer.put(groups(9))
+    tries = 0
+    done = None
+    while done is None:
+        tries += 1
+        left = iter(range(2))
+
+        def interrupt(*far: Any, left: Iterator[int] = left) -> None:
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+
+        try:
+            done = export_groups(url, place, progress=interrupt)
+        except KeyboardInterrupt:
+            with pytest.raises(InvalidInputError, match="run it again"):
+                import_groups(url, place)
+        if not place.startswith("s3:"):
+            check_files(Path(place))
+    assert tries > 2
+    assert (done.num_groups, done.num_files) == (9, 5)
+    await buffer.put(groups(1, "later"))
+    later = export_groups(url, place)
+    assert (later.num_groups, later.num_files) == (10, 6)
+    assert import_groups(url, place, buffer=buffer.name).num_groups == 10
+
+
+async def test_who_reads_parquet_reads_it(buffer: Buffer, url: str, tmp_path: Path) -> None:
+    await buffer.put([*groups(3), *groups(2, "code")])
+    report = export_groups(url, tmp_path / "export")
+    assert isinstance(report, ExportReport)
+    assert report.num_bytes == sum(
+        path.stat().st_size for path in (tmp_path / "export").rglob("*.parquet")
+    )
+    whole = ds.dataset(tmp_path / "export", partitioning="hive").to_table()
+    assert whole.num_rows == 10
+    assert set(whole["task"].to_pylist()) == {"gsm8k", "code"}
+    files = str(tmp_path / "export" / "**" / "*.parquet")
+    assert len(pl.read_parquet(files, hive_partitioning=False)) == 10
+    with duckdb.connect() as connection:
+        found = connection.execute(
+            "SELECT task, sum(len(token_ids)) FROM read_parquet(?, hive_partitioning = true)"
+            " GROUP BY task ORDER BY task",
+            [files],
+        ).fetchall()
+    assert found == [("code", 20), ("gsm8k", 30)]
+
+
+async def test_what_has_lost_its_tokens(store: Store, url: str, tmp_path: Path) -> None:
+    buffer = await store.buffer("math", archived_payload="drop", max_times_sampled=1)
+    await buffer.put(groups(3))
+    await buffer.sample(1)
+    report = export_groups(url, tmp_path / "export")
+    assert (report.num_groups, report.num_left_out) == (2, 1)
+
+
+async def test_filters(store: Store, url: str, tmp_path: Path) -> None:
+    await fill(store)
+    where = rdb.col.reward_mean > 0.1
+    report = export_groups(url, tmp_path / "export", buffer="code", tasks="code", where=where)
+    assert report.num_groups == 3
+    for others in (
+        {"buffer": "code", "tasks": "code"},
+        {"buffer": "code", "tasks": "code", "where": rdb.col.reward_mean > 0.2},
+        {"buffer": "code", "tasks": "code", "where": where, "format": "jsonl"},
+    ):
+        with pytest.raises(InvalidInputError, match="other groups"):
+            export_groups(url, tmp_path / "export", **others)
+    again = export_groups(url, tmp_path / "export", buffer="code", tasks="code", where=where)
+    assert again == report
+
+
+async def test_what_is_refused(buffer: Buffer, url: str, tmp_path: Path, s3: S3Server) -> None:
+    await buffer.put(groups(1))
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others" / "notes.txt").write_text("mine")
+    with pytest.raises(InvalidInputError, match="other files"):
+        export_groups(url, tmp_path / "others")
+    with pytest.raises(InvalidInputError, match="files"):
+        import_groups(url, tmp_path / "others")
+    for place in ("s3://", "ftp://host/x", "", 3):
+        with pytest.raises((InvalidInputError, InvalidURLError), match="destination"):
+            export_groups(url, place)  # type: ignore[arg-type]
+        with pytest.raises((InvalidInputError, InvalidURLError), match="source"):
+            import_groups(url, place)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInputError, match="format"):
+        export_groups(url, tmp_path / "x", format="csv")  # type: ignore[arg-type]
+    with pytest.raises(UnknownBufferError):
+        export_groups(url, tmp_path / "x", buffer="mth")
+    with pytest.raises(PayloadsUnavailableError, match="NoSuchBucket"):
+        export_groups(url, s3.url("x", bucket="nothing"))
+    assert not (tmp_path / "x").exists()
+
+
+async def test_an_import_puts_some_at_a_time(
+    buffer: Buffer, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await buffer.put(groups(5))
+    export_groups(url, tmp_path / "export", format="jsonl")
+    monkeypatch.setattr(importing, "PUT_GROUPS", 4)
+    monkeypatch.setattr(importing, "PUT_TOKENS", 25)
+    seen: list[Any] = []
+    import_groups(url, tmp_path / "export", buffer="copy", create=True,
+                  progress=lambda *far: seen.append(far))  # fmt: skip
+    assert seen == [(2, 5), (4, 5), (5, 5)]
+
+
+async def test_the_commands(store: Store, url: str, tmp_path: Path) -> None:
+    await fill(store)
+    folder = tmp_path / "export"
+    result = run("export", folder, "--buffer", "code", url=url)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("3 groups, 6 episodes in 1 files")
+    result = run("import", folder, "--buffer", "copy", url=url)
+    assert result.exit_code == 1
+    assert "copy" in result.output
+    result = run("import", folder, "--buffer", "copy", "--create", url=url)
+    assert result.stdout.startswith("3 of 3 groups put, 6 episodes in 1 files")
+    result = run("export", folder, "--buffer", "cod", url=url)
+    assert result.exit_code == 1
+    lines = run("export", tmp_path / "lines", "--task", "code", "--status", "completed", "--run",
+                "test", "--jsonl", "--skip-damaged", url=url)  # fmt: skip
+    assert lines.exit_code == 0, lines.output
+    [path] = (tmp_path / "lines" / "buffer=code" / "task=code").iterdir()
+    assert json.loads(path.read_text(encoding="utf8").splitlines()[0])["group_uid"] == "code-0"

@@ -1,0 +1,155 @@
+"""What is written into a file comes back as the same bytes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from replaydb import EpisodeGroup, codec
+from replaydb.analysis.episode_rows import batch_of_bare, batch_of_episodes, episode_schema
+from replaydb.episodes.flat import flatten
+from replaydb.errors import InvalidInputError
+from replaydb.exchange.formats import WRITERS, Format, rows_of
+from replaydb.exchange.groups import groups_in
+from support import samples
+from support.groups import group
+from support.whole import whole_of
+
+FORMATS: list[Format] = ["parquet", "jsonl"]
+
+
+def written(path: Path, kind: Format, groups: list[EpisodeGroup]) -> str:
+    """A file of groups; its name."""
+    writer = WRITERS[kind](path, episode_schema())
+    for one in groups:
+        whole = whole_of(one)
+        batch = batch_of_episodes if whole.pieces else batch_of_bare
+        writer.write(batch(episode_schema(), [whole]))
+    writer.close()
+    return f"some.{kind}"
+
+
+def encoded(one: EpisodeGroup) -> bytes:
+    return bytes(codec.encode(flatten(one.episodes, one.context)))
+
+
+@st.composite
+def any_group(draw: st.DrawFn) -> EpisodeGroup:
+    """A group of any form, with a status that can be put."""
+    several = draw(st.lists(samples.episode(), max_size=3))
+    context = draw(samples.contexts)
+    return EpisodeGroup(
+        draw(samples.text.filter(bool)),
+        several,
+        prompt_uid=draw(st.none() | samples.text.filter(bool)),
+        priority=draw(st.floats(0, 1e9)),
+        status=draw(
+            st.sampled_from(["completed", "aborted"] if several else ["aborted", "failed"])
+        ),
+        tags=draw(samples.metadata),
+        expected_episodes=draw(st.none() | st.integers(max(1, len(several)), 9)),
+        prompt=context.prompt,
+        prompt_ids=context.prompt_ids,
+        extras=context.extras,
+    )
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(several=st.lists(any_group(), min_size=1, max_size=3))
+def test_the_same_bytes_come_back(
+    tmp_path_factory: pytest.TempPathFactory, kind: Format, several: list[EpisodeGroup]
+) -> None:
+    path = tmp_path_factory.mktemp("exchange") / "file"
+    name = written(path, kind, several)
+    found = [one.group for one in groups_in(rows_of(path, name), name)]
+    assert [encoded(one) for one in found] == [encoded(one) for one in several]
+    for one, other in zip(found, several, strict=True):
+        assert one == other
+        assert one.texts == other.texts
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_every_bit_of_a_float(tmp_path: Path, kind: Format) -> None:
+    """NaN of all kinds, infinities, and both zeros."""
+    odd = [0x7FC00001, 0x7F800001, 0x7FC00000, 0xFFC00000, 0x7F800000, 0xFF800000, 0x80000000, 1]
+    logprobs = np.array(odd, np.uint32).view(np.float32)
+    from replaydb import Episode
+
+    given = EpisodeGroup(
+        "math", [Episode(prompt_ids=[], response_ids=[1] * 8, logprobs=logprobs, text="\u2028ø")]
+    )
+    name = written(tmp_path / "file", kind, [given])
+    [found] = groups_in(rows_of(tmp_path / "file", name), name)
+    assert encoded(found.group) == encoded(given)
+    assert found.group.texts == given.texts
+
+
+def test_parquet_is_compressed_and_says_its_types(tmp_path: Path) -> None:
+    written(tmp_path / "file", "parquet", [group(str(i)) for i in range(3)])
+    file = pq.ParquetFile(tmp_path / "file")
+    assert file.schema_arrow.equals(episode_schema())
+    assert file.metadata.num_row_groups == 1
+    assert file.metadata.row_group(0).column(0).compression == "ZSTD"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"group_uid": None},
+        {"task_name": None},
+        {"token_ids": [1, 2, 3]},
+        {"loss_mask": [2, 0, 0, 0, 0]},
+        {"group_status": "done"},
+        {"tags": "[1]"},
+        {"tags": "{"},
+        {"metadata": '{"x": NaN}'},
+        {"prompt_length": 9},
+        {"extras": [{"name": "x", "dtype": "object", "shape": [1], "data": "AA=="}]},
+        {"extras": [{"name": "x", "dtype": "int64", "shape": [1], "data": "AA=="}]},
+        {"extras": [{"name": "x", "dtype": "bool", "shape": [1], "data": "Ag=="}]},
+        {"extras": [{"name": "x"}]},
+        {"turns": [{"num_tokens": 9, "prompt_length": 1}]},
+        {"logprobs": ["nothing"] * 5},
+    ],
+    ids=str,
+)
+def test_rows_that_cannot_be(tmp_path: Path, damage: dict[str, Any]) -> None:
+    name = written(tmp_path / "file", "jsonl", [group("a", rewards=(1.0,))])
+    [line] = (tmp_path / "file").read_text(encoding="utf8").splitlines()
+    (tmp_path / "file").write_text(json.dumps(json.loads(line) | damage), encoding="utf8")
+    with pytest.raises(InvalidInputError):
+        list(groups_in(rows_of(tmp_path / "file", name), name))
+
+
+@pytest.mark.parametrize("name", ["some.parquet", "some.jsonl"])
+def test_files_that_are_none(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_bytes(b"PAR1 or so\n")
+    with pytest.raises(InvalidInputError, match=name):
+        list(rows_of(tmp_path / "file", name))
+
+
+def test_rows_of_others(tmp_path: Path) -> None:
+    """What is not said is as for `EpisodeGroup`; tokens, masks and names are enough."""
+    table = pa.table(
+        {
+            "group_uid": ["a", "a", "b"],
+            "task_name": ["math"] * 3,
+            "token_ids": [[1, 2], [3], []],
+            "loss_mask": [[False, True], [True], []],
+            "reward": [1.0, None, 0.0],
+        }
+    )
+    pq.write_table(table, tmp_path / "some.parquet")
+    first, second = groups_in(rows_of(tmp_path / "some.parquet", "some.parquet"), "some.parquet")
+    assert [one.reward for one in first.group.episodes] == [1.0, None]
+    assert first.group.status == "completed"
+    assert (first.buffer, first.run, second.group.num_tokens) == (None, (None, None), 0)
