@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import URL, Connection, String, column, inspect, select, table
+from sqlalchemy import URL, Connection, String, Update, column, inspect, select, table, update
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from replaydb.database.engines import backend_for
 from replaydb.database.engines.protocol import Backend
+from replaydb.database.repository.rows import first_in_use
 from replaydb.database.schema import REVISIONS, metadata
 from replaydb.database.views import VIEWS
 from replaydb.errors import (
@@ -37,8 +38,12 @@ if TYPE_CHECKING:
 #: Private: another user of alembic in the same database keeps its own.
 VERSION_TABLE = "replaydb_alembic_version"
 
+#: Before the revision of a database that is being copied into: nobody opens it until that is done.
+_COPYING = "copying "
+
 _revision_column = column("version_num", String())
-_version_query = select(_revision_column).select_from(table(VERSION_TABLE, _revision_column))
+_version_table = table(VERSION_TABLE, _revision_column)
+_version_query = select(_revision_column).select_from(_version_table)
 _view_names = frozenset(view.table.name for view in VIEWS)
 
 # alembic keeps the migration it runs in module globals. A lock of threads, as event loops of
@@ -147,6 +152,40 @@ async def prepare(backend: Backend, *, migrate: bool | None) -> None:
     await upgrade(backend)
 
 
+async def begin_copy(backend: Backend) -> None:
+    """Let nobody open a database until `end_copy`: the tables of an empty one, which may be new.
+
+    Raises:
+        InvalidInputError: There is something in it, and it is no copy that was not finished.
+        SchemaError: As for `prepare`; or the copy was begun by another version of replaydb.
+        DatabaseError: The database cannot be reached, read or written.
+    """
+    found = await _find(backend)
+    if (found.revision or "").startswith(_COPYING):
+        if found.revision != _COPYING + REVISIONS[-1]:
+            what = (
+                "another version of replaydb has begun to copy into it: remove it, and begin anew"
+            )
+            raise SchemaError(what, found.revision, REVISIONS[-1])
+        return
+    await prepare(backend, migrate=found == _NOTHING)
+    async with schema_transaction(backend) as connection:
+        if used := await connection.run_sync(first_in_use):
+            expected = "an empty database, or a copy that was not finished"
+            raise InvalidInputError("target", expected, f"one with rows in the table {used}")
+        await connection.execute(_set_revision(_COPYING + REVISIONS[-1]))
+
+
+async def end_copy(backend: Backend) -> None:
+    """Let everybody open what was copied."""
+    async with schema_transaction(backend) as connection:
+        await connection.execute(_set_revision(REVISIONS[-1]))
+
+
+def _set_revision(revision: str) -> Update:
+    return update(_version_table).values(version_num=revision)
+
+
 @asynccontextmanager
 async def schema_transaction(backend: Backend) -> AsyncIterator[AsyncConnection]:
     """One transaction in which tables may be changed, by one process at a time.
@@ -221,6 +260,9 @@ def _problem(backend: Backend, found: _Found) -> SchemaError | None:
                 newest,
             )
         what = "there are no tables yet"
+    elif found.revision.startswith(_COPYING):
+        what = "it is a copy that was not finished: run `replaydb copy` again, or remove it"
+        return SchemaError(what, found.revision, newest)
     elif found.revision in REVISIONS:
         what = f"the tables are of revision {found.revision}, {newest} is needed"
     else:

@@ -147,6 +147,25 @@ class Database:
                     await call.pause_after(error)
 
     @asynccontextmanager
+    async def snapshot(self, end: float) -> AsyncIterator[Snapshot]:
+        """One read-only transaction for several reads, which all see the same data.
+
+        The data is that of the first statement. Between reads it may rest for less than a minute.
+
+        Args:
+            end: When it is over.
+
+        Raises:
+            DatabaseError: The driver's error, typed. Nothing is run again.
+            StoreClosedError: The database was closed.
+        """
+        async with AsyncExitStack() as stack:
+            async with self._call(end) as call:
+                connected = self._connected(self._reader, call.end)
+                connection = await stack.enter_async_context(connected)
+            yield Snapshot(self, connection, call.end)
+
+    @asynccontextmanager
     async def turn_to_draw(self, end: float | None = None) -> AsyncIterator[None]:
         """The right to have one reader in the block without waiting for a free connection.
 
@@ -257,6 +276,20 @@ class Database:
                 raise
         finally:
             await connection.close()
+
+
+class Snapshot:
+    """A read-only transaction."""
+
+    def __init__(self, database: Database, connection: AsyncConnection, end: float) -> None:
+        self._database = database
+        self._connection = connection
+        self._end = end
+
+    async def read(self, work: Work[T]) -> T:
+        """Run `work` in it."""
+        async with self._database._call(self._end) as call:
+            return await self._database.backend.run(self._connection, work, call.end)
 
 
 class _Call:

@@ -12,7 +12,8 @@ from types import MappingProxyType
 from typing import Any
 
 import asyncpg
-from sqlalchemy import BigInteger, Connection, DateTime, func, schema, select
+from sqlalchemy import BigInteger, ColumnElement, Connection, DateTime, cast, func, schema, select
+from sqlalchemy.dialects.postgresql import REGCLASS
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
@@ -255,6 +256,21 @@ class PostgresqlBackend:
         )
         return ids.all()
 
+    def last_ids(self, connection: Connection, tables: Sequence[str]) -> dict[str, int]:
+        """From the sequences of their ids."""
+        last = {
+            name: connection.scalar(
+                select(func.pg_sequence_last_value(cast(_ids_of(name), REGCLASS)))
+            )
+            for name in tables
+        }
+        return {name: value for name, value in last.items() if value is not None}
+
+    def go_on_after(self, connection: Connection, ids: Mapping[str, int]) -> None:
+        """The same sequences."""
+        for name, last in ids.items():
+            connection.execute(select(func.setval(cast(_ids_of(name), REGCLASS), last)))
+
     def read_payloads(self, connection: Connection, ids: Sequence[int]) -> list[dict[str, Any]]:
         """As rows."""
         return [row._asdict() for row in execute(connection, select_payloads(ids))]
@@ -277,6 +293,10 @@ class PostgresqlBackend:
         )
         self._log.listen_to(engine)
         return engine
+
+
+def _ids_of(table: str) -> ColumnElement[str]:
+    return func.pg_get_serial_sequence(table, "id")
 
 
 _NOW = select(func.clock_timestamp(type_=DateTime(timezone=True)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
@@ -130,6 +130,12 @@ class Backend(Protocol):
 
     def allocate_group_ids(self, connection: Connection, count: int) -> Sequence[int]:
         """Ids for new groups, ascending, never given twice."""
+
+    def last_ids(self, connection: Connection, tables: Sequence[str]) -> dict[str, int]:
+        """The last id that each of these tables has given; those that gave none are left out."""
+
+    def go_on_after(self, connection: Connection, ids: Mapping[str, int]) -> None:
+        """Have tables give ids after these."""
 
     def read_payloads(self, connection: Connection, ids: Sequence[int]) -> list[dict[str, Any]]:
         """Rows of `payload` of some groups, their `data` as bytes or as a view of them."""

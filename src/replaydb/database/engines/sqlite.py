@@ -8,14 +8,14 @@ import math
 import random
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from sqlalchemy import URL, Connection, Select, column, event, func, select, table
+from sqlalchemy import URL, Connection, Select, column, delete, event, func, insert, select, table
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import AsyncAdaptedQueuePool, NullPool, Pool
@@ -27,6 +27,7 @@ from replaydb.database.engines.signals import Signal
 from replaydb.database.engines.sqlite_driver import Begin, EagerConnection
 from replaydb.database.engines.sqlite_file import DatabaseFile
 from replaydb.database.engines.sqlite_payloads import read_payloads
+from replaydb.database.prepared import execute
 from replaydb.errors import (
     DatabaseError,
     DatabaseFullError,
@@ -216,6 +217,17 @@ class SqliteBackend:
         """AUTOINCREMENT's own counter, so an id is not given again after a delete."""
         last = connection.scalar(_LAST_GROUP_ID) or 0
         return range(last + 1, last + 1 + count)
+
+    def last_ids(self, connection: Connection, tables: Sequence[str]) -> dict[str, int]:
+        """AUTOINCREMENT's own counters."""
+        rows = execute(connection, select(_SEQUENCE).where(_SEQUENCE.c.name.in_(tables)))
+        return {row.name: row.seq for row in rows}
+
+    def go_on_after(self, connection: Connection, ids: Mapping[str, int]) -> None:
+        """The same; there is one for a table that has had a row."""
+        execute(connection, delete(_SEQUENCE).where(_SEQUENCE.c.name.in_(ids)))
+        for name, last in ids.items():
+            execute(connection, insert(_SEQUENCE).values(name=name, seq=last))
 
     def read_payloads(self, connection: Connection, ids: Sequence[int]) -> list[dict[str, Any]]:
         """Large ones as blobs."""

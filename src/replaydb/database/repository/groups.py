@@ -136,16 +136,21 @@ def stored(backend: Backend, connection: Connection, rows: Sequence[Facts]) -> S
         for row in rows
         if row["has_transcript"] or row["group_status"] == GroupStatus.ARCHIVED.value
     ]
-    ids = [row["id"] for row in rows]
+    parts = payloads(backend, connection, [row["id"] for row in rows])
+    texts: Sequence[Facts] = ()
+    if spoken:
+        texts = [row._asdict() for row in execute(connection, select_transcripts(spoken))]
+    return Stored(rows, parts, texts)
+
+
+def payloads(backend: Backend, connection: Connection, ids: Sequence[int]) -> list[dict[str, Any]]:
+    """Rows of the payloads of groups; the name of its pack is in `pack`, where one is in a pack."""
     parts = backend.read_payloads(connection, ids)
     if packed := {part["pack_id"] for part in parts if isinstance(part["pack_id"], int)}:
         names = packs.names(connection, packed)
         for part in parts:
             part["pack"] = names.get(part["pack_id"])
-    texts: Sequence[Facts] = ()
-    if spoken:
-        texts = [row._asdict() for row in execute(connection, select_transcripts(spoken))]
-    return Stored(rows, parts, texts)
+    return parts
 
 
 def fetch(backend: Backend, connection: Connection, buffer_id: int, ids: Sequence[int]) -> Stored:

@@ -24,6 +24,7 @@ from replaydb.database.statements.pack import (
     insert_pack,
     insert_place,
     move_member,
+    recount_packs,
     select_any_payload,
     select_condemned,
     select_condemned_total,
@@ -193,6 +194,11 @@ def save(connection: Connection, shares: Shares, now: Callable[[], datetime]) ->
         staying = {row.id for row in execute(connection, select_staying(taken))}
         if gone := [pack_id for pack_id in taken if pack_id not in staying]:
             raise PackGoneError(gone)
+
+
+def recount(connection: Connection, now: datetime) -> int:
+    """Correct the accounts of packs to what refers to them. Returns how many were wrong."""
+    return execute(connection, recount_packs(now))
 
 
 def names(connection: Connection, ids: Collection[int]) -> dict[int, str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    ColumnElement,
     Delete,
     Insert,
     Select,
@@ -180,4 +181,35 @@ def select_share(pack_id: int) -> Select[Any]:
     size = func.coalesce(func.sum(payload.c.pack_length), 0)
     return select(func.count().label("parts"), size.label("bytes")).where(
         payload.c.pack_id == pack_id
+    )
+
+
+def select_miscounted(limit: int) -> Select[Any]:
+    """Packs of which the account is not what refers to them, the first ones, with what is."""
+    parts, size = _referring()
+    said = (pack.c.live_parts, pack.c.live_bytes)
+    named = (parts.label("parts"), size.label("bytes"))
+    wrong = (said[0] != parts) | (said[1] != size)
+    return (
+        select(pack.c.id, pack.c.name, *said, *named).where(wrong).order_by(pack.c.id).limit(limit)
+    )
+
+
+def recount_packs(now: datetime) -> Update:
+    """Count anew what refers to packs, where the account says otherwise."""
+    parts, size = _referring()
+    unused = case((parts == 0, func.coalesce(pack.c.condemned_at, now)), else_=null())
+    return (
+        update(pack)
+        .where(_STAYS, (pack.c.live_parts != parts) | (pack.c.live_bytes != size))
+        .values(live_parts=parts, live_bytes=size, condemned_at=unused)
+    )
+
+
+def _referring() -> tuple[ColumnElement[int], ColumnElement[int]]:
+    mine = payload.c.pack_id == pack.c.id
+    size = cast(func.coalesce(func.sum(payload.c.pack_length), 0), BigInteger)
+    return (
+        select(func.count()).select_from(payload).where(mine).scalar_subquery(),
+        select(size).where(mine).scalar_subquery(),
     )

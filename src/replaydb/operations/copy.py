@@ -1,0 +1,294 @@
+"""A store made again in another database: row by row as it is, payloads where that keeps them.
+
+A pass compares both databases, from a snapshot of the source, in the order of foreign keys, and
+makes the target like that snapshot. So whatever the target has of it already stays, a copy that was
+broken off goes on, and passes repeat until little has changed since the last one began. Nobody who
+uses the source is held up. The target cannot be opened until it is done and was compared again.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Final
+
+from sqlalchemy import URL, Connection
+
+from replaydb import checks
+from replaydb.database import migrations
+from replaydb.database.engines import backend_for
+from replaydb.database.payloads import Payloads
+from replaydb.database.prepared import execute_many
+from replaydb.database.records import PayloadRecord
+from replaydb.database.repository import packs, rows
+from replaydb.database.repository.rows import Difference, Values
+from replaydb.database.schema import episode_group, payload
+from replaydb.database.statements.payload import insert_payloads
+from replaydb.database.statements.rows import Family, families
+from replaydb.database.transactions import (
+    BULK_SECONDS,
+    PATIENCE_SECONDS,
+    Database,
+    Snapshot,
+    allowance,
+    end_in,
+)
+from replaydb.errors import CorruptPayloadError, DatabaseError
+from replaydb.operations.reading import Part, Read, batches, every_payload, fetch
+
+#: Rows of a table with ids that are compared at once, with what hangs on them.
+PAGE: Final = 1000
+#: What a pass may take.
+PASS_SECONDS: Final = 7 * 86_400.0
+#: A pass is followed by another one until it took less, or no longer gets much shorter.
+SHORT_SECONDS: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class CopyReport:
+    """What `copy` has done.
+
+    Attributes:
+        num_passes: How often the databases were compared, with that under way.
+        num_groups: Groups of the source, as it was when the last pass began.
+        num_seen: Groups of these that the last pass has come by.
+        num_rows: Rows that were inserted, changed or deleted in the target.
+        num_payloads: Parts of payloads that were written to the target.
+        num_bytes: Bytes of these.
+        num_checked: Payloads of the target that were read back and compared with their checksums.
+        is_finished: Whether the target can be opened.
+    """
+
+    num_passes: int = 0
+    num_groups: int = 0
+    num_seen: int = 0
+    num_rows: int = 0
+    num_payloads: int = 0
+    num_bytes: int = 0
+    num_checked: int = 0
+    is_finished: bool = False
+
+
+async def copy(
+    source: str | URL,
+    target: str | URL,
+    *,
+    payloads: str | None = None,
+    finish: bool = True,
+    progress: Callable[[CopyReport], object] | None = None,
+) -> CopyReport:
+    """Copy a whole store: every row of every buffer, with ids, times, counters and random state.
+
+    The source may be in use, and is only read: from snapshots, the last of which the target is like
+    in the end. Broken off anywhere, the same call goes on; until it is through, nobody can open the
+    target. In the end every row is compared again, and every payload of the target read back.
+
+    Args:
+        source: The store, whose tables are up to date.
+        target: A SQLite file that is not there, a database without tables or with empty ones, or
+            what an earlier call has left unfinished.
+        payloads: Where payloads of the target are, as in `Store.open`; by default in the database,
+            wherever those of the source are.
+        finish: Whether the target is to be opened afterwards. Without, it is brought up to the
+            source, and a later call has little left to do.
+        progress: Called with what was done so far, again and again.
+
+    Raises:
+        InvalidInputError: There is something else in the target; or `payloads` is another place
+            than was said before.
+        CorruptPayloadError: The source has damaged payloads, of the groups that it names. All else
+            was copied; the target is not finished.
+        SchemaError: The tables of one of them are not those of this version.
+        PayloadsUnavailableError: A place outside the databases cannot be reached, or not used.
+        DatabaseError: A database cannot be read or written.
+    """
+    payloads = checks.optional(checks.string, "payloads", payloads)
+    finish = checks.flag("finish", finish)
+    progress = checks.optional(checks.function, "progress", progress)
+    origin, destination = backend_for(source, read_only=True), backend_for(target)
+    await origin.check_target()
+    await migrations.prepare(origin, migrate=False)
+    await destination.check_target()
+    await migrations.begin_copy(destination)
+    async with _opened(Database(origin)) as ours, _opened(Database(destination)) as theirs:
+        if payloads is not None:
+            await theirs.payloads.settle(payloads, end_in(allowance()))
+        copying = _Copying(ours, theirs, progress)
+        await copying.run(finish=finish)
+    if finish:
+        await migrations.end_copy(destination)
+        copying.did(is_finished=True)
+    return copying.report
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    database: Database
+    payloads: Payloads
+
+
+@asynccontextmanager
+async def _opened(database: Database) -> AsyncIterator[_Side]:
+    payloads = Payloads(database)
+    try:
+        yield _Side(database, payloads)
+    finally:
+        end = end_in(PATIENCE_SECONDS)
+        await database.close(end)
+        await payloads.close(end)
+
+
+class _Copying:
+    def __init__(
+        self, source: _Side, target: _Side, progress: Callable[[CopyReport], object] | None
+    ) -> None:
+        self.report = CopyReport()
+        self._source = source
+        self._target = target
+        self._progress = progress
+
+    async def run(self, *, finish: bool) -> None:
+        damaged: dict[int, str] = {}
+        seconds = math.inf
+        again = True
+        while again:
+            before, previous, began = damaged, seconds, time.monotonic()
+            async with self._source.database.snapshot(end_in(PASS_SECONDS)) as snapshot:
+                self.did(num_passes=1)
+                damaged = await self._pass(snapshot)
+                seconds = time.monotonic() - began
+                # What could not be read may have been deleted meanwhile, and its pack with it.
+                again = SHORT_SECONDS < seconds < previous / 2 or damaged.keys() != before.keys()
+                if not again and damaged:
+                    raise CorruptPayloadError(_reasons(damaged), sorted(damaged))
+                if not again and finish:
+                    await self._finish(snapshot)
+        if finish:
+            await self._read_back()
+
+    async def _pass(self, snapshot: Snapshot) -> dict[int, str]:
+        """Make the target like a snapshot. Returns what is wrong with payloads, by group."""
+        total = await snapshot.read(lambda connection: rows.count(connection, episode_group))
+        self.report = replace(self.report, num_groups=total, num_seen=0)
+        outside = await self._target.database.read(packs.place) is not None
+        damaged: dict[int, str] = {}
+        for family in families():
+            async for seen, differences in self._compared(family, snapshot.read):
+                await self._apply(differences)
+                for one in differences:
+                    if one.table is payload:
+                        wanted = [*one.missing, *(new for _, new in one.changed)]
+                        damaged |= await self._bring(snapshot.read, wanted, outside=outside)
+                if family.root is episode_group:
+                    self.did(num_seen=seen)
+        return damaged
+
+    async def _compared(
+        self, family: Family, read: Read
+    ) -> AsyncIterator[tuple[int, list[Difference]]]:
+        """How the tables of a family differ, by ranges of ids, and how many ids of the source."""
+        after, most = 0, checks.INT64[1]
+        while after < most:
+
+            def page(connection: Connection, after: int = after) -> list[Values]:
+                return rows.roots(connection, family.root, after, PAGE)
+
+            wanted, found = await read(page), await self._target.database.read(page)
+            # Up to where both have been read.
+            last = min(most, *(some[-1][0] for some in (wanted, found) if len(some) == PAGE), most)
+            wanted, found = ([row for row in some if row[0] <= last] for some in (wanted, found))
+
+            def hanging(
+                connection: Connection, after: int = after, last: int = last
+            ) -> list[list[Values]]:
+                return [rows.children(connection, one, after, last) for one in family.children]
+
+            ours, theirs = await read(hanging), await self._target.database.read(hanging)
+            differences = [rows.compare(family.root, wanted, found)]
+            for one, our_rows, their_rows in zip(family.children, ours, theirs, strict=True):
+                differences.append(rows.compare(one, our_rows, their_rows))
+            yield len(wanted), differences
+            after = last
+
+    async def _apply(self, differences: Sequence[Difference]) -> None:
+        number = sum(one.num_rows for one in differences)
+        if number:
+            await self._target.database.write(lambda one: rows.apply(one, differences))
+            self.did(num_rows=number)
+
+    async def _bring(
+        self, read: Read, wanted: Sequence[Values], *, outside: bool
+    ) -> dict[int, str]:
+        """Write payloads to where the target has them. Returns what is wrong with some."""
+        damaged: dict[int, str] = {}
+        for batch in batches(wanted):
+            source = self._source
+            fetched = await fetch(read, source.database.backend, source.payloads, batch)
+            damaged |= {group_id: why for (group_id, _), why in fetched.damaged.items()}
+            if fetched.sound:
+                await self._store(fetched.sound, outside=outside)
+        return damaged
+
+    async def _store(
+        self, sound: Sequence[tuple[Part, bytes | memoryview]], *, outside: bool
+    ) -> None:
+        records = [PayloadRecord(one.part, data, one.checksum) for one, data in sound]
+        size = sum(len(record.data) for record in records)
+        end = end_in(allowance(size))
+        if outside:
+            await self._target.payloads.put(records, end)
+
+        def insert(connection: Connection) -> None:
+            packs.enter(connection, records)
+            parts = [
+                record.row(one.group_id, one.part) | {"codec_version": one.codec_version}
+                for record, (one, _) in zip(records, sound, strict=True)
+            ]
+            execute_many(connection, insert_payloads(), parts)
+
+        await self._target.database.write(insert, end=end)
+        self.did(num_payloads=len(records), num_bytes=size)
+
+    async def _finish(self, snapshot: Snapshot) -> None:
+        """What is not in rows; then see that nothing differs any more."""
+        names = [family.root.name for family in families()]
+        source, target = self._source.database.backend, self._target.database.backend
+        ids = await snapshot.read(lambda connection: source.last_ids(connection, names))
+        place = await snapshot.read(packs.place)
+
+        def settle(connection: Connection) -> None:
+            target.go_on_after(connection, ids)
+            packs.recount(connection, target.now(connection))
+            if place is not None:
+                packs.set_grace(connection, place.grace_seconds)
+
+        await self._target.database.write(settle, end=end_in(BULK_SECONDS))
+        for family in families():
+            async for _, differences in self._compared(family, snapshot.read):
+                for one in differences:
+                    if one.num_rows:
+                        shown = f"{one.num_rows} rows of {one.table.name} differ"
+                        raise DatabaseError(f"{target.shown}: after the copy {shown}; copy again")
+
+    async def _read_back(self) -> None:
+        """Compare every payload of the target with its checksum."""
+        database = self._target.database
+        async for fetched in every_payload(database, self._target.payloads):
+            if fetched.damaged:
+                ids = sorted({group_id for group_id, _ in fetched.damaged})
+                raise CorruptPayloadError("damaged in the target", ids)
+            self.did(num_checked=len(fetched.sound))
+
+    def did(self, *, is_finished: bool = False, **more: int) -> None:
+        """Add to what was done, and tell who wants to know."""
+        counted = {name: getattr(self.report, name) + number for name, number in more.items()}
+        self.report = replace(self.report, is_finished=is_finished, **counted)
+        if self._progress is not None:
+            self._progress(self.report)
+
+
+def _reasons(damaged: Mapping[int, str]) -> str:
+    return f"in the source: {', '.join(sorted(set(damaged.values())))}"

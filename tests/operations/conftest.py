@@ -1,0 +1,60 @@
+"""Stores with something of everything in them, to be copied and looked at."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import replaydb as rdb
+from replaydb import Store
+from support.groups import conversation, episode, group, groups, long_group
+
+
+async def live(url: str, *, payloads: str | None = None) -> None:
+    """Groups of every status, two buffers, runs with lineage, leases, draws, cursors, tags."""
+    async with Store.open(url, run="first", run_metadata={"lr": 1e-6}, payloads=payloads) as store:
+        math = await store.buffer(
+            "math", seed=7, indexed_tags=["level"], max_staleness=20, capacity=rdb.Capacity(500)
+        )
+        await math.put(
+            [group(f"m{i}", tags={"level": i % 3, "x": 1e16}, version=i % 4) for i in range(40)],
+            cursor={"gsm8k": 0.1, "text": {"at": [1, 2.50]}},
+        )
+        await math.put(groups(5, "code", version=1, priority=3.0))
+        talk = rdb.EpisodeGroup("code", [conversation(), episode(0.5, 2)], group_uid="talk")
+        await math.put([talk, long_group("long", 9000), group("ä\u2028", status="failed")])
+        await math.open_group("gsm8k", "open", 3, deadline=600)
+        await math.add_episode("open", episode(1.0, text="one"), position=1)
+        await math.advance_policy(4)
+        await math.sample(8, rdb.Prioritized(), step=1)
+        await (await math.lease(3, ttl=600, step=2)).ack()
+        await math.lease(2, ttl=600, step=3)
+        await math.delete(uids=["m0", "m39"])
+        await math.update(uids="m1", status="archived")
+    async with Store.open(url, run="second", lineage="first") as store:
+        await (await store.buffer("other")).put(groups(3, "code", version=2))
+        math = await store.buffer("math")
+        await math.put(group("newest"))  # its id is the last that was given, though it is gone
+        await math.delete(uids="newest")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Callable[[str], str]:
+    """A folder for payloads, by a name."""
+
+    def made(name: str) -> str:
+        folder = tmp_path / name
+        folder.mkdir()
+        return folder.as_uri()
+
+    return made
+
+
+@pytest.fixture
+def lived(url: str) -> str:
+    """A store with something of everything, payloads inside."""
+    asyncio.run(live(url))
+    return url

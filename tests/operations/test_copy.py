@@ -1,0 +1,191 @@
+"""A copy is the store again: the same rows, the same payloads, and the same draws from then on."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select, update
+
+import replaydb as rdb
+from operations.conftest import live
+from replaydb import Store
+from replaydb.database import migrations
+from replaydb.database.schema import episode_group, metadata, pack, payload
+from replaydb.database.statements.rows import OWN_TABLES, columns, families
+from replaydb.database.views import VIEWS
+from replaydb.operations import CopyReport, copy
+from support.connections import transaction
+from support.groups import group, groups
+from support.ledger import check_books, group_rows, number_of
+
+Contents = dict[str, list[tuple[object, ...]]]
+
+
+@pytest.fixture
+def target(engine_name: str, request: pytest.FixtureRequest) -> str:
+    """A database without tables: of the engine that `url` is not of, unless a test says which."""
+    other = getattr(request, "param", "postgresql" if engine_name == "sqlite" else "sqlite")
+    url: str = request.getfixturevalue(f"empty_{other}_url")
+    return url
+
+
+async def contents(url: str) -> Contents:
+    """Every row of every table, but where payloads are; theirs with their length."""
+    found: Contents = {}
+    async with transaction(url) as connection:
+        for family in families():
+            for table in (family.root, *family.children):
+                # Not the columns as they are copied: JSON is read here.
+                shown = columns(payload) if table is payload else table.columns
+                rows = await connection.execute(select(*shown).order_by(*table.primary_key))
+                found[table.name] = sorted(map(tuple, rows), key=repr)
+    return found
+
+
+async def payload_bytes(url: str) -> dict[str, list[bytes]]:
+    """What the groups of the buffer `math` are made of, read by the store itself."""
+    async with Store.open(url, read_only=True) as store:
+        math = await store.buffer("math", create=False)
+        found = await math.find(limit=1000)
+        stored = await math.get([one.id for one in found if one.num_bytes])
+        return {
+            one.group_uid: [each.token_ids.tobytes() for each in one.episodes] for one in stored
+        }
+
+
+def test_every_table_is_copied_or_of_each_database_alone() -> None:
+    views = {view.table.name for view in VIEWS}
+    copied = [one for family in families() for one in (family.root, *family.children)]
+    assert {one.name for one in [*copied, *OWN_TABLES]} == metadata.tables.keys() - views
+    assert len(copied) == len(set(copied))
+
+
+@pytest.mark.parametrize(("here", "there"), [("in", "out"), ("out", "in")])
+@pytest.mark.parametrize("target", ["sqlite", "postgresql"], indirect=True)
+async def test_everything_is_the_same(
+    url: str, target: str, here: str, there: str, place: Callable[[str], str]
+) -> None:
+    await live(url, payloads=place("here") if here == "out" else None)
+    seen: list[CopyReport] = []
+    payloads = place("there") if there == "out" else None
+    report = await copy(url, target, payloads=payloads, progress=seen.append)
+    assert await contents(target) == await contents(url)
+    assert await payload_bytes(target) == await payload_bytes(url)
+    assert await number_of(target, pack) == (1 if there == "out" else 0)
+    await check_books(target)
+    assert report == seen[-1]
+    assert report.is_finished
+    assert report.num_seen == report.num_groups == await number_of(url, episode_group)
+    assert report.num_payloads == report.num_checked == await number_of(url, payload)
+    went_on = []
+    async with Store.open(url) as old, Store.open(target) as new:
+        for store in (old, new):
+            math = await store.buffer("math", create=False)
+            batch = await math.sample(5, rdb.Prioritized(), step=9)
+            more = await math.sample(5)
+            ids = await math.put(groups(2, "later"))
+            went_on.append((batch.ids, batch.draw_id, more.ids, more.draw_id, ids))
+    assert went_on[0] == went_on[1]
+
+
+async def test_what_is_broken_off_goes_on(lived: str, target: str) -> None:
+    def stop(report: CopyReport) -> None:
+        if report.num_payloads:
+            raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        await copy(lived, target, progress=stop)
+    for write in (True, False):
+        with pytest.raises(rdb.SchemaError, match="not finished"):
+            await Store.open(target, read_only=not write)
+    with pytest.raises(rdb.SchemaError, match="not finished"):
+        await migrations.upgrade(target)
+    report = await copy(lived, target)
+    assert report.num_payloads == 0
+    assert await contents(target) == await contents(lived)
+
+
+async def test_what_has_changed_meanwhile_is_brought_over(lived: str, target: str) -> None:
+    prepared = await copy(lived, target, finish=False)
+    assert not prepared.is_finished
+    async with Store.open(lived, run="third") as store:
+        math = await store.buffer("math")
+        await math.put([group("m5", rewards=[0.0, 0.5, 1.0])], on_duplicate="replace")
+        await math.put(group("m6", rewards=[2.0]), on_duplicate="renew")
+        await math.delete(where=rdb.col.reward_mean == 0.5, tasks="code")
+        await math.update(uids=["m7", "m8"], tags={"level": "x"}, priority=9.0)
+        await math.add_episode("open", group().episodes[0], position=0)
+        await math.sample(4)
+        for lease in await math.leases():
+            await math.revoke(lease.id)
+        await math.update_settings(indexed_tags=[])
+        await store.buffer("third")
+    report = await copy(lived, target)
+    assert await contents(target) == await contents(lived)
+    assert await payload_bytes(target) == await payload_bytes(lived)
+    assert report.num_payloads == 3
+    await check_books(target)
+
+
+async def test_while_others_write(lived: str, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["replaydb.operations.copy"], "PAGE", 5)
+    stop = asyncio.Event()
+
+    async def work() -> None:
+        async with Store.open(lived, run="busy") as store:
+            math, i = await store.buffer("math"), 0
+            while not stop.is_set():
+                await math.put([group(f"busy-{i}-{j}", tags={"level": j}) for j in range(4)])
+                await math.sample(3)
+                async with math.lease(2, ttl=60) as lease:
+                    await (lease.ack() if i % 2 else lease.nack())
+                await math.delete(uids=[f"busy-{i - 2}-0"])
+                i += 1
+                await asyncio.sleep(0)
+
+    writer = asyncio.create_task(work())
+    try:
+        report = await copy(lived, target)
+    finally:
+        stop.set()
+        await writer
+    await check_books(target)  # a state that there was
+    assert report.is_finished
+    old, new = await group_rows(lived), await group_rows(target)
+    first = [{row["group_uid"] for row in some if row["run_id"] == 1} for some in (old, new)]
+    assert first[0] == first[1]  # what nobody touched
+
+
+async def test_what_is_in_use_is_no_target(lived: str, target: str, tmp_path: Path) -> None:
+    async with Store.open(target, migrate=True) as store:
+        await store.buffer("mine")
+    before = await contents(target)
+    with pytest.raises(rdb.InvalidInputError, match="rows in the table buffer") as caught:
+        await copy(lived, target)
+    assert caught.value.field == "target"
+    assert await contents(target) == before
+    async with Store.open(target) as store:
+        assert len(await store.buffers()) == 1
+    missing = f"sqlite:///{tmp_path / 'missing.db'}"
+    with pytest.raises(rdb.DatabaseUnavailableError, match="no such file"):
+        await copy(missing, target)
+    assert not (tmp_path / "missing.db").exists()
+
+
+async def test_damaged_payloads_are_named_and_all_else_is_copied(lived: str, target: str) -> None:
+    async with transaction(lived) as connection:
+        await connection.execute(update(payload).values(checksum=7).where(payload.c.group_id == 5))
+    with pytest.raises(rdb.CorruptPayloadError, match="checksum") as caught:
+        await copy(lived, target)
+    assert list(caught.value.group_ids) == [5]
+    assert await number_of(target, payload) == await number_of(lived, payload) - 1
+    with pytest.raises(rdb.SchemaError):
+        await Store.open(target)
+    async with Store.open(lived) as store:
+        await (await store.buffer("math")).delete(ids=[5])
+    await copy(lived, target)
+    assert await contents(target) == await contents(lived)
