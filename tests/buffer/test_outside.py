@@ -118,7 +118,7 @@ async def test_a_store_that_has_payloads_keeps_them(elsewhere: Buffer, tmp_path:
     folder.mkdir()
     url = f"sqlite:///{tmp_path / 'elsewhere.db'}"
     for read_only in (False, True):
-        with pytest.raises(rdb.InvalidInputError, match="copy_to"):
+        with pytest.raises(rdb.InvalidInputError, match="replaydb copy"):
             await Store.open(url, payloads=folder.as_uri(), read_only=read_only)
     with pytest.raises(rdb.InvalidInputError, match="payload_grace"):
         await Store.open(url, payload_grace=60)

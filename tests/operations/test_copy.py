@@ -75,7 +75,7 @@ async def test_everything_is_the_same(
     report = await copy(url, target, payloads=payloads, progress=seen.append)
     assert await contents(target) == await contents(url)
     assert await payload_bytes(target) == await payload_bytes(url)
-    assert await number_of(target, pack) == (1 if there == "out" else 0)
+    assert await number_of(target, pack) == int(there == "out")
     await check_books(target)
     assert report == seen[-1]
     assert report.is_finished

@@ -10,6 +10,7 @@ from replaydb import __version__
 from replaydb.cli import buffers, db, draws, episodes, groups, leases, metrics, runs
 from replaydb.cli.console import ErrorsInOneLine
 from replaydb.cli.exchange import export, import_
+from replaydb.cli.copy import backup, copy, restore
 from replaydb.cli.prune import prune
 from replaydb.cli.watch import watch
 
@@ -33,6 +34,9 @@ app.command()(watch)
 app.command()(prune)
 app.command()(export)
 app.command("import")(import_)
+app.command()(copy)
+app.command()(backup)
+app.command()(restore)
 
 
 def _print_version(wanted: bool) -> None:

@@ -117,7 +117,7 @@ def check_no_payloads(connection: Connection, url: str) -> None:
         InvalidInputError: There are some in the database.
     """
     if execute(connection, select_any_payload()):
-        expected = "None, as this store has its payloads in the database (copy_to moves groups)"
+        expected = "None, as this store has its payloads in the database (`replaydb copy` moves it)"
         raise InvalidInputError("payloads", expected, url)
 
 

@@ -1,0 +1,84 @@
+"""`replaydb copy`, `backup` and `restore`, as people call them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from operations.conftest import live
+from operations.test_copy import contents
+from replaydb import Store
+from support.command import run
+from support.groups import long_group
+
+
+async def put(url: str, count: int, num_tokens: int) -> None:
+    async with Store.open(url) as store:
+        await (await store.buffer("math")).put(
+            [long_group(f"large-{i}", num_tokens) for i in range(count)]
+        )
+
+
+def test_it_is_prepared_and_finished(url: str, tmp_path: Path) -> None:
+    asyncio.run(live(url))
+    (tmp_path / "payloads").mkdir()
+    target = f"sqlite:///{tmp_path / 'copy.db'}"
+    place = ("--payloads", (tmp_path / "payloads").as_uri())
+    prepared = run("copy", url, target, *place, "--prepare", url="")
+    assert prepared.exit_code == 0, prepared.output
+    assert re.search(r"50 groups; \d+ rows and 50 payloads \(82.5 kB\) were", prepared.output)
+    assert "not finished" in run("buffers", "list", url=target).output
+    done = run("copy", url, target, *place, url="")
+    assert done.exit_code == 0, done.output
+    assert "50 groups; 0 rows and 0 payloads (0 bytes) were written" in done.output
+    assert "50 payloads were read back" in done.output
+    again = run("copy", url, target, url="")
+    assert again.exit_code == 1
+    assert "expected an empty database" in again.output
+
+
+def test_a_backup_is_restored(
+    url: str, empty_postgresql_url: str, empty_sqlite_url: str, tmp_path: Path
+) -> None:
+    asyncio.run(live(url))
+    file = str(tmp_path / "backup.db")
+    assert run("backup", file, url=url).exit_code == 0
+    assert run("backup", file, url=url).exit_code == 1  # it is there
+    missing = run("restore", str(tmp_path / "none.db"), url=empty_sqlite_url)
+    assert missing.exit_code == 1
+    assert "no such file" in missing.output
+    target = empty_postgresql_url if url.startswith("sqlite") else empty_sqlite_url
+    restored = run("restore", file, url=target)
+    assert restored.exit_code == 0, restored.output
+    assert asyncio.run(contents(target)) == asyncio.run(contents(url))
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_killed_anywhere_it_goes_on(url: str, tmp_path: Path, how: signal.Signals) -> None:
+    asyncio.run(live(url))
+    asyncio.run(put(url, 48, 120_000))
+    file = tmp_path / "copy.db"
+    command = [sys.executable, "-m", "replaydb.cli", "copy", url, f"sqlite:///{file}"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    while not (file.exists() and file.stat().st_size > 8 << 20):  # some of the payloads are there
+        assert process.poll() is None
+        time.sleep(0.001)
+    process.send_signal(how)
+    _, said = process.communicate(timeout=60)
+    if how is signal.SIGINT:
+        assert process.returncode == 130
+        assert said == "broken off; the same command goes on\n"
+    assert "not finished" in run("buffers", "list", url=f"sqlite:///{file}").output
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    [brought] = re.findall(r"rows and (\d+) payloads", done.stdout)
+    assert int(brought) < 98
+    assert asyncio.run(contents(f"sqlite:///{file}")) == asyncio.run(contents(url))
