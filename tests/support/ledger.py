@@ -6,24 +6,21 @@ import asyncio
 from datetime import UTC, datetime
 from typing import Any
 
-import pytest
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from replaydb import BufferSettings
+from replaydb.database.repository import packs, recount
 from replaydb.database.schema import (
     buffer,
     draw_group,
-    episode,
     episode_group,
     group_tag,
     lease,
     pack,
-    payload,
     payload_place,
-    task,
-    transcript,
 )
+from replaydb.database.statements.recount import orphans, select_miscounted_groups
 from replaydb.packs import Place
 from support.connections import transaction
 
@@ -41,16 +38,14 @@ async def check_books(url: str, *, idle_leases: bool = False) -> list[Row]:
     """
     async with transaction(url) as connection:
         groups = await _rows(connection, select(episode_group))
-        accounts = await _rows(connection, select(task))
         for one in await _rows(connection, select(buffer)):
             mine = [row for row in groups if row["buffer_id"] == one["id"]]
-            of_buffer = [row for row in accounts if row["buffer_id"] == one["id"]]
-            _check_books(mine, of_buffer)
+            assert await connection.run_sync(recount.wrong_accounts, one["id"]) == {}
             for row in mine:
                 _check_group(row, one)
         await _check_leases(connection, groups, idle_leases)
         await _check_outcomes(connection, groups)
-        await _check_children(connection, {row["id"]: row for row in groups})
+        await _check_children(connection)
         await _check_tags(connection, groups)
         await _check_packs(connection)
     return groups
@@ -80,24 +75,6 @@ async def number_of(url: str, table: Any) -> int:
 
 async def _rows(connection: AsyncConnection, statement: Any) -> list[Row]:
     return [dict(row) for row in (await connection.execute(statement)).mappings()]
-
-
-def _check_books(groups: list[Row], accounts: list[Row]) -> None:
-    for account in accounts:
-        mine = [row for row in groups if row["task_name"] == account["task_name"]]
-        by_status = {
-            status: [row for row in mine if row["group_status"] == status]
-            for status in ("completed", "pending", "leased")
-        }
-        stored = [row for row in mine if row["group_status"] != "archived"]
-        weight = sum(row["weight"] for row in by_status["completed"])
-        assert account["num_available"] == len(by_status["completed"])
-        assert account["total_weight"] == pytest.approx(weight, rel=1e-9, abs=1e-9)
-        assert account["num_pending"] == len(by_status["pending"])
-        assert account["num_leased"] == len(by_status["leased"])
-        assert account["stored_groups"] == len(stored)
-        assert account["stored_tokens"] == sum(row["num_tokens"] for row in stored)
-        assert account["stored_bytes"] == sum(row["num_bytes"] for row in stored)
 
 
 def _check_group(row: Row, owner: Row) -> None:
@@ -166,30 +143,16 @@ async def _check_tags(connection: AsyncConnection, groups: list[Row]) -> None:
         assert found[key] == (text, None if number is None else float(number)), key
 
 
-async def _check_children(connection: AsyncConnection, groups: dict[int, Row]) -> None:
-    size = func.coalesce(payload.c.pack_length, func.length(payload.c.data))
-    payloads = select(payload.c.group_id, func.count(), func.sum(size)).group_by(payload.c.group_id)
-    stored = {row[0]: (row[1], row[2]) for row in await connection.execute(payloads)}
-    tokens = func.sum(episode.c.num_tokens)
-    episodes = select(episode.c.group_id, func.count(), tokens).group_by(episode.c.group_id)
-    members = {row[0]: (row[1], row[2]) for row in await connection.execute(episodes)}
-    found = select(transcript.c.group_id).distinct()
-    texts = set((await connection.scalars(found)).all())
-    assert stored.keys() | members.keys() | texts <= groups.keys()
-    for group_id, row in groups.items():
-        assert members.get(group_id, (0, 0)) == (row["num_episodes"], row["num_tokens"])
-        parts, num_bytes = stored.get(group_id, (0, 0))
-        assert num_bytes == row["num_bytes"]
-        if row["group_status"] != "archived":
-            assert parts or not row["num_episodes"]
-        assert (group_id in texts) == row["has_transcript"]
+async def _check_children(connection: AsyncConnection) -> None:
+    """What groups are said to have is there, and nothing else."""
+    assert await _rows(connection, select_miscounted_groups(10)) == []
+    for name, _, statement in orphans():
+        assert await connection.scalar(statement) == 0, name
 
 
 async def _check_packs(connection: AsyncConnection) -> None:
     """What refers to every pack is counted, and what anything refers to is there."""
-    size = func.sum(payload.c.pack_length)
-    parts = select(payload.c.pack_id, func.count(), size).group_by(payload.c.pack_id)
-    members = {row[0]: (row[1], row[2]) for row in await connection.execute(parts)}
+    assert await connection.run_sync(packs.miscounted) == []
     places = await _rows(connection, select(payload_place))
     there: set[str] = set()
     for row in places:
@@ -197,8 +160,6 @@ async def _check_packs(connection: AsyncConnection) -> None:
         there |= {each.name async for each in place.listed(end=end)}
         await place.close()
     for row in await _rows(connection, select(pack)):
-        counted = (row["live_parts"], row["live_bytes"])
-        assert counted == members.get(row["id"], (0, 0)), row
         assert (row["condemned_at"] is None) == (row["live_parts"] > 0), row
         assert row["name"] in there or not row["live_parts"], row
         assert not (row["removing"] and row["live_parts"]), row

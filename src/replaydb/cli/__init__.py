@@ -12,6 +12,8 @@ from replaydb.cli.console import ErrorsInOneLine
 from replaydb.cli.exchange import export, import_
 from replaydb.cli.copy import backup, copy, restore
 from replaydb.cli.prune import prune
+from replaydb.cli.vacuum import vacuum
+from replaydb.cli.verify import verify
 from replaydb.cli.watch import watch
 
 app = typer.Typer(
@@ -37,6 +39,8 @@ app.command("import")(import_)
 app.command()(copy)
 app.command()(backup)
 app.command()(restore)
+app.command()(verify)
+app.command()(vacuum)
 
 
 def _print_version(wanted: bool) -> None:

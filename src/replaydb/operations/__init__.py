@@ -6,9 +6,19 @@ vacuum  space given back to the system
 """
 
 from replaydb.operations.copy import CopyReport, copy
+from replaydb.operations.vacuum import VacuumReport, vacuum
+from replaydb.operations.verify import Problem, VerifyReport, verify
 from replaydb.publishing import publish
 
-__all__ = ["CopyReport", "copy"]
+__all__ = [
+    "CopyReport",
+    "Problem",
+    "VacuumReport",
+    "VerifyReport",
+    "copy",
+    "vacuum",
+    "verify",
+]
 
 publish(__name__, __all__)
 del publish

@@ -4,31 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import datetime
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import asyncpg
-from sqlalchemy import BigInteger, ColumnElement, Connection, DateTime, cast, func, schema, select
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    DateTime,
+    Table,
+    cast,
+    func,
+    schema,
+    select,
+)
 from sqlalchemy.dialects.postgresql import REGCLASS
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
 from replaydb.cancellation import to_the_end
-from replaydb.database.engines import (
-    postgresql_commits,
-    postgresql_sql,  # noqa: F401 - how its SQL is written
-)
+from replaydb.database.engines import postgresql_commits, postgresql_sql
 from replaydb.database.engines.connecting import ConnectionLog, connect
 from replaydb.database.engines.postgresql_commits import Identity
 from replaydb.database.engines.protocol import T, Work
 from replaydb.database.engines.signals import Signal
 from replaydb.database.engines.urls import PostgresqlURL
 from replaydb.database.prepared import execute
+from replaydb.database.schema import metadata
 from replaydb.database.statements.payload import select_payloads
 from replaydb.errors import (
     DatabaseError,
@@ -245,6 +253,33 @@ class PostgresqlBackend:
     async def check_integrity(self, connection: AsyncConnection) -> None:
         """Nothing to do: constraints stay on during DDL."""
 
+    async def size(self) -> int:
+        """The tables, with their indexes and what is stored beside them."""
+        async with self._alone() as connection:
+            total = 0
+            for name in _tables():
+                size = select(func.pg_total_relation_size(cast(name, REGCLASS)))
+                total += (await connection.execute(size)).scalar_one()
+        return total
+
+    async def vacuum(self) -> None:
+        """Table by table: each is locked while it is written anew."""
+        async with self._alone() as connection:
+            for one in _tables().values():
+                await connection.execute(postgresql_sql.rewrite_table(one))
+
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[AsyncConnection]:
+        """A connection without transactions; errors are typed."""
+        engine = self._engine(isolation_level="AUTOCOMMIT", poolclass=NullPool)
+        try:
+            async with engine.connect() as connection:
+                yield connection
+        except Exception as error:
+            raise self.translate(error) or error from error
+        finally:
+            await engine.dispose()
+
     def now(self, connection: Connection) -> datetime:
         """The server's: the clocks of its clients need not agree."""
         return connection.execute(_NOW).scalar_one()
@@ -293,6 +328,11 @@ class PostgresqlBackend:
         )
         self._log.listen_to(engine)
         return engine
+
+
+def _tables() -> dict[str, Table]:
+    """All of ours; views have no key."""
+    return {name: one for name, one in metadata.tables.items() if len(one.primary_key)}
 
 
 def _ids_of(table: str) -> ColumnElement[str]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from sqlalchemy import Table
 from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.schema import ExecutableDDLElement
+from sqlalchemy.sql.compiler import DDLCompiler, SQLCompiler
 
 from replaydb.database.expressions import (
     among,
@@ -22,6 +24,18 @@ from replaydb.database.expressions import (
     matches,
     seconds_between,
 )
+
+
+class rewrite_table(ExecutableDDLElement):
+    """Write a table and its indexes anew, without the space of rows that are gone."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+
+
+@compiles(rewrite_table, "postgresql")
+def _compile_rewrite_table(element: rewrite_table, compiler: DDLCompiler, **kw: Any) -> str:
+    return f"VACUUM (FULL, ANALYZE) {compiler.preparer.format_table(element.table)}"
 
 
 @compiles(among, "postgresql")

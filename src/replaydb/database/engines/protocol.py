@@ -125,6 +125,17 @@ class Backend(Protocol):
     async def check_integrity(self, connection: AsyncConnection) -> None:
         """Inside a migration's transaction: raise where rows refer to rows that are gone."""
 
+    async def size(self) -> int:
+        """Bytes that the tables take where they are stored, indexes and free space included."""
+        ...
+
+    async def vacuum(self) -> None:
+        """Write the tables anew, without the space of rows that are gone; others wait.
+
+        Raises:
+            DatabaseError: The driver's error, typed.
+        """
+
     def now(self, connection: Connection) -> datetime:
         """The time that leases and deadlines go by, the same for every client."""
 

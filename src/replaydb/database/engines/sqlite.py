@@ -209,6 +209,26 @@ class SqliteBackend:
                 f"the first in table {broken[0][0]!r}"
             )
 
+    async def size(self) -> int:
+        """The file, and commits that have not been moved into it."""
+        return await asyncio.to_thread(self._file.size)
+
+    async def vacuum(self) -> None:
+        """The whole file; it shrinks when the log that this leaves is moved into it."""
+        connect = partial(self._file.connect, timeout=LOCK_SECONDS)
+        try:
+            connection = await EagerConnection.open(connect, _begin_deferred, self._file.check)
+            try:
+                await connection.execute_fetchall("VACUUM")
+                await connection.execute_fetchall("PRAGMA wal_checkpoint(TRUNCATE)")
+            except asyncio.CancelledError:
+                connection.cut_off()
+                raise
+            finally:
+                await to_the_end(connection.close())
+        except sqlite3.Error as error:
+            raise self.translate(error) or error from error
+
     def now(self, connection: Connection) -> datetime:
         """This machine's: every client of the file is on it."""
         return datetime.now(UTC)

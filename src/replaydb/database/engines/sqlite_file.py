@@ -78,6 +78,10 @@ class DatabaseFile:
                 f"{self.path}: it was {what} while it was open; open the store again"
             )
 
+    def size(self) -> int:
+        """Bytes of it, and of commits that have not been moved into it."""
+        return self.path.stat().st_size + self._num_in_wal()
+
     def _look(self) -> tuple[int, ...]:
         """What tells this file from others."""
         try:

@@ -23,6 +23,7 @@ from replaydb.database.statements.pack import (
     doom_packs,
     insert_pack,
     insert_place,
+    lock_miscounted,
     move_member,
     recount_packs,
     select_any_payload,
@@ -31,6 +32,7 @@ from replaydb.database.statements.pack import (
     select_doomed,
     select_known_packs,
     select_members,
+    select_miscounted,
     select_mostly_dead,
     select_pack_names,
     select_place,
@@ -198,7 +200,15 @@ def save(connection: Connection, shares: Shares, now: Callable[[], datetime]) ->
 
 def recount(connection: Connection, now: datetime) -> int:
     """Correct the accounts of packs to what refers to them. Returns how many were wrong."""
+    # Who takes parts into a pack, or out of it, counts that last: once these are locked, whatever
+    # is not counted yet can not be seen either.
+    execute(connection, lock_miscounted())
     return execute(connection, recount_packs(now))
+
+
+def miscounted(connection: Connection) -> Sequence[Any]:
+    """Packs whose `live_parts` and `live_bytes` are not the `parts` and `bytes` that there are."""
+    return execute(connection, select_miscounted())
 
 
 def names(connection: Connection, ids: Collection[int]) -> dict[int, str]:

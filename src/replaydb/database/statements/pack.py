@@ -184,15 +184,18 @@ def select_share(pack_id: int) -> Select[Any]:
     )
 
 
-def select_miscounted(limit: int) -> Select[Any]:
-    """Packs of which the account is not what refers to them, the first ones, with what is."""
+def lock_miscounted() -> Select[Any]:
+    """Packs of which the account is not what refers to them, locked."""
+    return select_miscounted().with_for_update(of=pack)
+
+
+def select_miscounted() -> Select[Any]:
+    """Packs of which the account is not what refers to them, with what is."""
     parts, size = _referring()
-    said = (pack.c.live_parts, pack.c.live_bytes)
-    named = (parts.label("parts"), size.label("bytes"))
-    wrong = (said[0] != parts) | (said[1] != size)
-    return (
-        select(pack.c.id, pack.c.name, *said, *named).where(wrong).order_by(pack.c.id).limit(limit)
-    )
+    said = (pack.c.id, pack.c.name, pack.c.live_parts, pack.c.live_bytes)
+    wrong = (pack.c.live_parts != parts) | (pack.c.live_bytes != size)
+    found = select(*said, parts.label("parts"), size.label("bytes")).where(_STAYS, wrong)
+    return found.order_by(pack.c.id)
 
 
 def recount_packs(now: datetime) -> Update:

@@ -1,0 +1,95 @@
+"""What must agree with each other, compared by the engine: only what does not is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from sqlalchemy import BigInteger, ColumnElement, Select, and_, case, cast, exists, func, select
+
+from replaydb.database.schema import (
+    episode,
+    episode_group,
+    group,
+    metadata,
+    payload,
+    transcript,
+)
+from replaydb.episodes import GroupStatus
+
+
+def count_anew(buffer_id: int) -> Select[Any]:
+    """What the accounts of the tasks of a buffer should say, where they have groups."""
+    status = group.group_status
+    is_stored = status != GroupStatus.ARCHIVED.value
+    weight = case((status == GroupStatus.COMPLETED.value, group.weight), else_=0.0)
+    return (
+        select(
+            group.task_name,
+            _number(status == GroupStatus.COMPLETED.value).label("num_available"),
+            func.sum(weight).label("total_weight"),
+            _number(status == GroupStatus.PENDING.value).label("num_pending"),
+            _number(status == GroupStatus.LEASED.value).label("num_leased"),
+            _number(is_stored).label("stored_groups"),
+            _total(case((is_stored, group.num_tokens), else_=0)).label("stored_tokens"),
+            _total(case((is_stored, group.num_bytes), else_=0)).label("stored_bytes"),
+        )
+        .where(group.buffer_id == buffer_id)
+        .group_by(group.task_name)
+    )
+
+
+def orphans() -> Iterator[tuple[str, str, Select[int]]]:
+    """For every reference of a table to another: names of both, how many rows refer to nothing."""
+    for table in metadata.sorted_tables:
+        for key in sorted(table.foreign_key_constraints, key=lambda one: str(one.name)):
+            parent = key.referred_table.alias()
+            pairs = [(one.parent, parent.c[one.column.name]) for one in key.elements]
+            known = and_(*(mine.is_not(None) for mine, _ in pairs))
+            there = exists().where(*(mine == theirs for mine, theirs in pairs))
+            count = select(func.count()).select_from(table).where(known, ~there)
+            yield table.name, key.referred_table.name, count
+
+
+def select_miscounted_groups(most: int) -> Select[Any]:
+    """Groups whose scalars are not what their episodes, payloads and texts come to."""
+    episodes = select(
+        episode.c.group_id, func.count().label("number"), _total(episode.c.num_tokens).label("size")
+    )
+    length = func.coalesce(payload.c.pack_length, func.length(payload.c.data))
+    parts = select(payload.c.group_id, func.count().label("number"), _total(length).label("size"))
+    members = episodes.group_by(episode.c.group_id).subquery()
+    stored = parts.group_by(payload.c.group_id).subquery()
+    texts = exists().where(transcript.c.group_id == group.id)
+    found = (
+        func.coalesce(members.c.number, 0).label("episodes"),
+        func.coalesce(members.c.size, 0).label("tokens"),
+        func.coalesce(stored.c.size, 0).label("bytes"),
+        texts.label("has_text"),
+    )
+    said = (group.num_episodes, group.num_tokens, group.num_bytes, group.has_transcript)
+    is_lost = (
+        (group.group_status != GroupStatus.ARCHIVED.value)
+        & (group.num_episodes > 0)
+        & stored.c.number.is_(None)
+    )
+    wrong = is_lost
+    for one, other in zip(said, found, strict=True):
+        wrong |= one != other.element
+    return (
+        select(group.id, *said, *found)
+        .select_from(episode_group)
+        .outerjoin(members, members.c.group_id == group.id)
+        .outerjoin(stored, stored.c.group_id == group.id)
+        .where(wrong)
+        .order_by(group.id)
+        .limit(most)
+    )
+
+
+def _number(condition: ColumnElement[bool]) -> ColumnElement[int]:
+    return func.count(case((condition, 1)))
+
+
+def _total(column: Any) -> Any:
+    return cast(func.coalesce(func.sum(column), 0), BigInteger)

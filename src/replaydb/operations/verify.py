@@ -1,0 +1,205 @@
+"""Everything that a store says of itself, compared with what there is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+from sqlalchemy import Connection
+
+from replaydb import checks
+from replaydb.database.prepared import execute
+from replaydb.database.repository import buffers, packs, recount, rows
+from replaydb.database.schema import episode_group, payload
+from replaydb.database.statements.recount import orphans, select_miscounted_groups
+from replaydb.database.transactions import BULK_SECONDS, end_in
+from replaydb.operations.reading import every_payload
+from replaydb.store import Store
+
+#: Problems that are told one by one; the others are only counted.
+MOST_TOLD: Final = 1000
+
+Kind = Literal["payload", "group", "orphan", "account", "pack"]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that is wrong.
+
+    Attributes:
+        kind: `payload`: its bytes are not what was stored. `group`: what its row says is not what
+            its episodes, payloads and texts come to. `orphan`: rows whose parents are gone.
+            `account`: that of a task, which capacity and draws go by. `pack`: that of a pack.
+        where: Of which group, task, table or pack.
+        what: What is wrong there.
+        is_repaired: Whether it was, by this call.
+    """
+
+    kind: Kind
+    where: str
+    what: str
+    is_repaired: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What `verify` has found.
+
+    Attributes:
+        num_groups: Groups that there were when it began.
+        num_payloads: Parts of payloads that were read.
+        total_payloads: Those that there were when it began.
+        num_bytes: Bytes that were read.
+        num_problems: Everything that is wrong.
+        num_repaired: What of that was repaired.
+        problems: The first 1,000 of them.
+    """
+
+    num_groups: int = 0
+    num_payloads: int = 0
+    total_payloads: int = 0
+    num_bytes: int = 0
+    num_problems: int = 0
+    num_repaired: int = 0
+    problems: tuple[Problem, ...] = ()
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing is wrong, or nothing any more."""
+        return self.num_problems == self.num_repaired
+
+
+async def verify(
+    store: Store,
+    *,
+    repair: bool = False,
+    progress: Callable[[VerifyReport], object] | None = None,
+) -> VerifyReport:
+    """Compare everything that a store says of itself with what there is.
+
+    Accounts, references and scalars are compared in one snapshot. Then every payload, inside and
+    outside the database, is read and compared with its checksum, 16 MB at a time. It may run
+    beside everything else.
+
+    Args:
+        store: The store; read-only will do, unless it is to be repaired.
+        repair: Correct accounts of tasks and packs, under their locks. What else is wrong is lost
+            data: delete those groups, or restore a backup.
+        progress: Called with what was found so far, again and again.
+
+    Raises:
+        PayloadsUnavailableError: The place outside cannot be reached, or is not that of the store.
+        DatabaseReadOnlyError: It is to be repaired, but was opened to be read.
+        DatabaseError: The database cannot be read or written.
+    """
+    verifying = _Verifying(store, checks.optional(checks.function, "progress", progress))
+    await verifying.rows(repair=checks.flag("repair", repair))
+    await verifying.payloads()
+    return verifying.report
+
+
+class _Verifying:
+    def __init__(self, store: Store, progress: Callable[[VerifyReport], object] | None) -> None:
+        self.report = VerifyReport()
+        self._database = store._database
+        self._payloads = store._payloads
+        self._progress = progress
+
+    async def rows(self, *, repair: bool) -> None:
+        """What the engine can compare."""
+        async with self._database.snapshot(end_in(BULK_SECONDS)) as snapshot:
+            groups, parts = await snapshot.read(_totals)
+            self._did(num_groups=groups, total_payloads=parts)
+            self._tell(await snapshot.read(_orphans))
+            self._tell(await snapshot.read(_miscounted_groups))
+            accounts = await snapshot.read(_accounts)
+            wrong_packs = await snapshot.read(_packs)
+        if repair and (accounts or wrong_packs):
+            await self._database.write(self._repair, end=end_in(BULK_SECONDS))
+        for problems in (accounts, wrong_packs):
+            self._tell(replace(one, is_repaired=repair) for one in problems)
+
+    def _repair(self, connection: Connection) -> None:
+        for info in buffers.all_buffers(connection):
+            row = buffers.find(connection, info.name)
+            if row is not None:
+                recount.repair_accounts(connection, row.id, row.name)
+        packs.recount(connection, self._database.backend.now(connection))
+
+    async def payloads(self) -> None:
+        """What has to be read."""
+        async for fetched in every_payload(self._database, self._payloads):
+            size = sum(len(data) for _, data in fetched.sound)
+            number = len(fetched.sound) + len(fetched.damaged)
+            self._tell(
+                Problem("payload", f"group {group_id}, part {part}", why)
+                for (group_id, part), why in sorted(fetched.damaged.items())
+            )
+            self._did(num_payloads=number, num_bytes=size)
+
+    def _tell(self, problems: Iterable[Problem]) -> None:
+        found = tuple(problems)
+        told = (*self.report.problems, *found)[:MOST_TOLD]
+        self.report = replace(self.report, problems=told)
+        repaired = sum(one.is_repaired for one in found)
+        self._did(num_problems=len(found), num_repaired=repaired)
+
+    def _did(self, **more: int) -> None:
+        counted = {name: getattr(self.report, name) + number for name, number in more.items()}
+        self.report = replace(self.report, **counted)
+        if self._progress is not None:
+            self._progress(self.report)
+
+
+def _totals(connection: Connection) -> tuple[int, int]:
+    return rows.count(connection, episode_group), rows.count(connection, payload)
+
+
+def _orphans(connection: Connection) -> list[Problem]:
+    found = []
+    for table, parent, statement in orphans():
+        [(number,)] = execute(connection, statement)
+        if number:
+            what = f"{number} rows refer to rows of {parent} that are gone"
+            found.append(Problem("orphan", f"table {table}", what))
+    return found
+
+
+def _miscounted_groups(connection: Connection) -> list[Problem]:
+    found = []
+    for row in execute(connection, select_miscounted_groups(MOST_TOLD)):
+        pairs = {
+            "episodes": (row.num_episodes, row.episodes),
+            "tokens": (row.num_tokens, row.tokens),
+            "bytes": (row.num_bytes, row.bytes),
+            "texts": (row.has_transcript, row.has_text),
+        }
+        wrong = [f"{a} {name}, there are {b}" for name, (a, b) in pairs.items() if a != b]
+        what = "; ".join(wrong) or "its payload is gone"
+        found.append(Problem("group", f"group {row.id}", what))
+    return found
+
+
+def _accounts(connection: Connection) -> list[Problem]:
+    found = []
+    for name in buffers.buffer_names(connection):
+        row = buffers.find(connection, name)
+        if row is None:
+            continue
+        for task_name, wrong in recount.wrong_accounts(connection, row.id).items():
+            what = "; ".join(f"{each} is {a}, should be {b}" for each, (a, b) in wrong.items())
+            found.append(Problem("account", f"task {task_name!r} of buffer {name!r}", what))
+    return found
+
+
+def _packs(connection: Connection) -> list[Problem]:
+    return [
+        Problem(
+            "pack",
+            f"pack {row.name}",
+            f"{row.live_parts} parts of {row.live_bytes} bytes,"
+            f" {row.parts} of {row.bytes} refer to it",
+        )
+        for row in packs.miscounted(connection)
+    ]

@@ -1,0 +1,71 @@
+"""Space that was given up is given back; the store goes on as it was."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import replaydb as rdb
+from replaydb import Store
+from replaydb.database.engines import sqlite
+from replaydb.operations import vacuum
+from support.command import run
+from support.groups import groups, long_group
+from support.ledger import check_books
+
+
+async def used_and_left(url: str) -> None:
+    """A store most of which was deleted."""
+    async with Store.open(url) as store:
+        math = await store.buffer("math", seed=1)
+        await math.put([long_group(f"long-{i}", 50_000) for i in range(40)])
+        await math.put(groups(5, "code"))
+        await math.delete(tasks="gsm8k")
+
+
+async def test_space_is_given_back(url: str) -> None:
+    await used_and_left(url)
+    async with Store.open(url) as store:  # beside others
+        math = await store.buffer("math")
+        before = await math.sample(3)
+        report = await vacuum(url)
+        assert report.bytes_before > 6_000_000
+        assert report.bytes_after < 2_000_000
+        assert report.freed_bytes == report.bytes_before - report.bytes_after
+        assert len(await math.get(before.ids)) == 3
+        await math.put(groups(2, "more"))
+        assert len((await math.sample(7)).ids) == 7
+    await check_books(url)
+
+
+def test_the_command_says_how_much(url: str) -> None:
+    asyncio.run(used_and_left(url))
+    done = run("vacuum", url=url)
+    assert done.exit_code == 0, done.output
+    assert "MB were given back" in done.output
+
+
+@pytest.fixture
+def locked(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A file in which another process writes for long."""
+    monkeypatch.setattr(sqlite, "LOCK_SECONDS", 0.05)
+    other = sqlite3.connect(sqlite_url.removeprefix("sqlite:///"), isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    yield sqlite_url
+    other.close()
+
+
+async def test_a_file_that_others_write_is_left_alone(locked: str) -> None:
+    with pytest.raises(rdb.DatabaseUnavailableError, match="locked"):
+        await vacuum(locked)
+
+
+def test_a_file_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    missing = run("vacuum", url=f"sqlite:///{tmp_path / 'none.db'}")
+    assert missing.exit_code == 1
+    assert "no such file" in missing.output
+    assert list(tmp_path.iterdir()) == []

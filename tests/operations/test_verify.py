@@ -1,0 +1,122 @@
+"""What is wrong with a store is found, told, and where it is an account repaired."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import delete, insert, select, update
+
+import replaydb as rdb
+from operations.conftest import live
+from replaydb import Store
+from replaydb.database.engines import backend_for
+from replaydb.database.schema import episode, episode_group, pack, payload, task, transcript
+from replaydb.operations import Problem, VerifyReport, verify
+from support.connections import transaction
+from support.damage import damage, pack_file
+from support.ledger import check_books, number_of
+
+
+@pytest.fixture(params=["inside", "outside"])
+async def stored(request: pytest.FixtureRequest, url: str, place: Callable[[str], str]) -> str:
+    """A store with something of everything."""
+    await live(url, payloads=place("payloads") if request.param == "outside" else None)
+    return url
+
+
+async def verified(url: str, *, repair: bool = False) -> VerifyReport:
+    async with Store.open(url, read_only=not repair) as store:
+        return await verify(store, repair=repair)
+
+
+async def change(url: str, statement: Any) -> None:
+    async with transaction(url) as connection:
+        await connection.execute(statement)
+
+
+async def test_a_sound_store_is_sound(stored: str) -> None:
+    seen: list[VerifyReport] = []
+    async with Store.open(stored, read_only=True) as store:
+        report = await verify(store, progress=seen.append)
+    assert report == seen[-1]
+    assert report.is_sound
+    assert report.num_groups == await number_of(stored, episode_group)
+    assert report.num_payloads == report.total_payloads == await number_of(stored, payload)
+    assert report.num_bytes > 80_000
+    assert report.problems == ()
+
+
+async def test_damaged_payloads(stored: str) -> None:
+    await damage(stored, 3)
+    report = await verified(stored)
+    assert report.problems == (
+        Problem("payload", "group 3, part 0", "the checksum does not match"),
+    )
+    assert (await verified(stored, repair=True)).num_repaired == 0
+
+
+async def test_packs_that_are_gone(url: str, place: Callable[[str], str]) -> None:
+    await live(url, payloads=place("payloads"))
+    async with transaction(url) as connection:
+        packed = await connection.scalars(select(payload.c.pack_id).where(payload.c.group_id == 3))
+        (await pack_file(connection, packed.one() or 0)).unlink()
+    report = await verified(url)
+    assert report.num_problems == 38  # the groups of one put, but for the two that were deleted
+    assert all("is missing" in one.what for one in report.problems)
+
+
+@pytest.mark.parametrize(
+    ("statement", "what"),
+    [
+        (update(episode_group).where(episode_group.c.id == 3).values(num_tokens=1), "1 tokens"),
+        (delete(payload).where(payload.c.group_id == 3), "bytes, there are 0"),
+        (delete(episode).where(episode.c.group_id == 3, episode.c.position == 1), "2 episodes"),
+        (insert(transcript).values(group_id=3, position=0, text="x"), "texts, there are"),
+    ],
+    ids=["tokens", "payload", "episode", "text"],
+)
+async def test_groups_that_are_not_what_they_say(lived: str, statement: Any, what: str) -> None:
+    await change(lived, statement)
+    report = await verified(lived)
+    assert [(one.kind, one.where) for one in report.problems] == [("group", "group 3")]
+    assert what in report.problems[0].what
+    assert not report.is_sound
+
+
+async def test_rows_without_parents(sqlite_url: str) -> None:
+    """PostgreSQL has none."""
+    await live(sqlite_url)
+    engine = backend_for(sqlite_url).migration_engine()
+    async with engine.begin() as connection:
+        await connection.execute(delete(episode_group).where(episode_group.c.id == 3))
+    await engine.dispose()
+    found = {one.where: one.what for one in (await verified(sqlite_url)).problems}
+    assert found["table episode"] == "2 rows refer to rows of episode_group that are gone"
+    assert found["table payload"] == "1 rows refer to rows of episode_group that are gone"
+
+
+async def test_accounts_are_repaired(stored: str) -> None:
+    await change(stored, update(task).values(num_available=99, total_weight=1e9, num_leased=7))
+    await change(stored, update(pack).values(live_parts=77, live_bytes=1))
+    report = await verified(stored)
+    told = {one.where: one.what for one in report.problems}
+    assert "num_available is 99, should be" in told["task 'gsm8k' of buffer 'math'"]
+    assert not report.is_sound
+    assert report.num_problems == 3 + await number_of(stored, pack)
+    repaired = await verified(stored, repair=True)
+    assert repaired.num_repaired == repaired.num_problems == report.num_problems
+    assert repaired.is_sound
+    assert (await verified(stored)).num_problems == 0
+    await check_books(stored)
+    async with Store.open(stored) as store:
+        math = await store.buffer("math")
+        assert len((await math.sample(4, rdb.Prioritized())).ids) == 4
+
+
+async def test_a_reader_repairs_nothing(lived: str) -> None:
+    await change(lived, update(task).values(num_available=99))
+    async with Store.open(lived, read_only=True) as store:
+        with pytest.raises(rdb.DatabaseReadOnlyError):
+            await verify(store, repair=True)
