@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
@@ -13,7 +13,6 @@ from replaydb.batch.batch import Batch
 from replaydb.blocking.thread import EventLoopThread
 from replaydb.buffer.loader import Collated, LoaderState
 from replaydb.database.transactions import PATIENCE_SECONDS
-from replaydb.episodes import EpisodeGroup
 from replaydb.errors import InvalidInputError
 from replaydb.opening import Opening
 from replaydb.settings import BufferSettings
@@ -146,8 +145,11 @@ class _Elsewhere:
     def __init__(self, target: Buffer) -> None:
         self._target = target
 
-    async def put(self, groups: Iterable[EpisodeGroup], **options: Any) -> list[int]:
-        return await asyncio.to_thread(self._target.put, groups, **options)
+    async def _put_copies(self, *arguments: Any) -> None:
+        async def work() -> None:
+            await self._target._wrapped._put_copies(*arguments)
+
+        await asyncio.to_thread(self._target._thread.run, work)
 
 
 class Lease(_Facade):

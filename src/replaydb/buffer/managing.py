@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Unpack
 
 from sqlalchemy import ColumnElement, Connection
 
 from replaydb import checks
+from replaydb.batch.stored import StoredGroup
 from replaydb.buffer.drawing import reasons
 from replaydb.buffer.inspecting import Inspecting
 from replaydb.buffer.requests import named
-from replaydb.database.repository import aging, groups, tags, tasks, transitions
+from replaydb.database.repository import aging, buffers, groups, tags, tasks, transitions
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import Scope
 from replaydb.database.repository.locking import buffer_locked
@@ -22,6 +24,7 @@ from replaydb.database.repository.updates import REACHABLE, Update, apply
 from replaydb.database.transactions import BULK_SECONDS, end_in
 from replaydb.episodes import GroupStatus
 from replaydb.errors import CorruptPayloadError, InvalidInputError
+from replaydb.results import RunInfo
 from replaydb.settings import BufferSettings, SettingsChanges, all_changes
 
 
@@ -255,10 +258,13 @@ class Managing(Inspecting):
         where: ColumnElement[bool] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> int:
-        """Copy groups into another buffer, of this or another store.
+        """Share groups with another buffer, of this or another store.
 
-        What the other buffer has already is passed over, so a copy that was broken off goes on
-        where it was. Groups that are leased, still arriving or archived are not copied.
+        They are put there anew, as groups of the run that has put them here: with new ids, and
+        without leases and draws. Their versions compare, and so have a staleness, where the other
+        buffer follows the lineage of that run, at once or from when it does. What it has already
+        is passed over, so a copy that was broken off goes on where it was. Groups that are leased,
+        still arriving or archived are not copied. `replaydb copy` moves a whole store.
 
         Args:
             other: The other buffer.
@@ -270,7 +276,7 @@ class Managing(Inspecting):
         Returns:
             How many groups the other buffer has of those now.
         """
-        can_put = inspect.iscoroutinefunction(getattr(other, "put", None))
+        can_put = inspect.iscoroutinefunction(getattr(other, "_put_copies", None))
         if not can_put or inspect.isclass(other) or other is self:
             raise InvalidInputError("other", "another Buffer", repr(other))
         checks.optional(checks.function, "progress", progress)
@@ -281,20 +287,35 @@ class Managing(Inspecting):
             return groups.ids(connection, condition & groups.COPYABLE)
 
         ids = await self._database.read(chosen)
+        runs = await self._origins()
         done = 0
         for start in range(0, len(ids), COPY_PAGE):
             page = ids[start : start + COPY_PAGE]
             decoded = await self._fetch(page)
             if decoded.corrupt:
                 raise CorruptPayloadError(reasons(decoded.corrupt), sorted(decoded.corrupt))
-            await other.put(
-                [decoded.groups[group_id] for group_id in sorted(decoded.groups)],
-                on_duplicate="ignore",
-            )
+            by_run: dict[int | None, list[StoredGroup]] = {}
+            for _, one in sorted(decoded.groups.items()):
+                by_run.setdefault(one.run_id, []).append(one)
+            for run_id, members in by_run.items():
+                await other._put_copies(members, None if run_id is None else runs.get(run_id))
             done += len(decoded.groups)
             if progress is not None:
                 progress(min(start + COPY_PAGE, len(ids)), len(ids))
         return done
+
+    async def _origins(self) -> dict[int, RunInfo]:
+        """Runs by id, as another store is to know them: one without a name goes along here."""
+        row, runs = await self._database.read(
+            lambda connection: (
+                buffers.state(connection, self.id, self.name),
+                buffers.all_runs(connection),
+            )
+        )
+        return {
+            one.id: replace(one, lineage=one.lineage or row.policy_lineage or one.name)
+            for one in runs
+        }
 
 
 #: Groups that `copy_to` holds in memory at once.

@@ -22,13 +22,13 @@ from replaydb.database.records import (
     to_record,
 )
 from replaydb.database.repository import pieces, puts
-from replaydb.database.repository.buffers import BufferRow, RunRow
+from replaydb.database.repository.buffers import BufferRow, RunRow, find_or_add_run
 from replaydb.database.repository.locked import Scope
 from replaydb.database.repository.locking import tasks_locked
 from replaydb.database.repository.packs import PackGoneError
 from replaydb.database.repository.pieces import Addition
 from replaydb.database.repository.puts import OnDuplicate, Put
-from replaydb.database.transactions import Database, allowance
+from replaydb.database.transactions import Database, allowance, end_in
 from replaydb.episodes import Episode, EpisodeGroup, GroupStatus
 from replaydb.episodes.arrays import ArrayLike
 from replaydb.errors import (
@@ -37,6 +37,7 @@ from replaydb.errors import (
     RateLimitedError,
     ReplayDBError,
 )
+from replaydb.results import RunInfo
 
 #: Groups with more tokens than this together are encoded in a thread.
 ENCODE_INLINE_TOKENS = 32_768
@@ -238,6 +239,19 @@ class Putting(BufferCore):
 
     def _settling_seconds(self) -> float:
         return self._database.backend.settling_seconds
+
+    async def _put_copies(self, copies: Sequence[EpisodeGroup], run: RunInfo | None) -> None:
+        """Store groups of a run, of this or another store; what is there already stays."""
+        if run is None:
+            origin = RunRow((await self._run(end_in(allowance()))).id, None)
+        else:
+            origin = await self._database.write(
+                lambda connection: find_or_add_run(
+                    connection, run.name, run.lineage, run.metadata, run.started_at
+                )
+            )
+        records = await self._encode(copies, None)
+        await self._submit(Put(records, "ignore", of_run=origin), None)
 
     async def _encode(
         self,

@@ -306,6 +306,43 @@ async def test_copying(store: Store, url: str, tmp_path: Path) -> None:
         await buffer.copy_to("other")
 
 
+async def test_copies_are_as_stale_as_their_lineage_says(
+    url: str, store: Store, tmp_path: Path
+) -> None:
+    buffer = await store.buffer("math", max_staleness=50)
+    async with Store.open(url, run="forked", lineage="else") as other:
+        await (await other.buffer("math")).put(group("forked", version=200))
+    async with Store.open(url) as unnamed:
+        await (await unnamed.buffer("math")).put(group("unnamed", version=226))
+    await buffer.put([group("old", version=225), group("unknown")])
+    await buffer.advance_policy(227)
+    target = f"sqlite:///{tmp_path / 'copy.db'}"
+
+    async def staleness(there: Buffer) -> dict[str, int | None]:
+        assert await buffer.copy_to(there) == 4
+        return {one.group_uid: one.staleness for one in await there.find()}
+
+    unknown = dict.fromkeys(("forked", "unnamed", "old", "unknown"))
+    async with Store.open(target, run="next") as elsewhere:
+        # A buffer of a run that begins: its versions are others.
+        there = await elsewhere.buffer("math", max_staleness=4)
+        assert await staleness(there) == unknown
+        await there.advance_policy(3)
+        assert await staleness(there) == unknown
+    async with Store.open(target, run="evaluated", lineage="test") as elsewhere:
+        # That of a run that continues the source's: at once, or from when it says so.
+        for order in ("advanced", "copied"):
+            there = await elsewhere.buffer(order)
+            if order == "copied":
+                assert await staleness(there) == unknown
+            await there.advance_policy(228)
+            found = await staleness(there)
+            assert found == {"forked": None, "unnamed": 2, "old": 3, "unknown": None}
+        runs = {run.name: run.lineage for run in await elsewhere.runs()}
+        assert runs["test"] == "test"
+        assert runs["forked"] == "else"
+
+
 async def test_copying_goes_on_where_it_was_broken_off(store: Store) -> None:
     buffer = await store.buffer("math")
     await buffer.put(groups(80))

@@ -22,6 +22,7 @@ from replaydb.database.repository import (
     tasks,
     transitions,
 )
+from replaydb.database.repository.buffers import RunRow
 from replaydb.database.repository.capacity import Size
 from replaydb.database.repository.locked import LockedBuffer, Scope
 from replaydb.database.repository.locking import tasks_locked
@@ -60,12 +61,14 @@ class Put:
         on_duplicate: What to do about those that are stored already.
         cursors: JSON values by name.
         was_refused: It did not fit, or was held back by a rate limit, when it was last tried.
+        of_run: Whose groups they are, where they are copies of what another run has put.
     """
 
     records: Sequence[GroupRecord]
     on_duplicate: OnDuplicate
     cursors: Mapping[str, Any] = field(default_factory=dict)
     was_refused: bool = False
+    of_run: RunRow | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +208,7 @@ class _Session:
             replaced = []  # what comes in is new
         limits.check_put(self.buffer, len(accepted) - len(replaced))
         kept = self._delete_replaced(replaced) if replaced else {}
-        usable = [record for record in accepted if self._is_usable(record)]
+        usable = [record for record in accepted if self._is_usable(record, put.of_run)]
         rivals = [record for record in usable if self._is_rival(record)]
         for record in rivals:
             (size,) = _sizes([record]).values()
@@ -216,7 +219,7 @@ class _Session:
         if not written:
             _insert_children(self.buffer.connection, accepted, self.ids)
         self.buffer.row.limited_inserts += len(accepted) - len(replaced)
-        for row in self._group_rows(accepted):
+        for row in self._group_rows(accepted, put.of_run):
             self.rows.append(row | kept.get(row["id"], {"times_replaced": 0}))
         self.cursors |= put.cursors
         return [self.ids[record] for record in rivals]
@@ -233,7 +236,9 @@ class _Session:
         transitions.delete(self.buffer, condition, "replaced")
         return kept
 
-    def _group_rows(self, records: Sequence[GroupRecord]) -> list[dict[str, Any]]:
+    def _group_rows(
+        self, records: Sequence[GroupRecord], of_run: RunRow | None
+    ) -> list[dict[str, Any]]:
         """Rows as the buffer's state has it, entered in the accounts of their tasks."""
         rows = []
         for task_name in dict.fromkeys(record.task_name for record in records):
@@ -244,9 +249,9 @@ class _Session:
                 row = record.facts | {
                     "id": self.ids[record],
                     "buffer_id": self.buffer.id,
-                    "run_id": self.buffer.scope.run.id,
+                    "run_id": (of_run or self.buffer.scope.run).id,
                     "weight": weight,
-                    **self._standing(record),
+                    **self._standing(record, of_run),
                     "created_at": self.buffer.now,
                 }
                 row["completed_at"] = self.buffer.now if record.is_completed else None
@@ -258,9 +263,9 @@ class _Session:
                 rows.append(row)
         return sorted(rows, key=lambda row: int(row["id"]))
 
-    def _is_usable(self, record: GroupRecord) -> bool:
+    def _is_usable(self, record: GroupRecord, of_run: RunRow | None) -> bool:
         """Whether it is worth the place of another group."""
-        standing = self._standing(record)
+        standing = self._standing(record, of_run)
         return standing["group_status"] not in capacity.DEAD
 
     def _is_rival(self, record: GroupRecord) -> bool:
@@ -268,11 +273,19 @@ class _Session:
         pending = record.facts["group_status"] == GroupStatus.PENDING
         return self.buffer.settings.keeps_best and not pending
 
-    def _standing(self, record: GroupRecord) -> dict[str, Any]:
-        """How its version compares at arrival, and whether that is already too stale."""
+    def _standing(self, record: GroupRecord, of_run: RunRow | None) -> dict[str, Any]:
+        """How its version compares at arrival, and whether that is already too stale.
+
+        That of a copy does where its lineage is the buffer's, and not where nobody knows.
+        """
         oldest, newest = (record.facts[f"{bound}_policy_version"] for bound in ("min", "max"))
         span = None if oldest is None else newest - oldest
-        if not self.buffer.compares:
+        if of_run is None:
+            compares = self.buffer.compares
+        else:
+            compares = of_run.lineage is not None
+            compares &= of_run.lineage == self.buffer.row.policy_lineage
+        if not compares:
             oldest = None
         staleness = None if oldest is None else self.buffer.row.policy_version - oldest
         status, reason = record.facts["group_status"], None
