@@ -9,8 +9,8 @@ import typer
 from replaydb import __version__
 from replaydb.cli import buffers, db, draws, episodes, groups, leases, metrics, runs
 from replaydb.cli.console import ErrorsInOneLine
-from replaydb.cli.exchange import export, import_
 from replaydb.cli.copy import backup, copy, restore
+from replaydb.cli.exchange import export, import_
 from replaydb.cli.prune import prune
 from replaydb.cli.vacuum import vacuum
 from replaydb.cli.verify import verify
