@@ -12,6 +12,7 @@ from replaydb.cli.console import ErrorsInOneLine
 from replaydb.cli.copy import backup, copy, restore
 from replaydb.cli.exchange import export, import_
 from replaydb.cli.prune import prune
+from replaydb.cli.report import report
 from replaydb.cli.vacuum import vacuum
 from replaydb.cli.verify import verify
 from replaydb.cli.watch import watch
@@ -33,6 +34,7 @@ app.add_typer(runs.app, name="runs")
 app.add_typer(metrics.app, name="metrics")
 app.add_typer(db.app, name="db")
 app.command()(watch)
+app.command()(report)
 app.command()(prune)
 app.command()(export)
 app.command("import")(import_)
