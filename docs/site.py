@@ -27,6 +27,7 @@ MODULES = (
     "replaydb.blocking",
     "replaydb.training",
     "replaydb.analysis",
+    "replaydb.analysis.report",
     "replaydb.exchange",
     *INTEGRATIONS,
 )
