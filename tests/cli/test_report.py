@@ -114,6 +114,7 @@ def test_the_numbers_are_those_of_the_store(url: str, tmp_path: Path) -> None:
             ]
             assert reward == pytest.approx(sum(own) / len(own))
     assert set(lines) == {"easy", "hard"}
+    assert {line["y"][0] for line in figures["Generated against trained"]["data"]} == {0}
     flows = {line["name"]: line["y"][-1] for line in figures["Generated against trained"]["data"]}
     assert flows == {"generated": len(groups), "trained on": 4 * len(sampled)}
     [line] = figures["Staleness at training over time"]["data"]

@@ -75,8 +75,8 @@ def figures(summary: Summary) -> Iterator[tuple[str, Any]]:
             "groups so far",
             *(
                 go.Scatter(
-                    x=_times(start for start, _ in bins.items()),
-                    y=list(accumulate(count for _, count in bins.items())),
+                    x=_times(bins.padded()),
+                    y=list(accumulate(bins.padded().values())),
                     mode="lines",
                     name=name,
                 )
@@ -91,8 +91,8 @@ def figures(summary: Summary) -> Iterator[tuple[str, Any]]:
             "groups a second",
             *(
                 go.Scatter(
-                    x=_times(bins.rates()),
-                    y=list(bins.rates().values()),
+                    x=_times(bins.padded()),
+                    y=[count / bins.width for count in bins.padded().values()],
                     mode="lines",
                     name=name,
                 )

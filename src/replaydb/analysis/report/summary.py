@@ -61,10 +61,10 @@ class Bins:
         """Counts of the bins, in order."""
         return sorted(self.counts.items())
 
-    def rates(self) -> dict[int, float]:
-        """Counts for each unit of the number, in order, with zeros where the empty bins begin."""
-        ends = {start + side for start in self.counts for side in (-self.width, self.width)}
-        return {start: self.counts[start] / self.width for start in sorted({*self.counts, *ends})}
+    def padded(self) -> dict[int, int]:
+        """Counts of the bins in order, and of the empty ones beside them."""
+        beside = {start + side for start in self.counts for side in (-self.width, self.width)}
+        return {start: self.counts[start] for start in sorted({*self.counts, *beside})}
 
     def total(self) -> int:
         """All that was counted."""
