@@ -8,13 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import delete, select, update
 
 import replaydb as rdb
 from operations.conftest import live
 from replaydb import Store
 from replaydb.database import migrations
-from replaydb.database.schema import episode_group, metadata, pack, payload
+from replaydb.database.schema import episode_group, metadata, pack, payload, run
 from replaydb.database.statements.rows import OWN_TABLES, columns, families
 from replaydb.database.views import VIEWS
 from replaydb.operations import CopyReport, copy
@@ -109,8 +109,10 @@ async def test_what_is_broken_off_goes_on(lived: str, target: str) -> None:
     assert await contents(target) == await contents(lived)
 
 
-async def test_what_has_changed_meanwhile_is_brought_over(lived: str, target: str) -> None:
-    prepared = await copy(lived, target, finish=False)
+async def test_what_has_changed_meanwhile_is_brought_over(
+    lived: str, target: str, place: Callable[[str], str]
+) -> None:
+    prepared = await copy(lived, target, payloads=place("there"), finish=False)
     assert not prepared.is_finished
     async with Store.open(lived, run="third") as store:
         math = await store.buffer("math")
@@ -124,6 +126,13 @@ async def test_what_has_changed_meanwhile_is_brought_over(lived: str, target: st
             await math.revoke(lease.id)
         await math.update_settings(indexed_tags=[])
         await store.buffer("third")
+    async with transaction(lived) as connection:  # a run is gone, and comes again
+        second = run.c.name == "second"
+        theirs = episode_group.c.run_id.in_(select(run.c.id).where(second))
+        await connection.execute(update(episode_group).where(theirs).values(run_id=None))
+        await connection.execute(delete(run).where(second))
+    async with Store.open(lived, run="second"):
+        pass
     report = await copy(lived, target)
     assert await contents(target) == await contents(lived)
     assert await payload_bytes(target) == await payload_bytes(lived)
