@@ -40,7 +40,7 @@ from replaydb.errors import CorruptPayloadError, DatabaseError
 from replaydb.operations.reading import Part, Read, batches, every_payload, fetch
 
 #: Rows of a table with ids that are compared at once, with what hangs on them.
-PAGE: Final = 1000
+PAGE: Final = 200
 #: What a pass may take.
 PASS_SECONDS: Final = 7 * 86_400.0
 #: A pass is followed by another one until it took less, or no longer gets much shorter.
