@@ -25,10 +25,11 @@ INTEGRATIONS = sorted(
 MODULES = (
     "replaydb",
     "replaydb.blocking",
-    "replaydb.training",
     "replaydb.analysis",
     "replaydb.analysis.report",
     "replaydb.exchange",
+    "replaydb.operations",
+    "replaydb.training",
     *INTEGRATIONS,
 )
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from replaydb import __version__
-from replaydb.cli import buffers, db, draws, episodes, groups, leases, metrics, runs
+from replaydb.cli import buffers, db, delete, draws, episodes, groups, leases, metrics, runs
 from replaydb.cli.console import ErrorsInOneLine
 from replaydb.cli.copy import backup, copy, restore
 from replaydb.cli.exchange import export, import_
@@ -25,6 +25,9 @@ app = typer.Typer(
     # The URLs of databases, and so passwords, are among the local variables it would print.
     pretty_exceptions_show_locals=False,
 )
+buffers.app.command("delete")(delete.buffers)
+groups.app.command("delete")(delete.groups)
+runs.app.command("delete")(delete.runs)
 app.add_typer(buffers.app, name="buffers")
 app.add_typer(groups.app, name="groups")
 app.add_typer(episodes.app, name="episodes")

@@ -1,11 +1,19 @@
 """What an operator does with a whole store.
 
-copy    a store made again in another database, on another engine, with payloads elsewhere
-verify  every payload, row and account looked at; accounts repaired
-vacuum  space given back to the system
+copy     a store made again in another database, on another engine, with payloads elsewhere
+removal  groups, draws, buffers and runs deleted, some at a time, while others use the store
+vacuum   space given back to the system
+verify   every payload, row and account looked at; accounts repaired
 """
 
 from replaydb.operations.copy import CopyReport, copy
+from replaydb.operations.removal import (
+    Removal,
+    delete_buffer,
+    delete_run,
+    prune_draws,
+    prune_groups,
+)
 from replaydb.operations.vacuum import VacuumReport, vacuum
 from replaydb.operations.verify import Problem, VerifyReport, verify
 from replaydb.publishing import publish
@@ -13,9 +21,14 @@ from replaydb.publishing import publish
 __all__ = [
     "CopyReport",
     "Problem",
+    "Removal",
     "VacuumReport",
     "VerifyReport",
     "copy",
+    "delete_buffer",
+    "delete_run",
+    "prune_draws",
+    "prune_groups",
     "vacuum",
     "verify",
 ]

@@ -1,0 +1,75 @@
+"""`replaydb prune` of history, and `delete`: they say what goes before it does."""
+
+from __future__ import annotations
+
+from support.command import json_of, rows_of, run
+
+
+def test_history_is_pruned_when_told(filled_url: str) -> None:
+    looked = run("prune", "--groups-days", 0, "--status", "failed", url=filled_url)
+    assert looked.exit_code == 0, looked.output
+    assert looked.output.startswith("to delete: 1 groups, ")
+    assert looked.output.endswith("nothing was changed; --remove deletes it\n")
+    words = ("prune", "--groups-days", 0, "--draws-days", 0, "--run", "first", "--remove")
+    both = run(*words, "--status", "failed", "--buffer", "math", url=filled_url)
+    assert both.exit_code == 0, both.output
+    assert "deleted: 1 groups" in both.output
+    assert both.output.endswith("deleted: 0 groups, 0 bytes; 1 draws\n")
+    assert len(json_of("groups", "list", "math", url=filled_url)) == 5
+    assert [one["step"] for one in json_of("draws", "list", "math", url=filled_url)] == [8]
+    young = run("prune", "--groups-days", 1, "--status", "completed", url=filled_url)
+    assert "to delete: 0 groups" in young.output
+    names = [one["name"] for one in json_of("runs", "list", url=filled_url)]
+    assert names == ["second", "first"]  # whoever prunes is no run
+
+
+def test_prune_does_not_guess(filled_url: str) -> None:
+    for words in (("--run", "first"), ("--status", "failed"), ("--draws-days", 1, "--status", "x")):
+        assert run("prune", *words, url=filled_url).exit_code == 2
+    refused = run("prune", "--draws-days", 1, "--status", "failed", url=filled_url)
+    assert (refused.exit_code, "--groups-days" in refused.stderr) == (2, True)
+    held = run("prune", "--groups-days", 0, "--status", "leased", url=filled_url)
+    assert (held.exit_code, "nobody holds" in held.stderr) == (1, True)
+    unknown = run("prune", "--groups-days", 0, "--buffer", "maths", url=filled_url)
+    assert (unknown.exit_code, "maths" in unknown.stderr) == (1, True)
+
+
+def test_groups_are_deleted_by_id_and_uid(filled_url: str) -> None:
+    ids = {one["group_uid"]: one["id"] for one in json_of("groups", "list", "math", url=filled_url)}
+    words = ("groups", "delete", "math", "uid-1", ids["uid-1"], ids["uid-5"])
+    asked = run(*words, url=filled_url)  # nobody answers
+    assert asked.exit_code == 1
+    assert "2 groups, " in asked.output
+    assert "1 of them are leased" in asked.output
+    assert len(json_of("groups", "list", "math", url=filled_url)) == 6
+    assert run(*words, "--yes", url=filled_url).output == "2 groups deleted\n"
+    assert len(json_of("groups", "list", "math", url=filled_url)) == 4
+    missing = run(*words, "--yes", url=filled_url)
+    assert (missing.exit_code, "uid-1" in missing.stderr) == (1, True)
+
+
+def test_a_run_is_deleted(filled_url: str) -> None:
+    held = run("runs", "delete", "second", "--yes", url=filled_url)
+    assert held.exit_code == 1
+    assert "held" in held.stderr or "leased" in held.stderr
+    (lease,) = json_of("leases", "list", "math", url=filled_url)
+    run("leases", "revoke", "math", lease["id"], url=filled_url)
+    asked = run("runs", "delete", "second", url=filled_url)
+    assert "run second: 1 groups, " in asked.output
+    done = run("runs", "delete", "second", "--yes", url=filled_url)
+    assert done.output.startswith("deleted: 1 groups, "), done.output
+    assert done.output.endswith("; 1 draws\n")
+    assert "second" not in [one["name"] for one in json_of("runs", "list", url=filled_url)]
+    assert run("runs", "delete", "second", "--yes", url=filled_url).exit_code == 1
+
+
+def test_a_buffer_is_deleted(filled_url: str) -> None:
+    asked = run("buffers", "delete", "math", url=filled_url)
+    assert "buffer math: 6 groups, " in asked.output
+    assert len(rows_of(run("buffers", "list", url=filled_url))) == 3
+    done = run("buffers", "delete", "math", "--yes", url=filled_url)
+    assert done.exit_code == 0, done.output
+    assert done.output.startswith("deleted: 6 groups, ")
+    assert [one["name"] for one in json_of("buffers", "list", url=filled_url)] == ["code"]
+    gone = run("buffers", "delete", "math", "--yes", url=filled_url)
+    assert (gone.exit_code, "code" in gone.stderr) == (1, True)

@@ -1,0 +1,244 @@
+"""Groups, draws, buffers and runs are deleted in steps, beside those who use them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+import replaydb as rdb
+from replaydb import Store, operations
+from replaydb.database.schema import buffer as buffer_table
+from replaydb.database.schema import cursor, draw, draw_group, lease, task
+from replaydb.operations import removal
+from support.clock import Clock
+from support.groups import group, groups, long_group
+from support.ledger import check_books, number_of
+from support.tables import table_sizes
+
+NOTHING = {"episode_group": 0, "payload": 0, "episode": 0, "transcript": 0}
+
+
+@pytest.fixture
+async def others(url: str, store: Store) -> AsyncIterator[Store]:
+    """The same store in another process, of another run."""
+    async with Store.open(url, run="others") as opened:
+        yield opened
+
+
+@pytest.fixture(autouse=True)
+def short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages and steps end within what a test deletes."""
+    monkeypatch.setattr(removal, "PAGE", 7)
+    monkeypatch.setattr(removal, "FIRST_STEP", 2)
+    monkeypatch.setattr(removal, "LONGEST_STEP", 3)
+
+
+async def test_groups_are_pruned_by_status_age_and_run(
+    store: Store, others: Store, clock: Clock
+) -> None:
+    mine, theirs = await store.buffer("math"), await others.buffer("math")
+    beside = await store.buffer("code")
+    await mine.put([*groups(10), *groups(3, "bad", status="failed"), long_group("kept", 9)])
+    await theirs.put(groups(4, "theirs"))
+    await beside.put(groups(2))
+    for buffer in (mine, beside):
+        await buffer.update(uids=[f"gsm8k-{i}" for i in range(10)], status="archived")
+    await theirs.update(uids=[f"theirs-{i}" for i in range(4)], status="archived")
+    clock.jump(1000)
+    await mine.put(groups(2, "young"))
+    await mine.update(uids=["young-0", "young-1"], status="archived")
+
+    seen: list[tuple[int, int | None]] = []
+    looked = await operations.prune_groups(store, names="math", min_age=500, runs="test")
+    assert (looked.dry_run, looked.num_groups) == (True, 10)
+    assert await mine.count() == 20
+    done = await operations.prune_groups(
+        store,
+        names="math",
+        min_age=500,
+        runs="test",
+        dry_run=False,
+        progress=lambda *told: seen.append(told),
+    )
+    assert (done.num_groups, done.num_bytes) == (10, looked.num_bytes)
+    assert done.num_bytes > 0
+    assert seen[0][1] == seen[-1][0] == seen[-1][1] == 10
+    assert len(seen) > 3
+    assert await mine.count(statuses="archived") == 6
+    failed = await operations.prune_groups(store, statuses=["failed", "archived"], dry_run=False)
+    assert failed.num_groups == 3 + 6 + 2
+    assert [one.group_uid for one in await mine.find()] == ["kept"]
+    assert await beside.count() == 0
+
+
+async def test_what_somebody_brings_back_meanwhile_stays(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look and the step that was to delete it."""
+    buffer = await store.buffer("math")
+    await buffer.put(groups(6))
+    await buffer.update(uids=[f"gsm8k-{i}" for i in range(6)], status="archived")
+
+    async def others_turn(_: float) -> None:
+        await buffer.update(uids="gsm8k-5", status="completed")
+
+    monkeypatch.setattr(removal, "asyncio", SimpleNamespace(sleep=others_turn))
+    done = await operations.prune_groups(store, dry_run=False)
+    assert done.num_groups == 5
+    assert [one.group_uid for one in await buffer.find(statuses="completed")] == ["gsm8k-5"]
+
+
+async def test_draws_are_pruned_but_those_that_hold_groups(
+    store: Store, others: Store, clock: Clock, url: str
+) -> None:
+    mine, theirs = await store.buffer("math"), await others.buffer("math")
+    await mine.put(groups(4))
+    held = await mine.lease(2, ttl=10_000, step=0)
+    for step in range(1, 9):
+        await mine.sample(2, step=step)
+    await theirs.sample(1, step=9)
+    clock.jump(1000)
+    await mine.sample(1, step=10)
+    assert (await operations.prune_draws(store, min_age=500)).num_draws == 9
+    assert (await operations.prune_draws(store, runs="test", min_age=500)).num_draws == 8
+    done = await operations.prune_draws(store, runs="test", min_age=500, dry_run=False)
+    assert done == removal.Removal(False, num_draws=8)
+    assert [one.step for one in await mine.draws()] == [10, 9, 0]
+    assert await number_of(url, draw_group) == 4
+    await held.ack()
+    assert (await operations.prune_draws(store, dry_run=False)).num_draws == 3
+    assert await number_of(url, draw) == 0
+
+
+@pytest.mark.parametrize("layout", ["inside", "outside"])
+async def test_a_buffer_is_deleted_with_all_that_is_its_own(
+    store: Store, others: Store, layout: str, url: str
+) -> None:
+    buffer, beside = await store.buffer("math"), await store.buffer("code")
+    await buffer.put([*groups(9), long_group("long", 20)], cursor={"data": 1})
+    await beside.put(groups(2))
+    await buffer.open_group("gsm8k", "open", 2)
+    for _ in range(4):
+        await buffer.sample(2)
+    theirs = await others.buffer("math")
+    held = await theirs.lease(3, ttl=600)
+    looked = await operations.delete_buffer(store, "math", dry_run=True)
+    assert (looked.num_groups, looked.num_draws) == (11, 4)
+    assert await buffer.count() == 11
+    done = await operations.delete_buffer(store, "math")
+    assert (done.num_groups, done.num_draws, done.num_bytes) == (11, 5, looked.num_bytes)
+    assert [one.name for one in await store.buffers()] == ["code"]
+    for table in (draw, draw_group, lease, cursor):
+        assert await number_of(url, table) == 0
+    assert await number_of(url, task) == await number_of(url, buffer_table) == 1
+    assert (await table_sizes(url))["episode_group"] == 2
+
+    for call in (theirs.put(group()), theirs.sample(1, timeout=5), theirs.stats()):
+        with pytest.raises(rdb.UnknownBufferError):
+            await call
+    with pytest.raises(rdb.LeaseExpiredError):
+        await held.extend(ttl=60)
+    with pytest.raises(rdb.ReplayDBError):
+        await held.ack()
+    again = await others.buffer("math")
+    assert again.id != theirs.id
+    await again.put(groups(1))
+    assert await again.count() == 1
+    with pytest.raises(rdb.UnknownBufferError):
+        await operations.delete_buffer(store, "maths")
+
+
+async def test_a_buffer_is_deleted_under_those_who_use_it(
+    store: Store, others: Store, url: str
+) -> None:
+    theirs = await others.buffer("math")
+    await theirs.put(groups(30))
+    told: list[type[Exception]] = []
+
+    async def use(call: Any) -> None:
+        try:
+            while True:
+                await call()
+        except rdb.ReplayDBError as error:
+            told.append(type(error))
+
+    async def lease_and_ack() -> None:
+        async with theirs.lease(2, ttl=60, timeout=60):
+            pass
+
+    users = [
+        asyncio.create_task(use(lambda: theirs.put([group(), group()]))),
+        asyncio.create_task(use(lambda: theirs.sample(1, timeout=60))),
+        asyncio.create_task(use(lease_and_ack)),
+    ]
+    await operations.delete_buffer(store, "math")
+    await asyncio.gather(*users)
+    assert set(told) <= {rdb.UnknownBufferError, rdb.LeaseExpiredError}
+    assert rdb.UnknownBufferError in told
+    assert await table_sizes(url) == NOTHING
+    assert await number_of(url, lease) == await number_of(url, task) == 0
+
+
+async def test_a_run_is_deleted_with_what_it_put_and_drew(
+    store: Store, others: Store, url: str
+) -> None:
+    mine, theirs = await store.buffer("math"), await others.buffer("math")
+    beside = await others.buffer("code")
+    await mine.put(groups(3))
+    await theirs.put(groups(8, "theirs"))
+    await beside.put(groups(2))
+    await mine.sample(9, step=1)
+    await theirs.sample(2, step=2)
+    held = await mine.lease(1, tasks="theirs", ttl=600)
+    with pytest.raises(rdb.GroupLeasedError):
+        await operations.delete_run(store, "others")
+    await held.nack()
+    looked = await operations.delete_run(store, "others", dry_run=True)
+    assert (looked.num_groups, looked.num_draws) == (10, 1)
+    assert await mine.count() == 11
+    done = await operations.delete_run(store, "others")
+    assert (done.num_groups, done.num_draws) == (10, 1)
+    assert [one.name for one in await store.runs()] == ["test"]
+    assert await mine.count() == 3
+    assert [one.step for one in await mine.draws()] == [None, 1]
+    with pytest.raises(rdb.InvalidInputError, match="one of the runs test"):
+        await operations.delete_run(store, "others")
+    with pytest.raises(rdb.DatabaseError):  # it was not over
+        await theirs.put(group("late"))
+    assert await mine.count(where=rdb.col.group_uid == "late") == 0
+    await check_books(url)
+
+
+async def test_what_is_of_another_kind_is_refused(store: Store) -> None:
+    wrong: list[dict[str, Any]] = [
+        {"statuses": "leased"},
+        {"statuses": "gone"},
+        {"min_age": -1},
+        {"min_age": "day"},
+        {"names": [3]},
+        {"runs": 3},
+        {"dry_run": "no"},
+        {"progress": 3},
+    ]
+    for given in wrong:
+        with pytest.raises(rdb.InvalidInputError, match=next(iter(given))):
+            await operations.prune_groups(store, **given)
+        if "statuses" not in given:
+            with pytest.raises(rdb.InvalidInputError, match=next(iter(given))):
+                await operations.prune_draws(store, **given)
+    with pytest.raises(rdb.UnknownBufferError):
+        await operations.prune_groups(store, names="maths")
+
+
+async def test_whoever_only_looks_deletes_nothing(store: Store, url: str) -> None:
+    await (await store.buffer("math")).put(groups(2))
+    async with Store.open(url, read_only=True) as reading:
+        assert (await operations.delete_buffer(reading, "math", dry_run=True)).num_groups == 2
+        with pytest.raises(rdb.DatabaseReadOnlyError):
+            await operations.delete_buffer(reading, "math")
+    assert (await store._database.read(lambda it: it.execute(select(task)).all())) != []
