@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 from replaydb.episodes import GroupStatus
 from replaydb.settings import BufferSettings
@@ -369,3 +369,20 @@ class PruneReport:
     def freed_bytes(self) -> int:
         """Bytes that go, at once or when the grace of what was compacted is over."""
         return self.orphan_bytes + self.condemned_bytes + self.compacted_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What `replaydb.operations.examine` has found out about one thing.
+
+    Attributes:
+        level: "good"; "warning": it costs something, or will; "bad": data or calls are at risk.
+        subject: What it is about.
+        text: What was found.
+        mend: What mends it; None where nothing is to be mended.
+    """
+
+    level: Literal["good", "warning", "bad"]
+    subject: str
+    text: str
+    mend: str | None = None

@@ -10,6 +10,7 @@ from replaydb import __version__
 from replaydb.cli import buffers, db, delete, draws, episodes, groups, leases, metrics, runs
 from replaydb.cli.console import ErrorsInOneLine
 from replaydb.cli.copy import backup, copy, restore
+from replaydb.cli.doctor import doctor
 from replaydb.cli.exchange import export, import_
 from replaydb.cli.prune import prune
 from replaydb.cli.report import report
@@ -46,6 +47,7 @@ app.command()(backup)
 app.command()(restore)
 app.command()(verify)
 app.command()(vacuum)
+app.command()(doctor)
 
 
 def _print_version(wanted: bool) -> None:

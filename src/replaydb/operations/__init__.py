@@ -1,12 +1,14 @@
 """What an operator does with a whole store.
 
 copy     a store made again in another database, on another engine, with payloads elsewhere
+doctor   what is wrong with a store and what it stands on
 removal  groups, draws, buffers and runs deleted, some at a time, while others use the store
 vacuum   space given back to the system
 verify   every payload, row and account looked at; accounts repaired
 """
 
 from replaydb.operations.copy import CopyReport, copy
+from replaydb.operations.doctor import examine
 from replaydb.operations.removal import (
     Removal,
     delete_buffer,
@@ -17,9 +19,11 @@ from replaydb.operations.removal import (
 from replaydb.operations.vacuum import VacuumReport, vacuum
 from replaydb.operations.verify import Problem, VerifyReport, verify
 from replaydb.publishing import publish
+from replaydb.results import Finding
 
 __all__ = [
     "CopyReport",
+    "Finding",
     "Problem",
     "Removal",
     "VacuumReport",
@@ -27,6 +31,7 @@ __all__ = [
     "copy",
     "delete_buffer",
     "delete_run",
+    "examine",
     "prune_draws",
     "prune_groups",
     "vacuum",

@@ -29,7 +29,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from sqlalchemy.pool import NullPool
 
 from replaydb.cancellation import to_the_end
-from replaydb.database.engines import postgresql_commits, postgresql_sql
+from replaydb.database.engines import postgresql_checkup, postgresql_commits, postgresql_sql
 from replaydb.database.engines.connecting import ConnectionLog, connect
 from replaydb.database.engines.postgresql_commits import Identity
 from replaydb.database.engines.protocol import T, Work
@@ -46,6 +46,7 @@ from replaydb.errors import (
     OutcomeUnknownError,
     ReplayDBError,
 )
+from replaydb.results import Finding
 
 logger = logging.getLogger(__name__)
 
@@ -244,6 +245,10 @@ class PostgresqlBackend:
 
     async def check_target(self) -> None:
         """Nothing to check: connecting tells."""
+
+    def examine(self, connection: Connection) -> list[Finding]:
+        """The server, its settings, and what has become of our tables."""
+        return list(postgresql_checkup.findings(connection))
 
     async def lock_schema(self, connection: AsyncConnection) -> None:
         """An advisory lock, until the transaction ends."""

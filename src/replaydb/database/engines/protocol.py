@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from replaydb.database.engines.signals import Signal
 from replaydb.errors import ReplayDBError
+from replaydb.results import Finding
 
 Durability = Literal["process", "full"]
 
@@ -118,6 +119,9 @@ class Backend(Protocol):
 
     async def check_target(self) -> None:
         """Refuse, before anything is opened, what cannot work (such as a file on NFS)."""
+
+    def examine(self, connection: Connection) -> list[Finding]:
+        """What is good, and what is not, of the engine and the database. Reads only."""
 
     async def lock_schema(self, connection: AsyncConnection) -> None:
         """Let one migration run at a time, until the transaction ends."""

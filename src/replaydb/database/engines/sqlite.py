@@ -21,7 +21,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from sqlalchemy.pool import AsyncAdaptedQueuePool, NullPool, Pool
 
 from replaydb.cancellation import to_the_end
-from replaydb.database.engines import sqlite_sql  # noqa: F401 - how its SQL is written
+from replaydb.database.engines import (
+    sqlite_checkup,
+    sqlite_sql,  # noqa: F401 - how its SQL is written
+)
 from replaydb.database.engines.protocol import T, Work
 from replaydb.database.engines.signals import Signal
 from replaydb.database.engines.sqlite_driver import Begin, EagerConnection
@@ -36,6 +39,7 @@ from replaydb.errors import (
     NotSupportedError,
     ReplayDBError,
 )
+from replaydb.results import Finding
 
 #: Connections that read: some for draws, as many for everything else.
 READERS = 8
@@ -196,6 +200,10 @@ class SqliteBackend:
                 f"{self._path} is on a network filesystem ({kind}), where SQLite loses data; "
                 "use a local disk, or PostgreSQL to share a store between machines"
             )
+
+    def examine(self, connection: Connection) -> list[Finding]:
+        """The library, the file, its log and its disk."""
+        return list(sqlite_checkup.findings(connection, self._path))
 
     async def lock_schema(self, connection: AsyncConnection) -> None:
         """Nothing to do: BEGIN IMMEDIATE already let one writer in."""

@@ -1,0 +1,215 @@
+"""What may be wrong with a PostgreSQL server, or with the database on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sqlalchemy import Connection, text
+
+from replaydb.database.schema import metadata
+from replaydb.results import Finding
+
+#: The first version that ends who hangs in the middle of a payload (`transaction_timeout`).
+BOUNDS_TRANSACTIONS = 17
+#: Part of the connections that others should find free.
+CONNECTIONS_LEFT = 0.2
+#: Dead rows that autovacuum should have removed: so many, and more than there are live ones.
+DEAD_ROWS = 50_000
+#: A transaction that is open so long keeps rows from being removed, in every table.
+LONG_SECONDS = 3600.0
+#: Transactions, of two thousand million, after which all rows should have been frozen.
+OLD_ROWS = 1_000_000_000
+
+_SETTINGS = text("""
+    SELECT name, setting FROM pg_settings WHERE name IN (
+        'server_version', 'server_version_num', 'fsync', 'full_page_writes', 'autovacuum',
+        'track_counts', 'synchronous_commit', 'max_connections', 'server_encoding',
+        'superuser_reserved_connections')
+""")
+_CONNECTIONS = text("SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'")
+_INVALID = text("""
+    SELECT index_class.relname FROM pg_index
+        JOIN pg_class AS index_class ON index_class.oid = pg_index.indexrelid
+        JOIN pg_class AS table_class ON table_class.oid = pg_index.indrelid
+    WHERE table_class.relname = ANY (:tables) AND pg_table_is_visible(table_class.oid)
+        AND NOT (pg_index.indisvalid AND pg_index.indisready)
+    ORDER BY index_class.relname
+""")
+_DEAD = text("""
+    SELECT relname, n_live_tup, n_dead_tup FROM pg_stat_user_tables
+    WHERE relname = ANY (:tables) AND n_dead_tup > n_live_tup AND n_dead_tup >= :least
+    ORDER BY n_dead_tup DESC
+""")
+_LONG = text("""
+    SELECT pid, usename, state, extract(epoch FROM clock_timestamp() - xact_start) AS seconds
+    FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid()
+        AND clock_timestamp() - xact_start > make_interval(secs => :seconds)
+    ORDER BY xact_start
+""")
+_AGE = text("SELECT age(datfrozenxid) FROM pg_database WHERE datname = current_database()")
+_STORAGE = text("""
+    SELECT attstorage::text FROM pg_attribute
+    WHERE attrelid = to_regclass('payload') AND attname = 'data'
+""")
+_SIZE = text("SELECT pg_database_size(current_database())")
+_RECOVERY = text("SELECT pg_is_in_recovery()")
+
+_TABLES = sorted(table.name for table in metadata.tables.values())
+
+
+def findings(connection: Connection) -> Iterator[Finding]:
+    """What is good, and what is not, of the server, its settings and our tables."""
+    settings = {row.name: row.setting for row in connection.execute(_SETTINGS)}
+    yield _version(settings)
+    yield _role(connection)
+    yield from _durability(settings)
+    yield _autovacuum(settings)
+    yield _encoding(settings)
+    yield _connections(connection, settings)
+    yield _indexes(connection)
+    yield _dead_rows(connection)
+    yield _long_transactions(connection)
+    yield _old_rows(connection)
+    yield from _storage(connection)
+    size = connection.execute(_SIZE).scalar_one()
+    yield Finding("good", "disk", f"{size / 1e6:,.1f} MB; what is free only the server knows")
+
+
+def _version(settings: dict[str, str]) -> Finding:
+    if int(settings["server_version_num"]) // 10_000 >= BOUNDS_TRANSACTIONS:
+        return Finding("good", "PostgreSQL", settings["server_version"])
+    return Finding(
+        "warning",
+        "PostgreSQL",
+        f"{settings['server_version']} does not end a client that hangs in the middle of a "
+        "payload, while others wait for its locks",
+        f"PostgreSQL {BOUNDS_TRANSACTIONS} and later do",
+    )
+
+
+def _role(connection: Connection) -> Finding:
+    if connection.execute(_RECOVERY).scalar_one():
+        return Finding(
+            "warning",
+            "server",
+            "it is a standby: it can only be read",
+            "name the primary, or all hosts with target_session_attrs=read-write",
+        )
+    return Finding("good", "server", "it takes writes")
+
+
+def _durability(settings: dict[str, str]) -> Iterator[Finding]:
+    losses = {
+        "fsync": "a power cut can destroy the database",
+        "full_page_writes": "a power cut can destroy the database",
+        "synchronous_commit": "a crash loses the last moments of puts that had returned",
+    }
+    lost = [(name, what) for name, what in losses.items() if settings[name] == "off"]
+    for name, what in lost:
+        mend = f"ALTER SYSTEM SET {name} = on, then SELECT pg_reload_conf()"
+        yield Finding("bad", "durability", f"{name} is off: {what}", mend)
+    if not lost:
+        yield Finding("good", "durability", "what was acknowledged survives a crash")
+
+
+def _autovacuum(settings: dict[str, str]) -> Finding:
+    for name in ("autovacuum", "track_counts"):
+        if settings[name] == "off":
+            return Finding(
+                "bad",
+                "autovacuum",
+                f"{name} is off: tables grow with every draw, and plans go by old statistics",
+                f"ALTER SYSTEM SET {name} = on, then SELECT pg_reload_conf()",
+            )
+    return Finding("good", "autovacuum", "it is on")
+
+
+def _encoding(settings: dict[str, str]) -> Finding:
+    encoding = settings["server_encoding"]
+    if encoding == "UTF8":
+        return Finding("good", "encoding", encoding)
+    return Finding(
+        "bad",
+        "encoding",
+        f"the database is in {encoding}: texts that it cannot hold are refused",
+        "CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE template0, and replaydb copy into it",
+    )
+
+
+def _connections(connection: Connection, settings: dict[str, str]) -> Finding:
+    used = connection.execute(_CONNECTIONS).scalar_one()
+    most = int(settings["max_connections"]) - int(settings["superuser_reserved_connections"])
+    taken = f"{used} of {most} connections are taken"
+    if most - used >= CONNECTIONS_LEFT * most:
+        return Finding("good", "connections", taken)
+    return Finding(
+        "warning",
+        "connections",
+        f"{taken}: a process takes up to 50 under load",
+        "raise max_connections, give Store.open a pool_size, or put a PgBouncer between",
+    )
+
+
+def _indexes(connection: Connection) -> Finding:
+    names = connection.execute(_INVALID, {"tables": _TABLES}).scalars().all()
+    if not names:
+        return Finding("good", "indexes", "all of them are valid")
+    return Finding(
+        "bad",
+        "indexes",
+        f"not used, as they were never finished: {', '.join(names)}",
+        f"REINDEX INDEX CONCURRENTLY {names[0]}, and so for each",
+    )
+
+
+def _dead_rows(connection: Connection) -> Finding:
+    found = connection.execute(_DEAD, {"tables": _TABLES, "least": DEAD_ROWS}).all()
+    if not found:
+        return Finding("good", "dead rows", "no table has more dead rows than live ones")
+    shown = ", ".join(f"{row.n_dead_tup:,} in {row.relname}" for row in found)
+    return Finding(
+        "warning",
+        "dead rows",
+        f"more of them than live ones: {shown}",
+        "see that autovacuum runs and no transaction stays open; at once: VACUUM (ANALYZE)",
+    )
+
+
+def _long_transactions(connection: Connection) -> Finding:
+    found = connection.execute(_LONG, {"seconds": LONG_SECONDS}).all()
+    if not found:
+        return Finding("good", "transactions", "none has been open for long")
+    first = found[0]
+    return Finding(
+        "warning",
+        "transactions",
+        f"one of {first.usename} is open since {first.seconds / 60:,.0f} minutes ({first.state}): "
+        "dead rows stay for it",
+        f"end the program, or SELECT pg_terminate_backend({first.pid})",
+    )
+
+
+def _old_rows(connection: Connection) -> Finding:
+    age = connection.execute(_AGE).scalar_one()
+    if age < OLD_ROWS:
+        return Finding("good", "row ages", f"{age:,} transactions since all rows were frozen")
+    return Finding(
+        "bad",
+        "row ages",
+        f"{age:,} transactions since all rows were frozen: at 2,000,000,000 the server stops",
+        "VACUUM (FREEZE), and find out what keeps autovacuum from it",
+    )
+
+
+def _storage(connection: Connection) -> Iterator[Finding]:
+    storage = connection.execute(_STORAGE).scalar_one_or_none()
+    if storage == "e":
+        yield Finding("good", "payloads", "they are stored as they are")
+    elif storage is not None:
+        yield Finding(
+            "warning",
+            "payloads",
+            "the server compresses them, which holds up each put and read",
+            "ALTER TABLE payload ALTER COLUMN data SET STORAGE EXTERNAL",
+        )

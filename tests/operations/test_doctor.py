@@ -1,0 +1,251 @@
+"""What is wrong is found on the real engines, said with its mend, and left as it is."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sqlite3
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from replaydb import Store
+from replaydb.database import migrations
+from replaydb.database.engines import postgresql_checkup, sqlite, sqlite_checkup
+from replaydb.operations import Finding, examine
+from support.clock import Clock
+from support.command import json_of, rows_of, run
+from support.connections import transaction
+from support.groups import groups, long_group
+from support.postgres import PostgresServer
+from support.users import without_root
+
+#: What every PostgreSQL of the tests has, for the sake of speed.
+FAST = {"durability", "autovacuum"}
+
+
+def wrong(found: tuple[Finding, ...]) -> dict[str, Finding]:
+    assert all((one.mend is None) == (one.level == "good") for one in found), found
+    return {one.subject: one for one in found if one.level != "good"}
+
+
+def path_of(url: str) -> Path:
+    return Path(url.removeprefix("sqlite:///"))
+
+
+@pytest.fixture(autouse=True)
+def a_mended_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of tests that are not about it."""
+    monkeypatch.setattr(sqlite_checkup, "_MENDED", (3, 0, 0))
+
+
+async def test_what_is_good_is_told_too(store: Store, engine_name: str, url: str) -> None:
+    await (await store.buffer("math")).put(groups(3))
+    found = await examine(url)
+    assert wrong(found).keys() == (FAST if engine_name == "postgresql" else set())
+    subjects = {one.subject for one in found}
+    assert {"disk", "tables", "clock", "payload place"} <= subjects
+    engine = {"SQLite", "journal", "file", "log", "rights"}
+    server = {"PostgreSQL", "server", "encoding", "connections", "indexes", "dead rows"}
+    assert (engine if engine_name == "sqlite" else server | FAST) <= subjects
+
+
+async def test_tables_that_are_not_those_of_this_version(empty_url: str, engine_name: str) -> None:
+    await migrations.upgrade(empty_url, "0006")
+    old = wrong(await examine(empty_url))["tables"]
+    assert (old.level, "replaydb db upgrade" in old.text) == ("bad", True)
+    await migrations.upgrade(empty_url)
+    assert "tables" not in wrong(await examine(empty_url))
+
+
+async def test_an_index_that_is_gone(url: str) -> None:
+    await _execute(url, "DROP INDEX ix_draw_step")
+    try:
+        gone = wrong(await examine(url))["tables"]
+        assert (gone.level, "ix_draw_step" in gone.text) == ("bad", True)
+    finally:
+        await _execute(url, "CREATE INDEX ix_draw_step ON draw (buffer_id, step)")
+    assert "tables" not in wrong(await examine(url))
+
+
+async def test_a_database_that_is_not_there(url: str, engine_name: str, tmp_path: Path) -> None:
+    if engine_name == "sqlite":
+        missing = f"sqlite:///{tmp_path / 'missing.db'}"
+    else:
+        missing = url.rsplit("?", 1)[0].rsplit("/", 1)[0] + "/missing"
+        missing += url[url.index("?") :] if "?" in url else ""
+    (found,) = await examine(missing)
+    assert (found.level, found.subject) == ("bad", "connection")
+    assert not (tmp_path / "missing.db").exists()
+
+
+async def test_a_clock_that_differs(url: str, clock: Clock) -> None:
+    clock.jump(300)
+    skew = wrong(await examine(url))["clock"]
+    assert (skew.level, "ahead" in skew.text) == ("warning", True)
+    clock.jump(-600)
+    assert "behind" in wrong(await examine(url))["clock"].text
+
+
+@pytest.mark.parametrize("layout", ["outside"])
+async def test_a_place_of_payloads_that_is_gone(store: Store, layout: str, url: str) -> None:
+    good = {one.subject: one for one in await examine(url)}["payload place"]
+    assert good.level == "good"
+    folder = Path(good.text.removeprefix("file://"))
+    away = folder.rename(folder.with_name("away"))  # noqa: ASYNC240
+    try:
+        gone = wrong(await examine(url))["payload place"]
+        assert (gone.level, "relocate" in (gone.mend or "")) == ("bad", True)
+    finally:
+        away.rename(folder)
+
+
+async def test_a_library_with_a_known_fault(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_checkup, "_MENDED", (99, 0, 0))
+    fault = wrong(await examine(sqlite_url))["SQLite"]
+    assert (fault.level, sqlite3.sqlite_version in fault.text) == ("warning", True)
+    line = tuple(int(part) for part in sqlite3.sqlite_version.split("."))[:2]
+    monkeypatch.setattr(sqlite_checkup, "_MENDED_EARLIER", {line: 0})
+    assert "SQLite" not in wrong(await examine(sqlite_url))
+
+
+async def test_a_network_filesystem(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite, "_filesystem_of", lambda path: "nfs4")
+    (found,) = await examine(sqlite_url)
+    assert (found.level, found.subject, "nfs4" in found.text) == ("bad", "place", True)
+
+
+async def test_a_file_with_another_journal_and_small_pages(tmp_path: Path) -> None:
+    path = tmp_path / "other.db"
+    url = f"sqlite:///{path}"
+    _in_file(url, "PRAGMA page_size = 4096", "CREATE TABLE theirs (id)")
+    await migrations.upgrade(url)
+    _in_file(url, "PRAGMA journal_mode = DELETE")
+    found = wrong(await examine(url))
+    assert found.keys() == {"journal", "file"}
+    assert "4096" in found["file"].text
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)  # as it was
+
+
+async def test_a_file_that_holds_mostly_nothing(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_checkup, "MUCH_FREE", 100_000)
+    async with Store.open(sqlite_url) as store:
+        buffer = await store.buffer("math")
+        await buffer.put([long_group(f"long-{i}", 30_000) for i in range(20)])
+        assert "file" not in wrong(await examine(sqlite_url))
+        await buffer.delete(statuses="completed")
+        free = wrong(await examine(sqlite_url))["file"]
+    assert (free.level, "vacuum" in (free.mend or "")) == ("warning", True)
+
+
+async def test_a_log_that_grows_under_somebody_who_reads(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_checkup, "LONG_LOG", 6_000_000)
+    async with Store.open(sqlite_url) as store:
+        buffer = await store.buffer("math")
+        reader = sqlite3.connect(path_of(sqlite_url), isolation_level=None)
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM buffer").fetchall()
+        for i in range(20):
+            await buffer.put([long_group(f"{i}-{j}", 30_000) for j in range(2)])
+        assert wrong(await examine(sqlite_url))["log"].level == "warning"
+        reader.close()
+
+
+async def test_a_disk_that_is_full(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite_checkup, "LEAST_FREE", 1 << 62)
+    assert wrong(await examine(sqlite_url))["disk"].level == "bad"
+
+
+def test_a_file_that_can_only_be_read(sqlite_url: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="replaydb-closed-") as name:  # pytest's are closed
+        folder = Path(name)
+        shutil.copy(path_of(sqlite_url), folder / "replay.db")
+        (folder / "replay.db").chmod(0o444)
+        folder.chmod(0o555)
+        with without_root():
+            found = wrong(asyncio.run(examine(f"sqlite:///{folder}/replay.db")))
+        folder.chmod(0o755)
+    assert found["rights"].level == "warning"
+
+
+async def test_a_server_that_is_set_up_carelessly(postgresql_url: str) -> None:
+    """As that of the tests is."""
+    found = await examine(postgresql_url)
+    bad = {one.text.split()[0] for one in found if one.level == "bad"}
+    assert bad == {"fsync", "full_page_writes", "synchronous_commit", "autovacuum"}
+
+
+async def test_an_index_that_was_never_finished(postgresql_url: str) -> None:
+    flag = "UPDATE pg_index SET indisvalid = {} WHERE indexrelid = 'ix_draw_latest'::regclass"
+    await _execute(postgresql_url, flag.format("false"))
+    try:
+        found = wrong(await examine(postgresql_url))["indexes"]
+        assert (found.level, "ix_draw_latest" in found.text) == ("bad", True)
+    finally:
+        await _execute(postgresql_url, flag.format("true"))
+
+
+async def test_what_becomes_of_a_server_in_use(
+    postgresql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Limits are set to where this server is."""
+    async with Store.open(postgresql_url) as store:
+        await (await store.buffer("math")).put(groups(30))
+        await (await store.buffer("math")).delete(statuses="completed")
+    await _execute(postgresql_url, "ALTER TABLE payload ALTER COLUMN data SET STORAGE EXTENDED")
+    limits = {"CONNECTIONS_LEFT": 1.0, "DEAD_ROWS": 1, "OLD_ROWS": 1, "LONG_SECONDS": 0.0,
+              "BOUNDS_TRANSACTIONS": 99}  # fmt: skip
+    for name, value in limits.items():
+        monkeypatch.setattr(postgresql_checkup, name, value)
+    try:
+        async with transaction(postgresql_url) as connection:  # that does not end
+            await connection.exec_driver_sql("SELECT 1")
+            found = wrong(await examine(postgresql_url))
+    finally:
+        await _execute(postgresql_url, "ALTER TABLE payload ALTER COLUMN data SET STORAGE EXTERNAL")
+    expected = {"connections", "dead rows", "row ages", "transactions", "payloads", "PostgreSQL"}
+    assert found.keys() == expected | FAST
+    assert "pg_terminate_backend" in (found["transactions"].mend or "")
+
+
+def test_a_database_that_cannot_hold_every_text(postgres: PostgresServer) -> None:
+    url = postgres.create_database("latin")
+    name = url.split("?")[0].rsplit("/", 1)[1]
+    postgres.execute(postgres.url, f'DROP DATABASE "{name}"')
+    how = "ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0"
+    postgres.execute(postgres.url, f'CREATE DATABASE "{name}" {how}')
+    found = wrong(asyncio.run(examine(url)))
+    assert (found["encoding"].level, found["tables"].level) == ("bad", "bad")
+    postgres.drop_database(url)
+
+
+def test_the_command_says_what_mends_it(url: str, engine_name: str, tmp_path: Path) -> None:
+    told = run("doctor", url=url)
+    assert told.exit_code == (1 if engine_name == "postgresql" else 0), told.output
+    assert "revision" in told.output
+    bad = run("doctor", "--json", url=f"sqlite:///{tmp_path / 'missing.db'}")
+    assert bad.exit_code == 1
+    assert '"level": "bad"' in bad.stdout
+    if engine_name == "sqlite":
+        assert ["good", "clock"] in [row[:2] for row in rows_of(told)]
+        assert {one["level"] for one in json_of("doctor", url=url)} == {"good"}
+
+
+def _in_file(url: str, *statements: str) -> None:
+    connection = sqlite3.connect(path_of(url), isolation_level=None)
+    for statement in statements:
+        connection.execute(statement)
+    connection.close()
+
+
+async def _execute(url: str, statement: str) -> None:
+    async with transaction(url) as connection:
+        await connection.exec_driver_sql(statement)
