@@ -36,7 +36,7 @@ from support.groups import episode, group, groups
 
 Table = Callable[..., analysis.Rows]
 OF_GROUPS: list[Table] = [analysis.groups, analysis.episodes, analysis.tokens, analysis.prompts]
-ALL: list[Table] = [*OF_GROUPS, analysis.draws, analysis.runs]
+ALL: list[Table] = [*OF_GROUPS, analysis.draws, analysis.policies, analysis.runs]
 BY_TABLE = pytest.mark.parametrize("table", ALL, ids=lambda table: table.__name__)
 
 
@@ -54,6 +54,8 @@ def pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
 async def fill(store: Store) -> list[int]:
     """Seven groups of two episodes in `math`, two draws of some, and another buffer."""
     buffer = await store.buffer("math")
+    for version in (1, 2, 2, 5):
+        await buffer.advance_policy(version)
     ids = await buffer.put(
         [group(f"a-{i}", "gsm8k" if i % 2 else "math", prompt_uid=f"p{i % 3}", version=i,
                tags={"level": i, "ключ": "ø'"}) for i in range(7)]
@@ -68,6 +70,8 @@ QUERIES = {
     "groups": "SELECT * FROM group_overview ORDER BY group_id",
     "episodes": "SELECT * FROM episode_overview ORDER BY group_id, position",
     "draws": "SELECT * FROM training_history ORDER BY draw_id, position",
+    "prompts": "SELECT * FROM prompt_overview ORDER BY buffer_name DESC, prompt_uid, task_name",
+    "policies": "SELECT * FROM policy_overview ORDER BY change_id",
 }
 
 
@@ -93,7 +97,9 @@ def as_sql(rows: list[dict[str, Any]], like: list[dict[str, Any]]) -> list[dict[
 
 @pytest.mark.usefixtures("pages")
 @pytest.mark.parametrize(
-    "table", [analysis.groups, analysis.episodes, analysis.draws], ids=lambda one: one.__name__
+    "table",
+    [analysis.groups, analysis.episodes, analysis.draws, analysis.prompts, analysis.policies],
+    ids=lambda one: one.__name__,
 )
 async def test_a_table_is_its_view(store: Store, url: str, table: Table) -> None:
     await fill(store)
@@ -131,6 +137,38 @@ async def test_prompts(store: Store, url: str) -> None:
     assert {f"{row['task_name']} {row['prompt_uid']}": row["times_trained"] for row in known
             if row["times_trained"]} == drawn  # fmt: skip
     assert sum(row["times_sampled"] for row in known) == 7
+
+
+@pytest.mark.usefixtures("pages")
+async def test_versions_of_a_policy(store: Store, other: Store, url: str) -> None:
+    """Each time it came to another, until when, and who said so; rewinds and take-overs too."""
+    await fill(store)
+    buffer = await store.buffer("math")
+    await buffer.advance_policy(3, rewind=True)
+    await (await other.buffer("math")).advance_policy(0, take_over=True)
+    await (await store.buffer("code")).advance_policy(7)
+    rows = analysis.policies(url).to_table().to_pylist()
+    names = ("buffer_name", "run_name", "lineage", "policy_version")
+    assert [tuple(row[name] for name in names) for row in rows] == [
+        ("math", "test", "test", 1),
+        ("math", "test", "test", 2),
+        ("math", "test", "test", 5),
+        ("math", "test", "test", 3),
+        ("math", "other", "other", 0),
+        ("code", "test", "test", 7),
+    ]
+    assert [row["ended_at"] for row in rows] == [
+        *(row["began_at"] for row in rows[1:5]), None, None
+    ]  # fmt: skip
+    assert analysis.policies(url, buffer="code").to_table().num_rows == 1
+    # What the groups are of is still known.
+    seen = analysis.groups(url, buffer="math").to_table().to_pylist()
+    assert {row["comparable_version"] for row in seen} == {None}
+    assert [(row["run_lineage"], row["min_policy_version"]) for row in seen] == [
+        ("test", version) for version in range(7)
+    ]
+    trained = analysis.draws(url).to_table().to_pylist()
+    assert {row["group_run_lineage"] for row in trained} == {"test"}
 
 
 @pytest.mark.usefixtures("pages")

@@ -80,6 +80,10 @@ _ROWS: dict[str, list[dict[str, Any]]] = {
         {"draw_id": 1, "position": position, "group_id": group, "probability": 0.5, "weight": 1.0}
         for position, group in enumerate((1, 99))
     ],
+    "policy_change": [
+        {"id": 1, "buffer_id": 1, "run_id": 1, "policy_version": 3, "lineage": None,
+         "began_at": _NOW}
+    ],
     "cursor": [{"buffer_id": 1, "name": "dataset", "value": {"row": 17}, "updated_at": _NOW}],
 }  # fmt: skip
 

@@ -20,10 +20,10 @@ except ModuleNotFoundError as error:
 
 from replaydb.analysis.decoded import tokens
 from replaydb.analysis.rows import Rows
-from replaydb.analysis.tables import draws, episodes, groups, prompts, runs
+from replaydb.analysis.tables import draws, episodes, groups, policies, prompts, runs
 from replaydb.publishing import publish
 
-__all__ = ["Rows", "draws", "episodes", "groups", "prompts", "runs", "tokens"]
+__all__ = ["Rows", "draws", "episodes", "groups", "policies", "prompts", "runs", "tokens"]
 
 publish(__name__, __all__)
 del publish

@@ -219,6 +219,22 @@ def prompts(
     return Rows(schema, batches)
 
 
+def policies(url: str | URL, *, buffer: Names = None) -> Rows:
+    """Versions that the policies of buffers came to, a row each: the view `policy_overview`.
+
+    Args:
+        url: The store, as for `Store.open`.
+        buffer: Only of this buffer, or of these; by default of all.
+
+    Raises:
+        InvalidInputError: An argument is wrong.
+        UnknownBufferError: There is no such buffer.
+        DatabaseError: There is no such store, or it cannot be read.
+    """
+    which = Which.of(buffer, None, None, None, None)
+    return _walked(url, which, walks.walk_policies, "raise", walks.policies_of)
+
+
 def runs(url: str | URL) -> Rows:
     """Runs, a row each: `run_id`, `run_name`, `lineage`, `started_at`, `metadata` as JSON text.
 

@@ -36,7 +36,7 @@ from replaydb.episodes import GroupStatus
 from replaydb.results import DrawOutcome
 
 #: Every revision of `migrations/`, the newest last: opening a store compares without alembic.
-REVISIONS: tuple[str, ...] = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")
+REVISIONS: tuple[str, ...] = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008")
 
 metadata = MetaData(
     naming_convention={
@@ -398,6 +398,19 @@ Index(
     draw_group.c.group_id,
     sqlite_where=IS_LEASED,
     postgresql_where=IS_LEASED,
+)
+
+# When a buffer's policy came to another version, or to another lineage.
+policy_change = Table(
+    "policy_change",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("buffer_id", ForeignKey("buffer.id", ondelete="CASCADE"), nullable=False),
+    Column("run_id", ForeignKey("run.id", ondelete="SET NULL")),
+    Column("policy_version", BigInteger, nullable=False),
+    Column("lineage", Name),
+    Column("began_at", UtcDateTime, nullable=False),
+    Index("ix_policy_change_latest", "buffer_id", "id"),
 )
 
 cursor = Table(

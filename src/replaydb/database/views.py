@@ -13,6 +13,7 @@ from replaydb.database.schema import (
     episode,
     episode_group,
     metadata,
+    policy_change,
     run,
     task,
 )
@@ -49,6 +50,7 @@ def select_groups() -> Select[tuple[object, ...]]:
             run.c.name.label("run_name"),
             _group.task_name,
             *shown,
+            run.c.lineage.label("run_lineage"),
         )
         .join_from(episode_group, buffer, buffer.c.id == _group.buffer_id)
         .outerjoin(run, run.c.id == _group.run_id)
@@ -66,14 +68,18 @@ def select_episodes() -> Select[tuple[object, ...]]:
             _group.prompt_uid,
             _group.group_status,
             *(column for column in episode.c if column.key not in {"group_id", "position"}),
+            run.c.name.label("run_name"),
+            run.c.lineage.label("run_lineage"),
         )
         .join_from(episode, episode_group, _group.id == episode.c.group_id)
         .join(buffer, buffer.c.id == _group.buffer_id)
+        .outerjoin(run, run.c.id == _group.run_id)
     )
 
 
 def select_history() -> Select[tuple[object, ...]]:
     """A row for each group of each draw."""
+    putter = run.alias("putter")
     return (
         select(
             draw.c.id.label("draw_id"),
@@ -97,6 +103,11 @@ def select_history() -> Select[tuple[object, ...]]:
             _group.prompt_uid,
             _group.reward_mean,
             _group.reward_std,
+            putter.c.name.label("group_run_name"),
+            putter.c.lineage.label("group_run_lineage"),
+            _group.min_policy_version,
+            _group.max_policy_version,
+            _group.num_tokens,
         )
         .join_from(draw, draw_group, draw_group.c.draw_id == draw.c.id)
         .join(buffer, buffer.c.id == draw.c.buffer_id)
@@ -107,6 +118,7 @@ def select_history() -> Select[tuple[object, ...]]:
             (_group.id == draw_group.c.group_id)
             & (_group.times_replaced == draw_group.c.times_replaced),
         )
+        .outerjoin(putter, putter.c.id == _group.run_id)
     )
 
 
@@ -142,6 +154,31 @@ def select_prompts() -> Select[tuple[object, ...]]:
         .join_from(episode_group, buffer, buffer.c.id == _group.buffer_id)
         .where(_group.prompt_uid.is_not(None))
         .group_by(buffer.c.name, _group.prompt_uid, _group.task_name)
+    )
+
+
+def select_policies() -> Select[tuple[object, ...]]:
+    """A row for each version that a buffer's policy came to."""
+    later, following = policy_change.alias("later"), policy_change.alias("following")
+    next_id = (
+        select(func.min(later.c.id))
+        .where(later.c.buffer_id == policy_change.c.buffer_id, later.c.id > policy_change.c.id)
+        .correlate(policy_change)
+        .scalar_subquery()
+    )
+    return (
+        select(
+            policy_change.c.id.label("change_id"),
+            buffer.c.name.label("buffer_name"),
+            run.c.name.label("run_name"),
+            policy_change.c.lineage,
+            policy_change.c.policy_version,
+            policy_change.c.began_at,
+            following.c.began_at.label("ended_at"),
+        )
+        .join_from(policy_change, buffer, buffer.c.id == policy_change.c.buffer_id)
+        .outerjoin(run, run.c.id == policy_change.c.run_id)
+        .outerjoin(following, following.c.id == next_id)
     )
 
 
@@ -190,5 +227,14 @@ group_overview = CreateView(select_groups(), "group_overview", metadata=metadata
 episode_overview = CreateView(select_episodes(), "episode_overview", metadata=metadata)
 training_history = CreateView(select_history(), "training_history", metadata=metadata)
 task_overview = CreateView(select_tasks(), "task_overview", metadata=metadata)
+prompt_overview = CreateView(select_prompts(), "prompt_overview", metadata=metadata)
+policy_overview = CreateView(select_policies(), "policy_overview", metadata=metadata)
 
-VIEWS = (group_overview, episode_overview, training_history, task_overview)
+VIEWS = (
+    group_overview,
+    episode_overview,
+    training_history,
+    task_overview,
+    prompt_overview,
+    policy_overview,
+)

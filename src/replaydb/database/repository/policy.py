@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from replaydb.database.prepared import execute
+from replaydb.database.prepared import execute, execute_many
 from replaydb.database.repository import aging, groups, tags
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import LockedBuffer
-from replaydb.database.statements.buffer import update_buffer
+from replaydb.database.statements.buffer import insert_policy_change, update_buffer
 from replaydb.database.statements.episode_group import (
     relate_versions,
     select_scalars,
@@ -51,6 +51,14 @@ def advance(buffer: LockedBuffer, version: int, *, rewind: bool, take_over: bool
     if lineage is not None and lineage != row.policy_lineage:
         for statement in relate_versions(buffer.id, lineage, version):
             execute(buffer.connection, statement)
+    change: dict[str, object] = {
+        "buffer_id": buffer.id,
+        "run_id": run.id,
+        "policy_version": version,
+        "lineage": lineage,
+        "began_at": buffer.now,
+    }
+    execute_many(buffer.connection, insert_policy_change(), [change])
     buffer.row = replace(row, policy_version=version, policy_lineage=lineage)
     aging.mark(buffer)
     aging.step(buffer, AT_ONCE)

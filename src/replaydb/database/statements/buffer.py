@@ -9,7 +9,14 @@ from typing import Any
 from sqlalchemy import Insert, Select, Update, func, insert, select, true, update
 
 from replaydb.database.prepared import prepared
-from replaydb.database.schema import buffer, cursor, episode_group, payload_place, run
+from replaydb.database.schema import (
+    buffer,
+    cursor,
+    episode_group,
+    payload_place,
+    policy_change,
+    run,
+)
 
 #: Rows of buffers, with whether payloads that are put from now on are outside the database.
 _select_buffer = select(buffer, payload_place.c.id.is_not(None).label("outside")).select_from(
@@ -76,6 +83,12 @@ def insert_buffer() -> Insert:
 def update_buffer(buffer_id: int, values: Mapping[str, Any]) -> Update:
     """Change settings, policy version or counters of one buffer."""
     return update(buffer).where(buffer.c.id == buffer_id).values(dict(values))
+
+
+@cache
+def insert_policy_change() -> Insert:
+    """A version that a buffer's policy came to, as a dict of its columns."""
+    return insert(policy_change)
 
 
 def select_cursor(buffer_id: int, name: str) -> Select[Any]:

@@ -31,12 +31,19 @@ from replaydb.database.schema import (
     episode,
     episode_group,
     group,
+    policy_change,
     run,
     transcript,
 )
 from replaydb.database.statements.pages import SHOWN
 from replaydb.database.statements.selections import of_tasks
-from replaydb.database.views import select_episodes, select_groups, select_history, select_prompts
+from replaydb.database.views import (
+    select_episodes,
+    select_groups,
+    select_history,
+    select_policies,
+    select_prompts,
+)
 
 #: Rows of a table in a window. A draw has as many groups as a batch has.
 WINDOW, DRAWS = 4096, 256
@@ -102,8 +109,13 @@ def walk_groups(condition: ColumnElement[bool]) -> Walk:
 def walk_episodes(condition: ColumnElement[bool]) -> Walk:
     """Rows of `episode_overview`, with their texts."""
     key = episode.c.group_id, episode.c.position
-    same = (transcript.c.group_id == key[0]) & (transcript.c.position == key[1])
-    rows = select_episodes().add_columns(transcript.c.text).outerjoin(transcript, same)
+    text = (
+        select(transcript.c.text)
+        .where(transcript.c.group_id == key[0], transcript.c.position == key[1])
+        .correlate(episode)
+        .scalar_subquery()
+    )
+    rows = select_episodes().add_columns(text.label("text"))
     return Walk(_plain(rows), key, group.id, WINDOW, condition, [group.id])
 
 
@@ -121,6 +133,12 @@ def walk_runs() -> Walk:
         *(column for column in run.c if column.key not in {"id", "name"}),
     )
     return Walk(_plain(select(*columns)), [run.c.id], run.c.id, WINDOW, true())
+
+
+def walk_policies(condition: ColumnElement[bool]) -> Walk:
+    """Rows of `policy_overview`."""
+    own = policy_change.c.id
+    return Walk(_plain(select_policies()), [own], own, WINDOW, condition)
 
 
 def walk_whole_groups(condition: ColumnElement[bool]) -> Walk:
@@ -203,6 +221,16 @@ def draws_of(
     return of_buffers(draw.c.buffer_id, buffers) & groups_of(None, tasks, statuses, eligible)
 
 
+def policies_of(
+    buffers: Collection[int] | None,
+    tasks: Collection[str] | None,
+    statuses: Collection[str] | None,
+    eligible: ColumnElement[bool] | None,
+) -> ColumnElement[bool]:
+    """Versions of the policies of some buffers; there is nothing else to say of them."""
+    return of_buffers(policy_change.c.buffer_id, buffers)
+
+
 def of_buffers(column: ColumnElement[int], ids: Collection[int] | None) -> ColumnElement[bool]:
     """Rows of some buffers; None: of all."""
     return true() if ids is None else (column + 0).in_(sorted(ids))
@@ -219,4 +247,4 @@ def _plain(rows: Select[Any]) -> Select[Any]:
         json_as_stored(column).label(column.key) if isinstance(column.type, JSON | Tags) else column
         for column in rows.selected_columns
     ]
-    return rows.with_only_columns(*shown, maintain_column_froms=True)
+    return rows.with_only_columns(*shown)
