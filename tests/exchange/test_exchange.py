@@ -197,6 +197,15 @@ async def test_who_reads_parquet_reads_it(buffer: Buffer, url: str, tmp_path: Pa
     assert found == [("code", 20), ("gsm8k", 30)]
 
 
+async def test_one_file_of_an_export(buffer: Buffer, url: str, tmp_path: Path) -> None:
+    await buffer.put([*groups(3), *groups(2, "code")])
+    export_groups(url, tmp_path / "export")
+    [file] = (tmp_path / "export").rglob("task=code/*.parquet")
+    assert import_groups(url, file, buffer="one", create=True).num_groups == 2
+    with pytest.raises(InvalidInputError, match="other files"):
+        export_groups(url, file)
+
+
 async def test_what_has_lost_its_tokens(store: Store, url: str, tmp_path: Path) -> None:
     buffer = await store.buffer("math", archived_payload="drop", max_times_sampled=1)
     await buffer.put(groups(3))

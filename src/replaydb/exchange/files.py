@@ -64,14 +64,17 @@ def files_at(field: str, where: str | Path) -> Files:
 
 
 class Folder:
-    """A folder of this machine, made when the first file is."""
+    """A folder of this machine, made when the first file is; or one file of it."""
 
-    def __init__(self, folder: Path) -> None:
-        self.url = str(folder)
-        self._folder = folder
+    def __init__(self, path: Path) -> None:
+        self.url = str(path)
+        self._only = path.name if path.is_file() else None
+        self._folder = path if self._only is None else path.parent
 
     def get(self, name: str) -> bytes | None:
         """A small file; None where there is none."""
+        if self._only is not None:
+            return None
         try:
             return (self._folder / name).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
@@ -102,9 +105,8 @@ class Folder:
 
     def names(self) -> list[str]:
         """All files below the folder, or the one that it is."""
-        if self._folder.is_file():
-            self._folder, name = self._folder.parent, self._folder.name
-            return [name]
+        if self._only is not None:
+            return [self._only]
         found = (path for path in self._folder.rglob("[!.]*") if path.is_file())
         return sorted(path.relative_to(self._folder).as_posix() for path in found)
 
