@@ -40,13 +40,19 @@ ALL: list[Table] = [*OF_GROUPS, analysis.draws, analysis.policies, analysis.runs
 BY_TABLE = pytest.mark.parametrize("table", ALL, ids=lambda table: table.__name__)
 
 
+@pytest.fixture
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables are read in many pages, which end within groups and draws."""
+    monkeypatch.setattr(source, "PAGE", 3)
+    for name, size in (("WINDOW", 2), ("DRAWS", 1)):
+        monkeypatch.setattr(walks, name, size)
+
+
 @pytest.fixture(params=["in one page", "in many"])
-def pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Whether tables are read in many pages, which end within groups and draws."""
+def pages(request: pytest.FixtureRequest) -> str:
+    """In how many pages tables are read."""
     if request.param == "in many":
-        monkeypatch.setattr(source, "PAGE", 3)
-        for name, size in (("WINDOW", 2), ("DRAWS", 1)):
-            monkeypatch.setattr(walks, name, size)
+        request.getfixturevalue("small_pages")
     how: str = request.param
     return how
 
@@ -115,7 +121,7 @@ async def test_a_table_is_its_view(store: Store, url: str, table: Table) -> None
     assert found == seen
 
 
-@pytest.mark.usefixtures("pages")
+@pytest.mark.usefixtures("small_pages")
 async def test_prompts(store: Store, url: str) -> None:
     await fill(store)
     rows = analysis.prompts(url, buffer="math").to_table()
@@ -139,7 +145,7 @@ async def test_prompts(store: Store, url: str) -> None:
     assert sum(row["times_sampled"] for row in known) == 7
 
 
-@pytest.mark.usefixtures("pages")
+@pytest.mark.usefixtures("small_pages")
 async def test_versions_of_a_policy(store: Store, other: Store, url: str) -> None:
     """Each time it came to another, until when, and who said so; rewinds and take-overs too."""
     await fill(store)
@@ -171,7 +177,7 @@ async def test_versions_of_a_policy(store: Store, other: Store, url: str) -> Non
     assert {row["group_run_lineage"] for row in trained} == {"test"}
 
 
-@pytest.mark.usefixtures("pages")
+@pytest.mark.usefixtures("small_pages")
 async def test_filters(store: Store, other: Store, url: str) -> None:
     ids = await fill(store)
     await (await other.buffer("math")).put(group("c", "gsm8k", status="failed"))

@@ -146,7 +146,7 @@ async def test_every_field_of_every_episode(
     assert rows[-5]["group_status"] == "pending"
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(several=st.lists(samples.episode(), min_size=1, max_size=3), context=samples.contexts)
 def test_what_is_flat_is_a_list(several: list[Episode], context: Any) -> None:
     """Of one payload, and of two that are joined."""

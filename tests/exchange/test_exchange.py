@@ -87,7 +87,11 @@ async def everything(store: Store) -> list[StoredGroup]:
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("format", ["parquet", "jsonl"])
+@pytest.mark.parametrize(
+    ("place", "format"),
+    [("folder", "parquet"), ("folder", "jsonl"), ("bucket", "parquet")],
+    indirect=["place"],
+)
 async def test_a_store_comes_back(
     store: Store, url: str, tmp_path: Path, place: str, format: Any
 ) -> None:

@@ -63,7 +63,7 @@ def any_group(draw: st.DrawFn) -> EpisodeGroup:
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(several=st.lists(any_group(), min_size=1, max_size=3))
 def test_the_same_bytes_come_back(
     tmp_path_factory: pytest.TempPathFactory, kind: Format, several: list[EpisodeGroup]

@@ -697,8 +697,9 @@ async def test_analysis_walks_by_primary_keys(connection: AsyncConnection) -> No
     """Neither what is looked for nor where it is makes a page read more than its window."""
     every = walks.groups_of(None, None, None, None)
     few = walks.groups_of([1], ["task-3"], ["failed"], group.reward_std > 0.5)
-    tables = ("episode_group", "episode", "transcript", "run", "draw", "draw_group", "anon_1")
-    own = {f"pk_{name}" for name in tables}
+    tables = ("episode_group", "episode", "transcript", "run", "draw", "draw_group")
+    aliases = ("anon_1", "putter", "following")
+    own = {f"pk_{name}" for name in (*tables, *aliases)}
     for condition in (every, few):
         for walk in (
             walks.walk_groups(condition),
