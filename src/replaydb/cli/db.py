@@ -81,3 +81,23 @@ def relocate(
     """Record where the payloads are now, after their folder or prefix was brought elsewhere."""
     with_store(url, lambda store: store.relocate_payloads(payloads), write=True)
     typer.echo("recorded; processes that have the store open must open it again")
+
+
+@app.command()
+def roles(
+    url: Url,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Run the statements; by default they are printed.")
+    ] = False,
+    prefix: Annotated[
+        str, typer.Option(help="What the names of the roles begin with.")
+    ] = "replaydb",
+) -> None:
+    """Make roles on PostgreSQL with the least rights: writer, trainer, and reading analyst."""
+    from replaydb import operations
+
+    statements = asyncio.run(operations.roles(url, prefix=prefix, apply=apply))
+    if apply:
+        typer.echo(f"{len(statements)} statements were run")
+    else:
+        typer.echo("\n".join(f"{printable(one)};" for one in statements))

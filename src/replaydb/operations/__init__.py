@@ -3,6 +3,7 @@
 copy     a store made again in another database, on another engine, with payloads elsewhere
 doctor   what is wrong with a store and what it stands on
 removal  groups, draws, buffers and runs deleted, some at a time, while others use the store
+roles    who may do what on PostgreSQL
 vacuum   space given back to the system
 verify   every payload, row and account looked at; accounts repaired
 """
@@ -16,6 +17,7 @@ from replaydb.operations.removal import (
     prune_draws,
     prune_groups,
 )
+from replaydb.operations.roles import roles
 from replaydb.operations.vacuum import VacuumReport, vacuum
 from replaydb.operations.verify import Problem, VerifyReport, verify
 from replaydb.publishing import publish
@@ -34,6 +36,7 @@ __all__ = [
     "examine",
     "prune_draws",
     "prune_groups",
+    "roles",
     "vacuum",
     "verify",
 ]

@@ -27,9 +27,15 @@ from sqlalchemy.dialects.postgresql import REGCLASS
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
+from sqlalchemy.schema import ExecutableDDLElement
 
 from replaydb.cancellation import to_the_end
-from replaydb.database.engines import postgresql_checkup, postgresql_commits, postgresql_sql
+from replaydb.database.engines import (
+    postgresql_checkup,
+    postgresql_commits,
+    postgresql_roles,
+    postgresql_sql,
+)
 from replaydb.database.engines.connecting import ConnectionLog, connect
 from replaydb.database.engines.postgresql_commits import Identity
 from replaydb.database.engines.protocol import T, Work
@@ -249,6 +255,15 @@ class PostgresqlBackend:
     def examine(self, connection: Connection) -> list[Finding]:
         """The server, its settings, and what has become of our tables."""
         return list(postgresql_checkup.findings(connection))
+
+    def check_roles(self) -> None:
+        """A server has them."""
+
+    def role_statements(
+        self, connection: Connection, prefix: str, tables: Sequence[str]
+    ) -> list[ExecutableDDLElement]:
+        """By what each does."""
+        return list(postgresql_roles.statements(connection, prefix, tables))
 
     async def lock_schema(self, connection: AsyncConnection) -> None:
         """An advisory lock, until the transaction ends."""

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from sqlalchemy import Connection
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.schema import ExecutableDDLElement
 
 from replaydb.database.engines.signals import Signal
 from replaydb.errors import ReplayDBError
@@ -122,6 +123,14 @@ class Backend(Protocol):
 
     def examine(self, connection: Connection) -> list[Finding]:
         """What is good, and what is not, of the engine and the database. Reads only."""
+
+    def check_roles(self) -> None:
+        """Raise `NotSupportedError` where nobody has a role."""
+
+    def role_statements(
+        self, connection: Connection, prefix: str, tables: Sequence[str]
+    ) -> list[ExecutableDDLElement]:
+        """What makes the roles that operators give to users, who may all read these tables."""
 
     async def lock_schema(self, connection: AsyncConnection) -> None:
         """Let one migration run at a time, until the transaction ends."""

@@ -19,6 +19,7 @@ from sqlalchemy import URL, Connection, Select, column, delete, event, func, ins
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import AsyncAdaptedQueuePool, NullPool, Pool
+from sqlalchemy.schema import ExecutableDDLElement
 
 from replaydb.cancellation import to_the_end
 from replaydb.database.engines import (
@@ -204,6 +205,19 @@ class SqliteBackend:
     def examine(self, connection: Connection) -> list[Finding]:
         """The library, the file, its log and its disk."""
         return list(sqlite_checkup.findings(connection, self._path))
+
+    def check_roles(self) -> None:
+        """The file system says who may do what."""
+        raise NotSupportedError(
+            f"{self._path}: a file has no roles; its permissions say who may read and write it, "
+            "and Store.open(url, read_only=True) only looks"
+        )
+
+    def role_statements(
+        self, connection: Connection, prefix: str, tables: Sequence[str]
+    ) -> list[ExecutableDDLElement]:
+        """There are none."""
+        return []
 
     async def lock_schema(self, connection: AsyncConnection) -> None:
         """Nothing to do: BEGIN IMMEDIATE already let one writer in."""

@@ -1,0 +1,156 @@
+"""Roles of PostgreSQL, each with the least that it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from sqlalchemy import Connection, String, column, func, select, table
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.schema import ExecutableDDLElement
+from sqlalchemy.sql.compiler import DDLCompiler
+
+Privilege = Literal["SELECT", "INSERT", "UPDATE", "DELETE"]
+#: Columns that may be changed; none named: all of them.
+Rights = Mapping[str, Mapping[Privilege, Sequence[str]]]
+
+#: What whoever comes by does for all: leases and deadlines that are over are ended, groups expire
+#: and are evicted, history is trimmed. To lock a row takes the right to change a column of it.
+_UPKEEP: Rights = {
+    "run": {"INSERT": ()},
+    "buffer": {"UPDATE": ("limited_inserts", "limited_samples", "pending_tags")},
+    "task": {"UPDATE": ()},
+    "lease": {"INSERT": (), "UPDATE": (), "DELETE": ()},
+    "episode_group": {"UPDATE": (), "DELETE": ()},
+    "payload": {"DELETE": ()},
+    "transcript": {"DELETE": ()},
+    "episode": {"DELETE": ()},
+    "group_tag": {"INSERT": (), "DELETE": ()},
+    "draw": {"UPDATE": ("step",), "DELETE": ()},
+    "draw_group": {"UPDATE": ("outcome", "outcome_reason", "outcome_at"), "DELETE": ()},
+    "pack": {"UPDATE": (), "DELETE": ()},
+    "cursor": {"INSERT": (), "UPDATE": ()},
+}
+
+#: What roles may do beside reading, by the endings of their names.
+RIGHTS: Mapping[str, Sequence[Rights]] = {
+    "analyst": (),
+    "writer": (
+        _UPKEEP,
+        {
+            name: {"INSERT": ()}
+            for name in ("task", "episode_group", "payload", "transcript", "episode", "pack")
+        },
+    ),
+    "trainer": (
+        _UPKEEP,
+        {"buffer": {"UPDATE": ("policy_version", "policy_lineage")}},
+        {name: {"INSERT": ()} for name in ("draw", "draw_group", "policy_change")},
+    ),
+}
+
+
+class create_role(ExecutableDDLElement):
+    """A role that nobody logs in as: others are made members of it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class revoke_all(ExecutableDDLElement):
+    """Take back what a role was granted of the tables of a schema."""
+
+    def __init__(self, schema: str, role: str) -> None:
+        self.schema = schema
+        self.role = role
+
+
+class grant_schema(ExecutableDDLElement):
+    """Let a role see a schema."""
+
+    def __init__(self, schema: str, role: str) -> None:
+        self.schema = schema
+        self.role = role
+
+
+class grant_ids(ExecutableDDLElement):
+    """Let a role take ids for what it inserts."""
+
+    def __init__(self, schema: str, role: str) -> None:
+        self.schema = schema
+        self.role = role
+
+
+class grant(ExecutableDDLElement):
+    """Let a role do something with a table, or with some of its columns."""
+
+    def __init__(
+        self, privilege: Privilege, columns: Sequence[str], table_name: str, role: str
+    ) -> None:
+        self.privilege = privilege
+        self.columns = columns
+        self.table_name = table_name
+        self.role = role
+
+
+@compiles(create_role, "postgresql")
+def _create_role(element: create_role, compiler: DDLCompiler, **kw: Any) -> str:
+    return f"CREATE ROLE {compiler.preparer.quote(element.name)} NOLOGIN"
+
+
+@compiles(revoke_all, "postgresql")
+def _revoke_all(element: revoke_all, compiler: DDLCompiler, **kw: Any) -> str:
+    schema, role = map(compiler.preparer.quote, (element.schema, element.role))
+    return f"REVOKE ALL ON ALL TABLES IN SCHEMA {schema} FROM {role}"
+
+
+@compiles(grant_schema, "postgresql")
+def _grant_schema(element: grant_schema, compiler: DDLCompiler, **kw: Any) -> str:
+    schema, role = map(compiler.preparer.quote, (element.schema, element.role))
+    return f"GRANT USAGE ON SCHEMA {schema} TO {role}"
+
+
+@compiles(grant_ids, "postgresql")
+def _grant_ids(element: grant_ids, compiler: DDLCompiler, **kw: Any) -> str:
+    schema, role = map(compiler.preparer.quote, (element.schema, element.role))
+    return f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO {role}"
+
+
+@compiles(grant, "postgresql")
+def _grant(element: grant, compiler: DDLCompiler, **kw: Any) -> str:
+    quote = compiler.preparer.quote
+    columns = f" ({', '.join(map(quote, element.columns))})" if element.columns else ""
+    table_name, role = quote(element.table_name), quote(element.role)
+    return f"GRANT {element.privilege}{columns} ON {table_name} TO {role}"
+
+
+_NAME = column("rolname", String())
+_ROLES = select(_NAME).select_from(table("pg_roles", _NAME))
+
+
+def statements(
+    connection: Connection, prefix: str, tables: Sequence[str]
+) -> Iterator[ExecutableDDLElement]:
+    """What makes the roles, or brings them in line.
+
+    Args:
+        connection: To look for those that there are, and for the schema.
+        prefix: What their names begin with.
+        tables: Names of tables and views that all of them may read.
+    """
+    known = set(connection.scalars(_ROLES))
+    schema = str(connection.scalar(select(func.current_schema())))
+    for ending, rights in RIGHTS.items():
+        role = f"{prefix}_{ending}"
+        if role not in known:
+            yield create_role(role)
+        yield revoke_all(schema, role)
+        yield grant_schema(schema, role)
+        if rights:
+            yield grant_ids(schema, role)
+        for name in tables:
+            yield grant("SELECT", (), name, role)
+        for part in rights:
+            for name in sorted(part.keys() & set(tables)):
+                for privilege, columns in part[name].items():
+                    yield grant(privilege, columns, name, role)

@@ -1,0 +1,168 @@
+"""Each role can do its work on a real server, as a user of its own, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from urllib.parse import urlsplit, urlunsplit
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import select
+
+import replaydb as rdb
+from replaydb import Keep, Store, operations
+from replaydb.database.schema import metadata
+from replaydb.database.views import VIEWS
+from support.command import run
+from support.connections import transaction
+from support.groups import episode, group, groups
+from support.postgres import PostgresServer
+
+Logins = Callable[[str], str]
+
+
+@pytest.fixture
+def login(postgres: PostgresServer, postgresql_url: str) -> Iterator[Logins]:
+    """The URL of a user who is a member of one role."""
+    prefix = f"t{uuid4().hex[:8]}"
+    asyncio.run(operations.roles(postgresql_url, prefix=prefix, apply=True))
+    names = [f"{prefix}_{ending}" for ending in ("writer", "trainer", "analyst")]
+    users = {name: f"{name} \N{LATIN SMALL LETTER U WITH DIAERESIS}ser" for name in names}
+    for name, user in users.items():
+        postgres.execute(postgresql_url, f"CREATE ROLE \"{user}\" LOGIN PASSWORD 'secret'")
+        postgres.execute(postgresql_url, f'GRANT "{name}" TO "{user}"')
+
+    def url_of(ending: str) -> str:
+        parts = urlsplit(postgresql_url)
+        user = users[f"{prefix}_{ending}"].replace(" ", "%20").replace("ü", "%C3%BC")
+        place = parts.netloc.rpartition("@")[2]
+        return urlunsplit(parts._replace(netloc=f"{user}:secret@{place}"))
+
+    yield url_of
+    for name in (*users.values(), *names):
+        postgres.execute(postgresql_url, f'DROP OWNED BY "{name}"')
+        postgres.execute(postgresql_url, f'DROP ROLE "{name}"')
+
+
+async def prepared(url: str) -> None:
+    async with Store.open(url, run="owner") as store:
+        buffer = await store.buffer(
+            "math",
+            capacity=rdb.Capacity(groups=20),
+            keep_archived=Keep(count=4),
+            keep_draws=Keep(count=4),
+            max_staleness=3,
+            indexed_tags=["level"],
+        )
+        await buffer.put(groups(3, "old", tags={"level": "hard"}), cursor={"data": 1})
+
+
+async def refused(*calls: Awaitable[object]) -> None:
+    for call in calls:
+        with pytest.raises(rdb.DatabaseError, match="permission denied") as caught:
+            await call
+        assert caught.value.__cause__ is not None
+
+
+async def test_a_writer_puts(login: Logins, postgresql_url: str) -> None:
+    await prepared(postgresql_url)
+    async with Store.open(postgresql_url) as owner:
+        math = await owner.buffer("math")
+        async with math.lease(2, ttl=600):
+            pass
+        await math.sample(1)
+        await math.lease(1, ttl=0.001)  # which the writer finds to be over
+    async with Store.open(login("writer"), run="rollouts") as store:
+        buffer = await store.buffer("math", create=False)
+        for task in ("code", "prose"):  # which evicts, and trims what is archived
+            await buffer.put(groups(15, task, tags={"level": "easy"}), cursor={"data": 2})
+        await buffer.put(groups(2, "code", rewards=[0.5]), on_duplicate="replace")
+        await buffer.put(groups(2, "code", rewards=[0.25]), on_duplicate="renew")
+        await buffer.open_group("code", "slow", expected_episodes=2)
+        async with buffer.lease(1, statuses=["pending"], ttl=60):
+            for position in range(2):
+                await buffer.add_episode("slow", episode(), position=position)
+        assert await buffer.cursor("data") == 2
+        assert await buffer.admission(batch_size=1, max_staleness=0, timeout=0) == 0
+        await refused(
+            buffer.sample(1),
+            buffer.lease(1, ttl=60),
+            buffer.advance_policy(1),
+            buffer.update_settings(capacity=None),
+            store.buffer("new"),
+            operations.delete_buffer(store, "math"),
+            operations.delete_run(store, "owner"),
+        )
+
+
+async def test_a_trainer_draws_and_acks_and_advances(login: Logins, postgresql_url: str) -> None:
+    await prepared(postgresql_url)
+    async with Store.open(login("trainer"), run="trainer") as store:
+        buffer = await store.buffer("math", create=False)
+        for step in range(6):
+            await buffer.sample(1, rdb.Prioritized(), step=step)
+        async with buffer.lease(1, ttl=60) as lease:
+            await lease.ack(cursor={"trainer": 1})
+        await (await buffer.lease(1, ttl=60)).nack()
+        await buffer.update_priorities([2, 3], [2.0, 3.0])
+        await buffer.update([2], tags={"level": "seen"})
+        await buffer.advance_policy(1)
+        assert len(await buffer.draws()) <= 6
+        await refused(
+            buffer.put(group()),
+            buffer.open_group("code", "slow", expected_episodes=2),
+            buffer.update_settings(max_staleness=None),
+            store.buffer("new"),
+            operations.delete_buffer(store, "math"),
+        )
+
+
+async def test_an_analyst_looks(login: Logins, postgresql_url: str) -> None:
+    await prepared(postgresql_url)
+    async with Store.open(login("analyst"), read_only=True) as store:
+        buffer = await store.buffer("math", create=False)
+        assert await buffer.count() == 3
+        assert len(await buffer.get([1, 2])) == 2
+        assert (await buffer.stats()).num_groups == 3
+    async with transaction(login("analyst")) as connection:
+        for view in VIEWS:
+            await connection.execute(select(view.table))
+    async with Store.open(login("analyst")) as store:
+        buffer = await store.buffer("math", create=False)
+        await refused(
+            buffer.put(group()), buffer.sample(1), buffer.delete([1]), buffer.advance_policy(1)
+        )
+
+
+def test_every_table_is_thought_of() -> None:
+    """A new one is to be written by somebody: `RIGHTS` says by whom."""
+    from replaydb.database.engines.postgresql_roles import RIGHTS
+
+    views = {view.table.name for view in VIEWS}
+    written = {name for rights in RIGHTS.values() for part in rights for name in part}
+    assert metadata.tables.keys() - views - written == {"payload_place"}
+
+
+def test_the_command_prints_or_applies(
+    postgres: PostgresServer, postgresql_url: str, sqlite_url: str
+) -> None:
+    prefix = f'od"d {uuid4().hex[:8]}'
+    printed = run("db", "roles", "--prefix", prefix, url=postgresql_url)
+    assert printed.exit_code == 0, printed.output
+    quoted = prefix.replace('"', '""')
+    assert f'CREATE ROLE "{quoted}_writer" NOLOGIN;' in printed.output
+    assert f'GRANT UPDATE (policy_version, policy_lineage) ON buffer TO "{quoted}_trainer";' in (
+        printed.output
+    )
+    sql = f"SELECT count(*) FROM pg_roles WHERE rolname LIKE '{prefix}%'"  # noqa: S608
+    assert postgres.fetch_int(postgresql_url, sql) == 0
+    for _ in range(2):  # again: they are brought in line
+        applied = run("db", "roles", "--apply", "--prefix", prefix, url=postgresql_url)
+        assert applied.output.endswith("statements were run\n"), applied.output
+    assert postgres.fetch_int(postgresql_url, sql) == 3
+    for ending in ("writer", "trainer", "analyst"):
+        postgres.execute(postgresql_url, f'DROP OWNED BY "{quoted}_{ending}"')
+        postgres.execute(postgresql_url, f'DROP ROLE "{quoted}_{ending}"')
+    file = run("db", "roles", url=sqlite_url)
+    assert (file.exit_code, "permissions" in file.stderr) == (1, True)
