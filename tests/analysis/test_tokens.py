@@ -233,6 +233,7 @@ async def test_what_is_refused(buffer: Buffer, url: str) -> None:
     for which in (
         {"per": "turn"}, {"damaged": "ignore"}, {"extras": {"token_ids": "int32"}},
         {"extras": {"x": "number"}}, {"extras": {"x": "object"}}, {"extras": ["x"]},
+        {"extras": {"x": "datetime64[s]"}},
     ):  # fmt: skip
         with pytest.raises(InvalidInputError, match=next(iter(which))):
             analysis.tokens(url, **which)

@@ -3,7 +3,7 @@
     PYTHONPATH=tests python -m lowest
 
 Direct dependencies are installed at their lowest versions in `.venv/lowest`, what those depend on
-in turn at the versions of constraints.txt. torch is too large to have twice: it is borrowed from
+in turn at the versions of constraints.txt, and the package as a wheel, as its users have it. torch is too large to have twice: it is borrowed from
 the environment this runs in.
 """
 
@@ -24,7 +24,7 @@ from support.postgres import running_server
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = CHECKOUT / ".venv" / "lowest"
-EXTRAS = "obstore", "opentelemetry", "prometheus", "zstd"
+EXTRAS = "analysis", "obstore", "opentelemetry", "prometheus", "report", "zstd"
 BORROWED = {"torch"}
 _REQUIREMENT = re.compile(r"([\w.-]+)(?:\[\w+\])?>=([\d.]+)")
 
@@ -67,6 +67,16 @@ def install(pins: list[str]) -> Path:
     return python
 
 
+def install_wheel(python: Path, folder: str) -> None:
+    """The package itself, built from this checkout."""
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder]
+    subprocess.run([*build, CHECKOUT], check=True, stdout=subprocess.DEVNULL)
+    (wheel,) = Path(folder).glob("*.whl")
+    pip = [sys.executable, "-m", "pip", "-qq", "--disable-pip-version-check"]
+    again = ["install", "--no-deps", "--force-reinstall"]
+    subprocess.run([*pip, "--python", str(python), *again, wheel], check=True)
+
+
 def _other_constraints(pins: list[str]) -> Path:
     """constraints.txt without what is installed at other versions."""
     names = {_normal(pin) for pin in pins}
@@ -87,14 +97,15 @@ def main() -> None:
         python = install(pins)
     console.print(f"Lowest versions: {', '.join(pins)}")
     with running_server() as server, tempfile.TemporaryDirectory() as folder:
+        install_wheel(python, folder)
         urls = [f"sqlite:///{folder}/smoke.db", server.create_database("lowest")]
         for url in urls:
             engine = url.partition(":")[0]
             with console.status(engine):
                 subprocess.run(
-                    [python, Path(__file__).with_name("smoke.py"), url, *pins],
+                    [python, "-P", Path(__file__).with_name("smoke.py"), url, *pins],
                     check=True,
-                    env=os.environ | {"PYTHONPATH": str(CHECKOUT / "src")},
+                    env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
                 )
             console.print(f"{engine}: put, sample, lease, wait, migrate and the commands work")
 

@@ -4,20 +4,22 @@
 
 Run by `python -m lowest` in an environment that has the lowest versions allowed; the database has
 no tables yet. Everything that talks to a dependency is called once: migrations and the command line
-(alembic, typer, rich), both engines' drivers, payloads (numpy, xxhash, zstandard), waiting,
-cancellation and the blocking facade.
+(alembic, typer, rich), both engines' drivers, payloads (numpy, xxhash, zstandard), tables, files and
+reports (pyarrow, plotly), waiting, cancellation and the blocking facade.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
+import tempfile
 from importlib.metadata import version
+from pathlib import Path
 
 from typer.testing import CliRunner
 
 import replaydb as rdb
-from replaydb import blocking
+from replaydb import analysis, blocking
 from replaydb.cli import app
 from replaydb.packs import Place
 
@@ -76,9 +78,40 @@ def main(url: str, *pins: str) -> None:
     with blocking.Store.open(url) as store:
         buffer = store.buffer("math")
         assert len(buffer.sample(100).ids) == 100
-    assert "gsm8k" in command("stats", "math", "--url", url)
-    assert "--url" in command("stats", "--help")
+    look(url)
+    with tempfile.TemporaryDirectory() as folder:
+        carry(url, folder)
     command("db", "downgrade", "base", "--yes", "--url", url)
+
+
+def look(url: str) -> None:
+    """What is there, by the command line and as tables."""
+    for noun in ("buffers", "runs"):
+        assert "smoke" in command(noun, "list", "--url", url) or noun == "buffers"
+    for noun in ("groups", "episodes", "draws", "leases"):
+        command(noun, "list", "math", "--url", url)
+    assert "gsm8k" in command("buffers", "show", "math", "--url", url)
+    assert "gsm8k" in command("watch", "math", "--once", "--url", url)
+    assert "--url" in command("groups", "list", "--help")
+    table = analysis.tokens(url, buffer="math", where=rdb.col.group_uid == "1").to_table()
+    assert table["token_ids"].to_pylist() == [[1, 2, 3, 4, 5]]
+    assert analysis.draws(url).to_table().num_rows > 100
+
+
+def carry(url: str, folder: str) -> None:
+    """Files, copies and a report of it."""
+    copied = f"sqlite:///{folder}/copy.db"
+    command("verify", "--url", url)
+    command("export", f"{folder}/files", "--url", url)
+    imported = f"sqlite:///{folder}/imported.db"
+    command("db", "upgrade", "--url", imported)
+    command("import", f"{folder}/files", "--create", "--url", imported)
+    assert analysis.groups(imported).to_table().num_rows == 108
+    command("copy", url, copied)
+    assert analysis.groups(copied).to_table() == analysis.groups(url).to_table()
+    command("vacuum", "--url", copied)
+    command("report", "math", "-o", f"{folder}/report.html", "--url", url)
+    assert "gsm8k" in Path(folder, "report.html").read_text()
 
 
 if __name__ == "__main__":

@@ -45,6 +45,8 @@ _TOKENS = {
     "token_ids": pa.int32(), "loss_mask": pa.bool_(), "logprobs": pa.float32(),
     "token_versions": pa.int32(), "token_rewards": pa.float32(),
 }  # fmt: skip
+#: Of Arrow's numbers those of numpy; what Arrow has for this imports pandas.
+_DTYPES = {pa.from_numpy_dtype(np.dtype(code)): np.dtype(code) for code in "?bBhHiIlLefd"}
 ARRAY = pa.struct(
     {"name": _TEXT, "dtype": _TEXT, "shape": pa.list_(_INT), "data": pa.binary()}.items()
 )
@@ -76,10 +78,13 @@ def episode_schema(extras: Mapping[str, str] | None = None) -> pa.Schema:
         if checks.name("extras", name) in known:
             raise InvalidInputError("extras", "names that no other column has", repr(name))
         try:
-            known[name] = pa.list_(pa.from_numpy_dtype(np.dtype(dtype)))
-        except (TypeError, pa.ArrowNotImplementedError) as error:
-            expected = "the name of a numpy dtype"
-            raise InvalidInputError(f"extras[{name!r}]", expected, repr(dtype)) from error
+            kind = pa.from_numpy_dtype(np.dtype(dtype))
+        except (TypeError, pa.ArrowNotImplementedError):
+            kind = None
+        if kind not in _DTYPES:
+            expected = "the name of a numpy dtype of numbers"
+            raise InvalidInputError(f"extras[{name!r}]", expected, repr(dtype))
+        known[name] = pa.list_(kind)
     return pa.schema(known.items())
 
 
@@ -224,8 +229,7 @@ def _list(parts: Sequence[Column], kind: pa.DataType) -> pa.Array:
 
 
 def _dtype(kind: pa.DataType) -> np.dtype[Any]:
-    dtype: np.dtype[Any] = np.dtype(kind.to_pandas_dtype())
-    return dtype
+    return _DTYPES[kind]
 
 
 def _token_rewards(flat: FlatEpisodes) -> Column:
