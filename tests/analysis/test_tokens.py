@@ -181,7 +181,13 @@ async def test_a_row_for_each_token(buffer: Buffer, url: str) -> None:
         ),
         Episode(token_ids=[], loss_mask=[]),
         Episode(prompt_ids=[7], response_ids=[8], policy_version=3),
-        Episode(turns=[Turn(prompt_ids=[9], response_ids=[10], token_rewards=[2.0])]),
+        Episode(
+            turns=[
+                Turn(prompt_ids=[9], response_ids=[10], token_rewards=[2.0]),
+                Turn(prompt_ids=[9, 10], response_ids=[11]),
+            ]
+        ),
+        Episode(prompt_ids=[5], response_ids=[6], token_extras={"token_rewards": np.array([0, 1])}),
     ]
     await buffer.put(EpisodeGroup("math", given, prompt_uid="p"))
     rows = analysis.tokens(url, per="token", extras={"ref": "float32"})
@@ -197,14 +203,19 @@ async def test_a_row_for_each_token(buffer: Buffer, url: str) -> None:
         (2, 1, 8, False, True, None, 3, None, None, None),
         (3, 0, 9, True, False, None, None, 0.0, 2.0, None),
         (3, 1, 10, False, True, None, None, 2.0, 2.0, None),
+        (3, 2, 9, True, False, None, None, 0.0, 2.0, None),
+        (3, 3, 10, True, False, None, None, 0.0, 2.0, None),
+        (3, 4, 11, False, True, None, None, 0.0, 2.0, None),
+        (4, 0, 5, True, False, None, None, 0.0, None, None),
+        (4, 1, 6, False, True, None, None, 1.0, None, None),
     ]
     assert set(table["task_name"].to_pylist()) == {"math"}
     assert pa.types.is_dictionary(table.schema.field("task_name").type)
-    assert len(pl.DataFrame(rows)) == len(rows.to_pandas()) == 7
+    assert len(pl.DataFrame(rows)) == len(rows.to_pandas()) == 12
     with duckdb.connect() as connection:
         connection.register("tokens", rows)
         found = connection.sql("SELECT task_name, sum(token_id) FROM tokens GROUP BY 1")
-        assert found.fetchall() == [("math", 40)]
+        assert found.fetchall() == [("math", 81)]
 
 
 async def test_extras_as_columns(buffer: Buffer, url: str) -> None:

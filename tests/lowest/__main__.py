@@ -3,8 +3,8 @@
     PYTHONPATH=tests python -m lowest
 
 Direct dependencies are installed at their lowest versions in `.venv/lowest`, what those depend on
-in turn at the versions of constraints.txt, and the package as a wheel, as its users have it. torch is too large to have twice: it is borrowed from
-the environment this runs in.
+in turn at the versions of constraints.txt, and the package as a wheel, as its users have it. torch
+is too large to have twice: it is borrowed from the environment this runs in.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 
 Run by `python -m lowest` in an environment that has the lowest versions allowed; the database has
 no tables yet. Everything that talks to a dependency is called once: migrations and the command line
-(alembic, typer, rich), both engines' drivers, payloads (numpy, xxhash, zstandard), tables, files and
-reports (pyarrow, plotly), waiting, cancellation and the blocking facade.
+(alembic, typer, rich), both engines' drivers, payloads (numpy, xxhash, zstandard), tables, files
+and reports (pyarrow, plotly), waiting, cancellation and the blocking facade.
 """
 
 from __future__ import annotations

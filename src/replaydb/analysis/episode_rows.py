@@ -234,23 +234,25 @@ def _dtype(kind: pa.DataType) -> np.dtype[Any]:
 
 def _token_rewards(flat: FlatEpisodes) -> Column:
     """Those of turns, or the token extra that has their place in an episode without turns."""
+    values = np.zeros(len(flat.token_ids), np.float32)
+    having = np.zeros(flat.num_episodes, np.bool_)
     if flat.turns is not None and flat.turns.token_rewards is not None:
         ends = np.cumsum(flat.turns.counts)
         known = np.concatenate([[0], np.cumsum(flat.turns.has_token_rewards)])
         having = known[ends] > known[ends - flat.turns.counts]
-        return flat.turns.token_rewards, flat.lengths, having
-    if any("token_rewards" in extras for extras in flat.each_token_extras.values()):
-        rows = [_rewards(flat.each_token_extras.get(i, {})) for i in range(flat.num_episodes)]
-        given = [row for row in rows if row is not None]
-        having = np.array([row is not None for row in rows])
-        joined = np.concatenate([np.empty(0, np.float32), *given])
-        return joined, flat.lengths, having
-    return _rewards(flat.token_extras), flat.lengths, None
+        values = flat.turns.token_rewards.copy()
+    elif (of_all := _rewards(flat.token_extras)) is not None:
+        return of_all, flat.lengths, None
+    for i, extras in flat.each_token_extras.items():
+        if not having[i] and (own := _rewards(extras)) is not None:
+            values[flat.offsets[i] : flat.offsets[i + 1]] = own
+            having[i] = True
+    return values, flat.lengths, having
 
 
 def _rewards(extras: Mapping[str, Array]) -> NDArray[np.float32] | None:
     found = extras.get("token_rewards")
-    if isinstance(found, np.ndarray) and found.ndim == 1 and found.dtype.kind == "f":
+    if isinstance(found, np.ndarray) and found.ndim == 1 and found.dtype.kind in "fiub":
         return found.astype(np.float32, copy=False)
     return None
 

@@ -38,7 +38,8 @@ class Rows:
     def reader(self) -> pa.RecordBatchReader:
         """A `pyarrow.RecordBatchReader` over all rows.
 
-        It holds a connection from its first row to its last, or until it is dropped.
+        It holds a connection from its first row to its last, or until it is dropped. It is for one
+        thread; others take readers of their own.
         """
         return pa.RecordBatchReader.from_batches(self.schema, self._batches())
 

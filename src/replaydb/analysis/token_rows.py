@@ -46,8 +46,7 @@ def batch_of_tokens(schema: pa.Schema, episodes: pa.RecordBatch) -> pa.RecordBat
         if pa.types.is_string(column.type):
             column = column.dictionary_encode()
         columns.append(column.take(pa.array(parents)))
-    prompts = episodes["prompt_length"].to_numpy()
-    columns += [pa.array(index), pa.array(index < prompts[parents])]
+    columns += [pa.array(index), pa.array(_is_prompt(episodes))]
     for name in (*_OWN.values(), *(one.name for one in asked_for(episodes.schema))):
         column = episodes[name]
         sizes = pc.list_value_length(column)
@@ -59,6 +58,21 @@ def batch_of_tokens(schema: pa.Schema, episodes: pa.RecordBatch) -> pa.RecordBat
     whole = episodes["policy_version"].take(pa.array(parents)).cast(pa.int32())
     columns[versions] = pc.coalesce(columns[versions], whole)
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _is_prompt(episodes: pa.RecordBatch) -> np.ndarray:
+    """Of each token, whether it is context: of its turn, where its episode has turns."""
+    turns = episodes["turns"]
+    counts = pc.fill_null(pc.list_value_length(turns), 0).to_numpy(zero_copy_only=False)
+    pieces = counts.clip(1)
+    of_turns = np.repeat(counts > 0, pieces)
+    sizes, contexts = (
+        np.repeat(episodes[name].to_numpy(), pieces) for name in ("num_tokens", "prompt_length")
+    )
+    sizes[of_turns] = turns.flatten().field("num_tokens").to_numpy(zero_copy_only=False)
+    contexts[of_turns] = turns.flatten().field("prompt_length").to_numpy(zero_copy_only=False)
+    starts = np.cumsum(sizes) - sizes
+    return np.arange(sizes.sum()) < np.repeat(starts + contexts, sizes)
 
 
 def _shared(field: pa.Field) -> pa.Field:
