@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -49,6 +50,17 @@ def test_a_table_in_a_pipe_is_whole(
     assert first.split() == [LONG, "5", "0.1235"]
     assert second.split() == ["[red]", "-", "-"]
     assert first.index(" 5") + 1 == second.index(" -") + 1  # numbers are to the right
+
+
+def test_headings_are_shown_and_not_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
+    console.print_table(("\x1b[2J[red]:smile:", "[/]"), [(1, 2)])
+    assert capsys.readouterr().out.split()[:2] == ["\\x1b[2J[red]:smile:", "[/]"]
+
+
+def test_what_is_not_finite_is_not_null(capsys: pytest.CaptureFixture[str]) -> None:
+    console.print_json({"some": [float("nan"), math.inf, (-math.inf, None)]})
+    expected = {"some": ["NaN", "Infinity", ["-Infinity", None]]}
+    assert json.loads(capsys.readouterr().out) == expected
 
 
 def test_an_empty_table_has_headings(capsys: pytest.CaptureFixture[str]) -> None:

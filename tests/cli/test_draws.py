@@ -46,6 +46,25 @@ def test_a_draw_is_shown(filled_url: str) -> None:
     assert [second, "odd", "p0", "replaced"] in [row[:4] for row in table]
 
 
+def test_numbers_that_cannot_be_are_usage_errors(filled_url: str) -> None:
+    for words in (
+        ("show", "math", "9" * 20),
+        ("list", "math", "--after", "9" * 20),
+        ("list", "math", "--group", -1),
+        ("list", "math", "--limit", "9" * 20),
+    ):
+        outcome = run("draws", *words, url=filled_url)
+        assert outcome.exit_code == 2
+        assert "Invalid value for" in outcome.stderr
+        assert "before" not in outcome.stderr
+
+
+def test_a_mistyped_run_is_an_error(filled_url: str) -> None:
+    outcome = run("draws", "list", "math", "--run", "frist", url=filled_url)
+    assert outcome.exit_code == 1
+    assert "the last are: 'second', 'first'" in outcome.stderr
+
+
 def test_no_such_draw(filled_url: str) -> None:
     for number in (0, 99):
         outcome = run("draws", "show", "math", number, url=filled_url)

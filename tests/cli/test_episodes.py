@@ -71,7 +71,13 @@ def test_turns_and_extras_are_columns(url: str) -> None:
         prompt_ids=[1],
         response_ids=[2, 3],
         logprobs=[float("nan"), -1.0],
-        token_extras={"value": [0.5, 0.25], "hidden": [[1.0, 2.0], [3.0, 4.0]]},
+        token_extras={
+            "value": [0.5, 0.25],
+            "hidden": [[1.0, 2.0], [3.0, 4.0]],
+            "id": [1, 2],
+            "\x1b[31m": [1, 2],
+        },
+        extras={"image": [[1, 2]]},
     )
 
     async def fill() -> None:
@@ -84,9 +90,25 @@ def test_turns_and_extras_are_columns(url: str) -> None:
     lengths = [len(turn.prompt_ids) + len(turn.response_ids) for turn in talk.turns]
     assert turns == [0] * lengths[0] + [1] * lengths[1]
     columns = json_of("episodes", "show", "math", "g", 1, "--tokens", url=url)["tokens"]
-    assert columns["logprob"] == [0.0, None, -1.0]
-    assert columns["value"] == [0.0, 0.5, 0.25]
-    assert "hidden" not in columns
+    assert columns["logprob"] == [0.0, "NaN", -1.0]
+    assert columns["id"] == [1, 2, 3]
+    assert columns["extra.id"] == [0, 1, 2]
+    assert columns["extra.value"] == [0.0, 0.5, 0.25]
+    assert columns["extra.hidden"] == [[0.0, 0.0], [1.0, 2.0], [3.0, 4.0]]
+    table = run("episodes", "show", "math", "g", 1, "--tokens", url=url).stdout
+    assert "extra.\\x1b[31m" in table
+    assert "[3.0, 4.0]" in table
+    assert '"image": "int' in table
+    facts = json_of("episodes", "show", "math", "g", 1, url=url)
+    assert (facts["position"], facts["extras"], facts["turns"]) == (1, {"image": [[1, 2]]}, [])
+    facts = json_of("episodes", "show", "math", "g", 0, url=url)
+    assert facts["group_id"] == json_of("groups", "show", "math", "g", url=url)["group"]["id"]
+    first, second = facts["turns"]
+    assert (first["reward"], first["policy_version"]) == (0.25, 3)
+    assert (first["finish_reason"], first["metadata"]) == ("tool_calls", {"tool": "python"})
+    assert (second["token_rewards"], second["policy_version"]) == ([0.125, 0.375], [4, 5])
+    table = rows_of(run("episodes", "show", "math", "g", 0, url=url))
+    assert ["0", "2", "1", "0.25", "tool_calls"] in [row[:5] for row in table]
     outcome = run("episodes", "show", "math", "g", 2, url=url)
     assert outcome.exit_code == 1
     assert "position: expected less than 2, the number of its episodes, got 2" in outcome.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import pytest
 
@@ -54,6 +55,9 @@ def test_a_column_that_is_asked_for_is_shown(filled_url: str) -> None:
         ("--tag level=[1]", "objects and lists do not compare"),
         ("--status done", "'done' is not one of"),
         ("--limit 0", "--limit"),
+        ("--limit 99999999999999999999", "--limit"),
+        ("--sort tags", "'tags' holds no numbers or times"),
+        ("--sort task_name", "'task_name' holds no numbers or times"),
     ],
 )
 def test_what_is_mistyped_is_a_usage_error(sqlite_url: str, options: str, said: str) -> None:
@@ -64,8 +68,12 @@ def test_what_is_mistyped_is_a_usage_error(sqlite_url: str, options: str, said: 
 
 def test_what_cannot_be_is_an_error(filled_url: str) -> None:
     for options, said in (
-        ("--sort task_name", "order_by: expected a column of replaydb.col that holds numbers"),
         ("--after 99", "no such groups in this buffer: 99"),
+        (
+            "--task odd --task nope",
+            "task: expected a task of this buffer (there are: 'even', 'odd')",
+        ),
+        ("--run nope", "run: expected a run of this store (the last are: 'second', 'first')"),
     ):
         outcome = run("groups", "list", "math", *options.split(), url=filled_url)
         assert (outcome.exit_code, outcome.stdout) == (1, "")
@@ -99,6 +107,75 @@ def test_a_group_without_its_tokens_is_shown(filled_url: str) -> None:
     assert "cannot be read" in run("groups", "show", "math", "uid-0", url=filled_url).stdout
     listed = json_of("episodes", "list", "math", "--limit", 100, url=filled_url)
     assert sorted({one["reward"] for one in listed}) == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+
+
+def test_a_narrow_terminal_has_a_line_for_each_group(
+    filled_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    listed = json_of("groups", "list", "math", "--task", "odd", url=filled_url)
+    for width in (80, 60):
+        outcome = run("groups", "list", "math", "--task", "odd", url=filled_url, width=width)
+        headings, _rule, *lines = re.sub(r"\x1b\[\d*m", "", outcome.stdout).strip().splitlines()
+        assert headings.split()[:3] == ["group", "task", "status"]
+        shown = [line.split()[:3] for line in lines[:3]]
+        assert shown == [[str(one["id"]), "odd", one["status"]] for one in listed]
+        assert lines[-1].startswith("too narrow for put, priority, drawn")
+        assert max(map(len, lines[:3])) <= width
+    by_time = run("groups", "list", "math", "--sort", "created_at", url=filled_url, width=80)
+    assert "put" in re.split(r"\x1b\[\d*m| ", by_time.stdout.splitlines()[1])
+
+
+def test_prompt_and_extras(url: str) -> None:
+    async def fill() -> None:
+        async with rdb.Store.open(url) as store:
+            buffer = await store.buffer("math")
+            one = rdb.Episode(prompt_ids=[1, 7], response_ids=[2])
+            messages = [{"role": "user", "content": "how\x1b many?"}]
+            pixels = [[1.0, float("inf")]]
+            await buffer.put(
+                [
+                    rdb.EpisodeGroup("t", [one], group_uid="g", prompt=messages),
+                    rdb.EpisodeGroup(
+                        "t", [one], group_uid="h", prompt="why?", extras={"pixels": pixels}
+                    ),
+                ]
+            )
+
+    asyncio.run(fill())
+    shown = json_of("groups", "show", "math", "h", url=url)
+    assert (shown["prompt"], shown["prompt_ids"]) == ("why?", [1, 7])
+    assert shown["extras"] == {"pixels": [[1.0, "Infinity"]]}
+    table = run("groups", "show", "math", "h", url=url)
+    assert ["prompt", "why?"] in rows_of(table)
+    assert ["prompt_ids", "[1,", "7]"] in rows_of(table)
+    assert re.search(r'"pixels": "float\d+ \[1, 2\]"', table.stdout)
+    said = json_of("groups", "show", "math", "g", url=url)["prompt"]
+    assert said == [{"role": "user", "content": "how\x1b many?"}]
+    assert "how\\u001b many?" in run("groups", "show", "math", "g", url=url).stdout
+
+
+def test_a_uid_that_is_the_id_of_another(filled_url: str) -> None:
+    first = json_of("groups", "show", "math", "uid-0", url=filled_url)["group"]["id"]
+
+    async def fill() -> None:
+        async with rdb.Store.open(filled_url) as store:
+            one = rdb.Episode(prompt_ids=[1], response_ids=[2])
+            await (await store.buffer("math")).put(
+                [rdb.EpisodeGroup("t", [one], group_uid=uid) for uid in (str(first), "uid:a", "77")]
+            )
+
+    asyncio.run(fill())
+    for name, uid in {
+        str(first): "uid-0",
+        f"uid:{first}": str(first),
+        "uid:a": "uid:a",
+        "uid:uid:a": "uid:a",
+        "77": "77",
+    }.items():
+        assert json_of("groups", "show", "math", name, url=filled_url)["group"]["group_uid"] == uid
+    outcome = run("groups", "list", "math", "--after", 77, url=filled_url)
+    assert outcome.stderr == "error: no such groups in this buffer: 77\n"
 
 
 def test_a_uid_of_digits_is_found(url: str) -> None:

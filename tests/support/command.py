@@ -10,10 +10,10 @@ from typer.testing import CliRunner, Result
 from replaydb.cli import app
 
 
-def run(*arguments: object, url: str) -> Result:
+def run(*arguments: object, url: str, width: int = 250) -> Result:
     """Run a command on a store, on a terminal as wide as the messages are."""
     words = [str(one) for one in arguments]
-    return CliRunner().invoke(app, words, env={"REPLAYDB_URL": url, "COLUMNS": "250"})
+    return CliRunner().invoke(app, words, env={"REPLAYDB_URL": url, "COLUMNS": str(width)})
 
 
 def rows_of(result: Result) -> list[list[str]]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, is_dataclass
+from dataclasses import fields, is_dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -35,6 +36,9 @@ _UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
 
 #: Columns of a table that nobody looks at but a pipe.
 _WIDE = 10_000
+
+#: Columns that are left of a text at least, where a terminal is narrow.
+_CUT = 12
 
 
 def with_store(url: str, work: Callable[[Store], Awaitable[T]], *, write: bool = False) -> T:
@@ -75,6 +79,39 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> No
     console().print(table_of(headings, rows))
 
 
+def print_list(
+    headings: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    *,
+    spare: Sequence[str],
+    cut: Sequence[str],
+) -> None:
+    """A table on stdout with a line for each row, also in a narrow terminal.
+
+    Args:
+        headings: Of the columns.
+        rows: Values of each row.
+        spare: Columns that a terminal too narrow for all goes without, the first first.
+        cut: Columns whose values may end in an ellipsis there; all others are whole.
+    """
+    from rich.text import Text
+
+    where = console()
+    left_out = _left_out(headings, rows, spare, cut, where.width) if where.is_terminal else []
+    kept = [i for i, heading in enumerate(headings) if heading not in left_out]
+    table = table_of([headings[i] for i in kept], [[row[i] for i in kept] for row in rows])
+    if where.is_terminal:
+        for i, column in zip(kept, table.columns, strict=True):
+            column.overflow = "ellipsis"
+            column.no_wrap = headings[i] not in cut
+            for cell in column.cells:
+                if isinstance(cell, Text):
+                    cell.no_wrap, cell.overflow = True, "ellipsis"
+    where.print(table)
+    if left_out:
+        typer.echo(f"too narrow for {', '.join(left_out)}: --json has all")
+
+
 def table_of(
     headings: Sequence[str], rows: Iterable[Sequence[object]], caption: str | None = None
 ) -> Table:
@@ -85,11 +122,13 @@ def table_of(
 
     listed = list(rows)
     table = Table(box=box.SIMPLE, caption=caption, caption_justify="left")
+    # Names are shown as they are, also where they look like markup of rich.
     for index, heading in enumerate(headings):
         numeric = all(isinstance(row[index], int | float | None) for row in listed)
-        table.add_column(heading, justify="right" if numeric else "left", overflow="fold")
+        table.add_column(
+            Text(printable(heading)), justify="right" if numeric else "left", overflow="fold"
+        )
     for row in listed:
-        # Names are shown as they are, also where they look like markup of rich.
         table.add_row(*(Text(shown(value)) for value in row))
     return table
 
@@ -114,9 +153,9 @@ def print_more(last: int) -> None:
 
 
 def print_json(value: object) -> None:
-    """JSON on stdout, of dataclasses and times too."""
+    """JSON on stdout, of dataclasses, times, and numbers that are not finite too."""
     # ASCII: JSON escapes all that is not, and with it what a terminal would obey.
-    text = json.dumps(value, indent=2, default=_as_json)
+    text = json.dumps(_as_json(value), indent=2, allow_nan=False)
     typer.echo(text.replace("\x7f", "\\u007f"))
 
 
@@ -212,9 +251,41 @@ class ErrorsInOneLine(TyperGroup):
             raise typer.Exit(1) from None
 
 
-def _as_json(value: Any) -> Any:
+def _as_json(value: object) -> object:
+    """What JSON can say: "NaN", "Infinity" and "-Infinity" are strings."""
     if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
+        return {one.name: _as_json(getattr(value, one.name)) for one in fields(value)}
+    if isinstance(value, Mapping):
+        return {name: _as_json(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_json(one) for one in value]
     if isinstance(value, datetime):
         return value.isoformat()
-    raise TypeError(f"{type(value).__name__} in JSON")
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+def _left_out(
+    headings: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    spare: Sequence[str],
+    cut: Sequence[str],
+    width: int,
+) -> list[str]:
+    """Columns to go without, so that the others fit."""
+    from rich.cells import cell_len
+
+    widths = {
+        heading: max([cell_len(heading), *(cell_len(shown(row[i])) for row in rows)])
+        for i, heading in enumerate(headings)
+    }
+    widths |= {heading: min(widths[heading], _CUT) for heading in cut}
+    left_out: list[str] = []
+    for heading in spare:
+        # Around each column are two spaces and a rule.
+        if sum(widths.values()) + 3 * len(widths) + 1 <= width:
+            break
+        del widths[heading]
+        left_out.append(heading)
+    return left_out

@@ -17,7 +17,7 @@ from replaydb.cli.console import (
     print_table,
     with_buffer,
 )
-from replaydb.cli.selecting import DEFAULT_LIMIT, Limit, Runs
+from replaydb.cli.selecting import DEFAULT_LIMIT, MAX_ID, Limit, Runs, with_known
 from replaydb.errors import UnknownDrawError
 
 if TYPE_CHECKING:
@@ -30,23 +30,31 @@ app = typer.Typer(help="List draws, and look at one.", no_args_is_help=True)
 def list_(
     url: Url,
     buffer: BufferName,
-    step: Annotated[int | None, typer.Option(min=0, help="Only for this trainer step.")] = None,
+    step: Annotated[
+        int | None, typer.Option(min=0, max=MAX_ID, help="Only for this trainer step.")
+    ] = None,
     run: Runs = None,
-    group: Annotated[int | None, typer.Option(help="Only those that took this group.")] = None,
+    group: Annotated[
+        int | None,
+        typer.Option(metavar="ID", min=0, max=MAX_ID, help="Only those that took this group."),
+    ] = None,
     limit: Limit = DEFAULT_LIMIT,
     after: Annotated[
         int | None,
-        typer.Option(metavar="ID", help="Go on after this draw, the last of a page."),
+        typer.Option(
+            metavar="ID", min=0, max=MAX_ID, help="Go on after this draw, the last of a page."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """List draws, the newest first."""
-    found = with_buffer(
+    found = with_known(
         url,
         buffer,
         lambda buffer: buffer.draws(
             step=step, runs=run or None, group_id=group, before=after, limit=limit + 1
         ),
+        runs=run,
     )
     page = found[:limit]
     if as_json:
@@ -76,7 +84,7 @@ def list_(
 def show(
     url: Url,
     buffer: BufferName,
-    draw: Annotated[int, typer.Argument(min=0, help="Id of the draw.")],
+    draw: Annotated[int, typer.Argument(min=0, max=MAX_ID, help="Id of the draw.")],
     as_json: Json = False,
 ) -> None:
     """Show the groups of a draw: how likely and how stale each was, and what became of it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +15,7 @@ from replaydb.cli.console import (
     Url,
     print_fields,
     print_json,
+    print_list,
     print_more,
     print_table,
     print_text,
@@ -38,6 +39,7 @@ from replaydb.cli.selecting import (
     condition,
     info_of,
     ordered,
+    with_known,
 )
 from replaydb.cli.tokens import decoder, token_columns
 from replaydb.database.group_columns import col
@@ -49,7 +51,7 @@ from replaydb.errors import (
 )
 
 if TYPE_CHECKING:
-    from replaydb import Buffer, Episode, StoredGroup
+    from replaydb import Buffer, Episode, StoredGroup, Turn
 
 app = typer.Typer(help="List episodes, and look at one.", no_args_is_help=True)
 
@@ -96,11 +98,22 @@ def list_(
         most = math.inf if max_reward is None else max_reward
         return one.reward is not None and least <= one.reward <= most
 
-    found, last = with_buffer(url, buffer, lambda buffer: _find(buffer, which, is_wanted, limit))
+    found, last = with_known(
+        url,
+        buffer,
+        lambda buffer: _find(buffer, which, is_wanted, limit),
+        tasks=task,
+        runs=run,
+    )
     if as_json:
         print_json([{"group_id": id_, "position": i, **facts_of(one)} for id_, i, one in found])
         return
-    print_table(("group", *FIELDS), [(id_, *row_of(i, one)) for id_, i, one in found])
+    print_list(
+        ("group", *FIELDS),
+        [(id_, *row_of(i, one)) for id_, i, one in found],
+        spare=("versions", "trained", "turns", "advantage", "tokens", "end"),
+        cut=("text",),
+    )
     if last is not None:
         print_more(last)
 
@@ -127,17 +140,24 @@ def show(
 ) -> None:
     """Show an episode: its text, or what its tokens say, and every token if asked for."""
     decode = None if tokenizer is None else decoder(tokenizer)
-    one = with_buffer(url, buffer, lambda buffer: _one(buffer, group, position))
-    facts = facts_of(one)
+    group_id, one = with_buffer(url, buffer, lambda buffer: _one(buffer, group, position))
+    facts = {"group_id": group_id, "position": position, **facts_of(one)}
     if decode is not None:
         facts["prompt"] = decode(one.prompt_ids.tolist())
         facts["response"] = decode(one.response_ids.tolist())
     columns = token_columns(one, decode) if tokens else {}
     if as_json:
+        facts |= {"extras": values_of(one.extras), "turns": [_turn(turn) for turn in one.turns]}
         print_json({**facts, "tokens": columns} if tokens else facts)
         return
     texts = {name: facts.pop(name) for name in ("text", "prompt", "response") if name in facts}
-    print_fields(facts)
+    print_fields({**facts, "extras": shapes_of(one.extras)})
+    if one.turns:
+        turns = [_turn(turn) for turn in one.turns]
+        print_table(
+            ("turn", *TURN_FIELDS),
+            [(i, *(turn[name] for name in TURN_FIELDS)) for i, turn in enumerate(turns)],
+        )
     if tokens:
         print_table(tuple(columns), list(zip(*columns.values(), strict=True)))
     if decode is not None:
@@ -177,13 +197,41 @@ async def _readable(buffer: Buffer, ids: list[int]) -> Sequence[StoredGroup]:
         return [] if error.batch is None else error.batch.groups
 
 
-async def _one(buffer: Buffer, group: str, position: int) -> Episode:
+async def _one(buffer: Buffer, group: str, position: int) -> tuple[int, Episode]:
     info = await info_of(buffer, group)
     [stored] = await buffer.get([info.id])
     if position >= len(stored.episodes):
         expected = f"less than {len(stored.episodes)}, the number of its episodes"
         raise InvalidInputError("position", expected, position)
-    return stored.episodes[position]
+    return info.id, stored.episodes[position]
+
+
+def values_of(extras: Mapping[str, Any]) -> dict[str, Any]:
+    """Named arrays as nested lists."""
+    return {name: values.tolist() for name, values in extras.items()}
+
+
+def shapes_of(extras: Mapping[str, Any]) -> dict[str, str]:
+    """What named arrays hold, for people."""
+    return {name: f"{values.dtype} {list(values.shape)}" for name, values in extras.items()}
+
+
+#: What a table shows of a turn.
+TURN_FIELDS = ("num_prompt_tokens", "num_response_tokens", "reward", "finish_reason", "metadata")
+
+
+def _turn(turn: Turn) -> dict[str, Any]:
+    """A turn without its tokens."""
+    rewards, version = turn.token_rewards, turn.policy_version
+    return {
+        "num_prompt_tokens": len(turn.prompt_ids),
+        "num_response_tokens": len(turn.response_ids),
+        "reward": turn.reward,
+        "token_rewards": None if rewards is None else rewards.tolist(),
+        "policy_version": version if isinstance(version, int | None) else version.tolist(),
+        "finish_reason": turn.finish_reason,
+        "metadata": turn.metadata,
+    }
 
 
 FIELDS = (

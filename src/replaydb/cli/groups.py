@@ -13,12 +13,13 @@ from replaydb.cli.console import (
     Url,
     print_fields,
     print_json,
+    print_list,
     print_more,
     print_table,
     printable,
     with_buffer,
 )
-from replaydb.cli.episodes import FIELDS, facts_of, row_of
+from replaydb.cli.episodes import FIELDS, facts_of, row_of, shapes_of, values_of
 from replaydb.cli.selecting import (
     DEFAULT_LIMIT,
     AfterGroup,
@@ -37,12 +38,13 @@ from replaydb.cli.selecting import (
     condition,
     info_of,
     ordered,
+    with_known,
 )
 from replaydb.database.group_columns import col
 from replaydb.errors import CorruptPayloadError, PayloadGoneError
 
 if TYPE_CHECKING:
-    from replaydb import Buffer, DrawInfo, Episode, GroupInfo
+    from replaydb import Buffer, DrawInfo, GroupInfo, StoredGroup
 
 app = typer.Typer(help="List groups, and look at one.", no_args_is_help=True)
 
@@ -75,13 +77,20 @@ def list_(
         None if max_reward is None else col.reward_mean <= max_reward,
     )
     which = Selection(task, status, run, where, ordered(sort, ascending), after)
-    found = with_buffer(url, buffer, lambda buffer: which.page(buffer, limit + 1))
+    found = with_known(
+        url, buffer, lambda buffer: which.page(buffer, limit + 1), tasks=task, runs=run
+    )
     page = found[:limit]
     if as_json:
         print_json(page)
         return
     more = () if sort in _SHOWN else (sort,)
-    print_table((*_SHOWN.values(), *more), [_row(info, more) for info in page])
+    print_list(
+        (*_SHOWN.values(), *more),
+        [_row(info, more) for info in page],
+        spare=[heading for heading in _SPARE if heading != _SHOWN.get(sort)],
+        cut=("task", "prompt"),
+    )
     if len(found) > limit:
         print_more(page[-1].id)
 
@@ -102,6 +111,9 @@ _SHOWN = {
     "created_at": "put",
 }
 
+#: Columns that a narrow terminal goes without, the first first.
+_SPARE = ("put", "priority", "drawn", "tokens", "std", "staleness", "prompt", "episodes")
+
 
 def _row(info: GroupInfo, more: tuple[str, ...]) -> list[object]:
     return [getattr(info, name) for name in (*_SHOWN, *more)]
@@ -110,21 +122,33 @@ def _row(info: GroupInfo, more: tuple[str, ...]) -> list[object]:
 @app.command()
 def show(url: Url, buffer: BufferName, group: GroupName, as_json: Json = False) -> None:
     """Show everything about a group: its scalars, its episodes, and the draws that took it."""
-    info, episodes, problem, draws = with_buffer(url, buffer, lambda buffer: _life(buffer, group))
+    info, stored, problem, draws = with_buffer(url, buffer, lambda buffer: _life(buffer, group))
+    prompt_ids = None if stored is None else stored.prompt_ids
+    context = (
+        {}
+        if stored is None
+        else {
+            "prompt": stored.prompt,
+            "prompt_ids": None if prompt_ids is None else prompt_ids.tolist(),
+        }
+    )
     if as_json:
         print_json(
             {
                 "group": info,
-                "episodes": None if episodes is None else [facts_of(one) for one in episodes],
+                **(context or {"prompt": None, "prompt_ids": None}),
+                "extras": None if stored is None else values_of(stored.extras),
+                "episodes": None if stored is None else [facts_of(one) for one in stored.episodes],
                 "draws": [_part(draw, info.id) for draw in draws],
             }
         )
         return
-    print_fields(asdict(info))
-    if episodes is None:
+    if stored is None:
+        print_fields(asdict(info))
         typer.echo(f"its episodes cannot be read: {printable(problem)}")
     else:
-        print_table(FIELDS, [row_of(i, one) for i, one in enumerate(episodes)])
+        print_fields({**asdict(info), **context, "extras": shapes_of(stored.extras)})
+        print_table(FIELDS, [row_of(i, one) for i, one in enumerate(stored.episodes)])
     print_table(
         ("draw", "at", "run", "step", "probability", "weight", "staleness", "outcome", "reason"),
         [tuple(_part(draw, info.id).values())[:-1] for draw in draws],
@@ -135,15 +159,15 @@ def show(url: Url, buffer: BufferName, group: GroupName, as_json: Json = False) 
 
 async def _life(
     buffer: Buffer, name: str
-) -> tuple[GroupInfo, tuple[Episode, ...] | None, str, list[DrawInfo]]:
-    """A group, its episodes or why there are none, and its draws."""
+) -> tuple[GroupInfo, StoredGroup | None, str, list[DrawInfo]]:
+    """What is known of a group, its content or why there is none, and its draws."""
     info = await info_of(buffer, name)
     draws = await buffer.draws(group_id=info.id, limit=SHOWN_DRAWS)
     try:
         [stored] = await buffer.get([info.id])
     except (CorruptPayloadError, PayloadGoneError) as error:
         return info, None, str(error), draws
-    return info, tuple(stored.episodes), "", draws
+    return info, stored, "", draws
 
 
 def _part(draw: DrawInfo, group_id: int) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from replaydb.cli.console import (
     print_table,
     with_buffer,
 )
+from replaydb.cli.selecting import MAX_ID
 from replaydb.errors import LeaseExpiredError
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="List leases, look at one, or take it back.", no_args_is_help=True)
 
-LeaseId = Annotated[int, typer.Argument(min=0, help="Id of the lease.")]
+LeaseId = Annotated[int, typer.Argument(min=0, max=MAX_ID, help="Id of the lease.")]
 
 #: How many ids of groups a line shows.
 SHOWN_IDS = 8

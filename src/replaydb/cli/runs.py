@@ -15,9 +15,8 @@ from replaydb.cli.console import (
     print_table,
     with_store,
 )
-from replaydb.cli.selecting import DEFAULT_LIMIT, Limit
+from replaydb.cli.selecting import DEFAULT_LIMIT, Limit, run_of
 from replaydb.database.group_columns import col
-from replaydb.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from replaydb import RunInfo, Store
@@ -69,14 +68,11 @@ def show(
 
 async def _shares(store: Store, name: str) -> tuple[RunInfo, list[dict[str, Any]]]:
     """A run, and what there is of it in every buffer where there is something."""
-    runs = {info.name: info for info in await store.runs()}
-    if name not in runs:
-        known = ", ".join(map(repr, list(runs)[:-6:-1])) or "none"
-        raise InvalidInputError("run", f"a run of this store (the last are: {known})", repr(name))
+    run = run_of(await store.runs(), name)
     shares = []
     for info in await store.buffers():
         buffer = await store.buffer(info.name, create=False)
-        num_groups = await buffer.count(where=col.run_id == runs[name].id)
+        num_groups = await buffer.count(where=col.run_id == run.id)
         draws = await buffer.draws(runs=name, limit=1)
         last = draws[0] if draws else None
         if num_groups or last:
@@ -89,4 +85,4 @@ async def _shares(store: Store, name: str) -> tuple[RunInfo, list[dict[str, Any]
                     "last_drawn_at": last and last.created_at,
                 }
             )
-    return runs[name], shares
+    return run, shares

@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from replaydb.buffer import requests
+from replaydb.checks import INT64
+from replaydb.cli.console import with_store
 from replaydb.database.group_columns import COLUMNS, col
 from replaydb.episodes import GroupStatus
-from replaydb.errors import UnknownGroupError
+from replaydb.errors import InvalidInputError, UnknownGroupError
 
 if TYPE_CHECKING:
     from sqlalchemy import ColumnElement
 
-    from replaydb import Buffer, GroupInfo
+    from replaydb import Buffer, GroupInfo, RunInfo, Store
+
+T = TypeVar("T")
+
+#: The highest id that there can be, and be one after.
+MAX_ID = INT64[1] - 1
 
 #: Rows that a list has unless more are asked for.
 DEFAULT_LIMIT = 20
 
-Limit = Annotated[int, typer.Option(min=1, help="How many at most.")]
+Limit = Annotated[int, typer.Option(min=1, max=MAX_ID, help="How many at most.")]
 Tasks = Annotated[
     list[str] | None, typer.Option("--task", help="Only of this task; several: of any of them.")
 ]
@@ -42,11 +50,18 @@ TagValues = Annotated[
         help="Only with this tag: a number, true, false, null, or text; all of them if several.",
     ),
 ]
-GroupId: TypeAlias = int
 
 
 def _columns(incomplete: str) -> list[str]:
-    return [name for name in sorted(COLUMNS) if name.startswith(incomplete)]
+    return [name for name in sorted(COLUMNS) if name.startswith(incomplete) and _is_sorted_by(name)]
+
+
+def _is_sorted_by(name: str) -> bool:
+    try:
+        requests.order(COLUMNS[name])
+    except InvalidInputError:
+        return False
+    return True
 
 
 Sort = Annotated[
@@ -60,9 +75,18 @@ Sort = Annotated[
 Ascending = Annotated[bool, typer.Option("--ascending", help="The lowest first.")]
 AfterGroup = Annotated[
     int | None,
-    typer.Option("--after", metavar="ID", help="Go on after this group, the last of a page."),
+    typer.Option(
+        "--after",
+        metavar="ID",
+        min=0,
+        max=MAX_ID,
+        help="Go on after the group of this id (not uid), the last of a page.",
+    ),
 ]
-GroupName = Annotated[str, typer.Argument(help="Id of the group, or its uid.")]
+GroupName = Annotated[
+    str,
+    typer.Argument(help="Id of the group; or else its uid, which uid:UID is in any case."),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +115,11 @@ class Selection:
         Raises:
             UnknownGroupError: The one after which to begin is not in the buffer.
         """
-        last = None if self.after is None else await info_of(buffer, str(self.after))
-        return await self.page_after(buffer, limit, last)
+        if self.after is None:
+            return await self.page_after(buffer, limit, None)
+        if not (found := await buffer.find([self.after])):
+            raise UnknownGroupError([self.after])
+        return await self.page_after(buffer, limit, found[0])
 
     async def page_after(
         self, buffer: Buffer, limit: int, last: GroupInfo | None
@@ -113,12 +140,14 @@ def ordered(sort: str, ascending: bool) -> ColumnElement[Any]:
     """What `--sort` asks for.
 
     Raises:
-        BadParameter: There is no such column.
+        BadParameter: There is no such column, or it holds no numbers or times.
     """
     try:
         column: ColumnElement[Any] = getattr(col, sort)
     except AttributeError as error:
         raise typer.BadParameter(str(error), param_hint="--sort") from None
+    if not _is_sorted_by(sort):
+        raise typer.BadParameter(f"{sort!r} holds no numbers or times", param_hint="--sort")
     return column if ascending else column.desc()
 
 
@@ -153,13 +182,62 @@ def _tagged(text: str) -> ColumnElement[bool]:
 
 
 async def info_of(buffer: Buffer, name: str) -> GroupInfo:
-    """What is known of a group, by its id, or else by its uid.
+    """What is known of a group, by its id, or else by its uid; by that alone after `uid:`.
 
     Raises:
         UnknownGroupError: It is not in the buffer.
     """
-    found = await buffer.find([int(name)]) if name.isdecimal() and len(name) < 19 else []
+    found: list[GroupInfo] = []
+    if name.startswith("uid:") and name != "uid:":
+        found = await buffer.find(uids=[name.removeprefix("uid:")])
+    elif name.isascii() and name.isdecimal() and len(name) < 20 and int(name) <= MAX_ID:
+        found = await buffer.find([int(name)])
     found = found or await buffer.find(uids=[name])
     if not found:
         raise UnknownGroupError([name])
     return found[0]
+
+
+def with_known(
+    url: str,
+    buffer: str,
+    work: Callable[[Buffer], Awaitable[T]],
+    *,
+    tasks: Sequence[str] | None = None,
+    runs: Sequence[str] | None = None,
+) -> T:
+    """What a coroutine function makes of a buffer, which must have these tasks.
+
+    Raises:
+        InvalidInputError: The buffer has no such task, or the store no such run.
+    """
+
+    async def found(store: Store) -> T:
+        opened = await store.buffer(buffer, create=False)
+        if runs:
+            known_runs = await store.runs()
+            for name in runs:
+                run_of(known_runs, name)
+        if tasks:
+            known = [task.task_name for task in (await opened.stats()).tasks]
+            for name in tasks:
+                if name not in known:
+                    said = ", ".join(map(repr, known)) or "none"
+                    expected = f"a task of this buffer (there are: {said})"
+                    raise InvalidInputError("task", expected, repr(name))
+        return await work(opened)
+
+    return with_store(url, found)
+
+
+def run_of(known: Sequence[RunInfo], name: str) -> RunInfo:
+    """The run of a name.
+
+    Raises:
+        InvalidInputError: There is none.
+    """
+    for info in known:
+        if info.name == name:
+            return info
+    last = ", ".join(repr(info.name) for info in known[:-6:-1]) or "none"
+    raise InvalidInputError("run", f"a run of this store (the last are: {last})", repr(name))

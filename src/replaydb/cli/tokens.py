@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -49,10 +48,10 @@ def decoder(path: Path) -> Decode:
 
 
 def token_columns(one: Episode, decode: Decode | None) -> dict[str, list[Any]]:
-    """Columns with a value for each token; what is not a number is None.
+    """Columns with a value for each token; None where there is none.
 
     The advantage is that of the episode, for tokens that are trained on; advantages of tokens are
-    among their extras, of which those with one number a token are columns too.
+    among their extras, which are columns too, `extra.NAME`, with a number or nested lists a token.
     """
     ids, mask = one.token_ids.tolist(), one.loss_mask.tolist()
     columns = {"position": list(range(one.num_tokens)), "id": ids}
@@ -64,14 +63,12 @@ def token_columns(one: Episode, decode: Decode | None) -> dict[str, list[Any]]:
     columns["version"] = _numbers(one.policy_version, one.num_tokens)
     columns["turn"] = _turns(one)
     for name, values in one.token_extras.items():
-        if values.ndim == 1 and name not in columns:
-            columns[name] = _numbers(values, one.num_tokens)
+        columns[f"extra.{name}"] = values.tolist()
     return columns
 
 
 def _numbers(values: Any, count: int) -> list[Any]:
-    listed = values.tolist() if hasattr(values, "tolist") else [values] * count
-    return [None if isinstance(one, float) and not math.isfinite(one) else one for one in listed]
+    return list(values.tolist()) if hasattr(values, "tolist") else [values] * count
 
 
 def _turns(one: Episode) -> list[int]:
