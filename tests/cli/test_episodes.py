@@ -107,8 +107,8 @@ def test_turns_and_extras_are_columns(url: str) -> None:
     assert (first["reward"], first["policy_version"]) == (0.25, 3)
     assert (first["finish_reason"], first["metadata"]) == ("tool_calls", {"tool": "python"})
     assert (second["token_rewards"], second["policy_version"]) == ([0.125, 0.375], [4, 5])
-    table = rows_of(run("episodes", "show", "math", "g", 0, url=url))
-    assert ["0", "2", "1", "0.25", "tool_calls"] in [row[:5] for row in table]
+    lines = rows_of(run("episodes", "show", "math", "g", 0, url=url))
+    assert ["0", "2", "1", "0.25", "tool_calls"] in [row[:5] for row in lines]
     outcome = run("episodes", "show", "math", "g", 2, url=url)
     assert outcome.exit_code == 1
     assert "position: expected less than 2, the number of its episodes, got 2" in outcome.stderr
