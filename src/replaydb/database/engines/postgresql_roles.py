@@ -151,6 +151,6 @@ def statements(
         for name in tables:
             yield grant("SELECT", (), name, role)
         for part in rights:
-            for name in sorted(part.keys() & set(tables)):
-                for privilege, columns in part[name].items():
+            for name, privileges in part.items():
+                for privilege, columns in privileges.items():
                     yield grant(privilege, columns, name, role)
