@@ -30,7 +30,7 @@ T = TypeVar("T")
 TASKS = st.sampled_from(["a", "b"])
 AGES = st.sampled_from([None, 0, 0, 1, 2])  # versions behind the policy
 PUTTABLE = st.sampled_from(
-    ["completed", "completed", "completed", "aborted", "expired", "failed", "filtered"]
+    ["completed", "completed", "completed", "aborted", "expired", "failed", "filtered", "archived"]
 )
 NUMBER = st.integers(0, 1000)
 PRIORITIES = st.sampled_from([0.0, 0.5, 1.0, 3.0])
@@ -309,7 +309,7 @@ class Machine(RuleBasedStateMachine):
     @rule(
         numbers=st.lists(NUMBER, min_size=1, max_size=3),
         by_uid=st.booleans(),
-        status=PUTTABLE | st.just("archived"),
+        status=PUTTABLE,
     )
     def update(self, numbers: list[int], by_uid: bool, status: str) -> None:
         everything = self.model.of(*rdb.GroupStatus)

@@ -67,7 +67,7 @@ class Model:
         before = {uid: replace(row) for uid, row in self.rows.items()}
         for uid in newcomers:
             self.rows.pop(uid, None)
-        useful = {uid for uid, row in newcomers.items() if row.status not in DEAD}
+        useful = {uid for uid, row in newcomers.items() if row.status not in (*DEAD, "archived")}
         try:
             if self.eviction == "lowest_priority":
                 self.rows |= newcomers

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import compress
 from typing import Any, Literal, TypeAlias, get_args
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from sqlalchemy import URL, ColumnElement, Connection
 
 from replaydb import checks
@@ -88,18 +91,32 @@ def tokens(
 
 
 def episode_rows(
-    url: str | URL, which: Which, schema: pa.Schema, damaged: Damaged, *, bare: bool = False
+    url: str | URL,
+    which: Which,
+    schema: pa.Schema,
+    damaged: Damaged,
+    *,
+    bare: bool = False,
+    passed: NDArray[np.int64] | None = None,
+    lost: list[int] | None = None,
 ) -> Rows:
-    """A row for each episode; if `bare` also one for each group that has none, without position.
+    """A row for each episode. Episodes of a group are in one batch.
 
-    Episodes of a group are in one batch.
+    Args:
+        url: The store.
+        which: Of which groups.
+        schema: What the rows have.
+        damaged: What to do with a group whose bytes are damaged.
+        bare: Whether there is also a row for each group that has no episode, without position.
+        passed: Ids of groups that are passed over, ascending.
+        lost: Gets the ids of groups that have no rows, as their tokens were dropped or damaged.
     """
 
     def batches() -> Iterator[pa.RecordBatch]:
         with opened(url) as source:
             condition = which.condition(source)
-            for ids in _chunks(source, condition):
-                several = list(_whole_groups(source, condition, ids, damaged))
+            for ids in _chunks(source, condition, passed):
+                several = list(_whole_groups(source, condition, ids, damaged, lost))
                 if any(whole.pieces for whole in several):
                     yield batch_of_episodes(schema, [one for one in several if one.pieces])
                 if bare and not all(whole.pieces for whole in several):
@@ -108,12 +125,16 @@ def episode_rows(
     return Rows(schema, batches)
 
 
-def _chunks(source: Source, condition: ColumnElement[bool]) -> Iterator[list[int]]:
+def _chunks(
+    source: Source, condition: ColumnElement[bool], passed: NDArray[np.int64] | None
+) -> Iterator[list[int]]:
     """Ids of groups that are read together."""
     ids: list[int] = []
     size = 0
     for rows in source.pages(walk_whole_groups(condition)):
-        for group_id, num_bytes, num_tokens, *_ in rows:
+        found = np.array([row[0] for row in rows], np.int64)
+        is_new = np.ones(len(rows), np.bool_) if passed is None else ~_are_among(found, passed)
+        for group_id, num_bytes, num_tokens, *_ in compress(rows, is_new):
             own = max(_size(num_bytes), TOKEN_BYTES * _size(num_tokens))
             if ids and (size + own > CHUNK_BYTES or len(ids) == CHUNK_GROUPS):
                 yield ids
@@ -124,13 +145,22 @@ def _chunks(source: Source, condition: ColumnElement[bool]) -> Iterator[list[int
         yield ids
 
 
+def _are_among(ids: NDArray[np.int64], passed: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which of some ids are among many others, which ascend."""
+    return np.searchsorted(passed, ids, "right") > np.searchsorted(passed, ids)
+
+
 def _size(value: Any) -> int:
     """SQLite takes anything for a number."""
     return value if isinstance(value, int) else 0
 
 
 def _whole_groups(
-    source: Source, condition: ColumnElement[bool], ids: list[int], damaged: Damaged
+    source: Source,
+    condition: ColumnElement[bool],
+    ids: list[int],
+    damaged: Damaged,
+    lost: list[int] | None,
 ) -> Iterable[Whole]:
     def work(connection: Connection) -> Stored:
         rows = execute(connection, select_whole_groups(condition, ids))
@@ -146,3 +176,5 @@ def _whole_groups(
     for facts in stored.groups:
         if (group := found.groups.get(facts["id"])) is not None:
             yield Whole.of(facts, group, sorted(places.get(group.id, ())))
+        elif lost is not None:
+            lost.append(facts["id"])

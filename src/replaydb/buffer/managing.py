@@ -15,12 +15,13 @@ from replaydb.batch.stored import StoredGroup
 from replaydb.buffer.drawing import reasons
 from replaydb.buffer.inspecting import Inspecting
 from replaydb.buffer.requests import named
+from replaydb.database.records import PUTTABLE
 from replaydb.database.repository import aging, buffers, groups, tags, tasks, transitions
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import Scope
 from replaydb.database.repository.locking import buffer_locked
 from replaydb.database.repository.policy import advance, apply_settings
-from replaydb.database.repository.updates import REACHABLE, Update, apply
+from replaydb.database.repository.updates import Update, apply
 from replaydb.database.transactions import BULK_SECONDS, end_in
 from replaydb.episodes import GroupStatus
 from replaydb.errors import CorruptPayloadError, InvalidInputError
@@ -146,7 +147,7 @@ class Managing(Inspecting):
             checks.some_of("statuses", statuses, GroupStatus),
             checks.optional(checks.priority_of_each, "priority", priority, len(names)),
             checks.json_object("tags", tags),
-            checks.optional(checks.one_of, "status", status, sorted(REACHABLE)),
+            checks.optional(checks.one_of, "status", status, sorted(PUTTABLE)),
             checks.optional(checks.string, "reason", reason),
         )
 

@@ -28,7 +28,7 @@ DECODE_INLINE_BYTES = 256 << 10
 #: A row, by the names of its columns.
 Facts = Mapping[Any, Any]
 
-#: What a group may be when it is put; it becomes the others by what happens to it.
+#: What a group may be when it is put, or is made by hand; `open_group` and `lease` give the others.
 PUTTABLE = frozenset(
     {
         GroupStatus.COMPLETED,
@@ -36,6 +36,7 @@ PUTTABLE = frozenset(
         GroupStatus.EXPIRED,
         GroupStatus.FAILED,
         GroupStatus.FILTERED,
+        GroupStatus.ARCHIVED,
     }
 )
 

@@ -22,16 +22,14 @@ from replaydb.analysis.decoded import episode_rows
 from replaydb.analysis.episode_rows import episode_schema
 from replaydb.analysis.source import Source, opened
 from replaydb.analysis.tables import Names, Where, Which
-from replaydb.database import filters
 from replaydb.database.engines import sqlite_sql  # noqa: F401 - how filters are written
-from replaydb.database.group_columns import col
 from replaydb.database.prepared import execute
 from replaydb.database.repository import buffers as buffer_rows
 from replaydb.database.statements.counts import count_groups
 from replaydb.errors import InvalidInputError
-from replaydb.exchange.files import Files, files_at
+from replaydb.exchange.files import Files, files_at, sha256_of
 from replaydb.exchange.formats import WRITERS, Format, Writer
-from replaydb.exchange.manifest import Manifest, Part
+from replaydb.exchange.manifest import Manifest, Part, packed
 
 #: A file is ended after so many bytes of Arrow: what an export that is broken off does anew.
 PART_BYTES = 256 << 20
@@ -93,7 +91,8 @@ def export_groups(
         progress: Called with how many groups were written, and how many there are.
 
     Raises:
-        InvalidInputError: An argument is wrong, or the destination has an export of other groups.
+        InvalidInputError: An argument is wrong, the destination has an export of other groups, or
+            another export has begun to write there.
         UnknownBufferError: There is no such buffer.
         CorruptPayloadError: Stored bytes of a group are damaged; it names it.
         PayloadsUnavailableError: The destination cannot be reached or written.
@@ -107,7 +106,7 @@ def export_groups(
     with opened(url) as source:
         places, total, made = _places(source, which)
     manifest = _begun(files, {"format": kind, **_described(which)}, made)
-    manifest.complete = False
+    manifest.begin(files)
     export = _Export(url, files, kind, skip, manifest, total, tell)
     for name, task in places:
         export.run(which, name, task)
@@ -128,6 +127,7 @@ class _Export:
     total: int
     progress: Progress
     schema: pa.Schema = field(default_factory=episode_schema)
+    lost: list[int] = field(default_factory=list)
 
     @property
     def num_groups(self) -> int:
@@ -136,10 +136,16 @@ class _Export:
 
     def run(self, which: Which, buffer: str, task: str) -> None:
         """Write the groups of a task that are in no file yet."""
-        last = self.manifest.last_id(buffer, task)
-        later = filters.all_of([which.eligible, col.id > last])
-        mine = replace(which, buffers=frozenset([buffer]), tasks=frozenset([task]), eligible=later)
-        rows = episode_rows(self.url, mine, self.schema, self.damaged, bare=True)
+        mine = replace(which, buffers=frozenset([buffer]), tasks=frozenset([task]))
+        rows = episode_rows(
+            self.url,
+            mine,
+            self.schema,
+            self.damaged,
+            bare=True,
+            passed=self.manifest.ids(buffer, task),
+            lost=self.lost,
+        )
         with rows.reader() as reader:
             batches = iter(reader)
             first = next(batches, None)
@@ -151,25 +157,30 @@ class _Export:
     ) -> pa.RecordBatch | None:
         """Write a file; the first rows of the next one, if there is one."""
         number = sum((part.buffer, part.task) == (buffer, task) for part in self.manifest.parts)
-        ending = f"part-{number:05}.{self.kind}"
+        # Named by the writer too: of two that meet here, none writes over a file of the other.
+        ending = f"part-{number:05}-{self.manifest.writer[:8]}.{self.kind}"
         name = f"buffer={_as_folder(buffer)}/task={_as_folder(task)}/{ending}"
-        groups = episodes = last = 0
-        size = 0
+        ids: set[int] = set()
+        episodes = size = 0
         following: pa.RecordBatch | None = first
         with self.files.written(name) as path:
             with _writing(WRITERS[self.kind](path, self.schema)) as writer:
                 while following is not None and size < PART_BYTES:
                     writer.write(following)
-                    groups += len(pc.unique(following["group_id"]))
+                    ids.update(pc.unique(following["group_id"]).to_pylist())
                     episodes += len(following) - following["position"].null_count
-                    last = max(last, pc.max(following["group_id"]).as_py())
                     size += following.nbytes
-                    self.progress(self.num_groups + groups, self.total)
+                    done = self.num_groups + len(ids)
+                    self.progress(done, max(done, self.total))
                     following = next(batches, None)
-            num_bytes = path.stat().st_size
-        part = Part(name, buffer, task, last, groups, episodes, num_bytes)
+            num_bytes, digest = path.stat().st_size, sha256_of(path)
+        part = Part(name, buffer, task, len(ids), episodes, num_bytes, digest, packed(ids))
         self.manifest.parts.append(part)
-        self.manifest.keep(self.files)
+        try:
+            self.manifest.keep(self.files)
+        except InvalidInputError:
+            self.files.remove(name)
+            raise
         return following
 
     def report(self) -> ExportReport:
@@ -181,7 +192,7 @@ class _Export:
             self.num_groups,
             sum(part.num_episodes for part in parts),
             sum(part.num_bytes for part in parts),
-            max(0, self.total - self.num_groups),
+            len(self.lost),
         )
 
 

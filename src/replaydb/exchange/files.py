@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+from uuid import uuid4
 
 from replaydb.errors import InvalidInputError, InvalidURLError, PayloadsUnavailableError
 from replaydb.packs.bucket import client, reason
@@ -40,6 +42,13 @@ class Files(Protocol):
         """A file to read from."""
         ...
 
+    def size(self, name: str) -> int | None:
+        """Bytes of a file; None where there is none."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """Delete a file, if it is there."""
+
     def names(self) -> list[str]:
         """All there are, sorted, but those that begin with a dot."""
         ...
@@ -61,6 +70,12 @@ def files_at(field: str, where: str | Path) -> Files:
     except InvalidURLError as error:
         raise InvalidURLError(field, error.expected, error.actual) from None
     return Folder(Path(url.path)) if url.scheme == "file" else Bucket(url)
+
+
+def sha256_of(path: Path) -> str:
+    """Of the bytes of a file, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class Folder:
@@ -90,7 +105,7 @@ class Folder:
         """A file to write to: hidden until it is whole."""
         path = self._folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        hidden = path.with_name(f".{path.name}.unfinished")
+        hidden = path.with_name(f".{uuid4().hex}.unfinished")
         try:
             yield hidden
             os.replace(hidden, path)
@@ -102,6 +117,15 @@ class Folder:
     def read(self, name: str) -> Iterator[Path]:
         """The file itself."""
         yield self._folder / name
+
+    def size(self, name: str) -> int | None:
+        """Bytes of a file; None where there is none."""
+        path = self._folder / name
+        return path.stat().st_size if path.is_file() else None
+
+    def remove(self, name: str) -> None:
+        """Delete a file, if it is there."""
+        (self._folder / name).unlink(missing_ok=True)
 
     def names(self) -> list[str]:
         """All files below the folder, or the one that it is."""
@@ -159,6 +183,23 @@ class Bucket:
                 for piece in obstore.get(self._store, name).stream():
                     file.write(piece)
             yield path
+
+    def size(self, name: str) -> int | None:
+        """Bytes of an object; None where there is none."""
+        import obstore
+
+        with self._typed():
+            try:
+                return int(obstore.head(self._store, name)["size"])
+            except FileNotFoundError:
+                return None
+
+    def remove(self, name: str) -> None:
+        """Delete an object, if it is there."""
+        import obstore
+
+        with self._typed(), suppress(FileNotFoundError):
+            obstore.delete(self._store, name)
 
     def names(self) -> list[str]:
         """All objects below the prefix."""

@@ -6,6 +6,7 @@ import base64
 import json
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -110,6 +111,44 @@ def rows_of(path: Path, name: str) -> Iterator[Row]:
         raise InvalidInputError(name, "a file of rows", error) from error
 
 
+#: What names a group, and tells it from a later one of the same uid.
+NAMES = pa.schema({"buffer_name": pa.string(), "group_uid": pa.string(), "group_id": pa.int64()})
+
+
+def names_of(path: Path, name: str) -> Iterator[pa.Table]:
+    """The groups of a file that have ids, under `NAMES`; none where the rows have not all of these.
+
+    Raises:
+        InvalidInputError: It is not what its name says.
+    """
+    try:
+        if name.endswith(".parquet"):
+            yield from _parquet_names(path)
+        else:
+            with path.open(encoding="utf8") as file:
+                while lines := list(islice(file, READ_ROWS)):
+                    rows = [{key: row.get(key) for key in NAMES.names} for row in map(_row, lines)]
+                    yield pa.Table.from_pylist(rows, NAMES).group_by(NAMES.names).aggregate([])
+    except (pa.ArrowException, ValueError, TypeError, KeyError, OverflowError) as error:
+        raise InvalidInputError(name, "a file of rows", error) from error
+
+
+def _parquet_names(path: Path) -> Iterator[pa.Table]:
+    with pq.ParquetFile(path) as file:
+        if not set(NAMES.names) <= set(file.schema_arrow.names):
+            return
+        for batch in file.iter_batches(batch_size=READ_ROWS, columns=NAMES.names):
+            table = pa.Table.from_batches([batch]).select(NAMES.names).cast(NAMES)
+            yield table.group_by(NAMES.names).aggregate([])
+
+
+def _row(line: str) -> Row:
+    row = json.loads(line)
+    if not isinstance(row, dict):
+        raise ValueError("a line that is no JSON object")
+    return row
+
+
 def _parquet_rows(path: Path) -> Iterator[Row]:
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(batch_size=READ_ROWS):
@@ -139,9 +178,7 @@ def _values(column: pa.Array) -> list[Any]:
 def _jsonl_rows(path: Path) -> Iterator[Row]:
     with path.open(encoding="utf8") as file:
         for line in file:
-            row = json.loads(line)
-            if not isinstance(row, dict):
-                raise ValueError("a line that is no JSON object")
+            row = _row(line)
             for name, dtype in _NUMBERS.items():
                 if row.get(name) is not None:
                     row[name] = _from_json(row[name], dtype)

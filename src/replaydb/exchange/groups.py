@@ -19,7 +19,6 @@ from replaydb.exchange.formats import Row
 _PUT_AS = {
     GroupStatus.PENDING: GroupStatus.ABORTED,
     GroupStatus.LEASED: GroupStatus.COMPLETED,
-    GroupStatus.ARCHIVED: GroupStatus.FILTERED,
 }
 _NUMPY = frozenset(NUMPY_CODES.values())
 _TORCH = {name: "int16" if name == "bfloat16" else "uint8" for name in TORCH_CODES.values()}
@@ -33,13 +32,15 @@ class Incoming:
         group: The group, with a status that it can be put with.
         buffer: The buffer it was in; None if that is not said.
         run: The run that had put it, and the lineage of that.
-        archived: Whether it goes to the archive, and why.
+        group_id: The id it had; None if that is not said.
+        reason: Why it is archived, if it is.
     """
 
     group: EpisodeGroup
     buffer: str | None
     run: tuple[str | None, str | None]
-    archived: tuple[bool, str | None]
+    group_id: int | None
+    reason: str | None
 
 
 def groups_in(rows: Iterable[Row], name: str) -> Iterator[Incoming]:
@@ -48,8 +49,8 @@ def groups_in(rows: Iterable[Row], name: str) -> Iterator[Incoming]:
     Raises:
         InvalidInputError: Something of a group is missing, or cannot be.
     """
-    for (_, uid), several in groupby(
-        rows, key=lambda row: (row.get("buffer_name"), row.get("group_uid"))
+    for (*_, uid), several in groupby(
+        rows, key=lambda row: (row.get("buffer_name"), row.get("group_id"), row.get("group_uid"))
     ):
         try:
             if not isinstance(uid, str):
@@ -63,7 +64,7 @@ def groups_in(rows: Iterable[Row], name: str) -> Iterator[Incoming]:
 
 def _group(rows: Sequence[Row]) -> Incoming:
     first = rows[0]
-    status, archived = _status(first)
+    status = _status(first)
     priority = first.get("priority")
     group = EpisodeGroup(
         first["task_name"],
@@ -79,16 +80,16 @@ def _group(rows: Sequence[Row]) -> Incoming:
         extras=_arrays(first, "group_extras"),
     )
     run = first.get("run_name"), first.get("run_lineage")
-    reason = first.get("status_reason") if archived else None
-    return Incoming(group, first.get("buffer_name"), run, (archived, reason))
+    reason = first.get("status_reason") if status is GroupStatus.ARCHIVED else None
+    return Incoming(group, first.get("buffer_name"), run, first.get("group_id"), reason)
 
 
-def _status(row: Row) -> tuple[GroupStatus, bool]:
-    """What a group is put as, and whether it was archived."""
+def _status(row: Row) -> GroupStatus:
+    """What a group is put as."""
     status = GroupStatus(row.get("group_status") or GroupStatus.COMPLETED)
     if status is GroupStatus.LEASED and row.get("leased_from") is not None:
-        return GroupStatus(row["leased_from"]), False
-    return _PUT_AS.get(status, status), status is GroupStatus.ARCHIVED
+        status = GroupStatus(row["leased_from"])
+    return _PUT_AS.get(status, status)
 
 
 def _episode(row: Row) -> Episode:

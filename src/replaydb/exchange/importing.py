@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from sqlalchemy import URL
 
 from replaydb import blocking, checks
 from replaydb.episodes import GroupStatus
 from replaydb.errors import InvalidInputError
-from replaydb.exchange.files import Files, files_at
-from replaydb.exchange.formats import rows_of
+from replaydb.exchange.files import Files, files_at, sha256_of
+from replaydb.exchange.formats import names_of, rows_of
 from replaydb.exchange.groups import Incoming, groups_in
-from replaydb.exchange.manifest import Manifest
+from replaydb.exchange.manifest import Manifest, Part
 
 #: Groups that are put together: so many at most, of so many tokens, or one.
 PUT_GROUPS, PUT_TOKENS = 256, 1 << 20
@@ -37,7 +39,8 @@ class ImportReport:
         num_files: Files that were read.
         num_groups: Groups in them.
         num_episodes: Episodes of these.
-        num_put: Groups of them that were put; the others were there already, under their uids.
+        num_put: Groups of them that were put; of the others, the uid was there already, or the
+            files have a later group of it.
     """
 
     num_files: int
@@ -58,8 +61,9 @@ def import_groups(
 
     Groups keep their uids, tags, priorities, prompts, texts and runs, and their statuses: what was
     leased is what it was leased from, what was arriving is `aborted`. A group whose uid is there
-    already is left as it is, so that an import that was broken off can be run again. Ids, times and
-    draws are new; `replaydb copy` keeps them.
+    already is left as it is, so that an import that was broken off can be run again. Of several
+    groups of a buffer that had one uid, the last is put. Ids, times and draws are new; `replaydb
+    copy` keeps them. Files are read twice: nothing is put before all of them were found whole.
 
     Args:
         url: The store, as for `Store.open`. Its tables must be there.
@@ -69,8 +73,9 @@ def import_groups(
         progress: Called with how many groups were read, and how many there are if that is known.
 
     Raises:
-        InvalidInputError: An argument is wrong, there are no rows of episodes, or the export has
-            not ended.
+        InvalidInputError: An argument is wrong, there are no rows of episodes, the export has not
+            ended, a file of it is missing or not as it was written, or the store knows a run under
+            another lineage.
         UnknownBufferError: A buffer is not there, and `create` is False.
         BufferFullError: There is no room.
         PayloadsUnavailableError: The source cannot be reached.
@@ -81,12 +86,14 @@ def import_groups(
     tell = checks.optional(checks.function, "progress", progress) or _quiet
     files = files_at("source", source)
     names, total = _parts(files)
+    latest = _latest(files, names)
     groups = episodes = put = 0
     with _Stores(url, may_create) as stores:
         for name in names:
             with files.read(name) as path:
                 for together in _together(groups_in(rows_of(path, name), name)):
-                    put += stores.put(target or together[0].buffer, together)
+                    wanted = [one for one in together if not _is_old(one, latest)]
+                    put += stores.put(target or together[0].buffer, wanted) if wanted else 0
                     groups += len(together)
                     episodes += sum(one.group.num_episodes for one in together)
                     tell(groups, total)
@@ -108,13 +115,50 @@ def _parts(files: Files) -> tuple[list[str], int | None]:
         if not manifest.complete:
             expected = "an export that has ended: run it again"
             raise InvalidInputError("source", expected, files.url)
-        return [part.name for part in manifest.parts], sum(
-            part.num_groups for part in manifest.parts
-        )
+        for part in manifest.parts:
+            _check(files, part)
+        total = sum(part.num_groups for part in manifest.parts)
+        return [part.name for part in manifest.parts], total
     names = [name for name in files.names() if name.endswith((".parquet", ".jsonl"))]
     if not names:
         raise InvalidInputError("source", "files *.parquet or *.jsonl", files.url)
     return names, None
+
+
+def _check(files: Files, part: Part) -> None:
+    """Refuse a file of an export that is not as it was written."""
+    size = files.size(part.name)
+    if size != part.num_bytes:
+        shown = "no such file" if size is None else f"{size}"
+        raise InvalidInputError(part.name, f"the {part.num_bytes} bytes of the export", shown)
+    with files.read(part.name) as path:
+        if sha256_of(path) != part.sha256:
+            raise InvalidInputError(part.name, "the bytes that were exported", "others")
+
+
+#: Of uids that several groups of a buffer had: the id of the last.
+Latest = dict[tuple[str | None, str], int]
+
+
+def _latest(files: Files, names: Sequence[str]) -> Latest:
+    """Which groups are put of those that had the same uid: it was given anew between exports."""
+    tables = []
+    for name in names:
+        with files.read(name) as path:
+            tables += list(names_of(path, name))
+    if not tables:
+        return {}
+    keys = ["buffer_name", "group_uid"]
+    counts = [("group_id", "max"), ("group_id", "count_distinct")]
+    found = pa.concat_tables(tables).group_by(keys).aggregate(counts)
+    several = found.filter(pc.greater(found["group_id_count_distinct"], 1))
+    columns = (several[name].to_pylist() for name in (*keys, "group_id_max"))
+    return {(buffer, uid): last for buffer, uid, last in zip(*columns, strict=True)}
+
+
+def _is_old(one: Incoming, latest: Latest) -> bool:
+    last = latest.get((one.buffer, one.group.group_uid))
+    return last is not None and one.group_id != last
 
 
 def _together(several: Iterator[Incoming]) -> Iterator[list[Incoming]]:
@@ -152,22 +196,17 @@ class _Stores:
             raise InvalidInputError("buffer", "a name, as the rows have none", None)
         buffer = self._store(several[0].run).buffer(name, create=self._create)
         uids = [one.group.group_uid for one in several]
-        known = {one.group_uid for one in buffer.find(uids=uids)}
+        known = {one.group_uid: one for one in buffer.find(uids=uids)}
         new = [one for one in several if one.group.group_uid not in known]
-        ids = buffer.put(
-            [one.group for one in new], on_duplicate="ignore", timeout=PATIENCE_SECONDS
-        )
-        archived: dict[str | None, list[int]] = {}
-        for group_id, one in zip(ids, new, strict=True):
-            if one.archived[0]:
-                archived.setdefault(one.archived[1], []).append(group_id)
-        for reason, several_ids in archived.items():
-            buffer.update(
-                several_ids,
-                statuses=GroupStatus.FILTERED,
-                status=GroupStatus.ARCHIVED,
-                reason=reason,
-            )
+        buffer.put([one.group for one in new], on_duplicate="ignore", timeout=PATIENCE_SECONDS)
+        # Of those that were there too: the import that put them may have ended here.
+        reasons: dict[str, list[str]] = {}
+        for one in several:
+            before = known.get(one.group.group_uid)
+            if one.reason is not None and (before is None or before.status_reason is None):
+                reasons.setdefault(one.reason, []).append(one.group.group_uid)
+        for reason, named in reasons.items():
+            buffer.update(uids=named, statuses=GroupStatus.ARCHIVED, reason=reason)
         return len(new)
 
     def _store(self, run: tuple[str | None, str | None]) -> blocking.Store:
@@ -177,5 +216,18 @@ class _Stores:
             name, lineage = run
             options: dict[str, Any] = {} if name is None else {"run": name, "lineage": lineage}
             store = blocking.Store.open(self._url, migrate=False, **options)
+            try:
+                _check_lineage(store, name, lineage)
+            except BaseException:
+                store.close()
+                raise
         self._open[run] = store
         return store
+
+
+def _check_lineage(store: blocking.Store, name: str | None, lineage: str | None) -> None:
+    """Refuse a run whose versions would be compared with those of another lineage."""
+    [known] = [one.lineage for one in store.runs() if one.name == name] or [None]
+    if known is not None and known != (lineage or name):
+        expected = f"run {name!r} of lineage {known!r}, as the store knows it"
+        raise InvalidInputError("run_lineage", expected, repr(lineage))

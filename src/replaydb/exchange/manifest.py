@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import re
+import zlib
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
+from uuid import uuid4
+
+import numpy as np
+from numpy.typing import NDArray
 
 from replaydb.errors import InvalidInputError
 from replaydb.exchange.files import Files
@@ -12,6 +20,8 @@ from replaydb.exchange.files import Files
 #: Hidden, so that what reads all files of a folder does not take it for data.
 NAME = ".replaydb-export.json"
 VERSION = 1
+#: Names of files that an export has written.
+PART = re.compile(r"^buffer=[^/]+/task=[^/]+/part-\d{5}-[0-9a-f]{8}\.(parquet|jsonl)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,19 +32,21 @@ class Part:
         name: Its name.
         buffer: Of which buffer its groups are.
         task: Of which task.
-        last_id: The last of them; there is none of the same task before it that is not in a file.
         num_groups: How many groups.
         num_episodes: How many episodes.
         num_bytes: Its size.
+        sha256: Of its bytes.
+        ids: Ids of its groups, see `packed`.
     """
 
     name: str
     buffer: str
     task: str
-    last_id: int
     num_groups: int
     num_episodes: int
     num_bytes: int
+    sha256: str
+    ids: str
 
 
 @dataclass(slots=True)
@@ -46,11 +58,13 @@ class Manifest:
             apart.
         parts: Files that are whole.
         complete: Whether that is all that was there when the export ended.
+        writer: Names the export that goes on here: of several only the last to begin.
     """
 
     wanted: dict[str, Any]
     parts: list[Part] = field(default_factory=list)
     complete: bool = False
+    writer: str = field(default_factory=lambda: uuid4().hex)
 
     @classmethod
     def found(cls, files: Files) -> Self | None:
@@ -67,16 +81,49 @@ class Manifest:
             if facts["version"] != VERSION:
                 raise ValueError(f"version {facts['version']}")
             parts = [Part(**part) for part in facts["parts"]]
-            return cls(facts["wanted"], parts, bool(facts["complete"]))
+            return cls(facts["wanted"], parts, bool(facts["complete"]), str(facts["writer"]))
         except (ValueError, TypeError, KeyError) as error:
             raise InvalidInputError(NAME, "what an export of this version wrote", error) from error
 
+    def begin(self, files: Files) -> None:
+        """Take the place over from whoever writes there, without what was not noted."""
+        self.complete = False
+        self.writer = uuid4().hex
+        self._write(files)
+        self.parts = [part for part in self.parts if files.size(part.name) == part.num_bytes]
+        noted = {part.name for part in self.parts}
+        for name in files.names():
+            if name not in noted and PART.search(name):
+                files.remove(name)
+
     def keep(self, files: Files) -> None:
-        """Write it in the place of the one before."""
+        """Write it in the place of the one before.
+
+        Raises:
+            InvalidInputError: Another export has begun to write there.
+        """
+        found = Manifest.found(files)
+        if found is None or found.writer != self.writer:
+            expected = "a place where no other export has begun to write"
+            raise InvalidInputError("destination", expected, files.url)
+        self._write(files)
+
+    def _write(self, files: Files) -> None:
         facts = {"version": VERSION, **asdict(self)}
         files.put(NAME, json.dumps(facts, indent=1, ensure_ascii=False).encode())
 
-    def last_id(self, buffer: str, task: str) -> int:
-        """The last group of a task that is in a file."""
-        mine = (part.last_id for part in self.parts if (part.buffer, part.task) == (buffer, task))
-        return max(mine, default=0)
+    def ids(self, buffer: str, task: str) -> NDArray[np.int64]:
+        """Groups of a task that are in files, ascending."""
+        mine = [part for part in self.parts if (part.buffer, part.task) == (buffer, task)]
+        return np.sort(np.concatenate([np.empty(0, np.int64), *map(_unpacked, mine)]))
+
+
+def packed(ids: Collection[int]) -> str:
+    """Ids as text: how far each is from the one before, 8 bytes, deflated, in base64."""
+    steps = np.diff(np.sort(np.fromiter(ids, np.int64)), prepend=np.int64(0))
+    return base64.b64encode(zlib.compress(steps.astype("<i8").tobytes())).decode("ascii")
+
+
+def _unpacked(part: Part) -> NDArray[np.int64]:
+    steps = np.frombuffer(zlib.decompress(base64.b64decode(part.ids)), "<i8")
+    return np.cumsum(steps, dtype=np.int64)

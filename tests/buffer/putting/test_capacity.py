@@ -15,7 +15,7 @@ from replaydb.settings import Eviction, OnEvict
 from support.clock import Clock
 from support.connections import transaction
 from support.groups import group, groups, long_group
-from support.ledger import group_row, number_of, statuses
+from support.ledger import check_books, group_row, number_of, statuses
 
 
 async def stored(url: str) -> set[str]:
@@ -83,6 +83,33 @@ async def test_the_dead_go_first(store: Store, url: str) -> None:
             assert {"half", "good"} <= await stored(url)
         if left == 1:
             assert "half" not in await stored(url)  # put before `good`
+
+
+@pytest.mark.parametrize("on_evict", ["archive", "delete"])
+@pytest.mark.parametrize("eviction", ["oldest", "lowest_priority"])
+async def test_what_is_put_as_archived_takes_no_room(
+    store: Store, url: str, on_evict: OnEvict, eviction: Any
+) -> None:
+    buffer = await store.buffer(
+        "math",
+        capacity=Capacity(groups=2),
+        on_evict=on_evict,
+        eviction=eviction,
+        archived_payload="drop",
+    )
+    await buffer.put(groups(2))
+    ids = await buffer.put([group(f"a{i}", status="archived", priority=9.0) for i in range(3)])
+    assert await stored(url) == {"gsm8k-0", "gsm8k-1"}
+    found = await buffer.get(ids)
+    assert {str(one.status) for one in found} == {"archived"}
+    assert all(one.num_tokens and one.archived_at and not one.completed_at for one in found)
+    await check_books(url)
+    await buffer.put(group("a0", status="archived"), on_duplicate="replace", timeout=0)
+    await buffer.put(group("gsm8k-0", status="archived"), on_duplicate="renew", timeout=0)
+    assert await stored(url) == {"gsm8k-1"}
+    batch = await buffer.sample(9, at_least=1)
+    assert [one.group_uid for one in batch.groups] == ["gsm8k-1"]
+    await check_books(url)
 
 
 @pytest.mark.parametrize("on_evict", ["archive", "delete"])

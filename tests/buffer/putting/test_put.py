@@ -191,9 +191,8 @@ async def test_accounts_follow_a_replaced_group(
         (group(), {"on_duplicate": "overwrite"}, "on_duplicate"),
         ([], {"on_duplicate": None}, "on_duplicate"),
         (group(status="leased"), {}, "status"),
-        (group(status="archived"), {}, "status"),
         (group(status="pending"), {}, "status"),
-        ([group(), group(status="archived")], {}, "status"),
+        ([group(), group(status="leased")], {}, "status"),
     ],
 )
 async def test_what_cannot_be_put(

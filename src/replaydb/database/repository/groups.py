@@ -85,7 +85,7 @@ def count_up_to(
 
 
 #: Groups that can be put elsewhere.
-COPYABLE = group.group_status.in_(sorted(PUTTABLE))
+COPYABLE = group.group_status.in_(sorted(PUTTABLE - {GroupStatus.ARCHIVED}))
 
 
 def ids_by_name(

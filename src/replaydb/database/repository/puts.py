@@ -255,6 +255,8 @@ class _Session:
                     "created_at": self.buffer.now,
                 }
                 row["completed_at"] = self.buffer.now if record.is_completed else None
+                archived = row["group_status"] == GroupStatus.ARCHIVED
+                row["archived_at"] = self.buffer.now if archived else None
                 if record.time_limit is not None:
                     row["deadline"] = self.buffer.now + record.time_limit
                 sums = GroupSums(1, weight, row["num_tokens"], row["num_bytes"])
@@ -266,7 +268,7 @@ class _Session:
     def _is_usable(self, record: GroupRecord, of_run: RunRow | None) -> bool:
         """Whether it is worth the place of another group."""
         standing = self._standing(record, of_run)
-        return standing["group_status"] not in capacity.DEAD
+        return standing["group_status"] not in (*capacity.DEAD, GroupStatus.ARCHIVED)
 
     def _is_rival(self, record: GroupRecord) -> bool:
         """Whether it must win its place; what is still arriving can not lose it."""

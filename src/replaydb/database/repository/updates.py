@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from replaydb.database.prepared import execute, execute_many
-from replaydb.database.records import PUTTABLE, is_gone
+from replaydb.database.records import is_gone
 from replaydb.database.repository import capacity, groups, transitions, upkeep
 from replaydb.database.repository.capacity import Size
 from replaydb.database.repository.locked import LockedBuffer
@@ -26,9 +26,6 @@ from replaydb.errors import (
     InvalidInputError,
     PayloadGoneError,
 )
-
-#: What a group can be made by hand. Others come about by `open_group` and `lease`.
-REACHABLE = PUTTABLE | {GroupStatus.ARCHIVED}
 
 
 @dataclass(frozen=True, slots=True)

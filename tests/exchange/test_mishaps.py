@@ -1,0 +1,183 @@
+"""What comes between: groups that come late, others that write there, files that were damaged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset as ds
+import pytest
+
+import replaydb as rdb
+from replaydb import Buffer, Store, blocking
+from replaydb.analysis import decoded
+from replaydb.errors import InvalidInputError
+from replaydb.exchange import export_groups, exporting, import_groups
+from replaydb.exchange.manifest import Manifest
+from support.groups import episode, group, groups
+from support.ledger import check_books
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file for every two groups."""
+    monkeypatch.setattr(decoded, "CHUNK_GROUPS", 2)
+    monkeypatch.setattr(exporting, "PART_BYTES", 1)
+
+
+def uids(folder: Path) -> list[str]:
+    """What is in the files, once for each group."""
+    table = ds.dataset(folder, format="parquet").to_table(columns=["group_id", "group_uid"])
+    found = table.group_by(["group_id", "group_uid"]).aggregate([([], "count_all")])
+    assert set(found["count_all"].to_pylist()) == {2}  # episodes of each
+    return sorted(found["group_uid"].to_pylist())
+
+
+@pytest.mark.usefixtures("small")
+async def test_what_matches_later_is_exported_then(
+    buffer: Buffer, url: str, tmp_path: Path
+) -> None:
+    """Its id is lower than others that are in files, as where transactions overlap."""
+    ids = await buffer.put(groups(7))
+    async with await buffer.lease(3, rdb.Fifo(), ttl=60) as lease:
+        report = export_groups(url, tmp_path / "export", statuses="completed")
+        assert (report.num_groups, report.num_left_out) == (4, 0)
+        await lease.nack()
+    await buffer.update(ids[3:5], status="filtered")
+    seen: list[Any] = []
+    report = export_groups(
+        url, tmp_path / "export", statuses="completed", progress=lambda *far: seen.append(far)
+    )
+    assert (report.num_groups, report.num_left_out) == (7, 0)
+    assert seen[-1] == (7, 7)
+    assert uids(tmp_path / "export") == [f"gsm8k-{i}" for i in range(7)]
+    assert export_groups(url, tmp_path / "export", statuses="completed") == report
+
+
+@pytest.mark.usefixtures("small")
+async def test_of_two_exports_the_later_goes_on(buffer: Buffer, url: str, tmp_path: Path) -> None:
+    await buffer.put(groups(5))
+    later: list[Any] = []
+
+    def meet(*far: Any) -> None:
+        if not later:
+            later.append(export_groups(url, tmp_path / "export", buffer="math"))
+
+    with pytest.raises(InvalidInputError, match="no other export"):
+        export_groups(url, tmp_path / "export", buffer="math", progress=meet)
+    assert later[0].num_groups == 5
+    assert len(uids(tmp_path / "export")) == 5
+    assert import_groups(url, tmp_path / "export", buffer="copy", create=True).num_put == 5
+    assert export_groups(url, tmp_path / "export", buffer="math") == later[0]
+
+
+@pytest.mark.parametrize("when", ["written", "noted"])
+async def test_an_export_that_ends_with_its_first_file(
+    buffer: Buffer, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    await buffer.put(groups(3))
+
+    def kill(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        if when == "noted":
+            patch.setattr(Manifest, "keep", kill)
+        with pytest.raises(KeyboardInterrupt):
+            export_groups(url, tmp_path / "export", progress=kill)
+    assert export_groups(url, tmp_path / "export").num_groups == 3
+    assert len(uids(tmp_path / "export")) == 3
+
+
+@pytest.mark.parametrize("format", ["parquet", "jsonl"])
+async def test_files_that_are_not_as_they_were_written(
+    store: Store, buffer: Buffer, url: str, tmp_path: Path, format: Any
+) -> None:
+    """Nothing of them is put; and the export, run again, writes those anew that are not whole."""
+    await buffer.put([*groups(2, "a"), *groups(2, "b")])
+    report = export_groups(url, tmp_path / "export", format=format)
+    [path] = (tmp_path / "export").rglob(f"task=b/part-*.{format}")
+    whole = path.read_bytes()
+    copy = await store.buffer("copy")
+    cut = whole[: whole.rindex(b"\n", 0, -1) + 1] if format == "jsonl" else whole[:-9]
+    for content in (cut, whole.replace(b"b", b"c", 1), None):
+        path.unlink()
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(InvalidInputError, match=path.name):
+            import_groups(url, tmp_path / "export", buffer="copy")
+        if content is None:
+            break
+    assert await copy.count() == 0
+    again = export_groups(url, tmp_path / "export", format=format)
+    assert (again.num_files, again.num_groups) == (report.num_files, 4)
+    assert import_groups(url, tmp_path / "export", buffer="copy").num_put == 4
+    assert await copy.count() == 4
+
+
+async def test_archived_groups_take_no_room(
+    store: Store, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = await store.buffer("math")
+    await source.put(groups(4))
+    await source.update(uids=["gsm8k-0", "gsm8k-1"], status="archived", reason="by hand")
+    async with await source.lease(2, ttl=60):
+        pass
+    export_groups(url, tmp_path / "export")
+    full = await store.buffer("full", capacity=rdb.Capacity(groups=2))
+    await full.put(groups(2, "live"))
+
+    def kill(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(blocking.Buffer, "update", kill)
+        with pytest.raises(KeyboardInterrupt):
+            import_groups(url, tmp_path / "export", buffer="full")
+    assert await full.count(statuses="archived") == 4  # at once, never anything else
+    import_groups(url, tmp_path / "export", buffer="full")
+    found = {one.group_uid: one for one in await full.find()}
+    assert {uid: (str(one.status), one.status_reason) for uid, one in found.items()} == {
+        "gsm8k-0": ("archived", "by hand"), "gsm8k-1": ("archived", "by hand"),
+        "gsm8k-2": ("archived", "acked"), "gsm8k-3": ("archived", "acked"),
+        "live-0": ("completed", None), "live-1": ("completed", None),
+    }  # fmt: skip
+    assert all(one.num_tokens for one in await full.get([one.id for one in found.values()]))
+    assert all((one.archived_at is None) == (uid[0] == "l") for uid, one in found.items())
+    await check_books(url)
+
+
+async def test_a_run_that_the_store_knows_otherwise(
+    buffer: Buffer, url: str, tmp_path: Path
+) -> None:
+    await buffer.put(groups(1, "a"))
+    export_groups(url, tmp_path / "export")
+    fresh = f"sqlite:///{tmp_path / 'fresh.db'}"
+    async with Store.open(fresh, run="test", lineage="another") as other:
+        copy = await other.buffer("copy")
+        with pytest.raises(InvalidInputError, match=r"'test' of lineage 'another'.*'test'"):
+            import_groups(fresh, tmp_path / "export", buffer="copy")
+        assert await copy.count() == 0
+
+
+@pytest.mark.parametrize("format", ["parquet", "jsonl"])
+@pytest.mark.parametrize("how", ["within", "between"])
+async def test_the_last_of_a_uid_is_imported(
+    buffer: Buffer, url: str, tmp_path: Path, format: Any, how: str
+) -> None:
+    """Put again under a new id, the group before being in the files already."""
+    await buffer.put([group("a"), group("b"), group("c")])
+    export_groups(url, tmp_path / "export", format=format)
+    task = "gsm8k" if how == "within" else "another"
+    new = rdb.EpisodeGroup(task, [episode(7.0)], group_uid="b")
+    await buffer.put(new, on_duplicate="renew")
+    assert export_groups(url, tmp_path / "export", format=format).num_groups == 4
+    report = import_groups(url, tmp_path / "export", buffer="copy", create=True)
+    assert (report.num_groups, report.num_put) == (4, 3)
+    async with Store.open(url) as store:
+        copy = await store.buffer("copy")
+        [found] = await copy.get([(await copy.find(uids="b"))[0].id])
+        assert (found.task_name, found.rewards.tolist()) == (task, [7.0])
+        if how == "within":
+            assert [one.group_uid for one in await copy.find()] == ["a", "c", "b"]
+    assert import_groups(url, tmp_path / "export", buffer="copy").num_put == 0
