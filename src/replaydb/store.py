@@ -184,18 +184,24 @@ class Store:
         Raises:
             InvalidSettingsError: Unknown or impossible settings; nothing was changed.
             UnknownBufferError: There is no such buffer, and `create` is False.
+            SchemaError: Another store is being copied into the database, which was empty.
         """
         checks.name("name", name)
         may_create = checks.flag("create", create)
         wanted = all_changes(settings, changes)
         fresh = BufferSettings().updated(wanted)  # refuse before anything is written
 
+        def find(connection: Connection) -> BufferRow | None:
+            migrations.check_no_copy(connection)
+            return buffers.find(connection, name)
+
         def make(connection: Connection) -> BufferRow | None:
-            if buffers.find(connection, name) is None:
+            self._database.backend.share_schema(connection)
+            if find(connection) is None:
                 buffers.create(connection, name, fresh, datetime.now(UTC))
             return buffers.find(connection, name)
 
-        row = await self._database.read(lambda connection: buffers.find(connection, name))
+        row = await self._database.read(find)
         if row is None and may_create:
             row = await self._database.write(make)
         if row is None:
@@ -294,6 +300,8 @@ class Store:
         if self._run is None:
 
             def work(connection: Connection) -> RunRow:
+                self._database.backend.share_schema(connection)
+                migrations.check_no_copy(connection)
                 return buffers.find_or_add_run(
                     connection,
                     self._run_name,

@@ -61,6 +61,19 @@ def test_a_backup_is_restored(
     assert asyncio.run(contents(target)) == asyncio.run(contents(url))
 
 
+@pytest.mark.parametrize("name", ["a%20b.db", "a?b.db", "a#b.db", "new\nline.db"])
+def test_a_file_is_named_as_it_is(sqlite_url: str, tmp_path: Path, name: str) -> None:
+    asyncio.run(put(sqlite_url, 1, 10))
+    folder = tmp_path / "backups"
+    folder.mkdir()
+    done = run("backup", str(folder / name), url=sqlite_url)
+    assert done.exit_code == 0, done.output
+    assert name in {one.name for one in folder.iterdir()}
+    target = f"sqlite:///{tmp_path / 'restored.db'}"
+    assert run("restore", str(folder / name), url=target).exit_code == 0
+    assert asyncio.run(contents(target)) == asyncio.run(contents(sqlite_url))
+
+
 #: The command with small steps, in which Ctrl-C works also where whoever runs the tests ignores it.
 IN_SMALL_STEPS = """
 import signal

@@ -6,15 +6,25 @@ import asyncio
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 
 import pytest
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, select, text, update
 
 import replaydb as rdb
 from operations.conftest import live
 from replaydb import Store
 from replaydb.database import migrations
-from replaydb.database.schema import episode_group, metadata, pack, payload, run
+from replaydb.database.engines import backend_for
+from replaydb.database.schema import (
+    REVISIONS,
+    buffer,
+    episode_group,
+    metadata,
+    pack,
+    payload,
+    run,
+)
 from replaydb.database.statements.rows import OWN_TABLES, columns, families
 from replaydb.database.views import VIEWS
 from replaydb.operations import CopyReport, copy
@@ -198,3 +208,78 @@ async def test_damaged_payloads_are_named_and_all_else_is_copied(lived: str, tar
         await (await store.buffer("math")).delete(ids=[5])
     await copy(lived, target)
     assert await contents(target) == await contents(lived)
+
+
+@pytest.mark.parametrize("target", ["sqlite", "postgresql"], indirect=True)
+async def test_of_two_copies_at_once_the_last_to_begin_goes_on(lived: str, target: str) -> None:
+    async def another() -> None:
+        await copy(lived, target)
+        async with Store.open(target) as store:
+            await (await store.buffer("math")).put(groups(3, "after"))
+
+    others: list[Thread] = []
+
+    def let_another_finish(report: CopyReport) -> None:
+        if report.num_payloads and not others:
+            others.append(Thread(target=lambda: asyncio.run(another())))
+            others[0].start()
+            others[0].join()
+
+    with pytest.raises(rdb.SchemaError, match="another copy into it has taken over"):
+        await copy(lived, target, progress=let_another_finish)
+    assert await number_of(target, episode_group) == await number_of(lived, episode_group) + 3
+    with pytest.raises(rdb.SchemaError, match="taken over"):
+        await migrations.end_copy(backend_for(target), "copying another")
+
+
+@pytest.mark.parametrize("target", ["sqlite", "postgresql"], indirect=True)
+async def test_who_had_the_empty_target_open_writes_nothing_into_it(
+    lived: str, target: str
+) -> None:
+    await migrations.upgrade(target)
+    async with Store.open(target) as store:
+        await copy(lived, target, finish=False)
+        for create in (True, False):
+            for name in ("mine", "math"):
+                with pytest.raises(rdb.SchemaError, match="not finished"):
+                    await store.buffer(name, create=create)
+        with pytest.raises(rdb.SchemaError, match="not finished"):
+            await Store.open(target, run="mine")
+        await copy(lived, target)
+        assert await contents(target) == await contents(lived)
+        assert (await store.buffer("math")).name == "math"
+
+
+async def test_making_a_buffer_and_beginning_a_copy_exclude_each_other(target: str) -> None:
+    for _ in range(5):
+        await migrations.upgrade(target)
+        async with Store.open(target) as store:
+            made, begun = await asyncio.gather(
+                store.buffer("mine"),
+                migrations.begin_copy(backend_for(target)),
+                return_exceptions=True,
+            )
+        assert isinstance(made, rdb.SchemaError) != isinstance(begun, rdb.InvalidInputError)
+        async with transaction(target) as connection:
+            await connection.execute(delete(buffer))
+            sql = text("UPDATE replaydb_alembic_version SET version_num = :revision")
+            await connection.execute(sql, {"revision": REVISIONS[-1]})
+
+
+async def test_json_of_another_type_is_another_value(lived: str, target: str) -> None:
+    async def change(tags: dict[str, object]) -> None:
+        async with Store.open(lived) as store:
+            await (await store.buffer("math")).update(uids="m7", tags=tags)
+
+    await change({"level": 1, "x": 1.0, "zero": 0.0})
+    await copy(lived, target, finish=False)
+    await change({"level": True, "x": 1, "zero": -0.0})
+    await copy(lived, target)
+    assert repr(await contents(target)) == repr(await contents(lived))
+
+
+async def test_numbers_that_are_all_of_a_json_value(lived: str, target: str) -> None:
+    async with Store.open(lived) as store:
+        math = await store.buffer("math")
+        await math.put([group("cursors")], cursor={"one": 1.0, "large": 1e16, "yes": True})
+    assert (await copy(lived, target)).is_finished

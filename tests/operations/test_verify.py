@@ -6,17 +6,23 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import delete, insert, select, text, update
 
 import replaydb as rdb
 from operations.conftest import live
 from replaydb import Store
 from replaydb.database.engines import backend_for
 from replaydb.database.schema import episode, episode_group, pack, payload, task, transcript
+from replaydb.database.schema import group_tag as tag
 from replaydb.operations import Problem, VerifyReport, verify
 from support.connections import transaction
 from support.damage import damage, pack_file
 from support.ledger import check_books, number_of
+
+LEASED = episode_group.c.group_status == "leased"
+#: The group `talk` has one text; `SECOND` is the second episode of a group with a tag.
+TOLD = transcript.c.position == 0
+SECOND = (episode.c.group_id == 5) & (episode.c.position == 1)
 
 
 @pytest.fixture(params=["inside", "outside"])
@@ -34,6 +40,11 @@ async def verified(url: str, *, repair: bool = False) -> VerifyReport:
 async def change(url: str, statement: Any) -> None:
     async with transaction(url) as connection:
         await connection.execute(statement)
+
+
+async def accounts(url: str) -> list[Any]:
+    async with transaction(url) as connection:
+        return list(await connection.execute(select(task).order_by(*task.primary_key)))
 
 
 async def test_a_sound_store_is_sound(stored: str) -> None:
@@ -80,7 +91,8 @@ async def test_packs_that_are_gone(url: str, place: Callable[[str], str]) -> Non
 async def test_groups_that_are_not_what_they_say(lived: str, statement: Any, what: str) -> None:
     await change(lived, statement)
     report = await verified(lived)
-    assert [(one.kind, one.where) for one in report.problems] == [("group", "group 3")]
+    assert (report.problems[0].kind, report.problems[0].where) == ("group", "group 3")
+    assert all(one.where.startswith("group 3") for one in report.problems)
     assert what in report.problems[0].what
     assert not report.is_sound
 
@@ -120,3 +132,75 @@ async def test_a_reader_repairs_nothing(lived: str) -> None:
     async with Store.open(lived, read_only=True) as store:
         with pytest.raises(rdb.DatabaseReadOnlyError):
             await verify(store, repair=True)
+
+
+@pytest.mark.parametrize(
+    ("statement", "what"),
+    [
+        (update(tag).where(tag.c.group_id == 5).values(number=9), "index of its tag 'level'"),
+        (delete(tag).where(tag.c.group_id == 5), "index of its tag 'level'"),
+        (update(episode_group).where(LEASED).values(lease_id=None), "leased without a lease"),
+        (update(transcript).where(TOLD).values(position=77), "a text of an episode"),
+        (update(episode).where(SECOND).values(reward=99.0), "rows tell of other episodes"),
+        (update(episode).where(SECOND).values(position=7), "rows tell of other episodes"),
+        (update(episode).where(SECOND).values(num_tokens=99), "rows tell of other episodes"),
+    ],
+    ids=["tag", "no tag", "lease", "text", "reward", "position", "tokens"],
+)
+async def test_rows_that_contradict_each_other(lived: str, statement: Any, what: str) -> None:
+    await change(lived, statement)
+    report = await verified(lived)
+    assert any(what in one.what for one in report.problems)
+    assert (await verified(lived, repair=True)).num_repaired == 0
+
+
+async def test_a_damaged_index_is_told_and_nothing_is_repaired(sqlite_url: str) -> None:
+    """Of PostgreSQL only an extension could tell."""
+    await live(sqlite_url)
+    before = await accounts(sqlite_url)
+    async with transaction(sqlite_url) as connection:
+        await connection.execute(text("PRAGMA writable_schema = 1"))
+        await connection.execute(
+            text(
+                "UPDATE sqlite_master SET rootpage = (SELECT rootpage FROM sqlite_master"
+                " WHERE name = 'ix_draw_latest') WHERE name = 'ix_episode_group_arrival'"
+            )
+        )
+    report = await verified(sqlite_url, repair=True)
+    assert {one.kind for one in report.problems} == {"damage"}
+    assert any("ix_episode_group_arrival" in one.what for one in report.problems)
+    assert report.num_repaired == 0
+    assert report.num_payloads == report.total_payloads
+    assert await accounts(sqlite_url) == before
+
+
+@pytest.mark.parametrize(
+    ("sql", "where", "column"),
+    [
+        ("UPDATE task SET num_available = 'many'", "table task", "num_available"),
+        ("UPDATE episode_group SET weight = 'x' WHERE id = 3", "episode_group, id 3", "weight"),
+        ("UPDATE episode_group SET tags = '{' WHERE id = 3", "episode_group, id 3", "tags"),
+        ("UPDATE episode SET metadata = '{' WHERE group_id = 3", "episode, group_id 3", "metadata"),
+        ("UPDATE buffer SET settings = '{'", "table buffer, id 1", "settings"),
+        ("UPDATE episode_group SET created_at = 'x' WHERE id = 3", "group, id 3", "created_at"),
+    ],
+)
+async def test_values_that_no_column_can_have(
+    sqlite_url: str, sql: str, where: str, column: str
+) -> None:
+    """PostgreSQL takes none of them."""
+    await live(sqlite_url)
+    await change(sqlite_url, text(sql))
+    report = await verified(sqlite_url, repair=True)
+    assert report.num_repaired == 0
+    told = [one for one in report.problems if where in one.where]
+    assert told
+    assert all(one.kind == "damage" and column in one.what for one in told)
+
+
+async def test_nothing_is_repaired_from_rows_that_are_wrong(lived: str) -> None:
+    """What a group says of itself is lost; its account would follow it."""
+    await change(lived, update(episode_group).where(LEASED).values(num_tokens=1))
+    report = await verified(lived, repair=True)
+    assert {one.kind for one in report.problems} == {"group", "account"}
+    assert report.num_repaired == 0

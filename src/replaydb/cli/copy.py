@@ -11,6 +11,8 @@ import typer
 from replaydb.cli.console import Url, human_size, progress
 
 if TYPE_CHECKING:
+    from sqlalchemy import URL
+
     from replaydb.operations import CopyReport
 
 Payloads = Annotated[
@@ -52,7 +54,7 @@ def backup(
     payloads: Payloads = None,
 ) -> None:
     """Copy a whole store, which may be in use, into a file: `copy` to sqlite:///FILE."""
-    _copy(url, f"sqlite:///{file.absolute()}", payloads)
+    _copy(url, _url_of(file), payloads)
 
 
 def restore(
@@ -61,10 +63,19 @@ def restore(
     payloads: Payloads = None,
 ) -> None:
     """Copy a whole store from a file into a database that is new or empty: `copy` from it."""
-    _copy(f"sqlite:///{file.absolute()}", url, payloads)
+    _copy(_url_of(file), url, payloads)
 
 
-def _copy(source: str, target: str, payloads: str | None, *, finish: bool = True) -> None:
+def _url_of(file: Path) -> URL:
+    """Not a text, in which ?, # and % would mean something."""
+    from sqlalchemy import URL
+
+    return URL.create("sqlite", database=str(file.absolute()))
+
+
+def _copy(
+    source: str | URL, target: str | URL, payloads: str | None, *, finish: bool = True
+) -> None:
     from replaydb import operations
 
     with progress("copying") as show:

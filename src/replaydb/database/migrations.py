@@ -7,6 +7,7 @@ without it. `docs/migrations.md` tells the rules.
 from __future__ import annotations
 
 import asyncio
+import secrets
 import shlex
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
 #: Private: another user of alembic in the same database keeps its own.
 VERSION_TABLE = "replaydb_alembic_version"
 
-#: Before the revision of a database that is being copied into: nobody opens it until that is done.
+#: Before the revision of a database that is being copied into, with a token of that copy after it:
+#: nobody opens it until that is done.
 _COPYING = "copying "
 
 _revision_column = column("version_num", String())
@@ -152,8 +154,13 @@ async def prepare(backend: Backend, *, migrate: bool | None) -> None:
     await upgrade(backend)
 
 
-async def begin_copy(backend: Backend) -> None:
+async def begin_copy(backend: Backend) -> str:
     """Let nobody open a database until `end_copy`: the tables of an empty one, which may be new.
+
+    Whoever was copying into it can not go on.
+
+    Returns:
+        What stands in the place of the revision, for `check_copy`.
 
     Raises:
         InvalidInputError: There is something in it, and it is no copy that was not finished.
@@ -161,25 +168,65 @@ async def begin_copy(backend: Backend) -> None:
         DatabaseError: The database cannot be reached, read or written.
     """
     found = await _find(backend)
-    if (found.revision or "").startswith(_COPYING):
-        if found.revision != _COPYING + REVISIONS[-1]:
-            what = (
-                "another version of replaydb has begun to copy into it: remove it, and begin anew"
-            )
-            raise SchemaError(what, found.revision, REVISIONS[-1])
-        return
-    await prepare(backend, migrate=found == _NOTHING)
+    if not _is_copy(found.revision):
+        await prepare(backend, migrate=found == _NOTHING)
+    mark = f"{_COPYING}{REVISIONS[-1]} {secrets.token_hex(8)}"  # alembic's column holds 32
     async with schema_transaction(backend) as connection:
-        if used := await connection.run_sync(first_in_use):
+        revision = await connection.scalar(_version_query)
+        if revision is not None and _is_copy(revision):
+            if revision.split()[1] != REVISIONS[-1]:
+                what = "another version of replaydb has begun to copy into it"
+                raise SchemaError(f"{what}: remove it, and begin anew", revision, REVISIONS[-1])
+        elif used := await connection.run_sync(first_in_use):
             expected = "an empty database, or a copy that was not finished"
             raise InvalidInputError("target", expected, f"one with rows in the table {used}")
-        await connection.execute(_set_revision(_COPYING + REVISIONS[-1]))
+        await connection.execute(_set_revision(mark))
+    return mark
 
 
-async def end_copy(backend: Backend) -> None:
-    """Let everybody open what was copied."""
+async def end_copy(backend: Backend, mark: str) -> None:
+    """Let everybody open what was copied.
+
+    Raises:
+        SchemaError: Another copy has begun since.
+        DatabaseError: The database cannot be reached or written.
+    """
     async with schema_transaction(backend) as connection:
+        await connection.run_sync(lambda sync: check_copy(backend, sync, mark))
         await connection.execute(_set_revision(REVISIONS[-1]))
+
+
+def check_copy(backend: Backend, connection: Connection, mark: str) -> None:
+    """In every transaction that copies: no other copy has begun, nor does before its end.
+
+    Raises:
+        SchemaError: One has.
+    """
+    backend.share_schema(connection)
+    revision = connection.scalar(_version_query)
+    if revision != mark:
+        what = "another copy into it has taken over: only the one that began last goes on"
+        raise SchemaError(f"{backend.shown}: {what}", revision, mark)
+
+
+def check_no_copy(connection: Connection) -> None:
+    """Raise if the database, which was empty when it was opened, is being copied into.
+
+    Raises:
+        SchemaError: It is.
+    """
+    revision = connection.scalar(_version_query)
+    if _is_copy(revision):
+        raise _unfinished(revision)
+
+
+def _is_copy(revision: str | None) -> bool:
+    return revision is not None and revision.startswith(_COPYING)
+
+
+def _unfinished(revision: str | None) -> SchemaError:
+    what = "it is a copy that was not finished: run `replaydb copy` again, or remove it"
+    return SchemaError(what, revision, REVISIONS[-1])
 
 
 def _set_revision(revision: str) -> Update:
@@ -260,9 +307,8 @@ def _problem(backend: Backend, found: _Found) -> SchemaError | None:
                 newest,
             )
         what = "there are no tables yet"
-    elif found.revision.startswith(_COPYING):
-        what = "it is a copy that was not finished: run `replaydb copy` again, or remove it"
-        return SchemaError(what, found.revision, newest)
+    elif _is_copy(found.revision):
+        return _unfinished(found.revision)
     elif found.revision in REVISIONS:
         what = f"the tables are of revision {found.revision}, {newest} is needed"
     else:

@@ -20,6 +20,7 @@ from sqlalchemy import URL, Connection
 from replaydb import checks
 from replaydb.database import migrations
 from replaydb.database.engines import backend_for
+from replaydb.database.engines.protocol import Work
 from replaydb.database.payloads import Payloads
 from replaydb.database.prepared import execute_many
 from replaydb.database.records import PayloadRecord
@@ -101,7 +102,8 @@ async def copy(
             than was said before.
         CorruptPayloadError: The source has damaged payloads, of the groups that it names. All else
             was copied; the target is not finished.
-        SchemaError: The tables of one of them are not those of this version.
+        SchemaError: The tables of one of them are not those of this version; or another copy into
+            the target has begun meanwhile, which alone goes on.
         PayloadsUnavailableError: A place outside the databases cannot be reached, or not used.
         DatabaseError: A database cannot be read or written.
     """
@@ -112,14 +114,14 @@ async def copy(
     await origin.check_target()
     await migrations.prepare(origin, migrate=False)
     await destination.check_target()
-    await migrations.begin_copy(destination)
+    mark = await migrations.begin_copy(destination)
     async with _opened(Database(origin)) as ours, _opened(Database(destination)) as theirs:
         if payloads is not None:
             await theirs.payloads.settle(payloads, end_in(allowance()))
-        copying = _Copying(ours, theirs, progress)
+        copying = _Copying(ours, theirs, mark, progress)
         await copying.run(finish=finish)
     if finish:
-        await migrations.end_copy(destination)
+        await migrations.end_copy(destination, mark)
         copying.did(is_finished=True)
     return copying.report
 
@@ -143,11 +145,16 @@ async def _opened(database: Database) -> AsyncIterator[_Side]:
 
 class _Copying:
     def __init__(
-        self, source: _Side, target: _Side, progress: Callable[[CopyReport], object] | None
+        self,
+        source: _Side,
+        target: _Side,
+        mark: str,
+        progress: Callable[[CopyReport], object] | None,
     ) -> None:
         self.report = CopyReport()
         self._source = source
         self._target = target
+        self._mark = mark
         self._progress = progress
 
     async def run(self, *, finish: bool) -> None:
@@ -216,8 +223,18 @@ class _Copying:
     async def _apply(self, differences: Sequence[Difference]) -> None:
         number = sum(one.num_rows for one in differences)
         if number:
-            await self._target.database.write(lambda one: rows.apply(one, differences))
+            await self._write(lambda one: rows.apply(one, differences))
             self.did(num_rows=number)
+
+    async def _write(self, work: Work[None], end: float | None = None) -> None:
+        """Write to the target, unless another copy into it has begun."""
+        database = self._target.database
+
+        def ours(connection: Connection) -> None:
+            migrations.check_copy(database.backend, connection, self._mark)
+            work(connection)
+
+        await database.write(ours, end=end)
 
     async def _bring(
         self, read: Read, wanted: Sequence[Values], *, outside: bool
@@ -249,7 +266,7 @@ class _Copying:
             ]
             execute_many(connection, insert_payloads(), parts)
 
-        await self._target.database.write(insert, end=end)
+        await self._write(insert, end)
         self.did(num_payloads=len(records), num_bytes=size)
 
     async def _finish(self, snapshot: Snapshot) -> None:
@@ -265,7 +282,7 @@ class _Copying:
             if place is not None:
                 packs.set_grace(connection, place.grace_seconds)
 
-        await self._target.database.write(settle, end=end_in(BULK_SECONDS))
+        await self._write(settle, end_in(BULK_SECONDS))
         for family in families():
             async for _, differences in self._compared(family, snapshot.read):
                 for one in differences:

@@ -28,6 +28,10 @@ PAGE: Final = 1000
 Read = Callable[[Callable[[Connection], Any]], Awaitable[Any]]
 
 
+#: The bytes of a payload.
+Data = bytes | memoryview
+
+
 class Part(NamedTuple):
     """What is to be known of a payload, without its bytes: `statements.rows.columns`."""
 
@@ -47,7 +51,7 @@ class Fetched:
         damaged: What is wrong with the others, by group and part.
     """
 
-    sound: list[tuple[Part, bytes | memoryview]] = field(default_factory=list)
+    sound: list[tuple[Part, Data]] = field(default_factory=list)
     damaged: dict[tuple[int, int], str] = field(default_factory=dict)
 
 

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from sqlalchemy import Connection
 
-from replaydb import checks
+from replaydb import checks, codec
 from replaydb.database.prepared import execute
-from replaydb.database.repository import buffers, packs, recount, rows
-from replaydb.database.schema import episode_group, payload
-from replaydb.database.statements.recount import orphans, select_miscounted_groups
+from replaydb.database.repository import buffers, packs, recount, rows, tags
+from replaydb.database.repository.buffers import BufferRow
+from replaydb.database.repository.rows import Values
+from replaydb.database.schema import episode, episode_group, payload
+from replaydb.database.statements.recount import (
+    orphans,
+    select_groups_of_stray_texts,
+    select_miscounted_groups,
+    select_misheld_groups,
+)
+from replaydb.database.statements.rows import columns
 from replaydb.database.transactions import BULK_SECONDS, end_in
-from replaydb.operations.reading import every_payload
+from replaydb.errors import CorruptPayloadError, NotSupportedError
+from replaydb.operations.reading import Data, Part, every_payload
 from replaydb.store import Store
 
 #: Problems that are told one by one; the others are only counted.
 MOST_TOLD: Final = 1000
 
-Kind = Literal["payload", "group", "orphan", "account", "pack"]
+Kind = Literal["damage", "payload", "group", "orphan", "account", "pack"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +38,12 @@ class Problem:
     """Something that is wrong.
 
     Attributes:
-        kind: `payload`: its bytes are not what was stored. `group`: what its row says is not what
-            its episodes, payloads and texts come to. `orphan`: rows whose parents are gone.
+        kind: `damage`: the engine finds its file damaged, or a value that its column can not have.
+            `payload`: its bytes are not what was stored, or hold other episodes than rows tell of.
+            `group`: what its row says is not what its episodes, payloads, texts, lease and indexed
+            tags come to. `orphan`: rows whose parents are gone.
             `account`: that of a task, which capacity and draws go by. `pack`: that of a pack.
-        where: Of which group, task, table or pack.
+        where: Of which group, task, table, row or pack.
         what: What is wrong there.
         is_repaired: Whether it was, by this call.
     """
@@ -78,14 +90,16 @@ async def verify(
 ) -> VerifyReport:
     """Compare everything that a store says of itself with what there is.
 
-    Accounts, references and scalars are compared in one snapshot. Then every payload, inside and
-    outside the database, is read and compared with its checksum, 16 MB at a time. It may run
+    Accounts, references and scalars are compared in one snapshot, unless the engine finds damage:
+    by what is damaged nothing else is judged. Then every payload, inside and outside the database,
+    is read and compared with its checksum and the rows of its episodes, 16 MB at a time. It may run
     beside everything else.
 
     Args:
         store: The store; read-only will do, unless it is to be repaired.
-        repair: Correct accounts of tasks and packs, under their locks. What else is wrong is lost
-            data: delete those groups, or restore a backup.
+        repair: Correct accounts of tasks and packs, under their locks, if nothing is wrong with the
+            rows that they follow from. What else is wrong is lost data: delete those groups, or
+            restore a backup.
         progress: Called with what was found so far, again and again.
 
     Raises:
@@ -111,20 +125,24 @@ class _Verifying:
         async with self._database.snapshot(end_in(BULK_SECONDS)) as snapshot:
             groups, parts = await snapshot.read(_totals)
             self._did(num_groups=groups, total_payloads=parts)
+            damage = await snapshot.read(self._database.backend.damage)
+            self._tell(Problem("damage", where, what) for where, what in damage)
+            if damage:
+                return
             self._tell(await snapshot.read(_orphans))
-            self._tell(await snapshot.read(_miscounted_groups))
+            self._tell(await snapshot.read(_wrong_groups))
+            self._tell(await snapshot.read(_mistagged_groups))
             accounts = await snapshot.read(_accounts)
             wrong_packs = await snapshot.read(_packs)
+        repair = repair and not self.report.num_problems
         if repair and (accounts or wrong_packs):
             await self._database.write(self._repair, end=end_in(BULK_SECONDS))
         for problems in (accounts, wrong_packs):
             self._tell(replace(one, is_repaired=repair) for one in problems)
 
     def _repair(self, connection: Connection) -> None:
-        for info in buffers.all_buffers(connection):
-            row = buffers.find(connection, info.name)
-            if row is not None:
-                recount.repair_accounts(connection, row.id, row.name)
+        for row in _every_buffer(connection):
+            recount.repair_accounts(connection, row.id, row.name)
         packs.recount(connection, self._database.backend.now(connection))
 
     async def payloads(self) -> None:
@@ -136,7 +154,22 @@ class _Verifying:
                 Problem("payload", f"group {group_id}, part {part}", why)
                 for (group_id, part), why in sorted(fetched.damaged.items())
             )
+            self._tell(await self._contradicting(fetched.sound))
             self._did(num_payloads=number, num_bytes=size)
+
+    async def _contradicting(self, sound: Sequence[tuple[Part, Data]]) -> list[Problem]:
+        """Payloads that hold other episodes than their rows tell of."""
+        if not sound:
+            return []
+        ids = [part.group_id for part, _ in sound]
+        after, last = min(ids) - 1, max(ids)
+
+        def said(connection: Connection) -> tuple[list[Values], list[Values]]:
+            parts = rows.children(connection, payload, after, last)
+            return parts, rows.children(connection, episode, after, last)
+
+        parts, episodes = await self._database.read(said)
+        return await asyncio.to_thread(_contradictions, sound, parts, episodes)
 
     def _tell(self, problems: Iterable[Problem]) -> None:
         found = tuple(problems)
@@ -166,8 +199,17 @@ def _orphans(connection: Connection) -> list[Problem]:
     return found
 
 
-def _miscounted_groups(connection: Connection) -> list[Problem]:
+def _wrong_groups(connection: Connection) -> list[Problem]:
     found = []
+    for statement, what in (
+        (
+            select_misheld_groups(MOST_TOLD),
+            "it is leased without a lease, or the other way round",
+        ),
+        (select_groups_of_stray_texts(MOST_TOLD), "it has a text of an episode that it has not"),
+    ):
+        rows_found = execute(connection, statement)
+        found += [Problem("group", f"group {group_id}", what) for (group_id,) in rows_found]
     for row in execute(connection, select_miscounted_groups(MOST_TOLD)):
         pairs = {
             "episodes": (row.num_episodes, row.episodes),
@@ -181,15 +223,52 @@ def _miscounted_groups(connection: Connection) -> list[Problem]:
     return found
 
 
+def _mistagged_groups(connection: Connection) -> list[Problem]:
+    return [
+        Problem("group", f"group {group_id}", f"the index of its tag {tag!r} has something else")
+        for row in _every_buffer(connection)
+        for group_id, tag in tags.mistagged(connection, row, MOST_TOLD).items()
+    ]
+
+
+def _contradictions(
+    sound: Sequence[tuple[Part, Data]], parts: Sequence[Values], episodes: Sequence[Values]
+) -> list[Problem]:
+    names = [one.name for one in columns(episode)]
+    each = (dict(zip(names, row, strict=True)) for row in episodes)
+    said = {(row["group_id"], row["position"]): (row["reward"], row["num_tokens"]) for row in each}
+    checksums = {part[:2]: part.checksum for part in (Part(*row) for row in parts)}
+    found = []
+    for part, data in sound:
+        if checksums.get(part[:2]) != part.checksum:
+            continue  # it has been replaced meanwhile
+        where = f"group {part.group_id}, part {part.part}"
+        try:
+            flat = codec.decode(data)
+        except CorruptPayloadError as error:
+            found.append(Problem("payload", where, error.reason))
+            continue
+        except NotSupportedError:
+            continue  # it is compressed, and nobody here can tell what it holds
+        rewards = (None if one != one else one for one in flat.rewards.tolist())
+        held = list(zip(rewards, flat.lengths.tolist(), strict=True))
+        if held != [said.get((part.group_id, part.part + i)) for i in range(len(held))]:
+            what = "its rows tell of other episodes: rewards, tokens or positions differ"
+            found.append(Problem("payload", where, what))
+    return found
+
+
+def _every_buffer(connection: Connection) -> list[BufferRow]:
+    found = (buffers.find(connection, name) for name in buffers.buffer_names(connection))
+    return [row for row in found if row is not None]
+
+
 def _accounts(connection: Connection) -> list[Problem]:
     found = []
-    for name in buffers.buffer_names(connection):
-        row = buffers.find(connection, name)
-        if row is None:
-            continue
+    for row in _every_buffer(connection):
         for task_name, wrong in recount.wrong_accounts(connection, row.id).items():
             what = "; ".join(f"{each} is {a}, should be {b}" for each, (a, b) in wrong.items())
-            found.append(Problem("account", f"task {task_name!r} of buffer {name!r}", what))
+            found.append(Problem("account", f"task {task_name!r} of buffer {row.name!r}", what))
     return found
 
 

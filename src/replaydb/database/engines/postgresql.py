@@ -256,6 +256,10 @@ class PostgresqlBackend:
         """The server, its settings, and what has become of our tables."""
         return list(postgresql_checkup.findings(connection))
 
+    def damage(self, connection: Connection) -> list[tuple[str, str]]:
+        """It keeps to types, and has no check of its own without an extension."""
+        return []
+
     def check_roles(self) -> None:
         """A server has them."""
 
@@ -269,6 +273,10 @@ class PostgresqlBackend:
         """An advisory lock, until the transaction ends."""
         lock = func.pg_advisory_xact_lock(_SCHEMA_LOCK)
         await connection.execute(select(postgresql_commits.BOUND_IDLENESS, lock))
+
+    def share_schema(self, connection: Connection) -> None:
+        """The same lock, which any number may share."""
+        connection.execute(select(func.pg_advisory_xact_lock_shared(_SCHEMA_LOCK)))
 
     async def check_integrity(self, connection: AsyncConnection) -> None:
         """Nothing to do: constraints stay on during DDL."""

@@ -124,6 +124,9 @@ class Backend(Protocol):
     def examine(self, connection: Connection) -> list[Finding]:
         """What is good, and what is not, of the engine and the database. Reads only."""
 
+    def damage(self, connection: Connection) -> list[tuple[str, str]]:
+        """Where the engine finds that its pages, indexes or values can not be right, and why."""
+
     def check_roles(self) -> None:
         """Raise `NotSupportedError` where nobody has a role."""
 
@@ -134,6 +137,9 @@ class Backend(Protocol):
 
     async def lock_schema(self, connection: AsyncConnection) -> None:
         """Let one migration run at a time, until the transaction ends."""
+
+    def share_schema(self, connection: Connection) -> None:
+        """Keep whoever would lock the schema waiting, until the transaction ends."""
 
     async def check_integrity(self, connection: AsyncConnection) -> None:
         """Inside a migration's transaction: raise where rows refer to rows that are gone."""

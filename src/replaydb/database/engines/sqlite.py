@@ -24,6 +24,7 @@ from sqlalchemy.schema import ExecutableDDLElement
 from replaydb.cancellation import to_the_end
 from replaydb.database.engines import (
     sqlite_checkup,
+    sqlite_damage,
     sqlite_sql,  # noqa: F401 - how its SQL is written
 )
 from replaydb.database.engines.protocol import T, Work
@@ -206,6 +207,10 @@ class SqliteBackend:
         """The library, the file, its log and its disk."""
         return list(sqlite_checkup.findings(connection, self._path))
 
+    def damage(self, connection: Connection) -> list[tuple[str, str]]:
+        """By its own check; and values of other kinds than their columns, which it takes."""
+        return list(sqlite_damage.damage(connection))
+
     def check_roles(self) -> None:
         """The file system says who may do what."""
         raise NotSupportedError(
@@ -221,6 +226,9 @@ class SqliteBackend:
 
     async def lock_schema(self, connection: AsyncConnection) -> None:
         """Nothing to do: BEGIN IMMEDIATE already let one writer in."""
+
+    def share_schema(self, connection: Connection) -> None:
+        """Nothing to do: whoever writes is alone."""
 
     async def check_integrity(self, connection: AsyncConnection) -> None:
         """What foreign keys would have refused, had they been on."""

@@ -19,6 +19,7 @@ from replaydb.database.statements.tag import (
     delete_tags,
     insert_tags,
     select_ids_below,
+    select_mistagged,
     select_tagged,
 )
 from replaydb.database.tag_lookups import Lookup, lookups_in
@@ -103,6 +104,15 @@ def are_few(
 ) -> bool:
     """Whether `look_up` would find any."""
     return _rarest(connection, row, where, most) is not None
+
+
+def mistagged(connection: Connection, row: BufferRow, most: int) -> dict[int, str]:
+    """Groups that an index does not have as they are, up to so many of each: the tag, by id."""
+    return {
+        group_id: name
+        for name in sorted(row.indexed_tags)
+        for (group_id,) in execute(connection, select_mistagged(row.id, name, most))
+    }
 
 
 def _rarest(

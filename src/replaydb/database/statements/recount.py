@@ -87,6 +87,21 @@ def select_miscounted_groups(most: int) -> Select[Any]:
     )
 
 
+def select_misheld_groups(most: int) -> Select[int]:
+    """Groups that are leased and have no lease, or the other way round."""
+    is_leased = group.group_status == GroupStatus.LEASED.value
+    is_held = group.lease_id.is_not(None)
+    return select(group.id).where(is_leased != is_held).order_by(group.id).limit(most)
+
+
+def select_groups_of_stray_texts(most: int) -> Select[int]:
+    """Groups with texts of episodes that are not there."""
+    text = transcript.c
+    mine = (episode.c.group_id == text.group_id) & (episode.c.position == text.position)
+    stray = exists().where(text.group_id == group.id, ~exists().where(mine))
+    return select(group.id).where(stray).order_by(group.id).limit(most)
+
+
 def _number(condition: ColumnElement[bool]) -> ColumnElement[int]:
     return func.count(case((condition, 1)))
 

@@ -22,7 +22,7 @@ from sqlalchemy import (
     select,
 )
 
-from replaydb.database.expressions import among, json_boolean, json_double, json_text
+from replaydb.database.expressions import among, bytewise, json_boolean, json_double, json_text
 from replaydb.database.prepared import Bound, prepared
 from replaydb.database.schema import group, group_tag
 from replaydb.database.tag_lookups import PREFIX, Lookup
@@ -37,18 +37,37 @@ def insert_tags(name: str, ids: Sequence[int]) -> Bound[Insert]:
 
 @lru_cache(maxsize=256)
 def _insert(name: str) -> Insert:
-    text = func.substr(json_text(group.tags, (name,)), 1, PREFIX, type_=Text())
-    is_true = json_boolean(group.tags, (name,))
-    number = func.coalesce(
-        json_double(group.tags, (name,)), case((is_true, literal(1.0)), (~is_true, literal(0.0)))
-    )
-    values = select(group.id, group.buffer_id, text.label("text"), number.label("number"))
-    some = values.where(among(group.id, bindparam("ids"))).subquery()
+    some = _entries(name).where(among(group.id, bindparam("ids"))).subquery()
     row = some.c
     there = or_(row.text.is_not(None), row.number.is_not(None))
     columns = [_tag.group_id, _tag.name, _tag.buffer_id, _tag.text, _tag.number]
     rows = select(row.id, literal(name), row.buffer_id, row.text, row.number).where(there)
     return insert(group_tag).from_select(columns, rows)
+
+
+def _entries(name: str) -> Select[Any]:
+    text = func.substr(json_text(group.tags, (name,)), 1, PREFIX, type_=Text())
+    is_true = json_boolean(group.tags, (name,))
+    number = func.coalesce(
+        json_double(group.tags, (name,)), case((is_true, literal(1.0)), (~is_true, literal(0.0)))
+    )
+    return select(group.id, group.buffer_id, text.label("text"), number.label("number"))
+
+
+def select_mistagged(buffer_id: int, name: str, most: int) -> Select[int]:
+    """Ids of groups whose entry in the index of a tag is not what the tag is."""
+    row = _entries(name).where(group.buffer_id == buffer_id).subquery().c
+    return (
+        select(row.id)
+        .outerjoin(group_tag, (_tag.group_id == row.id) & (_tag.name == name))
+        .where(
+            bytewise(row.text).is_distinct_from(_tag.text)
+            | row.number.is_distinct_from(_tag.number)
+            | (_tag.buffer_id != row.buffer_id)
+        )
+        .order_by(row.id)
+        .limit(most)
+    )
 
 
 @prepared

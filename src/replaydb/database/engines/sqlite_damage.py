@@ -1,0 +1,66 @@
+"""What SQLite's own check finds, and values of other kinds than their columns, which it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sqlalchemy import (
+    JSON,
+    Boolean,
+    Column,
+    ColumnElement,
+    Connection,
+    Double,
+    Integer,
+    String,
+    Table,
+    func,
+    or_,
+    select,
+)
+
+from replaydb.database.column_types import Tags, UtcDateTime
+from replaydb.database.schema import metadata
+
+#: Rows of a table that are told.
+MOST_ROWS = 1000
+
+
+def damage(connection: Connection) -> Iterator[tuple[str, str]]:
+    """Where something is wrong, and what."""
+    for (message,) in connection.exec_driver_sql("PRAGMA integrity_check"):
+        if message != "ok":
+            yield "the file", str(message)
+    for one in metadata.sorted_tables:
+        if len(one.primary_key):  # views have none
+            yield from _misplaced(connection, one)
+
+
+def _misplaced(connection: Connection, of: Table) -> Iterator[tuple[str, str]]:
+    """Rows in which something is of another kind than its column."""
+    wrong = {one.name: test for one in of.columns if (test := _is_other(one)) is not None}
+    keys = [func.quote(key) for key in of.primary_key]  # as it is: it may be what is wrong
+    rows = connection.execute(
+        select(*keys, *wrong.values()).where(or_(*wrong.values())).limit(MOST_ROWS)
+    )
+    for row in rows:
+        key, flags = row[: len(keys)], row[len(keys) :]
+        named = zip(of.primary_key, key, strict=True)
+        where = ", ".join(f"{column.name} {value}" for column, value in named)
+        names = [name for name, is_wrong in zip(wrong, flags, strict=True) if is_wrong]
+        yield f"table {of.name}, {where}", f"{', '.join(names)}: no value of its column"
+
+
+def _is_other(one: Column[object]) -> ColumnElement[bool] | None:
+    """Whether a value is none that a column can have; None: this is looked at elsewhere."""
+    found = func.typeof(one)
+    match one.type:
+        case JSON() | Tags():
+            return one.is_not(None) & (func.json_valid(one) == 0)
+        case UtcDateTime():
+            return one.is_not(None) & func.julianday(one).is_(None)
+        case Integer() | Double() | Boolean():
+            return found.in_(["text", "blob"])
+        case String():
+            return found == "blob"
+    return None
