@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 
 from replaydb import Episode, EpisodeGroup, Store
@@ -18,13 +20,15 @@ async def test_large_ones_are_read_to_where_others_were(sqlite_url: str) -> None
         buffer = await store.buffer("math")
         episode = Episode(token_ids=tokens, loss_mask=tokens >= 0)
         await buffer.put(EpisodeGroup("gsm8k", [episode]))
-        for _ in range(8):
+        gc.collect()  # of tests before
+        for number in range(8):
             batch = await buffer.sample(1)
             found = batch[0].parts[0].token_ids
             assert (found == tokens).all()
-            addresses.add(found.ctypes.data)
+            if number >= 2:  # what the put wrote from may come back while the first are drawn
+                addresses.add(found.ctypes.data)
             del found, batch
-    assert len(addresses) < 8  # tests before may have left several to be used again
+    assert len(addresses) == 1
 
 
 async def test_their_rows_are_found_by_an_index(sqlite_url: str) -> None:
