@@ -20,9 +20,11 @@ from hypothesis.stateful import (
 
 import replaydb as rdb
 from replaydb import Buffer, Capacity, Lease, Store
+from replaydb.database.engines import backend_for
+from replaydb.operations import delete_buffer
 from support.clock import Clock
 from support.groups import episode, group
-from support.ledger import check_books
+from support.ledger import check_tables
 from support.model import FullError, Model, Row
 
 T = TypeVar("T")
@@ -80,14 +82,16 @@ class Machine(RuleBasedStateMachine):
 
         async def opened() -> tuple[Store, Buffer]:
             store = await Store.open(self.url, run="test")
-            return store, await store.buffer(f"buffer-{len(await store.buffers())}", **chosen)
+            return store, await store.buffer("test", **chosen)
 
         self.store, self.buffer = self.run(opened())
+        self.below = backend_for(self.url).writer_engine()
 
     def teardown(self) -> None:
-        if hasattr(self, "store"):
-            self.run(self.buffer.delete(where=rdb.col.id > 0))
+        if hasattr(self, "below"):
+            self.run(delete_buffer(self.store, "test"))
             self.run(self.store.close())
+            self.run(self.below.dispose())
         self.runner.close()
 
     def pick(self, number: int, *statuses: str) -> str | None:
@@ -335,11 +339,15 @@ class Machine(RuleBasedStateMachine):
             assert self.run(self.buffer.update_priorities(ids, [priority])) == 1
             self.model.rows[uid].priority = priority
 
+    async def tables(self) -> list[dict[str, Any]]:
+        async with self.below.begin() as connection:
+            return await check_tables(connection, idle_leases=True)
+
     @invariant()
     def agrees(self) -> None:
         if not hasattr(self, "model"):
             return
-        stored = self.run(check_books(self.url, idle_leases=True))
+        stored = self.run(self.tables())
         mine = [row for row in stored if row["buffer_id"] == self.buffer.id]
         assert {
             row["group_uid"]: (
@@ -369,7 +377,7 @@ def test_any_history(url: str, clock: Clock) -> None:
     run_state_machine_as_test(
         Here,
         settings=settings(
-            max_examples=24 if url.startswith("sqlite") else 12,
+            max_examples=40 if url.startswith("sqlite") else 20,
             stateful_step_count=30,
             deadline=None,
             phases=[Phase.generate],  # shrinking a history takes minutes

@@ -24,6 +24,7 @@ from replaydb.database.statements.recount import orphans, select_miscounted_grou
 from replaydb.packs import Place
 from support.connections import transaction
 
+ORPHANS = orphans()  # building them takes longer than asking
 LIVE = {"pending", "completed", "leased", "aborted"}
 Row = dict[str, Any]
 
@@ -37,17 +38,22 @@ async def check_books(url: str, *, idle_leases: bool = False) -> list[Row]:
         Every group.
     """
     async with transaction(url) as connection:
-        groups = await _rows(connection, select(episode_group))
-        for one in await _rows(connection, select(buffer)):
-            mine = [row for row in groups if row["buffer_id"] == one["id"]]
-            assert await connection.run_sync(recount.wrong_accounts, one["id"]) == {}
-            for row in mine:
-                _check_group(row, one)
-        await _check_leases(connection, groups, idle_leases)
-        await _check_outcomes(connection, groups)
-        await _check_children(connection)
-        await _check_tags(connection, groups)
-        await _check_packs(connection)
+        return await check_tables(connection, idle_leases=idle_leases)
+
+
+async def check_tables(connection: AsyncConnection, *, idle_leases: bool) -> list[Row]:
+    """`check_books`, over a connection that is used again and again."""
+    groups = await _rows(connection, select(episode_group))
+    for one in await _rows(connection, select(buffer)):
+        mine = [row for row in groups if row["buffer_id"] == one["id"]]
+        assert await connection.run_sync(recount.wrong_accounts, one["id"]) == {}
+        for row in mine:
+            _check_group(row, one)
+    await _check_leases(connection, groups, idle_leases)
+    await _check_outcomes(connection, groups)
+    await _check_children(connection)
+    await _check_tags(connection, groups)
+    await _check_packs(connection)
     return groups
 
 
@@ -146,7 +152,7 @@ async def _check_tags(connection: AsyncConnection, groups: list[Row]) -> None:
 async def _check_children(connection: AsyncConnection) -> None:
     """What groups are said to have is there, and nothing else."""
     assert await _rows(connection, select_miscounted_groups(10)) == []
-    for name, _, statement in orphans():
+    for name, _, statement in ORPHANS:
         assert await connection.scalar(statement) == 0, name
 
 
