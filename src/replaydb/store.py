@@ -14,7 +14,7 @@ from sqlalchemy import URL, Connection
 
 from replaydb import checks
 from replaydb.buffer import Buffer
-from replaydb.database import migrations
+from replaydb.database import copying, migrations
 from replaydb.database.engines import backend_for
 from replaydb.database.engines.protocol import Durability
 from replaydb.database.payloads import Payloads
@@ -192,7 +192,7 @@ class Store:
         fresh = BufferSettings().updated(wanted)  # refuse before anything is written
 
         def find(connection: Connection) -> BufferRow | None:
-            migrations.check_no_copy(connection)
+            copying.check_no_copy(connection)
             return buffers.find(connection, name)
 
         def make(connection: Connection) -> BufferRow | None:
@@ -301,7 +301,7 @@ class Store:
 
             def work(connection: Connection) -> RunRow:
                 self._database.backend.share_schema(connection)
-                migrations.check_no_copy(connection)
+                copying.check_no_copy(connection)
                 return buffers.find_or_add_run(
                     connection,
                     self._run_name,

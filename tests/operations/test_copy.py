@@ -14,7 +14,7 @@ from sqlalchemy import delete, select, text, update
 import replaydb as rdb
 from operations.conftest import live
 from replaydb import Store
-from replaydb.database import migrations
+from replaydb.database import copying, migrations
 from replaydb.database.engines import backend_for
 from replaydb.database.schema import (
     REVISIONS,
@@ -229,7 +229,7 @@ async def test_of_two_copies_at_once_the_last_to_begin_goes_on(lived: str, targe
         await copy(lived, target, progress=let_another_finish)
     assert await number_of(target, episode_group) == await number_of(lived, episode_group) + 3
     with pytest.raises(rdb.SchemaError, match="taken over"):
-        await migrations.end_copy(backend_for(target), "copying another")
+        await copying.end_copy(backend_for(target), "copying another")
 
 
 @pytest.mark.parametrize("target", ["sqlite", "postgresql"], indirect=True)
@@ -256,7 +256,7 @@ async def test_making_a_buffer_and_beginning_a_copy_exclude_each_other(target: s
         async with Store.open(target) as store:
             made, begun = await asyncio.gather(
                 store.buffer("mine"),
-                migrations.begin_copy(backend_for(target)),
+                copying.begin_copy(backend_for(target)),
                 return_exceptions=True,
             )
         assert isinstance(made, rdb.SchemaError) != isinstance(begun, rdb.InvalidInputError)

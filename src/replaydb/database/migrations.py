@@ -7,45 +7,25 @@ without it. `docs/migrations.md` tells the rules.
 from __future__ import annotations
 
 import asyncio
-import secrets
-import shlex
 import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import URL, Connection, String, Update, column, inspect, select, table, update
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import URL, Connection, inspect
 
+from replaydb.database import revisions
 from replaydb.database.engines import backend_for
 from replaydb.database.engines.protocol import Backend
-from replaydb.database.repository.rows import first_in_use
-from replaydb.database.schema import REVISIONS, metadata
+from replaydb.database.schema import metadata
 from replaydb.database.views import VIEWS
-from replaydb.errors import (
-    InvalidInputError,
-    ReplayDBError,
-    SchemaError,
-    SchemaOutOfDateError,
-    SchemaTooNewError,
-)
+from replaydb.errors import InvalidInputError, SchemaOutOfDateError
 
 if TYPE_CHECKING:
     from alembic.config import Config
 
-#: Private: another user of alembic in the same database keeps its own.
-VERSION_TABLE = "replaydb_alembic_version"
-
-#: Before the revision of a database that is being copied into, with a token of that copy after it:
-#: nobody opens it until that is done.
-_COPYING = "copying "
-
-_revision_column = column("version_num", String())
-_version_table = table(VERSION_TABLE, _revision_column)
-_version_query = select(_revision_column).select_from(_version_table)
 _view_names = frozenset(view.table.name for view in VIEWS)
 
 # alembic keeps the migration it runs in module globals. A lock of threads, as event loops of
@@ -103,7 +83,7 @@ async def current(target: Backend | str | URL) -> str | None:
     Raises:
         DatabaseError: The database is not there, or cannot be read.
     """
-    return (await _find(_backend(target, read_only=True))).revision
+    return (await revisions.find(_backend(target, read_only=True))).revision
 
 
 def history() -> tuple[Revision, ...]:
@@ -123,8 +103,8 @@ async def check(target: Backend | str | URL) -> tuple[str, ...]:
         SchemaError: The revision is not the newest one, see `prepare`.
     """
     backend = _backend(target, read_only=True)
-    async with _reading(backend) as connection:
-        if problem := _problem(backend, await _look(connection)):
+    async with revisions.reading(backend) as connection:
+        if problem := revisions.problem_of(backend, await revisions.look(connection)):
             raise problem
         return await connection.run_sync(_differences)
 
@@ -143,187 +123,26 @@ async def prepare(backend: Backend, *, migrate: bool | None) -> None:
         SchemaError: There are tables of our names that no migration made.
         DatabaseError: The database cannot be reached, read or upgraded.
     """
-    found = await _find(backend)
-    problem = _problem(backend, found)
+    found = await revisions.find(backend)
+    problem = revisions.problem_of(backend, found)
     if problem is None:
         return
-    is_new_file = backend.file is not None and found == _NOTHING
+    is_new_file = backend.file is not None and found == revisions.NOTHING
     allowed = is_new_file if migrate is None else migrate
     if not (allowed and isinstance(problem, SchemaOutOfDateError)):
         raise problem
     await upgrade(backend)
 
 
-async def begin_copy(backend: Backend) -> str:
-    """Let nobody open a database until `end_copy`: the tables of an empty one, which may be new.
-
-    Whoever was copying into it can not go on.
-
-    Returns:
-        What stands in the place of the revision, for `check_copy`.
-
-    Raises:
-        InvalidInputError: There is something in it, and it is no copy that was not finished.
-        SchemaError: As for `prepare`; or the copy was begun by another version of replaydb.
-        DatabaseError: The database cannot be reached, read or written.
-    """
-    found = await _find(backend)
-    if not _is_copy(found.revision):
-        await prepare(backend, migrate=found == _NOTHING)
-    mark = f"{_COPYING}{REVISIONS[-1]} {secrets.token_hex(8)}"  # alembic's column holds 32
-    async with schema_transaction(backend) as connection:
-        revision = await connection.scalar(_version_query)
-        if revision is not None and _is_copy(revision):
-            if revision.split()[1] != REVISIONS[-1]:
-                what = "another version of replaydb has begun to copy into it"
-                raise SchemaError(f"{what}: remove it, and begin anew", revision, REVISIONS[-1])
-        elif used := await connection.run_sync(first_in_use):
-            expected = "an empty database, or a copy that was not finished"
-            raise InvalidInputError("target", expected, f"one with rows in the table {used}")
-        await connection.execute(_set_revision(mark))
-    return mark
-
-
-async def end_copy(backend: Backend, mark: str) -> None:
-    """Let everybody open what was copied.
-
-    Raises:
-        SchemaError: Another copy has begun since.
-        DatabaseError: The database cannot be reached or written.
-    """
-    async with schema_transaction(backend) as connection:
-        await connection.run_sync(lambda sync: check_copy(backend, sync, mark))
-        await connection.execute(_set_revision(REVISIONS[-1]))
-
-
-def check_copy(backend: Backend, connection: Connection, mark: str) -> None:
-    """In every transaction that copies: no other copy has begun, nor does before its end.
-
-    Raises:
-        SchemaError: One has.
-    """
-    backend.share_schema(connection)
-    revision = connection.scalar(_version_query)
-    if revision != mark:
-        what = "another copy into it has taken over: only the one that began last goes on"
-        raise SchemaError(f"{backend.shown}: {what}", revision, mark)
-
-
-def check_no_copy(connection: Connection) -> None:
-    """Raise if the database, which was empty when it was opened, is being copied into.
-
-    Raises:
-        SchemaError: It is.
-    """
-    revision = connection.scalar(_version_query)
-    if _is_copy(revision):
-        raise _unfinished(revision)
-
-
-def _is_copy(revision: str | None) -> bool:
-    return revision is not None and revision.startswith(_COPYING)
-
-
-def _unfinished(revision: str | None) -> SchemaError:
-    what = "it is a copy that was not finished: run `replaydb copy` again, or remove it"
-    return SchemaError(what, revision, REVISIONS[-1])
-
-
-def _set_revision(revision: str) -> Update:
-    return update(_version_table).values(version_num=revision)
-
-
-@asynccontextmanager
-async def schema_transaction(backend: Backend) -> AsyncIterator[AsyncConnection]:
-    """One transaction in which tables may be changed, by one process at a time.
-
-    Raises:
-        DatabaseError: The database refused, or rows would refer to rows that are gone.
-    """
-    await backend.check_target()
-    engine = backend.migration_engine()
-    try:
-        async with _translating(backend), engine.begin() as connection:
-            await backend.lock_schema(connection)
-            yield connection
-            await backend.check_integrity(connection)
-    finally:
-        await engine.dispose()
-
-
 def alembic_options() -> dict[str, Any]:
     """How alembic is configured, by `migrations/env.py` and by `check` alike."""
     return {
         "target_metadata": metadata,
-        "version_table": VERSION_TABLE,
+        "version_table": revisions.VERSION_TABLE,
         "include_object": _is_compared,
         "render_as_batch": True,
         "transactional_ddl": True,
     }
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """What a database holds: the revision, and tables other than alembic's."""
-
-    revision: str | None
-    tables: frozenset[str]
-
-
-_NOTHING = _Found(None, frozenset())
-
-
-async def _find(backend: Backend) -> _Found:
-    """One small query where all is well."""
-    file = None if backend.read_only else backend.file
-    if file is not None and (not file.exists() or file.stat().st_size == 0):
-        return _NOTHING  # connecting would write the header
-    async with _reading(backend) as connection:
-        with suppress(DBAPIError):  # most likely no such table: the longer way tells
-            revision = await connection.scalar(_version_query)
-            if revision is not None:
-                return _Found(revision, frozenset())
-        await connection.rollback()
-        return await _look(connection)
-
-
-async def _look(connection: AsyncConnection) -> _Found:
-    names = await connection.run_sync(lambda sync: inspect(sync).get_table_names())
-    revision = await connection.scalar(_version_query) if VERSION_TABLE in names else None
-    return _Found(revision, frozenset(names) - {VERSION_TABLE})
-
-
-def _problem(backend: Backend, found: _Found) -> SchemaError | None:
-    newest = REVISIONS[-1]
-    if found.revision == newest:
-        return None
-    if found.revision is None:
-        ours = sorted(found.tables & metadata.tables.keys())
-        if ours:
-            return SchemaError(
-                f"there are tables already, without the mark of a migration ({VERSION_TABLE}), "
-                f"of the same names as ours: {', '.join(ours)}; use another database",
-                None,
-                newest,
-            )
-        what = "there are no tables yet"
-    elif _is_copy(found.revision):
-        return _unfinished(found.revision)
-    elif found.revision in REVISIONS:
-        what = f"the tables are of revision {found.revision}, {newest} is needed"
-    else:
-        return SchemaTooNewError(
-            f"the tables are of revision {found.revision}, made by a newer replaydb: "
-            f"this one knows no revision after {newest}; upgrade the package",
-            found.revision,
-            newest,
-        )
-    # Made to be pasted: with a password that is not shown, the URL has to come from elsewhere.
-    if ":***" in backend.shown:
-        how = f"with the URL of {backend.shown} in REPLAYDB_URL, run: replaydb db upgrade"
-    else:
-        how = f"run: replaydb db upgrade --url {shlex.quote(backend.shown)}"
-    return SchemaOutOfDateError(f"{what}; {how}", found.revision, newest)
 
 
 async def _run(backend: Backend, action: Callable[[Config, str], None], revision: str) -> None:
@@ -335,8 +154,8 @@ async def _run(backend: Backend, action: Callable[[Config, str], None], revision
         config.attributes["connection"] = connection
         action(config, revision)
 
-    async with _alembic_alone(), schema_transaction(backend) as connection:
-        problem = _problem(backend, await _look(connection))
+    async with _alembic_alone(), revisions.schema_transaction(backend) as connection:
+        problem = revisions.problem_of(backend, await revisions.look(connection))
         if problem is not None and not isinstance(problem, SchemaOutOfDateError):
             raise problem
         try:
@@ -373,29 +192,6 @@ async def _alembic_alone() -> AsyncIterator[None]:
         yield
     finally:
         _alembic_lock.release()
-
-
-@asynccontextmanager
-async def _reading(backend: Backend) -> AsyncIterator[AsyncConnection]:
-    engine = backend.reader_engine()
-    try:
-        async with _translating(backend), engine.connect() as connection:
-            yield connection
-    finally:
-        await engine.dispose()
-
-
-@asynccontextmanager
-async def _translating(backend: Backend) -> AsyncIterator[None]:
-    try:
-        yield
-    except ReplayDBError:
-        raise
-    except Exception as error:
-        typed = backend.translate(error)
-        if typed is None:
-            raise
-        raise typed from error
 
 
 def _backend(target: Backend | str | URL, *, read_only: bool = False) -> Backend:

@@ -18,7 +18,7 @@ from typing import Final
 from sqlalchemy import URL, Connection
 
 from replaydb import checks
-from replaydb.database import migrations
+from replaydb.database import copying, migrations
 from replaydb.database.engines import backend_for
 from replaydb.database.engines.protocol import Work
 from replaydb.database.payloads import Payloads
@@ -114,16 +114,16 @@ async def copy(
     await origin.check_target()
     await migrations.prepare(origin, migrate=False)
     await destination.check_target()
-    mark = await migrations.begin_copy(destination)
+    mark = await copying.begin_copy(destination)
     async with _opened(Database(origin)) as ours, _opened(Database(destination)) as theirs:
         if payloads is not None:
             await theirs.payloads.settle(payloads, end_in(allowance()))
-        copying = _Copying(ours, theirs, mark, progress)
-        await copying.run(finish=finish)
+        task = _Copying(ours, theirs, mark, progress)
+        await task.run(finish=finish)
     if finish:
-        await migrations.end_copy(destination, mark)
-        copying.did(is_finished=True)
-    return copying.report
+        await copying.end_copy(destination, mark)
+        task.did(is_finished=True)
+    return task.report
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +231,7 @@ class _Copying:
         database = self._target.database
 
         def ours(connection: Connection) -> None:
-            migrations.check_copy(database.backend, connection, self._mark)
+            copying.check_copy(database.backend, connection, self._mark)
             work(connection)
 
         await database.write(ours, end=end)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import URL, Connection
 
 from replaydb import checks
-from replaydb.database import migrations
+from replaydb.database import migrations, revisions
 from replaydb.database.engines import backend_for
 from replaydb.database.schema import metadata
 
@@ -30,7 +30,7 @@ async def roles(
     name = checks.name("prefix", prefix)
     run = checks.flag("apply", apply)
     backend = backend_for(url)
-    tables = [*sorted(metadata.tables), migrations.VERSION_TABLE]
+    tables = [*sorted(metadata.tables), revisions.VERSION_TABLE]
 
     def work(connection: Connection) -> tuple[str, ...]:
         found = backend.role_statements(connection, name, tables)
@@ -41,5 +41,5 @@ async def roles(
 
     backend.check_roles()
     await migrations.prepare(backend, migrate=False)
-    async with migrations.schema_transaction(backend) as connection:
+    async with revisions.schema_transaction(backend) as connection:
         return await connection.run_sync(work)

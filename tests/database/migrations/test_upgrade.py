@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import insert, inspect, select, text
 from sqlalchemy.exc import IntegrityError
 
-from replaydb.database import migrations
+from replaydb.database import migrations, revisions
 from replaydb.database.engines import backend_for
 from replaydb.database.schema import REVISIONS, episode_group
 from replaydb.errors import DatabaseError, InvalidInputError
@@ -169,7 +169,7 @@ async def test_event_loops_of_several_threads_at_once(empty_url: str) -> None:
 
 _PROCESS = """
 import alembic.command, asyncio, sys
-from replaydb.database import migrations
+from replaydb.database import migrations, revisions
 from replaydb.database.engines import backend_for
 print("ready", flush=True)
 sys.stdin.read()
@@ -197,7 +197,7 @@ async def test_processes_at_once(empty_url: str) -> None:
 
 async def test_waiting_for_another_upgrade_can_be_cancelled(empty_sqlite_url: str) -> None:
     backend = backend_for(empty_sqlite_url)
-    async with migrations.schema_transaction(backend) as connection:
+    async with revisions.schema_transaction(backend) as connection:
         await connection.execute(select(1))
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(migrations.upgrade(backend), 0.3)

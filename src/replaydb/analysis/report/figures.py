@@ -11,6 +11,8 @@ from typing import Any
 from replaydb.analysis.report.summary import Bins, Summary
 from replaydb.errors import NotSupportedError
 
+Trace = dict[str, Any]  # as plotly takes it
+
 #: Tasks that have a line of their own.
 SHOWN_TASKS = 10
 
@@ -26,80 +28,70 @@ def figures(summary: Summary) -> Iterator[tuple[str, Any]]:
     except ImportError as error:
         raise NotSupportedError("reports need plotly: pip install 'replaydb[report]'") from error
 
-    def figure(x: str, y: str, *traces: Any, **layout: Any) -> Any:
-        axes = {"xaxis_title": x, "yaxis_title": y, "template": "plotly_white", "height": 360}
-        return go.Figure(traces, {**axes, "margin": {"t": 16, "r": 16}, **layout})
+    for heading, x, y, traces in _plots(summary):
+        layout = {
+            "xaxis_title": x,
+            "yaxis_title": y,
+            "template": "plotly_white",
+            "height": 360,
+            "margin": {"t": 16, "r": 16},
+            "autotypenumbers": "strict",  # names of numbers are names
+        }
+        yield heading, go.Figure(traces, layout)
 
-    def bars(bins: Bins, name: str) -> Any:
-        x = [start + (bins.width - 1) / 2 for start, _ in bins.items()]
-        return go.Bar(x=x, y=[count for _, count in bins.items()], width=bins.width, name=name)
 
+def _plots(summary: Summary) -> Iterator[tuple[str, str, str, list[Trace]]]:
+    """Heading, titles of the axes, and what is drawn."""
+    rewards, ages = _rewards(summary), summary.aged.means()
+    flows = {"generated": summary.put, "trained on": summary.trained}
     yield (
         "Reward by policy version",
-        figure(
-            "oldest policy version of the group",
-            "mean reward",
-            *(
-                go.Scatter(
-                    x=list(rewards), y=list(rewards.values()), mode="lines+markers", name=name
-                )
-                for name, rewards in _rewards(summary).items()
-            ),
-        ),
+        "oldest policy version of the group",
+        "mean reward",
+        [_dots(means, means.values(), name=name) for name, means in rewards.items()],
     )
     yield (
         "Staleness at training",
-        figure("policy versions behind, at the draw", "groups", bars(summary.staleness, "groups")),
+        "policy versions behind, at the draw",
+        "groups",
+        [_bars(summary.staleness)],
     )
     yield (
         "Staleness at training over time",
-        figure(
-            "",
-            "mean policy versions behind",
-            go.Scatter(
-                x=_times(summary.aged.means()),
-                y=list(summary.aged.means().values()),
-                mode="lines+markers",
-            ),
-        ),
+        "",
+        "mean policy versions behind",
+        [_dots(_times(ages), ages.values())],
     )
-    yield "How often groups were used", figure("draws", "groups", bars(summary.uses, "groups"))
-    yield (
-        "Priorities",
-        figure("priority", "groups", _priorities(summary, go), xaxis_type="category"),
-    )
+    yield "How often groups were used", "draws", "groups", [_bars(summary.uses)]
+    yield "Priorities", "priority", "groups", [_priorities(summary)]
     yield (
         "Generated against trained",
-        figure(
-            "",
-            "groups so far",
-            *(
-                go.Scatter(
-                    x=_times(bins.padded()),
-                    y=list(accumulate(bins.padded().values())),
-                    mode="lines",
-                    name=name,
-                )
-                for name, bins in _flows(summary).items()
-            ),
-        ),
+        "",
+        "groups so far",
+        [_total(*one) for one in flows.items()],
     )
-    yield (
-        "Throughput",
-        figure(
-            "",
-            "groups a second",
-            *(
-                go.Scatter(
-                    x=_times(bins.padded()),
-                    y=[count / bins.width for count in bins.padded().values()],
-                    mode="lines",
-                    name=name,
-                )
-                for name, bins in _flows(summary).items()
-            ),
-        ),
-    )
+    yield "Throughput", "", "groups a second", [_rate(*one) for one in flows.items()]
+
+
+def _dots(x: Iterable[Any], y: Iterable[float], **name: str) -> Trace:
+    return {"type": "scatter", "mode": "lines+markers", "x": list(x), "y": list(y), **name}
+
+
+def _bars(bins: Bins) -> Trace:
+    x = [start + (bins.width - 1) / 2 for start, _ in bins.items()]
+    return {"type": "bar", "x": x, "y": [count for _, count in bins.items()], "width": bins.width}
+
+
+def _total(name: str, bins: Bins) -> Trace:
+    counts = bins.padded()
+    y = list(accumulate(counts.values()))
+    return {"type": "scatter", "mode": "lines", "x": _times(counts), "y": y, "name": name}
+
+
+def _rate(name: str, bins: Bins) -> Trace:
+    counts = bins.padded()
+    y = [count / bins.width for count in counts.values()]
+    return {"type": "scatter", "mode": "lines", "x": _times(counts), "y": y, "name": name}
 
 
 def _rewards(summary: Summary) -> dict[str, dict[int, float]]:
@@ -115,22 +107,18 @@ def _rewards(summary: Summary) -> dict[str, dict[int, float]]:
     return lines
 
 
-def _flows(summary: Summary) -> dict[str, Bins]:
-    return {"generated": summary.put, "trained on": summary.trained}
-
-
 def _times(seconds: Iterable[int]) -> list[datetime]:
     return [datetime.fromtimestamp(second, UTC) for second in seconds]
 
 
-def _priorities(summary: Summary, go: Any) -> Any:
+def _priorities(summary: Summary) -> Trace:
     """A bar for each tenth of a power of ten."""
     places = sorted(place for place in summary.priorities if place is not None)
     names = [f"{10 ** (place / 10):.3g}" for place in places]
     counts = [summary.priorities[place] for place in places]
     if none := summary.priorities[None]:
         names, counts = ["0", *names], [none, *counts]
-    return go.Bar(x=names, y=counts, name="groups")
+    return {"type": "bar", "x": names, "y": counts}
 
 
 def label(name: str) -> str:
