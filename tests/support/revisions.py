@@ -8,7 +8,7 @@ from textwrap import dedent, indent
 
 import pytest
 
-from replaydb.database import migrations
+from replaydb.database import migrations, revisions
 from replaydb.database.schema import REVISIONS
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -48,4 +48,4 @@ def release_next(
         )
     )
     monkeypatch.setattr(migrations, "_folder", lambda: copy)
-    monkeypatch.setattr(migrations, "REVISIONS", (*REVISIONS, NEXT))
+    monkeypatch.setattr(revisions, "REVISIONS", (*REVISIONS, NEXT))
