@@ -10,6 +10,7 @@ from replaydb import __version__
 from replaydb.cli import buffers, db, delete, draws, episodes, groups, leases, metrics, runs
 from replaydb.cli.console import ErrorsInOneLine
 from replaydb.cli.copy import backup, copy, restore
+from replaydb.cli.datasets import import_dataset
 from replaydb.cli.doctor import doctor
 from replaydb.cli.exchange import export, import_
 from replaydb.cli.prune import prune
@@ -42,6 +43,7 @@ app.command()(report)
 app.command()(prune)
 app.command()(export)
 app.command("import")(import_)
+app.command()(import_dataset)
 app.command()(copy)
 app.command()(backup)
 app.command()(restore)

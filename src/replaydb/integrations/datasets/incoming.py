@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, TypeGuard
 
@@ -34,6 +34,7 @@ def put_dataset(
     task_name: str | None = None,
     tokenizer: Any = None,
     tags: Sequence[str] = (),
+    progress: Callable[[int, int | None], object] | None = None,
 ) -> int:
     """Put the completions of a dataset, as groups; called again, it goes on where it was.
 
@@ -55,6 +56,8 @@ def put_dataset(
         task_name: The task of its groups; by default its name.
         tokenizer: Of transformers; its chat template, where prompts are messages.
         tags: Columns that become tags of the group, as its first row has them.
+        progress: Called after each page with how many rows are put, and how many there are, which
+            is None of an `IterableDataset`.
 
     Returns:
         How many groups were handed to the buffer now.
@@ -69,6 +72,7 @@ def put_dataset(
     start = end = buffer.cursor(name=key) or 0
     if isinstance(dataset, datasets.Dataset) and start >= len(dataset):
         return 0  # which `skip` refuses
+    num_rows = len(dataset) if isinstance(dataset, datasets.Dataset) else None
     total, page = 0, []
     for _, members in groupby(enumerate(dataset.skip(start), start), key=_prompt):
         rows = list(members)
@@ -77,6 +81,8 @@ def put_dataset(
         if len(page) == PAGE:
             total += len(buffer.put(page, on_duplicate="ignore", cursor={key: end}))
             page = []
+            if progress is not None:
+                progress(end, num_rows)
     return total + len(buffer.put(page, on_duplicate="ignore", cursor={key: end}))
 
 

@@ -1,0 +1,100 @@
+"""`replaydb import-dataset`, as people call it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from integrations.datasets.words import tokenizer
+from replaydb import blocking
+from support.command import json_of, run
+
+TEXTS = [
+    {"prompt": "2 + 2 =", "completion": "4", "reward": 1.0, "level": "easy"},
+    {"prompt": "2 + 2 =", "completion": "5", "reward": 0.0, "level": "easy"},
+    {"prompt": "2 + 3 =", "completion": "5", "level": "hard"},
+]
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Path:
+    file = tmp_path / "sums.jsonl"
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in TEXTS), encoding="utf8")
+    return file
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> Path:
+    tokenizer().save_pretrained(tmp_path / "tokenizer")
+    return tmp_path / "tokenizer"
+
+
+def said(url: str, *arguments: object) -> str:
+    result = run("import-dataset", *arguments, url=url)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def refused(url: str, *arguments: object) -> str:
+    result = run("import-dataset", *arguments, url=url)
+    assert (result.exit_code, result.stdout) == (1, "")
+    return result.stderr
+
+
+def test_texts_of_json_lines(url: str, lines: Path, words: Path) -> None:
+    arguments = (lines, "sums", "--tokenizer", words, "--tag", "level")
+    assert said(url, *arguments, "--create") == "2 groups put\n"
+    assert said(url, *arguments) == "0 groups put\n"
+    first, second = json_of("groups", "list", "sums", "--ascending", "--sort", "id", url=url)
+    assert (first["group_uid"], first["task_name"], first["num_episodes"]) == ("sums/0", "sums", 2)
+    assert (second["group_uid"], second["tags"]) == ("sums/2", {"level": "hard"})
+    with lines.open("a", encoding="utf8") as file:
+        file.write(json.dumps(TEXTS[0]) + "\n")
+    assert said(url, *arguments) == "1 groups put\n"
+
+
+def test_tokens_of_a_folder_of_parquet(url: str, tmp_path: Path) -> None:
+    folder = tmp_path / "made"
+    folder.mkdir()
+    for part in range(2):
+        rows = [{"prompt_ids": [part], "completion_ids": [[1], [2, 3]], "rewards": [0.0, 1.0]}]
+        pq.write_table(pa.Table.from_pylist(rows), folder / f"part-{part}.parquet")
+    how = ("--name", "elsewhere", "--task", "math", "--create")
+    assert said(url, folder, "sums", *how) == "2 groups put\n"
+    with blocking.Store.open(url) as store:
+        groups = store.buffer("sums").get(uids=["elsewhere/0", "elsewhere/1"])
+    assert [one.task_name for one in groups] == ["math", "math"]
+    assert [one.episodes[1].token_ids.tolist() for one in groups] == [[0, 2, 3], [1, 2, 3]]
+
+
+def test_what_is_refused(url: str, lines: Path, words: Path, tmp_path: Path) -> None:
+    said(url, lines, "sums", "--tokenizer", words, "--create")
+    text = (lines, "sums", "--name", "again")
+    assert "tokenizer: expected one, where row 0" in refused(url, *text)
+    assert "tokenizer: expected a tokenizer" in refused(url, *text, "--tokenizer", tmp_path)
+    assert "there are: 'sums'" in refused(url, lines, "sum", "--tokenizer", words)
+    assert "files that are there" in refused(url, tmp_path / "none.jsonl", "sums")
+    assert "files that are there" in refused(url, words, "sums")
+    for content, what in (('{"prompt": "2"}\n{', "line 2 of bad.jsonl"), ("3", "an object")):
+        (tmp_path / "bad.jsonl").write_text(content, encoding="utf8")
+        assert what in refused(url, tmp_path / "bad.jsonl", "sums", "--tokenizer", words)
+    (tmp_path / "bad.parquet").write_bytes(b"no")
+    assert "a file of Parquet" in refused(url, tmp_path / "bad.parquet", "sums")
+    assert len(json_of("groups", "list", "sums", url=url)) == 2
+
+
+def test_nothing_is_made(lines: Path, tmp_path: Path) -> None:
+    assert "nowhere.db" in refused(f"sqlite:///{tmp_path}/nowhere.db", lines, "sums", "--create")
+    assert not (tmp_path / "nowhere.db").exists()
+
+
+def test_without_the_packages(url: str, lines: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "replaydb.integrations.datasets", raising=False)
+    monkeypatch.setitem(sys.modules, "datasets", None)  # as if it were not installed
+    monkeypatch.delitem(sys.modules, "replaydb.integrations.datasets.incoming", raising=False)
+    assert "pip install datasets" in refused(url, lines, "sums")
