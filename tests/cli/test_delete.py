@@ -30,8 +30,12 @@ def test_prune_does_not_guess(filled_url: str) -> None:
     assert (refused.exit_code, "--groups-days" in refused.stderr) == (2, True)
     held = run("prune", "--groups-days", 0, "--status", "leased", url=filled_url)
     assert (held.exit_code, "nobody holds" in held.stderr) == (1, True)
-    unknown = run("prune", "--groups-days", 0, "--buffer", "maths", url=filled_url)
-    assert (unknown.exit_code, "maths" in unknown.stderr) == (1, True)
+    for words in (("--groups-days", 0, "--buffer", "maths"), ("--draws-days", 0, "--run", "frist")):
+        for also in ((), ("--remove",)):
+            unknown = run("prune", *words, *also, url=filled_url)
+            assert unknown.exit_code == 1
+            assert words[-1] in unknown.stderr
+            assert "math" in unknown.stderr or "'second', 'first'" in unknown.stderr
 
 
 def test_groups_are_deleted_by_id_and_uid(filled_url: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 import time
 from pathlib import Path
 from uuid import uuid4
@@ -13,6 +14,7 @@ import pytest
 from replaydb import Store
 from support.command import run
 from support.groups import groups
+from support.users import without_root
 
 
 @pytest.fixture
@@ -47,6 +49,26 @@ def test_it_looks_first_and_removes_when_told(url: str, folder: Path) -> None:
     assert len(before - set(folder.glob("*/*"))) == 1
     assert "0 belong to nothing" in run("prune", url=url).output
     assert run("prune", "--min-hours", "1", url=url).exit_code == 2
+
+
+def test_it_looks_where_nothing_can_be_written() -> None:
+    with tempfile.TemporaryDirectory(prefix="replaydb-closed-") as name:  # pytest's are closed
+        folder = Path(name)
+        (folder / "payloads").mkdir()
+
+        async def put() -> None:
+            url, payloads = f"sqlite:///{folder}/replay.db", (folder / "payloads").as_uri()
+            async with Store.open(url, payloads=payloads) as store:
+                await (await store.buffer("math")).put(groups(2))
+
+        asyncio.run(put())
+        for each, mode in ((folder / "replay.db", 0o444), (folder, 0o555)):
+            each.chmod(mode)
+        with without_root():
+            looked = run("prune", url=f"sqlite:///{folder}/replay.db")
+        folder.chmod(0o755)
+    assert looked.exit_code == 0, looked.output
+    assert "1 packs" in looked.output
 
 
 def test_a_store_without_packs_has_nothing_to_prune(url: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -269,8 +270,12 @@ async def test_an_import_puts_some_at_a_time(
     assert seen == [(2, 5), (4, 5), (5, 5)]
 
 
-async def test_the_commands(store: Store, url: str, tmp_path: Path) -> None:
-    await fill(store)
+def test_the_commands(url: str, tmp_path: Path) -> None:
+    async def filled() -> None:
+        async with Store.open(url, run="test") as store:
+            await fill(store)
+
+    asyncio.run(filled())
     folder = tmp_path / "export"
     result = run("export", folder, "--buffer", "code", url=url)
     assert result.exit_code == 0, result.output
@@ -280,8 +285,10 @@ async def test_the_commands(store: Store, url: str, tmp_path: Path) -> None:
     assert "copy" in result.output
     result = run("import", folder, "--buffer", "copy", "--create", url=url)
     assert result.stdout.startswith("3 of 3 groups put, 6 episodes in 1 files")
-    result = run("export", folder, "--buffer", "cod", url=url)
-    assert result.exit_code == 1
+    for named in ("--buffer", "--task", "--run"):
+        result = run("export", tmp_path / "none", named, "cod", url=url)
+        assert (result.exit_code, "cod" in result.stderr) == (1, True)
+    assert not (tmp_path / "none").exists()
     lines = run("export", tmp_path / "lines", "--task", "code", "--status", "completed", "--run",
                 "test", "--jsonl", "--skip-damaged", url=url)  # fmt: skip
     assert lines.exit_code == 0, lines.output

@@ -27,6 +27,7 @@ async def live(url: str, *, payloads: str | None = None) -> None:
         talk = rdb.EpisodeGroup("code", [conversation(), episode(0.5, 2)], group_uid="talk")
         await math.put([talk, long_group("long", 9000), group("ä\u2028", status="failed")])
         await math.open_group("gsm8k", "open", 3, deadline=600)
+        await math.lease(1, statuses=["pending"], ttl=600)
         await math.add_episode("open", episode(1.0, text="one"), position=1)
         await math.advance_policy(4)
         await math.sample(8, rdb.Prioritized(), step=1)

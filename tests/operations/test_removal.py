@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,6 +36,19 @@ def short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(removal, "PAGE", 7)
     monkeypatch.setattr(removal, "FIRST_STEP", 2)
     monkeypatch.setattr(removal, "LONGEST_STEP", 3)
+
+
+@pytest.fixture
+def meanwhile(monkeypatch: pytest.MonkeyPatch) -> list[Awaitable[object]]:
+    """What others do, one after each step."""
+    calls: list[Awaitable[object]] = []
+
+    async def others_turn(_: float) -> None:
+        if calls:
+            await calls.pop(0)
+
+    monkeypatch.setattr(removal, "asyncio", SimpleNamespace(sleep=others_turn))
+    return calls
 
 
 async def test_groups_are_pruned_by_status_age_and_run(
@@ -77,17 +90,13 @@ async def test_groups_are_pruned_by_status_age_and_run(
 
 
 async def test_what_somebody_brings_back_meanwhile_stays(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    store: Store, meanwhile: list[Awaitable[object]]
 ) -> None:
     """Between the look and the step that was to delete it."""
     buffer = await store.buffer("math")
     await buffer.put(groups(6))
     await buffer.update(uids=[f"gsm8k-{i}" for i in range(6)], status="archived")
-
-    async def others_turn(_: float) -> None:
-        await buffer.update(uids="gsm8k-5", status="completed")
-
-    monkeypatch.setattr(removal, "asyncio", SimpleNamespace(sleep=others_turn))
+    meanwhile.append(buffer.update(uids="gsm8k-5", status="completed"))
     done = await operations.prune_groups(store, dry_run=False)
     assert done.num_groups == 5
     assert [one.group_uid for one in await buffer.find(statuses="completed")] == ["gsm8k-5"]
@@ -128,7 +137,7 @@ async def test_a_buffer_is_deleted_with_all_that_is_its_own(
     theirs = await others.buffer("math")
     held = await theirs.lease(3, ttl=600)
     looked = await operations.delete_buffer(store, "math", dry_run=True)
-    assert (looked.num_groups, looked.num_draws) == (11, 4)
+    assert (looked.num_groups, looked.num_draws) == (11, 5)
     assert await buffer.count() == 11
     done = await operations.delete_buffer(store, "math")
     assert (done.num_groups, done.num_draws, done.num_bytes) == (11, 5, looked.num_bytes)
@@ -212,6 +221,49 @@ async def test_a_run_is_deleted_with_what_it_put_and_drew(
         await theirs.put(group("late"))
     assert await mine.count(where=rdb.col.group_uid == "late") == 0
     await check_books(url)
+
+
+async def test_what_is_leased_while_its_run_is_deleted_stays(
+    store: Store, others: Store, meanwhile: list[Awaitable[object]]
+) -> None:
+    mine, theirs = await store.buffer("math"), await others.buffer("math")
+    await theirs.put(groups(8))
+    meanwhile.append(mine.lease(2, rdb.Lifo(), ttl=600))
+    with pytest.raises(rdb.GroupLeasedError) as caught:
+        await operations.delete_run(store, "others")
+    (held,) = await mine.leases()
+    assert set(held.group_ids) == set(caught.value.group_ids)
+    assert await mine.count(statuses="leased") == await mine.count(statuses=[*rdb.GroupStatus]) == 2
+    await mine.ack(held.id)
+    assert (await operations.delete_run(store, "others")).num_groups == 2
+
+
+async def test_what_is_claimed_while_it_arrives_stays(store: Store, others: Store) -> None:
+    mine, theirs = await store.buffer("math"), await others.buffer("math")
+    for name in ("claimed", "open"):
+        await theirs.open_group("gsm8k", name, 2)
+    claim = await mine.lease(1, statuses=["pending"], ttl=600)
+    with pytest.raises(rdb.GroupLeasedError):
+        await operations.delete_run(store, "others")
+    pruned = await operations.prune_groups(store, statuses="pending", dry_run=False)
+    assert pruned.num_groups == 1
+    assert [one.group_uid for one in await mine.find(statuses="pending")] == ["claimed"]
+    await claim.nack()
+    assert (await operations.prune_groups(store, statuses="pending")).num_groups == 1
+
+
+async def test_a_run_that_goes_on_is_not_deleted(
+    store: Store, others: Store, meanwhile: list[Awaitable[object]]
+) -> None:
+    theirs = await others.buffer("math")
+    await theirs.put(groups(1))
+    meanwhile += [theirs.put(group(f"late{i}")) for i in range(removal.ATTEMPTS)]
+    with pytest.raises(rdb.InvalidInputError, match="goes on"):
+        await operations.delete_run(store, "others")
+    assert meanwhile == []
+    meanwhile += [theirs.put(group(f"later{i}")) for i in range(removal.ATTEMPTS - 1)]
+    assert (await operations.delete_run(store, "others")).num_groups == removal.ATTEMPTS
+    assert "others" not in [one.name for one in await store.runs()]
 
 
 async def test_what_is_of_another_kind_is_refused(store: Store) -> None:

@@ -12,11 +12,12 @@ from sqlalchemy import select
 
 import replaydb as rdb
 from replaydb import Keep, Store, operations
-from replaydb.database.schema import metadata
+from replaydb.database.schema import draw, episode_group, metadata, payload
 from replaydb.database.views import VIEWS
 from support.command import run
 from support.connections import transaction
 from support.groups import episode, group, groups
+from support.ledger import number_of
 from support.postgres import PostgresServer
 
 Logins = Callable[[str], str]
@@ -58,6 +59,11 @@ async def prepared(url: str) -> None:
         await buffer.put(groups(3, "old", tags={"level": "hard"}), cursor={"data": 1})
 
 
+async def left(url: str) -> list[int]:
+    """How many groups, payloads and draws there are."""
+    return [await number_of(url, table) for table in (episode_group, payload, draw)]
+
+
 async def refused(*calls: Awaitable[object]) -> None:
     for call in calls:
         with pytest.raises(rdb.DatabaseError, match="permission denied") as caught:
@@ -85,6 +91,8 @@ async def test_a_writer_puts(login: Logins, postgresql_url: str) -> None:
                 await buffer.add_episode("slow", episode(), position=position)
         assert await buffer.cursor("data") == 2
         assert await buffer.admission(batch_size=1, max_staleness=0, timeout=0) == 0
+        before = await left(postgresql_url)
+        assert all(before)
         await refused(
             buffer.sample(1),
             buffer.lease(1, ttl=60),
@@ -94,6 +102,7 @@ async def test_a_writer_puts(login: Logins, postgresql_url: str) -> None:
             operations.delete_buffer(store, "math"),
             operations.delete_run(store, "owner"),
         )
+        assert await left(postgresql_url) == before
 
 
 async def test_a_trainer_draws_and_acks_and_advances(login: Logins, postgresql_url: str) -> None:
@@ -109,13 +118,18 @@ async def test_a_trainer_draws_and_acks_and_advances(login: Logins, postgresql_u
         await buffer.update([2], tags={"level": "seen"})
         await buffer.advance_policy(1)
         assert len(await buffer.draws()) <= 6
+        before = await left(postgresql_url)
         await refused(
             buffer.put(group()),
             buffer.open_group("code", "slow", expected_episodes=2),
             buffer.update_settings(max_staleness=None),
             store.buffer("new"),
             operations.delete_buffer(store, "math"),
+            operations.delete_run(store, "owner"),
         )
+        assert await left(postgresql_url) == before
+        with pytest.raises(rdb.DatabaseError, match="vacuum run: that takes the owner"):
+            await operations.vacuum(login("trainer"))
 
 
 async def test_an_analyst_looks(login: Logins, postgresql_url: str) -> None:

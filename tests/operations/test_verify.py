@@ -12,7 +12,7 @@ import replaydb as rdb
 from operations.conftest import live
 from replaydb import Store
 from replaydb.database.engines import backend_for
-from replaydb.database.schema import episode, episode_group, pack, payload, task, transcript
+from replaydb.database.schema import episode, episode_group, lease, pack, payload, task, transcript
 from replaydb.database.schema import group_tag as tag
 from replaydb.operations import Problem, VerifyReport, verify
 from support.connections import transaction
@@ -20,6 +20,7 @@ from support.damage import damage, pack_file
 from support.ledger import check_books, number_of
 
 LEASED = episode_group.c.group_status == "leased"
+FREE = episode_group.c.group_status == "completed"
 #: The group `talk` has one text; `SECOND` is the second episode of a group with a tag.
 TOLD = transcript.c.position == 0
 SECOND = (episode.c.group_id == 5) & (episode.c.position == 1)
@@ -140,12 +141,26 @@ async def test_a_reader_repairs_nothing(lived: str) -> None:
         (update(tag).where(tag.c.group_id == 5).values(number=9), "index of its tag 'level'"),
         (delete(tag).where(tag.c.group_id == 5), "index of its tag 'level'"),
         (update(episode_group).where(LEASED).values(lease_id=None), "leased without a lease"),
+        (update(episode_group).where(LEASED).values(leased_from=None), "leased without a lease"),
+        (update(episode_group).where(FREE).values(lease_id=1), "or the other way round"),
+        (update(lease).values(buffer_id=2), "leased without a lease"),
         (update(transcript).where(TOLD).values(position=77), "a text of an episode"),
         (update(episode).where(SECOND).values(reward=99.0), "rows tell of other episodes"),
         (update(episode).where(SECOND).values(position=7), "rows tell of other episodes"),
         (update(episode).where(SECOND).values(num_tokens=99), "rows tell of other episodes"),
     ],
-    ids=["tag", "no tag", "lease", "text", "reward", "position", "tokens"],
+    ids=[
+        "tag",
+        "no tag",
+        "lease",
+        "before",
+        "free",
+        "elsewhere",
+        "text",
+        "reward",
+        "position",
+        "tokens",
+    ],
 )
 async def test_rows_that_contradict_each_other(lived: str, statement: Any, what: str) -> None:
     await change(lived, statement)

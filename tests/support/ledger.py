@@ -20,7 +20,12 @@ from replaydb.database.schema import (
     pack,
     payload_place,
 )
-from replaydb.database.statements.recount import orphans, select_miscounted_groups
+from replaydb.database.statements.recount import (
+    orphans,
+    select_groups_of_stray_texts,
+    select_miscounted_groups,
+    select_misheld_groups,
+)
 from replaydb.packs import Place
 from support.connections import transaction
 
@@ -151,7 +156,12 @@ async def _check_tags(connection: AsyncConnection, groups: list[Row]) -> None:
 
 async def _check_children(connection: AsyncConnection) -> None:
     """What groups are said to have is there, and nothing else."""
-    assert await _rows(connection, select_miscounted_groups(10)) == []
+    for select_wrong in (
+        select_miscounted_groups,
+        select_misheld_groups,
+        select_groups_of_stray_texts,
+    ):
+        assert await _rows(connection, select_wrong(10)) == []
     for name, _, statement in ORPHANS:
         assert await connection.scalar(statement) == 0, name
 

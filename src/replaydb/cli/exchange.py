@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from replaydb.cli.console import Url, human_size, printable, progress
+from replaydb.cli.console import Url, human_size, printable, progress, with_store
+from replaydb.cli.selecting import check_known
 
 Several = list[str] | None
 
@@ -28,6 +29,7 @@ def export(
     """Write groups with their tokens into files; run again, it goes on where it was broken off."""
     from replaydb.exchange import export_groups
 
+    with_store(url, lambda store: check_known(store, buffer, tasks=task, runs=run))
     with progress("groups") as bar:
         report = export_groups(
             url,

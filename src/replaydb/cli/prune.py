@@ -8,7 +8,7 @@ import typer
 
 from replaydb.cli.console import Url, console, human_size, progress, with_store
 from replaydb.cli.delete import told
-from replaydb.cli.selecting import Runs, Statuses
+from replaydb.cli.selecting import Runs, Statuses, check_known
 from replaydb.episodes import GroupStatus
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def prune(
     async def work(store: Store, dry_run: bool, show: Progress | None) -> list[Removal]:
         from replaydb.operations import prune_draws, prune_groups
 
+        await check_known(store, buffer, runs=run)
         common: dict[str, Any] = {
             "names": buffer or None,
             "runs": run or None,
@@ -92,7 +93,7 @@ def _prune_packs(url: str, *, remove: bool, min_hours: float) -> None:
             lambda store: store.prune(
                 dry_run=not remove, min_age=3600.0 * min_hours, progress=show
             ),
-            write=True,
+            write=remove,
         )
     removed, written = ("removed", "written anew") if remove else ("to remove", "to write anew")
     typer.echo(f"{report.num_packs} packs, {human_size(report.num_bytes)}")

@@ -213,21 +213,45 @@ def with_known(
     """
 
     async def found(store: Store) -> T:
-        opened = await store.buffer(buffer, create=False)
-        if runs:
-            known_runs = await store.runs()
-            for name in runs:
-                run_of(known_runs, name)
-        if tasks:
-            known = [task.task_name for task in (await opened.stats()).tasks]
-            for name in tasks:
-                if name not in known:
-                    said = ", ".join(map(repr, known)) or "none"
-                    expected = f"a task of this buffer (there are: {said})"
-                    raise InvalidInputError("task", expected, repr(name))
-        return await work(opened)
+        await check_known(store, [buffer], tasks=tasks, runs=runs)
+        return await work(await store.buffer(buffer, create=False))
 
     return with_store(url, found)
+
+
+async def check_known(
+    store: Store,
+    buffers: Sequence[str] | None = None,
+    *,
+    tasks: Sequence[str] | None = None,
+    runs: Sequence[str] | None = None,
+) -> None:
+    """See that what is named is there.
+
+    Args:
+        store: Where.
+        buffers: Names of buffers; None: all of them.
+        tasks: Names of tasks, each of which one of these buffers has.
+        runs: Names of runs.
+
+    Raises:
+        UnknownBufferError: There is no such buffer.
+        InvalidInputError: No such task, or no such run.
+    """
+    names = buffers or ([info.name for info in await store.buffers()] if tasks else [])
+    opened = [await store.buffer(name, create=False) for name in names]
+    known_runs = await store.runs() if runs else []
+    for name in runs or ():
+        run_of(known_runs, name)
+    if tasks:
+        stats = [await buffer.stats() for buffer in opened]
+        known = sorted({task.task_name for one in stats for task in one.tasks})
+        for name in tasks:
+            if name not in known:
+                where = "this buffer" if len(names) == 1 else "these buffers"
+                said = ", ".join(map(repr, known)) or "none"
+                expected = f"a task of {where} (there are: {said})"
+                raise InvalidInputError("task", expected, repr(name))
 
 
 def run_of(known: Sequence[RunInfo], name: str) -> RunInfo:

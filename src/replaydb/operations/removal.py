@@ -20,7 +20,7 @@ from replaydb.database.repository.locked import Scope
 from replaydb.database.repository.locking import buffer_locked
 from replaydb.database.schema import draw, group
 from replaydb.database.statements import history
-from replaydb.database.statements.selections import Selection, selection
+from replaydb.database.statements.selections import UNHELD, Selection, selection
 from replaydb.episodes import GroupStatus
 from replaydb.errors import GroupLeasedError, InvalidInputError, UnknownBufferError
 from replaydb.store import Store
@@ -32,6 +32,8 @@ FIRST_STEP, LONGEST_STEP = 50, 5000
 PAGE = 100_000
 #: Times that a run may turn out to be going on.
 ATTEMPTS = 3
+#: The id of nothing.
+NO_ID = 0
 
 #: Told how much is deleted, and how much there is to delete.
 Progress = Callable[[int, int | None], object]
@@ -66,7 +68,8 @@ async def prune_groups(
 ) -> Removal:
     """Delete groups by status, age and run, in short transactions between which others write.
 
-    It may be broken off at any point, and run again: it goes on where it was.
+    Groups that a lease holds stay, also those that are claimed while they arrive. It may be broken
+    off at any point, and run again: it goes on where it was.
 
     Args:
         store: Where.
@@ -93,6 +96,7 @@ async def prune_groups(
         (
             None if before is None else group.created_at < before,
             None if of_runs is None else filters.of_runs(sorted(of_runs)),
+            UNHELD,
         )
     )
     for row in await task.rows(checks.names("names", names)):
@@ -155,8 +159,10 @@ async def delete_buffer(
     """
     task = _Task(store, checks.flag("dry_run", dry_run), progress)
     [row] = await task.rows([checks.name("name", name)])
+    if not dry_run:  # whoever may not do the last step is refused before the first
+        await store._database.write(lambda it: execute(it, history.delete_buffer(NO_ID)))
     await task.delete_groups(row, Selection(row.id))
-    await task.delete_draws(history.draws_over(row.id))
+    await task.delete_draws(draw.c.buffer_id == row.id)
 
     def end(connection: Connection) -> None:
         with buffer_locked(connection, task.scope(row)) as buffer:
@@ -185,28 +191,38 @@ async def delete_run(
 
     Raises:
         InvalidInputError: There is no such run, or it goes on putting or drawing.
-        GroupLeasedError: Groups are leased that it has put or drawn; nothing was deleted.
+        GroupLeasedError: A lease holds groups that it has put or drawn; they stay. Nothing was
+            deleted, unless it has come meanwhile.
     """
     checks.name("name", name)
     known = [one.name for one in await store.runs()]
     if name not in known:
         raise InvalidInputError("name", f"one of the runs {', '.join(known) or '(none)'}", name)
-    held = await store._database.read(lambda it: execute(it, history.select_held_by_run(name)))
-    if held:
-        raise GroupLeasedError([row.id for row in held])
     task = _Task(store, checks.flag("dry_run", dry_run), progress)
-    put = filters.of_runs([name])
+
+    async def delete_what_is_of_it() -> None:
+        held = await store._database.read(lambda it: execute(it, history.select_held_by_run(name)))
+        if held:
+            raise GroupLeasedError([row.id for row in held])
+        put = filters.of_runs([name]) & UNHELD
+        for row in await task.rows(None):
+            await task.delete_groups(row, Selection(row.id, where=put))
+            await task.delete_draws(history.draws_over(row.id, runs=[name]))
 
     def run_deleted(connection: Connection) -> bool:
         return execute(connection, history.delete_run(name)) > 0
 
-    for _ in range(ATTEMPTS):
-        for row in await task.rows(None):
-            await task.delete_groups(row, Selection(row.id, where=put))
-            await task.delete_draws(history.draws_over(row.id, runs=[name]))
-        if dry_run or await store._database.write(run_deleted):
-            return task.done
-    raise InvalidInputError("name", "a run that is over", f"{name!r}, which goes on")
+    if dry_run:
+        await delete_what_is_of_it()
+        return task.done
+    attempts = 0
+    # Asked first: whoever may not delete the run is refused before anything else is deleted.
+    while not await store._database.write(run_deleted):
+        if attempts == ATTEMPTS:
+            raise InvalidInputError("name", "a run that is over", f"{name!r}, which goes on")
+        await delete_what_is_of_it()
+        attempts += 1
+    return task.done
 
 
 class _Task:

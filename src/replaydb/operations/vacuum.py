@@ -44,7 +44,8 @@ async def vacuum(url: str | URL) -> VacuumReport:
         DatabaseFullError: There is no space to write it anew; nothing was changed.
         DatabaseUnavailableError: Others have kept it locked for a minute.
         SchemaError: The tables are not those of this version.
-        DatabaseError: The database cannot be read or written.
+        DatabaseError: The database cannot be read or written; or on PostgreSQL the user may not
+            vacuum a table, which its owner may.
     """
     backend = backend_for(url)
     await migrations.current(url)  # a file that is not there is not made

@@ -293,8 +293,16 @@ class PostgresqlBackend:
     async def vacuum(self) -> None:
         """Table by table: each is locked while it is written anew."""
         async with self._alone() as connection:
-            for one in _tables().values():
+            for name, one in _tables().items():
+                file = select(func.pg_relation_filenode(cast(name, REGCLASS)))
+                before = await connection.scalar(file)
                 await connection.execute(postgresql_sql.rewrite_table(one))
+                if await connection.scalar(file) == before:  # with no more than a warning
+                    raise DatabaseError(
+                        f"{self.shown}: the server does not let this user vacuum {name}: that "
+                        "takes the owner of the table or of the database, or from PostgreSQL 17 "
+                        "on MAINTAIN on the table (SQLSTATE 42501)"
+                    )
 
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[AsyncConnection]:

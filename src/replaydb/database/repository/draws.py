@@ -49,7 +49,7 @@ from replaydb.database.statements.pools import (
     select_arrivals,
     select_eligible,
 )
-from replaydb.database.statements.selections import UNCLAIMED, selection
+from replaydb.database.statements.selections import UNHELD, selection
 from replaydb.episodes import GroupStatus
 from replaydb.errors import NotEnoughGroupsError
 from replaydb.results import DrawOutcome
@@ -204,7 +204,7 @@ class _Drawing:
             others = ~selection(self._buffer.id, ids=self.taken)
             eligible = others if eligible is None else eligible & others
         if self._request.is_claim:
-            eligible = UNCLAIMED if eligible is None else eligible & UNCLAIMED
+            eligible = UNHELD if eligible is None else eligible & UNHELD
         pool = self._pool(account, status)
         if order.clock is None:
             few = _few_in_order(account.stored_groups, portion.count)

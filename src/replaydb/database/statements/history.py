@@ -11,6 +11,7 @@ from sqlalchemy import Column, ColumnElement, Delete, Select, delete, func, sele
 from replaydb.database.expressions import among
 from replaydb.database.prepared import prepared
 from replaydb.database.schema import IS_LEASED, buffer, draw, draw_group, group, run
+from replaydb.database.statements.selections import UNHELD
 from replaydb.episodes import GroupStatus
 
 _ARCHIVED = GroupStatus.ARCHIVED.value
@@ -117,12 +118,11 @@ def draws_over(
 
 
 def select_held_by_run(name: str) -> Select[int]:
-    """Groups that are leased, and that a run has put or drawn."""
+    """Groups that a lease holds, and that a run has put or drawn."""
     mine = select(run.c.id).where(run.c.name == name)
     drawn = select(draw_group.c.group_id).join_from(draw_group, draw)
     drawn = drawn.where(draw.c.run_id.in_(mine), IS_LEASED)
-    held = group.group_status == GroupStatus.LEASED.value
-    return select(group.id).where(held, group.run_id.in_(mine) | group.id.in_(drawn))
+    return select(group.id).where(~UNHELD, group.run_id.in_(mine) | group.id.in_(drawn))
 
 
 def delete_buffer(buffer_id: int) -> Delete:

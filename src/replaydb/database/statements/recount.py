@@ -11,6 +11,7 @@ from replaydb.database.schema import (
     episode,
     episode_group,
     group,
+    lease,
     metadata,
     payload,
     transcript,
@@ -88,10 +89,19 @@ def select_miscounted_groups(most: int) -> Select[Any]:
 
 
 def select_misheld_groups(most: int) -> Select[int]:
-    """Groups that are leased and have no lease, or the other way round."""
+    """Groups that are leased and have no lease of their buffer, or the other way round."""
     is_leased = group.group_status == GroupStatus.LEASED.value
-    is_held = group.lease_id.is_not(None)
-    return select(group.id).where(is_leased != is_held).order_by(group.id).limit(most)
+    is_arriving = group.group_status == GroupStatus.PENDING.value  # claimed by a lease, or not
+    wrong = (is_leased != group.lease_id.is_not(None)) & ~is_arriving
+    wrong |= is_leased != group.leased_from.is_not(None)
+    wrong |= lease.c.buffer_id != group.buffer_id
+    return (
+        select(group.id)
+        .outerjoin_from(episode_group, lease, lease.c.id == group.lease_id)
+        .where(wrong)
+        .order_by(group.id)
+        .limit(most)
+    )
 
 
 def select_groups_of_stray_texts(most: int) -> Select[int]:

@@ -61,8 +61,8 @@ def selection(
     return condition if where is None else condition & where
 
 
-#: Of groups that still arrive: those that nobody works on.
-UNCLAIMED = group.lease_id.is_(None)
+#: Groups that no lease holds: not leased, nor claimed while they arrive.
+UNHELD = group.lease_id.is_(None)
 
 
 def of_tasks(names: Collection[str]) -> ColumnElement[bool]:
