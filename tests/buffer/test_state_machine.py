@@ -307,8 +307,9 @@ class Machine(RuleBasedStateMachine):
     def delete(self, number: int) -> None:
         uid = self.pick(number, "completed", "leased", "pending", "archived", "failed")
         if uid is not None:
-            assert self.run(self.buffer.delete([self.model.rows.pop(uid).id])) == 1
-            self.model.let_go(uid)
+            row = self.model.rows.pop(uid)
+            assert self.run(self.buffer.delete([row.id])) == 1
+            self.model.lose(uid, row)
 
     @rule(
         numbers=st.lists(NUMBER, min_size=1, max_size=3),

@@ -164,6 +164,14 @@ class Model:
         for uid in uids:
             self.rows[uid].claimed = True
 
+    def lose(self, uid: str, row: Row) -> None:
+        """Deleted; a lease by which it was drawn is over with its last group."""
+        holders = [lease for lease, held in self.leases.items() if uid in held]
+        self.let_go(uid)
+        for lease in holders:
+            if row.status == "leased" and not self.leases[lease]:
+                del self.leases[lease]
+
     def let_go(self, uid: str) -> None:
         """Whoever held a group no longer does."""
         if uid in self.rows:

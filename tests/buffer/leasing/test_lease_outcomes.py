@@ -215,8 +215,14 @@ async def test_an_empty_lease_does_not_stay_for_ever(
     buffer: Buffer, clock: Clock, url: str
 ) -> None:
     ids = await buffer.put(groups(3))
-    await buffer.lease(1, ttl=10)
+    gone = await buffer.lease(1, ttl=10)
     await buffer.delete(ids[:1])
+    with pytest.raises(rdb.LeaseExpiredError):  # or a checkpoint would count what nobody has
+        await gone.ack(cursor={"trained": 1})
+    assert await buffer.cursor(name="trained") is None
+    await buffer.put(group("claimed", status="aborted"))
+    await buffer.lease(1, ttl=10, statuses="aborted")
+    await buffer.put(group("claimed", status="aborted"), on_duplicate="replace")
     clock.jump(11)
     lease = await buffer.lease(1, ttl=10)
     await buffer.sample(1)

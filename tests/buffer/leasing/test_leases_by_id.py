@@ -222,7 +222,7 @@ async def test_opened_without_a_record_of_the_draw_or_with_nothing_left(store: S
     assert (batch.ids, batch.draw_id) == (ids, None)
     assert all(math.isnan(one) for one in [*batch.probabilities, *batch.weights])
     assert batch.groups[0].episodes[0].text == "x" * 50
-    await buffer.delete(ids)
+    await buffer.put([group("a"), group("b")], on_duplicate="replace")
     lease = await buffer.open_lease(first.id, ttl=60)
     assert len(lease.batch) == 0
     assert await buffer.revoke(first.id) == []

@@ -204,7 +204,7 @@ class _Session:
         if put.on_duplicate == "renew":
             if replaced:
                 old = selection(self.buffer.id, ids=replaced)
-                transitions.delete(self.buffer, old, "replaced")
+                transitions.replace(self.buffer, old)
             replaced = []  # what comes in is new
         limits.check_put(self.buffer, len(accepted) - len(replaced))
         kept = self._delete_replaced(replaced) if replaced else {}
@@ -233,7 +233,7 @@ class _Session:
             }
             for row in execute(self.buffer.connection, select_kept_on_replace(condition))
         }
-        transitions.delete(self.buffer, condition, "replaced")
+        transitions.replace(self.buffer, condition)
         return kept
 
     def _group_rows(

@@ -29,6 +29,7 @@ from replaydb.database.statements.episode_group import (
     select_sums,
     update_each_group,
 )
+from replaydb.database.statements.lease import delete_lease_if_empty, select_leases_of
 from replaydb.database.statements.payload import delete_payloads, delete_transcripts
 from replaydb.database.statements.selections import of_tasks
 from replaydb.episodes import GroupStatus
@@ -136,8 +137,21 @@ def delete(
 ) -> int:
     """Delete groups with everything that hangs on them. Returns how many.
 
-    The reason goes to those who hold some of them.
+    The reason goes to those who hold some of them. A lease of which nothing is left is over.
     """
+    leases = execute(buffer.connection, select_leases_of(condition))
+    num_deleted = _delete(buffer, condition, reason)
+    for row in leases:
+        execute(buffer.connection, delete_lease_if_empty(row.lease_id))
+    return num_deleted
+
+
+def replace(buffer: LockedBuffer, condition: ColumnElement[bool]) -> None:
+    """Delete groups whose uids are put again. Leases stay: it may be their holder who does it."""
+    _delete(buffer, condition, "replaced")
+
+
+def _delete(buffer: LockedBuffer, condition: ColumnElement[bool], reason: str) -> int:
     condition &= of_tasks(buffer.accounts)  # a task made since is not locked
     sums = execute(buffer.connection, select_sums(condition))
     for row in sums:
@@ -147,7 +161,7 @@ def delete(
     if buffer.row.outside:
         going = [row.id for row in execute(buffer.connection, select_ids(condition))]
         packs.release(buffer.connection, going, buffer.shares)
-    return execute(buffer.connection, delete_groups(condition))
+    return int(execute(buffer.connection, delete_groups(condition)))
 
 
 def _leave(buffer: LockedBuffer, rows: Sequence[Any], status: GroupStatus) -> None:

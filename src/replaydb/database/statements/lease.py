@@ -129,6 +129,12 @@ def select_holders(condition: ColumnElement[bool]) -> Select[Any]:
     )
 
 
+def select_leases_of(condition: ColumnElement[bool]) -> Select[Any]:
+    """Leases by which some of these groups were drawn; who claimed one that arrives is no part."""
+    leased = group.group_status == GroupStatus.LEASED.value
+    return select(group.lease_id).where(condition, leased).distinct()
+
+
 @prepared
 def delete_lease_if_empty(lease_id: Any) -> Delete:
     """A lease, if it holds nothing any more."""
