@@ -69,6 +69,7 @@ async def fill(store: Store) -> list[StoredGroup]:
             EpisodeGroup("a/b %", [], status="aborted", prompt="roll me", expected_episodes=8),
             EpisodeGroup("a/b %", [], status="failed"),
             group("filtered", status="filtered"),
+            EpisodeGroup("a/b %", [episode(1e300), episode(-1e300)]),  # their std is infinite
         ]
     )
     await buffer.open_group("pieces", "pieces", 3, prompt=[{"role": "user", "content": "hi"}])
@@ -99,15 +100,15 @@ async def test_a_store_comes_back(
     given = await fill(store)
     seen: list[tuple[int, int | None]] = []
     report = export_groups(url, place, format=format, progress=lambda *far: seen.append(far))
-    assert (report.num_groups, report.num_episodes, report.num_left_out) == (12, 20, 0)
+    assert (report.num_groups, report.num_episodes, report.num_left_out) == (13, 22, 0)
     assert report.num_files >= 5
-    assert seen[-1] == (12, 12)
+    assert seen[-1] == (13, 13)
     fresh = f"sqlite:///{tmp_path / 'fresh.db'}"
     async with Store.open(fresh) as other:
         with pytest.raises(UnknownBufferError):
             import_groups(fresh, place)
         counts = import_groups(fresh, place, create=True)
-        assert counts == ImportReport(report.num_files, 12, 20, 12)
+        assert counts == ImportReport(report.num_files, 13, 22, 13)
         assert import_groups(fresh, place).num_put == 0
         found = await everything(other)
         assert [encoded(one) for one in found] == [encoded(one) for one in given]

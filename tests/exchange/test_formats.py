@@ -17,7 +17,7 @@ from replaydb import EpisodeGroup, codec
 from replaydb.analysis.episode_rows import batch_of_bare, batch_of_episodes, episode_schema
 from replaydb.episodes.flat import flatten
 from replaydb.errors import InvalidInputError
-from replaydb.exchange.formats import WRITERS, Format, rows_of
+from replaydb.exchange.formats import WRITERS, Format, names_of, rows_of
 from replaydb.exchange.groups import groups_in
 from support import samples
 from support.groups import group
@@ -84,9 +84,14 @@ def test_every_bit_of_a_float(tmp_path: Path, kind: Format) -> None:
     logprobs = np.array(odd, np.uint32).view(np.float32)
     from replaydb import Episode
 
+    extras = {"token_rewards": np.full(8, 1e300)}  # the column of that name is of float32
     given = EpisodeGroup(
-        "math", [Episode(prompt_ids=[], response_ids=[1] * 8, logprobs=logprobs, text="\u2028ø")]
-    )
+        "math",
+        [
+            Episode(prompt_ids=[], response_ids=[1] * 8, logprobs=logprobs, text="\u2028ø",
+                    token_extras=extras)
+        ],
+    )  # fmt: skip
     name = written(tmp_path / "file", kind, [given])
     [found] = groups_in(rows_of(tmp_path / "file", name), name)
     assert encoded(found.group) == encoded(given)
@@ -119,22 +124,48 @@ def test_parquet_is_compressed_and_says_its_types(tmp_path: Path) -> None:
         {"extras": [{"name": "x"}]},
         {"turns": [{"num_tokens": 9, "prompt_length": 1}]},
         {"logprobs": ["nothing"] * 5},
+        {"logprobs": ["12"] * 5},
+        {"logprobs": [None] * 5},
+        {"token_ids": [1.5] * 5},
+        {"token_ids": ["1"] * 5},
+        {"token_ids": [2**40] * 5},
+        {"token_ids": 5},
+        {"token_versions": [1.0] * 5},
+        {"loss_mask": ["False"] * 5},
+        {"prompt_length": True},
+        {"group_id": 1.5},
+        {"num_episodes": 2},
+        {"metadata": "[" * 100_000},
+        {"extras": [{"name": "x", "dtype": "int8", "shape": [-1], "data": "AA=="}]},
+        {"extras": [{"name": "x", "dtype": "int8", "shape": [1], "data": "AA=="}] * 2},
     ],
-    ids=str,
+    ids=lambda damage: str(damage)[:60],
 )
 def test_rows_that_cannot_be(tmp_path: Path, damage: dict[str, Any]) -> None:
     name = written(tmp_path / "file", "jsonl", [group("a", rewards=(1.0,))])
     [line] = (tmp_path / "file").read_text(encoding="utf8").splitlines()
     (tmp_path / "file").write_text(json.dumps(json.loads(line) | damage), encoding="utf8")
-    with pytest.raises(InvalidInputError):
+    with pytest.raises(InvalidInputError, match=r"some.jsonl, (line 1|group)"):
         list(groups_in(rows_of(tmp_path / "file", name), name))
 
 
 @pytest.mark.parametrize("name", ["some.parquet", "some.jsonl"])
-def test_files_that_are_none(tmp_path: Path, name: str) -> None:
-    (tmp_path / "file").write_bytes(b"PAR1 or so\n")
-    with pytest.raises(InvalidInputError, match=name):
-        list(rows_of(tmp_path / "file", name))
+@pytest.mark.parametrize("content", [b"PAR1 or so\n", b"[" * 100_000])
+def test_files_that_are_none(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / "file").write_bytes(content)
+    for read in (rows_of, names_of):
+        with pytest.raises(InvalidInputError, match=name):
+            list(read(tmp_path / "file", name))
+
+
+@pytest.mark.parametrize("change", [{"tags": '{"a":1}'}, {"task_name": "b"}, {"position": 0}])
+def test_rows_of_a_group_that_contradict_each_other(tmp_path: Path, change: dict[str, Any]) -> None:
+    name = written(tmp_path / "file", "jsonl", [group("a", rewards=(1.0, 0.0))])
+    first, second = map(json.loads, (tmp_path / "file").read_text(encoding="utf8").splitlines())
+    lines = json.dumps(first), json.dumps(second | change)
+    (tmp_path / "file").write_text("\n".join(lines), encoding="utf8")
+    with pytest.raises(InvalidInputError, match=f"group 'a', {next(iter(change))}: expected"):
+        list(groups_in(rows_of(tmp_path / "file", name), name))
 
 
 def test_rows_of_others(tmp_path: Path) -> None:
@@ -153,3 +184,5 @@ def test_rows_of_others(tmp_path: Path) -> None:
     assert [one.reward for one in first.group.episodes] == [1.0, None]
     assert first.group.status == "completed"
     assert (first.buffer, first.run, second.group.num_tokens) == (None, (None, None), 0)
+    [names] = names_of(tmp_path / "some.parquet", "some.parquet")
+    assert names["group_uid"].to_pylist() == ["a", "b"]

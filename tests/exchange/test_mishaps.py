@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow.dataset as ds
 import pytest
 
@@ -145,6 +146,62 @@ async def test_archived_groups_take_no_room(
     assert all(one.num_tokens for one in await full.get([one.id for one in found.values()]))
     assert all((one.archived_at is None) == (uid[0] == "l") for uid, one in found.items())
     await check_books(url)
+
+
+async def test_rows_that_somebody_has_sorted(
+    store: Store, buffer: Buffer, url: str, tmp_path: Path
+) -> None:
+    """Groups come in whole, or not at all."""
+    given = [group(str(i), rewards=(1.0, 2.0, 3.0), prompt_ids=[i]) for i in range(3)]
+    await buffer.put(given)
+    export_groups(url, tmp_path / "export")
+    copy = await store.buffer("copy")
+
+    def written(query: str) -> Path:
+        path = tmp_path / "sorted.parquet"
+        rows = f"read_parquet('{tmp_path}/export/**/*.parquet', hive_partitioning = false)"
+        duckdb.sql(f"COPY ({query.format(rows)}) TO '{path}' (FORMAT parquet)")
+        return path
+
+    for query in (
+        "FROM {} ORDER BY position, group_id",
+        "FROM {} WHERE position = 1 ORDER BY group_id",
+        "FROM {0} WHERE position < 2 UNION ALL FROM {0} WHERE position = 0 ORDER BY group_id",
+        "SELECT * EXCLUDE (num_episodes, group_id) FROM {} ORDER BY position, group_uid",
+    ):
+        with pytest.raises(InvalidInputError, match=r"group '\d.*once|sort them by .* position"):
+            import_groups(url, written(query), buffer="copy")
+        assert await copy.count() == 0
+    path = written("FROM {} ORDER BY group_id, position DESC")
+    assert import_groups(url, path, buffer="copy").num_put == 3
+    assert await copy.get([one.id for one in await copy.find()]) == given
+    best = written("SELECT * EXCLUDE num_episodes FROM {} WHERE position = 2 ORDER BY group_id")
+    import_groups(url, best, buffer="best", create=True)
+    assert [one.num_episodes for one in await (await store.buffer("best")).find()] == [1] * 3
+
+
+@pytest.mark.parametrize("most", [{"groups": 2}, {"tokens": 35}])
+async def test_a_buffer_that_takes_few_at_once(
+    store: Store, buffer: Buffer, url: str, tmp_path: Path, most: dict[str, int]
+) -> None:
+    """And somebody else imports there too."""
+    await buffer.put(groups(7))
+    export_groups(url, tmp_path / "export")
+    small = await store.buffer("small", capacity=rdb.Capacity(**most))
+    find = blocking.Buffer.find
+
+    def found(self: Any, *args: Any, **options: Any) -> Any:
+        there = find(self, *args, **options)
+        self.put(groups(1))
+        return there
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocking.Buffer, "find", found)
+        report = import_groups(url, tmp_path / "export", buffer="small")
+    assert (report.num_groups, report.num_put) == (7, 6)
+    stays = [one.group_uid for one in await small.find(statuses="completed")]
+    assert stays == [f"gsm8k-{i}" for i in range(7 - len(stays), 7)]
+    assert await small.count() == 7
 
 
 async def test_a_run_that_the_store_knows_otherwise(

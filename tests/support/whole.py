@@ -13,8 +13,7 @@ from replaydb.episodes.flat import FlatEpisodes
 _NAMES = (
     "run_id", "staleness", "times_sampled", "attempts", "times_replaced", "status_reason",
     "leased_from", "created_at", "completed_at", "first_sampled_at", "last_sampled_at",
-    "archived_at", "buffer_name", "run_name", "run_lineage", "num_episodes", "reward_mean",
-    "reward_std",
+    "archived_at", "buffer_name", "run_name", "run_lineage", "reward_mean", "reward_std",
 )  # fmt: skip
 
 
@@ -29,6 +28,7 @@ def whole_of(group: EpisodeGroup, parts: Sequence[FlatEpisodes] | None = None) -
         "group_status": group.status.value,
         "priority": group.priority,
         "tags": group.tags,
+        "num_episodes": group.num_episodes,
         "expected_episodes": group.expected_episodes,
     }
     several = group.parts if parts is None else parts

@@ -253,7 +253,8 @@ def _token_rewards(flat: FlatEpisodes) -> Column:
 def _rewards(extras: Mapping[str, Array]) -> NDArray[np.float32] | None:
     found = extras.get("token_rewards")
     if isinstance(found, np.ndarray) and found.ndim == 1 and found.dtype.kind in "fiub":
-        return found.astype(np.float32, copy=False)
+        with np.errstate(over="ignore"):  # beyond float32 they are infinite
+            return found.astype(np.float32, copy=False)
     return None
 
 
@@ -399,4 +400,5 @@ def _numbers(array: Array, dtype: np.dtype[Any], name: str) -> NDArray[Any]:
     if not np.can_cast(numbers.dtype, dtype, "same_kind"):
         expected = f"a dtype that {dtype_name(array)} fits, which it is in an episode"
         raise InvalidInputError(f"extras[{name!r}]", expected, dtype)
-    return numbers.reshape(-1).astype(dtype, copy=False)
+    with np.errstate(over="ignore"):
+        return numbers.reshape(-1).astype(dtype, copy=False)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
+import math
+import re
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -25,6 +27,8 @@ Row = dict[str, Any]
 ROW_GROUP_BYTES = 16 << 20
 #: Rows are read together.
 READ_ROWS = 1024
+#: What comes of a file that is none of rows.
+_NO_ROWS = (pa.ArrowException, ValueError, TypeError, KeyError, OverflowError, RecursionError)
 _NUMBERS = {
     "token_ids": np.int32,
     "loss_mask": np.bool_,
@@ -102,12 +106,14 @@ def rows_of(path: Path, name: str) -> Iterator[Row]:
     Raises:
         InvalidInputError: It is not what its name says.
     """
-    read = _parquet_rows if name.endswith(".parquet") else _jsonl_rows
     try:
-        yield from read(path)
-    except (pa.ArrowException, ValueError, TypeError, KeyError, OverflowError) as error:
-        if isinstance(error, InvalidInputError):
-            raise
+        if name.endswith(".parquet"):
+            yield from _parquet_rows(path)
+        else:
+            yield from _lines(path, name, _from_line)
+    except InvalidInputError:
+        raise
+    except _NO_ROWS as error:
         raise InvalidInputError(name, "a file of rows", error) from error
 
 
@@ -116,30 +122,65 @@ NAMES = pa.schema({"buffer_name": pa.string(), "group_uid": pa.string(), "group_
 
 
 def names_of(path: Path, name: str) -> Iterator[pa.Table]:
-    """The groups of a file that have ids, under `NAMES`; none where the rows have not all of these.
+    """The groups of a file under `NAMES`, a row wherever rows of another begin.
 
     Raises:
         InvalidInputError: It is not what its name says.
     """
+    before = None
     try:
-        if name.endswith(".parquet"):
-            yield from _parquet_names(path)
-        else:
-            with path.open(encoding="utf8") as file:
-                while lines := list(islice(file, READ_ROWS)):
-                    rows = [{key: row.get(key) for key in NAMES.names} for row in map(_row, lines)]
-                    yield pa.Table.from_pylist(rows, NAMES).group_by(NAMES.names).aggregate([])
-    except (pa.ArrowException, ValueError, TypeError, KeyError, OverflowError) as error:
+        is_parquet = name.endswith(".parquet")
+        for table in _parquet_names(path) if is_parquet else _jsonl_names(path, name):
+            keys = list(zip(*table.to_pydict().values(), strict=True))
+            yield table.filter(pa.array([a != b for a, b in pairwise([before, *keys])], pa.bool_()))
+            before = keys[-1] if keys else before
+    except InvalidInputError:
+        raise
+    except _NO_ROWS as error:
         raise InvalidInputError(name, "a file of rows", error) from error
 
 
 def _parquet_names(path: Path) -> Iterator[pa.Table]:
     with pq.ParquetFile(path) as file:
-        if not set(NAMES.names) <= set(file.schema_arrow.names):
-            return
-        for batch in file.iter_batches(batch_size=READ_ROWS, columns=NAMES.names):
-            table = pa.Table.from_batches([batch]).select(NAMES.names).cast(NAMES)
-            yield table.group_by(NAMES.names).aggregate([])
+        known = [one for one in NAMES.names if one in file.schema_arrow.names]
+        for batch in file.iter_batches(batch_size=READ_ROWS, columns=known):
+            columns = [
+                batch[one.name].cast(one.type)
+                if one.name in known
+                else pa.nulls(len(batch), one.type)
+                for one in NAMES
+            ]
+            yield pa.table(columns, schema=NAMES)
+
+
+def _jsonl_names(path: Path, name: str) -> Iterator[pa.Table]:
+    rows = _lines(path, name, _names)
+    while several := list(islice(rows, READ_ROWS)):
+        yield pa.Table.from_pylist(several, NAMES)
+
+
+def _names(line: str) -> Row:
+    row = _row(line)
+    for one in NAMES:
+        value, kind = row.get(one.name), int if one.type == pa.int64() else str
+        if value is not None and type(value) is not kind:
+            raise InvalidInputError(one.name, f"a value of type {kind.__name__}", f"{value!r:.80}")
+    return {name: row.get(name) for name in NAMES.names}
+
+
+def _lines(path: Path, name: str, read: Callable[[str], Row]) -> Iterator[Row]:
+    """What is read of each line of a file; errors name it."""
+    with path.open(encoding="utf8") as file:
+        for number, line in enumerate(file, 1):
+            where = f"{name}, line {number}"
+            try:
+                row = read(line)
+            except InvalidInputError as error:
+                field = f"{where}, {error.field}"
+                raise InvalidInputError(field, error.expected, error.actual) from error
+            except _NO_ROWS as error:
+                raise InvalidInputError(where, "a row of a group", error) from error
+            yield row
 
 
 def _row(line: str) -> Row:
@@ -175,17 +216,15 @@ def _values(column: pa.Array) -> list[Any]:
     ]
 
 
-def _jsonl_rows(path: Path) -> Iterator[Row]:
-    with path.open(encoding="utf8") as file:
-        for line in file:
-            row = _row(line)
-            for name, dtype in _NUMBERS.items():
-                if row.get(name) is not None:
-                    row[name] = _from_json(row[name], dtype)
-            for name in _ARRAYS:
-                for array in row.get(name) or ():
-                    array["data"] = base64.b64decode(array["data"], validate=True)
-            yield row
+def _from_line(line: str) -> Row:
+    row = _row(line)
+    for name, dtype in _NUMBERS.items():
+        if row.get(name) is not None:
+            row[name] = numbers(name, row[name], dtype)
+    for name in _ARRAYS:
+        for array in row.get(name) or ():
+            array["data"] = base64.b64decode(array["data"], validate=True)
+    return row
 
 
 def _to_line(row: Row) -> str:
@@ -195,6 +234,9 @@ def _to_line(row: Row) -> str:
     for name in _ARRAYS:
         for array in row[name] or ():
             array["data"] = base64.b64encode(array["data"]).decode("ascii")
+    for name, value in row.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            row[name] = _to_json(np.array([value], np.float32))[0]
     return json.dumps(row, ensure_ascii=False, allow_nan=False, default=_time) + "\n"
 
 
@@ -213,18 +255,40 @@ def _to_json(numbers: NDArray[Any]) -> list[Any]:
     return listed
 
 
-def _from_json(values: Any, dtype: type[Any]) -> NDArray[Any]:
-    if dtype is not np.float32 or not any(isinstance(value, str) for value in values):
-        return np.array(values, None if dtype is np.bool_ and values else dtype)
-    numbers = np.empty(len(values), np.float32)
+def numbers(field: str, values: Any, dtype: type[Any]) -> NDArray[Any]:
+    """A list of JSON as an array; what does not fit the dtype is for `Episode` to refuse.
+
+    Raises:
+        InvalidInputError: There is something else than such numbers in it.
+    """
+    expected, kinds = _KINDS[dtype]
+    if not isinstance(values, list):
+        raise InvalidInputError(field, expected, f"{values!r:.80}")
+    if not set(map(type, values)) <= kinds:
+        wrong = next(value for value in values if type(value) not in kinds)
+        raise InvalidInputError(field, expected, f"{wrong!r:.80}")
+    if dtype is not np.float32 or str not in map(type, values):
+        return np.array(values) if values else np.empty(0, dtype)
+    found = np.empty(len(values), np.float32)
     for i, value in enumerate(values):
         if isinstance(value, str):
-            bits = _BITS[value] if value in _BITS else int(value, 16)
-            numbers[i : i + 1].view(np.uint32)[0] = bits
+            if value not in _BITS and not re.fullmatch("0x[0-9a-f]{8}", value):
+                raise InvalidInputError(field, expected, f"{value!r:.80}")
+            found[i : i + 1].view(np.uint32)[0] = _BITS.get(value) or int(value, 16)
         else:
-            numbers[i] = value
-    return numbers
+            with np.errstate(over="ignore"):  # as in an array
+                found[i] = value
+    return found
 
 
+#: What stands in a list for numbers of a dtype, and what that is in Python.
+_KINDS: dict[type[Any], tuple[str, set[type]]] = {
+    np.int32: ("a list of integers", {int}),
+    np.bool_: ("a list of true and false, or of 1 and 0", {bool, int}),
+    np.float32: (
+        'a list of numbers, "NaN", "Infinity", "-Infinity" or bits as "0x7fc00001"',
+        {float, int, str},
+    ),
+}
 _BITS = {"NaN": 0x7FC00000, "Infinity": 0x7F800000, "-Infinity": 0xFF800000}
 _SPECIAL = {bits: name for name, bits in _BITS.items()}

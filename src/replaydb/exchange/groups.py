@@ -6,20 +6,29 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
+from replaydb import checks
 from replaydb.episodes import Episode, EpisodeGroup, GroupStatus, Turn
 from replaydb.episodes.arrays import NUMPY_CODES, TORCH_CODES, Array, from_bits
 from replaydb.errors import InvalidInputError
-from replaydb.exchange.formats import Row
+from replaydb.exchange.formats import Row, numbers
 
 #: Statuses that a put cannot give, and what takes their place in it.
 _PUT_AS = {
     GroupStatus.PENDING: GroupStatus.ABORTED,
     GroupStatus.LEASED: GroupStatus.COMPLETED,
 }
+#: What all rows of a group say alike.
+_OF_GROUP = (
+    "task_name", "prompt_uid", "priority", "group_status", "leased_from", "status_reason", "tags",
+    "num_episodes", "expected_episodes", "prompt", "run_name", "run_lineage",
+)  # fmt: skip
+#: How rows must be for an import to find groups whole.
+SORTED = "rows of a group one after another: sort them by buffer_name, group_id and position"
 _NUMPY = frozenset(NUMPY_CODES.values())
 _TORCH = {name: "int16" if name == "bfloat16" else "uint8" for name in TORCH_CODES.values()}
 
@@ -47,7 +56,8 @@ def groups_in(rows: Iterable[Row], name: str) -> Iterator[Incoming]:
     """The groups of a file, whose rows follow each other.
 
     Raises:
-        InvalidInputError: Something of a group is missing, or cannot be.
+        InvalidInputError: Something of a group is missing, or cannot be; it names the file and the
+            group.
     """
     for (*_, uid), several in groupby(
         rows, key=lambda row: (row.get("buffer_name"), row.get("group_id"), row.get("group_uid"))
@@ -55,11 +65,40 @@ def groups_in(rows: Iterable[Row], name: str) -> Iterator[Incoming]:
         try:
             if not isinstance(uid, str):
                 raise InvalidInputError("group_uid", "a text in every row", uid)
-            incoming = _group(list(several))
-        except (ValueError, TypeError, KeyError, IndexError) as error:
+            incoming = _group(_whole(list(several)))
+        except InvalidInputError as error:
+            field = f"{name}, group {uid!r}, {error.field}"
+            raise InvalidInputError(field, error.expected, error.actual) from error
+        except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
             reason = f"without {error}" if isinstance(error, KeyError) else error
             raise InvalidInputError(f"{name}, group {uid!r}", "rows of episodes", reason) from error
         yield incoming
+
+
+def _whole(rows: list[Row]) -> list[Row]:
+    """The rows of a group in the order of its episodes, if they are those of all of them.
+
+    Raises:
+        InvalidInputError: Some are missing, one is there twice, or they contradict each other.
+    """
+    if any(row.get("position") is not None for row in rows):
+        places = [checks.whole_number("position", row.get("position")) for row in rows]
+        if len(set(places)) < len(places):
+            raise InvalidInputError("position", "every episode of the group once", sorted(places))
+        rows = sorted(rows, key=itemgetter("position"))
+    for row in rows[1:]:
+        for name in _OF_GROUP:
+            if row.get(name) != rows[0].get(name):
+                found = f"{rows[0].get(name)!r:.80} and {row.get(name)!r:.80}"
+                raise InvalidInputError(name, "the same in every row of the group", found)
+    together = sum(row.get("token_ids") is not None for row in rows)
+    if len(rows) > 1 and together < len(rows):
+        raise InvalidInputError("token_ids", "tokens in every row of the group", None)
+    number = rows[0].get("num_episodes")
+    if number is not None and together != number:
+        expected = f"{SORTED}; to import only some of the {number}, leave this column out"
+        raise InvalidInputError("num_episodes", expected, f"{together} episodes together")
+    return rows
 
 
 def _group(rows: Sequence[Row]) -> Incoming:
@@ -81,7 +120,8 @@ def _group(rows: Sequence[Row]) -> Incoming:
     )
     run = first.get("run_name"), first.get("run_lineage")
     reason = first.get("status_reason") if status is GroupStatus.ARCHIVED else None
-    return Incoming(group, first.get("buffer_name"), run, first.get("group_id"), reason)
+    group_id = checks.optional(checks.whole_number, "group_id", first.get("group_id"))
+    return Incoming(group, first.get("buffer_name"), run, group_id, reason)
 
 
 def _status(row: Row) -> GroupStatus:
@@ -125,8 +165,7 @@ def _tokens(row: Row) -> dict[str, Any]:
     ids, length = row["token_ids"], row.get("prompt_length")
     if length is None:
         return {"token_ids": ids}
-    if not 0 <= length <= len(ids):
-        raise ValueError(f"a prompt of {length} tokens in an episode of {len(ids)}")
+    checks.whole_number("prompt_length", length, most=len(ids))
     return {"prompt_ids": ids[:length], "response_ids": ids[length:]}
 
 
@@ -154,7 +193,7 @@ def _turns(row: Row, turns: Sequence[Row], extras: dict[str, Array]) -> list[Tur
                 token_rewards=rewards,
                 policy_version=turn["policy_version"]
                 if versions is None
-                else np.array(versions, np.int32),
+                else numbers("turns.token_versions", versions, np.int32),
                 finish_reason=turn["finish_reason"],
                 token_extras={name: extras[name][begin:end] for name in turn["token_extras"] or ()},
                 metadata=_json(turn, "metadata"),
@@ -172,7 +211,11 @@ def _json(row: Row, name: str) -> Any:
 
 
 def _arrays(row: Row, name: str) -> dict[str, Array]:
-    return {one["name"]: _array(one) for one in row.get(name) or ()}
+    named = row.get(name) or ()
+    found = {one["name"]: _array(one) for one in named}
+    if len(found) < len(named):
+        raise InvalidInputError(name, "every name once", sorted(one["name"] for one in named))
+    return found
 
 
 def _array(row: Row) -> Array:
@@ -180,6 +223,8 @@ def _array(row: Row) -> Array:
     if dtype not in _NUMPY and dtype not in _TORCH:
         raise ValueError(f"an array of dtype {dtype!r}")
     kind = np.dtype(_TORCH.get(dtype, dtype)).newbyteorder("<")
+    if min(row["shape"], default=0) < 0:
+        raise ValueError(f"an array of shape {row['shape']}")
     if kind == np.bool_ and max(row["data"], default=0) > 1:
         raise ValueError("bytes that are neither true nor false")
     return from_bits(np.frombuffer(row["data"], kind).reshape(row["shape"]), dtype)

@@ -14,11 +14,11 @@ import pyarrow.compute as pc
 from sqlalchemy import URL
 
 from replaydb import blocking, checks
-from replaydb.episodes import GroupStatus
-from replaydb.errors import InvalidInputError
+from replaydb.episodes import EpisodeGroup, GroupStatus
+from replaydb.errors import DuplicateGroupError, InvalidInputError
 from replaydb.exchange.files import Files, files_at, sha256_of
-from replaydb.exchange.formats import names_of, rows_of
-from replaydb.exchange.groups import Incoming, groups_in
+from replaydb.exchange.formats import NAMES, names_of, rows_of
+from replaydb.exchange.groups import SORTED, Incoming, groups_in
 from replaydb.exchange.manifest import Manifest, Part
 
 #: Groups that are put together: so many at most, of so many tokens, or one.
@@ -141,13 +141,20 @@ Latest = dict[tuple[str | None, str], int]
 
 
 def _latest(files: Files, names: Sequence[str]) -> Latest:
-    """Which groups are put of those that had the same uid: it was given anew between exports."""
-    tables = []
+    """Which groups are put of those that had the same uid: it was given anew between exports.
+
+    Raises:
+        InvalidInputError: Rows of a group are in several places of a file.
+    """
+    tables = [NAMES.empty_table()]
     for name in names:
         with files.read(name) as path:
-            tables += list(names_of(path, name))
-    if not tables:
-        return {}
+            found = pa.concat_tables([NAMES.empty_table(), *names_of(path, name)])
+        counted = found.group_by(NAMES.names).aggregate([([], "count_all")])
+        for split in counted.filter(pc.greater(counted["count_all"], 1)).slice(0, 1).to_pylist():
+            where = f"{name}, group {split['group_uid']!r}"
+            raise InvalidInputError(where, SORTED, f"rows in {split['count_all']} places")
+        tables.append(found)
     keys = ["buffer_name", "group_uid"]
     counts = [("group_id", "max"), ("group_id", "count_distinct")]
     found = pa.concat_tables(tables).group_by(keys).aggregate(counts)
@@ -198,7 +205,7 @@ class _Stores:
         uids = [one.group.group_uid for one in several]
         known = {one.group_uid: one for one in buffer.find(uids=uids)}
         new = [one for one in several if one.group.group_uid not in known]
-        buffer.put([one.group for one in new], on_duplicate="ignore", timeout=PATIENCE_SECONDS)
+        put = _put(buffer, [one.group for one in new])
         # Of those that were there too: the import that put them may have ended here.
         reasons: dict[str, list[str]] = {}
         for one in several:
@@ -207,7 +214,7 @@ class _Stores:
                 reasons.setdefault(one.reason, []).append(one.group.group_uid)
         for reason, named in reasons.items():
             buffer.update(uids=named, statuses=GroupStatus.ARCHIVED, reason=reason)
-        return len(new)
+        return put
 
     def _store(self, run: tuple[str | None, str | None]) -> blocking.Store:
         if (store := self._open.pop(run, None)) is None:
@@ -223,6 +230,22 @@ class _Stores:
                 raise
         self._open[run] = store
         return store
+
+
+def _put(buffer: blocking.Buffer, several: Sequence[EpisodeGroup]) -> int:
+    """Put groups, but those that somebody else has put meanwhile; how many.
+
+    In halves, where the buffer takes fewer at once.
+    """
+    try:
+        return len(buffer.put(several, timeout=PATIENCE_SECONDS))
+    except DuplicateGroupError as error:
+        return _put(buffer, [one for one in several if one.group_uid not in error.group_uids])
+    except InvalidInputError as error:
+        if error.field != "groups" or len(several) == 1:
+            raise
+    half = len(several) // 2
+    return _put(buffer, several[:half]) + _put(buffer, several[half:])
 
 
 def _check_lineage(store: blocking.Store, name: str | None, lineage: str | None) -> None:
