@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
+from replaydb import Store
 from replaydb.cli import console
 
 #: Longer than any terminal.
@@ -95,3 +99,32 @@ def test_progress_leaves_pipes_alone(capsys: pytest.CaptureFixture[str]) -> None
         report(5, None)
         report(10, 20)
     assert capsys.readouterr() == ("", "")
+
+
+def cli(*arguments: str, environment: dict[str, str], stdout: int) -> tuple[int, str, str]:
+    """What a command of its own process exits with and says."""
+    process = subprocess.run(
+        [sys.executable, "-m", "replaydb.cli", *arguments],
+        env=os.environ | environment,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    return process.returncode, process.stdout, process.stderr
+
+
+def test_terminals_that_have_not_all_signs_and_disks_that_are_full(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/replay.db"
+
+    async def fill() -> None:
+        async with Store.open(url) as store:
+            await store.buffer("größe")
+
+    asyncio.run(fill())
+    environment = {"REPLAYDB_URL": url, "PYTHONIOENCODING": "ascii"}
+    code, out, error = cli("buffers", "list", environment=environment, stdout=subprocess.PIPE)
+    assert (code, error) == (0, "")
+    assert r"gr\xf6\xdfe" in out
+    with Path("/dev/full").open("w") as full:
+        code, _, error = cli("buffers", "list", environment=environment, stdout=full.fileno())
+    assert (code, error) == (1, "error: [Errno 28] No space left on device\n")

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import hashlib
 import json
+import os
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -188,6 +189,14 @@ def test_a_buffer_without_groups_has_a_page(sqlite_url: str, tmp_path: Path) -> 
     page = report_on(sqlite_url, tmp_path / "report.html")
     assert "0 groups" in page.text_of("p")[0]
     assert len(page.figures) == 7
+    (tmp_path / "link.html").symlink_to(tmp_path / "report.html")
+    os.mkfifo(tmp_path / "pipe")
+    before = (tmp_path / "report.html").stat().st_ino
+    for name, code in (("link.html", 0), ("pipe", 1)):
+        assert run("report", "math", "-o", tmp_path / name, url=sqlite_url).exit_code == code
+    assert (tmp_path / "report.html").stat().st_ino != before
+    assert (tmp_path / "link.html").is_symlink()
+    assert (tmp_path / "pipe").is_fifo()
 
 
 def test_bins_double_where_there_are_too_many() -> None:

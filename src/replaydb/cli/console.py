@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import math
 import os
+import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
@@ -231,15 +233,22 @@ def progress(what: str, *, in_bytes: bool = False) -> Iterator[Callable[[int, in
 
 
 class ErrorsInOneLine(TyperGroup):
-    """Shows an error of replaydb in one red line on stderr, and exits with 1."""
+    """Shows an error of replaydb or of the system in one red line on stderr, and exits with 1."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
         from replaydb.errors import ReplayDBError
 
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")  # not every terminal has all signs
         try:
-            return super().invoke(ctx)
-        except ReplayDBError as error:
+            result = super().invoke(ctx)
+            sys.stdout.flush()  # here, where it is told
+            return result
+        except BrokenPipeError:
+            raise  # whoever reads has seen enough
+        except (ReplayDBError, OSError) as error:
             # One line however long: a command in it can be pasted.
             console(stderr=True).print(
                 printable(" ".join(f"error: {error}".splitlines())),

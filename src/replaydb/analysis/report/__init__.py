@@ -39,14 +39,14 @@ def write_report(
         progress: Called with how many rows were read, again and again.
 
     Raises:
-        InvalidInputError: There is no such folder.
+        InvalidInputError: There is no such folder, or something else than a file has that name.
         UnknownBufferError: There is no such buffer.
         NotSupportedError: What draws the plots is not installed.
         DatabaseError: There is no such store, or it cannot be read.
     """
-    target = Path(path)
-    if not target.parent.is_dir():
-        raise InvalidInputError("path", "a file in a folder that is there", target)
+    target = Path(path).resolve()
+    if not target.parent.is_dir() or (target.exists() and not target.is_file()):
+        raise InvalidInputError("path", "a file in a folder that is there", path)
     page = page_of(summary_of(url, buffer, progress))
     unfinished = target.with_name(f"{target.name}.part")
     unfinished.write_text(page, encoding="utf8")
