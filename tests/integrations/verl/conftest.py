@@ -11,26 +11,18 @@ import pytest
 def cluster() -> Iterator[str]:
     """The address of a small Ray."""
     import ray  # here, where warnings of other packages are theirs
+    from examples.verl_cpu import start_ray
 
-    context = ray.init(
-        address="local",
-        num_cpus=2,  # one for each actor of the queue; Ray starts as many workers at once
-        include_dashboard=False,
-        object_store_memory=80 * 2**20,
-        log_to_driver=False,
-        configure_logging=False,
-    )
-    yield context.address_info["address"]
+    yield start_ray()
     ray.shutdown()
 
 
 @pytest.fixture(scope="session")
 def _queue(cluster: str) -> Iterator[None]:
     import transfer_queue as tq
+    from examples.verl_cpu import start_queue
 
-    from integrations.verl.trainer import STORAGE
-
-    tq.init(STORAGE)
+    start_queue()
     yield
     tq.close()
 
@@ -38,7 +30,7 @@ def _queue(cluster: str) -> Iterator[None]:
 @pytest.fixture
 def queue(_queue: None) -> Iterator[None]:
     """An empty TransferQueue."""
-    from integrations.verl.trainer import forget
+    from integrations.verl.lives import forget
 
     forget()
     yield

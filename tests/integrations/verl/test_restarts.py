@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 import ray
 import transfer_queue as tq
+from examples.verl_cpu import PROMPTS, Trainer, generated, prompt
 from tensordict import TensorDict
 from verl.utils.import_utils import load_class_from_fqn
 from verl.utils.tensordict_utils import get_tensordict
 
-from integrations.verl.trainer import Trainer, configuration, forget, numbers, prompt
+from integrations.verl.lives import configured, forget, leave
 from replaydb import Store
+
+pytestmark = pytest.mark.xdist_group("queue")  # which takes long to start
 
 
 class _Died(Exception):
@@ -38,20 +41,20 @@ def begun(url: str, tmp_path: Path, log: Path, queue: None) -> Iterator[Callable
     """Lives of one trainer; each finds an empty queue, and dies where it would wait."""
     lives: list[Trainer] = []
 
-    def begin(mode: str, limit: int = 1000) -> Trainer:
+    def begin(mode: str, limit: int = PROMPTS) -> Trainer:
         if lives:
-            lives[-1].leave()
+            leave(lives[-1])
             forget()
 
         def die(*arguments: object) -> None:
             raise _Died
 
-        lives.append(Trainer(configuration(mode, url, tmp_path), log, limit))
+        lives.append(Trainer(configured(mode, url, tmp_path), log, limit))
         lives[-1].sampler._wait_for_next_poll = die
         return lives[-1]
 
     yield begin
-    lives[-1].leave()
+    leave(lives[-1])
 
 
 def test_synchronous(begun: Callable[..., Trainer], log: Path) -> None:
@@ -59,24 +62,24 @@ def test_synchronous(begun: Callable[..., Trainer], log: Path) -> None:
     for _ in range(3):  # the checkpoint has two of them
         first.step()
     _until_it_dies(first)
-    assert numbers(log) == list(range(14))
+    assert generated(log) == list(range(14))
     second = begun("sync")
     assert (second.verl.global_steps, second.model.trained) == (3, list(range(8)))
     for _ in range(4):
         second.step()
     assert sorted(second.model.trained) == list(range(24))
-    assert sorted(numbers(log)) == list(range(24))
+    assert sorted(generated(log)) == list(range(24))
 
 
 def test_before_the_first_checkpoint(begun: Callable[..., Trainer], log: Path) -> None:
-    for limit in (3, 3, 1000):  # dies three times, each time a little later
+    for limit in (3, 3, PROMPTS):  # dies three times, each time a little later
         trainer = begun("sync", limit=limit)
         assert trainer.verl.global_steps == 1
-        if limit < 1000:
+        if limit < PROMPTS:
             _until_it_dies(trainer)
     for _ in range(3):
         trainer.step()
-    assert sorted(trainer.model.trained) == sorted(numbers(log)) == list(range(12))
+    assert sorted(trainer.model.trained) == sorted(generated(log)) == list(range(12))
 
 
 def test_asynchronous(begun: Callable[..., Trainer], log: Path) -> None:
@@ -86,7 +89,7 @@ def test_asynchronous(begun: Callable[..., Trainer], log: Path) -> None:
     assert sorted(first.model.trained) == list(range(8))
     first.manager.finish(first.manager.stuck[0])  # one of them, after the checkpoint
     _until_it_dies(first)
-    assert numbers(log) == list(range(11))
+    assert generated(log) == list(range(11))
     second = begun("colocate_async", limit=5)
     assert second.verl.global_steps == 3
     second.step()
@@ -96,9 +99,9 @@ def test_asynchronous(begun: Callable[..., Trainer], log: Path) -> None:
     assert len(third.model.trained) == 16
     for _ in range(4):
         third.step()
-    trained, generated = third.model.trained, numbers(log)
+    trained = third.model.trained
     assert len(trained) == len(set(trained)) == 32
-    assert sorted(generated) == list(range(36))
+    assert sorted(generated(log)) == list(range(36))
 
 
 @pytest.mark.parametrize("payload", ["keep", "drop"])
@@ -107,7 +110,7 @@ async def test_an_older_checkpoint(
 ) -> None:
     """Its queue has groups that later steps have trained, and a checkpoint since."""
     buffer = await store.buffer("grpo", archived_payload=payload)
-    trainer = Trainer(configuration("sync", url, tmp_path), tmp_path / "generated")
+    trainer = Trainer(configured("sync", url, tmp_path), tmp_path / "generated")
     trainer.verl.prepare_step()
     journal = trainer.manager._journal
     journal.keep()
@@ -117,7 +120,7 @@ async def test_an_older_checkpoint(
     journal.settle(2)
     assert await buffer.count(statuses="archived") == 2
     behind, ahead = journal.rewind(1)
-    trainer.leave()
+    leave(trainer)
     assert (behind, ahead) == (set(), {})
     assert await buffer.count(statuses="completed") == 4
     for one in await buffer.get(uids=before):
@@ -132,7 +135,7 @@ async def test_an_older_checkpoint(
 
 def test_verls_own_manager_generates_the_rest(url: str, tmp_path: Path, queue: None) -> None:
     """And everything of a validation."""
-    config = configuration("sync", url, tmp_path)
+    config = configured("sync", url, tmp_path)
     name = "replaydb.integrations.verl.DurableAgentLoopManager"
     dispatched: list[list[int]] = []
 
@@ -143,7 +146,7 @@ def test_verls_own_manager_generates_the_rest(url: str, tmp_path: Path, queue: N
     first = Trainer(config, tmp_path / "generated", limit=2)
     first.verl.prepare_step()
     first.sampler._sync_metadata_from_transfer_queue()
-    first.leave()
+    leave(first)
     forget()
     manager = load_class_from_fqn(name)(config, llm_client=None)
     worker = SimpleNamespace(generate_sequences=SimpleNamespace(remote=remote))

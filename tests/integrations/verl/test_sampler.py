@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 import transfer_queue as tq
+from examples.verl_cpu import BATCH_SIZE, prompt, put, trajectory
 from transfer_queue import KVBatchMeta
 
-from integrations.verl.trainer import BATCH_SIZE, prompt, put, trajectory
 from replaydb import InvalidInputError, Store
 from replaydb.integrations.verl import (
     AckOnCheckpoint,
@@ -23,6 +23,8 @@ from replaydb.integrations.verl import (
 from replaydb.integrations.verl.rows import rows, to_fields
 
 Made = Callable[..., DurableReplayBuffer]
+
+pytestmark = pytest.mark.xdist_group("queue")  # which takes long to start
 
 
 @pytest.fixture

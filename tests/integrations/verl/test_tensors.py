@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from examples.verl_cpu import prompt, trajectory
 from verl import DataProto
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-from integrations.verl.trainer import prompt, trajectory
 from replaydb import Batch, Buffer, Episode, EpisodeGroup, Fifo, InvalidInputError
 from replaydb.integrations.verl import (
     from_dataproto,

@@ -1,10 +1,13 @@
-"""verl's V1 trainer without a GPU: its own code, but for the model and what generates."""
+"""verl's V1 trainer without a GPU: its own code, but for the workers and what generates.
+
+What stands for them learns nothing: it remembers on which prompts it was trained, and writes down
+which prompts were generated.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,40 +16,56 @@ import ray
 import torch
 import transfer_queue as tq
 import verl
+from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 from tensordict import TensorDict
 from torchdata.stateful_dataloader import StatefulDataLoader
 from verl.trainer.ppo.v1 import PPOTrainer, get_trainer_cls
 from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn
+from verl.utils.import_utils import load_class_from_fqn
 
 from replaydb.integrations.verl import DurableGeneration
 from replaydb.integrations.verl.rows import rows
 
 BATCH_SIZE = 4
-STORAGE = OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}})
+PROMPTS = 40
 
 logging.getLogger("transfer_queue.utils.common").setLevel(logging.ERROR)
 
 
-def configuration(mode: str, url: str, folder: Path, **sampler_kwargs: Any) -> DictConfig:
-    """verl's defaults, and the lines of the documentation."""
-    defaults = Path(verl.__file__).parent / "trainer/config/_generated_ppo_trainer.yaml"
-    config = OmegaConf.load(defaults)
-    name = "DurableReplayBuffer" if mode == "sync" else "DurableReplayBufferAsync"
-    config.trainer.v1.trainer_mode = mode
-    config.trainer.v1.sampler.custom_sampler.path = "pkg://replaydb.integrations.verl"
-    config.trainer.v1.sampler.custom_sampler.name = name
-    kwargs = {"url": url, "run": "grpo", "poll_interval": 0.02, **sampler_kwargs}
-    config.trainer.v1.sampler.sampler_kwargs = kwargs
-    config.trainer.checkpoint_callback_class = "replaydb.integrations.verl.AckOnCheckpoint"
-    config.trainer.default_local_dir = str(folder / "checkpoints")
-    config.trainer.save_freq = 2
-    config.critic.enable = False
-    config.data.train_batch_size = BATCH_SIZE
-    config.data.gen_batch_size = BATCH_SIZE if mode == "sync" else 1
-    assert isinstance(config, DictConfig)
-    return config
+def configuration(mode: str, folder: Path, overrides: Sequence[str]) -> DictConfig:
+    """verl's own for a small run, with these overrides of Hydra."""
+    small = [
+        f"trainer.v1.trainer_mode={mode}",
+        f"trainer.default_local_dir={folder}/checkpoints",
+        "trainer.save_freq=2",
+        "critic.enable=false",
+        f"data.train_batch_size={BATCH_SIZE}",
+        f"+data.gen_batch_size={BATCH_SIZE if mode == 'sync' else 1}",
+    ]
+    defaults = Path(verl.__file__).parent / "trainer/config"
+    with initialize_config_dir(str(defaults), version_base=None):
+        return compose("ppo_trainer", [*small, *overrides])
+
+
+def start_ray() -> str:
+    """The address of a Ray of this process; a CPU for each actor of a queue."""
+    context = ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=False,
+        object_store_memory=80 * 2**20,
+        log_to_driver=False,
+        configure_logging=False,
+    )
+    address: str = context.address_info["address"]
+    return address
+
+
+def start_queue() -> None:
+    """A TransferQueue on the Ray of this process."""
+    tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
 
 
 def prompt(number: int) -> dict[str, Any]:
@@ -82,6 +101,16 @@ def trajectory(number: int, session: int, index: int = 0, step: int = 1) -> dict
         "metrics": {"generate_sequences": 0.5},
         "extra_fields": {"min_global_steps": step - 1, "reward_extra_info": {"acc": 1.0}},
     }
+
+
+def generated(log: Path) -> list[int]:
+    """The prompts that were generated, in all lives."""
+    return [int(line) for line in log.read_text().split()]
+
+
+def put(keys: list[str], fields: Sequence[dict[str, Any]], tags: list[dict[str, Any]]) -> None:
+    """Trajectories of one session, as agent loops put them."""
+    tq.kv_batch_put(keys, "train", fields=tu.list_of_dict_to_tensordict(fields), tags=tags)
 
 
 class Generator:
@@ -121,8 +150,8 @@ class Generator:
         put(keys, fields, [tag] * turns)
 
 
-class Manager(DurableGeneration, Generator):
-    """The agent loop manager of the tests, made durable."""
+class DurableGenerator(DurableGeneration, Generator):
+    """The same, made durable."""
 
 
 class Model:
@@ -142,14 +171,16 @@ class Model:
 class Trainer:
     """One life of a trainer: what `fit` of verl does, around its own methods."""
 
-    def __init__(self, config: DictConfig, log: Path, limit: int = 1000) -> None:
+    def __init__(self, config: DictConfig, log: Path, limit: int = PROMPTS) -> None:
         self.verl: PPOTrainer = get_trainer_cls(config.trainer.v1.trainer_mode)(config)
         self.sampler = self.verl.replay_buffer
-        self.manager = Manager(config, log, limit)
+        name = config.actor_rollout_ref.rollout.agent.get("agent_loop_manager_class")
+        kind: Any = load_class_from_fqn(name) if name else Generator
+        self.manager = kind(config, log, limit)
         self.model = self.verl.actor_rollout_wg = Model()
         self.verl.agent_loop_manager = self.manager
         self.verl.train_dataloader = StatefulDataLoader(
-            [prompt(number) for number in range(40)],
+            [prompt(number) for number in range(PROMPTS)],
             batch_size=config.data.gen_batch_size,
             collate_fn=collate_fn,
         )
@@ -168,45 +199,3 @@ class Trainer:
             trainer._save_checkpoint()
         tq.kv_clear(batch.keys, "train")
         trainer.global_steps += 1
-
-    def leave(self) -> None:
-        """Let go of connections and threads, as the end of the process does; nothing is saved."""
-        self.sampler.close()
-        self.manager._journal.close()
-
-
-def put(keys: list[str], fields: Sequence[dict[str, Any]], tags: list[dict[str, Any]]) -> None:
-    """Trajectories of one session, as agent loops put them."""
-    tq.kv_batch_put(keys, "train", fields=tu.list_of_dict_to_tensordict(fields), tags=tags)
-
-
-def forget() -> None:
-    """What a queue that died is: empty."""
-    for partition, keys in tq.kv_list().items():
-        if keys:
-            tq.kv_clear(list(keys), partition)
-
-
-def numbers(log: Path) -> list[int]:
-    """The prompts that were generated, in all lives."""
-    return [int(line) for line in log.read_text().split()]
-
-
-def main(mode: str, url: str, folder: str, limit: str) -> None:
-    """A life with a Ray and a queue of its own."""
-    ray.init(
-        address="local",
-        num_cpus=2,
-        include_dashboard=False,
-        object_store_memory=80 * 2**20,
-        log_to_driver=False,
-        configure_logging=False,
-    )
-    tq.init(STORAGE)
-    trainer = Trainer(configuration(mode, url, Path(folder)), Path(folder) / "log", int(limit))
-    while True:
-        trainer.step()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
