@@ -76,34 +76,7 @@ class Converter(Generic[D]):
         if not isinstance(data, self.kind):
             raise InvalidInputError("data", f"a {self.kind.__name__}", type(data).__name__)
         result: Any = getattr(data, "result", data)
-        size = len(result.responses)
-        queries = getattr(data, "queries", [[]] * size)
-        texts = getattr(data, "decoded_responses", [None] * size)
-        rewards = getattr(data, "reward_scores", None) or [None] * size
-        datasets = getattr(data, "datasets", None)
-        for field, values in {
-            "result.masks": result.masks,
-            "result.logprobs": result.logprobs,
-            "result.finish_reasons": result.finish_reasons,
-            "queries": queries,
-            "decoded_responses": texts,
-            "reward_scores": rewards,
-        }.items():
-            if values is not None and len(values) != size:
-                raise InvalidInputError(field, f"{size}, as there are responses", len(values))
-        episodes = [
-            rdb.Episode(
-                prompt_ids=queries[i],
-                response_ids=result.responses[i],
-                loss_mask=result.masks[i],
-                logprobs=None if result.logprobs is None else result.logprobs[i],
-                reward=rewards[i],
-                finish_reason=result.finish_reasons[i],
-                policy_version=getattr(result, "model_step", None),
-                text=texts[i],
-            )
-            for i in range(size)
-        ]
+        episodes, datasets = _episodes(data, result), getattr(data, "datasets", None)
         columns: dict[str, Any] = dict.fromkeys(_OF_DATA | _OF_RESULT, True)
         rest = self._adapter.dump_python(
             data, exclude=columns | {"result": _OF_RESULT}, warnings=False
@@ -295,6 +268,37 @@ def _same(store: blocking.Store, name: str, settings: SettingsChanges) -> None:
                 f"{field}: the table {name!r} has {found}, got {value}; "
                 "`Buffer.update_settings` changes it for all who use it"
             )
+
+
+def _episodes(data: Any, result: Any) -> list[rdb.Episode]:
+    """One for each response, all of which must have as much beside them as the others."""
+    size = len(result.responses)
+    queries = getattr(data, "queries", [[]] * size)
+    texts = getattr(data, "decoded_responses", [None] * size)
+    rewards = getattr(data, "reward_scores", None) or [None] * size
+    for field, values in {
+        "result.masks": result.masks,
+        "result.logprobs": result.logprobs,
+        "result.finish_reasons": result.finish_reasons,
+        "queries": queries,
+        "decoded_responses": texts,
+        "reward_scores": rewards,
+    }.items():
+        if values is not None and len(values) != size:
+            raise InvalidInputError(field, f"{size}, as there are responses", len(values))
+    return [
+        rdb.Episode(
+            prompt_ids=queries[i],
+            response_ids=result.responses[i],
+            loss_mask=result.masks[i],
+            logprobs=None if result.logprobs is None else result.logprobs[i],
+            reward=rewards[i],
+            finish_reason=result.finish_reasons[i],
+            policy_version=getattr(result, "model_step", None),
+            text=texts[i],
+        )
+        for i in range(size)
+    ]
 
 
 def _any(values: Iterable[Any]) -> list[Any] | None:
