@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import ray
 import torch
 import transfer_queue as tq
 import verl
@@ -47,20 +46,6 @@ def configuration(mode: str, folder: Path, overrides: Sequence[str]) -> DictConf
     defaults = Path(verl.__file__).parent / "trainer/config"
     with initialize_config_dir(str(defaults), version_base=None):
         return compose("ppo_trainer", [*small, *overrides])
-
-
-def start_ray() -> str:
-    """The address of a Ray of this process; a CPU for each actor of a queue."""
-    context = ray.init(
-        address="local",
-        num_cpus=2,
-        include_dashboard=False,
-        object_store_memory=80 * 2**20,
-        log_to_driver=False,
-        configure_logging=False,
-    )
-    address: str = context.address_info["address"]
-    return address
 
 
 def start_queue() -> None:

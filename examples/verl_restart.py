@@ -23,14 +23,7 @@ import psutil  # type: ignore[import-untyped]
 import ray
 import transfer_queue as tq
 
-from examples.verl_cpu import (
-    PROMPTS,
-    Trainer,
-    configuration,
-    generated,
-    start_queue,
-    start_ray,
-)
+from examples.verl_cpu import PROMPTS, Trainer, configuration, generated, start_queue
 from replaydb import blocking
 
 #: The first life is killed when so many prompts are generated, in the second step since a
@@ -60,7 +53,14 @@ def live(url: str, mode: str, folder: Path, steps: int, limit: int = PROMPTS) ->
     Returns:
         What the model has been trained on, in this life and up to its checkpoint in earlier ones.
     """
-    start_ray()
+    ray.init(
+        address="local",
+        num_cpus=2,  # one for each actor of the queue
+        include_dashboard=False,
+        object_store_memory=80 * 2**20,
+        log_to_driver=False,
+        configure_logging=False,
+    )
     start_queue()
     trainer = Trainer(configuration(mode, folder, durable(url, mode)), folder / "log", limit)
     for _ in range(steps):

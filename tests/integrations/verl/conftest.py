@@ -1,4 +1,4 @@
-"""A TransferQueue on a Ray of this machine, one for each worker of pytest-xdist."""
+"""A TransferQueue on the Ray of the tests."""
 
 from __future__ import annotations
 
@@ -8,17 +8,7 @@ import pytest
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[str]:
-    """The address of a small Ray."""
-    import ray  # here, where warnings of other packages are theirs
-    from examples.verl_cpu import start_ray
-
-    yield start_ray()
-    ray.shutdown()
-
-
-@pytest.fixture(scope="session")
-def _queue(cluster: str) -> Iterator[None]:
+def _queue(cluster: None) -> Iterator[None]:
     import transfer_queue as tq
     from examples.verl_cpu import start_queue
 

@@ -18,8 +18,6 @@ from verl.utils.tensordict_utils import get_tensordict
 from integrations.verl.lives import configured, forget, leave
 from replaydb import Store
 
-pytestmark = pytest.mark.xdist_group("queue")  # which takes long to start
-
 
 class _Died(Exception):
     """What a test has instead of a wait without end."""

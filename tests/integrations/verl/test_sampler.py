@@ -24,8 +24,6 @@ from replaydb.integrations.verl.rows import rows, to_fields
 
 Made = Callable[..., DurableReplayBuffer]
 
-pytestmark = pytest.mark.xdist_group("queue")  # which takes long to start
-
 
 @pytest.fixture
 def sampler(url: str, queue: None) -> Iterator[Made]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -21,13 +20,6 @@ import replaydb as rdb
 from integrations.xtuner.conftest import Open
 from integrations.xtuner.states import state
 from replaydb.integrations.xtuner.states import to_episode, to_state
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    ray.init(address="local", num_cpus=1, include_dashboard=False)
-    yield
-    ray.shutdown()
 
 
 async def stored(build: Open, one: RolloutState) -> RolloutState:
