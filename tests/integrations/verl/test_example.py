@@ -60,7 +60,7 @@ def test_nothing_is_generated_twice_or_lost(sqlite_url: str, postgresql_url: str
     runs = [_begin("sync", sqlite_url), _begin("colocate_async", postgresql_url)]
     try:
         for run in runs:
-            output, _ = run.communicate(timeout=300)
+            output, _ = run.communicate(timeout=500)
             assert run.returncode == 0, output
             before, saved, after, trained = map(json.loads, _NUMBERS.findall(output))
             assert before == list(range(14))
