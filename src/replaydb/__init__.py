@@ -38,6 +38,7 @@ from replaydb.errors import (
     UnknownBufferError,
     UnknownDrawError,
     UnknownGroupError,
+    UnknownRunError,
 )
 from replaydb.policies import (
     Fifo,
@@ -149,6 +150,7 @@ __all__ = [
     "UnknownBufferError",
     "UnknownDrawError",
     "UnknownGroupError",
+    "UnknownRunError",
     "col",
 ]
 __version__ = "0.1.0"

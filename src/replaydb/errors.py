@@ -5,6 +5,7 @@
     │   └── InvalidURLError                 a URL cannot be used
     ├── InvalidSettingsError (ValueError)   buffer settings that cannot work
     ├── UnknownBufferError (LookupError)    no buffer of that name
+    ├── UnknownRunError (LookupError)       the run that calls was deleted
     ├── UnknownGroupError (LookupError)     no group of those ids or uids in this buffer
     ├── UnknownDrawError (LookupError)      no record of that draw in this buffer
     ├── DuplicateGroupError                 a group_uid is already in the buffer
@@ -89,6 +90,20 @@ class UnknownBufferError(ReplayDBError, LookupError):
         self.known = tuple(known)
         others = f"; there are: {_some([repr(one) for one in known])}" if known else ""
         super().__init__(f"there is no buffer named {name!r}{others}")
+
+
+class UnknownRunError(ReplayDBError, LookupError):
+    """The run that calls was deleted while it went on; open the store again to begin it anew.
+
+    Attributes:
+        name: The name.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        super().__init__(
+            f"the run {name!r} was deleted: nothing was stored; the store is to be opened again"
+        )
 
 
 class UnknownGroupError(ReplayDBError, LookupError):

@@ -65,12 +65,23 @@ def test_completion_is_shown(shell: str, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "_REPLAYDB_COMPLETE" in found.stdout
 
 
+def completed(words: str, **env: str) -> list[str]:
+    """What the shell is told to offer for the last word."""
+    last = str(len(words.split()) - 1)
+    asked = {"_REPLAYDB_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": last}
+    found = CliRunner().invoke(app, [], env=asked | env, prog_name="replaydb")
+    assert found.stderr == ""
+    return found.stdout.split()
+
+
 def test_columns_are_completed() -> None:
-    words = "replaydb groups list math --sort reward_"
-    found = CliRunner().invoke(
-        app,
-        [],
-        env={"_REPLAYDB_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": "5"},
-        prog_name="replaydb",
-    )
-    assert found.stdout.split() == ["reward_max", "reward_mean", "reward_min", "reward_std"]
+    found = completed("replaydb groups list math --sort reward_")
+    assert found == ["reward_max", "reward_mean", "reward_min", "reward_std"]
+
+
+def test_names_of_buffers_are_completed(filled_url: str, tmp_path: Path) -> None:
+    assert completed("replaydb groups list m", REPLAYDB_URL=filled_url) == ["math"]
+    assert completed("replaydb draws list --limit 3 c", REPLAYDB_URL=filled_url) == ["code"]
+    assert completed(f"replaydb watch --url {filled_url} m", REPLAYDB_URL="") == ["math"]
+    for url in ("", "nonsense", f"sqlite:///{tmp_path / 'none.db'}"):
+        assert completed("replaydb groups list m", REPLAYDB_URL=url) == []

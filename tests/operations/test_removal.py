@@ -12,10 +12,12 @@ from sqlalchemy import select
 
 import replaydb as rdb
 from replaydb import Store, operations
+from replaydb.database import transactions
 from replaydb.database.schema import buffer as buffer_table
 from replaydb.database.schema import cursor, draw, draw_group, lease, task
 from replaydb.operations import removal
 from support.clock import Clock
+from support.connections import transaction
 from support.groups import group, groups, long_group
 from support.ledger import check_books, number_of
 from support.tables import table_sizes
@@ -126,7 +128,7 @@ async def test_draws_are_pruned_but_those_that_hold_groups(
 
 @pytest.mark.parametrize("layout", ["inside", "outside"])
 async def test_a_buffer_is_deleted_with_all_that_is_its_own(
-    store: Store, others: Store, layout: str, url: str
+    store: Store, others: Store, layout: str, url: str, meanwhile: list[Awaitable[object]]
 ) -> None:
     buffer, beside = await store.buffer("math"), await store.buffer("code")
     await buffer.put([*groups(9), long_group("long", 20)], cursor={"data": 1})
@@ -139,6 +141,7 @@ async def test_a_buffer_is_deleted_with_all_that_is_its_own(
     looked = await operations.delete_buffer(store, "math", dry_run=True)
     assert (looked.num_groups, looked.num_draws) == (11, 5)
     assert await buffer.count() == 11
+    meanwhile.append(theirs.put(group("late")))  # which goes with the buffer
     done = await operations.delete_buffer(store, "math")
     assert (done.num_groups, done.num_draws, done.num_bytes) == (11, 5, looked.num_bytes)
     assert [one.name for one in await store.buffers()] == ["code"]
@@ -203,24 +206,29 @@ async def test_a_run_is_deleted_with_what_it_put_and_drew(
     await beside.put(groups(2))
     await mine.sample(9, step=1)
     await theirs.sample(2, step=2)
-    held = await mine.lease(1, tasks="theirs", ttl=600)
-    with pytest.raises(rdb.GroupLeasedError):
-        await operations.delete_run(store, "others")
-    await held.nack()
+    for who, name in ((mine, "theirs"), (theirs, "gsm8k")):  # what it has put, or drawn
+        held = await who.lease(1, tasks=name, ttl=600)
+        with pytest.raises(rdb.GroupLeasedError):
+            await operations.delete_run(store, "others")
+        await held.nack()
     looked = await operations.delete_run(store, "others", dry_run=True)
-    assert (looked.num_groups, looked.num_draws) == (10, 1)
+    assert (looked.num_groups, looked.num_draws) == (10, 2)
     assert await mine.count() == 11
     done = await operations.delete_run(store, "others")
-    assert (done.num_groups, done.num_draws) == (10, 1)
+    assert (done.num_groups, done.num_draws) == (10, 2)
     assert [one.name for one in await store.runs()] == ["test"]
     assert await mine.count() == 3
     assert [one.step for one in await mine.draws()] == [None, 1]
     with pytest.raises(rdb.InvalidInputError, match="one of the runs test"):
         await operations.delete_run(store, "others")
-    with pytest.raises(rdb.DatabaseError):  # it was not over
-        await theirs.put(group("late"))
+    for call in (theirs.put, theirs.open_group, theirs.sample, theirs.advance_policy):
+        arguments = {"put": [group("late")], "open_group": ["gsm8k", "late", 2]}
+        with pytest.raises(rdb.UnknownRunError, match="'others' was deleted"):  # it was not over
+            await call(*arguments.get(call.__name__, [1]))
     assert await mine.count(where=rdb.col.group_uid == "late") == 0
     await check_books(url)
+    async with Store.open(url, run="others") as again:
+        await (await again.buffer("math")).put(group("late"))
 
 
 async def test_what_is_leased_while_its_run_is_deleted_stays(
@@ -252,6 +260,30 @@ async def test_what_is_claimed_while_it_arrives_stays(store: Store, others: Stor
     assert (await operations.prune_groups(store, statuses="pending")).num_groups == 1
 
 
+async def test_a_run_is_deleted_that_only_drew(store: Store, others: Store) -> None:
+    await (await store.buffer("math")).put(groups(2))
+    await (await others.buffer("math")).sample(1)
+    done = await operations.delete_run(store, "others")
+    assert (done.num_groups, done.num_draws) == (0, 1)
+    assert [one.name for one in await store.runs()] == ["test"]
+
+
+async def test_draws_that_somebody_else_deletes_are_not_waited_for(
+    postgresql_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite has one writer."""
+    monkeypatch.setattr(transactions, "PATIENCE_SECONDS", 5.0)
+    async with Store.open(postgresql_url) as store:
+        buffer = await store.buffer("math")
+        await buffer.put(groups(2))
+        for step in range(4):
+            await buffer.sample(1, step=step)
+        async with transaction(postgresql_url) as connection:
+            await connection.execute(select(draw.c.id).where(draw.c.step == 2).with_for_update())
+            assert (await operations.prune_draws(store, dry_run=False)).num_draws == 3
+        assert [one.step for one in await buffer.draws()] == [2]
+
+
 async def test_a_run_that_goes_on_is_not_deleted(
     store: Store, others: Store, meanwhile: list[Awaitable[object]]
 ) -> None:
@@ -261,8 +293,8 @@ async def test_a_run_that_goes_on_is_not_deleted(
     with pytest.raises(rdb.InvalidInputError, match="goes on"):
         await operations.delete_run(store, "others")
     assert meanwhile == []
-    meanwhile += [theirs.put(group(f"later{i}")) for i in range(removal.ATTEMPTS - 1)]
-    assert (await operations.delete_run(store, "others")).num_groups == removal.ATTEMPTS
+    meanwhile += [theirs.put(group(f"later{i}")) for i in range(2)]
+    assert (await operations.delete_run(store, "others")).num_groups == 3
     assert "others" not in [one.name for one in await store.runs()]
 
 

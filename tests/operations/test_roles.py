@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import delete, insert, select, update
+from sqlalchemy.exc import DBAPIError
 
 import replaydb as rdb
 from replaydb import Keep, Store, operations
-from replaydb.database.schema import draw, episode_group, metadata, payload
+from replaydb.database.schema import buffer as buffer_table
+from replaydb.database.schema import (
+    draw,
+    draw_group,
+    episode_group,
+    metadata,
+    pack,
+    payload,
+    policy_change,
+)
+from replaydb.database.schema import run as run_table
 from replaydb.database.views import VIEWS
 from support.command import run
 from support.connections import transaction
@@ -62,6 +75,14 @@ async def prepared(url: str) -> None:
 async def left(url: str) -> list[int]:
     """How many groups, payloads and draws there are."""
     return [await number_of(url, table) for table in (episode_group, payload, draw)]
+
+
+async def denied(url: str, *statements: Any) -> None:
+    """Each is more than a role needs."""
+    for statement in statements:
+        with pytest.raises(DBAPIError, match="permission denied"):
+            async with transaction(url) as connection:
+                await connection.execute(statement)
 
 
 async def refused(*calls: Awaitable[object]) -> None:
@@ -130,6 +151,26 @@ async def test_a_trainer_draws_and_acks_and_advances(login: Logins, postgresql_u
         assert await left(postgresql_url) == before
         with pytest.raises(rdb.DatabaseError, match="vacuum run: that takes the owner"):
             await operations.vacuum(login("trainer"))
+    await denied(
+        login("trainer"),
+        update(draw).values(policy="theirs"),
+        update(draw_group).values(weight=1.0),
+        update(buffer_table).values(name="theirs"),
+        delete(policy_change),
+        insert(payload).values(group_id=1, part=9),
+    )
+    await denied(login("writer"), update(buffer_table).values(policy_version=9), delete(run_table))
+
+
+async def test_packs_are_removed_by_whoever_puts(
+    login: Logins, postgresql_url: str, tmp_path: Path
+) -> None:
+    async with Store.open(postgresql_url, payloads=tmp_path.as_uri(), payload_grace=0.001) as owner:
+        await (await owner.buffer("math")).put(groups(2))
+    async with Store.open(login("writer")) as store:
+        await (await store.buffer("math", create=False)).delete(statuses="completed")
+        assert (await store.prune(dry_run=False)).num_condemned == 1
+    assert await number_of(postgresql_url, pack) == 0
 
 
 async def test_an_analyst_looks(login: Logins, postgresql_url: str) -> None:
@@ -139,6 +180,10 @@ async def test_an_analyst_looks(login: Logins, postgresql_url: str) -> None:
         assert await buffer.count() == 3
         assert len(await buffer.get([1, 2])) == 2
         assert (await buffer.stats()).num_groups == 3
+    found = await operations.examine(login("analyst"))
+    assert [one.text for one in found if one.subject == "log"] == [
+        "its size is told to members of pg_monitor only"
+    ]
     async with transaction(login("analyst")) as connection:
         for view in VIEWS:
             await connection.execute(select(view.table))
@@ -171,9 +216,12 @@ def test_the_command_prints_or_applies(
     )
     sql = f"SELECT count(*) FROM pg_roles WHERE rolname LIKE '{prefix}%'"  # noqa: S608
     assert postgres.fetch_int(postgresql_url, sql) == 0
+    may = f"SELECT has_table_privilege('{prefix}_writer', 'buffer', 'DELETE')::int"
     for _ in range(2):  # again: they are brought in line
         applied = run("db", "roles", "--apply", "--prefix", prefix, url=postgresql_url)
         assert applied.output.endswith("statements were run\n"), applied.output
+        assert postgres.fetch_int(postgresql_url, may) == 0
+        postgres.execute(postgresql_url, f'GRANT DELETE ON buffer TO "{quoted}_writer"')
     assert postgres.fetch_int(postgresql_url, sql) == 3
     for ending in ("writer", "trainer", "analyst"):
         postgres.execute(postgresql_url, f'DROP OWNED BY "{quoted}_{ending}"')

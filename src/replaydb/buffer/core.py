@@ -14,15 +14,18 @@ from replaydb import checks
 from replaydb.buffer.waiting import Explain, Patience
 from replaydb.database import filters
 from replaydb.database.payloads import Payloads
+from replaydb.database.prepared import execute
 from replaydb.database.records import Decoded, Stored, decoded
 from replaydb.database.repository import aging
 from replaydb.database.repository.aging import StillExpiringError
 from replaydb.database.repository.buffers import BufferRow, RunRow
 from replaydb.database.repository.locked import Scope
 from replaydb.database.repository.locking import behind_locked
+from replaydb.database.statements.buffer import select_run
 from replaydb.database.statements.selections import Selection
 from replaydb.database.transactions import Database, allowance, end_in
 from replaydb.episodes import GroupStatus
+from replaydb.errors import DatabaseError, UnknownRunError
 from replaydb.settings import BufferSettings
 
 T = TypeVar("T")
@@ -101,9 +104,20 @@ class BufferCore:
                 )
             except StillExpiringError:
                 await self._expire(end)
+            except DatabaseError as error:
+                # Such as that of a foreign key, of which SQLite does not say which it is.
+                if type(error) is DatabaseError and await self._is_deleted(run, end):
+                    raise UnknownRunError(self._run_name) from error
+                raise
             else:
                 scope.log_news()
                 return result
+
+    async def _is_deleted(self, run: RunRow, end: float) -> bool:
+        found = await self._database.read(
+            lambda it: execute(it, select_run(self._run_name)), end=end
+        )
+        return run.id not in [row.id for row in found]
 
     async def _expire(self, end: float) -> None:
         """Have everything expire that is too stale, in short transactions."""

@@ -31,7 +31,21 @@ Url = Annotated[str, typer.Option(envvar="REPLAYDB_URL", help=_HELP, show_defaul
 OptionalUrl = Annotated[
     str | None, typer.Option(envvar="REPLAYDB_URL", help=_HELP, show_default=False)
 ]
-BufferName = Annotated[str, typer.Argument(help="Name of the buffer.")]
+
+
+def _buffer_names(context: typer.Context, incomplete: str) -> list[str]:
+    """Of the store that the command line names so far; none where it cannot be asked."""
+    try:
+        found = with_store(context.params["url"], lambda store: store.buffers())
+    except Exception:
+        return []
+    names = [info.name for info in found]
+    return [name for name in names if name.startswith(incomplete) and name == printable(name)]
+
+
+BufferName = Annotated[
+    str, typer.Argument(help="Name of the buffer.", autocompletion=_buffer_names)
+]
 Json = Annotated[bool, typer.Option("--json", help="For scripts: JSON, in full precision.")]
 
 _UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")

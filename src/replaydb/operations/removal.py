@@ -181,7 +181,7 @@ async def delete_run(
     """Delete a run with the groups that it put, in every buffer, and the draws that it made.
 
     What other runs drew of its groups stays on record. A process that goes on with the run can
-    not put or draw any more: it gets a `DatabaseError`.
+    not put or draw any more: it gets `UnknownRunError`.
 
     Args:
         store: Where.

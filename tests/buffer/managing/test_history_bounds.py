@@ -10,6 +10,7 @@ from sqlalchemy import text
 
 import replaydb as rdb
 from replaydb import Buffer, Keep, Store
+from replaydb.database.repository import history
 from replaydb.database.schema import draw, draw_group, episode_group
 from support.clock import Clock
 from support.connections import transaction
@@ -56,6 +57,40 @@ async def test_archived_groups_are_kept_for_so_long(store: Store, clock: Clock) 
     clock.jump(60)
     await buffer.advance_policy(1)
     assert await archived(buffer) == []
+
+
+async def test_what_comes_in_many_at_once_goes_as_fast(store: Store, clock: Clock) -> None:
+    by_count = await store.buffer("math", keep_archived=Keep(count=4))
+    by_age = await store.buffer("code", keep_archived=Keep(seconds=100))
+    for turn in range(3):
+        for buffer in (by_count, by_age):
+            await buffer.put([group(f"{turn}-{i}", status="archived") for i in range(60)])
+        clock.jump(1000)
+    assert await by_count.count(statuses="archived") == 4
+    assert await by_age.count(statuses="archived") == 60
+
+
+async def test_what_is_old_goes_from_every_task(store: Store, clock: Clock) -> None:
+    """A call looks at some of them, chosen at random."""
+    buffer = await store.buffer("math", keep_archived=Keep(seconds=100))
+    tasks = [f"task-{i}" for i in range(history.TASKS + 4)]
+    await buffer.put([group(None, task, status="archived") for task in tasks])
+    clock.jump(1000)
+    for _ in range(24):
+        await buffer.put([group(None, task) for task in tasks])
+    assert await archived(buffer) == []
+
+
+async def test_a_time_that_cannot_be_read_is_not_compared(sqlite_url: str, clock: Clock) -> None:
+    """PostgreSQL keeps none."""
+    async with Store.open(sqlite_url) as store:
+        buffer = await store.buffer("math", keep_archived=Keep(seconds=100))
+        await buffer.put([group(f"{i}", status="archived") for i in range(2)])
+        async with transaction(sqlite_url) as connection:
+            await connection.execute(text("UPDATE episode_group SET created_at = 'x' WHERE id = 1"))
+        clock.jump(1000)
+        await buffer.put(group("new"))
+        assert await number_of(sqlite_url, episode_group) == 2
 
 
 async def test_a_long_history_comes_down_to_its_bound_in_steps(store: Store) -> None:

@@ -19,12 +19,14 @@ DEAD_ROWS = 50_000
 LONG_SECONDS = 3600.0
 #: Transactions, of two thousand million, after which all rows should have been frozen.
 OLD_ROWS = 1_000_000_000
+#: A log that is so many times as long as `max_wal_size` is held back by something.
+LONG_LOG = 2.0
 
 _SETTINGS = text("""
     SELECT name, setting FROM pg_settings WHERE name IN (
         'server_version', 'server_version_num', 'fsync', 'full_page_writes', 'autovacuum',
         'track_counts', 'synchronous_commit', 'max_connections', 'server_encoding',
-        'superuser_reserved_connections')
+        'superuser_reserved_connections', 'max_wal_size')
 """)
 _CONNECTIONS = text("SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'")
 _INVALID = text("""
@@ -52,6 +54,8 @@ _STORAGE = text("""
     SELECT attstorage::text FROM pg_attribute
     WHERE attrelid = to_regclass('payload') AND attname = 'data'
 """)
+_MAY_SEE_LOG = text("SELECT has_function_privilege('pg_ls_waldir()', 'EXECUTE')")
+_LOG = text("SELECT CAST(sum(size) AS bigint) FROM pg_ls_waldir()")
 _SIZE = text("SELECT pg_database_size(current_database())")
 _RECOVERY = text("SELECT pg_is_in_recovery()")
 
@@ -72,6 +76,7 @@ def findings(connection: Connection) -> Iterator[Finding]:
     yield _long_transactions(connection)
     yield _old_rows(connection)
     yield from _storage(connection)
+    yield _log(connection, settings)
     size = connection.execute(_SIZE).scalar_one()
     yield Finding("good", "disk", f"{size / 1e6:,.1f} MB; what is free only the server knows")
 
@@ -199,6 +204,21 @@ def _old_rows(connection: Connection) -> Finding:
         "row ages",
         f"{age:,} transactions since all rows were frozen: at 2,000,000,000 the server stops",
         "VACUUM (FREEZE), and find out what keeps autovacuum from it",
+    )
+
+
+def _log(connection: Connection, settings: dict[str, str]) -> Finding:
+    if not connection.execute(_MAY_SEE_LOG).scalar_one():
+        return Finding("good", "log", "its size is told to members of pg_monitor only")
+    size, most = connection.execute(_LOG).scalar_one(), int(settings["max_wal_size"]) << 20
+    shown = f"the write-ahead log has {size / 1e6:,.1f} MB"
+    if size <= LONG_LOG * most:
+        return Finding("good", "log", shown)
+    return Finding(
+        "warning",
+        "log",
+        f"{shown}, more than max_wal_size by far: something holds it back",
+        "see pg_replication_slots for one that nobody reads, and pg_stat_archiver for failures",
     )
 
 
