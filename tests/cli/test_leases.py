@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+
+from replaydb import Store
 from support.command import json_of, rows_of, run
 
 
@@ -17,6 +20,24 @@ def test_leases_are_listed_and_shown(filled_url: str) -> None:
     table = rows_of(run("leases", "show", "math", listed["id"], url=filled_url))
     assert ["owner", "trainer-0"] in table
     assert [str(listed["group_ids"][0]), "odd", "p2", "2", "10", "5.5"] in [r[:6] for r in table]
+
+
+def test_leases_are_sorted(filled_url: str) -> None:
+    async def lease() -> None:
+        async with Store.open(filled_url) as store:
+            buffer = await store.buffer("math")
+            await buffer.lease(2, ttl=60, owner="a", step=9)
+            await buffer.lease(1, ttl=6000, owner="b")
+
+    def owners(*words: str) -> list[str]:
+        return [one["owner"] for one in json_of("leases", "list", "math", *words, url=filled_url)]
+
+    asyncio.run(lease())
+    assert owners() == ["b", "a", "trainer-0"]
+    assert owners("--ascending") == ["trainer-0", "a", "b"]
+    assert owners("--sort", "expires_at") == ["b", "trainer-0", "a"]
+    assert owners("--sort", "step", "--ascending") == ["trainer-0", "a", "b"]
+    assert owners("--sort", "num_groups")[0] == "a"
 
 
 def test_a_lease_is_revoked(filled_url: str) -> None:

@@ -11,6 +11,9 @@ def test_runs_are_listed(filled_url: str) -> None:
         ("second", "first"),
         ("first", "first"),
     ]
+    oldest = json_of("runs", "list", "--sort", "name", "--ascending", url=filled_url)
+    assert [one["name"] for one in oldest] == ["first", "second"]
+    assert run("runs", "list", "--sort", "metadata", url=filled_url).exit_code == 2
     assert len(json_of("runs", "list", "--lineage", "first", url=filled_url)) == 2
     assert json_of("runs", "list", "--lineage", "second", url=filled_url) == []
     table = rows_of(run("runs", "list", "--limit", 1, url=filled_url))

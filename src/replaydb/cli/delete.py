@@ -37,9 +37,9 @@ def groups(
         return list({info.id: info for info in named}.values())
 
     found = with_buffer(url, buffer, find)
-    held = sum(info.status == "leased" for info in found)
+    held = sum(info.lease_id is not None for info in found)
     shown = f"{len(found)} groups, {human_size(sum(info.num_bytes for info in found))}"
-    _confirm(f"{shown}{f'; {held} of them are leased' if held else ''}", yes)
+    _confirm(f"{shown}{f'; {held} of them are leased or claimed' if held else ''}", yes)
     ids = [info.id for info in found]
     number = with_buffer(url, buffer, lambda opened: opened.delete(ids), write=True)
     typer.echo(f"{number} groups deleted")

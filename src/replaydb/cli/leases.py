@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,7 +16,7 @@ from replaydb.cli.console import (
     print_table,
     with_buffer,
 )
-from replaydb.cli.selecting import MAX_ID
+from replaydb.cli.selecting import MAX_ID, SORTED_BY, Ascending, in_order
 from replaydb.errors import LeaseExpiredError
 
 if TYPE_CHECKING:
@@ -24,6 +25,18 @@ if TYPE_CHECKING:
 app = typer.Typer(help="List leases, look at one, or take it back.", no_args_is_help=True)
 
 LeaseId = Annotated[int, typer.Argument(min=0, max=MAX_ID, help="Id of the lease.")]
+
+
+class Column(StrEnum):
+    """What leases can be sorted by."""
+
+    ID = "id"
+    OWNER = "owner"
+    STEP = "step"
+    NUM_GROUPS = "num_groups"
+    ACQUIRED_AT = "acquired_at"
+    EXPIRES_AT = "expires_at"
+
 
 #: How many ids of groups a line shows.
 SHOWN_IDS = 8
@@ -34,14 +47,14 @@ def list_(
     url: Url,
     buffer: BufferName,
     owner: Annotated[str | None, typer.Option(help="Only those of this owner.")] = None,
+    sort: Annotated[Column, typer.Option(help=SORTED_BY)] = Column.ID,
+    ascending: Ascending = False,
     as_json: Json = False,
 ) -> None:
     """List who holds groups of a buffer, of which trainer step, and until when."""
-    found = [
-        info
-        for info in with_buffer(url, buffer, lambda buffer: buffer.leases())
-        if owner is None or info.owner == owner
-    ]
+    leases = with_buffer(url, buffer, lambda buffer: buffer.leases())
+    mine = [info for info in leases if owner is None or info.owner == owner]
+    found = in_order(mine, sort, ascending=ascending)
     if as_json:
         print_json(found)
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,7 +16,14 @@ from replaydb.cli.console import (
     print_table,
     with_store,
 )
-from replaydb.cli.selecting import DEFAULT_LIMIT, Limit, run_of
+from replaydb.cli.selecting import (
+    DEFAULT_LIMIT,
+    SORTED_BY,
+    Ascending,
+    Limit,
+    in_order,
+    run_of,
+)
 from replaydb.database.group_columns import col
 
 if TYPE_CHECKING:
@@ -24,19 +32,28 @@ if TYPE_CHECKING:
 app = typer.Typer(help="List runs, and look at one.", no_args_is_help=True)
 
 
+class Column(StrEnum):
+    """What runs can be sorted by."""
+
+    ID = "id"
+    NAME = "name"
+    LINEAGE = "lineage"
+    STARTED_AT = "started_at"
+
+
 @app.command("list")
 def list_(
     url: Url,
     lineage: Annotated[str | None, typer.Option(help="Only those of this lineage.")] = None,
+    sort: Annotated[Column, typer.Option(help=SORTED_BY)] = Column.ID,
+    ascending: Ascending = False,
     limit: Limit = DEFAULT_LIMIT,
     as_json: Json = False,
 ) -> None:
-    """List the training and generation jobs, the newest first."""
-    found = [
-        info
-        for info in reversed(with_store(url, lambda store: store.runs()))
-        if lineage is None or info.lineage == lineage
-    ]
+    """List the training and generation jobs, the newest first unless they are sorted."""
+    runs = with_store(url, lambda store: store.runs())
+    mine = [info for info in runs if lineage is None or info.lineage == lineage]
+    found = in_order(mine, sort, ascending=ascending)
     if as_json:
         print_json(found[:limit])
         return

@@ -6,7 +6,7 @@ import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from operator import and_
+from operator import and_, attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -73,6 +73,7 @@ Sort = Annotated[
     ),
 ]
 Ascending = Annotated[bool, typer.Option("--ascending", help="The lowest first.")]
+SORTED_BY = "What they are sorted by; the highest come first."
 AfterGroup = Annotated[
     int | None,
     typer.Option(
@@ -149,6 +150,13 @@ def ordered(sort: str, ascending: bool) -> ColumnElement[Any]:
     if not _is_sorted_by(sort):
         raise typer.BadParameter(f"{sort!r} holds no numbers or times", param_hint="--sort")
     return column if ascending else column.desc()
+
+
+def in_order(rows: Sequence[T], name: str, *, ascending: bool) -> list[T]:
+    """Rows by an attribute, the highest first unless they ascend; what has none comes last."""
+    known = [row for row in rows if getattr(row, name) is not None]
+    without = [row for row in rows if getattr(row, name) is None]
+    return [*sorted(known, key=attrgetter(name), reverse=not ascending), *without]
 
 
 def condition(
