@@ -221,10 +221,15 @@ async def test_a_run_is_deleted_with_what_it_put_and_drew(
     assert [one.step for one in await mine.draws()] == [None, 1]
     with pytest.raises(rdb.InvalidInputError, match="one of the runs test"):
         await operations.delete_run(store, "others")
-    for call in (theirs.put, theirs.open_group, theirs.sample, theirs.advance_policy):
-        arguments = {"put": [group("late")], "open_group": ["gsm8k", "late", 2]}
+    late = (
+        lambda: theirs.put(group("late")),
+        lambda: theirs.open_group("gsm8k", "late", 2),
+        lambda: theirs.sample(1),
+        lambda: theirs.advance_policy(9),
+    )
+    for call in late:
         with pytest.raises(rdb.UnknownRunError, match="'others' was deleted"):  # it was not over
-            await call(*arguments.get(call.__name__, [1]))
+            await call()
     assert await mine.count(where=rdb.col.group_uid == "late") == 0
     await check_books(url)
     async with Store.open(url, run="others") as again:
