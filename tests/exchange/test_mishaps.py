@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import random
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +16,10 @@ import pytest
 import replaydb as rdb
 from replaydb import Buffer, Store, blocking
 from replaydb.analysis import decoded
-from replaydb.errors import InvalidInputError
+from replaydb.errors import InvalidInputError, PayloadsUnavailableError
 from replaydb.exchange import export_groups, exporting, import_groups
-from replaydb.exchange.manifest import Manifest
+from replaydb.exchange.files import files_at
+from replaydb.exchange.manifest import NAME, Manifest, Part, packed
 from support.groups import episode, group, groups
 from support.ledger import check_books
 
@@ -116,6 +121,70 @@ async def test_files_that_are_not_as_they_were_written(
     assert await copy.count() == 4
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda facts: facts["parts"][0].update(name="/etc/passwd"),
+        lambda facts: facts["parts"][0].update(name=f"buffer=a/../../{facts['parts'][0]['name']}"),
+        lambda facts: facts["parts"][0].update(name=5),
+        lambda facts: facts["parts"][0].update(num_groups="5"),
+        lambda facts: facts["parts"][0].update(ids=""),
+        lambda facts: facts["parts"][0].pop("sha256"),
+        lambda facts: facts["parts"].append(facts["parts"][0]),
+        lambda facts: facts.update(parts={}),
+        lambda facts: facts.update(wanted=None),
+        lambda facts: facts["wanted"].pop("buffers"),
+        lambda facts: facts.update(wanted=facts["wanted"], version=2),
+    ],
+)  # fmt: skip
+def test_a_record_that_was_changed(tmp_path: Path, change: Any) -> None:
+    part = Part("buffer=a/task=a/part-00000-1c9e5a04.jsonl", "a", "a", 1, 1, 1, "", packed([1]))
+    files = files_at("source", tmp_path)
+    Manifest({"buffers": {"a": ""}}, [part], complete=True).begin(files)
+    facts = json.loads((tmp_path / NAME).read_bytes())
+    assert Manifest.found(files) is not None
+    change(facts)
+    (tmp_path / NAME).write_text(json.dumps(facts))
+    with pytest.raises(InvalidInputError, match=NAME):
+        Manifest.found(files)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"[" * 100_000, b"\xff", None])
+def test_a_record_that_is_none(tmp_path: Path, content: bytes | None) -> None:
+    if content is None:
+        (tmp_path / NAME).mkdir()
+    else:
+        (tmp_path / NAME).write_bytes(content)
+    kind = PayloadsUnavailableError if content is None else InvalidInputError
+    with pytest.raises(kind, match=NAME if content is not None else tmp_path.name):
+        Manifest.found(files_at("source", tmp_path))
+
+
+@pytest.fixture
+def little_room() -> Iterator[None]:
+    """No file of this process may grow beyond 100 kB."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("format", ["parquet", "jsonl"])
+async def test_a_place_that_takes_no_more(
+    buffer: Buffer, url: str, tmp_path: Path, format: Any, request: pytest.FixtureRequest
+) -> None:
+    """As a full disk does; nothing looks finished."""
+    text = random.Random(7).randbytes(200_000).hex()
+    await buffer.put(rdb.EpisodeGroup("math", [episode(1.0, text=text)]))
+    (tmp_path / "file").touch()
+    with pytest.raises(PayloadsUnavailableError, match=r"file/below: "):
+        export_groups(url, tmp_path / "file" / "below", format=format)
+    request.getfixturevalue("little_room")
+    with pytest.raises(PayloadsUnavailableError, match=r"export: .*[Tt]oo large"):
+        export_groups(url, tmp_path / "export", format=format)
+    assert [path.name for path in (tmp_path / "export").rglob("*") if path.is_file()] == [NAME]
+
+
 async def test_archived_groups_take_no_room(
     store: Store, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,12 +277,16 @@ async def test_a_run_that_the_store_knows_otherwise(
     buffer: Buffer, url: str, tmp_path: Path
 ) -> None:
     await buffer.put(groups(1, "a"))
-    export_groups(url, tmp_path / "export")
+    export_groups(url, tmp_path / "export", format="jsonl")
     fresh = f"sqlite:///{tmp_path / 'fresh.db'}"
     async with Store.open(fresh, run="test", lineage="another") as other:
         copy = await other.buffer("copy")
         with pytest.raises(InvalidInputError, match=r"'test' of lineage 'another'.*'test'"):
             import_groups(fresh, tmp_path / "export", buffer="copy")
+        [path] = (tmp_path / "export").rglob("*.jsonl")
+        path.write_text(path.read_text(encoding="utf8").replace('"run_lineage"', '"other"'))
+        with pytest.raises(InvalidInputError, match=r"'test' of lineage 'another'.*None"):
+            import_groups(fresh, path, buffer="copy")
         assert await copy.count() == 0
 
 

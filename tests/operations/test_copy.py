@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 from sqlalchemy import delete, select, text, update
@@ -23,11 +24,12 @@ from replaydb.database.schema import (
     metadata,
     pack,
     payload,
+    payload_place,
     run,
 )
 from replaydb.database.statements.rows import OWN_TABLES, columns, families
 from replaydb.database.views import VIEWS
-from replaydb.operations import CopyReport, copy
+from replaydb.operations import CopyReport, copy, verify
 from support.connections import transaction
 from support.groups import group, groups
 from support.ledger import check_books, group_rows, number_of
@@ -210,6 +212,35 @@ async def test_damaged_payloads_are_named_and_all_else_is_copied(lived: str, tar
     assert await contents(target) == await contents(lived)
 
 
+async def test_what_was_damaged_may_be_deleted_meanwhile(lived: str, target: str) -> None:
+    async with transaction(lived) as connection:
+        await connection.execute(update(payload).where(payload.c.group_id == 5).values(checksum=1))
+
+    async def delete_it() -> None:
+        async with Store.open(lived) as store:
+            await (await store.buffer("math")).delete(ids=[5])
+
+    threads: list[Thread] = []
+
+    def meet(report: CopyReport) -> None:
+        if report.num_rows and not threads:
+            threads.append(Thread(target=lambda: asyncio.run(delete_it())))
+            threads[0].start()
+            threads[0].join()
+
+    assert (await copy(lived, target, progress=meet)).is_finished
+    assert await contents(target) == await contents(lived)
+
+
+async def test_how_long_packs_stay_is_copied(
+    url: str, target: str, place: Callable[[str], str]
+) -> None:
+    await (await Store.open(url, payloads=place("here"), payload_grace=60)).close()
+    await copy(url, target, payloads=place("there"))
+    async with transaction(target) as connection:
+        assert await connection.scalar(select(payload_place.c.grace_seconds)) == 60
+
+
 @pytest.mark.parametrize("target", ["sqlite", "postgresql"], indirect=True)
 async def test_of_two_copies_at_once_the_last_to_begin_goes_on(lived: str, target: str) -> None:
     async def another() -> None:
@@ -230,6 +261,22 @@ async def test_of_two_copies_at_once_the_last_to_begin_goes_on(lived: str, targe
     assert await number_of(target, episode_group) == await number_of(lived, episode_group) + 3
     with pytest.raises(rdb.SchemaError, match="taken over"):
         await copying.end_copy(backend_for(target), "copying another")
+
+
+async def test_a_copy_that_another_begins_before(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between its look at the target and its mark."""
+    backend = backend_for(target)
+    prepare = migrations.prepare
+
+    async def late(*args: Any, **options: Any) -> None:
+        monkeypatch.setattr(migrations, "prepare", prepare)
+        await copying.begin_copy(backend)
+        await prepare(*args, **options)
+
+    monkeypatch.setattr(migrations, "prepare", late)
+    await copying.end_copy(backend, await copying.begin_copy(backend))
 
 
 @pytest.mark.parametrize("target", ["sqlite", "postgresql"], indirect=True)
@@ -278,8 +325,20 @@ async def test_json_of_another_type_is_another_value(lived: str, target: str) ->
     assert repr(await contents(target)) == repr(await contents(lived))
 
 
-async def test_numbers_that_are_all_of_a_json_value(lived: str, target: str) -> None:
+async def test_json_that_is_no_object(lived: str, target: str) -> None:
+    """SQLite makes numbers of texts that are some; they are to be read as they were put."""
+    given = {
+        "one": 1.0, "minus": -0.0, "large": 1e16, "beyond": 2**64 - 1, "third": 1 / 3, "yes": True,
+        "text": "shard-3/17", "digits": "12", "hex": "0x10", "empty": "", "list": [1.0, "a"],
+    }  # fmt: skip
     async with Store.open(lived) as store:
-        math = await store.buffer("math")
-        await math.put([group("cursors")], cursor={"one": 1.0, "large": 1e16, "yes": True})
+        await (await store.buffer("math")).put(group("cursors"), cursor=given | {"old": 7})
+    async with transaction(lived) as connection:  # as earlier versions had it on SQLite
+        await connection.execute(text("UPDATE cursor SET value = '7' WHERE name = 'old'"))
     assert (await copy(lived, target)).is_finished
+    for url in (lived, target):
+        async with Store.open(url, read_only=True) as store:
+            math = await store.buffer("math", create=False)
+            found = {name: await math.cursor(name) for name in [*given, "old"]}
+            assert repr(found) == repr(given | {"old": 7})
+            assert (await verify(store)).is_sound

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -15,8 +16,10 @@ from replaydb.database.engines import backend_for
 from replaydb.database.schema import episode, episode_group, lease, pack, payload, task, transcript
 from replaydb.database.schema import group_tag as tag
 from replaydb.operations import Problem, VerifyReport, verify
+from replaydb.operations.reading import Fetched, every_payload
 from support.connections import transaction
 from support.damage import damage, pack_file
+from support.groups import group
 from support.ledger import check_books, number_of
 
 LEASED = episode_group.c.group_status == "leased"
@@ -67,6 +70,20 @@ async def test_damaged_payloads(stored: str) -> None:
         Problem("payload", "group 3, part 0", "the checksum does not match"),
     )
     assert (await verified(stored, repair=True)).num_repaired == 0
+
+
+async def test_what_is_replaced_meanwhile(lived: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between its payload and its rows."""
+
+    async def then_replaced(*args: Any) -> AsyncIterator[Fetched]:
+        async for fetched in every_payload(*args):
+            async with Store.open(lived) as store:
+                later = group("m5", rewards=(7.0, 8.0))
+                await (await store.buffer("math")).put(later, on_duplicate="replace")
+            yield fetched
+
+    monkeypatch.setattr(sys.modules["replaydb.operations.verify"], "every_payload", then_replaced)
+    assert (await verified(lived)).is_sound
 
 
 async def test_packs_that_are_gone(url: str, place: Callable[[str], str]) -> None:

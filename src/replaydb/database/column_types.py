@@ -21,7 +21,7 @@ class Damaged:
         return f"{self.value!r:.80}"
 
 
-def _tolerant(read: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
+def tolerant(read: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
     """One damaged value must not make all rows that are read with it unreadable."""
 
     def process(value: Any) -> Any:
@@ -51,7 +51,7 @@ class UtcDateTime(TypeDecorator[datetime]):
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any]:
         """Never raises."""
-        return _tolerant(super().result_processor(dialect, coltype))
+        return tolerant(super().result_processor(dialect, coltype))
 
 
 class Tags(TypeDecorator[Any]):
@@ -67,11 +67,33 @@ class Tags(TypeDecorator[Any]):
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any]:
         """Never raises."""
-        return _tolerant(super().result_processor(dialect, coltype))
+        return tolerant(super().result_processor(dialect, coltype))
+
+
+def kept(text: str) -> str | bytes:
+    """JSON as a column of SQLite keeps it: of a text that is a number it would make one of its own.
+
+    That has 64 bits, and is an integer wherever it can be one.
+    """
+    return text.encode() if text[:1] in "-0123456789" else text
+
+
+class _KeptJson(TypeDecorator[Any]):
+    """JSON that may be a number as a whole."""
+
+    impl = JSON(none_as_null=True)
+    cache_ok = True
+
+    def bind_processor(self, dialect: Dialect) -> Callable[[Any], Any]:
+        """As bytes, if it is one; they are read like text."""
+        write = super().bind_processor(dialect)
+        assert write is not None  # noqa: S101
+        return lambda value: kept(write(value))
 
 
 # Only 64-bit INTEGER PRIMARY KEY is the rowid, and so free, on SQLite.
 Id = BigInteger().with_variant(Integer(), "sqlite")
 # Not JSONB, which reads 1e16 back as an integer and -0.0 as 0.0.
 Json = JSON(none_as_null=True)
+AnyJson = Json.with_variant(_KeptJson(), "sqlite")
 Name = String(255)

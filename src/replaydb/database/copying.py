@@ -28,7 +28,11 @@ async def begin_copy(backend: Backend) -> str:
     """
     found = await revisions.find(backend)
     if not revisions.is_copy(found.revision):
-        await migrations.prepare(backend, migrate=found == revisions.NOTHING)
+        try:
+            await migrations.prepare(backend, migrate=found == revisions.NOTHING)
+        except SchemaError as error:
+            if not revisions.is_copy(error.current):  # which has begun just now, and ends here
+                raise
     mark = f"{revisions.COPYING}{REVISIONS[-1]} {secrets.token_hex(8)}"  # alembic's column holds 32
     async with revisions.schema_transaction(backend) as connection:
         revision = await connection.scalar(revisions.version_query)

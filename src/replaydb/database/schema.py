@@ -31,7 +31,7 @@ from sqlalchemy import (
     text,
 )
 
-from replaydb.database.column_types import Id, Json, Name, Tags, UtcDateTime
+from replaydb.database.column_types import AnyJson, Id, Json, Name, Tags, UtcDateTime
 from replaydb.episodes import GroupStatus
 from replaydb.results import DrawOutcome
 
@@ -418,7 +418,7 @@ cursor = Table(
     metadata,
     Column("buffer_id", ForeignKey("buffer.id", ondelete="CASCADE"), primary_key=True),
     Column("name", Name, primary_key=True),
-    Column("value", Json, nullable=False),
+    Column("value", AnyJson, nullable=False),
     Column("updated_at", UtcDateTime, nullable=False),
     sqlite_with_rowid=False,
 )

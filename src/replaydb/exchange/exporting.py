@@ -27,7 +27,7 @@ from replaydb.database.prepared import execute
 from replaydb.database.repository import buffers as buffer_rows
 from replaydb.database.statements.counts import count_groups
 from replaydb.errors import InvalidInputError
-from replaydb.exchange.files import Files, files_at, sha256_of
+from replaydb.exchange.files import Files, files_at, sha256_of, unavailable
 from replaydb.exchange.formats import WRITERS, Format, Writer
 from replaydb.exchange.manifest import Manifest, Part, packed
 
@@ -163,7 +163,7 @@ class _Export:
         ids: set[int] = set()
         episodes = size = 0
         following: pa.RecordBatch | None = first
-        with self.files.written(name) as path:
+        with self.files.written(name) as path, unavailable(self.files.url):
             with _writing(WRITERS[self.kind](path, self.schema)) as writer:
                 while following is not None and size < PART_BYTES:
                     writer.write(following)

@@ -72,6 +72,15 @@ def files_at(field: str, where: str | Path) -> Files:
     return Folder(Path(url.path)) if url.scheme == "file" else Bucket(url)
 
 
+@contextmanager
+def unavailable(url: str) -> Iterator[None]:
+    """Errors of this machine, such as a full disk, as those of a place."""
+    try:
+        yield
+    except OSError as error:
+        raise PayloadsUnavailableError(url, error.strerror or str(error)) from error
+
+
 def sha256_of(path: Path) -> str:
     """Of the bytes of a file, in hex."""
     with path.open("rb") as file:
@@ -90,25 +99,26 @@ class Folder:
         """A small file; None where there is none."""
         if self._only is not None:
             return None
-        try:
+        with unavailable(self.url), suppress(FileNotFoundError, NotADirectoryError):
             return (self._folder / name).read_bytes()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
+        return None
 
     def put(self, name: str, content: bytes) -> None:
         """Write a small file, in the place of one that is there."""
-        with self.written(name) as path:
+        with self.written(name) as path, unavailable(self.url):
             path.write_bytes(content)
 
     @contextmanager
     def written(self, name: str) -> Iterator[Path]:
         """A file to write to: hidden until it is whole."""
         path = self._folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
+        with unavailable(self.url):
+            path.parent.mkdir(parents=True, exist_ok=True)
         hidden = path.with_name(f".{uuid4().hex}.unfinished")
         try:
             yield hidden
-            os.replace(hidden, path)
+            with unavailable(self.url):
+                os.replace(hidden, path)
         except BaseException:
             hidden.unlink(missing_ok=True)
             raise
@@ -125,7 +135,8 @@ class Folder:
 
     def remove(self, name: str) -> None:
         """Delete a file, if it is there."""
-        (self._folder / name).unlink(missing_ok=True)
+        with unavailable(self.url):
+            (self._folder / name).unlink(missing_ok=True)
 
     def names(self) -> list[str]:
         """All files below the folder, or the one that it is."""

@@ -28,7 +28,9 @@ ROW_GROUP_BYTES = 16 << 20
 #: Rows are read together.
 READ_ROWS = 1024
 #: What comes of a file that is none of rows.
-_NO_ROWS = (pa.ArrowException, ValueError, TypeError, KeyError, OverflowError, RecursionError)
+_NO_ROWS = (
+    pa.ArrowException, ValueError, TypeError, KeyError, OverflowError, RecursionError, OSError
+)  # fmt: skip
 _NUMBERS = {
     "token_ids": np.int32,
     "loss_mask": np.bool_,

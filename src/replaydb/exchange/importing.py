@@ -16,7 +16,7 @@ from sqlalchemy import URL
 from replaydb import blocking, checks
 from replaydb.episodes import EpisodeGroup, GroupStatus
 from replaydb.errors import DuplicateGroupError, InvalidInputError
-from replaydb.exchange.files import Files, files_at, sha256_of
+from replaydb.exchange.files import Files, files_at, sha256_of, unavailable
 from replaydb.exchange.formats import NAMES, names_of, rows_of
 from replaydb.exchange.groups import SORTED, Incoming, groups_in
 from replaydb.exchange.manifest import Manifest, Part
@@ -131,7 +131,7 @@ def _check(files: Files, part: Part) -> None:
     if size != part.num_bytes:
         shown = "no such file" if size is None else f"{size}"
         raise InvalidInputError(part.name, f"the {part.num_bytes} bytes of the export", shown)
-    with files.read(part.name) as path:
+    with files.read(part.name) as path, unavailable(files.url):
         if sha256_of(path) != part.sha256:
             raise InvalidInputError(part.name, "the bytes that were exported", "others")
 

@@ -6,8 +6,8 @@ import base64
 import json
 import re
 import zlib
-from collections.abc import Collection
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 from uuid import uuid4
 
@@ -21,7 +21,7 @@ from replaydb.exchange.files import Files
 NAME = ".replaydb-export.json"
 VERSION = 1
 #: Names of files that an export has written.
-PART = re.compile(r"^buffer=[^/]+/task=[^/]+/part-\d{5}-[0-9a-f]{8}\.(parquet|jsonl)$")
+PART = re.compile(r"buffer=[^/]+/task=[^/]+/part-\d{5,}-[0-9a-f]{8}\.(parquet|jsonl)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +80,15 @@ class Manifest:
             facts = json.loads(content)
             if facts["version"] != VERSION:
                 raise ValueError(f"version {facts['version']}")
-            parts = [Part(**part) for part in facts["parts"]]
-            return cls(facts["wanted"], parts, bool(facts["complete"]), str(facts["writer"]))
-        except (ValueError, TypeError, KeyError) as error:
+            _check_kinds("wanted, buffers, parts, complete, writer", [
+                (facts["wanted"], dict), (facts["wanted"]["buffers"], dict),
+                (facts["parts"], list), (facts["complete"], bool), (facts["writer"], str),
+            ])  # fmt: skip
+            parts = [_part(one) for one in facts["parts"]]
+            if len({part.name for part in parts}) < len(parts):
+                raise ValueError("a file twice")
+            return cls(facts["wanted"], parts, facts["complete"], facts["writer"])
+        except (ValueError, TypeError, KeyError, RecursionError, zlib.error) as error:
             raise InvalidInputError(NAME, "what an export of this version wrote", error) from error
 
     def begin(self, files: Files) -> None:
@@ -93,7 +99,7 @@ class Manifest:
         self.parts = [part for part in self.parts if files.size(part.name) == part.num_bytes]
         noted = {part.name for part in self.parts}
         for name in files.names():
-            if name not in noted and PART.search(name):
+            if name not in noted and PART.fullmatch(name):
                 files.remove(name)
 
     def keep(self, files: Files) -> None:
@@ -116,6 +122,30 @@ class Manifest:
         """Groups of a task that are in files, ascending."""
         mine = [part for part in self.parts if (part.buffer, part.task) == (buffer, task)]
         return np.sort(np.concatenate([np.empty(0, np.int64), *map(_unpacked, mine)]))
+
+
+def _part(facts: Mapping[str, Any]) -> Part:
+    """A part whose name stays within the place: it is read from where that says.
+
+    Raises:
+        ValueError: It is none.
+    """
+    part = Part(**facts)
+    kinds = {"str": str, "int": int}
+    _check_kinds(
+        "a part", [(getattr(part, one.name), kinds[str(one.type)]) for one in fields(Part)]
+    )
+    if not PART.fullmatch(part.name):
+        raise ValueError(f"a part named {part.name!r:.80}")
+    if len(_unpacked(part)) != part.num_groups:
+        raise ValueError(f"other ids than of {part.num_groups} groups in {part.name}")
+    return part
+
+
+def _check_kinds(what: str, found: Iterable[tuple[object, type]]) -> None:
+    for value, kind in found:
+        if type(value) is not kind:
+            raise ValueError(f"{value!r:.80} where {what} should have a {kind.__name__}")
 
 
 def packed(ids: Collection[int]) -> str:

@@ -14,6 +14,8 @@ from sqlalchemy import (
     Integer,
     String,
     Table,
+    Text,
+    cast,
     func,
     or_,
     select,
@@ -56,7 +58,7 @@ def _is_other(one: Column[object]) -> ColumnElement[bool] | None:
     found = func.typeof(one)
     match one.type:
         case JSON() | Tags():
-            return one.is_not(None) & (func.json_valid(one) == 0)
+            return one.is_not(None) & (func.json_valid(cast(one, Text)) == 0)
         case UtcDateTime():
             return one.is_not(None) & func.julianday(one).is_(None)
         case Integer() | Double() | Boolean():

@@ -34,7 +34,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import JSON, TypeEngine, UserDefinedType
 
-from replaydb.database.column_types import Tags
+from replaydb.database.column_types import Tags, kept, tolerant
 from replaydb.database.expressions import among
 from replaydb.database.schema import metadata, pack, payload, payload_place
 
@@ -47,7 +47,7 @@ OF = "of_"
 
 
 class _JsonText(UserDefinedType[str]):
-    """JSON as the text that is stored: read and written anew, 1.0 and 1e0 would be the same."""
+    """JSON as text, in which 1, 1.0 and true differ."""
 
     cache_ok = True
 
@@ -55,8 +55,23 @@ class _JsonText(UserDefinedType[str]):
         return "JSON"
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any]:
-        """SQLite makes a number of a text that is one."""
-        return lambda value: value if value is None or type(value) is str else json.dumps(value)
+        """The driver of PostgreSQL has read it."""
+        return lambda value: value if value is None else json.dumps(value)
+
+
+class _KeptText(_JsonText):
+    """SQLite has the text itself, or its bytes, or a number that an earlier version has put."""
+
+    def bind_processor(self, dialect: Dialect) -> Callable[[Any], Any]:
+        return lambda value: value if value is None else kept(value)
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any]:
+        def read(value: Any) -> Any:
+            if isinstance(value, bytes):
+                return value.decode()
+            return value if value is None or isinstance(value, str) else json.dumps(value)
+
+        return tolerant(read)
 
 
 @dataclass(frozen=True)
@@ -115,7 +130,9 @@ def _plain(of: Table) -> TableClause:
 
 
 def _plain_type(kind: TypeEngine[Any]) -> TypeEngine[Any]:
-    return _JsonText() if isinstance(kind, JSON | Tags) else kind
+    if isinstance(kind, JSON | Tags):
+        return _JsonText().with_variant(_KeptText(), "sqlite")
+    return kind
 
 
 @cache
