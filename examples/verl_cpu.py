@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from tensordict import TensorDict
 from torchdata.stateful_dataloader import StatefulDataLoader
 from verl.trainer.ppo.v1 import PPOTrainer, get_trainer_cls
+from verl.trainer.ppo.v1.trainer_separate_async import HybridEngineMode
 from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn
 from verl.utils.import_utils import load_class_from_fqn
@@ -43,6 +44,14 @@ def configuration(mode: str, folder: Path, overrides: Sequence[str]) -> DictConf
         f"data.train_batch_size={BATCH_SIZE}",
         f"+data.gen_batch_size={BATCH_SIZE if mode == 'sync' else 1}",
     ]
+    if mode == "separate_async":  # generates on GPUs of its own, and trains twice a step
+        small += [
+            "trainer.v1.separate_async.parameter_sync_step=2",
+            f"actor_rollout_ref.actor.ppo_mini_batch_size={BATCH_SIZE // 2}",
+            "actor_rollout_ref.rollout.nnodes=1",
+            "actor_rollout_ref.rollout.n_gpus_per_node=1",
+            "actor_rollout_ref.rollout.checkpoint_engine.backend=nccl",
+        ]
     defaults = Path(verl.__file__).parent / "trainer/config"
     with initialize_config_dir(str(defaults), version_base=None):
         return compose("ppo_trainer", [*small, *overrides])
@@ -164,6 +173,7 @@ class Trainer:
         self.manager = kind(config, log, limit)
         self.model = self.verl.actor_rollout_wg = Model()
         self.verl.agent_loop_manager = self.manager
+        self.verl.current_mode = HybridEngineMode.TRAINER  # no GPUs are lent to generation
         self.verl.train_dataloader = StatefulDataLoader(
             [prompt(number) for number in range(PROMPTS)],
             batch_size=config.data.gen_batch_size,
@@ -178,9 +188,13 @@ class Trainer:
     def step(self) -> None:
         trainer = self.verl
         trainer.prepare_step()
-        batch, _ = self.sampler.sample(trainer.global_steps, "train", BATCH_SIZE)
-        self.model.trained += sorted(set(tq.kv_batch_get(batch.keys, "train")["index"]))
+        keys: list[str] = []
+        for _ in range(trainer.parameter_sync_step):
+            size = BATCH_SIZE // trainer.parameter_sync_step
+            batch, _ = self.sampler.sample(trainer.global_steps, "train", size)
+            self.model.trained += sorted(set(tq.kv_batch_get(batch.keys, "train")["index"]))
+            keys += batch.keys
         if trainer.global_steps % trainer.config.trainer.save_freq == 0:
             trainer._save_checkpoint()
-        tq.kv_clear(batch.keys, "train")
+        tq.kv_clear(keys, "train")
         trainer.global_steps += 1

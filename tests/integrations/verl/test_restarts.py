@@ -80,20 +80,21 @@ def test_before_the_first_checkpoint(begun: Callable[..., Trainer], log: Path) -
     assert sorted(trainer.model.trained) == sorted(generated(log)) == list(range(12))
 
 
-def test_asynchronous(begun: Callable[..., Trainer], log: Path) -> None:
-    first = begun("colocate_async", limit=10)
+@pytest.mark.parametrize("mode", ["colocate_async", "separate_async"])
+def test_asynchronous(begun: Callable[..., Trainer], mode: str, log: Path) -> None:
+    first = begun(mode, limit=10)
     first.step()
     first.step()  # the checkpoint has two groups that are finished, and two prompts under way
     assert sorted(first.model.trained) == list(range(8))
     first.manager.finish(first.manager.stuck[0])  # one of them, after the checkpoint
     _until_it_dies(first)
     assert generated(log) == list(range(11))
-    second = begun("colocate_async", limit=5)
+    second = begun(mode, limit=5)
     assert second.verl.global_steps == 3
     second.step()
     assert set(range(11)) <= set(second.model.trained)
     _until_it_dies(second)  # in step 5; step 4 is in a checkpoint
-    third = begun("colocate_async")
+    third = begun(mode)
     assert len(third.model.trained) == 16
     for _ in range(4):
         third.step()
