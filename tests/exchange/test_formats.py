@@ -186,3 +186,7 @@ def test_rows_of_others(tmp_path: Path) -> None:
     assert (first.buffer, first.run, second.group.num_tokens) == (None, (None, None), 0)
     [names] = names_of(tmp_path / "some.parquet", "some.parquet")
     assert names["group_uid"].to_pylist() == ["a", "b"]
+    logprobs = pa.array([[None, -0.5], [0.0], []], pa.list_(pa.float32()))
+    pq.write_table(table.append_column("logprobs", logprobs), tmp_path / "some.parquet")
+    with pytest.raises(InvalidInputError, match="group 'a', logprobs"):
+        list(groups_in(rows_of(tmp_path / "some.parquet", "some.parquet"), "some.parquet"))
