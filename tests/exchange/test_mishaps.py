@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import numpy as np
+import pandas as pd
 import pyarrow.dataset as ds
 import pytest
 
@@ -247,6 +249,39 @@ async def test_rows_that_somebody_has_sorted(
     best = written("SELECT * EXCLUDE num_episodes FROM {} WHERE position = 2 ORDER BY group_id")
     import_groups(url, best, buffer="best", create=True)
     assert [one.num_episodes for one in await (await store.buffer("best")).find()] == [1] * 3
+
+    halves = tmp_path / "halves"
+    halves.mkdir()
+    for i in range(2):
+        path = written(f"SELECT * EXCLUDE num_episodes FROM {{}} WHERE position % 2 = {i}")  # noqa: S608
+        path.rename(halves / f"{i}.parquet")
+    with pytest.raises(InvalidInputError, match=r"in one file.*another file, too"):
+        import_groups(url, halves, buffer="halves", create=True)
+    assert "halves" not in [info.name for info in await store.buffers()]
+
+
+@pytest.mark.parametrize("format", ["parquet", "jsonl"])
+async def test_files_that_other_tools_have_written_again(
+    store: Store, buffer: Buffer, url: str, tmp_path: Path, format: Any
+) -> None:
+    """pandas makes floats of integers where some are missing; editors begin files with a mark."""
+    await buffer.put([group("a", version=3), group("b", version=None)])
+    await buffer.open_group("gsm8k", "empty", 2)
+    export_groups(url, tmp_path / "export", format=format)
+    [path] = (tmp_path / "export").rglob(f"*.{format}")
+    (again := tmp_path / "again").mkdir()
+    if format == "parquet":
+        frame = pd.read_parquet(path)
+        assert frame.dtypes["position"] == frame.dtypes["policy_version"] == np.float64
+        frame.to_parquet(again / path.name)
+    else:
+        lines = path.read_text(encoding="utf8").replace("\n", "\n\n")
+        (again / path.name).write_text(f"\ufeff{lines}", encoding="utf8")
+    assert import_groups(url, again, buffer="again", create=True).num_put == 3
+    copy = await store.buffer("again")
+    found = await copy.get(uids=["a", "b"])
+    assert found == await buffer.get(uids=["a", "b"])
+    assert [one.episodes[0].policy_version for one in found] == [3, None]
 
 
 @pytest.mark.parametrize("most", [{"groups": 2}, {"tokens": 35}])

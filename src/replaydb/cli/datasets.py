@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from replaydb.cli.console import BufferName, Url, progress
+from replaydb.cli.console import BufferName, Url, printable, progress
 from replaydb.errors import InvalidInputError
 
 #: Of the runs that put what comes from datasets.
@@ -24,8 +24,8 @@ def import_dataset(
     ],
     buffer: BufferName,
     name: Annotated[
-        str | None, typer.Option(help="What to call it in the buffer; by default as the source.")
-    ] = None,
+        str, typer.Option(help="What it is called in the buffer: rows of a name are put once.")
+    ],
     task: Annotated[
         str | None, typer.Option(help="Task of its groups; by default the name.")
     ] = None,
@@ -51,19 +51,21 @@ def import_dataset(
         raise NotSupportedError(
             f"to read datasets, {error.name} is needed: pip install {error.name}"
         ) from error
-    called = source.name.partition(".")[0] if name is None else name
     asyncio.run(migrations.current(url))  # says that a file is not there, instead of making it
     with progress("rows") as bar, blocking.Store.open(url, migrate=False, run=RUN) as store:
+        target = store.buffer(buffer, create=create)
+        before = target.cursor(name=f"dataset/{name}") or 0
         num_groups = put_dataset(
-            store.buffer(buffer, create=create),
+            target,
             _dataset(source),
-            called,
+            name,
             task_name=task,
             tokenizer=read,
             tags=tag or (),
             progress=bar,
         )
-    typer.echo(f"{num_groups} groups put")
+    known = f"; {before} rows of {printable(name)} had been put before" if before else ""
+    typer.echo(f"{num_groups} groups put{known}")
 
 
 def _dataset(source: Path) -> Any:
@@ -84,8 +86,10 @@ def _rows(files: Sequence[Path]) -> Iterator[Any]:
 
 
 def _lines(file: Path) -> Iterator[Any]:
-    with file.open(encoding="utf8") as lines:
+    with file.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, 1):
+            if line.isspace():
+                continue
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:

@@ -40,6 +40,10 @@ _NUMBERS = {
     "group_prompt_ids": np.int32,
 }
 _ARRAYS = ("token_extras", "extras", "group_extras")
+#: Columns that pandas makes floats of where a row has none.
+_INTEGERS = frozenset({
+    "group_id", "position", "num_episodes", "expected_episodes", "prompt_length", "policy_version"
+})  # fmt: skip
 
 
 class Writer(Protocol):
@@ -86,7 +90,7 @@ class JsonlWriter:
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Rows after those before."""
-        lists = {name: _values(batch[name]) for name in _NUMBERS}
+        lists = {name: _values(name, batch[name]) for name in _NUMBERS}
         others = batch.drop_columns(list(_NUMBERS)).to_pylist()
         for i, row in enumerate(others):
             self._file.write(_to_line(row | {name: lists[name][i] for name in _NUMBERS}))
@@ -172,8 +176,10 @@ def _names(line: str) -> Row:
 
 def _lines(path: Path, name: str, read: Callable[[str], Row]) -> Iterator[Row]:
     """What is read of each line of a file; errors name it."""
-    with path.open(encoding="utf8") as file:
+    with path.open(encoding="utf-8-sig") as file:
         for number, line in enumerate(file, 1):
+            if line.isspace():
+                continue
             where = f"{name}, line {number}"
             try:
                 row = read(line)
@@ -195,15 +201,17 @@ def _row(line: str) -> Row:
 def _parquet_rows(path: Path) -> Iterator[Row]:
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(batch_size=READ_ROWS):
-            columns = [_values(column) for column in batch.columns]
             names = batch.schema.names
+            columns = [_values(*one) for one in zip(names, batch.columns, strict=True)]
             for values in zip(*columns, strict=True):
                 yield dict(zip(names, values, strict=True))
 
 
-def _values(column: pa.Array) -> list[Any]:
+def _values(name: str, column: pa.Array) -> list[Any]:
     """The values of a column; lists of numbers as arrays."""
     kind = column.type
+    if name in _INTEGERS and pa.types.is_floating(kind):
+        return list(column.cast(pa.int64()).to_pylist())
     if not pa.types.is_list(kind) and not pa.types.is_large_list(kind):
         return list(column.to_pylist())
     number = kind.value_type

@@ -43,6 +43,7 @@ class Incoming:
         run: The run that had put it, and the lineage of that.
         group_id: The id it had; None if that is not said.
         reason: Why it is archived, if it is.
+        counted: Whether its rows say how many episodes it has.
     """
 
     group: EpisodeGroup
@@ -50,6 +51,7 @@ class Incoming:
     run: tuple[str | None, str | None]
     group_id: int | None
     reason: str | None
+    counted: bool
 
 
 def groups_in(rows: Iterable[Row], name: str) -> Iterator[Incoming]:
@@ -121,7 +123,8 @@ def _group(rows: Sequence[Row]) -> Incoming:
     run = first.get("run_name"), first.get("run_lineage")
     reason = first.get("status_reason") if status is GroupStatus.ARCHIVED else None
     group_id = checks.optional(checks.whole_number, "group_id", first.get("group_id"))
-    return Incoming(group, first.get("buffer_name"), run, group_id, reason)
+    counted = first.get("num_episodes") is not None
+    return Incoming(group, first.get("buffer_name"), run, group_id, reason, counted)
 
 
 def _status(row: Row) -> GroupStatus:

@@ -86,12 +86,13 @@ def import_groups(
     tell = checks.optional(checks.function, "progress", progress) or _quiet
     files = files_at("source", source)
     names, total = _parts(files)
-    latest = _latest(files, names)
+    latest, in_several = _latest(files, names)
     groups = episodes = put = 0
     with _Stores(url, may_create) as stores:
         for name in names:
             with files.read(name) as path:
-                for together in _together(groups_in(rows_of(path, name), name)):
+                found = _undivided(groups_in(rows_of(path, name), name), name, in_several)
+                for together in _together(found):
                     wanted = [one for one in together if not _is_old(one, latest)]
                     put += stores.put(target or together[0].buffer, wanted) if wanted else 0
                     groups += len(together)
@@ -138,10 +139,15 @@ def _check(files: Files, part: Part) -> None:
 
 #: Of uids that several groups of a buffer had: the id of the last.
 Latest = dict[tuple[str | None, str], int]
+#: Buffer, uid and id of a group.
+Key = tuple[str | None, str, int | None]
 
 
-def _latest(files: Files, names: Sequence[str]) -> Latest:
+def _latest(files: Files, names: Sequence[str]) -> tuple[Latest, frozenset[Key]]:
     """Which groups are put of those that had the same uid: it was given anew between exports.
+
+    Returns:
+        With it, groups that have rows in several files.
 
     Raises:
         InvalidInputError: Rows of a group are in several places of a file.
@@ -157,10 +163,29 @@ def _latest(files: Files, names: Sequence[str]) -> Latest:
         tables.append(found)
     keys = ["buffer_name", "group_uid"]
     counts = [("group_id", "max"), ("group_id", "count_distinct")]
+    divided = pa.concat_tables(tables).group_by(NAMES.names).aggregate([([], "count_all")])
+    divided = divided.filter(pc.greater(divided["count_all"], 1)).select(NAMES.names)
     found = pa.concat_tables(tables).group_by(keys).aggregate(counts)
     several = found.filter(pc.greater(found["group_id_count_distinct"], 1))
     columns = (several[name].to_pylist() for name in (*keys, "group_id_max"))
-    return {(buffer, uid): last for buffer, uid, last in zip(*columns, strict=True)}
+    latest = {(buffer, uid): last for buffer, uid, last in zip(*columns, strict=True)}
+    return latest, frozenset(zip(*divided.to_pydict().values(), strict=True))
+
+
+def _undivided(
+    several: Iterator[Incoming], name: str, in_several: frozenset[Key]
+) -> Iterator[Incoming]:
+    """Groups that have all their rows in this file.
+
+    Raises:
+        InvalidInputError: There are rows of one in another file, and none says how many there are.
+    """
+    for one in several:
+        if not one.counted and (one.buffer, one.group.group_uid, one.group_id) in in_several:
+            where = f"{name}, group {one.group.group_uid!r}"
+            expected = "rows of a group in one file, as none has num_episodes"
+            raise InvalidInputError(where, expected, "rows in another file, too")
+        yield one
 
 
 def _is_old(one: Incoming, latest: Latest) -> bool:

@@ -35,27 +35,34 @@ def words(tmp_path: Path) -> Path:
 
 
 def said(url: str, *arguments: object) -> str:
+    """What a command says that goes well."""
     result = run("import-dataset", *arguments, url=url)
     assert result.exit_code == 0, result.output
     return result.stdout
 
 
 def refused(url: str, *arguments: object) -> str:
-    result = run("import-dataset", *arguments, url=url)
+    """What a command says that is refused; a name is given where none is."""
+    named = () if "--name" in arguments else ("--name", "arith")
+    result = run("import-dataset", *arguments, *named, url=url)
     assert (result.exit_code, result.stdout) == (1, "")
     return result.stderr
 
 
 def test_texts_of_json_lines(url: str, lines: Path, words: Path) -> None:
-    arguments = (lines, "sums", "--tokenizer", words, "--tag", "level")
+    arguments = (lines, "sums", "--name", "arith", "--tokenizer", words, "--tag", "level")
     assert said(url, *arguments, "--create") == "2 groups put\n"
-    assert said(url, *arguments) == "0 groups put\n"
+    assert said(url, *arguments) == "0 groups put; 3 rows of arith had been put before\n"
     first, second = json_of("groups", "list", "sums", "--ascending", "--sort", "id", url=url)
-    assert (first["group_uid"], first["task_name"], first["num_episodes"]) == ("sums/0", "sums", 2)
-    assert (second["group_uid"], second["tags"]) == ("sums/2", {"level": "hard"})
+    assert (first["group_uid"], first["task_name"], first["num_episodes"]) == (
+        "arith/0",
+        "arith",
+        2,
+    )
+    assert (second["group_uid"], second["tags"]) == ("arith/2", {"level": "hard"})
     with lines.open("a", encoding="utf8") as file:
-        file.write(json.dumps(TEXTS[0]) + "\n")
-    assert said(url, *arguments) == "1 groups put\n"
+        file.write("\n" + json.dumps(TEXTS[0]) + "\n")
+    assert said(url, *arguments).startswith("1 groups put; 3 rows")
 
 
 def test_tokens_of_a_folder_of_parquet(url: str, tmp_path: Path) -> None:
@@ -73,7 +80,7 @@ def test_tokens_of_a_folder_of_parquet(url: str, tmp_path: Path) -> None:
 
 
 def test_what_is_refused(url: str, lines: Path, words: Path, tmp_path: Path) -> None:
-    said(url, lines, "sums", "--tokenizer", words, "--create")
+    said(url, lines, "sums", "--name", "arith", "--tokenizer", words, "--create")
     text = (lines, "sums", "--name", "again")
     assert "tokenizer: expected one, where row 0" in refused(url, *text)
     assert "tokenizer: expected a tokenizer" in refused(url, *text, "--tokenizer", tmp_path)
