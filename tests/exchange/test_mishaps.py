@@ -162,6 +162,18 @@ def test_a_record_that_is_none(tmp_path: Path, content: bytes | None) -> None:
         Manifest.found(files_at("source", tmp_path))
 
 
+async def test_a_record_of_fewer_files(buffer: Buffer, url: str, tmp_path: Path) -> None:
+    await buffer.put([*groups(2, "a"), *groups(2, "other")])
+    export = tmp_path / "export"
+    export_groups(url, export)
+    facts = json.loads((export / NAME).read_bytes())
+    del facts["parts"][1]
+    (export / NAME).write_text(json.dumps(facts))
+    with pytest.raises(InvalidInputError, match=rf"{NAME}.*task=other"):
+        import_groups(url, export, buffer="again", create=True)
+    assert len(await buffer.find()) == 4
+
+
 @pytest.fixture
 def little_room() -> Iterator[None]:
     """No file of this process may grow beyond 100 kB."""

@@ -19,7 +19,7 @@ from replaydb.errors import DuplicateGroupError, InvalidInputError
 from replaydb.exchange.files import Files, files_at, sha256_of, unavailable
 from replaydb.exchange.formats import NAMES, names_of, rows_of
 from replaydb.exchange.groups import SORTED, Incoming, groups_in
-from replaydb.exchange.manifest import Manifest, Part
+from replaydb.exchange.manifest import NAME, Manifest, Part
 
 #: Groups that are put together: so many at most, of so many tokens, or one.
 PUT_GROUPS, PUT_TOKENS = 256, 1 << 20
@@ -118,6 +118,9 @@ def _parts(files: Files) -> tuple[list[str], int | None]:
             raise InvalidInputError("source", expected, files.url)
         for part in manifest.parts:
             _check(files, part)
+        if strays := manifest.strays(files):
+            expected = "a record of all files of the export"
+            raise InvalidInputError(NAME, expected, f"none of {strays[0]!r}")
         total = sum(part.num_groups for part in manifest.parts)
         return [part.name for part in manifest.parts], total
     names = [name for name in files.names() if name.endswith((".parquet", ".jsonl"))]

@@ -97,10 +97,13 @@ class Manifest:
         self.writer = uuid4().hex
         self._write(files)
         self.parts = [part for part in self.parts if files.size(part.name) == part.num_bytes]
+        for name in self.strays(files):
+            files.remove(name)
+
+    def strays(self, files: Files) -> list[str]:
+        """Files that an export has written, of which there is no record."""
         noted = {part.name for part in self.parts}
-        for name in files.names():
-            if name not in noted and PART.fullmatch(name):
-                files.remove(name)
+        return [name for name in files.names() if name not in noted and PART.fullmatch(name)]
 
     def keep(self, files: Files) -> None:
         """Write it in the place of the one before.

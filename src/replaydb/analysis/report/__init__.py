@@ -49,5 +49,8 @@ def write_report(
         raise InvalidInputError("path", "a file in a folder that is there", path)
     page = page_of(summary_of(url, buffer, progress))
     unfinished = target.with_name(f"{target.name}.part")
-    unfinished.write_text(page, encoding="utf8")
-    unfinished.replace(target)
+    try:
+        unfinished.write_text(page, encoding="utf8")
+        unfinished.replace(target)
+    finally:
+        unfinished.unlink(missing_ok=True)
