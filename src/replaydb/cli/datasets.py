@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from replaydb.cli.console import BufferName, Url, printable, progress
+from replaydb.cli.console import BufferName, Url, printable, progress, with_store
+from replaydb.cli.selecting import check_known
 from replaydb.errors import InvalidInputError
 
 #: Of the runs that put what comes from datasets.
@@ -40,7 +40,6 @@ def import_dataset(
 ) -> None:
     """Put rows of prompts, completions and rewards into a buffer; run again, it goes on."""
     from replaydb import blocking
-    from replaydb.database import migrations
     from replaydb.errors import NotSupportedError
 
     try:
@@ -51,13 +50,14 @@ def import_dataset(
         raise NotSupportedError(
             f"to read datasets, {error.name} is needed: pip install {error.name}"
         ) from error
-    asyncio.run(migrations.current(url))  # says that a file is not there, instead of making it
+    rows = _dataset(source)
+    with_store(url, lambda store: check_known(store, [] if create else [buffer]))
     with progress("rows") as bar, blocking.Store.open(url, migrate=False, run=RUN) as store:
         target = store.buffer(buffer, create=create)
         before = target.cursor(name=f"dataset/{name}") or 0
         num_groups = put_dataset(
             target,
-            _dataset(source),
+            rows,
             name,
             task_name=task,
             tokenizer=read,

@@ -119,7 +119,7 @@ def _parts(files: Files) -> tuple[list[str], int | None]:
         for part in manifest.parts:
             _check(files, part)
         if strays := manifest.strays(files):
-            expected = "a record of all files of the export"
+            expected = "a record of all files of the export: run that again, which mends it"
             raise InvalidInputError(NAME, expected, f"none of {strays[0]!r}")
         total = sum(part.num_groups for part in manifest.parts)
         return [part.name for part in manifest.parts], total
@@ -164,11 +164,12 @@ def _latest(files: Files, names: Sequence[str]) -> tuple[Latest, frozenset[Key]]
             where = f"{name}, group {split['group_uid']!r}"
             raise InvalidInputError(where, SORTED, f"rows in {split['count_all']} places")
         tables.append(found)
+    everything = pa.concat_tables(tables)
+    divided = everything.group_by(NAMES.names).aggregate([([], "count_all")])
+    divided = divided.filter(pc.greater(divided["count_all"], 1)).select(NAMES.names)
     keys = ["buffer_name", "group_uid"]
     counts = [("group_id", "max"), ("group_id", "count_distinct")]
-    divided = pa.concat_tables(tables).group_by(NAMES.names).aggregate([([], "count_all")])
-    divided = divided.filter(pc.greater(divided["count_all"], 1)).select(NAMES.names)
-    found = pa.concat_tables(tables).group_by(keys).aggregate(counts)
+    found = everything.group_by(keys).aggregate(counts)
     several = found.filter(pc.greater(found["group_id_count_distinct"], 1))
     columns = (several[name].to_pylist() for name in (*keys, "group_id_max"))
     latest = {(buffer, uid): last for buffer, uid, last in zip(*columns, strict=True)}
