@@ -139,10 +139,12 @@ def test_what_is_of_another_kind_is_refused(
 
 #: What no call takes, by the name of the argument, or of the call and the argument.
 WRONG: dict[str, list[Any]] = {
+    "above": INTEGERS,
     "after": [3, "last"],
     "at_least": [-1, *INTEGERS],
     "batch_size": [0, *INTEGERS],
     "before": INTEGERS,
+    "below": INTEGERS,
     "buffer": NAMES,
     "collate": [3, "list"],
     "create": FLAGS,
@@ -252,6 +254,7 @@ async def test_no_call_takes_what_is_of_another_kind(
         "Buffer.cursor": {"name": "data"},
         "Buffer.delete": {},
         "Buffer.draws": {},
+        "Buffer.episodes": {"group_id": one},
         "Buffer.find": {},
         "Buffer.get": {"ids": [one]},
         "Buffer.lease": {"n": 1, "ttl": 60},
@@ -265,6 +268,7 @@ async def test_no_call_takes_what_is_of_another_kind(
         "Buffer.redraw": {"draw_id": 1},
         "Buffer.revoke": {"lease_id": lease.id},
         "Buffer.sample": {"n": 1},
+        "Buffer.steps": {},
         "Buffer.update": {"ids": [one, two], "status": "filtered"},
         "Buffer.update_priorities": {"ids": [one], "priorities": [2.0]},
         "Buffer.update_settings": {},

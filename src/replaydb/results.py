@@ -156,6 +156,35 @@ class GroupInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class EpisodeInfo:
+    """What is known of an episode without reading its tokens, also where these were dropped.
+
+    Attributes:
+        group_id: Its group.
+        position: Its place in that group, from 0.
+        reward: Its reward; None where it has none.
+        advantage: The advantage that it was put with; None where there was none.
+        num_tokens: Its tokens, prompts included.
+        num_loss_tokens: Tokens that the loss mask lets through.
+        num_turns: Its turns; 1 where it was not built from turns.
+        min_policy_version: Oldest policy version that made a token; None where unknown.
+        max_policy_version: Newest policy version that made a token; None where unknown.
+        finish_reason: Why it ended, in the words of the inference engine.
+    """
+
+    group_id: int
+    position: int
+    reward: float | None
+    advantage: float | None
+    num_tokens: int
+    num_loss_tokens: int
+    num_turns: int
+    min_policy_version: int | None
+    max_policy_version: int | None
+    finish_reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class PromptInfo:
     """What became of the groups of one prompt of one task; deleted groups are not counted.
 

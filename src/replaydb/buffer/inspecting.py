@@ -30,7 +30,7 @@ from replaydb.errors import (
     UnknownDrawError,
     UnknownGroupError,
 )
-from replaydb.results import BufferStats, DrawInfo, GroupInfo, PromptInfo
+from replaydb.results import BufferStats, DrawInfo, EpisodeInfo, GroupInfo, PromptInfo
 
 
 class Inspecting(BufferCore):
@@ -128,6 +128,25 @@ class Inspecting(BufferCore):
             raise PayloadGoneError(sorted(found.gone), batch=Batch(read))
         return read
 
+    async def episodes(
+        self, group_id: int, *, position: int = 0, limit: int = 1000
+    ) -> list[EpisodeInfo]:
+        """What is known of the episodes of a group, in order, without reading their tokens.
+
+        It is there also of groups whose tokens were dropped, or are damaged.
+
+        Args:
+            group_id: The group. One that is not there has no episodes.
+            position: The first one wanted.
+            limit: How many at most.
+        """
+        number = checks.whole_number("group_id", group_id)
+        first = checks.whole_number("position", position)
+        most = checks.whole_number("limit", limit)
+        return await self._database.read(
+            lambda connection: groups.episodes(connection, self.id, number, first, most)
+        )
+
     async def _fetch(self, ids: Sequence[int]) -> Decoded:
         end = end_in(BULK_SECONDS)
         stored = await self._database.read(
@@ -205,6 +224,23 @@ class Inspecting(BufferCore):
         }
         return await self._database.read(
             lambda connection: lineage.draws(connection, self.id, **which)
+        )
+
+    async def steps(
+        self, *, above: int | None = None, below: int | None = None, limit: int = 100
+    ) -> list[int]:
+        """Trainer steps that draws were recorded for, ascending.
+
+        Args:
+            above: Only higher ones, the first of them.
+            below: Only lower ones; without `above`, the last of them.
+            limit: How many at most.
+        """
+        least = checks.optional(checks.whole_number, "above", above)
+        most = checks.optional(checks.whole_number, "below", below)
+        number = checks.whole_number("limit", limit)
+        return await self._database.read(
+            lambda connection: lineage.steps(connection, self.id, least, most, number)
         )
 
     async def redraw(self, draw_id: int) -> Batch:

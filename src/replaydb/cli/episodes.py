@@ -41,8 +41,8 @@ from replaydb.cli.selecting import (
     ordered,
     with_known,
 )
-from replaydb.cli.tokens import decoder, token_columns
 from replaydb.database.group_columns import col
+from replaydb.decoding import decoder, token_columns
 from replaydb.errors import (
     CorruptPayloadError,
     InvalidInputError,

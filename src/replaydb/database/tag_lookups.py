@@ -98,20 +98,21 @@ _RANGES: dict[Callable[[Any, Any], Any], Callable[[Any, Any], ColumnElement[bool
 def lookups_in(where: ColumnElement[bool] | None, names: Collection[str]) -> list[Lookup]:
     """What all groups that meet a filter have in the indexes of these tags: each says that."""
     together: dict[tuple[str, bool], list[ColumnElement[bool]]] = {}
-    for part in _conjuncts(where):
+    for part in conjuncts(where):
         if isinstance(part, tag_condition) and part.lookup.name in names:
             lookup = part.lookup
             together.setdefault((lookup.name, lookup.is_text), []).append(lookup.condition)
     return [Lookup(name, is_text, and_(*several)) for (name, is_text), several in together.items()]
 
 
-def _conjuncts(where: Any) -> Iterator[ColumnElement[bool]]:
+def conjuncts(where: Any) -> Iterator[ColumnElement[bool]]:
+    """Conditions all of which a group meets that meets a filter."""
     match where:
         case Grouping():
-            yield from _conjuncts(where.element)
+            yield from conjuncts(where.element)
         case BooleanClauseList(operator=operators.and_):
             for clause in where.clauses:
-                yield from _conjuncts(clause)
+                yield from conjuncts(clause)
         case None:
             pass
         case _:

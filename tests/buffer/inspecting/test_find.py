@@ -8,11 +8,12 @@ import pytest
 from sqlalchemy import event, literal_column, update
 
 import replaydb as rdb
-from replaydb import Buffer, GroupInfo, GroupStatus, Store
+from replaydb import Buffer, EpisodeGroup, EpisodeInfo, GroupInfo, GroupStatus, Store
 from replaydb.database.group_columns import COLUMNS
+from replaydb.database.repository import listing
 from replaydb.database.schema import episode_group
 from support.connections import transaction
-from support.groups import episode, group, groups, long_group
+from support.groups import conversation, episode, group, groups, long_group
 from support.ledger import group_row
 
 SORTABLE = [
@@ -104,6 +105,50 @@ async def test_what_is_found(full: Buffer, store: Store, other: Store) -> None:
         "open",
     ]
     assert await (await store.buffer("empty")).find() == []
+
+
+@pytest.mark.parametrize("few", [1000, 1], ids=["by their index", "by going through all"])
+async def test_groups_of_a_prompt(
+    store: Store, buffer: Buffer, monkeypatch: pytest.MonkeyPatch, few: int
+) -> None:
+    """Also where there are too many of them, or another condition beside."""
+    monkeypatch.setattr(listing, "FEW_IN_ORDER", few)
+    uids = "p", "q", None, "p", "p"
+    ids = await buffer.put([group(prompt_uid=uid, priority=i) for i, uid in enumerate(uids)])
+    await (await store.buffer("other")).put(group(prompt_uid="p"))
+    mine = rdb.col.prompt_uid == "p"
+
+    async def found(where: Any) -> list[int]:
+        page = await buffer.find(where=where, order_by=rdb.col.id.desc(), limit=3)
+        return [one.id for one in page]
+
+    assert await found(mine) == [ids[4], ids[3], ids[0]]
+    assert await found((rdb.col.priority < 4) & mine) == [ids[3], ids[0]]
+    assert await found(mine | (rdb.col.priority == 1)) == [ids[4], ids[3], ids[1]]
+    assert await found(mine & (rdb.col.prompt_uid == "q")) == []
+    assert await found(rdb.col.prompt_uid == "nobody") == []
+
+
+async def test_episodes_without_their_tokens(store: Store, buffer: Buffer, other: Store) -> None:
+    [one, gone] = await buffer.put(
+        [
+            EpisodeGroup("t", [conversation(), episode(None, 3, advantage=-0.5)]),
+            group(status="archived"),
+        ]
+    )
+    first, second = await buffer.episodes(one)
+    assert (first.reward, first.num_tokens, first.num_loss_tokens, first.num_turns) == (
+        0.75,
+        6,
+        2,
+        2,
+    )
+    assert (first.min_policy_version, first.max_policy_version) == (3, 5)
+    assert second == EpisodeInfo(one, 1, None, -0.5, 5, 3, 1, 3, 3, None)
+    assert await buffer.episodes(one, position=1) == [second]
+    assert await buffer.episodes(one, limit=1) == [first]
+    assert len(await buffer.episodes(gone)) == 2
+    assert await (await other.buffer("another")).episodes(one) == []
 
 
 async def test_a_page_goes_on_from_where_a_group_stood(buffer: Buffer) -> None:

@@ -48,6 +48,10 @@ async def test_draws_are_on_record(buffer: Buffer, other: Store) -> None:
     assert await ids(limit=2) == [third.id, second.id]
     assert await ids(limit=2, before=second.id) == [one.id]
     assert await ids(before=one.id) == []
+    await buffer.sample(1)
+    assert await buffer.steps() == [10, 11]
+    assert await buffer.steps(above=10) == [11] == await buffer.steps(below=12, limit=1)
+    assert await buffer.steps(above=11) == [] == await buffer.steps(below=10)
     await lease.nack()
 
 

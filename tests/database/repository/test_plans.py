@@ -32,7 +32,7 @@ from replaydb.database.schema import (
 )
 from replaydb.database.statements import walks
 from replaydb.database.statements.counts import count_groups, count_groups_up_to
-from replaydb.database.statements.draw import settle_groups
+from replaydb.database.statements.draw import select_steps, settle_groups
 from replaydb.database.statements.episode_group import (
     age_groups,
     age_groups_by_id,
@@ -66,9 +66,10 @@ from replaydb.database.statements.pack import (
     select_pack_names,
     select_staying,
 )
-from replaydb.database.statements.pages import select_page, select_shown
+from replaydb.database.statements.pages import select_ids_of_prompt, select_page, select_shown
 from replaydb.database.statements.payload import (
     release_payloads,
+    select_episode_page,
     select_payloads,
     select_transcripts,
 )
@@ -480,6 +481,15 @@ STATEMENTS: dict[str, tuple[Callable[[], Any], dict[str, Any], set[str], set[str
         lambda: select_facts(1, [5, 6, 7]), {},
         {"pk_episode_group"}, {"episode_group"},
     ),
+    "select_episode_page": (
+        lambda: select_episode_page(1, 5, 0, 100), {},
+        {"pk_episode", "pk_episode_group"}, {"episode", "episode_group"},
+    ),
+    "select_ids_of_prompt": (
+        lambda: select_ids_of_prompt(1, "prompt-7", 1001), {},
+        {"ix_episode_group_prompt_uid"}, {"episode_group"},
+    ),
+    "select_steps": (lambda: select_steps(1, 7, None, 1), {}, {"ix_draw_step"}, {"draw"}),
     "select_payloads": (
         lambda: select_payloads([5, 6, 7]), {}, {"pk_payload"}, {"payload"},
     ),

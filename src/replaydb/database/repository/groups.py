@@ -25,11 +25,11 @@ from replaydb.database.statements.episode_group import (
     select_scalars_by_id,
     update_each_group,
 )
-from replaydb.database.statements.payload import select_transcripts
+from replaydb.database.statements.payload import select_episode_page, select_transcripts
 from replaydb.database.statements.selections import of_lineage, selection
 from replaydb.database.statements.statistics import select_task_counters, select_totals
 from replaydb.episodes import GroupStatus
-from replaydb.results import BufferStats, GroupTotals, TaskCounters
+from replaydb.results import BufferStats, EpisodeInfo, GroupTotals, TaskCounters
 
 
 def stats(connection: Connection, buffer_id: int, name: str) -> BufferStats:
@@ -82,6 +82,14 @@ def count_up_to(
     condition = selection(row.id, ids=ids, tasks=task_names, statuses=status_names, where=eligible)
     [(number,)] = execute(connection, count_groups_up_to(condition, most))
     return int(number)
+
+
+def episodes(
+    connection: Connection, buffer_id: int, group_id: int, position: int, limit: int
+) -> list[EpisodeInfo]:
+    """Scalars of the episodes of a group, from a position on."""
+    rows = execute(connection, select_episode_page(buffer_id, group_id, position, limit))
+    return [EpisodeInfo(**row._asdict()) for row in rows]
 
 
 #: Groups that can be put elsewhere.

@@ -16,6 +16,7 @@ from replaydb.database.statements.draw import (
     lose_drawn,
     select_drawn_groups,
     select_draws,
+    select_steps,
     settle_groups,
 )
 from replaydb.database.statements.statistics import select_prompts
@@ -77,6 +78,14 @@ def draws(connection: Connection, buffer_id: int, **which: Any) -> list[DrawInfo
         )
         for row in found
     ]
+
+
+def steps(
+    connection: Connection, buffer_id: int, above: int | None, below: int | None, limit: int
+) -> list[int]:
+    """Steps that groups of a buffer were drawn for, ascending."""
+    found = execute(connection, select_steps(buffer_id, above, below, limit))
+    return sorted(row.step for row in found)
 
 
 def find_draw(connection: Connection, buffer_id: int, draw_id: int) -> DrawInfo | None:

@@ -91,6 +91,17 @@ def select_draws(
     return statement.order_by(draw.c.id.desc()).limit(limit)
 
 
+def select_steps(buffer_id: int, above: int | None, below: int | None, limit: int) -> Select[Any]:
+    """Steps that groups were drawn for: the first ones above a step, or the last below one."""
+    which = select(draw.c.step).where(draw.c.buffer_id == buffer_id, draw.c.step.is_not(None))
+    if above is not None:
+        which = which.where(draw.c.step > above)
+    if below is not None:
+        which = which.where(draw.c.step < below)
+    last = above is None and below is not None
+    return which.distinct().order_by(draw.c.step.desc() if last else draw.c.step).limit(limit)
+
+
 def select_drawn_groups(draw_ids: Sequence[int]) -> Select[Any]:
     """Groups of some draws, in the order of each batch."""
     return (

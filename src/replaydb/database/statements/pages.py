@@ -60,6 +60,13 @@ def select_shown(buffer_id: Any, ids: Any) -> Select[Any]:
     return statement.where(selection(buffer_id, ids=ids))
 
 
+@prepared
+def select_ids_of_prompt(buffer_id: Any, prompt_uid: Any, most: Any) -> Select[Any]:
+    """The groups of a prompt, so many at most."""
+    mine = (group.buffer_id == buffer_id) & (group.prompt_uid == prompt_uid)
+    return select(group.id).where(mine).limit(most)
+
+
 def select_keys(condition: ColumnElement[bool], column: Column[Any]) -> Select[Any]:
     """The groups that meet a condition, as (id, key) in no order."""
     return select(group.id, _key(column).label("key")).where(condition)

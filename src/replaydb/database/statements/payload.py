@@ -11,7 +11,7 @@ from sqlalchemy.sql.dml import ReturningDelete
 
 from replaydb.database.expressions import among
 from replaydb.database.prepared import prepared
-from replaydb.database.schema import episode, payload, transcript
+from replaydb.database.schema import episode, episode_group, group, payload, transcript
 
 
 @cache
@@ -62,6 +62,23 @@ def select_episodes(ids: Sequence[int]) -> Select[Any]:
         select(*columns)
         .where(among(episode.c.group_id, ids))
         .order_by(episode.c.group_id, episode.c.position)
+    )
+
+
+@prepared
+def select_episode_page(buffer_id: Any, group_id: Any, position: Any, most: Any) -> Select[Any]:
+    """Scalars of the episodes of a group of a buffer, from a position on."""
+    shown = (column for column in episode.c if column is not episode.c.metadata)
+    return (
+        select(*shown)
+        .join_from(episode, episode_group, group.id == episode.c.group_id)
+        .where(
+            episode.c.group_id == group_id,
+            episode.c.position >= position,
+            group.buffer_id == buffer_id,
+        )
+        .order_by(episode.c.position)
+        .limit(most)
     )
 
 

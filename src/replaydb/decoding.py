@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from replaydb import Episode
 
 Decode: TypeAlias = Callable[[list[int]], str]
+
+#: Tokens of which a sign is made, at most; an undecodable byte is not waited for any longer.
+LONGEST_SIGN = 8
 
 
 def decoder(path: Path) -> Decode:
@@ -45,6 +48,26 @@ def decoder(path: Path) -> Decode:
     except Exception as error:  # what these raise has no type of its own
         raise InvalidInputError("tokenizer", "a tokenizer of Hugging Face", path) from error
     return lambda ids: str(read.decode(ids, skip_special_tokens=False))
+
+
+def pieces(ids: Sequence[int], decode: Decode) -> list[str]:
+    """What each token adds to the text of those before; together they are the text of all.
+
+    Of a sign that is made of several tokens, the last one has it. What a token says may depend on
+    the one before: some tokenizers keep the blank between words in this way.
+    """
+    said: list[str] = []
+    start = known = 0  # tokens of the piece before, and after it
+    before = ""
+    for end in range(1, len(ids) + 1):
+        text = decode(list(ids[start:end]))
+        if text.endswith("\ufffd") and end < len(ids) and end - known < LONGEST_SIGN:
+            said.append("")
+            continue
+        said.append(text[len(before) :])
+        start, known = known, end
+        before = decode(list(ids[start:known]))
+    return said
 
 
 def token_columns(one: Episode, decode: Decode | None) -> dict[str, list[Any]]:
