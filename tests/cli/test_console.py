@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from replaydb import Store
+from replaydb import Store, display
 from replaydb.cli import console
 
 #: Longer than any terminal.
@@ -91,7 +91,7 @@ def test_json_of_dataclasses_and_times(capsys: pytest.CaptureFixture[str]) -> No
     ],
 )
 def test_sizes(num_bytes: int, text: str) -> None:
-    assert console.human_size(num_bytes) == text
+    assert display.human_size(num_bytes) == text
 
 
 def test_progress_leaves_pipes_alone(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ from replaydb.cli.doctor import doctor
 from replaydb.cli.exchange import export, import_
 from replaydb.cli.prune import prune
 from replaydb.cli.report import report
+from replaydb.cli.ui import ui
 from replaydb.cli.vacuum import vacuum
 from replaydb.cli.verify import verify
 from replaydb.cli.watch import watch
@@ -40,6 +41,7 @@ app.add_typer(metrics.app, name="metrics")
 app.add_typer(db.app, name="db")
 app.command()(watch)
 app.command()(report)
+app.command()(ui)
 app.command()(prune)
 app.command()(export)
 app.command("import")(import_)

@@ -8,13 +8,12 @@ from replaydb.cli.console import (
     BufferName,
     Json,
     Url,
-    human_size,
     print_json,
     print_table,
-    printable,
     with_buffer,
     with_store,
 )
+from replaydb.display import human_size, printable
 
 app = typer.Typer(help="List buffers, and count what is in one.", no_args_is_help=True)
 

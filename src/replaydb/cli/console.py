@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from typer.core import TyperGroup
 
+from replaydb.display import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -47,8 +49,6 @@ BufferName = Annotated[
     str, typer.Argument(help="Name of the buffer.", autocompletion=_buffer_names)
 ]
 Json = Annotated[bool, typer.Option("--json", help="For scripts: JSON, in full precision.")]
-
-_UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
 
 #: Columns of a table that nobody looks at but a pipe.
 _WIDE = 10_000
@@ -182,30 +182,6 @@ def shown(value: object) -> str:
     if isinstance(value, datetime):
         return f"{value:%Y-%m-%d %H:%M:%S}"
     return f"{value:.4g}" if isinstance(value, float) else printable(str(value))
-
-
-def printable(text: str) -> str:
-    """Text of others as it can be shown: what would move the cursor or turn the text is escaped."""
-    return "".join(
-        sign if sign.isprintable() else sign.encode("unicode_escape").decode("ascii")
-        for sign in text
-    )
-
-
-def human_size(num_bytes: float) -> str:
-    """Bytes in three digits."""
-    size, unit = float(num_bytes), 0
-    while size >= 1000 and unit < len(_UNITS) - 1:
-        size, unit = size / 1000, unit + 1
-    return f"{size:.3g} {_UNITS[unit]}"
-
-
-def human_seconds(seconds: float) -> str:
-    """A time in three digits."""
-    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if abs(seconds) >= 2 * length:
-            return f"{seconds / length:.3g} {unit}"
-    return f"{seconds:.0f} s"
 
 
 def console(*, stderr: bool = False) -> Console:

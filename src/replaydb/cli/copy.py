@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from replaydb.cli.console import Url, human_size, progress
+from replaydb.cli.console import Url, progress
+from replaydb.display import human_size
 
 if TYPE_CHECKING:
     from sqlalchemy import URL

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from replaydb.cli.console import BufferName, Url, printable, progress, with_store
+from replaydb.cli.console import BufferName, Url, progress, with_store
 from replaydb.cli.selecting import check_known
+from replaydb.display import printable
 from replaydb.errors import InvalidInputError
 
 #: Of the runs that put what comes from datasets.

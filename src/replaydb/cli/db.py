@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from replaydb.cli.console import OptionalUrl, Url, printable, with_store
+from replaydb.cli.console import OptionalUrl, Url, with_store
+from replaydb.display import printable
 
 app = typer.Typer(help="Create, upgrade and check the tables.", no_args_is_help=True)
 

@@ -9,13 +9,12 @@ import typer
 from replaydb.cli.console import (
     BufferName,
     Url,
-    human_size,
-    printable,
     progress,
     with_buffer,
     with_store,
 )
 from replaydb.cli.selecting import info_of
+from replaydb.display import human_size, printable
 
 if TYPE_CHECKING:
     from replaydb import Buffer, GroupInfo

@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
-from replaydb.cli.console import Url, human_size, printable, progress, with_store
+from replaydb.cli.console import Url, progress, with_store
 from replaydb.cli.selecting import check_known
+from replaydb.display import human_size, printable
 
 Several = list[str] | None
 

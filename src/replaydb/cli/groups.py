@@ -16,7 +16,6 @@ from replaydb.cli.console import (
     print_list,
     print_more,
     print_table,
-    printable,
     with_buffer,
 )
 from replaydb.cli.episodes import FIELDS, facts_of, row_of, shapes_of, values_of
@@ -41,6 +40,7 @@ from replaydb.cli.selecting import (
     with_known,
 )
 from replaydb.database.group_columns import col
+from replaydb.display import printable
 from replaydb.errors import CorruptPayloadError, PayloadGoneError
 
 if TYPE_CHECKING:

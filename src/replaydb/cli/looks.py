@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, assert_never
 
-from replaydb.cli.console import human_seconds, human_size, printable, table_of
+from replaydb.cli.console import table_of
+from replaydb.display import human_seconds, human_size, printable
 from replaydb.episodes import GroupStatus
 from replaydb.settings import MinSize, Queue, SamplesPerInsert
 

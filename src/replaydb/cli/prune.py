@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from replaydb.cli.console import Url, console, human_size, progress, with_store
+from replaydb.cli.console import Url, console, progress, with_store
 from replaydb.cli.delete import told
 from replaydb.cli.selecting import Runs, Statuses, check_known
+from replaydb.display import human_size
 from replaydb.episodes import GroupStatus
 
 if TYPE_CHECKING:

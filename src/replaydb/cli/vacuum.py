@@ -6,7 +6,8 @@ import asyncio
 
 import typer
 
-from replaydb.cli.console import Url, console, human_size
+from replaydb.cli.console import Url, console
+from replaydb.display import human_size
 
 
 def vacuum(url: Url) -> None:

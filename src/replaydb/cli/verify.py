@@ -9,12 +9,12 @@ import typer
 from replaydb.cli.console import (
     Json,
     Url,
-    human_size,
     print_json,
     print_table,
     progress,
     with_store,
 )
+from replaydb.display import human_size
 
 if TYPE_CHECKING:
     from replaydb import Store

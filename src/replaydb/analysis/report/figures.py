@@ -9,6 +9,7 @@ from itertools import accumulate
 from typing import Any
 
 from replaydb.analysis.report.summary import Bins, Summary
+from replaydb.display import visible
 from replaydb.errors import NotSupportedError
 
 Trace = dict[str, Any]  # as plotly takes it
@@ -124,13 +125,3 @@ def _priorities(summary: Summary) -> Trace:
 def label(name: str) -> str:
     """A name that plotly shows as it is; it would obey some tags of HTML."""
     return html.escape(visible(name))
-
-
-def visible(text: str) -> str:
-    """Text of others: of what is no letter or sign only ends of lines stay as they are."""
-    return "".join(
-        sign
-        if sign.isprintable() or sign == "\n"
-        else sign.encode("unicode_escape").decode("ascii")
-        for sign in text
-    )

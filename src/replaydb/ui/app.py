@@ -1,0 +1,67 @@
+"""The application: a route for each view, and the store that they read."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from sqlalchemy import URL
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from replaydb.store import Store
+from replaydb.ui import failures, library, safety
+from replaydb.ui.pages import FOLDER
+from replaydb.ui.views.overview import overview
+
+View = Callable[[Request], Awaitable[Response]]
+
+#: The path of a view is its name: `address("groups")` is /groups. What it shows is in the query.
+ROUTES: dict[str, View] = {
+    "": overview,
+}
+
+#: Connections to the database: requests beyond that wait for one.
+POOL_SIZE = 4
+
+
+def application(url: str | URL, *, token: str | None = None) -> Starlette:
+    """The pages over a store, as an ASGI application.
+
+    The store is opened, read-only, when the server starts the application, and closed when it ends.
+    Without a token only requests to this machine by a name of itself are answered: see
+    `docs/ui.md` for what a server of your own has to see to.
+
+    Args:
+        url: The store, as for `Store.open`.
+        token: What whoever looks has to say first; at least 16 characters. None: nothing.
+
+    Raises:
+        InvalidInputError: The token is too short.
+    """
+    door = None if token is None else safety.Door(token)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        async with Store.open(url, read_only=True, pool_size=POOL_SIZE) as store:
+            app.state.store = store
+            yield
+
+    return Starlette(
+        routes=[
+            *(Route(f"/{name}", view) for name, view in ROUTES.items()),
+            Route(f"/{library.PATH}", library.plotly_js),
+            Mount("/static", StaticFiles(directory=FOLDER / "static")),
+        ],
+        middleware=[
+            Middleware(safety.Guard, door=door),
+            Middleware(GZipMiddleware, minimum_size=1000),
+        ],
+        exception_handlers=failures.HANDLERS,
+        lifespan=lifespan,
+    )

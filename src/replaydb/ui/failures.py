@@ -1,0 +1,74 @@
+"""Errors as pages: what was wrong, without what nobody is to see."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from replaydb.errors import (
+    CorruptPayloadError,
+    DatabaseUnavailableError,
+    InvalidInputError,
+    InvalidSettingsError,
+    ReplayDBError,
+)
+from replaydb.ui.pages import page
+
+logger = logging.getLogger(__name__)
+
+HEADINGS = {
+    400: "That address does not work",
+    401: "Who is there?",
+    403: "Not for you",
+    404: "Not here",
+    405: "Only to be looked at",
+    413: "Too much at once",
+    414: "That address is too long",
+    421: "Not by that name",
+    500: "Something went wrong",
+    503: "The store does not answer",
+    504: "That took too long",
+}
+
+
+def failure(request: Request, status: int, reason: str, **headers: str) -> Response:
+    """A page that says what is wrong."""
+    heading = HEADINGS.get(status, "That did not work")
+    answer = page(request, "error.html", status=status, heading=heading, reason=reason)
+    answer.headers.update({name.replace("_", "-"): value for name, value in headers.items()})
+    return answer
+
+
+async def _typed(request: Request, error: Exception) -> Response:
+    if isinstance(error, InvalidInputError | InvalidSettingsError):
+        return failure(request, 400, str(error))
+    if isinstance(error, LookupError):
+        return failure(request, 404, str(error))
+    if isinstance(error, DatabaseUnavailableError):
+        return failure(request, 503, str(error), Retry_After="5")
+    if not isinstance(error, CorruptPayloadError):
+        logger.warning("%s: %s", request.url.path, error)
+    return failure(request, 500, str(error))
+
+
+async def _of_http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101
+    answer = failure(request, error.status_code, error.detail)
+    answer.headers.update(error.headers or {})
+    return answer
+
+
+async def _unexpected(request: Request, error: Exception) -> Response:
+    return failure(request, 500, "The log of `replaydb ui` says more.")
+
+
+HANDLERS: Mapping[Any, Any] = {
+    ReplayDBError: _typed,
+    HTTPException: _of_http,
+    Exception: _unexpected,
+}

@@ -1,0 +1,83 @@
+"""A server for the pages, until Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from ipaddress import ip_address
+
+import uvicorn
+from sqlalchemy import URL
+
+from replaydb.errors import InvalidInputError
+from replaydb.ui.app import application
+
+
+def serve(
+    url: str | URL,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8765,
+    token: str | None = None,
+    ready: Callable[[str], object] | None = None,
+) -> None:
+    """Serve the pages over a store until Ctrl-C.
+
+    Args:
+        url: The store, as for `Store.open`; it is opened read-only.
+        host: Address to listen on. Any but one of this machine alone needs a token.
+        port: 0 takes a free one.
+        token: What whoever looks has to say first; at least 16 characters.
+        ready: Called with the address of the pages when they can be looked at.
+
+    Raises:
+        InvalidInputError: The address cannot be listened on, or not without a token.
+        DatabaseError: There is no such store, or it cannot be read.
+    """
+    if token is None and not _is_loopback(host):
+        expected = "127.0.0.1 or ::1, or a token (--token), as others can reach that address"
+        raise InvalidInputError("host", expected, host)
+    app = application(url, token=token)
+    config = uvicorn.Config(
+        app,
+        access_log=False,  # addresses say what was looked at
+        h11_max_incomplete_event_size=32_768,
+        http="h11",
+        lifespan="off",
+        limit_concurrency=256,
+        log_level="warning",
+        server_header=False,
+        timeout_graceful_shutdown=5,
+        ws="none",
+    )
+
+    async def run() -> None:
+        async with app.router.lifespan_context(app):
+            with _listening(host, port) as listener:
+                if ready is not None:
+                    shown = f"[{host}]" if ":" in host else host
+                    ready(f"http://{shown}:{listener.getsockname()[1]}/")
+                await uvicorn.Server(config).serve([listener])
+
+    with suppress(KeyboardInterrupt):
+        asyncio.run(run())
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        expected = "an address and a port that are free"
+        raise InvalidInputError("host, port", expected, f"{host}:{port} ({error})") from error

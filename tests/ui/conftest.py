@@ -1,0 +1,38 @@
+"""The pages, as a browser asks for them, without one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import httpx
+import pytest
+
+from replaydb import Store
+from replaydb.ui import application
+
+Looking = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
+
+
+@pytest.fixture
+def looking(url: str) -> Looking:
+    """Makes a browser, of sorts, on the pages over `url`; arguments as of `application`."""
+
+    @asynccontextmanager
+    async def made(**options: str) -> AsyncIterator[httpx.AsyncClient]:
+        app = application(url, **options)
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=transport, base_url="http://localhost:8765") as client,
+        ):
+            yield client
+
+    return made
+
+
+@pytest.fixture
+async def browser(store: Store, looking: Looking) -> AsyncIterator[httpx.AsyncClient]:
+    """On the pages over `store`, which need no token."""
+    async with looking() as client:
+        yield client

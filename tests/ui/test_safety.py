@@ -1,0 +1,203 @@
+"""Who may look, and what a browser may do with a page."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Message
+
+from replaydb import Buffer, InvalidInputError, Store
+from replaydb.ui import application, safety, serve
+from replaydb.ui.app import ROUTES
+from support.groups import group
+from ui.conftest import Looking
+
+TOKEN = "0123456789abcdef"  # noqa: S105
+HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>\x1b[2J\u202e{{7*7}}"
+
+
+async def test_every_answer_has_the_headers(browser: httpx.AsyncClient) -> None:
+    statuses = {}
+    for path in ("/", "/none", "/?buffer=none", "/static/ui.css", "/?" + "x" * 9000):
+        answer = await browser.get(path)
+        statuses[path[:15]] = answer.status_code
+        for name, value in safety.HEADERS.items():
+            assert answer.headers[name] == value
+        assert answer.headers["Cache-Control"] == "no-store"
+    assert list(statuses.values()) == [200, 404, 404, 200, 414]
+    policy = safety.HEADERS["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"])
+async def test_nothing_is_changed(browser: httpx.AsyncClient, method: str) -> None:
+    for path in ("/", "/static/ui.css"):
+        answer = await browser.request(method, path)
+        assert (answer.status_code, answer.headers["Allow"]) == (405, "GET, HEAD")
+    assert (await browser.head("/")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8765", "localhost.evil", "10.0.0.1", ""]
+)
+async def test_other_names_of_this_machine_are_refused(
+    browser: httpx.AsyncClient, host: str
+) -> None:
+    answer = await browser.get("/", headers={"Host": host})
+    assert answer.status_code == 421
+    for good in ("localhost", "127.0.0.1:1", "[::1]:8765", "LOCALHOST:80"):
+        assert (await browser.get("/", headers={"Host": good})).status_code == 200
+
+
+async def test_pages_of_others_may_only_link_here(browser: httpx.AsyncClient) -> None:
+    for site in ("cross-site", "same-site"):
+        asked = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "no-cors"}
+        assert (await browser.get("/", headers=asked)).status_code == 403
+        asked["Sec-Fetch-Mode"] = "navigate"
+        assert (await browser.get("/", headers=asked)).status_code == 200
+
+
+async def test_a_token_is_asked_for_once(store: Store, looking: Looking) -> None:
+    await store.buffer("math")
+    async with looking(token=TOKEN) as client:
+        for asked in ({}, {"Authorization": "Bearer x"}, {"Authorization": f"Basic {TOKEN}"}):
+            answer = await client.get("/?buffer=math", headers=asked)
+            assert answer.status_code == 401
+            assert "policy version" not in answer.text
+        assert (await client.post("/?buffer=math", data={"token": "x"})).status_code == 401
+        answer = await client.post("/?buffer=math", data={"token": TOKEN})
+        assert (answer.status_code, answer.headers["Location"]) == (303, "./?buffer=math")
+        assert TOKEN not in str(answer.headers)
+        assert {"HttpOnly", "SameSite=strict"} <= set(answer.headers["Set-Cookie"].split("; "))
+        assert "policy version" in (await client.get("/?buffer=math")).text
+        assert (await client.post("/", content=b"x" * 9000)).status_code == 413
+    async with looking(token=TOKEN) as client:
+        bearer = {"Authorization": f"Bearer {TOKEN}"}
+        assert (await client.get("/", headers=bearer)).status_code == 200
+
+
+async def test_a_token_in_the_address_does_not_stay_there(looking: Looking) -> None:
+    async with looking(token=TOKEN) as client:
+        assert (await client.get("/?token=nonsense")).status_code == 401
+        answer = await client.get(f"/groups?a=%3Cb&token={TOKEN}&c=1")
+        assert 'content="0; url=./groups?a=%3Cb&amp;c=1"' in answer.text
+        assert TOKEN not in answer.text + str(answer.headers)
+        assert (await client.get("/")).status_code == 200
+
+
+async def test_a_link_from_elsewhere_is_followed_again_from_here(looking: Looking) -> None:
+    """A browser does not show a strict cookie when it comes from another site."""
+    async with looking(token=TOKEN) as client:
+        asked = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+        answer = await client.get("/groups?a=1", headers=asked)
+        assert 'content="0; url=./groups?a=1"' in answer.text
+        assert (
+            await client.get("/groups?a=1", headers={"Sec-Fetch-Site": "same-origin"})
+        ).status_code == 401
+
+
+def test_others_are_not_let_in_without_a_token(sqlite_url: str) -> None:
+    for host in ("0.0.0.0", "::", "10.0.0.1", "node7"):  # noqa: S104
+        with pytest.raises(InvalidInputError, match="token"):
+            serve(sqlite_url, host=host)
+    with pytest.raises(InvalidInputError, match="at least 16 characters, got 5") as refused:
+        serve(sqlite_url, token="short")  # noqa: S106
+    assert "short" not in str(refused.value)
+
+
+async def test_hostile_names_are_shown(store: Store, browser: httpx.AsyncClient) -> None:
+    await store.buffer(HOSTILE)
+    page = (await browser.get("/")).text
+    assert "<script>alert" not in page
+    assert "<img src=x" not in page
+    assert "&lt;script&gt;alert(1)" in page
+    assert "\\x1b[2J\\u202e{{7*7}}" in page
+    answer = await browser.get("/", params={"buffer": HOSTILE})
+    assert "<img src=x" not in answer.text
+
+
+async def test_what_takes_too_long_is_cut_off(
+    buffer: Buffer, browser: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await buffer.put([group()])
+    ended = []
+
+    async def hang(self: Store) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(self)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Store, "buffers", hang)
+        patched.setattr(safety, "ANSWER_SECONDS", 0.05)
+        assert (await browser.get("/")).status_code == 504
+        assert len(ended) == 1
+        patched.setattr(safety, "AT_ONCE", 1)
+        patched.setattr(safety, "MOST_WAITING", 3)
+        many = await asyncio.gather(*(browser.get("/") for _ in range(20)))
+        assert {answer.status_code for answer in many} == {503, 504}
+    assert (await browser.get("/")).status_code == 200
+
+
+async def test_slow_readers_shut_nobody_out(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is sent in parts has turns of its own, and gives them back."""
+
+    async def download(request: Request) -> Response:
+        async def parts() -> AsyncIterator[bytes]:
+            for _ in range(3):
+                yield b"x"
+
+        return StreamingResponse(parts())
+
+    monkeypatch.setitem(ROUTES, "download", download)
+    app = application(sqlite_url)
+    transport = httpx.ASGITransport(app)
+    begun, reading = asyncio.Semaphore(0), asyncio.Event()
+
+    async def receive() -> Message:
+        return await asyncio.Future()
+
+    async def slow(message: Message) -> None:
+        begun.release()
+        await reading.wait()
+
+    scope = {
+        "type": "http", "method": "GET", "path": "/download", "query_string": b"",
+        "headers": [(b"host", b"localhost")],
+    }  # fmt: skip
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://localhost") as client,
+    ):
+        many = [asyncio.create_task(app(dict(scope), receive, slow)) for _ in range(12)]
+        for _ in range(safety.DOWNLOADS_AT_ONCE):
+            await begun.acquire()
+        pages = await asyncio.gather(*(client.get("/") for _ in range(3)))
+        assert [page.status_code for page in pages] == [200] * 3
+        reading.set()
+        await asyncio.gather(*many)
+        assert (await client.get("/download")).text == "xxx"
+
+
+async def test_an_unexpected_error_says_nothing(
+    browser: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail(self: Store) -> None:
+        raise RuntimeError("postgresql://me:secret@host/db")
+
+    monkeypatch.setattr(Store, "buffers", fail)
+    answer = await browser.get("/?private=1")
+    assert answer.status_code == 500
+    assert "secret" not in answer.text
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert "GET / failed" in caplog.text
+    assert "private" not in caplog.text
