@@ -25,11 +25,12 @@ from types import CodeType, FrameType
 from typing import Any
 
 import greenlet
-from sqlalchemy import Engine, event
+from sqlalchemy.engine.default import DefaultDialect
 
 import replaydb as rdb
 from benchmarks.databases import databases
 from benchmarks.groups import SMALL, Source, put_all
+from replaydb.database import prepared
 
 DOCS = Path(__file__).parents[1] / "docs"
 #: What was counted: "before", of a version of November 2026, and "now".
@@ -44,6 +45,13 @@ COUNT = 32
 AFTERMATH_SECONDS = 0.3
 
 _PLACE = re.compile(r"(?<=<!-- walk -->\n).*(?=<!-- /walk -->)", re.DOTALL)
+#: Where SQL is handed to a driver, and the name it has there.
+_HANDED_OVER: dict[CodeType, str] = {
+    DefaultDialect.do_execute.__code__: "statement",
+    DefaultDialect.do_executemany.__code__: "statement",
+    DefaultDialect.do_execute_no_params.__code__: "statement",
+    prepared._run.__code__: "sql",
+}
 _VERB = re.compile(r"\w+")
 _LOOKED_UP = re.compile(r"\(SELECT[^()]*\)")  # the policy version, beside what is read
 _TABLE = re.compile(r"\b(?:FROM|INTO|UPDATE)\s+(\w+)")
@@ -99,11 +107,9 @@ class Walker:
         """For a block, which is to start all threads that are to be observed."""
         threading.setprofile(self._profile)
         sys.setprofile(self._profile)
-        event.listen(Engine, "before_cursor_execute", self._statement)
         try:
             yield
         finally:
-            event.remove(Engine, "before_cursor_execute", self._statement)
             sys.setprofile(None)
             threading.setprofile(None)
             greenlet.settrace(None)
@@ -129,6 +135,8 @@ class Walker:
         code = frame.f_code
         if happened == "call" and code.co_name == "call_soon_threadsafe":
             self._walk.threads += 1
+        if happened == "call" and code in _HANDED_OVER:
+            self._statement(frame.f_locals[_HANDED_OVER[code]])
         if not _is_ours(code):
             return
         if happened == "call":
@@ -143,9 +151,8 @@ class Walker:
         if self._walk is not None:
             self._walk.greenlets += 1
 
-    def _statement(self, _: object, __: object, sql: str, *___: object) -> None:
-        if self._walk is None:
-            return
+    def _statement(self, sql: str) -> None:
+        assert self._walk is not None
         verb, table = _VERB.search(sql), _TABLE.search(_LOOKED_UP.sub("", sql))
         if table and not self._walk.hops:
             self._walk.hops = tuple(self._open.values())

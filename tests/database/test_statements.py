@@ -4,20 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Awaitable
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Delete, Select, bindparam, delete, insert, select, update
+from sqlalchemy import (
+    Connection,
+    Delete,
+    Integer,
+    Select,
+    bindparam,
+    column,
+    delete,
+    event,
+    insert,
+    select,
+    table,
+    update,
+)
+from sqlalchemy.exc import IntegrityError
 
 from replaydb.database.engines import backend_for
-from replaydb.database.prepared import execute, execute_many, prepared
+from replaydb.database.prepared import execute, execute_many, inserted_id, prepared
 from replaydb.database.schema import run
 from replaydb.database.transactions import Database
 from support.connections import transaction
 
 EARLIER = datetime(2026, 1, 15, 12, tzinfo=timezone(timedelta(hours=2)))
 INSERT = insert(run)
+INSERT_ONE = insert(run).returning(run.c.id)
+NUMBERS = table("numbers", column("number", Integer))
 RENAME = (
     update(run)
     .where(run.c.id == bindparam("which"))
@@ -89,10 +106,58 @@ async def test_what_reads_gives_rows_and_what_changes_says_how_many(url: str) ->
         assert await connection.run_sync(execute, removed("run-0", "run-1")) == 2
 
 
+async def test_those_who_listen_hear_of_every_statement_and_change_nothing(url: str) -> None:
+    """SQLAlchemy tells them; without them its way is not taken."""
+    heard = []
+
+    def hear(_connection: object, _cursor: object, sql: str, *_: object) -> None:
+        heard.append(sql.partition(" ")[0])
+
+    async with transaction(url) as connection:
+        ids = [await connection.run_sync(inserted_id, INSERT_ONE, row) for row in rows()]
+        before = await connection.run_sync(execute, named("run-0", "run-9"))
+        event.listen(connection.sync_connection, "before_cursor_execute", hear)
+        more = [row | {"name": f"{row['name']}-again"} for row in rows()]
+        await connection.run_sync(execute_many, INSERT, more)
+        after = await connection.run_sync(execute, named("run-0", "run-9"))
+        assert await connection.run_sync(execute, removed("run-0", "run-1")) == 3
+    assert heard == ["INSERT", "SELECT", "DELETE"]
+    assert [row.id for row in before] == ids
+    assert [row._asdict() for row in before] == [row._asdict() for row in after[::2]]
+    assert before[0].started_at.tzinfo is UTC
+
+
+async def test_a_statement_that_fails_is_told_as_sqlalchemy_would(url: str) -> None:
+    async with transaction(url) as connection:
+        await connection.run_sync(execute_many, INSERT, rows()[:1])
+        with pytest.raises(IntegrityError) as failed:
+            await connection.run_sync(execute_many, INSERT, rows()[:1])
+        assert "INSERT INTO run" in str(failed.value.statement)
+        assert "run-0" not in str(failed.value.params)
+
+
+async def test_statements_go_on_when_a_table_was_changed(postgresql_url: str) -> None:
+    """Those that the server has prepared then fail: the call is run again on a new connection."""
+    database = Database(backend_for(postgresql_url))
+    changing = prepared(lambda least: select(NUMBERS).where(NUMBERS.c.number >= least))
+
+    def change(sql: str) -> Awaitable[object]:
+        return database.write(lambda connection: connection.exec_driver_sql(sql))
+
+    await change("CREATE TABLE numbers AS SELECT CAST(7 AS integer) AS number")
+    try:
+        assert len(await database.read(lambda it: execute(it, changing(7)))) == 1
+        await change("ALTER TABLE numbers ALTER COLUMN number TYPE bigint")
+        assert len(await database.read(lambda it: execute(it, changing(7)))) == 1
+    finally:
+        await change("DROP TABLE numbers")
+        await database.close()
+
+
 async def test_a_prepared_statement_is_built_once(url: str) -> None:
-    (first, values), (second, _) = named("a", "b"), named("c", "d")
-    assert first is second
-    assert values == {"names_from": "a", "names_to": "b"}
+    first, second = named("a", "b"), named("c", "d")
+    assert first.statement is second.statement
+    assert first.values == {"names_from": "a", "names_to": "b"}
     with pytest.raises(ValueError, match="shorter"):
         named("a")
 

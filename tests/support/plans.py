@@ -69,7 +69,7 @@ async def plan_of(
 ) -> Plan:
     """The plan of a statement with its parameters, or of a prepared one with its values."""
     if isinstance(statement, tuple):
-        statement, parameters = statement
+        statement, parameters = statement[:2]
     rows = (await connection.execute(explain(statement), parameters or {})).all()
     if connection.dialect.name == "sqlite":
         return _from_sqlite([row[-1] for row in rows])

@@ -28,7 +28,8 @@ async def test_large_ones_are_read_to_where_others_were(sqlite_url: str) -> None
             if number >= 2:  # what the put wrote from may come back while the first are drawn
                 addresses.add(found.ctypes.data)
             del found, batch
-    assert len(addresses) == 1
+    # The thread that has decoded a batch may not have let go of it yet when the next one is read.
+    assert len(addresses) <= 2
 
 
 async def test_their_rows_are_found_by_an_index(sqlite_url: str) -> None:

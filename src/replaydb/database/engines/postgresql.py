@@ -17,8 +17,10 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     DateTime,
+    ExceptionContext,
     Table,
     cast,
+    event,
     func,
     schema,
     select,
@@ -363,7 +365,15 @@ class PostgresqlBackend:
             **options,
         )
         self._log.listen_to(engine)
+        event.listen(engine.sync_engine, "handle_error", _give_up_if_outdated)
         return engine
+
+
+def _give_up_if_outdated(context: ExceptionContext) -> None:
+    """A connection whose statements were prepared before a table was changed is a lost one."""
+    error = context.original_exception.__cause__
+    if isinstance(error, asyncpg.InvalidCachedStatementError):
+        context.is_disconnect = True
 
 
 def _tables() -> dict[str, Table]:

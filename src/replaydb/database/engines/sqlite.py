@@ -15,11 +15,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from sqlalchemy import URL, Connection, Select, column, delete, event, func, insert, select, table
+from sqlalchemy import (
+    URL,
+    Connection,
+    Dialect,
+    Select,
+    column,
+    delete,
+    event,
+    func,
+    insert,
+    select,
+    table,
+)
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import AsyncAdaptedQueuePool, NullPool, Pool
 from sqlalchemy.schema import ExecutableDDLElement
+from sqlalchemy.util import await_
 
 from replaydb.cancellation import to_the_end
 from replaydb.database.engines import (
@@ -29,7 +42,7 @@ from replaydb.database.engines import (
 )
 from replaydb.database.engines.protocol import T, Work
 from replaydb.database.engines.signals import Signal
-from replaydb.database.engines.sqlite_driver import Begin, EagerConnection
+from replaydb.database.engines.sqlite_driver import AdaptedConnection, Begin, EagerConnection
 from replaydb.database.engines.sqlite_file import DatabaseFile
 from replaydb.database.engines.sqlite_payloads import read_payloads
 from replaydb.database.prepared import execute
@@ -313,10 +326,14 @@ class SqliteBackend:
         engine = create_async_engine(
             self._url,
             poolclass=poolclass,
-            async_creator=partial(EagerConnection.open, connect, begin_in_file, file.check),
             hide_parameters=True,
             **pool,
         )
+
+        @event.listens_for(engine.sync_engine, "do_connect")
+        def open_file(dialect: Dialect, *_: object) -> AdaptedConnection:
+            opened: Any = await_(EagerConnection.open(connect, begin_in_file, file.check))
+            return AdaptedConnection(dialect.loaded_dbapi, opened)
 
         @event.listens_for(engine.sync_engine, "connect")
         def configure(connection: Any, _record: object) -> None:

@@ -1,4 +1,4 @@
-"""aiosqlite with one hop to its thread for a statement, or for a transaction, instead of four."""
+"""aiosqlite with one hop to its thread for a statement, or none within a transaction."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from contextlib import suppress
 from typing import Any, Self, TypeVar
 
 import aiosqlite
+from sqlalchemy.dialects.sqlite.aiosqlite import AsyncAdapt_aiosqlite_connection
+from sqlalchemy.util import await_
 
 from replaydb.memory import take
 
@@ -66,13 +68,13 @@ class EagerConnection(aiosqlite.Connection):
     def begin_soon(self) -> None:
         """A transaction begins; BEGIN itself goes along with its first statement."""
         self._is_to_begin = True
-        if threading.current_thread() is not self._thread:  # there `run` may have been stopped
+        if not self.is_here:  # there `run` may have been stopped
             self._stopped = False
 
     async def commit(self) -> None:
         """Keep what was done."""
         self._is_to_begin = False
-        await self._in_thread(self._commit)
+        await self.in_thread(self._commit)
 
     async def rollback(self) -> None:
         """Undo what is open, if anything is: the pool asks after every transaction.
@@ -81,7 +83,7 @@ class EagerConnection(aiosqlite.Connection):
         """
         self._is_to_begin = False
         if self._conn.in_transaction:
-            await self._in_thread(self._conn.rollback)
+            await self.in_thread(self._conn.rollback)
 
     async def run(self, coroutine: Coroutine[Any, Any, T], end: float) -> T:
         """Run a coroutine that waits for nothing but this connection, all of it in its thread.
@@ -131,19 +133,14 @@ class EagerConnection(aiosqlite.Connection):
                 data[begin : begin + BLOB_CHUNK] = blob.read(BLOB_CHUNK)
         return data
 
-    def cursor(self) -> _EagerCursor:  # type: ignore[override]
-        """A cursor that is closed as soon as it has executed."""
-        return _EagerCursor(self)
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the thread of the connection."""
+        return threading.current_thread() is self._thread
 
-    async def _stop(self, running: asyncio.Future[Any]) -> None:
-        self.cut_off()
-        while not running.done():
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait([running])
-        running.exception()  # seen: who is cancelled is told of that instead
-
-    async def _in_thread(self, work: Callable[..., object], *arguments: Any) -> None:
-        if threading.current_thread() is self._thread:
+    async def in_thread(self, work: Callable[..., object], *arguments: Any) -> None:
+        """Do something in the thread of the connection, which may be this one."""
+        if self.is_here:
             work(*arguments)
             return
         try:
@@ -152,54 +149,88 @@ class EagerConnection(aiosqlite.Connection):
             self._stopped = True
             raise
 
-    def _commit(self) -> None:
-        if self._conn.in_transaction:
-            self._before_commit()
-            self._conn.commit()
-
-    def _prepare(self) -> None:
-        """Before a statement: begin the transaction, unless nobody waits for it any more."""
+    def sql_cursor(self) -> sqlite3.Cursor:
+        """A cursor, in the thread: the transaction begins, unless nobody waits for it any more."""
         self._check()
         if self._is_to_begin:
             self._begin(self._conn, self._check)
             self._is_to_begin = False
+        return self._conn.cursor()
+
+    async def _stop(self, running: asyncio.Future[Any]) -> None:
+        self.cut_off()
+        while not running.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([running])
+        running.exception()  # seen: who is cancelled is told of that instead
+
+    def _commit(self) -> None:
+        if self._conn.in_transaction:
+            self._before_commit()
+            self._conn.commit()
 
     def _check(self) -> None:
         if self._stopped:
             raise _StoppedError
 
 
-class _EagerCursor:
-    """What SQLAlchemy's adapter asks of an asynchronous cursor."""
+class AdaptedConnection(AsyncAdapt_aiosqlite_connection):
+    """The connection as SQLAlchemy has it."""
+
+    __slots__ = ()
+
+    def cursor(self, server_side: bool = False) -> Any:
+        """One that has all its rows as soon as it has executed."""
+        return _Cursor(self, self.driver_connection)
+
+
+class _Cursor:
+    """What SQLAlchemy, or who goes past it, asks of a cursor of the Python DB-API."""
 
     arraysize = 1
     description: Any = None
     rowcount = -1
     lastrowid: int | None = None
 
-    def __init__(self, connection: EagerConnection) -> None:
+    def __init__(self, adapted: AdaptedConnection, connection: EagerConnection) -> None:
+        self._adapted = adapted
         self._connection = connection
         self._rows: list[Any] = []
 
-    async def __aenter__(self) -> Self:
-        return self
+    def execute(self, sql: str, parameters: Sequence[Any] = ()) -> None:
+        self._in_thread(sqlite3.Cursor.execute, sql, parameters)
 
-    async def execute(self, sql: str, parameters: Sequence[Any] = ()) -> None:
-        await self._connection._in_thread(self._run, sqlite3.Cursor.execute, sql, parameters)
+    def executemany(self, sql: str, parameters: Sequence[Sequence[Any]]) -> None:
+        self._in_thread(sqlite3.Cursor.executemany, sql, parameters)
 
-    async def executemany(self, sql: str, parameters: Sequence[Sequence[Any]]) -> None:
-        await self._connection._in_thread(self._run, sqlite3.Cursor.executemany, sql, parameters)
-
-    async def fetchall(self) -> list[Any]:
+    def fetchall(self) -> list[Any]:
         rows, self._rows = self._rows, []
         return rows
 
-    async def close(self) -> None:
+    def fetchmany(self, size: int = 1) -> list[Any]:
+        rows, self._rows = self._rows[:size], self._rows[size:]
+        return rows
+
+    def fetchone(self) -> Any:
+        return self._rows.pop(0) if self._rows else None
+
+    def close(self) -> None:
         """It was closed in its thread."""
 
+    async def _async_soft_close(self) -> None:
+        """The same, when SQLAlchemy asks."""
+
+    def _in_thread(self, *call: Any) -> None:
+        if self._connection.is_here:
+            self._run(*call)
+            return
+        try:
+            await_(self._connection.in_thread(self._run, *call))
+        except ValueError as error:  # the thread has ended
+            self._adapted._handle_exception(error)
+
     def _run(self, execute: Callable[..., object], sql: str, parameters: Sequence[Any]) -> None:
-        self._connection._prepare()
-        cursor = self._connection._conn.cursor()
+        cursor = self._connection.sql_cursor()
         try:
             execute(cursor, sql, parameters)
             self.description = cursor.description

@@ -127,7 +127,7 @@ def _check(rows: Sequence[Any], status: GroupStatus) -> None:
         raise GroupLeasedError(held)
     if status is GroupStatus.ARCHIVED:
         return
-    if gone := [row.id for row in rows if not row.num_bytes and is_gone(row._mapping)]:
+    if gone := [row.id for row in rows if not row.num_bytes and is_gone(row._asdict())]:
         raise PayloadGoneError(gone)
     empty = [row.id for row in rows if not row.num_episodes]
     if empty and status is GroupStatus.COMPLETED:

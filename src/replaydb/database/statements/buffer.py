@@ -36,8 +36,8 @@ def select_runs() -> Select[Any]:
 
 @cache
 def insert_run() -> Insert:
-    """One run, as a dict of its columns."""
-    return insert(run)
+    """One run, as a dict of its columns; returns its id."""
+    return insert(run).returning(run.c.id)
 
 
 def select_buffer_named(name: str) -> Select[Any]:

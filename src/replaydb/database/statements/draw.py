@@ -20,8 +20,8 @@ _drawn = draw_group.c
 
 @cache
 def insert_draw() -> Insert:
-    """One draw, as a dict of its columns."""
-    return insert(draw)
+    """One draw, as a dict of its columns; returns its id."""
+    return insert(draw).returning(draw.c.id)
 
 
 @cache

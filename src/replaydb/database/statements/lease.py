@@ -30,8 +30,8 @@ from replaydb.episodes import GroupStatus
 
 @cache
 def insert_lease() -> Insert:
-    """One lease, as a dict of its columns."""
-    return insert(lease)
+    """One lease, as a dict of its columns; returns its id."""
+    return insert(lease).returning(lease.c.id)
 
 
 def select_leases(buffer_id: int, now: datetime, lease_id: int | None = None) -> Select[Any]:

@@ -60,8 +60,8 @@ def select_any_payload() -> Select[Any]:
 
 @cache
 def insert_pack() -> Insert:
-    """One pack, as a dict of its columns."""
-    return insert(pack)
+    """One pack, as a dict of its columns; returns its id."""
+    return insert(pack).returning(pack.c.id)
 
 
 @cache

@@ -148,7 +148,7 @@ def select_first(
     """
     build = _all_in_order if eligible is None else _in_order
     statement = build(order, eligible, unknown, pool.is_idle, False)
-    return Bound(statement, pool.values | {"most": limit})
+    return Bound(statement, pool.values | {"most": limit}, eligible is None)
 
 
 def select_oldest_equals(
@@ -157,7 +157,7 @@ def select_oldest_equals(
     """The oldest groups of a pool whose sort column has a value, as `first_in_order` has them."""
     build = _all_in_order if eligible is None else _in_order
     values = pool.values | {"most": limit, "key": key}
-    return Bound(build(order, eligible, False, pool.is_idle, True), values)
+    return Bound(build(order, eligible, False, pool.is_idle, True), values, eligible is None)
 
 
 def _in_order(
@@ -202,7 +202,7 @@ def select_arrivals(
     if after is not None:
         values |= {"after_key": after[0], "after_id": after[1]}
     build = _all_arrivals if eligible is None else _arrivals
-    return Bound(build(order, eligible, after is not None), values)
+    return Bound(build(order, eligible, after is not None), values, eligible is None)
 
 
 def _arrivals(order: Order, eligible: ColumnElement[bool] | None, later: bool) -> Select[Any]:
@@ -229,7 +229,7 @@ def select_eligible(pool: Pool, eligible: ColumnElement[bool] | None) -> Bound[S
     statement = select(*_CANDIDATE).where(_MEMBERS)
     if eligible is not None:
         statement = statement.where(eligible)
-    return Bound(statement.order_by(group.id), pool.values)
+    return Bound(statement.order_by(group.id), pool.values, is_kept=False)
 
 
 def select_among(
@@ -260,11 +260,11 @@ def select_page_of_eligible(
     if eligible is not None:
         statement = statement.where(_verdict(eligible))
     statement = statement.order_by(group.group_status, group.id).limit(bindparam("most"))
-    return Bound(statement, pool.values | {"after_id": after, "most": limit})
+    return Bound(statement, pool.values | {"after_id": after, "most": limit}, is_kept=False)
 
 
 def set_arrivals_back(pool: Pool, clock: Clock, time: float) -> Bound[Update]:
     """Move all arrivals of a pool as its clock is moved: from `time` to 0."""
     key = _KEYS[clock]
     statement = update(episode_group).where(_MEMBERS).values({key: key - time})
-    return Bound(statement, pool.values)
+    return Bound(statement, pool.values, is_kept=False)
