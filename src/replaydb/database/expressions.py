@@ -133,13 +133,24 @@ class comes_after(FunctionElement[bool]):
         column: ColumnElement[Any],
         value: ColumnElement[Any],
         id_column: ColumnElement[int],
-        last: BindParameter[Any],
+        last: BindParameter[Any] | int,
     ) -> None:
-        super().__init__(column, value, id_column, bindparam(last.key, type_=id_column.type))
+        if isinstance(last, BindParameter):  # given when it is run
+            bound = bindparam(last.key, type_=id_column.type)
+        else:
+            bound = bindparam(None, last, type_=id_column.type, unique=True)
+        super().__init__(column, value, id_column, bound)
 
     def self_group(self, against: OperatorType | None = None) -> Self:
         """As it is, for the reason that `among` has."""
         return self
+
+
+class comes_before(comes_after):
+    """`column = value AND id < last`, in the same way."""
+
+    name = "comes_before"
+    inherit_cache = True
 
 
 class json_part(FunctionElement[Any]):

@@ -66,7 +66,12 @@ from replaydb.database.statements.pack import (
     select_pack_names,
     select_staying,
 )
-from replaydb.database.statements.pages import select_ids_of_prompt, select_page, select_shown
+from replaydb.database.statements.pages import (
+    INDEXED,
+    select_ids_of_prompt,
+    select_page,
+    select_shown,
+)
 from replaydb.database.statements.payload import (
     release_payloads,
     select_episode_page,
@@ -444,10 +449,19 @@ async def test_a_page_of_a_listing(
     order = Order(column, descending)
     for unknown in (False, True) if column.nullable else (False,):
         by_age = unknown and column is group.last_sampled_at
-        for after in (None, (None if unknown else key, 9000)):
-            statement = select_page(POOL, order, 100, eligible, after, unknown=unknown)
+        last = (None if unknown else key, 9000)
+        reads = [(None, False), (last, False)]
+        if not unknown and column in INDEXED:
+            reads.append((last, True))
+        for after, equals in reads:
+            statement = select_page(
+                POOL, order, 100, eligible, after, unknown=unknown, equals=equals
+            )
             plan = await plan_of(connection, statement)
             assert_reads_only(plan, ARRIVAL if by_age else f"ix_episode_group_{index}")
+            if connection.dialect.name == "sqlite" and (equals or unknown or index == "arrival"):
+                sought = any(f"AND id{sign}?" in plan.text for sign in "<>")
+                assert sought == (after is not None), plan.text
 
 
 async def test_a_listing_of_what_is_not_idle_stays_within_its_task(

@@ -14,6 +14,7 @@ from replaydb.database.expressions import (
     as_stored,
     bytewise,
     comes_after,
+    comes_before,
     json_as_stored,
     json_boolean,
     json_double,
@@ -49,6 +50,12 @@ def _compile_comes_after(element: comes_after, compiler: SQLCompiler, **kw: Any)
     """Where one column is a constant, it may walk the primary key instead."""
     column, value, id_column, last = (compiler.process(one, **kw) for one in element.clauses)
     return f"(({column}, {id_column}) > ({value}, {last}) AND {column} <= {value})"
+
+
+@compiles(comes_before, "postgresql")
+def _compile_comes_before(element: comes_before, compiler: SQLCompiler, **kw: Any) -> str:
+    column, value, id_column, last = (compiler.process(one, **kw) for one in element.clauses)
+    return f"(({column}, {id_column}) < ({value}, {last}) AND {column} >= {value})"
 
 
 @compiles(as_stored, "postgresql")

@@ -12,6 +12,7 @@ from replaydb.database.expressions import (
     as_stored,
     bytewise,
     comes_after,
+    comes_before,
     json_as_stored,
     json_boolean,
     json_double,
@@ -35,6 +36,12 @@ def _compile_comes_after(element: comes_after, compiler: SQLCompiler, **kw: Any)
     """It compares a row by its first column only, where the second is the rowid."""
     column, value, id_column, last = (compiler.process(one, **kw) for one in element.clauses)
     return f"({column} = {value} AND {id_column} > {last})"
+
+
+@compiles(comes_before, "sqlite")
+def _compile_comes_before(element: comes_before, compiler: SQLCompiler, **kw: Any) -> str:
+    column, value, id_column, last = (compiler.process(one, **kw) for one in element.clauses)
+    return f"({column} = {value} AND {id_column} < {last})"
 
 
 @compiles(as_stored, "sqlite")

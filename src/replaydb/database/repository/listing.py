@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.tags import FEW, FEW_IN_ORDER, look_up_now
 from replaydb.database.schema import group
 from replaydb.database.statements.pages import (
+    INDEXED,
     select_ids_of_prompt,
     select_keys,
     select_page,
@@ -101,18 +102,30 @@ def _in_pools(connection: Connection, buffer_id: int, listing: Listing) -> list[
 
 
 def _first(connection: Connection, pool: Pool, listing: Listing) -> list[Any]:
-    order, after, limit = listing.order, listing.after, listing.limit
+    order, limit = listing.order, listing.limit
     rows: list[Any] = []
-    for unknown in (False, True) if order.column.nullable else (False,):
-        if after is not None and after[0] is None and not unknown:
-            continue  # all those whose key is known came before
-        start = after if after is not None and (after[0] is None) == unknown else None
+    for unknown, after, equals in _reads(order, listing.after):
         left = None if limit is None else limit - len(rows)
-        statement = select_page(pool, order, left, listing.eligible, start, unknown=unknown)
+        statement = select_page(
+            pool, order, left, listing.eligible, after, unknown=unknown, equals=equals
+        )
         rows.extend(execute(connection, statement))
         if limit is not None and len(rows) >= limit:
             break
     return rows
+
+
+def _reads(
+    order: Order, after: tuple[Any, int] | None
+) -> Iterator[tuple[bool, tuple[Any, int] | None, bool]]:
+    """The arguments `unknown`, `after` and `equals` of the reads that give a page, in order."""
+    if after is None or after[0] is not None:
+        if after is not None and order.column in INDEXED:
+            yield False, after, True
+        yield False, after, False
+        after = None
+    if order.column.nullable:
+        yield True, after, False
 
 
 def _among(

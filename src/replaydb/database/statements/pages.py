@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import Column, ColumnElement, Select, func, literal, select, tuple_
 
-from replaydb.database.expressions import as_stored
+from replaydb.database.expressions import as_stored, comes_after, comes_before
 from replaydb.database.prepared import prepared
 from replaydb.database.schema import IS_IDLE, episode_group, group, run
 from replaydb.database.staleness import current_staleness
@@ -85,6 +85,7 @@ def select_page(
     after: tuple[Any, int] | None,
     *,
     unknown: bool,
+    equals: bool = False,
 ) -> Select[Any]:
     """A page of the groups of a pool in an order, as (id, key).
 
@@ -95,6 +96,9 @@ def select_page(
         eligible: Only these.
         after: Key and id of the group before the page; None for the first page.
         unknown: Take the groups whose key is NULL instead of the others.
+        equals: Of an indexed column, take those with the key of `after` and later ids; otherwise
+            those with later keys. Two reads, as SQLite looks for an id in an index only where the
+            column before it has one value.
     """
     column = order.column
     key = _key(column)
@@ -103,7 +107,8 @@ def select_page(
     if by_age:
         # The index of arrivals has the order of a range of statuses, and no other has that of ids.
         columns: list[ColumnElement[Any]] = [group.group_status, group.id]
-        condition &= group.group_status.between(pool.status, pool.status)
+        if after is None:
+            condition &= group.group_status.between(pool.status, pool.status)
     else:
         columns = [key, group.id]
         condition &= group.group_status == pool.status
@@ -111,12 +116,41 @@ def select_page(
     if column.nullable:
         condition &= key.is_(None) if unknown else key.is_not(None)
     if after is not None:
-        last = {group.group_status: pool.status, key: after[0], group.id: after[1]}
-        moving = columns if by_age or not unknown else [group.id]
-        here = tuple_(*moving)
-        there = tuple_(*(literal(last[moved], moved.type) for moved in moving))
-        condition &= here < there if order.descending else here > there
+        condition &= _beyond(pool, order, after, by_age=by_age, unknown=unknown, equals=equals)
     if eligible is not None:
         condition &= func.coalesce(eligible, literal(False))  # no reason for another index
     ordered = (sorted_by.desc() if order.descending else sorted_by for sorted_by in columns)
     return select_keys(condition, column).order_by(*ordered).limit(limit)
+
+
+#: Columns that have an index of their own, in which idle groups are in their order.
+INDEXED = {group.priority, group.comparable_version, group.times_sampled, group.last_sampled_at}
+
+
+def _beyond(
+    pool: Pool,
+    order: Order,
+    after: tuple[Any, int],
+    *,
+    by_age: bool,
+    unknown: bool,
+    equals: bool,
+) -> ColumnElement[bool]:
+    """What comes after a key and an id."""
+    key, last = _key(order.column), literal(after[0], order.column.type)
+    of_equals = comes_before if order.descending else comes_after
+    if by_age:
+        status = literal(pool.status, group.group_status.type)
+        return of_equals(group.group_status, status, group.id, after[1])
+    if equals:
+        return of_equals(key, last, group.id, after[1])
+    here: ColumnElement[Any]
+    there: ColumnElement[Any]
+    if unknown:
+        here, there = group.id, literal(after[1], group.id.type)
+    elif order.column in INDEXED:
+        here, there = key, last
+    else:
+        here = tuple_(key, group.id)
+        there = tuple_(last, literal(after[1], group.id.type))
+    return here < there if order.descending else here > there
