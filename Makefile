@@ -9,7 +9,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check docs lowest integrations torture bench bench-peers clean
+.PHONY: help browser demo test check docs lowest integrations torture bench bench-peers clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -49,6 +49,12 @@ test: ## Everything in check and lowest, then all tests on SQLite and PostgreSQL
 	$(MAKE) --jobs=3 check lowest $(INTEGRATIONS)/.installed
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 	$(MAKE) integrations
+
+browser: ## Install Chromium for the tests of the pages, by apt, where there is none
+	@command -v chromium >/dev/null || { \
+		root=$$([ $$(id -u) = 0 ] || echo sudo) && export DEBIAN_FRONTEND=noninteractive && \
+		$$root apt-get update --quiet --quiet && \
+		$$root apt-get install --quiet --quiet --yes --no-install-recommends chromium fonts-dejavu-core; }
 
 torture: $(VENV)/.installed ## Attack every promise for 15 minutes (SEED=N repeats a run, RECORD=1 writes its figures)
 	PYTHONPATH=tests $(BIN)/python -m torture $(if $(SEED),--seed $(SEED)) $(if $(RECORD),--record)

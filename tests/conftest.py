@@ -24,10 +24,11 @@ from support.s3 import S3Server, credentials, running_s3
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say what did not run: nothing else is ever skipped."""
-    skipped = [report.nodeid for report in terminalreporter.getreports("skipped")]
+    skipped = terminalreporter.getreports("skipped")
     if skipped:
-        terminalreporter.section("DID NOT RUN: PgBouncer is not installed", red=True)
-        terminalreporter.write_line("\n".join(skipped), red=True)
+        terminalreporter.section("DID NOT RUN", red=True)
+        for report in skipped:
+            terminalreporter.write_line(f"{report.nodeid}: {report.longrepr[2]}", red=True)
 
 
 @pytest.fixture(scope="session")

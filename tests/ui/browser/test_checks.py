@@ -1,0 +1,37 @@
+"""What judges the views is judged: a page that is wrong is found to be."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.browsing import Tab
+
+GOOD = """<!doctype html><html lang="en"><title>t</title><main><h1>t</h1>{}</main></html>"""
+
+
+@pytest.mark.parametrize("engine_name", ["sqlite"])
+async def test_what_is_wrong_with_a_page_is_found(exhibited: Tab) -> None:
+    page = exhibited.page
+    await page.route("http://elsewhere.test/**", lambda route: route.abort())
+    checks = (exhibited.check_accessible, exhibited.check_width, exhibited.check_keyboard)
+    await page.set_content(GOOD.format("<a href='/'>home</a>"))
+    for check in checks:
+        await check()
+    exhibited.check_quiet()
+    for wrong, check in zip(
+        (
+            "<p style='color: #ddd; background: #fff'>hardly to be seen</p>",
+            "<p style='width: 3000px'>wide</p>",
+            "<span onclick='0'>only for a mouse</span>",
+        ),
+        checks,
+        strict=True,
+    ):
+        await page.set_content(GOOD.format(wrong))
+        with pytest.raises(AssertionError):
+            await check()
+    await page.set_content(GOOD.format("<img alt='' src='http://elsewhere.test/pixel.gif'>"))
+    assert exhibited.elsewhere == ["http://elsewhere.test/pixel.gif"]
+    assert len(exhibited.errors) == 1
+    with pytest.raises(AssertionError):
+        exhibited.check_quiet()

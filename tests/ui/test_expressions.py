@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from replaydb import Buffer, EpisodeGroup, InvalidInputError, col
+from replaydb.database.group_columns import COLUMNS
+from replaydb.ui.expressions import MOST_CHARACTERS, parsed
+from support.groups import episode
+
+tags: Any = col.tags
+LATER = datetime(2999, 1, 1, tzinfo=UTC)
+
+#: Each text with what Python says.
+SAME: dict[str, Any] = {
+    "reward_mean > 0.5": col.reward_mean > 0.5,
+    "0.25 < reward_mean <= 0.75": (col.reward_mean > 0.25) & (col.reward_mean <= 0.75),
+    "0.5 <= reward_mean": col.reward_mean >= 0.5,
+    "reward_mean * 2 - reward_std > 1": col.reward_mean * 2 - col.reward_std > 1,
+    "id % 2 == 1": col.id % 2 == 1,
+    "not reward_mean > 0.5": ~(col.reward_mean > 0.5),
+    "reward_mean > 0.5 and prompt_uid == 'p1' or id == 1": sa.or_(
+        (col.reward_mean > 0.5) & (col.prompt_uid == "p1"), col.id == 1
+    ),
+    "(rdb.col.reward_mean > 0.5) & ~(col.prompt_uid == 'p1')": (col.reward_mean > 0.5)
+    & ~(col.prompt_uid == "p1"),
+    "prompt_uid is None": col.prompt_uid.is_(None),
+    "prompt_uid == None": col.prompt_uid.is_(None),
+    "prompt_uid is not None": col.prompt_uid.is_not(None),
+    "prompt_uid != 'p1'": col.prompt_uid != "p1",
+    'prompt_uid in ["p1", "p2"]': col.prompt_uid.in_(["p1", "p2"]),
+    'prompt_uid not in ("p1",)': col.prompt_uid.not_in(["p1"]),
+    "has_transcript": col.has_transcript.is_(True),
+    "not has_transcript": col.has_transcript.is_(False),
+    'tags["level"] == 3': tags["level"] == 3,
+    'tags["level"] == "hard"': tags["level"] == "hard",
+    'tags["level"] in [3, "hard"]': tags["level"].in_([3, "hard"]),
+    'tags["spec"]["langs"][0] == "py"': tags["spec"]["langs"][0] == "py",
+    'tags["spec", "langs", 0] == "py"': tags["spec", "langs", 0] == "py",
+    'tags["level"].as_float() > reward_mean': tags["level"].as_float() > col.reward_mean,
+    'tags["level"] is None': tags["level"].is_(None),
+    'coalesce(tags["level"], "") != "hard"': sa.func.coalesce(tags["level"], "") != "hard",
+    'prompt_uid.startswith("p")': col.prompt_uid.startswith("p"),
+    'upper(prompt_uid).like("P_")': sa.func.upper(col.prompt_uid).like("P_"),
+    "reward_mean.between(0.25, 0.5)": col.reward_mean.between(0.25, 0.5),
+    'created_at < "2999-01-01"': col.created_at < LATER,
+    'created_at >= "2998-12-31T23:00-01:00"': col.created_at >= LATER,
+}
+
+
+async def test_a_text_finds_what_python_finds(buffer: Buffer) -> None:
+    levels: list[Any] = [3, "hard", 0.25, None]
+    for i in range(12):
+        said = {"level": levels[i % 4], "spec": {"langs": ["py" if i % 3 else "c"]}}
+        rewards = [i / 8, i / 16]
+        await buffer.put(
+            EpisodeGroup(
+                "gsm8k",
+                [episode(reward, text="said" if i % 2 else None) for reward in rewards],
+                prompt_uid=f"p{i % 4}" if i % 4 else None,
+                tags=said,
+            )
+        )
+    for text, where in SAME.items():
+        found = [info.id for info in await buffer.find(where=parsed(text).where)]
+        assert found == [info.id for info in await buffer.find(where=where)], text
+        assert len(found) < 12 or "2999" in text, text
+    sizes = {text: await buffer.count(where=where) for text, where in SAME.items()}
+    assert [text for text, size in sizes.items() if not size] == [
+        'created_at >= "2998-12-31T23:00-01:00"'
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("reward_meen > 1", "did you mean reward_mean?, got 'reward_meen' at character 1"),
+        ("reward_mean > 0.5 and nothing", "got 'nothing' at character 23"),
+        ("task_name == 'ß' and x", "got 'x' at character 22"),
+        ("reward_mean >", "invalid syntax"),
+        ("1 > 2", "a column or a tag on one side, got '1 > 2' at character 1"),
+        ("reward_mean > 1 and reward_std > 'a'", "at character 21"),
+        ("uniform_key > 1", "got 'uniform_key' at character 1"),
+        ("(lambda: 1)()", "got '(lambda: 1)()' at character 1"),
+        ("__import__('os').system('id')", "at character 1"),
+        ("reward_mean.__class__", "at character 1"),
+        ("reward_mean.label('x')", "at character 1"),
+        ("reward_mean.op('+')(1) > 2", "at character 1"),
+        ("[x for x in (1,)]", "at character 1"),
+        ("f'{reward_mean}' == ''", "at character 1"),
+        ("2 ** 64 < id", "+, -, *, / or %"),
+        ("created_at > 'yesterday'", 'a time such as "2026-11-22 18:30", got'),
+        ("reward_mean", "expected a boolean, got a number"),
+        ("", "invalid syntax"),
+        ("not " * 100 + "has_transcript", "nested 16 deep"),
+        ("(" * 300 + "1" + ")" * 300, "too many nested parentheses"),
+        ("x" * (MOST_CHARACTERS + 1), f"at most {MOST_CHARACTERS} characters"),
+    ],
+)
+def test_what_is_no_filter_is_refused_with_its_place(text: str, said: str) -> None:
+    with pytest.raises(InvalidInputError) as refused:
+        parsed(text)
+    assert said in str(refused.value)
+
+
+_SIGNS = [
+    *("and", "or", "not", "in", "is", "if", "else", "for", "lambda", ":=", "==", "!=", "**"),
+    *"<+-*/%&|~,()[]{}:.#",
+]
+_WORDS = st.sampled_from([
+    *sorted(COLUMNS), *_SIGNS, "tags['a']", "None", "True", "'2026-01-01'", "1", "-0.5", "1e999",
+    "1j", "lower(", "coalesce(", ".like(", ".as_float()", "b''", "f''", "...", "'", "\\", "\n",
+    "\0", "\ud800",
+])  # fmt: skip
+_TEXTS = st.text(max_size=60) | st.lists(_WORDS, max_size=14).map(" ".join)
+
+
+@settings(max_examples=400, deadline=None)
+@given(_TEXTS)
+def test_any_text_is_a_filter_or_refused(text: str) -> None:
+    try:
+        again = parsed(text)
+    except InvalidInputError:
+        return
+    assert str(parsed(again.text).where) == str(again.where)
