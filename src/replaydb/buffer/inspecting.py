@@ -161,11 +161,22 @@ class Inspecting(BufferCore):
         tasks: str | Iterable[str] | None = None,
         statuses: str | Iterable[str] | None = None,
         where: ColumnElement[bool] | None = None,
+        limit: int | None = None,
     ) -> int:
-        """How many groups there are: of every task and status, unless some are named."""
+        """How many groups there are: of every task and status, unless some are named.
+
+        Args:
+            tasks: Only groups of these tasks.
+            statuses: Only groups of these statuses.
+            where: Only groups that meet this expression over `replaydb.col`.
+            limit: Count no further: where there are more, so many are read and returned.
+        """
         which = self._selection(tasks, statuses, where)
+        most = checks.optional(checks.whole_number, "limit", limit)
         return await self._database.read(
-            lambda connection: groups.count(connection, narrowed(connection, self._row, which))
+            lambda connection: groups.count(
+                connection, narrowed(connection, self._row, which), most
+            )
         )
 
     async def stats(self) -> BufferStats:

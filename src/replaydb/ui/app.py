@@ -17,6 +17,7 @@ from starlette.staticfiles import StaticFiles
 from replaydb.store import Store
 from replaydb.ui import failures, library, safety
 from replaydb.ui.pages import FOLDER
+from replaydb.ui.views.groups import groups
 from replaydb.ui.views.overview import overview
 
 View = Callable[[Request], Awaitable[Response]]
@@ -24,6 +25,7 @@ View = Callable[[Request], Awaitable[Response]]
 #: The path of a view is its name: `address("groups")` is /groups. What it shows is in the query.
 ROUTES: dict[str, View] = {
     "": overview,
+    "groups": groups,
 }
 
 #: Connections to the database: requests beyond that wait for one.

@@ -10,6 +10,8 @@ from support.browsing import Tab
 VIEWS = {
     "overview": "",
     "overview-of-a-buffer": "?buffer=math",
+    "groups": "groups?buffer=math",
+    "groups-found": "groups?buffer=math&where=priority+%3C+9&sort=priority&text=script",
 }
 
 

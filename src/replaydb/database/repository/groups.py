@@ -59,9 +59,10 @@ def stats(connection: Connection, buffer_id: int, name: str) -> BufferStats:
     )
 
 
-def count(connection: Connection, condition: ColumnElement[bool]) -> int:
-    """How many groups meet a condition."""
-    [(number,)] = execute(connection, count_groups(condition))
+def count(connection: Connection, condition: ColumnElement[bool], most: int | None = None) -> int:
+    """How many groups meet a condition; of more than `most`, so many."""
+    statement = count_groups(condition) if most is None else count_groups_up_to(condition, most)
+    [(number,)] = execute(connection, statement)
     return int(number)
 
 
@@ -80,8 +81,7 @@ def count_up_to(
     if ids is None and status_names is None:
         status_names = list(GroupStatus)
     condition = selection(row.id, ids=ids, tasks=task_names, statuses=status_names, where=eligible)
-    [(number,)] = execute(connection, count_groups_up_to(condition, most))
-    return int(number)
+    return count(connection, condition, most)
 
 
 def episodes(
