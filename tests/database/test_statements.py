@@ -188,6 +188,15 @@ async def test_what_fails_before_the_commit_rolls_back(url: str) -> None:
     with pytest.raises(LookupError):
         await database.write(lambda c: c.execute(INSERT, rows()[0]), before_commit=fail)
     assert await database.read(lambda c: c.execute(select(run)).all()) == []
+
+    def insert_one(connection: Connection) -> int:
+        execute_many(connection, INSERT, rows()[:1])
+        return 7
+
+    with pytest.raises(LookupError):
+        await database.write(insert_one, before_commit=fail, is_needed=lambda it: it == 7)
+    await database.write(insert_one, before_commit=fail, is_needed=lambda it: it != 7)
+    assert len(await database.read(lambda c: c.execute(select(run)).all())) == 1
     await database.close()
 
 

@@ -87,6 +87,7 @@ class BufferCore:
         *,
         hear_by: float = math.inf,
         before_commit: Callable[[T], Awaitable[object]] | None = None,
+        is_needed: Callable[[T], bool] | None = None,
         undone: Callable[[], object] | None = None,
     ) -> T:
         """One read-write transaction on behalf of this run; arguments as of `Database.write`."""
@@ -100,6 +101,7 @@ class BufferCore:
                     end=end,
                     hear_by=hear_by,
                     before_commit=before_commit,
+                    is_needed=is_needed,
                     undone=undone,
                 )
             except StillExpiringError:

@@ -99,8 +99,11 @@ class Drawing(BufferCore):
         reading: asyncio.Task[Stored] | None = None
 
         def work(connection: Connection, scope: Scope) -> Drawn:
+            nonlocal drawn
             with tasks_locked(connection, scope, request.tasks) as buffer:
-                return draws.draw(buffer, request)
+                found = draws.draw(buffer, request)
+            drawn = found  # now: a commit that is cancelled may yet be made
+            return found
 
         try:
             async with self._database.turn_to_draw(end), AsyncExitStack() as stack:
@@ -110,18 +113,21 @@ class Drawing(BufferCore):
                     drawn = None
 
                 async def begin_to_read(found: Drawn) -> None:
-                    nonlocal drawn, reading
+                    nonlocal reading
                     await stack.aclose()  # what an attempt before this one has begun
-                    drawn = found  # now: a commit that is cancelled may yet be made
-                    if found.stored is None:
-                        reading = await self._begin_to_read(found, end)
-                        stack.push_async_callback(_end, reading)
+                    reading = await self._begin_to_read(found, end)
+                    stack.push_async_callback(_end, reading)
 
-                drawn = await self._write(work, end, before_commit=begin_to_read, undone=undone)
+                drawn = await self._write(
+                    work,
+                    end,
+                    before_commit=begin_to_read,
+                    is_needed=lambda found: found.stored is None,
+                    undone=undone,
+                )
                 self._database.signal.announce()
-                stored = drawn.stored if reading is None else await reading
-            assert stored is not None  # noqa: S101 - one of the two
-            drawn = replace(drawn, stored=stored)
+                if drawn.stored is None and reading is not None:
+                    drawn = replace(drawn, stored=await reading)
             return await self._delivered(drawn, end or end_in(allowance(drawn.num_bytes)))
         except BaseException:
             # Only here, where no reader is held: the writer may be waiting for one.

@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 import re
 from collections.abc import Callable
+from types import NoneType
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -188,8 +190,8 @@ class _Reader:
             extras=extras["episode"],
             each_token_extras=extras["each token"],
             each_extras=extras["each episode"],
-            finish_reasons=self._list("finish_reasons", count, _finish_reason),
-            metadata=self._list("metadata", count, _metadata),
+            finish_reasons=self._list("finish_reasons", count, _finish_reason, NoneType),
+            metadata=self._list("metadata", count, _metadata, dict),
             turns=self._turns(count, total) if "turn/counts" in self._tensors else None,
             context=self._context(),
         )
@@ -226,11 +228,11 @@ class _Reader:
             versions=self._column("turn/versions", "I64", count),
             has_logprobs=self._column("turn/has_logprobs", "BOOL", count),
             has_token_versions=self._column("turn/has_token_versions", "BOOL", count),
-            finish_reasons=self._list("turn_finish_reasons", count, _finish_reason),
-            metadata=self._list("turn_metadata", count, _metadata),
+            finish_reasons=self._list("turn_finish_reasons", count, _finish_reason, NoneType),
+            metadata=self._list("turn_metadata", count, _metadata, dict),
             token_rewards=rewards,
             has_token_rewards=self._presence("turn/has_token_rewards", rewards, count),
-            token_extras=self._list("turn_token_extras", count, _names),
+            token_extras=self._list("turn_token_extras", count, _names, tuple),
         )
 
     def _column(self, name: str, code: str, length: int | None = None) -> NDArray[Any]:
@@ -248,7 +250,7 @@ class _Reader:
         """Which rows have the column: all, where there is one and nothing else is said."""
         if column is not None and name in self._tensors:
             return self._column(name, "BOOL", count)
-        return np.full(count, column is not None)
+        return np.zeros(count, np.bool_) if column is None else np.ones(count, np.bool_)
 
     def _extras(self, lengths: list[int], total: int) -> dict[str, dict[Any, Any]]:
         """The extras as `token`, `episode`, `each token` and `each episode`."""
@@ -273,9 +275,11 @@ class _Reader:
             _check_names(found)
         return found
 
-    def _list(self, name: str, count: int, check: Callable[[Any], _T]) -> tuple[_T, ...]:
+    def _list(
+        self, name: str, count: int, check: Callable[[Any], _T], absent: Callable[[], _T]
+    ) -> tuple[_T, ...]:
         if name not in self._json:
-            return tuple([check(None) for _ in range(count)])
+            return tuple([absent() for _ in range(count)])
         values = self._json.pop(name)
         if not isinstance(values, list) or len(values) != count:
             corrupt(f"{name} is not a list of {count}")
@@ -311,16 +315,16 @@ def _names(value: Any) -> tuple[str, ...]:
 def _check_rows(flat: FlatEpisodes, rows: FlatEpisodes | FlatTurns) -> None:
     """Hold the columns that episodes and turns share to what an episode can be."""
     lengths, prompt_lengths = rows.lengths.tolist(), rows.prompt_lengths.tolist()
-    if not all(0 <= prompt <= n for prompt, n in zip(prompt_lengths, lengths, strict=True)):
+    if min(prompt_lengths, default=0) < 0 or any(map(operator.gt, prompt_lengths, lengths)):
         corrupt(f"prompt lengths {prompt_lengths} do not fit lengths {lengths}")
     versions = rows.versions.tolist()
-    if not all(checks.INT32[0] <= n <= checks.INT32[1] or n == NO_VERSION for n in versions):
+    if any([not checks.INT32[0] <= n <= checks.INT32[1] and n != NO_VERSION for n in versions]):
         corrupt(f"policy versions {versions} are not 32-bit")
     if any(map(math.isinf, rows.rewards.tolist())):
         corrupt("a reward is infinite")
     if flat.logprobs is None and rows.has_logprobs.any():
         corrupt("there are no logprobs, where some are declared")
-    if rows.has_token_versions.any() and (
+    if True in rows.has_token_versions.tolist() and (
         flat.token_versions is None or not rows.lengths[rows.has_token_versions].all()
     ):
         corrupt("there are no versions per token, where some are declared")

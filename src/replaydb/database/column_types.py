@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import JSON, BigInteger, DateTime, Dialect, Integer, String, TypeDecorator
@@ -39,19 +41,33 @@ class UtcDateTime(TypeDecorator[datetime]):
     impl = DateTime(timezone=True)
     cache_ok = True
 
-    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+    def bind_processor(self, dialect: Dialect) -> Callable[[Any], Any]:
         """Only aware values are taken."""
-        return None if value is None else value.astimezone(UTC)
+        write = _text_of if dialect.name == "sqlite" else _in_utc
+        return lambda value: None if value is None else write(value)
 
-    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Put back the zone that SQLite dropped."""
-        if value is None or value.tzinfo is not None:
-            return value
-        return value.replace(tzinfo=UTC)
-
-    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any]:
+    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any] | None:
         """Never raises."""
-        return tolerant(super().result_processor(dialect, coltype))
+        if dialect.name != "sqlite":
+            return None
+        return tolerant(lambda value: None if value is None else _of_text(value))
+
+
+def _in_utc(value: datetime) -> datetime:
+    return value.astimezone(UTC)
+
+
+# Many rows that are written, or read, together have the same times.
+@lru_cache(maxsize=1024)
+def _text_of(value: datetime) -> str:
+    return _in_utc(value).replace(tzinfo=None).isoformat(" ", "microseconds")
+
+
+@lru_cache(maxsize=1024)
+def _of_text(value: str) -> datetime:
+    """Put back the zone that SQLite dropped."""
+    read = datetime.fromisoformat(value)
+    return read.replace(tzinfo=UTC) if read.tzinfo is None else read
 
 
 class Tags(TypeDecorator[Any]):
@@ -67,7 +83,16 @@ class Tags(TypeDecorator[Any]):
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any]:
         """Never raises."""
-        return tolerant(super().result_processor(dialect, coltype))
+        if dialect.name != "sqlite":
+            return tolerant(super().result_processor(dialect, coltype))
+        # Of bytes `json.loads` would find out the encoding first.
+        return tolerant(
+            lambda value: (
+                json.loads(str(value, "utf8") if isinstance(value, bytes) else value)
+                if value is not None
+                else None
+            )
+        )
 
 
 def kept(text: str) -> str | bytes:

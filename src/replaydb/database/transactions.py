@@ -82,6 +82,7 @@ class Database:
         end: float | None = None,
         hear_by: float = math.inf,
         before_commit: Callable[[T], Awaitable[object]] | None = None,
+        is_needed: Callable[[T], bool] | None = None,
         undone: Callable[[], object] | None = None,
     ) -> T:
         """Run `work` in one read-write transaction, and commit it.
@@ -94,6 +95,7 @@ class Database:
             end: When the call is over; by default in `PATIENCE_SECONDS`.
             hear_by: When somebody wants to have heard of the commit.
             before_commit: Waited for between the two, with what `work` returned.
+            is_needed: Whether it is, by what `work` returned; by default always.
             undone: Called whenever the transaction is known to have come to nothing.
 
         Raises:
@@ -116,9 +118,12 @@ class Database:
                     ):
                         if before_commit is None:
                             return await backend.finish(connection, work, call.end, hear_by)
-                        result = await backend.run(connection, work, call.end)
-                        await before_commit(result)
-                        await backend.commit(connection, call.end, hear_by)
+                        result = await backend.finish(
+                            connection, work, call.end, hear_by, unless=is_needed or _always
+                        )
+                        if (is_needed or _always)(result):
+                            await before_commit(result)
+                            await backend.commit(connection, call.end, hear_by)
                         return result
                 except Exception as error:
                     if undone is not None and not isinstance(error, OutcomeUnknownError):
@@ -224,8 +229,11 @@ class Database:
     @asynccontextmanager
     async def _turn(self, turns: asyncio.Semaphore, end: float) -> AsyncIterator[None]:
         """One of the turns, by order of coming: a pool serves whoever asks at the right moment."""
-        async with self._wait_until(end):
-            await turns.acquire()
+        if turns.locked():
+            async with self._wait_until(end):
+                await turns.acquire()
+        else:
+            await turns.acquire()  # at once
         try:
             yield
         finally:
@@ -268,14 +276,17 @@ class Database:
             connection = await engine.connect()
         try:
             try:
-                async with asyncio.timeout_at(end):
-                    await self.backend.begin(connection, end)
+                await self.backend.begin(connection, end)
                 yield connection
             except BaseException:
                 await to_the_end(self.backend.abandon(connection))
                 raise
         finally:
             await connection.close()
+
+
+def _always(_: object) -> bool:
+    return True
 
 
 class Snapshot:

@@ -130,7 +130,8 @@ class PostgresqlBackend:
 
     async def begin(self, connection: AsyncConnection, end: float) -> None:
         """Learn which transaction this is, in case the answer to its commit is lost."""
-        await postgresql_commits.begin(connection, end - asyncio.get_running_loop().time())
+        async with asyncio.timeout_at(end):
+            await postgresql_commits.begin(connection, end - asyncio.get_running_loop().time())
 
     async def run(self, connection: AsyncConnection, work: Work[T], end: float) -> T:
         """Where everything runs: the driver lives in the event loop."""
@@ -138,11 +139,18 @@ class PostgresqlBackend:
             return await connection.run_sync(work)
 
     async def finish(
-        self, connection: AsyncConnection, work: Work[T], end: float, hear_by: float
+        self,
+        connection: AsyncConnection,
+        work: Work[T],
+        end: float,
+        hear_by: float,
+        *,
+        unless: Callable[[T], bool] | None = None,
     ) -> T:
         """One after the other."""
         result = await self.run(connection, work, end)
-        await self.commit(connection, end, hear_by)
+        if unless is None or not unless(result):
+            await self.commit(connection, end, hear_by)
         return result
 
     async def commit(self, connection: AsyncConnection, end: float, hear_by: float) -> None:

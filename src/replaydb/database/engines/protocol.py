@@ -73,7 +73,8 @@ class Backend(Protocol):
     async def begin(self, connection: AsyncConnection, end: float) -> None:
         """Begin the transaction, which the database itself undoes some time after `end`.
 
-        Raises an error of an outage where the connection turns out to be dead.
+        Raises an error of an outage where the connection turns out to be dead, and TimeoutError
+        where it did not begin by `end`.
         """
 
     async def run(self, connection: AsyncConnection, work: Work[T], end: float) -> T:
@@ -84,9 +85,15 @@ class Backend(Protocol):
         """
 
     async def finish(
-        self, connection: AsyncConnection, work: Work[T], end: float, hear_by: float
+        self,
+        connection: AsyncConnection,
+        work: Work[T],
+        end: float,
+        hear_by: float,
+        *,
+        unless: Callable[[T], bool] | None = None,
     ) -> T:
-        """Run work, and commit, in one go."""
+        """Run work, and commit, in one go; unless that is not to be yet, by what work returned."""
 
     async def commit(self, connection: AsyncConnection, end: float, hear_by: float) -> None:
         """Commit; returns only if it was done, and raises an outage only if it was not.

@@ -149,19 +149,26 @@ class SqliteBackend:
 
     async def run(self, connection: AsyncConnection, work: Work[T], end: float) -> T:
         """All of it in the thread of the connection: a hop costs more than most statements."""
-        return await (await _driver_of(connection)).run(connection.run_sync(work), end)
+        return await _driver_of(connection).run(connection.run_sync(work), end)
 
     async def finish(
-        self, connection: AsyncConnection, work: Work[T], end: float, hear_by: float
+        self,
+        connection: AsyncConnection,
+        work: Work[T],
+        end: float,
+        hear_by: float,
+        *,
+        unless: Callable[[T], bool] | None = None,
     ) -> T:
         """COMMIT goes along too."""
 
         def whole(connection: Connection) -> T:
             result = work(connection)
-            connection.commit()
+            if unless is None or not unless(result):
+                connection.commit()
             return result
 
-        return await (await _driver_of(connection)).run(connection.run_sync(whole), end)
+        return await self.run(connection, whole, end)
 
     async def commit(self, connection: AsyncConnection, end: float, hear_by: float) -> None:
         """Nothing can come between a commit and its answer."""
@@ -352,9 +359,9 @@ class SqliteBackend:
         return engine
 
 
-async def _driver_of(connection: AsyncConnection) -> EagerConnection:
-    driver: Any = (await connection.get_raw_connection()).driver_connection
-    return cast("EagerConnection", driver)
+def _driver_of(connection: AsyncConnection) -> EagerConnection:
+    assert connection.sync_connection is not None  # noqa: S101 - it is connected
+    return cast("EagerConnection", connection.sync_connection.connection.driver_connection)
 
 
 def _begin_deferred(connection: sqlite3.Connection, check: Callable[[], None]) -> None:
