@@ -327,6 +327,11 @@ class TaskCounters:
         num_leased: Groups that somebody holds.
         num_inserted: Groups ever put.
         num_sampled: How often its groups were drawn; a group counts once for each draw.
+        num_groups: Groups that count against capacity: of every status but archived.
+        num_tokens: Tokens of these.
+        num_bytes: Bytes of their payloads.
+        freshest: Lowest staleness of the completed groups; None where none is known.
+        stalest: Highest staleness of these.
     """
 
     task_name: str
@@ -336,6 +341,11 @@ class TaskCounters:
     num_leased: int
     num_inserted: int
     num_sampled: int
+    num_groups: int
+    num_tokens: int
+    num_bytes: int
+    freshest: int | None
+    stalest: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,7 +357,7 @@ class BufferStats:
         policy_version: Its policy version.
         settings: Its settings.
         tasks: Counters of every task.
-        totals: Sizes of every task and status that has groups.
+        totals: Sizes of every task and status that has groups; none where they were not asked for.
         limited_inserts: Groups put since the rate limit was set; 0 where there is none.
         limited_samples: Groups drawn since the rate limit was set; 0 where there is none.
     """
@@ -362,7 +372,7 @@ class BufferStats:
 
     @property
     def num_groups(self) -> int:
-        """Groups of any task and status."""
+        """Groups of any task and status, by `totals`."""
         return sum(total.num_groups for total in self.totals)
 
 

@@ -14,8 +14,8 @@ import pytest
 from rich.console import Console, RenderableType
 
 import replaydb as rdb
-from replaydb.cli.looks import Look, rates, waits
 from replaydb.cli.watch import look_on
+from replaydb.looks import Look, rates, waits
 from replaydb.settings import RateLimit
 from support.command import rows_of, run
 from support.groups import groups

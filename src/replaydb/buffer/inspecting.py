@@ -179,10 +179,16 @@ class Inspecting(BufferCore):
             )
         )
 
-    async def stats(self) -> BufferStats:
-        """Sizes, staleness and rewards of every task and status, at one moment."""
+    async def stats(self, *, totals: bool = True) -> BufferStats:
+        """Sizes, staleness and rewards of every task and status, at one moment.
+
+        Args:
+            totals: Whether to sum over all groups. False leaves `BufferStats.totals` out, and is
+                quick however many groups there are.
+        """
+        sums = checks.flag("totals", totals)
         return await self._database.read(
-            lambda connection: groups.stats(connection, self.id, self.name)
+            lambda connection: groups.stats(connection, self.id, self.name, sums=sums)
         )
 
     async def prompts(
@@ -297,7 +303,7 @@ class Inspecting(BufferCore):
             raise PayloadGoneError(gone, replaced, batch)
         return batch
 
-    async def metrics(self, *, draws: int = 100) -> dict[str, float]:
+    async def metrics(self, *, draws: int = 100, totals: bool = True) -> dict[str, float]:
         """Numbers for a logger such as W&B or TensorBoard, at one moment.
 
         Generated, kept, dropped, replayed and trained data are apart; `docs/training.md` lists
@@ -306,11 +312,14 @@ class Inspecting(BufferCore):
         Args:
             draws: `train/` and `replay/` are about so many of the last recorded draws, and `gen/`
                 about what was put since the first of them.
+            totals: Whether to sum over all groups. False leaves out what only that can tell, and
+                is quick however many groups there are.
         """
+        sums = checks.flag("totals", totals)
         number = checks.whole_number("draws", draws, least=1)
 
         def work(connection: Connection) -> dict[str, float]:
             now = self._database.backend.now(connection)
-            return metrics.collect(connection, self.id, number, now)
+            return metrics.collect(connection, self.id, number, now, sums=sums)
 
         return await self._database.read(work)

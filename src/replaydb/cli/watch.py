@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from replaydb.cli.console import BufferName, Url, console, with_buffer
-from replaydb.cli.looks import Look, frame
+from replaydb.cli.looks import frame
 from replaydb.errors import DatabaseUnavailableError
+from replaydb.looks import Look
 
 if TYPE_CHECKING:
     from replaydb import Buffer

@@ -32,11 +32,11 @@ from replaydb.episodes import GroupStatus
 from replaydb.results import BufferStats, EpisodeInfo, GroupTotals, TaskCounters
 
 
-def stats(connection: Connection, buffer_id: int, name: str) -> BufferStats:
-    """Everything countable about a buffer."""
+def stats(connection: Connection, buffer_id: int, name: str, *, sums: bool) -> BufferStats:
+    """Everything countable about a buffer; with sums over its groups, or without."""
     state = buffers.state(connection, buffer_id, name)
     counters = execute(connection, select_task_counters(buffer_id))
-    found = execute(connection, select_totals(buffer_id))
+    found = execute(connection, select_totals(buffer_id)) if sums else ()
     totals = []
     for row in found:
         facts = row._asdict()
@@ -52,10 +52,19 @@ def stats(connection: Connection, buffer_id: int, name: str) -> BufferStats:
         name,
         state.policy_version,
         state.settings,
-        tuple(TaskCounters(**row._asdict()) for row in counters),
+        tuple(_counters(row._asdict(), state.policy_version) for row in counters),
         tuple(totals),
         state.limited_inserts,
         state.limited_samples,
+    )
+
+
+def _counters(facts: dict[str, Any], policy_version: int) -> TaskCounters:
+    newest, oldest = facts.pop("max_version"), facts.pop("min_version")
+    return TaskCounters(
+        freshest=None if newest is None else policy_version - newest,
+        stalest=None if oldest is None else policy_version - oldest,
+        **facts,
     )
 
 

@@ -25,7 +25,7 @@ _DROPPED = (GroupStatus.EXPIRED, GroupStatus.FAILED, GroupStatus.FILTERED)
 
 
 def collect(
-    connection: Connection, buffer_id: int, num_draws: int, now: datetime
+    connection: Connection, buffer_id: int, num_draws: int, now: datetime, *, sums: bool
 ) -> dict[str, float]:
     """Everything about a buffer that a logger plots, by name; `docs/training.md` has the list.
 
@@ -34,17 +34,18 @@ def collect(
         buffer_id: Which buffer.
         num_draws: How many of the last draws count as recent.
         now: What ages are measured from.
+        sums: Whether to sum over all groups.
     """
     (last,) = execute(connection, sum_last_draws(buffer_id, num_draws))
     drawn = last._asdict()
-    found = execute(connection, sum_by_status(buffer_id, last.since, now))
+    found = execute(connection, sum_by_status(buffer_id, last.since, now)) if sums else ()
     rows = [row._asdict() for row in found]
     found = execute(connection, select_task_counters(buffer_id))
     tasks = [row._asdict() for row in found]
     (state,) = execute(connection, select_buffer(buffer_id))
     numbers = {
-        **_generated(rows, tasks),
-        **_stored(rows, tasks),
+        **(_generated(rows) | _stored(rows, tasks) if sums else {}),
+        **_kept(tasks),
         "buffer/policy_version": state.policy_version,
         **_replayed(drawn, tasks),
         **_trained(drawn),
@@ -53,10 +54,20 @@ def collect(
     return {name: float(number) for name, number in numbers.items() if number is not None}
 
 
-def _generated(rows: _Rows, tasks: _Rows) -> dict[str, Any]:
-    rewarded = _sum(rows, "num_new_rewarded")
+def _kept(tasks: _Rows) -> dict[str, Any]:
+    """By the accounts of the tasks."""
     return {
         "gen/groups": _sum(tasks, "num_inserted"),
+        "buffer/groups": _sum(tasks, "num_groups"),
+        "buffer/tokens": _sum(tasks, "num_tokens"),
+        "buffer/bytes": _sum(tasks, "num_bytes"),
+        "buffer/starved_tasks": sum(1 for task in tasks if not task["num_available"]),
+    }
+
+
+def _generated(rows: _Rows) -> dict[str, Any]:
+    rewarded = _sum(rows, "num_new_rewarded")
+    return {
         "gen/recent_groups": _sum(rows, "num_new"),
         "gen/reward_mean": _ratio(_sum(rows, "new_reward_sum"), rewarded),
         "gen/reward_std": _ratio(_sum(rows, "new_reward_std_sum"), rewarded),
@@ -70,14 +81,10 @@ def _stored(rows: _Rows, tasks: _Rows) -> dict[str, Any]:
     dropped = [row for row in rows if row["group_status"] in _DROPPED]
     total = _sum(rows, "num_groups")
     numbers = {
-        "buffer/groups": _sum(kept, "num_groups"),
         "buffer/episodes": _sum(kept, "num_episodes"),
-        "buffer/tokens": _sum(kept, "num_tokens"),
-        "buffer/bytes": _sum(kept, "num_bytes"),
         "buffer/dropped": _sum(dropped, "num_groups"),
         "buffer/deleted": max(0, _sum(tasks, "num_inserted") - total),
         "buffer/unsampled": _sum(ready, "num_unsampled"),
-        "buffer/starved_tasks": sum(1 for task in tasks if not task["num_available"]),
         "buffer/age_mean": _ratio(_sum(ready, "age_sum"), _sum(ready, "num_groups")),
         "buffer/age_max": _max(ready, "age_max"),
         "buffer/wait_mean": _ratio(_sum(rows, "wait_sum"), _sum(rows, "num_waited")),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Any
 
@@ -14,13 +14,14 @@ from sqlalchemy import (
     case,
     func,
     literal,
+    literal_column,
     select,
     true,
 )
 
 from replaydb.database.column_types import UtcDateTime
 from replaydb.database.expressions import seconds_between, total
-from replaydb.database.schema import draw, draw_group, episode_group, group, task
+from replaydb.database.schema import IS_IDLE, draw, draw_group, episode_group, group, task
 from replaydb.database.staleness import current_staleness
 from replaydb.episodes import GroupStatus
 from replaydb.results import DrawOutcome
@@ -39,7 +40,24 @@ def select_totals(buffer_id: int) -> Select[Any]:
 
 
 def select_task_counters(buffer_id: int) -> Select[Any]:
-    """What happened to every task."""
+    """What happened to every task, and the versions of what can be drawn."""
+
+    def version(pick: Callable[[Any], Any]) -> Label[int | None]:
+        """By the index, of which it is one end."""
+        return (
+            select(pick(group.comparable_version))
+            .where(
+                group.buffer_id == task.c.buffer_id,
+                group.task_name == task.c.task_name,
+                group.group_status == literal_column(repr(GroupStatus.COMPLETED.value)),
+                IS_IDLE,
+                group.comparable_version.is_not(None),
+            )
+            .correlate(task)
+            .scalar_subquery()
+            .label(f"{pick(group.comparable_version).name}_version")
+        )
+
     columns = (
         task.c.task_name,
         task.c.max_staleness,
@@ -48,6 +66,11 @@ def select_task_counters(buffer_id: int) -> Select[Any]:
         task.c.num_leased,
         task.c.num_inserted,
         task.c.num_sampled,
+        task.c.stored_groups.label("num_groups"),
+        task.c.stored_tokens.label("num_tokens"),
+        task.c.stored_bytes.label("num_bytes"),
+        version(func.max),
+        version(func.min),
     )
     return select(*columns).where(task.c.buffer_id == buffer_id).order_by(task.c.task_name)
 
