@@ -221,6 +221,10 @@ class Store:
         """Every buffer of the store, by name."""
         return await self._database.read(buffers.all_buffers)
 
+    async def buffer_names(self) -> list[str]:
+        """Names of every buffer of the store, in order; `buffers` also counts their groups."""
+        return sorted(await self._database.read(buffers.buffer_names))
+
     async def runs(self) -> list[RunInfo]:
         """Every run that the store knows, the oldest first."""
         return await self._database.read(buffers.all_runs)

@@ -322,6 +322,7 @@ class Store(_Facade):
         return self._wrapped.run
 
     buffer = _making(store.Store.buffer, Buffer)
+    buffer_names = _blocking(store.Store.buffer_names)
     buffers = _blocking(store.Store.buffers)
     prune = _blocking(store.Store.prune)
     relocate_payloads = _blocking(store.Store.relocate_payloads)

@@ -38,10 +38,9 @@ OptionalUrl = Annotated[
 def _buffer_names(context: typer.Context, incomplete: str) -> list[str]:
     """Of the store that the command line names so far; none where it cannot be asked."""
     try:
-        found = with_store(context.params["url"], lambda store: store.buffers())
+        names = with_store(context.params["url"], lambda store: store.buffer_names())
     except Exception:
         return []
-    names = [info.name for info in found]
     return [name for name in names if name.startswith(incomplete) and name == printable(name)]
 
 

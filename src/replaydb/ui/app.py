@@ -17,8 +17,9 @@ from starlette.staticfiles import StaticFiles
 from replaydb.store import Store
 from replaydb.ui import failures, library, safety
 from replaydb.ui.pages import FOLDER
+from replaydb.ui.shared import Shared
 from replaydb.ui.views.groups import groups
-from replaydb.ui.views.overview import overview
+from replaydb.ui.views.overview import live, overview
 
 View = Callable[[Request], Awaitable[Response]]
 
@@ -26,6 +27,7 @@ View = Callable[[Request], Awaitable[Response]]
 ROUTES: dict[str, View] = {
     "": overview,
     "groups": groups,
+    "live": live,
 }
 
 #: Connections to the database: requests beyond that wait for one.
@@ -50,8 +52,11 @@ def application(url: str | URL, *, token: str | None = None) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        async with Store.open(url, read_only=True, pool_size=POOL_SIZE) as store:
-            app.state.store = store
+        async with (
+            Store.open(url, read_only=True, pool_size=POOL_SIZE) as store,
+            Shared() as shared,
+        ):
+            app.state.store, app.state.shared, app.state.looks = store, shared, {}
             yield
 
     return Starlette(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 from functools import cache
 
 from plotly import __version__
@@ -12,6 +13,16 @@ from starlette.responses import Response
 
 #: Where it is served; another version is at another address, so browsers may keep it.
 PATH = f"plotly-{__version__}.js"
+
+
+@cache
+def styles() -> list[str]:
+    """Ids of the styles that it would write into a page, which the content policy forbids.
+
+    It does not where something has their id; `ui.css` has what is needed of them.
+    """
+    found = re.findall(r'getElementById\("([0-9a-f]{64})"\)', get_plotlyjs())
+    return ["plotly.js-style-global", *found]
 
 
 @cache

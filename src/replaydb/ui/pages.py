@@ -35,16 +35,23 @@ def page(request: Request, template: str, *, status: int = 200, **shown: Any) ->
         shown: What the template speaks of. Texts are escaped there, and control signs made
             visible: nothing that a model wrote is run.
     """
+    return HTMLResponse(rendered(request, template, **shown), status)
+
+
+def rendered(request: Request, template: str, **shown: Any) -> Markup:
+    """What a template says; arguments as of `page`."""
     # Addresses are relative, so that the pages also work behind a proxy that adds a prefix.
     up = "../" * (request.url.path.count("/") - 1)
     text = _ENVIRONMENT.get_template(template).render(
-        address=partial(address, up=up),
-        asset=lambda name: f"{up}{name}",
-        buffer_name=request.query_params.get("buffer"),
-        view=request.url.path.strip("/"),
-        **shown,
+        {
+            "address": partial(address, up=up),
+            "asset": lambda name: f"{up}{name}",
+            "buffer_name": request.query_params.get("buffer"),
+            "view": request.url.path.strip("/"),
+            **shown,
+        }
     )
-    return HTMLResponse(text, status)
+    return Markup(text)  # noqa: S704 - the template has escaped what is not
 
 
 def address(view: str, *, up: str = "", **query: object) -> str:
@@ -147,5 +154,9 @@ _ENVIRONMENT = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_ENVIRONMENT.globals |= {"navigation": NAVIGATION, "plotly": library.PATH}
+_ENVIRONMENT.globals |= {
+    "navigation": NAVIGATION,
+    "plotly": library.PATH,
+    "plotly_styles": library.styles,
+}
 _ENVIRONMENT.filters |= {"percent": _percent, "seconds": _seconds, "size": _size, "when": _when}

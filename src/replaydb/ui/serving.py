@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from ipaddress import ip_address
 
 import uvicorn
@@ -59,10 +60,25 @@ def serve(
                 if ready is not None:
                     shown = f"[{host}]" if ":" in host else host
                     ready(f"http://{shown}:{listener.getsockname()[1]}/")
-                await uvicorn.Server(config).serve([listener])
+                await _Server(config).serve([listener])
 
-    with suppress(KeyboardInterrupt):
-        asyncio.run(run())
+    asyncio.run(run())
+
+
+class _Server(uvicorn.Server):
+    """One that returns when it is told to end, so that the store is closed in peace."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Ctrl-C ends it, and is not raised again afterwards."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
 
 
 def _is_loopback(host: str) -> bool:

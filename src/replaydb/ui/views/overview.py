@@ -2,15 +2,212 @@
 
 from __future__ import annotations
 
-from starlette.requests import Request
-from starlette.responses import Response
+import asyncio
+import hashlib
+import time
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 
-from replaydb.ui.pages import buffer_of, page, store_of
+from markupsafe import Markup
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from replaydb.buffer import Buffer
+from replaydb.errors import InvalidInputError
+from replaydb.looks import Look, Rates, rates, waits
+from replaydb.results import BufferStats, DrawInfo, LeaseInfo, RunInfo, TaskCounters
+from replaydb.ui.pages import buffer_of, page, rendered, store_of, text_of
+from replaydb.ui.shared import Shared
+from replaydb.ui.views.learning import learning
+
+#: Seconds over which rates are taken.
+RATE_SECONDS = 30.0
+#: Seconds that the list of buffers and runs is fresh.
+STORE_SECONDS = 2.0
+#: Tasks and buffers that are shown, and of everything else.
+SHOWN_TASKS, SHOWN = 50, 10
+#: Draws that count as recent.
+RECENT_DRAWS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A draw in a line.
+
+    Attributes:
+        info: What is recorded of it.
+        staleness: Mean at the draw; None where none is known.
+        outcomes: How many groups came to what.
+    """
+
+    info: DrawInfo
+    staleness: float | None
+    outcomes: Counter[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """A buffer at this moment.
+
+    Attributes:
+        at: When that is.
+        stats: By the accounts, without totals.
+        numbers: As of `Buffer.metrics`, without totals.
+        rates: Of every task.
+        waits: Who has to wait, and for what.
+        leases: All of them, the oldest first.
+        draws: The newest.
+    """
+
+    at: datetime
+    stats: BufferStats
+    numbers: dict[str, float]
+    rates: dict[str, Rates]
+    waits: Sequence[str]
+    leases: Sequence[LeaseInfo]
+    draws: Sequence[Drawn]
+
+    @property
+    def tasks(self) -> Sequence[TaskCounters]:
+        """Those of which most was put."""
+        return sorted(self.stats.tasks, key=lambda it: -it.num_inserted)[:SHOWN_TASKS]
+
+    @property
+    def put_rate(self) -> float | None:
+        """Groups put a second; None where there was no earlier look."""
+        known = [rate.puts for rate in self.rates.values() if rate.puts is not None]
+        return sum(known) if known else None
+
+    @property
+    def draw_rate(self) -> float | None:
+        """Groups drawn a second; None where there was no earlier look."""
+        known = [rate.draws for rate in self.rates.values() if rate.draws is not None]
+        return sum(known) if known else None
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of the page that follows the store.
+
+    Attributes:
+        made: What it shows.
+        template: How.
+        fresh: Seconds for which viewers share it.
+        every: Seconds after which a browser asks for it again.
+    """
+
+    made: Callable[[Request, Buffer], Awaitable[object]]
+    template: str
+    fresh: float
+    every: int
 
 
 async def overview(request: Request) -> Response:
-    """The buffers and runs of the store."""
-    store = store_of(request)
+    """The buffers of the store, or one of them as it changes."""
+    names = await store_of(request).buffer_names()
     if "buffer" in request.query_params:
-        await buffer_of(request)
-    return page(request, "overview.html", buffers=await store.buffers(), runs=await store.runs())
+        buffer = await buffer_of(request)
+    elif len(names) == 1:
+        buffer = await store_of(request).buffer(names[0], create=False)
+    else:
+        return await _store(request, names)
+    texts = await asyncio.gather(*(_text(request, buffer, part) for part in PARTS))
+    return page(
+        request,
+        "overview.html",
+        buffer_name=buffer.name,
+        others=[name for name in names if name != buffer.name][:SHOWN_TASKS],
+        parts=[(name, PARTS[name], text) for name, text in zip(PARTS, texts, strict=True)],
+    )
+
+
+async def live(request: Request) -> Response:
+    """A part of the overview as it is now, or that it is as it was (304)."""
+    name = text_of(request, "part")
+    if name not in PARTS:
+        raise InvalidInputError("part", " or ".join(PARTS), repr(name))
+    text = await _text(request, await buffer_of(request), name)
+    tag = f'"{hashlib.sha256(text.encode()).hexdigest()[:32]}"'
+    if request.headers.get("If-None-Match") == tag:
+        return Response(status_code=304, headers={"ETag": tag})
+    return HTMLResponse(text, headers={"ETag": tag})
+
+
+async def _text(request: Request, buffer: Buffer, name: str) -> Markup:
+    """A part of the page, shared by all who look at it."""
+    part = PARTS[name]
+
+    async def made() -> Markup:
+        shown = await part.made(request, buffer)
+        return rendered(request, part.template, buffer_name=buffer.name, it=shown)
+
+    return await _shared(request).answer((name, buffer.id), part.fresh, made)
+
+
+async def _now(request: Request, buffer: Buffer) -> Now:
+    stats, leases = await buffer.stats(totals=False), await buffer.leases()
+    looks: deque[Look] = _looks(request, buffer)
+    last = Look(stats, leases, time.monotonic())
+    while len(looks) > 1 and looks[1].at < last.at - RATE_SECONDS:
+        looks.popleft()
+    looks.append(last)
+    return Now(
+        at=datetime.now(UTC),
+        stats=stats,
+        numbers=await buffer.metrics(draws=RECENT_DRAWS, totals=False),
+        rates=rates(looks[0], last),
+        waits=list(waits(stats)),
+        leases=sorted(leases, key=lambda it: it.acquired_at),
+        draws=[_drawn(info) for info in await buffer.draws(limit=SHOWN)],
+    )
+
+
+def _drawn(info: DrawInfo) -> Drawn:
+    known = [it for it in info.staleness if it is not None]
+    outcomes = Counter("unknown" if it is None else str(it) for it in info.outcomes)
+    return Drawn(info, sum(known) / len(known) if known else None, outcomes)
+
+
+async def _learning(request: Request, buffer: Buffer) -> object:
+    return await learning(buffer)
+
+
+PARTS = {
+    "now": Part(_now, "overview_now.html", fresh=2.0, every=3),
+    "learning": Part(_learning, "overview_learning.html", fresh=10.0, every=15),
+}
+
+
+async def _store(request: Request, names: Sequence[str]) -> Response:
+    """All buffers and runs, in a line each."""
+    store = store_of(request)
+
+    async def about() -> list[tuple[BufferStats, list[str]]]:
+        opened = [await store.buffer(name, create=False) for name in names[:SHOWN_TASKS]]
+        stats = [await buffer.stats(totals=False) for buffer in opened]
+        return [(one, list(waits(one))) for one in stats]
+
+    async def newest() -> list[RunInfo]:
+        return (await store.runs())[::-1]
+
+    shared = _shared(request)
+    return page(
+        request,
+        "buffers.html",
+        about=await shared.answer("buffers", STORE_SECONDS, about),
+        more=max(0, len(names) - SHOWN_TASKS),
+        runs=await shared.answer("runs", STORE_SECONDS, newest),
+        shown=SHOWN,
+    )
+
+
+def _shared(request: Request) -> Shared:
+    shared: Shared = request.app.state.shared
+    return shared
+
+
+def _looks(request: Request, buffer: Buffer) -> deque[Look]:
+    looks: dict[int, deque[Look]] = request.app.state.looks
+    return looks.setdefault(buffer.id, deque())

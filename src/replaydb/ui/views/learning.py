@@ -1,0 +1,245 @@
+"""What a sample of the groups says about a buffer: cheap however many there are."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from statistics import fmean
+
+from replaydb.buffer import Buffer
+from replaydb.database.group_columns import col
+from replaydb.episodes import GroupStatus
+from replaydb.errors import CorruptPayloadError
+from replaydb.results import GroupInfo
+from replaydb.ui.charts import Chart, label
+
+#: Groups of a sample, spread evenly over the ids.
+SAMPLED = 1000
+#: Groups that are the newest.
+NEWEST = 100
+#: Points of a line, and lines of a chart.
+MOST_POINTS, MOST_LINES = 50, 6
+#: Versions each of which has its own tick.
+MOST_TICKS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Lately:
+    """The newest groups of a task.
+
+    Attributes:
+        num_groups: How many of them have rewards.
+        reward_mean: Mean of their mean rewards.
+        reward_std: Mean of the deviations within the groups.
+        even: Share of those whose rewards are all equal: they teach nothing.
+        num_tokens: Mean tokens of a group.
+    """
+
+    num_groups: int
+    reward_mean: float
+    reward_std: float
+    even: float
+    num_tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class Learning:
+    """What a sample says.
+
+    Attributes:
+        num_sampled: Groups of the sample.
+        is_all: Whether these are all that there are.
+        newest_at: When the newest group was put.
+        num_newest: Groups that `lately` is about.
+        lately: The newest groups, by task.
+        charts: Rewards, puts, staleness.
+        problem: Why there is nothing to see; None where there is.
+    """
+
+    num_sampled: int = 0
+    is_all: bool = True
+    newest_at: datetime | None = None
+    num_newest: int = 0
+    lately: Mapping[str, Lately] | None = None
+    charts: Sequence[Chart] = ()
+    problem: str | None = None
+
+
+async def learning(buffer: Buffer) -> Learning:
+    """Read the newest groups, and some of all."""
+    try:
+        newest = await buffer.find(order_by=col.id.desc(), limit=NEWEST)
+        oldest = await buffer.find(limit=1)
+        if not newest or not oldest:
+            return Learning(problem="Nothing has been put yet.")
+        first, last = oldest[0].id, newest[0].id
+        step = math.ceil((last - first + 1) / SAMPLED)
+        sample = await buffer.find(ids=range(last, first - 1, -step))
+    except CorruptPayloadError as error:
+        return Learning(problem=f"Some groups cannot be read: {error}. `replaydb verify` has more.")
+    numbers = await buffer.metrics(totals=False)
+    charts = [
+        _rewards(sample),
+        _puts(sample, step),
+        _staleness(sample, numbers),
+    ]
+    return Learning(
+        len(sample),
+        step == 1,
+        newest[0].created_at,
+        len(newest),
+        _lately(newest),
+        [chart for chart in charts if chart is not None],
+    )
+
+
+def _lately(newest: Iterable[GroupInfo]) -> dict[str, Lately]:
+    by_task: dict[str, list[GroupInfo]] = defaultdict(list)
+    for group in newest:
+        if group.reward_mean is not None:
+            by_task[group.task_name].append(group)
+    return {
+        name: Lately(
+            len(mine),
+            fmean(it.reward_mean or 0.0 for it in mine),
+            fmean(it.reward_std or 0.0 for it in mine),
+            fmean(it.reward_min == it.reward_max for it in mine),
+            fmean(it.num_tokens for it in mine),
+        )
+        for name, mine in sorted(by_task.items())
+    }
+
+
+def _rewards(sample: Iterable[GroupInfo]) -> Chart | None:
+    """By policy version, a line for each of the tasks with the most groups."""
+    known = [
+        (it.task_name, it.min_policy_version, it.reward_mean)
+        for it in sample
+        if it.min_policy_version is not None and it.reward_mean is not None
+    ]
+    if not known:
+        return None
+    versions = [version for _, version, _ in known]
+    width = _width(min(versions), max(versions))
+    sums: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for task, version, reward in known:
+        sums[task][version - version % width].append(reward)
+    tasks = [task for task, _ in Counter(it[0] for it in known).most_common(MOST_LINES)]
+    means = {task: {x: fmean(sums[task][x]) for x in sorted(sums[task])} for task in tasks}
+    starts = sorted({x for task in tasks for x in means[task]})
+    main = means[tasks[0]]
+    return Chart(
+        title="Reward by policy version",
+        summary=f"{tasks[0]} went from {_first(main):.3g} to {_last(main):.3g}",
+        headings=["from version", *tasks],
+        rows=[[str(x), *(means[task].get(x) for task in tasks)] for x in starts],
+        traces=[
+            {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "name": label(task),
+                "x": list(means[task]),
+                "y": list(means[task].values()),
+            }
+            for task in tasks
+        ],
+        layout={
+            "xaxis": {
+                "title": {"text": "oldest policy version of the group"},
+                "dtick": 1 if len(starts) <= MOST_TICKS and width == 1 else None,
+            },
+            "yaxis": {"title": {"text": "mean reward"}},
+        },
+    )
+
+
+def _puts(sample: Sequence[GroupInfo], step: int) -> Chart | None:
+    """Groups put a second over time, of those that are still there."""
+    times = [it.created_at.timestamp() for it in sample]
+    start, seconds = min(times), max(times) - min(times)
+    if seconds <= 0:
+        return None
+    width = seconds / MOST_POINTS
+    counts = Counter(min(int((it - start) / width), MOST_POINTS - 1) for it in times)
+    middles = [datetime.fromtimestamp(start + (i + 0.5) * width, UTC) for i in range(MOST_POINTS)]
+    speeds = [counts[i] * step / width for i in range(MOST_POINTS)]
+    return Chart(
+        title="Groups put over time",
+        summary=f"between {min(speeds):.3g} and {max(speeds):.3g} a second",
+        headings=["around (UTC)", "groups a second"],
+        rows=[
+            [f"{at:%Y-%m-%d %H:%M:%S}", speed] for at, speed in zip(middles, speeds, strict=True)
+        ],
+        traces=[
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "x": [f"{at:%Y-%m-%d %H:%M:%S.%f}" for at in middles],
+                "y": speeds,
+            }
+        ],
+        layout={"yaxis": {"title": {"text": "groups a second"}, "rangemode": "tozero"}},
+    )
+
+
+def _staleness(sample: Iterable[GroupInfo], numbers: Mapping[str, float]) -> Chart | None:
+    """Of what can be drawn, and of what was trained on, as shares."""
+    names = [name.rpartition("/")[2] for name in numbers if name.startswith("train/staleness/")]
+    names = [name for name in names if re.search(r"\d", name)]
+    ready = [
+        it.staleness
+        for it in sample
+        if it.status == GroupStatus.COMPLETED and it.staleness is not None
+    ]
+    waiting = [sum(_is_in(name, it) for it in ready) for name in names]
+    trained = [numbers[f"train/staleness/{name}"] for name in names]
+    shares = {
+        "can be drawn": [it / len(ready) for it in waiting] if ready else [],
+        "trained on lately": [it / sum(trained) for it in trained] if sum(trained) else [],
+    }
+    shares = {name: it for name, it in shares.items() if it}
+    if not shares:
+        return None
+    words = [
+        name.replace("below_", "< ").replace("above_", "> ").replace("_", "-") for name in names
+    ]
+    return Chart(
+        title="Staleness",
+        summary="; ".join(
+            f"most of what {name}: {words[it.index(max(it))]} behind" for name, it in shares.items()
+        ),
+        headings=["policy versions behind", *shares],
+        rows=[[word, *(f"{it[i]:.1%}" for it in shares.values())] for i, word in enumerate(words)],
+        traces=[{"type": "bar", "name": name, "x": words, "y": it} for name, it in shares.items()],
+        layout={
+            "barmode": "group",
+            "xaxis": {"title": {"text": "policy versions behind"}, "type": "category"},
+            "yaxis": {"title": {"text": "share of groups"}, "tickformat": ".0%"},
+        },
+    )
+
+
+def _is_in(name: str, staleness: int) -> bool:
+    """Whether a staleness is in a bin of `Buffer.metrics`."""
+    bounds = [int(it) for it in re.findall(r"\d+", name)]
+    if name.startswith("below"):
+        return staleness < bounds[0]
+    if name.startswith("above"):
+        return staleness > bounds[0]
+    return bounds[0] <= staleness <= bounds[-1]
+
+
+def _width(least: int, most: int) -> int:
+    return max(1, math.ceil((most - least + 1) / MOST_POINTS))
+
+
+def _first(means: Mapping[int, float]) -> float:
+    return next(iter(means.values()))
+
+
+def _last(means: Mapping[int, float]) -> float:
+    return next(reversed(list(means.values())))

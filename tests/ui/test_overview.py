@@ -1,0 +1,203 @@
+"""The first page: what it says is what the calls say, and it follows a training."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from html import unescape
+from typing import Any
+from urllib.request import urlopen
+
+import httpx
+import pytest
+
+import replaydb as rdb
+from replaydb import Buffer, BufferStats, Store
+from replaydb.ui.shared import Shared
+from replaydb.ui.views import learning, overview
+from support.groups import group
+
+HOSTILE = '<img src=x onerror=alert(1)>"\u202e'
+SHOWN = '<img src=x onerror=alert(1)>"\\u202e'
+
+
+def cells(page: str, caption: str) -> dict[str, list[str]]:
+    """A table, by the first cell of each row."""
+    table = page.split(f"<caption>{caption}")[1].split("</table>")[0]
+    found = {}
+    for row in re.findall(r"<tr>(.*?)</tr>", table.split("<tbody>")[1], re.DOTALL):
+        texts = re.findall(r"<t[hd].*?</t[hd]>", row, re.DOTALL)
+        first, *others = [unescape(re.sub(r"<[^>]*>", "", it)).strip() for it in texts]
+        found[first] = others
+    return found
+
+
+def plots(page: str) -> dict[str, list[dict[str, Any]]]:
+    """What plotly is given, by title."""
+    found = re.findall(r"<figcaption>(.*?)</figcaption>.*?<script [^>]*>(.*?)</script>", page, re.S)
+    return {title: json.loads(data)["data"] for title, data in found}
+
+
+async def put_versions(buffer: Buffer) -> None:
+    """Five groups of each of four policy versions, whose reward is the version."""
+    for version in range(4):
+        await buffer.advance_policy(version)
+        await buffer.put(group(rewards=[version, version], version=version) for _ in range(5))
+
+
+async def test_it_says_what_the_calls_say(store: Store, browser: httpx.AsyncClient) -> None:
+    buffer = await store.buffer("math", max_times_sampled=1, max_staleness={"gsm8k": 9})
+    await put_versions(buffer)
+    await buffer.put([group(task=HOSTILE), group(task=HOSTILE, status="failed")])
+    await buffer.sample(1, tasks=HOSTILE, step=6)
+    await buffer.sample(4, rdb.Fifo(), tasks="gsm8k", step=1007)
+    lease = await buffer.lease(2, rdb.Fifo(), tasks="gsm8k", ttl=600, step=8, owner=HOSTILE)
+    page = (await browser.get("/")).text
+    assert "<img src=x" not in page
+    tasks = cells(page, "Groups by task")
+    # put, put/s, drawn, drawn/s, ready, arriving, leased, others, staleness, limit
+    assert tasks["gsm8k"][:10] == ["20", "-", "6", "-", "14", "0", "2", "0", "0 to 2", "9"]
+    assert tasks[SHOWN][:8] == ["2", "-", "1", "-", "0: starved", "0", "0", "1"]
+    [held] = cells(page, "Who holds what").items()
+    assert (held[0], held[1][:3]) == (str(lease.id), [SHOWN, "8", "2"])
+    drawn = cells(page, "What was drawn last")
+    assert {step: (it[0], it[2], it[4]) for step, it in drawn.items()} == {
+        "8": ("test", "2", "2 leased"),
+        "1007": ("test", "4", "4 sampled"),
+        "6": ("test", "1", "1 sampled"),
+    }
+    assert f"nothing to draw: {SHOWN}" in unescape(page)
+    numbers = await buffer.metrics()
+    assert f"<dt>generated</dt><dd>{numbers['gen/groups']:.0f}" in page
+    assert f"<dt>kept</dt><dd>{numbers['buffer/groups']:.0f}" in page
+    assert f"<dt>replayed of these</dt><dd>{numbers['replay/groups']:.0f}" in page
+    await lease.ack()
+
+
+async def test_what_is_learned(
+    buffer: Buffer, browser: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (await learning.learning(buffer)).problem == "Nothing has been put yet."
+    await put_versions(buffer)
+    await buffer.put([group(task=HOSTILE, version=3)])
+    await buffer.sample(10, rdb.Fifo(), tasks="gsm8k", step=0)
+    page = (await browser.get("/")).text
+    [rewards, hostile] = plots(page)["Reward by policy version"]
+    assert (rewards["x"], rewards["y"]) == ([0, 1, 2, 3], [0.0, 1.0, 2.0, 3.0])
+    assert "<" not in hostile["name"]
+    lately = cells(page, "The newest 21 groups")
+    assert lately["gsm8k"] == ["20", "1.5", "0", "100.0%", "10"]
+    assert lately[SHOWN] == ["1", "0.5", "0.5", "0.0%", "10"]
+    ready, trained = plots(page)["Staleness"]
+    for part in (ready, trained):
+        assert sum(part["y"]) == pytest.approx(1)
+    assert trained["y"][trained["x"].index("3-4")] == 0.5
+    monkeypatch.setattr(learning, "SAMPLED", 7)
+    found = await learning.learning(buffer)
+    assert (found.num_sampled, found.is_all) == (7, False)
+    [chart] = [it for it in found.charts if it.title == "Reward by policy version"]
+    assert [row[:2] for row in chart.rows] == [["0", 0.0], ["1", 1.0], ["2", 2.0], ["3", 3.0]]
+
+
+async def test_it_follows(
+    buffer: Buffer, browser: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(overview.PARTS, "now", replace(overview.PARTS["now"], fresh=0.0))
+    page = (await browser.get("/")).text
+    address = unescape(re.findall(r'data-live="(.*?)"', page)[0])
+    before = await browser.get(address)
+    await buffer.put([group()])
+    after = await browser.get(address, headers={"If-None-Match": before.headers["ETag"]})
+    assert after.status_code == 200
+    assert "gsm8k" not in before.text
+    assert cells(after.text, "Groups by task")["gsm8k"][0] == "1"
+    assert float(cells(after.text, "Groups by task")["gsm8k"][1]) > 0
+    wrong = await browser.get("/live", params={"buffer": "math", "part": "none"})
+    assert wrong.status_code == 400
+
+
+async def test_many_viewers_cost_one_read(
+    buffer: Buffer, browser: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await buffer.put([group()])
+    asked = []
+    stats = Buffer.stats
+
+    async def counted(self: Buffer, **how: bool) -> BufferStats:
+        asked.append(how)
+        return await stats(self, **how)
+
+    monkeypatch.setattr(Buffer, "stats", counted)
+    for name in ("buffers", "runs", "prompts", "count"):  # what goes through all groups
+        monkeypatch.delattr(Store if hasattr(Store, name) else Buffer, name)
+    for part in overview.PARTS:
+        monkeypatch.setitem(overview.PARTS, part, replace(overview.PARTS[part], fresh=3600.0))
+    pages = await asyncio.gather(*(browser.get("/") for _ in range(10)))
+    assert {page.status_code for page in pages} == {200}
+    assert asked == [{"totals": False}]
+    again = await browser.get("/live?buffer=math&part=now")
+    headers = {"If-None-Match": again.headers["ETag"]}
+    same = await browser.get("/live?buffer=math&part=now", headers=headers)
+    assert (same.status_code, same.text) == (304, "")
+
+
+async def test_whoever_goes_away_leaves_the_answer_to_others() -> None:
+    asked, going_on = [], asyncio.Event()
+
+    async def ask() -> str:
+        asked.append(1)
+        await going_on.wait()
+        if len(asked) == 1:
+            raise rdb.DatabaseUnavailableError("down")
+        return "up"
+
+    async with Shared() as shared:
+        first, second = (asyncio.create_task(shared.answer("a", 60, ask)) for _ in range(2))
+        await asyncio.sleep(0)
+        first.cancel()
+        going_on.set()
+        with pytest.raises(rdb.DatabaseUnavailableError):
+            await second
+        assert await shared.answer("a", 60, ask) == "up"  # no failure is kept
+        assert await shared.answer("a", 60, ask) == "up"
+        assert len(asked) == 2
+        assert await shared.answer("a", -1, ask) == "up"
+        assert len(asked) == 3
+
+
+async def test_several_buffers_are_listed(store: Store, browser: httpx.AsyncClient) -> None:
+    for name in ("math", HOSTILE):
+        await (await store.buffer(name, rate_limit=rdb.MinSize(3))).put([group()])
+    page = (await browser.get("/")).text
+    buffers = cells(page, "Buffers of this store")
+    assert list(buffers) == [SHOWN, "math"]
+    assert buffers["math"][:4] == ["0", "1", "0", "1"]
+    assert buffers["math"][6].startswith("draws wait: 1 groups can be drawn")
+    assert list(cells(page, "The newest runs")) == ["test"]
+    chosen = await browser.get("/", params={"buffer": HOSTILE})
+    assert "gsm8k" in cells(chosen.text, "Groups by task")
+
+
+def test_the_command_serves_until_ctrl_c(url: str) -> None:
+    command = [sys.executable, "-m", "replaydb.cli", "ui", "--port", "0"]
+    with subprocess.Popen(
+        command,
+        env={**os.environ, "REPLAYDB_URL": url, "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        with urlopen(f"{address}?secret=1", timeout=60) as answer:  # noqa: S310
+            assert b"There is no buffer yet." in answer.read()
+            assert "Server" not in answer.headers
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=60) == ("", "")
+    assert process.returncode == 0
