@@ -285,6 +285,7 @@ async def test_no_call_takes_what_is_of_another_kind(
         "Store.open": {"url": url},
         "Store.prune": {},
         "Store.relocate_payloads": {"payloads": "file:///payloads"},
+        "Store.run_stats": {"run": "test"},
         "StoredGroup.without_stale_episodes": {},
     }
     owners = [store, buffer, lease, lease.batch, lease.batch.groups[0], buffer.loader(1)]

@@ -66,7 +66,9 @@ from replaydb.results import (
     PromptInfo,
     PruneReport,
     RunInfo,
+    RunStats,
     TaskCounters,
+    VersionTotals,
 )
 from replaydb.settings import (
     BufferSettings,
@@ -134,6 +136,7 @@ __all__ = [
     "RateLimitedError",
     "ReplayDBError",
     "RunInfo",
+    "RunStats",
     "SamplesPerInsert",
     "SamplingPolicy",
     "SchemaError",
@@ -153,6 +156,7 @@ __all__ = [
     "UnknownDrawError",
     "UnknownGroupError",
     "UnknownRunError",
+    "VersionTotals",
     "col",
 ]
 __version__ = "0.1.0"

@@ -287,6 +287,65 @@ class RunInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class VersionTotals:
+    """Groups that a run put, of one task and one policy version, as far as they were looked at.
+
+    Attributes:
+        buffer_name: The buffer they are in.
+        task_name: Their task.
+        policy_version: The oldest version that made a token of them; None where unknown.
+        num_groups: How many groups.
+        num_episodes: How many episodes they hold.
+        num_tokens: How many tokens those hold.
+        reward_mean: Mean over groups of the mean reward of their episodes.
+    """
+
+    buffer_name: str
+    task_name: str
+    policy_version: int | None
+    num_groups: int
+    num_episodes: int
+    num_tokens: int
+    reward_mean: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunStats:
+    """What a run put and drew, of groups that are still there and draws that are recorded.
+
+    Of many groups or draws a part is looked at, spread evenly over the time of the run: counts are
+    of that part, and `share` and `draw_share` say how much of all it is, about.
+
+    Attributes:
+        run: The run.
+        share: Part of its groups that was looked at; 1.0: all of them.
+        versions: These, by buffer, task and policy version.
+        first_put_at: When the first of them was put; None where there is none.
+        last_put_at: When the last of them was put.
+        draw_share: Part of its draws that was looked at.
+        num_draws: How many these are.
+        first_step: The lowest step that one of them was for; None where none was for one.
+        last_step: The highest.
+        first_draw_at: When the first of them was made.
+        last_draw_at: When the last of them was made.
+        drawn: How many of their groups were how stale, and what became of them.
+    """
+
+    run: RunInfo
+    share: float
+    versions: tuple[VersionTotals, ...]
+    first_put_at: datetime | None
+    last_put_at: datetime | None
+    draw_share: float
+    num_draws: int
+    first_step: int | None
+    last_step: int | None
+    first_draw_at: datetime | None
+    last_draw_at: datetime | None
+    drawn: Mapping[tuple[int | None, DrawOutcome | None], int]
+
+
+@dataclass(frozen=True, slots=True)
 class GroupTotals:
     """The groups of one task and status.
 

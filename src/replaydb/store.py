@@ -21,6 +21,7 @@ from replaydb.database.payloads import Payloads
 from replaydb.database.repository import buffers
 from replaydb.database.repository.buffers import BufferRow, RunRow
 from replaydb.database.repository.packs import FRESH_SECONDS
+from replaydb.database.repository.run_sums import run_stats
 from replaydb.database.transactions import (
     BULK_SECONDS,
     PATIENCE_SECONDS,
@@ -30,7 +31,7 @@ from replaydb.database.transactions import (
 )
 from replaydb.errors import InvalidInputError, UnknownBufferError
 from replaydb.opening import Opening
-from replaydb.results import BufferInfo, PruneReport, RunInfo
+from replaydb.results import BufferInfo, PruneReport, RunInfo, RunStats
 from replaydb.settings import BufferSettings, SettingsChanges, all_changes
 from replaydb.tracing import traced
 
@@ -228,6 +229,29 @@ class Store:
     async def runs(self) -> list[RunInfo]:
         """Every run that the store knows, the oldest first."""
         return await self._database.read(buffers.all_runs)
+
+    async def run_stats(self, run: str, *, limit: int = 20_000) -> RunStats:
+        """What a run put, with what rewards by policy version, and what it drew, how stale.
+
+        Takes no longer for a store of more groups than it looks at, however many there are.
+
+        Args:
+            run: Its name.
+            limit: How many groups to look at, at most; and a twentieth as many draws.
+
+        Raises:
+            InvalidInputError: There is no such run.
+        """
+        name = checks.name("run", run)
+        most = checks.whole_number("limit", limit, least=1)
+
+        def work(connection: Connection) -> RunStats:
+            for info in buffers.all_runs(connection):
+                if info.name == name:
+                    return run_stats(connection, info, most, max(1, most // 20))
+            raise InvalidInputError("run", "a run of the store", name)
+
+        return await self._database.read(work)
 
     async def prune(
         self,

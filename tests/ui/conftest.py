@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
 
 import httpx
 import pytest
@@ -19,7 +20,7 @@ def looking(url: str) -> Looking:
     """Makes a browser, of sorts, on the pages over `url`; arguments as of `application`."""
 
     @asynccontextmanager
-    async def made(**options: str) -> AsyncIterator[httpx.AsyncClient]:
+    async def made(**options: Any) -> AsyncIterator[httpx.AsyncClient]:
         app = application(url, **options)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with (

@@ -326,6 +326,7 @@ class Store(_Facade):
     buffers = _blocking(store.Store.buffers)
     prune = _blocking(store.Store.prune)
     relocate_payloads = _blocking(store.Store.relocate_payloads)
+    run_stats = _blocking(store.Store.run_stats)
     runs = _blocking(store.Store.runs)
 
     def close(self, *, timeout: float | None = PATIENCE_SECONDS) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -23,8 +24,15 @@ def ui(
             help="What whoever looks has to say first: at least 16 characters.",
         ),
     ] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="A tokenizer of Hugging Face, a file or a folder: decode tokens with it.",
+        ),
+    ] = None,
 ) -> None:
     """Serve pages about a store, read-only, until Ctrl-C: is it learning, is anything stuck?"""
     from replaydb.ui import serve
 
-    serve(url, host=host, port=port, token=token, ready=typer.echo)
+    serve(url, host=host, port=port, token=token, tokenizer=tokenizer, ready=typer.echo)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from sqlalchemy import URL
 from starlette.applications import Starlette
@@ -14,12 +15,18 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from replaydb.decoding import decoder
 from replaydb.store import Store
 from replaydb.ui import failures, library, safety
 from replaydb.ui.pages import FOLDER
 from replaydb.ui.shared import Shared
+from replaydb.ui.views.episode import compare, episode
+from replaydb.ui.views.group import group
 from replaydb.ui.views.groups import groups
 from replaydb.ui.views.overview import live, overview
+from replaydb.ui.views.prompt import prompt
+from replaydb.ui.views.runs import run, runs
+from replaydb.ui.views.step import step, steps
 
 View = Callable[[Request], Awaitable[Response]]
 
@@ -27,6 +34,14 @@ View = Callable[[Request], Awaitable[Response]]
 ROUTES: dict[str, View] = {
     "": overview,
     "groups": groups,
+    "group": group,
+    "episode": episode,
+    "compare": compare,
+    "prompt": prompt,
+    "run": run,
+    "runs": runs,
+    "step": step,
+    "steps": steps,
     "live": live,
 }
 
@@ -34,7 +49,9 @@ ROUTES: dict[str, View] = {
 POOL_SIZE = 4
 
 
-def application(url: str | URL, *, token: str | None = None) -> Starlette:
+def application(
+    url: str | URL, *, token: str | None = None, tokenizer: Path | None = None
+) -> Starlette:
     """The pages over a store, as an ASGI application.
 
     The store is opened, read-only, when the server starts the application, and closed when it ends.
@@ -44,11 +61,15 @@ def application(url: str | URL, *, token: str | None = None) -> Starlette:
     Args:
         url: The store, as for `Store.open`.
         token: What whoever looks has to say first; at least 16 characters. None: nothing.
+        tokenizer: A tokenizer of Hugging Face on this machine, a file or a folder, that decodes the
+            tokens of episodes.
 
     Raises:
-        InvalidInputError: The token is too short.
+        InvalidInputError: The token is too short, or there is no such tokenizer.
+        NotSupportedError: Nothing is installed that reads the tokenizer.
     """
     door = None if token is None else safety.Door(token)
+    decode = None if tokenizer is None else decoder(tokenizer)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -57,6 +78,7 @@ def application(url: str | URL, *, token: str | None = None) -> Starlette:
             Shared() as shared,
         ):
             app.state.store, app.state.shared, app.state.looks = store, shared, {}
+            app.state.decode = decode
             yield
 
     return Starlette(

@@ -40,6 +40,12 @@ class Chart:
         return Markup(text.replace("<", "\\u003c"))  # noqa: S704
 
 
+def axis(title: str, numbers: Sequence[int] = ()) -> dict[str, Any]:
+    """An axis with a title; of few whole numbers each is said, and nothing between them."""
+    few = bool(numbers) and max(numbers) - min(numbers) <= 20
+    return {"title": {"text": title}, **({"dtick": 1} if few else {})}
+
+
 def label(name: str) -> str:
     """A name that plotly shows as it is; it would obey some tags of HTML."""
     return html.escape(visible(name))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -18,6 +20,8 @@ from replaydb.display import human_seconds, human_size, visible
 from replaydb.errors import InvalidInputError
 from replaydb.store import Store
 from replaydb.ui import library
+
+T = TypeVar("T", bound=str)
 
 FOLDER = Path(__file__).parent
 
@@ -52,6 +56,11 @@ def rendered(request: Request, template: str, **shown: Any) -> Markup:
         }
     )
     return Markup(text)  # noqa: S704 - the template has escaped what is not
+
+
+def as_json(values: Mapping[str, Any]) -> dict[str, str]:
+    """The values of a JSON object as text."""
+    return {name: json.dumps(value, ensure_ascii=False) for name, value in values.items()}
 
 
 def address(view: str, *, up: str = "", **query: object) -> str:
@@ -107,6 +116,28 @@ def number_of(request: Request, name: str) -> int:
         raise InvalidInputError(name, "a whole number", repr(said)) from None
 
 
+def optional_number(request: Request, name: str) -> int | None:
+    """A whole number that the address may say.
+
+    Raises:
+        InvalidInputError: It says something else.
+    """
+    return number_of(request, name) if request.query_params.get(name) else None
+
+
+def choice_of(request: Request, name: str, choices: Sequence[T]) -> T:
+    """One of several words that the address may say, or the first of them.
+
+    Raises:
+        InvalidInputError: It says something else.
+    """
+    said = request.query_params.get(name) or choices[0]
+    for choice in choices:
+        if choice == said:
+            return choice
+    raise InvalidInputError(name, f"one of {', '.join(choices)}", repr(said))
+
+
 def _finalize(value: object) -> object:
     """What an expression of a template puts on the page."""
     if value is None:
@@ -155,6 +186,7 @@ _ENVIRONMENT = Environment(
     lstrip_blocks=True,
 )
 _ENVIRONMENT.globals |= {
+    "as_json": as_json,
     "navigation": NAVIGATION,
     "plotly": library.PATH,
     "plotly_styles": library.styles,

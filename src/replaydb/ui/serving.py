@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ipaddress import ip_address
+from pathlib import Path
 
 import uvicorn
 from sqlalchemy import URL
@@ -22,6 +23,7 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8765,
     token: str | None = None,
+    tokenizer: Path | None = None,
     ready: Callable[[str], object] | None = None,
 ) -> None:
     """Serve the pages over a store until Ctrl-C.
@@ -31,16 +33,20 @@ def serve(
         host: Address to listen on. Any but one of this machine alone needs a token.
         port: 0 takes a free one.
         token: What whoever looks has to say first; at least 16 characters.
+        tokenizer: A tokenizer of Hugging Face on this machine, a file or a folder, that decodes the
+            tokens of episodes.
         ready: Called with the address of the pages when they can be looked at.
 
     Raises:
-        InvalidInputError: The address cannot be listened on, or not without a token.
+        InvalidInputError: The address cannot be listened on, or not without a token; or there is no
+            such tokenizer.
+        NotSupportedError: Nothing is installed that reads the tokenizer.
         DatabaseError: There is no such store, or it cannot be read.
     """
     if token is None and not _is_loopback(host):
         expected = "127.0.0.1 or ::1, or a token (--token), as others can reach that address"
         raise InvalidInputError("host", expected, host)
-    app = application(url, token=token)
+    app = application(url, token=token, tokenizer=tokenizer)
     config = uvicorn.Config(
         app,
         access_log=False,  # addresses say what was looked at

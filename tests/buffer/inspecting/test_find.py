@@ -10,7 +10,7 @@ from sqlalchemy import event, literal_column, update
 import replaydb as rdb
 from replaydb import Buffer, EpisodeGroup, EpisodeInfo, GroupInfo, GroupStatus, Store
 from replaydb.database.group_columns import COLUMNS
-from replaydb.database.repository import listing
+from replaydb.database.repository import listing, tags
 from replaydb.database.schema import episode_group
 from support.connections import transaction
 from support.groups import conversation, episode, group, groups, long_group
@@ -113,6 +113,7 @@ async def test_groups_of_a_prompt(
 ) -> None:
     """Also where there are too many of them, or another condition beside."""
     monkeypatch.setattr(listing, "FEW_IN_ORDER", few)
+    monkeypatch.setattr(tags, "FEW", few)
     uids = "p", "q", None, "p", "p"
     ids = await buffer.put([group(prompt_uid=uid, priority=i) for i, uid in enumerate(uids)])
     await (await store.buffer("other")).put(group(prompt_uid="p"))
@@ -127,6 +128,8 @@ async def test_groups_of_a_prompt(
     assert await found(mine | (rdb.col.priority == 1)) == [ids[4], ids[3], ids[1]]
     assert await found(mine & (rdb.col.prompt_uid == "q")) == []
     assert await found(rdb.col.prompt_uid == "nobody") == []
+    assert await buffer.count(where=mine) == 3
+    assert [one.num_groups for one in await buffer.prompts(where=mine)] == [3]
 
 
 async def test_episodes_without_their_tokens(store: Store, buffer: Buffer, other: Store) -> None:

@@ -90,6 +90,7 @@ from replaydb.database.statements.pools import (
     select_page_of_eligible,
     set_arrivals_back,
 )
+from replaydb.database.statements.run_sums import count_drawn, sum_draws, sum_put
 from replaydb.database.statements.selections import past_deadline, selection, too_stale
 from replaydb.database.statements.statistics import select_task_counters
 from replaydb.database.statements.tag import (
@@ -325,6 +326,23 @@ async def test_a_clock_that_is_set_back_stays_within_its_task(connection: AsyncC
     for clock in tasks.CLOCKS:
         plan = await plan_of(connection, set_arrivals_back(POOL, clock, 5.0))
         assert_stays_within(plan, *SCHEDULING)
+
+
+@pytest.mark.parametrize(
+    ("statement", "indexes"),
+    [
+        (sum_put([5, 6, 7], 1), {"pk_episode_group"}),
+        (sum_draws([5, 6, 7], 1), {"pk_draw"}),
+        (count_drawn([5, 6, 7], 1), {"pk_draw", "pk_draw_group"}),
+    ],
+    ids=["sum_put", "sum_draws", "count_drawn"],
+)
+async def test_sums_over_a_run_read_the_ids_that_are_named(
+    connection: AsyncConnection, statement: Any, indexes: set[str]
+) -> None:
+    plan = await plan_of(connection, statement)
+    assert not plan.scans, plan.text
+    assert plan.indexes == indexes, plan.text
 
 
 level, n = rdb.col.tags["level"], rdb.col.tags["n"]

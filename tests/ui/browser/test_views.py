@@ -12,6 +12,12 @@ VIEWS = {
     "overview-of-a-buffer": "?buffer=math",
     "groups": "groups?buffer=math",
     "groups-found": "groups?buffer=math&where=priority+%3C+9&sort=priority&text=script",
+    "group": "group?buffer=math&id=61",
+    "tokens": "episode?buffer=math&group=67&position=0&show=tokens&by=version",
+    "differences": "compare?buffer=math&group=1&a=0&b=1&by=tokens",
+    "step": "step?buffer=math&step=2",
+    "prompt": "prompt?buffer=math&uid=prompt/1",
+    "two-runs": "runs?a=first&b=second",
 }
 
 

@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import BinaryExpression, BindParameter, ColumnElement, Connection
-from sqlalchemy.sql import operators
+from sqlalchemy import ColumnElement, Connection
 
 from replaydb.database.column_types import Damaged
 from replaydb.database.prepared import execute
@@ -16,17 +15,14 @@ from replaydb.database.records import check_scalars
 from replaydb.database.repository import buffers, groups
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.tags import FEW, FEW_IN_ORDER, look_up_now
-from replaydb.database.schema import group
 from replaydb.database.statements.pages import (
     INDEXED,
-    select_ids_of_prompt,
     select_keys,
     select_page,
     select_shown,
 )
 from replaydb.database.statements.pools import Order, Pool
 from replaydb.database.statements.selections import selection
-from replaydb.database.tag_lookups import conjuncts
 from replaydb.episodes import GroupStatus
 from replaydb.errors import CorruptPayloadError
 from replaydb.results import GroupInfo
@@ -64,8 +60,6 @@ def find(connection: Connection, seen: BufferRow, listing: Listing) -> list[Grou
     if listing.names is None:
         most = FEW if listing.limit is None else FEW_IN_ORDER
         ids = look_up_now(connection, seen, listing.eligible, most)
-        if ids is None:
-            ids = _of_prompt(connection, seen.id, listing.eligible, most)
     else:
         ids = list(groups.ids_by_name(connection, seen.id, listing.names).values())
     if ids is None:
@@ -73,19 +67,6 @@ def find(connection: Connection, seen: BufferRow, listing: Listing) -> list[Grou
     else:
         rows = _among(connection, seen.id, ids, listing)
     return _shown(connection, seen.id, [row.id for row in rows[: listing.limit]])
-
-
-def _of_prompt(
-    connection: Connection, buffer_id: int, where: ColumnElement[bool] | None, most: int
-) -> Sequence[int] | None:
-    """The groups of the prompt that a filter names, if there are few; None where it names none."""
-    for part in conjuncts(where):
-        match part:
-            case BinaryExpression(operator=operators.eq, right=BindParameter(value=str(uid))):
-                if part.left is group.prompt_uid:
-                    rows = execute(connection, select_ids_of_prompt(buffer_id, uid, most + 1))
-                    return [row.id for row in rows] if len(rows) <= most else None
-    return None
 
 
 def _in_pools(connection: Connection, buffer_id: int, listing: Listing) -> list[Any]:

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from sqlalchemy import ColumnElement, Connection
+from sqlalchemy import BinaryExpression, BindParameter, ColumnElement, Connection
+from sqlalchemy.sql import operators
 
 from replaydb import checks
 from replaydb.database.prepared import execute
 from replaydb.database.repository import buffers
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import LockedBuffer
+from replaydb.database.schema import group
 from replaydb.database.statements.buffer import update_buffer
+from replaydb.database.statements.pages import select_ids_of_prompt
 from replaydb.database.statements.selections import Selection
 from replaydb.database.statements.tag import (
     count_tagged,
@@ -22,7 +25,7 @@ from replaydb.database.statements.tag import (
     select_mistagged,
     select_tagged,
 )
-from replaydb.database.tag_lookups import Lookup, lookups_in
+from replaydb.database.tag_lookups import Lookup, conjuncts, lookups_in
 
 #: Groups that are entered in an index, or taken out, in one transaction.
 CHUNK = 1000
@@ -129,10 +132,23 @@ def _rarest(
 def look_up_now(
     connection: Connection, seen: BufferRow, where: ColumnElement[bool] | None, most: int
 ) -> Sequence[int] | None:
-    """The same in a snapshot, of a buffer as this process last saw it."""
+    """The same in a snapshot, of a buffer as this process last saw it, and of prompts."""
     if not lookups_in(where, seen.settings.indexed_tags):
-        return None
+        return _of_prompt(connection, seen.id, where, most)
     return look_up(connection, buffers.state(connection, seen.id, seen.name), where, most)
+
+
+def _of_prompt(
+    connection: Connection, buffer_id: int, where: ColumnElement[bool] | None, most: int
+) -> Sequence[int] | None:
+    """The groups of the prompt that a filter names, if there are few; None where it names none."""
+    for part in conjuncts(where):
+        match part:
+            case BinaryExpression(operator=operators.eq, right=BindParameter(value=str(uid))):
+                if part.left is group.prompt_uid:
+                    rows = execute(connection, select_ids_of_prompt(buffer_id, uid, most + 1))
+                    return [row.id for row in rows] if len(rows) <= most else None
+    return None
 
 
 def narrowed(connection: Connection, seen: BufferRow, which: Selection) -> ColumnElement[bool]:

@@ -1,0 +1,275 @@
+"""Why this reward, and what did we do with it?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+
+from replaydb.batch import StoredGroup
+from replaydb.buffer import Buffer
+from replaydb.decoding import Decode
+from replaydb.episodes import Episode
+from replaydb.errors import CorruptPayloadError, PayloadGoneError, UnknownGroupError
+from replaydb.results import DrawInfo, EpisodeInfo, GroupInfo, LeaseInfo
+from replaydb.training import advantages
+from replaydb.ui.pages import buffer_of, number_of, optional_number, page
+from replaydb.ui.tokens import excerpt
+
+#: Rows of a table.
+ROWS = 100
+#: Episodes of whom a page has a part of the text.
+EXCERPTS = 16
+#: Episodes that advantages are computed over, at most.
+MOST_EPISODES = 4096
+#: Bytes of a group that are read for a page.
+MOST_BYTES = 64_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeRow:
+    """An episode of a group.
+
+    Attributes:
+        info: What is known of it.
+        advantage: As it was stored, or as GRPO has it.
+        text: The beginning and the end of what it says; None where that is not known.
+        left_out: Signs between them.
+    """
+
+    info: EpisodeInfo
+    advantage: float | None
+    text: str | None
+    left_out: int
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that a group went through.
+
+    Attributes:
+        at: When it began.
+        what: What it was.
+        run_name: The run that did it.
+        step: The trainer step that it was for.
+        draw_id: The draw that it was.
+        probability: With which it was drawn.
+        weight: That it had in its batch.
+        staleness: At the draw.
+        outcome: What became of it.
+        reason: Why.
+        ended_at: When.
+    """
+
+    at: datetime
+    what: str
+    run_name: str | None = None
+    step: int | None = None
+    draw_id: int | None = None
+    probability: float | None = None
+    weight: float | None = None
+    staleness: int | None = None
+    outcome: str | None = None
+    reason: str | None = None
+    ended_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupView:
+    """A group, for a page or a download.
+
+    Attributes:
+        info: What is known of it.
+        episodes: Those of this page.
+        next_episode: The first of the next page; None where this is the last.
+        computed: Whether the advantages are those of GRPO, as none are stored.
+        problem: Why there is no more of it than this; None where all of it is there.
+        prompt: What its episodes answer, as text.
+        prompt_ids: Its tokens, where it is not known as text.
+        events: Its life, the first first.
+        older: Draws before this one are on the next page; None where all are here.
+        lease: Who holds it.
+    """
+
+    info: GroupInfo
+    episodes: Sequence[EpisodeRow]
+    next_episode: int | None
+    computed: bool
+    problem: str | None
+    prompt: str | None
+    prompt_ids: Sequence[int]
+    events: Sequence[Event]
+    older: int | None
+    lease: LeaseInfo | None
+
+
+async def group(request: Request) -> Response:
+    """A group: its episodes side by side, and its life."""
+    buffer = await buffer_of(request)
+    view = await look(
+        buffer,
+        number_of(request, "id"),
+        first=optional_number(request, "first") or 0,
+        before=optional_number(request, "before"),
+        decode=request.app.state.decode,
+    )
+    return page(request, "group.html", group=view, info=view.info)
+
+
+async def look(
+    buffer: Buffer,
+    group_id: int,
+    *,
+    first: int = 0,
+    before: int | None = None,
+    decode: Decode | None = None,
+) -> GroupView:
+    """What there is to say of a group.
+
+    Args:
+        buffer: In which it is.
+        group_id: Its id.
+        first: The first episode to show.
+        before: Only draws before this one.
+        decode: What decodes tokens.
+
+    Raises:
+        UnknownGroupError: It is not there.
+    """
+    info = await info_of(buffer, group_id)
+    known = await buffer.episodes(group_id, limit=MOST_EPISODES)
+    stored, problem = await read(buffer, info)
+    given = {one.position: one.advantage for one in known}
+    computed = bool(known) and all(value is None for value in given.values())
+    shown = [one for one in known if one.position >= first]
+    values = _grpo(known) if computed else given
+    episodes = {} if stored is None else dict(zip(positions(known), stored.episodes, strict=False))
+    rows = [
+        _row(one, values[one.position], episodes.get(one.position), decode, i < EXCERPTS)
+        for i, one in enumerate(shown[:ROWS])
+    ]
+    draws = await buffer.draws(group_id=group_id, before=before, limit=ROWS + 1)
+    leases = await buffer.leases() if info.lease_id is not None else []
+    return GroupView(
+        info,
+        rows,
+        shown[ROWS].position if len(shown) > ROWS else None,
+        computed,
+        problem,
+        *_prompt(stored, decode),
+        [*_events(info, draws[:ROWS])],
+        draws[ROWS - 1].id if len(draws) > ROWS else None,
+        next((lease for lease in leases if lease.id == info.lease_id), None),
+    )
+
+
+async def info_of(buffer: Buffer, group_id: int) -> GroupInfo:
+    """What is known of a group.
+
+    Raises:
+        UnknownGroupError: It is not there.
+    """
+    found = await buffer.find([group_id])
+    if not found:
+        raise UnknownGroupError([group_id])
+    return found[0]
+
+
+async def read(buffer: Buffer, info: GroupInfo) -> tuple[StoredGroup | None, str | None]:
+    """A group with its tokens; or None, and why there are none."""
+    if info.num_bytes > MOST_BYTES:
+        return None, f"Its tokens are more than a page reads: {MOST_BYTES:,} bytes."
+    try:
+        [stored] = await buffer.get([info.id])
+    except PayloadGoneError:
+        return None, "Its tokens are gone: what is known of it besides is left."
+    except CorruptPayloadError as error:
+        return None, f"Its tokens are damaged: {error.reason}"
+    return stored, None
+
+
+def positions(known: Sequence[EpisodeInfo]) -> list[int]:
+    """Positions of the episodes that have arrived, in order."""
+    return [one.position for one in known]
+
+
+def _grpo(known: Sequence[EpisodeInfo]) -> Mapping[int, float | None]:
+    """Advantages by position; None for all where the group is too large."""
+    rewards = [math.nan if one.reward is None else one.reward for one in known]
+    if len(known) >= MOST_EPISODES:
+        return dict.fromkeys(positions(known))
+    found = advantages.grpo(np.array(rewards), np.zeros(len(rewards), np.int64))
+    return {
+        one.position: None if one.reward is None else float(value)
+        for one, value in zip(known, found, strict=True)
+    }
+
+
+def _row(
+    info: EpisodeInfo,
+    advantage: float | None,
+    one: Episode | None,
+    decode: Decode | None,
+    with_text: bool,
+) -> EpisodeRow:
+    text, left_out = excerpt(one, decode) if one is not None and with_text else (None, 0)
+    return EpisodeRow(info, advantage, text, left_out)
+
+
+def _prompt(stored: StoredGroup | None, decode: Decode | None) -> tuple[str | None, Sequence[int]]:
+    if stored is None:
+        return None, ()
+    prompt = stored.prompt
+    if isinstance(prompt, str):
+        return prompt, ()
+    if prompt is not None:
+        return "\n\n".join(_message(message) for message in prompt), ()
+    ids = stored.prompt_ids
+    if ids is None:
+        return None, ()
+    if decode is not None:
+        return decode(ids[:MOST_PROMPT].tolist()), ()
+    return None, ids[:MOST_PROMPT].tolist()
+
+
+#: Tokens of a prompt that are shown.
+MOST_PROMPT = 2000
+
+
+def _message(message: Mapping[str, object]) -> str:
+    """A chat message: who says what."""
+    return f"{message.get('role', '?')}: {message.get('content', '')}"
+
+
+def _events(info: GroupInfo, draws: Sequence[DrawInfo]) -> Sequence[Event]:
+    events = [Event(info.created_at, "put", info.run_name)]
+    if info.completed_at is not None and info.completed_at != info.created_at:
+        what = "replaced" if info.times_replaced else "complete"
+        events.append(Event(info.completed_at, what))
+    events += [_drawn(info, draw) for draw in draws]
+    if info.archived_at is not None:
+        events.append(Event(info.archived_at, "archived", reason=info.status_reason))
+    return sorted(events, key=lambda event: event.at)
+
+
+def _drawn(info: GroupInfo, draw: DrawInfo) -> Event:
+    i = draw.group_ids.index(info.id)
+    same = draw.times_replaced[i] == info.times_replaced
+    return Event(
+        draw.created_at,
+        "drawn" if same else "drawn, with what was replaced since",
+        draw.run_name,
+        draw.step,
+        draw.id,
+        draw.probabilities[i],
+        draw.weights[i],
+        draw.staleness[i],
+        draw.outcomes[i],
+        draw.outcome_reasons[i],
+        draw.outcome_times[i],
+    )

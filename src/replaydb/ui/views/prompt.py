@@ -1,0 +1,202 @@
+"""How a prompt went, over the versions of the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from replaydb.buffer import Buffer
+from replaydb.database.group_columns import col
+from replaydb.errors import InvalidInputError
+from replaydb.results import GroupInfo, PromptInfo
+from replaydb.ui.charts import Chart, axis, label
+from replaydb.ui.pages import buffer_of, optional_number, page, text_of
+
+#: Rows of a table.
+ROWS = 100
+#: Groups of a prompt that are summed up, the newest.
+MOST_GROUPS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What one policy version of one run made of a prompt.
+
+    Attributes:
+        run_name: The run; None where none was named.
+        version: Oldest policy version that made a token; None where unknown.
+        num_groups: Groups.
+        num_episodes: Their episodes.
+        reward_mean: Mean of their mean rewards.
+        reward_min: Lowest reward of an episode.
+        reward_max: Highest reward of an episode.
+    """
+
+    run_name: str | None
+    version: int | None
+    num_groups: int
+    num_episodes: int
+    reward_mean: float | None
+    reward_min: float | None
+    reward_max: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptView:
+    """A prompt, for a page or a download.
+
+    Attributes:
+        uid: Its uid.
+        totals: What became of it, by task.
+        groups: Its groups, the newest first.
+        more: Whether there are older ones than these.
+        solved: The reward from which an episode counts as a solution.
+        attempts: By run and version, the first first.
+        first: The first attempt in which an episode solved it; None where none did.
+        always: The first in which all did.
+    """
+
+    uid: str
+    totals: Sequence[PromptInfo]
+    groups: Sequence[GroupInfo]
+    more: bool
+    solved: float | None
+    attempts: Sequence[Attempt]
+    first: Attempt | None
+    always: Attempt | None
+
+
+async def prompt(request: Request) -> Response:
+    """A prompt: its attempts over policy versions."""
+    buffer = await buffer_of(request)
+    uid, task = text_of(request, "uid"), request.query_params.get("task")
+    view = await look(buffer, uid, task=task or None, solved=_solved(request))
+    start = optional_number(request, "first") or 0
+    return page(
+        request,
+        "prompt.html",
+        prompt=view,
+        task=task,
+        rows=view.groups[start : start + ROWS],
+        next_rows=start + ROWS if len(view.groups) > start + ROWS else None,
+        charts=[_chart(view)] if view.attempts else [],
+    )
+
+
+def _solved(request: Request) -> float | None:
+    said = request.query_params.get("solved")
+    if not said:
+        return None
+    try:
+        return float(said)
+    except ValueError:
+        raise InvalidInputError("solved", "a number", repr(said)) from None
+
+
+async def look(
+    buffer: Buffer, uid: str, *, task: str | None = None, solved: float | None = None
+) -> PromptView:
+    """What there is to say of a prompt.
+
+    Args:
+        buffer: In which its groups are.
+        uid: Its uid.
+        task: Only groups of this task.
+        solved: The reward from which an episode solves it; by default the highest that one had.
+    """
+    where = col.prompt_uid == uid
+    totals = await buffer.prompts(tasks=task, where=where)
+    found = await buffer.find(
+        tasks=task, where=where, order_by=col.id.desc(), limit=MOST_GROUPS + 1
+    )
+    groups = found[:MOST_GROUPS]
+    tops = [one.reward_max for one in groups if one.reward_max is not None]
+    top = max(tops, default=None) if solved is None else solved
+    attempts = _attempts(groups)
+    return PromptView(
+        uid,
+        totals,
+        groups,
+        len(found) > MOST_GROUPS,
+        top,
+        attempts,
+        _first(attempts, top, "reward_max"),
+        _first(attempts, top, "reward_min"),
+    )
+
+
+def _attempts(groups: Iterable[GroupInfo]) -> list[Attempt]:
+    by: dict[tuple[str | None, int | None], list[GroupInfo]] = {}
+    for one in sorted(groups, key=_age):
+        by.setdefault((one.run_name, one.min_policy_version), []).append(one)
+    return [
+        Attempt(
+            run_name,
+            version,
+            len(several),
+            sum(one.num_episodes for one in several),
+            _mean([one.reward_mean for one in several if one.reward_mean is not None]),
+            min((one.reward_min for one in several if one.reward_min is not None), default=None),
+            max((one.reward_max for one in several if one.reward_max is not None), default=None),
+        )
+        for (run_name, version), several in by.items()
+    ]
+
+
+def _age(one: GroupInfo) -> tuple[int, int]:
+    version = -1 if one.min_policy_version is None else one.min_policy_version
+    return version, one.id
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _first(attempts: Iterable[Attempt], solved: float | None, name: str) -> Attempt | None:
+    for one in attempts:
+        reward = getattr(one, name)
+        known = one.version is not None and reward is not None and solved is not None
+        if known and reward >= solved:
+            return one
+    return None
+
+
+def _chart(view: PromptView) -> Chart:
+    known = [one for one in view.attempts if one.version is not None]
+    runs = sorted({one.run_name or "" for one in known})
+    return Chart(
+        "Reward by policy version",
+        f"{len(known)} attempts of {len(runs)} runs",
+        ("run", "version", "groups", "episodes", "mean reward", "lowest", "highest"),
+        [
+            (
+                one.run_name,
+                one.version,
+                one.num_groups,
+                one.num_episodes,
+                one.reward_mean,
+                one.reward_min,
+                one.reward_max,
+            )
+            for one in view.attempts
+        ],
+        [
+            {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "name": label(f"{run or 'no run'}: {name}"),
+                "x": [one.version for one in known if (one.run_name or "") == run],
+                "y": [getattr(one, key) for one in known if (one.run_name or "") == run],
+                "line": {"dash": dash},
+            }
+            for run in runs
+            for name, key, dash in (("mean", "reward_mean", "solid"), ("best", "reward_max", "dot"))
+        ],
+        {
+            "xaxis": axis("policy version", [it.version for it in known if it.version is not None]),
+            "yaxis": axis("reward"),
+        },
+    )

@@ -1,0 +1,229 @@
+"""A run, and two of them side by side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from replaydb.database.views import TRAINED
+from replaydb.results import RunInfo, RunStats, VersionTotals
+from replaydb.store import Store
+from replaydb.ui.charts import Chart, axis, label
+from replaydb.ui.pages import optional_number, page, store_of, text_of
+
+#: Rows of a table.
+ROWS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class TaskOfRun:
+    """What a run put of a task, as far as it was looked at."""
+
+    buffer_name: str
+    task_name: str
+    num_groups: int
+    num_episodes: int
+    num_tokens: int
+    first_version: int | None
+    last_version: int | None
+    reward_mean: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """A run, for a page or a download.
+
+    Attributes:
+        stats: What was found out about it.
+        num_groups: How many groups it put, about.
+        num_tokens: How many tokens these have, about.
+        num_draws: How many draws it made, about.
+        reward_mean: Mean of the mean rewards of its groups.
+        groups_per_hour: While it put any; None where that was no time.
+        staleness_mean: Of the groups that it trained on.
+        staleness_max: The highest of these.
+        tasks: What it put, by task.
+        rewards: Mean reward by policy version, over all tasks.
+        stale: How many groups it trained on, by staleness.
+    """
+
+    stats: RunStats
+    num_groups: int
+    num_tokens: int
+    num_draws: int
+    reward_mean: float | None
+    groups_per_hour: float | None
+    staleness_mean: float | None
+    staleness_max: int | None
+    tasks: Sequence[TaskOfRun]
+    rewards: Mapping[int, float]
+    stale: Mapping[int, int]
+
+    @property
+    def info(self) -> RunInfo:
+        """The run."""
+        return self.stats.run
+
+    @property
+    def whole(self) -> bool:
+        """Whether all groups and draws of it were looked at."""
+        return self.stats.share == self.stats.draw_share == 1.0
+
+
+async def run(request: Request) -> Response:
+    """A run: what it put, and what it trained on."""
+    view = await look(store_of(request), text_of(request, "name"))
+    return page(request, "run.html", run=view, charts=_charts([view]))
+
+
+async def runs(request: Request) -> Response:
+    """Two runs side by side, or the runs that there are."""
+    store = store_of(request)
+    a, b = request.query_params.get("a"), request.query_params.get("b")
+    if a and b:
+        both = [await look(store, name) for name in (a, b)]
+        return page(
+            request,
+            "two_runs.html",
+            runs=both,
+            differences=differences(*(it.info.metadata for it in both)),
+            tasks=_by_task(both),
+            charts=_charts(both),
+        )
+    known = sorted(await store.runs(), key=lambda it: it.id, reverse=True)
+    first = optional_number(request, "first") or 0
+    more = first + ROWS if len(known) > first + ROWS else None
+    return page(request, "runs.html", runs=known[first : first + ROWS], chosen=a, next_rows=more)
+
+
+async def look(store: Store, name: str) -> RunView:
+    """What there is to say of a run.
+
+    Raises:
+        InvalidInputError: There is no such run.
+    """
+    stats = await store.run_stats(name)
+    groups = sum(it.num_groups for it in stats.versions)
+    hours = _hours(stats.first_put_at, stats.last_put_at)
+    stale: dict[int, int] = {}
+    for (staleness, outcome), count in stats.drawn.items():
+        if staleness is not None and outcome in TRAINED:
+            stale[staleness] = stale.get(staleness, 0) + count
+    total = sum(stale.values())
+    return RunView(
+        stats,
+        round(groups / stats.share),
+        round(sum(it.num_tokens for it in stats.versions) / stats.share),
+        round(stats.num_draws / stats.draw_share),
+        _reward(stats.versions),
+        groups / stats.share / hours if hours else None,
+        sum(it * count for it, count in stale.items()) / total if total else None,
+        max(stale, default=None),
+        _tasks(stats.versions),
+        _rewards(stats.versions),
+        dict(sorted(stale.items())),
+    )
+
+
+def differences(
+    a: Mapping[str, object], b: Mapping[str, object]
+) -> list[tuple[str, str | None, str | None]]:
+    """Names under which two JSON objects have different values, and these."""
+    said = [
+        {name: json.dumps(it, ensure_ascii=False) for name, it in one.items()} for one in (a, b)
+    ]
+    return [
+        (name, said[0].get(name), said[1].get(name))
+        for name in sorted({*a, *b})
+        if said[0].get(name) != said[1].get(name)
+    ]
+
+
+def _hours(first: datetime | None, last: datetime | None) -> float:
+    return 0.0 if first is None or last is None else (last - first).total_seconds() / 3600
+
+
+def _reward(totals: Iterable[VersionTotals]) -> float | None:
+    known = [(it.reward_mean, it.num_groups) for it in totals if it.reward_mean is not None]
+    weight = sum(count for _, count in known)
+    return sum(mean * count for mean, count in known) / weight if weight else None
+
+
+def _rewards(totals: Iterable[VersionTotals]) -> dict[int, float]:
+    by: dict[int, list[VersionTotals]] = {}
+    for one in totals:
+        if one.policy_version is not None:
+            by.setdefault(one.policy_version, []).append(one)
+    means = {version: _reward(several) for version, several in sorted(by.items())}
+    return {version: mean for version, mean in means.items() if mean is not None}
+
+
+def _tasks(totals: Iterable[VersionTotals]) -> list[TaskOfRun]:
+    by: dict[tuple[str, str], list[VersionTotals]] = {}
+    for one in totals:
+        by.setdefault((one.buffer_name, one.task_name), []).append(one)
+    found = []
+    for key, several in sorted(by.items()):
+        versions = [it.policy_version for it in several if it.policy_version is not None]
+        found.append(
+            TaskOfRun(
+                *key,
+                sum(it.num_groups for it in several),
+                sum(it.num_episodes for it in several),
+                sum(it.num_tokens for it in several),
+                min(versions, default=None),
+                max(versions, default=None),
+                _reward(several),
+            )
+        )
+    return found
+
+
+def _by_task(
+    both: Sequence[RunView],
+) -> list[tuple[tuple[str, str], TaskOfRun | None, TaskOfRun | None]]:
+    """Tasks of either run, with what each put of them."""
+    sides = [{(it.buffer_name, it.task_name): it for it in run.tasks} for run in both]
+    return [(key, sides[0].get(key), sides[1].get(key)) for key in sorted({*sides[0], *sides[1]})]
+
+
+def _charts(views: Sequence[RunView]) -> list[Chart]:
+    charts = [
+        _chart("Mean reward by policy version", "policy version", "mean reward", views, "rewards"),
+        _chart("Staleness of what it trained on", "versions behind", "groups", views, "stale"),
+    ]
+    return [chart for chart in charts if chart.rows]
+
+
+def _chart(title: str, x: str, y: str, views: Sequence[RunView], name: str) -> Chart:
+    lines = {view.info.name: getattr(view, name) for view in views}
+    places = sorted({place for line in lines.values() for place in line})
+    return Chart(
+        title,
+        f"{len(places)} points of {' and '.join(lines)}",
+        (x, *lines),
+        [(place, *(line.get(place) for line in lines.values())) for place in _few(places)],
+        [
+            {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "name": label(run),
+                "x": list(line),
+                "y": list(line.values()),
+                "line": {"dash": dash},
+            }
+            for (run, line), dash in zip(lines.items(), ("solid", "dash"), strict=False)
+        ],
+        {"xaxis": axis(x, places), "yaxis": axis(y)},
+    )
+
+
+def _few(places: Sequence[int]) -> Sequence[int]:
+    """So many as a table has rows, the last of them included."""
+    every = -(-len(places) // ROWS) or 1
+    return places[::-1][::every][::-1]

@@ -1,0 +1,324 @@
+"""A group, its episodes and its life say what the calls of a buffer say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from starlette.applications import Starlette
+
+import replaydb as rdb
+from replaydb import Buffer, Episode, EpisodeGroup, InvalidInputError
+from replaydb.ui import application, tokens
+from replaydb.ui.views import group as view
+from support.damage import damage
+from support.groups import conversation, episode, group, groups
+from support.pages import Page, read
+
+HOSTILE = "<script>alert(1)</script>\x1b[31m\u202eevil\u202c</pre>"
+SHOWN = "<script>alert(1)</script>\\x1b[31m\\u202eevil\\u202c</pre>"
+PUT, GRPO = (
+    "Episodes; advantages as they are stored",
+    ("Episodes; advantages as GRPO has them, since none are stored"),
+)
+LIFE = "What happened to it, the first first"
+
+
+async def get(
+    browser: httpx.AsyncClient, address: str, status: int = 200, **query: str | int
+) -> Page:
+    answer = await browser.get(address, params={"buffer": "math", **query})
+    assert answer.status_code == status, answer.text
+    return read(answer.text)
+
+
+async def test_what_its_episodes_were(browser: httpx.AsyncClient, buffer: Buffer) -> None:
+    episodes = [
+        Episode(prompt_ids=[1], response_ids=[2] * (i + 1), reward=reward, text=f"text {i}",
+                policy_version=i, finish_reason="stop")
+        for i, reward in enumerate((1.0, 0.25, None))
+    ]  # fmt: skip
+    [one] = await buffer.put(
+        EpisodeGroup("t", episodes, prompt_uid="p/1", prompt="what?", tags={"level": "schwer"})
+    )
+    page = await get(browser, "/group", id=one)
+    rows = page.tables[GRPO][1:]
+    assert [row[:2] for row in rows] == [
+        ["episode 0", "1"],
+        ["episode 1", "0.25"],
+        ["episode 2", "-"],
+    ]
+    expected = rdb.training.advantages.grpo(np.array([1.0, 0.25]), [0, 0])
+    assert [row[2] for row in rows] == [*(f"{value:.4g}" for value in expected), "-"]
+    assert [row[3:] for row in rows] == [
+        [str(i + 2), str(i + 1), "1", str(i), "stop"] for i in range(3)
+    ]
+    assert ("h2", "Prompt") in page.headings
+    assert "what?" in page.text
+    assert [said for _, said in page.named("pre")] == ["what?", "text 0", "text 1", "text 2"]
+    assert page.links["p/1"] == "./prompt?buffer=math&uid=p%2F1"
+    assert page.links["episode 1"] == f"./episode?buffer=math&group={one}&position=1"
+
+
+async def test_advantages_that_are_stored(browser: httpx.AsyncClient, buffer: Buffer) -> None:
+    [one] = await buffer.put(
+        EpisodeGroup(
+            "t", [episode(1.0, advantage=0.125), episode(0.0, advantage=-7.0), episode(1.0)]
+        )
+    )
+    page = await get(browser, "/group", id=one)
+    assert [row[2] for row in page.tables[PUT][1:]] == ["0.125", "-7", "-"]
+
+
+async def test_its_life(browser: httpx.AsyncClient, buffer: Buffer) -> None:
+    await buffer.put(groups(3, version=0))
+    await buffer.advance_policy(2)
+    batch = await buffer.sample(3, rdb.Prioritized(), step=4)
+    lease = await buffer.lease(1, ttl=60, step=5, owner="trainer <7>")
+    [one] = lease.batch.ids
+    held = await get(browser, "/group", id=one)
+    assert "Held by trainer <7> since" in " ".join(held.text.split())
+    assert held.tables[LIFE][-1][7] == "leased"
+    await lease.nack(reason="too <b>long</b>")
+    async with buffer.lease(1, ttl=60, step=6):
+        pass
+    page = await get(browser, "/group", id=one)
+    draws = (await buffer.draws(group_id=one))[::-1]
+    assert len(draws) == 3
+    rows = page.tables[LIFE][1:]
+    assert [row[1].split(":")[-1].strip() for row in rows] == ["put", *["drawn"] * 3, "archived"]
+    for row, draw in zip(rows[1:4], draws, strict=True):
+        i = draw.group_ids.index(one)
+        assert row[1] == f"draw {draw.id}: drawn"
+        assert row[2:7] == [
+            "test", str(draw.step), f"{draw.probabilities[i]:.4g}", f"{draw.weights[i]:.4g}", "2",
+        ]  # fmt: skip
+        assert row[7].startswith(str(draw.outcomes[i]))
+    assert rows[2][7] == "nacked: too <b>long</b>"
+    assert page.links["6"] == "./step?buffer=math&step=6&run=test"
+    assert batch.draw_id == draws[0].id
+
+
+async def test_draws_before_it_was_replaced(browser: httpx.AsyncClient, buffer: Buffer) -> None:
+    [one] = await buffer.put(group("a"))
+    await buffer.sample(1)
+    await buffer.put(group("a"), on_duplicate="replace")
+    await buffer.sample(1)
+    rows = (await get(browser, "/group", id=one)).tables[LIFE]
+    assert sorted(row[1].split(": ")[-1] for row in rows[1:]) == [
+        "drawn",
+        "drawn, with what was replaced since",
+        "put",
+        "replaced",
+    ]
+
+
+async def test_many_episodes_and_draws_are_pages(
+    browser: httpx.AsyncClient, buffer: Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(view, "ROWS", 2)
+    [one] = await buffer.put(group(rewards=range(5)))
+    for step in range(3):
+        await buffer.sample(1, step=step)
+    seen, steps = [], []
+    page = await get(browser, "/group", id=one)
+    while True:
+        seen += [row[0] for row in page.tables[GRPO][1:]]
+        if "Next episodes" not in page.links:
+            break
+        page = read((await browser.get(page.links["Next episodes"])).text)
+    assert seen == [f"episode {i}" for i in range(5)]
+    page = await get(browser, "/group", id=one)
+    steps = [row[3] for row in page.tables[LIFE]]
+    older = read((await browser.get(page.links["Older draws"])).text)
+    assert (steps, [row[3] for row in older.tables[LIFE]]) == (
+        ["step", "-", "1", "2"],
+        ["step", "-", "0"],
+    )
+
+
+@pytest.mark.parametrize("how", ["dropped", "damaged", "too large"])
+async def test_what_is_left_without_tokens(
+    browser: httpx.AsyncClient, buffer: Buffer, url: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [one] = await buffer.put(group(rewards=[1.0, 0.5]))
+    if how == "dropped":
+        await buffer.update_settings(archived_payload="drop", max_times_sampled=1)
+        await buffer.sample(1)
+    elif how == "damaged":
+        await damage(url, one)
+    else:
+        monkeypatch.setattr(view, "MOST_BYTES", 1)
+    said = {"dropped": "are gone", "damaged": "are damaged", "too large": "more than a page reads"}
+    page = await get(browser, "/group", id=one)
+    assert [row[1] for row in page.tables[GRPO][1:]] == ["1", "0.5"]
+    assert said[how] in page.text
+    for address, query in {
+        "/episode": {"position": 1},
+        "/compare": {"a": 0, "b": 1},
+    }.items():
+        assert said[how] in (await get(browser, address, group=one, **query)).text
+
+
+async def test_what_is_not_there(browser: httpx.AsyncClient, buffer: Buffer) -> None:
+    [one] = await buffer.put(group())
+    await get(browser, "/group", 404, id=one + 1)
+    await get(browser, "/group", 400, id="x")
+    await get(browser, "/group", 404, id=one, buffer="other")
+    await get(browser, "/episode", 400, group=one, position=2)
+    await get(browser, "/episode", 400, group=one, position=0, by="nothing")
+    await get(browser, "/compare", 400, group=one, a=0, b=7)
+
+
+async def test_texts_are_shown_and_never_run(browser: httpx.AsyncClient, buffer: Buffer) -> None:
+    hostile = Episode(
+        prompt_ids=[1], response_ids=[2], text=HOSTILE, finish_reason=HOSTILE,
+        metadata={HOSTILE: HOSTILE}, reward=1.0,
+    )  # fmt: skip
+    [one] = await buffer.put(
+        EpisodeGroup(HOSTILE, [hostile, hostile], prompt_uid=HOSTILE, group_uid=HOSTILE,
+                     tags={HOSTILE: [HOSTILE]}, prompt=[{"role": HOSTILE, "content": HOSTILE}])
+    )  # fmt: skip
+    for address, query in {
+        "/group": {"id": one},
+        "/episode": {"group": one, "position": 0},
+        "/compare": {"group": one, "a": 0, "b": 1},
+    }.items():
+        answer = await browser.get(address, params={"buffer": "math", **query})
+        page = read(answer.text)
+        assert SHOWN in page.text
+        assert not page.named("script")
+        assert not {"\x1b", "\u202e"} & set(answer.text)
+
+
+@pytest.mark.parametrize("by", ["logprob", "advantage", "mask", "version"])
+async def test_tokens_turn_by_turn(browser: httpx.AsyncClient, buffer: Buffer, by: str) -> None:
+    one = conversation()
+    [id_] = await buffer.put(EpisodeGroup("t", [one, episode(advantage=-0.5)]))
+    page = await get(browser, "/episode", group=id_, position=0, show="tokens", by=by)
+    assert [said for name, said in page.headings if name == "h2"][1:] == [
+        f"turn {i} of 2: {what}" for i in (1, 2) for what in ("context", "answer")
+    ]
+    says = [
+        (attributes["title"], said.strip())
+        for attributes, said in page.named("span")
+        if "title" in attributes
+    ]
+    assert [said for _, said in says] == [str(it) for it in one.token_ids]
+    assert [title for title, _ in says] == {
+        "logprob": ["no logprob"] * 2 + ["logprob -0.5"] + ["no logprob"] * 3,
+        "advantage": ["no advantage"] * 6,
+        "mask": ["not trained on"] * 2
+        + ["trained on", "not trained on", "trained on", "not trained on"],
+        "version": ["no version"] * 2 + ["version 3", "no version", "version 4", "version 5"],
+    }[by]
+    [table] = page.tables.values()
+    assert [row[:2] for row in table[1:]] == [
+        [str(i), str(it)] for i, it in enumerate(one.token_ids)
+    ]
+    assert table[3][3:] == ["yes", "-0.5", "-", "3"]
+    assert 'tool: "python"' in page.text
+
+
+def decode_bytes(browser: httpx.AsyncClient) -> None:
+    """Have the pages decode tokens, as if they were bytes."""
+    transport = browser._transport
+    assert isinstance(transport, httpx.ASGITransport)
+    assert isinstance(transport.app, Starlette)
+    transport.app.state.decode = lambda ids: bytes(ids).decode("utf-8", "replace")
+
+
+async def test_a_tokenizer_says_what_tokens_say(browser: httpx.AsyncClient, buffer: Buffer) -> None:
+    decode_bytes(browser)
+    words = [list(text.encode()) for text in ("né 🦕\n<b>", "né 2")]
+    [one] = await buffer.put(
+        EpisodeGroup("t", [Episode(prompt_ids=list(b"Q:"), response_ids=it) for it in words])
+    )
+    page = await get(browser, "/group", id=one)
+    assert [said for _, said in page.named("pre")] == ["Q:", "né 🦕\n<b>", "né 2"]
+    page = await get(browser, "/episode", group=one, position=0)
+    assert [said for _, said in page.named("pre")] == ["Q:", "né 🦕\n<b>"]
+    page = await get(browser, "/episode", group=one, position=0, show="tokens")
+    assert [said for _, said in page.named("pre")] == ["Q:", "né 🦕↵\n<b>"]
+    page = await get(browser, "/compare", group=one, a=0, b=1)
+    assert [said for _, said in page.named("del")][1:] == ["🦕\n<b>"]
+    assert [said for _, said in page.named("ins")][1:] == ["2"]
+
+
+async def test_advantages_of_tokens(browser: httpx.AsyncClient, buffer: Buffer) -> None:
+    """Those among the extras, coloured by the strongest of the group."""
+    strong, weak = (
+        Episode(
+            prompt_ids=[1],
+            response_ids=[2, 3],
+            advantage=9.0,
+            token_extras={"advantages": np.array(values, np.float32)},
+        )
+        for values in ([-4.0, 0.0], [1.0, 2.0])
+    )
+    [one] = await buffer.put(EpisodeGroup("t", [strong, weak]))
+    page = await get(browser, "/episode", group=one, position=1, show="tokens", by="advantage")
+    assert [
+        (attributes["class"], attributes["title"])
+        for attributes, _ in page.named("span")
+        if "title" in attributes
+    ] == [("t none", "no advantage"), ("t p1", "advantage 1"), ("t p2", "advantage 2")]
+    colours = [attributes["class"] for attributes, _ in page.named("span")][:9]
+    assert colours == [f"t {it}" for it in ["m4", "m3", "m2", "m1", "a0", "p1", "p2", "p3", "p4"]]
+
+
+async def test_long_episodes_are_cut_into_parts(
+    browser: httpx.AsyncClient, buffer: Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens, "SIGNS", 7)
+    monkeypatch.setattr(tokens, "TOKENS", 4)
+    monkeypatch.setattr("replaydb.ui.views.episode.TOKENS", 4)
+    text = "0123456789abcdef"
+    one = Episode(token_ids=range(9), loss_mask=[True] * 9, text=text)
+    [id_] = await buffer.put(EpisodeGroup("t", [one]))
+    for query, whole in {"text": text, "tokens": "".join(f"{i} " for i in range(9))}.items():
+        seen = ""
+        page = await get(browser, "/episode", group=id_, position=0, show=query)
+        for _ in range(9):
+            seen += "".join(said for _, said in page.named("pre"))
+            if "Next part" not in page.links:
+                break
+            page = read((await browser.get(page.links["Next part"])).text)
+        assert seen == whole
+        page = await get(browser, "/episode", group=id_, position=0, show=query, part=99)
+        assert "Part before" in page.links
+    decode_bytes(browser)
+    page = await get(browser, "/episode", group=id_, position=0, show="tokens", part=1)
+    assert [said for _, said in page.named("pre")] == ["\\x04\\x05\\x06\\x07"]
+
+
+async def test_a_group_that_is_to_come(browser: httpx.AsyncClient, buffer: Buffer) -> None:
+    one = await buffer.open_group("t", "g", 2, prompt="what?")
+    assert "None has arrived." in (await get(browser, "/group", id=one)).text
+    await buffer.add_episode("g", episode(0.5), position=1)
+    page = await get(browser, "/group", id=one)
+    assert page.tables[GRPO][1][:2] == ["episode 1", "0.5"]
+    assert "Reward 0.5" in (await get(browser, "/episode", group=one, position=1)).text
+
+
+async def test_differences_of_two(browser: httpx.AsyncClient, buffer: Buffer) -> None:
+    texts = "first we add 3 and 4", "first we add 3 to 5"
+    episodes = [
+        Episode(prompt_ids=[1], response_ids=[2, 3, 4 + i], text=text, reward=float(i))
+        for i, text in enumerate(texts)
+    ]
+    [one] = await buffer.put(EpisodeGroup("t", episodes))
+    page = await get(browser, "/compare", group=one, a=0, b=1)
+    stretches = [(tag, said) for tag, _, said in page.elements if tag in ("del", "ins")][2:]
+    assert stretches == [("del", "and"), ("ins", "to"), ("del", "4"), ("ins", "5")]
+    page = await get(browser, "/compare", group=one, a=0, b=1, by="tokens")
+    assert [said for _, said in page.named("pre")] == ["2 3 4 5 "]
+    page = await get(browser, "/compare", group=one, a=0, b=0)
+    assert "100.0% alike" in page.text
+
+
+def test_a_tokenizer_has_to_be_there(url: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="tokenizer: expected a file or a folder"):
+        application(url, tokenizer=tmp_path / "nowhere")

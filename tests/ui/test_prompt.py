@@ -1,0 +1,89 @@
+"""A prompt says how its attempts went, and since when it is solved."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from replaydb import Buffer, Store
+from replaydb.ui.views import prompt as view
+from support.groups import group
+from support.pages import Page, read
+
+CHART = "Reward by policy version"
+UID = "gsm8k/1 <7>"
+
+
+async def get(browser: httpx.AsyncClient, status: int = 200, **query: str | float) -> Page:
+    answer = await browser.get("/prompt", params={"buffer": "math", "uid": UID, **query})
+    assert answer.status_code == status, answer.text
+    return read(answer.text)
+
+
+@pytest.fixture
+async def tried(buffer: Buffer, other: Store) -> Buffer:
+    """A prompt that gets easier, by version 2 and 3 of one run, and another run's attempt."""
+    for version, rewards in ((1, [0.0, 0.5]), (2, [0.0, 1.0]), (2, [0.5, 0.5]), (3, [1.0, 1.0])):
+        await buffer.put(group(prompt_uid=UID, version=version, rewards=rewards))
+    await buffer.put(group(prompt_uid=UID, task="other", rewards=[9.0]))  # of unknown version
+    await buffer.put(group(prompt_uid="another", version=0, rewards=[9.0]))
+    theirs = await other.buffer("math")
+    await theirs.put(group(prompt_uid=UID, version=1, rewards=[0.25, None]))
+    await buffer.sample(2, tasks="gsm8k")
+    return buffer
+
+
+async def test_attempts(browser: httpx.AsyncClient, tried: Buffer) -> None:
+    page = await get(browser, task="gsm8k")
+    assert page.tables[CHART][1:] == [
+        ["test", "1", "1", "2", "0.25", "0", "0.5"],
+        ["other", "1", "1", "2", "0.25", "0.25", "0.25"],
+        ["test", "2", "2", "4", "0.5", "0", "1"],
+        ["test", "3", "1", "2", "1", "1", "1"],
+    ]
+    said = " ".join(page.text.split())
+    assert "First solved (reward 1) by version 2 of test; by all episodes of version 3" in said
+    [totals] = [it for it in await tried.prompts(tasks="gsm8k") if it.prompt_uid == UID]
+    [row] = page.tables["What became of it, by task"][1:]
+    assert row[:8] == [
+        "gsm8k", str(totals.num_groups), str(totals.num_episodes), f"{totals.reward_mean:.4g}",
+        "0", "1", str(totals.times_sampled), str(totals.num_groups_sampled),
+    ]  # fmt: skip
+    rows = page.tables["Its groups, the newest first"][1:]
+    assert [row[2] for row in rows] == ["other", "test", "test", "test", "test"]
+
+
+@pytest.mark.parametrize(
+    ("solved", "said"),
+    [
+        (0.5, "by version 1 of test; by all episodes of version 3"),
+        (2.0, "Never solved"),
+    ],
+)
+async def test_since_when_it_is_solved(
+    browser: httpx.AsyncClient, tried: Buffer, solved: float, said: str
+) -> None:
+    assert said in " ".join((await get(browser, solved=solved, task="gsm8k")).text.split())
+
+
+async def test_of_all_tasks(browser: httpx.AsyncClient, tried: Buffer) -> None:
+    page = await get(browser)
+    assert [row[0] for row in page.tables["What became of it, by task"][1:]] == ["gsm8k", "other"]
+    assert "no episode of a known version reached 9" in " ".join(page.text.split())
+    assert "No group of it is stored" in (await get(browser, uid="nobody")).text
+    await get(browser, 400, solved="x")
+    await get(browser, 400, uid="")
+
+
+async def test_many_groups_are_pages(
+    browser: httpx.AsyncClient, tried: Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(view, "ROWS", 2)
+    page = await get(browser, task="gsm8k")
+    seen = page.tables["Its groups, the newest first"][1:]
+    while "Older groups" in page.links:
+        page = read((await browser.get(page.links["Older groups"])).text)
+        seen += page.tables["Its groups, the newest first"][1:]
+    assert len({row[0] for row in seen}) == len(seen) == 5
+    monkeypatch.setattr(view, "MOST_GROUPS", 3)
+    assert "There are more groups: the newest 3" in (await get(browser, task="gsm8k")).text

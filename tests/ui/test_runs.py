@@ -1,0 +1,118 @@
+"""A run, and two beside each other, say what they put and drew."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+import replaydb as rdb
+from replaydb import Buffer, InvalidInputError, Store
+from replaydb.database.repository import run_sums
+from support.groups import group, groups
+from support.pages import Page, read
+
+NAME = "run <b>"
+
+
+async def get(browser: httpx.AsyncClient, address: str, status: int = 200, **query: str) -> Page:
+    answer = await browser.get(address, params=query)
+    assert answer.status_code == status, answer.text
+    return read(answer.text)
+
+
+@pytest.fixture
+async def ran(buffer: Buffer, url: str) -> None:
+    """Two runs that put into one buffer, by turns, and draw."""
+    async with Store.open(url, run=NAME, run_metadata={"lr": 0.1, "same": 1}) as store:
+        theirs = await store.buffer("math")
+        for version in range(3):
+            await buffer.put(
+                groups(2, version=version, rewards=[float(version)], task=f"t{version}")
+            )
+            await theirs.put(group(version=version, rewards=[0.5], task="t0"))
+        await theirs.advance_policy(2)
+        await theirs.sample(3, step=1, runs=NAME)
+        lease = await theirs.lease(2, rdb.Fifo(), ttl=60, step=4, runs=NAME)
+        await lease.ack()
+        lease = await theirs.lease(1, rdb.Fifo(), ttl=60, step=4, runs=NAME)
+        await lease.nack()
+    await buffer.sample(1, step=7)
+
+
+async def test_what_a_run_did(store: Store, ran: None) -> None:
+    mine, theirs = await store.run_stats("test"), await store.run_stats(NAME)
+    assert (mine.share, mine.draw_share) == (1.0, 1.0)
+    put = mine.versions
+    assert [(it.task_name, it.policy_version, it.num_groups, it.reward_mean) for it in put] == [
+        (f"t{i}", i, 2, float(i)) for i in range(3)
+    ]
+    assert [(it.num_episodes, it.num_tokens) for it in mine.versions] == [(2, 10)] * 3
+    assert (theirs.num_draws, theirs.first_step, theirs.last_step) == (3, 1, 4)
+    assert theirs.drawn == {
+        **{(stale, rdb.DrawOutcome.SAMPLED): 1 for stale in (0, 1, 2)},
+        (2, rdb.DrawOutcome.ACKED): 1,
+        (1, rdb.DrawOutcome.ACKED): 1,
+        (0, rdb.DrawOutcome.NACKED): 1,
+    }
+    assert theirs.first_draw_at is not None
+    assert theirs.first_put_at is not None
+    with pytest.raises(InvalidInputError, match="run: expected a run of the store"):
+        await store.run_stats("nobody")
+
+
+async def test_a_large_run_is_sampled_over_its_own_time(
+    store: Store, buffer: Buffer, other: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that was over long ago is looked at as closely as the newest."""
+    monkeypatch.setattr(run_sums, "STRETCH", 4)
+    theirs = await other.buffer("math")
+    await theirs.put([group(f"a{i}", version=i) for i in range(40)])
+    await buffer.put([group(f"b{i}", version=i) for i in range(200)])
+    early = await store.run_stats("other", limit=40)
+    assert early.share > 0.5
+    seen = [it.policy_version for it in early.versions]
+    assert len(seen) >= 20
+    assert (min(seen), max(seen)) == (0, 39)  # type: ignore[type-var]
+    late = await store.run_stats("test", limit=40)
+    assert 0.1 < late.share < 0.3
+    assert abs(sum(it.num_groups for it in late.versions) / late.share - 200) < 40
+    nothing = await store.run_stats("test", limit=1)
+    assert len(nothing.versions) <= 1
+
+
+async def test_a_run(browser: httpx.AsyncClient, ran: None) -> None:
+    page = await get(browser, "/run", name="test")
+    said = " ".join(page.text.split())
+    assert "Put 6 groups of mean reward 1," in said
+    assert "made 1 draw, for steps 7 to 7" in said
+    assert page.tables["Mean reward by policy version"][1:] == [["0", "0"], ["1", "1"], ["2", "2"]]
+    assert [row[0:3] for row in page.tables["What it put, by task"][1:]] == [
+        [f"t{i}", "math", "2"] for i in range(3)
+    ]
+    theirs = await get(browser, "/run", name=NAME)
+    assert "staleness 1.2 in the mean and 2 at most" in " ".join(theirs.text.split())
+    await get(browser, "/run", 400, name="nobody")
+
+
+async def test_two_runs(browser: httpx.AsyncClient, ran: None) -> None:
+    page = await get(browser, "/runs", a="test", b=NAME)
+    rows = {row[0]: row[1:] for row in page.tables["Both runs"]}
+    assert (rows["groups"], rows["mean reward"]) == (["6", "3"], ["1", "0.5"])
+    assert (rows["steps"], rows["mean staleness"][1]) == (["7 to 7", "1 to 4"], "1.2")
+    assert page.tables["Metadata that differ"] == [
+        ["name", "test", NAME], ["lr", "-", "0.1"], ["same", "-", "1"],
+    ]  # fmt: skip
+    assert page.tables["What they put, by task, of what was looked at"][1:] == [
+        ["t0", "math", "2", "0", "3", "0.5"],
+        ["t1", "math", "2", "1", "-", "-"],
+        ["t2", "math", "2", "2", "-", "-"],
+    ]
+    assert page.tables["Mean reward by policy version"][1:] == [
+        [str(version), str(version), "0.5"] for version in range(3)
+    ]
+
+
+async def test_the_runs_there_are(browser: httpx.AsyncClient, ran: None) -> None:
+    page = await get(browser, "/runs")
+    assert [row[0] for row in page.tables["Runs, the newest first"][1:]] == [NAME, "test"]
+    assert page.links[NAME] == "./run?name=run+%3Cb%3E"

@@ -1,0 +1,122 @@
+"""A step says what was drawn for it, and leads to the others."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+import replaydb as rdb
+from replaydb import Buffer, Store
+from replaydb.ui.views import step as view
+from support.groups import group, groups
+from support.pages import Page, read
+
+GROUPS = "Its groups, in the order of their batches"
+
+
+async def get(browser: httpx.AsyncClient, status: int = 200, **query: str | int) -> Page:
+    answer = await browser.get("/step", params={"buffer": "math", **query})
+    assert answer.status_code == status, answer.text
+    return read(answer.text)
+
+
+async def test_what_trained_a_step(
+    browser: httpx.AsyncClient, buffer: Buffer, other: Store
+) -> None:
+    await buffer.put(groups(4, version=0, rewards=[1.0, 0.0], prompt_uid="p"))
+    await (await other.buffer("math")).put(group(version=1, rewards=[1.0]))
+    await buffer.advance_policy(3)
+    await buffer.sample(1, step=3)
+    lease = await buffer.lease(5, rdb.Prioritized(), ttl=60, step=7)
+    await lease.reject([lease.batch.ids[0]], reason="no <use>")
+    await lease.ack(lease.batch.ids[1:])
+    await buffer.sample(1, step=9, at_least=0)
+    [draw] = await buffer.draws(step=7)
+    page = await get(browser, step=7)
+    infos = {info.id: info for info in await buffer.find(draw.group_ids)}
+    assert page.tables[GROUPS][1:] == [
+        [
+            f"group {id_}",
+            "gsm8k",
+            infos[id_].prompt_uid or "-",
+            f"{infos[id_].reward_mean:.4g}",
+            infos[id_].run_name,
+            str(infos[id_].min_policy_version),
+            "-" if draw.staleness[i] is None else str(draw.staleness[i]),
+            f"{draw.probabilities[i]:.4g}",
+            f"{draw.weights[i]:.4g}",
+            "rejected: no <use>" if i == 0 else "acked",
+        ]
+        for i, id_ in enumerate(draw.group_ids)
+    ]
+    sources = page.tables["Runs and policy versions of its groups"][1:]
+    assert [row[:4] for row in sources] == [["other", "1", "1", "1"], ["test", "0", "4", "0.5"]]
+    rewards = [infos[id_].reward_mean or 0 for id_ in draw.group_ids[1:]]
+    stale = [it for it in draw.staleness[1:] if it is not None]
+    assert (
+        f"Trained on 4 of 5 groups that 1 draw took: mean reward {sum(rewards) / 4:.4g}, "
+        f"staleness {sum(stale) / len(stale):.4g} in the mean and {max(stale)} at most. "
+        "4 acked, 1 rejected."
+    ) in " ".join(page.text.split())
+    assert page.tables["Staleness when it was drawn"][1:] == [
+        ["3", "4"]
+    ]  # those of the other run do not compare
+    assert page.links["Step 3"] == "./step?buffer=math&step=3"
+    assert "Step 9" not in page.links  # it drew nothing
+    assert page.links["p"] == "./prompt?buffer=math&uid=p"
+
+
+async def test_of_one_run_or_one_draw(
+    browser: httpx.AsyncClient, buffer: Buffer, other: Store
+) -> None:
+    await buffer.put(groups(3))
+    mine = await buffer.sample(2, step=1)
+    theirs = await (await other.buffer("math")).sample(3, step=1)
+    assert len((await get(browser, step=1)).tables[GROUPS]) == 1 + 5
+    page = await get(browser, step=1, run="test")
+    assert [row[0] for row in page.tables[GROUPS][1:]] == [f"group {id_}" for id_ in mine.ids]
+    assert theirs.draw_id is not None
+    page = await get(browser, draw=theirs.draw_id)
+    assert [row[0] for row in page.tables[GROUPS][1:]] == [f"group {id_}" for id_ in theirs.ids]
+    assert page.links["All of step 1"] == "./step?buffer=math&step=1&run=other"
+    assert "Nothing is recorded" in (await get(browser, step=1, run="nobody")).text
+    assert "Nothing is recorded" in (await get(browser, step=5)).text
+    await get(browser, 404, draw=theirs.draw_id + 1)
+    await get(browser, 400, step="last")
+
+
+async def test_groups_that_are_gone(browser: httpx.AsyncClient, buffer: Buffer) -> None:
+    ids = await buffer.put([group("kept"), group("deleted"), group("replaced")])
+    await buffer.sample(3, rdb.Fifo(), step=1)
+    await buffer.delete([ids[1]])
+    await buffer.put(group("replaced", rewards=[9.0]), on_duplicate="replace")
+    rows = (await get(browser, step=1)).tables[GROUPS][1:]
+    assert [row[:4] for row in rows] == [
+        [f"group {ids[0]}", "gsm8k", "-", "0.5"],
+        [f"group {ids[1]}", "deleted", "-", "-"],
+        [f"group {ids[2]}", "replaced", "-", "-"],
+    ]
+
+
+async def test_many_groups_and_draws_are_pages(
+    browser: httpx.AsyncClient, buffer: Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(view, "ROWS", 2)
+    await buffer.put(groups(5))
+    for number in (None, 2, 2):
+        await buffer.sample(5, rdb.Fifo(), step=number)
+    page = await get(browser, step=2)
+    seen = [row[0] for row in page.tables[GROUPS][1:]]
+    while "Next groups" in page.links:
+        page = read((await browser.get(page.links["Next groups"])).text)
+        seen += [row[0] for row in page.tables[GROUPS][1:]]
+    assert seen == [f"group {i}" for i in (1, 2, 3, 4, 5)] * 2
+    page = read((await browser.get("/steps?buffer=math")).text)
+    older = read((await browser.get(page.links["Older draws"])).text)
+    rows = [row for it in (page, older) for row in it.tables["Draws, the newest first"][1:]]
+    assert [(row[0], row[5], row[7]) for row in rows] == [
+        *[("step 2", "5", "5 sampled")] * 2,
+        ("no step", "5", "5 sampled"),
+    ]
+    monkeypatch.setattr(view, "MOST_DRAWS", 1)
+    assert "There is more than this" in (await get(browser, step=2)).text
