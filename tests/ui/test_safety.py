@@ -135,13 +135,13 @@ async def test_what_takes_too_long_is_cut_off(
             ended.append(self)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Store, "buffers", hang)
+        patched.setattr(Store, "runs", hang)
         patched.setattr(safety, "ANSWER_SECONDS", 0.05)
-        assert (await browser.get("/")).status_code == 504
+        assert (await browser.get("/runs")).status_code == 504
         assert len(ended) == 1
         patched.setattr(safety, "AT_ONCE", 1)
         patched.setattr(safety, "MOST_WAITING", 3)
-        many = await asyncio.gather(*(browser.get("/") for _ in range(20)))
+        many = await asyncio.gather(*(browser.get("/runs") for _ in range(20)))
         assert {answer.status_code for answer in many} == {503, 504}
     assert (await browser.get("/")).status_code == 200
 
