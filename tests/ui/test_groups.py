@@ -33,35 +33,35 @@ def _few_on_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(view, "PAGE", 4)
 
 
-@pytest.mark.parametrize("sort", ["id", "priority", "comparable_version", "reward_mean"])
-@pytest.mark.parametrize("order", ["ascending", "descending"])
-async def test_pages_go_forth_and_back(
-    store: Store, browser: httpx.AsyncClient, sort: str, order: str
-) -> None:
+async def test_pages_go_forth_and_back(store: Store, browser: httpx.AsyncClient) -> None:
     """Each group is on one page, also those without a value, which come last either way."""
     buffer = await store.buffer("math")
-    for i in range(13):
+    for i in range(11):
         rewards = [i % 3 / 2] if i % 4 else [None]
         version = i // 2 if i % 5 else None
-        put = group(rewards=rewards, version=version, priority=1 + i % 3)
-        await buffer.put(put)
-    column = getattr(col, sort)
-    ordered = await buffer.find(order_by=column if order == "ascending" else column.desc())
-    expected = [info.id for info in ordered]
-    pages = []
-    ids, page = await seen(browser, f"groups?buffer=math&sort={sort}&order={order}")
-    pages.append(ids)
-    while ">Next</a>" in page:
-        ids, page = await seen(browser, link(page, "Next"))
+        await buffer.put(group(rewards=rewards, version=version, priority=1 + i % 3))
+    for sort, order in (
+        ("id", "descending"),
+        ("comparable_version", "ascending"),
+        ("reward_mean", "descending"),
+    ):
+        column = getattr(col, sort)
+        order_by = column if order == "ascending" else column.desc()
+        expected = [info.id for info in await buffer.find(order_by=order_by)]
+        pages = []
+        ids, page = await seen(browser, f"groups?buffer=math&sort={sort}&order={order}")
         pages.append(ids)
-    assert [id_ for ids in pages for id_ in ids] == expected
-    assert [len(ids) for ids in pages] == [4, 4, 4, 1]
-    back = [ids]
-    while ">Previous</a>" in page:
-        ids, page = await seen(browser, link(page, "Previous"))
-        back.append(ids)
-    assert back == pages[::-1]
-    assert (await seen(browser, link(page, "Next")))[0] == pages[1]
+        while ">Next</a>" in page:
+            ids, page = await seen(browser, link(page, "Next"))
+            pages.append(ids)
+        assert [id_ for ids in pages for id_ in ids] == expected
+        assert [len(ids) for ids in pages] == [4, 4, 3]
+        back = [ids]
+        while ">Previous</a>" in page:
+            ids, page = await seen(browser, link(page, "Previous"))
+            back.append(ids)
+        assert back == pages[::-1], (sort, order)
+        assert (await seen(browser, link(page, "Next")))[0] == pages[1]
 
 
 async def test_what_an_address_asks_for_is_found_and_said(
@@ -109,9 +109,10 @@ async def test_what_an_address_asks_for_is_found_and_said(
     assert await seen(browser, link(page, "drawn"))
 
 
-@pytest.mark.parametrize(
-    ("query", "said"),
-    [
+async def test_what_an_address_cannot_say_is_refused(
+    buffer: Buffer, browser: httpx.AsyncClient
+) -> None:
+    for query, said in (
         ("where=reward_meen%20%3E%201", "did you mean reward_mean"),
         ("sort=reward_max", "sort: expected one of id, priority"),
         ("order=sideways", "ascending or descending"),
@@ -123,14 +124,10 @@ async def test_what_an_address_asks_for_is_found_and_said(
         ("after=first", "the id of a group"),
         ("after=-1", "an integer"),
         ("before=99999999999999999999", "an integer"),
-    ],
-)
-async def test_what_an_address_cannot_say_is_refused(
-    buffer: Buffer, browser: httpx.AsyncClient, query: str, said: str
-) -> None:
-    answer = await browser.get(f"groups?buffer={buffer.name}&{query}")
-    assert answer.status_code == 400
-    assert said in unescape(answer.text)
+    ):
+        answer = await browser.get(f"groups?buffer={buffer.name}&{query}")
+        assert answer.status_code == 400
+        assert said in unescape(answer.text)
 
 
 async def test_texts_are_looked_for_a_part_at_a_time(

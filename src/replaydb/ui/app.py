@@ -17,12 +17,12 @@ from starlette.staticfiles import StaticFiles
 
 from replaydb.decoding import decoder
 from replaydb.store import Store
-from replaydb.ui import failures, library, safety
+from replaydb.ui import downloads, failures, library, safety
 from replaydb.ui.pages import FOLDER
 from replaydb.ui.shared import Shared
 from replaydb.ui.views.episode import compare, episode
 from replaydb.ui.views.group import group
-from replaydb.ui.views.groups import groups
+from replaydb.ui.views.groups import download, groups
 from replaydb.ui.views.overview import live, overview
 from replaydb.ui.views.prompt import prompt
 from replaydb.ui.views.runs import run, runs
@@ -34,6 +34,7 @@ View = Callable[[Request], Awaitable[Response]]
 ROUTES: dict[str, View] = {
     "": overview,
     "groups": groups,
+    **{f"groups.{kind}": download for kind in downloads.MEDIA_TYPES},
     "group": group,
     "episode": episode,
     "compare": compare,
@@ -79,6 +80,7 @@ def application(
         ):
             app.state.store, app.state.shared, app.state.looks = store, shared, {}
             app.state.decode = decode
+            app.state.url = url
             yield
 
     return Starlette(
