@@ -23,6 +23,10 @@ SAME: dict[str, Any] = {
     "0.5 <= reward_mean": col.reward_mean >= 0.5,
     "reward_mean * 2 - reward_std > 1": col.reward_mean * 2 - col.reward_std > 1,
     "id % 2 == 1": col.id % 2 == 1,
+    "id < 3": col.id < 3,
+    "2 > id": col.id < 2,
+    "id <= 3 or id >= 11": (col.id <= 3) | (col.id >= 11),
+    "3 != id": col.id != 3,
     "not reward_mean > 0.5": ~(col.reward_mean > 0.5),
     "reward_mean > 0.5 and prompt_uid == 'p1' or id == 1": sa.or_(
         (col.reward_mean > 0.5) & (col.prompt_uid == "p1"), col.id == 1
