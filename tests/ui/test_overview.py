@@ -9,8 +9,11 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from html import unescape
+from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
@@ -18,7 +21,7 @@ import httpx
 import pytest
 
 import replaydb as rdb
-from replaydb import Buffer, BufferStats, Store
+from replaydb import Buffer, BufferStats, Store, blocking
 from replaydb.ui.shared import Shared
 from replaydb.ui.views import learning, overview
 from support.groups import group
@@ -134,7 +137,7 @@ async def test_many_viewers_cost_one_read(
         return await stats(self, **how)
 
     monkeypatch.setattr(Buffer, "stats", counted)
-    for name in ("buffers", "runs", "prompts", "count"):  # what goes through all groups
+    for name in ("buffers", "prompts", "count"):  # what goes through all groups
         monkeypatch.delattr(Store if hasattr(Store, name) else Buffer, name)
     for part in overview.PARTS:
         monkeypatch.setitem(overview.PARTS, part, replace(overview.PARTS[part], fresh=3600.0))
@@ -184,20 +187,46 @@ async def test_several_buffers_are_listed(store: Store, browser: httpx.AsyncClie
     assert "gsm8k" in cells(chosen.text, "Groups by task")
 
 
-def test_the_command_serves_until_ctrl_c(url: str) -> None:
-    command = [sys.executable, "-m", "replaydb.cli", "ui", "--port", "0"]
+@contextmanager
+def command(*words: str, **env: str) -> Iterator[str]:
+    """`replaydb ui` in a process of its own, ended by Ctrl-C; the address that it says."""
     with subprocess.Popen(
-        command,
-        env={**os.environ, "REPLAYDB_URL": url, "PYTHONUNBUFFERED": "1"},
+        [sys.executable, "-m", "replaydb.cli", "ui", "--port", "0", *words],
+        env={**os.environ, "PYTHONUNBUFFERED": "1", **env},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
         assert process.stdout is not None
-        address = process.stdout.readline().strip()
-        with urlopen(f"{address}?secret=1", timeout=60) as answer:  # noqa: S310
-            assert b"There is no buffer yet." in answer.read()
-            assert "Server" not in answer.headers
+        yield process.stdout.readline().strip()
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=60) == ("", "")
     assert process.returncode == 0
+
+
+def test_the_command_serves_until_ctrl_c(url: str) -> None:
+    with (
+        command(REPLAYDB_URL=url) as address,
+        urlopen(f"{address}?secret=1", timeout=60) as answer,  # noqa: S310
+    ):
+        assert b"There is no buffer yet." in answer.read()
+        assert "Server" not in answer.headers
+
+
+def test_a_demo_needs_no_store(tmp_path: Path) -> None:
+    """It is made, and gone afterwards; or that of `make demo` is taken."""
+    with command("--demo", REPLAYDB_URL="", TMPDIR=str(tmp_path)) as address:
+        with urlopen(address, timeout=60) as answer:  # noqa: S310
+            page = answer.read().decode()
+        assert set(cells(page, "Groups by task")) == {"sums", "tools"}
+        assert plots(page).keys() >= {"Reward by policy version", "Staleness"}
+    assert list(tmp_path.iterdir()) == []
+    left = tmp_path / "replaydb-demo-x" / "replaydb.db"
+    left.parent.mkdir()
+    with blocking.Store.open(f"sqlite:///{left}") as store:
+        store.buffer("digits")
+    with (
+        command("--demo", REPLAYDB_URL="", TMPDIR=str(tmp_path)) as address,
+        urlopen(address, timeout=60) as answer,  # noqa: S310
+    ):
+        assert b"<h1>digits</h1>" in answer.read()

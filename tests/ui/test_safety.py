@@ -194,7 +194,7 @@ async def test_an_unexpected_error_says_nothing(
     async def fail(self: Store) -> None:
         raise RuntimeError("postgresql://me:secret@host/db")
 
-    monkeypatch.setattr(Store, "buffers", fail)
+    monkeypatch.setattr(Store, "buffer_names", fail)
     answer = await browser.get("/?private=1")
     assert answer.status_code == 500
     assert "secret" not in answer.text

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from replaydb.cli.console import Url
+from replaydb.cli.console import OptionalUrl
 
 
 def ui(
-    url: Url,
+    url: OptionalUrl = None,
     host: Annotated[
         str, typer.Option(help="Address to listen on; one that others can reach needs --token.")
     ] = "127.0.0.1",
@@ -31,8 +32,15 @@ def ui(
             help="A tokenizer of Hugging Face, a file or a folder: decode tokens with it.",
         ),
     ] = None,
+    demo: Annotated[
+        bool, typer.Option("--demo", help="The store that `make demo` left, or a small one.")
+    ] = False,
 ) -> None:
     """Serve pages about a store, read-only, until Ctrl-C: is it learning, is anything stuck?"""
     from replaydb.ui import serve
+    from replaydb.ui.demo import demo_store
 
-    serve(url, host=host, port=port, token=token, tokenizer=tokenizer, ready=typer.echo)
+    if not demo and url is None:
+        raise typer.BadParameter("one of the two is needed", param_hint="--url or --demo")
+    with demo_store() if demo else nullcontext(url) as shown:
+        serve(str(shown), host=host, port=port, token=token, tokenizer=tokenizer, ready=typer.echo)

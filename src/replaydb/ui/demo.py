@@ -1,0 +1,111 @@
+"""Something to look at, where there is no training yet."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from replaydb.episodes import Episode, EpisodeGroup, Turn
+from replaydb.policies import Fifo, Prioritized
+from replaydb.store import Store
+
+#: What `make demo` leaves in the folder for temporary files.
+LEFT_BY_DEMO = "replaydb-demo-*/replaydb.db"
+#: Policy versions of a store that is made.
+VERSIONS = 24
+
+
+@contextmanager
+def demo_store() -> Iterator[str]:
+    """The URL of the store that `make demo` left last, or of a small one made for the block."""
+    folder = Path(tempfile.gettempdir())
+    # Anybody may put files there: only ours are opened.
+    left = [it for it in folder.glob(LEFT_BY_DEMO) if it.stat().st_uid == os.getuid()]
+    if left:
+        yield f"sqlite:///{max(left, key=lambda it: it.stat().st_mtime)}"
+        return
+    with tempfile.TemporaryDirectory(prefix="replaydb-ui-") as made:
+        url = f"sqlite:///{made}/demo.db"
+        asyncio.run(fill(url))
+        yield url
+
+
+async def fill(url: str) -> None:
+    """Two tasks whose rewards rise over policy versions, with draws, leases and replay."""
+    chance = np.random.default_rng(0)
+    async with Store.open(url, run="demo") as store:
+        buffer = await store.buffer("math", max_staleness=6, on_ack="return")
+        for version in range(VERSIONS):
+            await buffer.advance_policy(version)
+            skill = 0.1 + 0.8 * version / VERSIONS
+            added = [_added(chance, skill, version, number) for number in range(8)]
+            asked = [_asked(chance, skill, version, number) for number in range(2)]
+            await buffer.put([*added, *asked])
+            async with buffer.lease(6, Fifo(), ttl=600, step=2 * version):
+                pass
+            await buffer.sample(3, Prioritized(), step=2 * version + 1)
+        await buffer.lease(4, Fifo(), ttl=3600, step=2 * VERSIONS, owner="trainer-0")
+
+
+def _added(chance: np.random.Generator, skill: float, version: int, number: int) -> EpisodeGroup:
+    """Four answers to a sum, so many of which are right."""
+    left, right = (int(it) for it in chance.integers(10, 99, 2))
+    prompt = f"What is {left} + {right}?"
+    episodes = []
+    for _ in range(4):
+        is_right = chance.random() < skill
+        answer = left + right if is_right else left + right + int(chance.integers(1, 9))
+        text = f"{left} and {right} make <answer>{answer}</answer>"
+        ids = list(text.encode())
+        episodes.append(
+            Episode(
+                prompt_ids=list(prompt.encode()),
+                response_ids=ids,
+                logprobs=-chance.exponential(0.4, len(ids)),
+                reward=float(is_right),
+                policy_version=version,
+                text=text,
+                finish_reason="stop" if chance.random() < 0.9 else "length",
+            )
+        )
+    return EpisodeGroup(
+        "sums",
+        episodes,
+        prompt=prompt,
+        prompt_uid=f"sums/{number}",
+        tags={"level": "hard" if left + right > 99 else "easy"},
+    )
+
+
+def _asked(chance: np.random.Generator, skill: float, version: int, number: int) -> EpisodeGroup:
+    """Two conversations with a tool."""
+    episodes = []
+    for _ in range(2):
+        is_right = bool(chance.random() < skill)
+        turns = [
+            Turn(
+                prompt_ids=list(b"Which day is it?"),
+                response_ids=list(b"call: today()"),
+                logprobs=-chance.exponential(0.4, 13),
+                policy_version=version,
+                finish_reason="tool_calls",
+                metadata={"tool": "today"},
+            ),
+            Turn(
+                prompt_ids=list(b"Sunday"),
+                response_ids=list(b"Sunday." if is_right else b"Monday."),
+                logprobs=-chance.exponential(0.4, 7),
+                policy_version=version,
+                reward=float(is_right),
+                finish_reason="stop",
+            ),
+        ]
+        text = f"call: today()\nSunday\n{'Sunday.' if is_right else 'Monday.'}"
+        episodes.append(Episode(turns=turns, text=text))
+    return EpisodeGroup("tools", episodes, prompt="Which day is it?", prompt_uid=f"tools/{number}")
