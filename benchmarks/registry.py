@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from benchmarks.bench import Benchmark
 from benchmarks.engines import claim, fleet, packs, put, sample
 from benchmarks.process import blocking, delivery, loop, opening
-from benchmarks.scaling import advance, scale
+from benchmarks.scaling import advance, scale, viewers
 from benchmarks.training import loader, memory, step, tensors, trainers
 
 BENCHMARKS: Mapping[str, Benchmark] = {
@@ -18,6 +18,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "fleet": fleet.run,
     "scale": scale.run,
     "advance": advance.run,
+    "viewers": viewers.run,
     "delivery": delivery.run,
     "trainers": trainers.run,
     "step": step.run,
