@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import asyncio
 import io
+import re
 import sqlite3
 import threading
 from collections.abc import Iterator
+from html import unescape
 from typing import Any
 from urllib.parse import quote
 
@@ -13,7 +15,7 @@ import httpx
 import pyarrow.parquet as pq
 import pytest
 
-from replaydb import Buffer, EpisodeGroup, Store, analysis
+from replaydb import Buffer, EpisodeGroup, Store, analysis, col
 from replaydb.ui import downloads
 from support.groups import episode
 
@@ -108,6 +110,36 @@ async def test_rows_are_those_of_the_view(
         shown = dict(zip(names, row, strict=True))
         for name in ("group_id", "task_name", "reward_mean", "staleness", "priority", "run_name"):
             assert shown[name] == known[name]
+
+
+async def test_groups_and_steps_have_theirs(
+    url: str, filled: Buffer, browser: httpx.AsyncClient
+) -> None:
+    buffer = quote(filled.name)
+    history = analysis.draws(url, buffer=filled.name).to_table().to_pylist()
+    assert len(history) == 3
+    episodes = analysis.episodes(url, where=col.id == 2).to_table().drop(["text"]).to_pylist()
+    for address, expected in {
+        "group.{}?id=2": episodes,
+        "step.{}?step=1": history,
+        "step.{}?step=1&run=test": history,
+        "step.{}?step=1&run=other": [],
+        f"step.{{}}?draw={history[0]['draw_id']}": history,
+    }.items():
+        answers = {
+            kind: await browser.get(f"{address.format(kind)}&buffer={buffer}")
+            for kind in downloads.MEDIA_TYPES
+        }
+        assert {answer.status_code for answer in answers.values()} == {200}
+        assert pq.read_table(io.BytesIO(answers["parquet"].content)).to_pylist() == expected
+        assert len(answers["json"].json()) == len(expected)
+        assert len(await run(url, answers["sql"].text)) == len(expected)
+    for page in ("group?id=2", "step?step=1", "prompt?uid=p/2"):
+        shown = await browser.get(f"{page}&buffer={buffer}")
+        [link] = re.findall(r'href="\./([^"]+)">json<', shown.text)
+        assert (await browser.get(unescape(link))).json(), page
+    assert (await browser.get(f"step.json?buffer={buffer}")).status_code == 400
+    assert (await browser.get(f"group.json?buffer={buffer}&id=99")).status_code == 404
 
 
 async def test_downloads_end(

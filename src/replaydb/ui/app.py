@@ -20,9 +20,12 @@ from replaydb.store import Store
 from replaydb.ui import downloads, failures, library, safety
 from replaydb.ui.pages import FOLDER
 from replaydb.ui.shared import Shared
+from replaydb.ui.views import group as group_view
+from replaydb.ui.views import groups as groups_view
+from replaydb.ui.views import step as step_view
 from replaydb.ui.views.episode import compare, episode
 from replaydb.ui.views.group import group
-from replaydb.ui.views.groups import download, groups
+from replaydb.ui.views.groups import groups
 from replaydb.ui.views.overview import live, overview
 from replaydb.ui.views.prompt import prompt
 from replaydb.ui.views.runs import run, runs
@@ -34,7 +37,6 @@ View = Callable[[Request], Awaitable[Response]]
 ROUTES: dict[str, View] = {
     "": overview,
     "groups": groups,
-    **{f"groups.{kind}": download for kind in downloads.MEDIA_TYPES},
     "group": group,
     "episode": episode,
     "compare": compare,
@@ -44,6 +46,15 @@ ROUTES: dict[str, View] = {
     "step": step,
     "steps": steps,
     "live": live,
+}
+#: Views of which there are downloads: each at its path and the kind, as `/groups.parquet`.
+DOWNLOADS: dict[str, View] = {
+    "group": group_view.download,
+    "groups": groups_view.download,
+    "step": step_view.download,
+}
+ROUTES |= {
+    f"{name}.{kind}": view for name, view in DOWNLOADS.items() for kind in downloads.MEDIA_TYPES
 }
 
 #: Connections to the database: requests beyond that wait for one.

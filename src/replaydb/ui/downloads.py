@@ -1,7 +1,7 @@
 """What a view shows, to be taken along: as Parquet, as JSON, and as the SQL that gives the same.
 
-All three are rows of the view `group_overview`, by id, up to `MOST_ROWS`. They are read and sent a
-part at a time, beside the pages, over a connection of their own.
+All three are rows of a view of the database, up to `MOST_ROWS`. They are read and sent a part at a
+time, beside the pages, over a connection of their own.
 """
 
 from __future__ import annotations
@@ -18,12 +18,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from sqlalchemy import URL, Case, Column, ColumnElement, ScalarSelect, Select, select
 from sqlalchemy.sql.visitors import replacement_traverse
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
 
 from replaydb import analysis
+from replaydb.analysis.columns import batch_of, schema_of
 from replaydb.analysis.source import opened
 from replaydb.database import filters
+from replaydb.database.prepared import execute
 from replaydb.database.schema import episode_group
-from replaydb.database.views import group_overview
+from replaydb.database.statements.walks import plain
+from replaydb.database.views import episode_overview, group_overview, training_history
 from replaydb.errors import InvalidInputError
 from replaydb.ui.addresses import Groups
 
@@ -36,6 +41,10 @@ MEDIA_TYPES = {
 }
 
 _view = group_overview.table.c
+_episodes = episode_overview.table.c
+_drawn = training_history.table.c
+#: Columns of JSON.
+_JSON = ("tags", "metadata")
 
 
 async def groups(url: str | URL, buffer: str, asked: Groups, kind: str) -> AsyncGenerator[bytes]:
@@ -60,6 +69,40 @@ async def groups(url: str | URL, buffer: str, asked: Groups, kind: str) -> Async
         where=asked.condition,
     )
     return _parts(_FORMATS[kind](rows))
+
+
+async def rows_of(url: str | URL, statement: Select[Any], kind: str) -> AsyncGenerator[bytes]:
+    """The few rows of a query over the views, read at once, as a file."""
+    if kind == "sql":
+        text = await asyncio.to_thread(_literal, url, statement)
+        return _parts(iter([f"{text};\n".encode()]))
+    readable = plain(statement)
+    schema = schema_of(readable)
+    place = schema.get_field_index("group_id")
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        with opened(url) as source:
+            found = source.read(lambda connection: execute(connection, readable))
+        yield batch_of(schema, found, lambda row: int(row[place]))
+
+    return _parts(_FORMATS[kind](analysis.Rows(schema, batches)))
+
+
+def select_episodes(buffer: str, group_id: int) -> Select[Any]:
+    """The episodes of a group."""
+    mine = (_episodes.buffer_name == buffer) & (_episodes.group_id == group_id)
+    return select(*_episodes).where(mine).order_by(_episodes.position).limit(MOST_ROWS)
+
+
+def select_drawn(
+    buffer: str, *, step: int | None, run: str | None, draw: int | None
+) -> Select[Any]:
+    """The groups that a draw took, or the draws for a step, of one run or of all."""
+    statement = select(*_drawn).where(_drawn.buffer_name == buffer)
+    for column, value in ((_drawn.step, step), (_drawn.run_name, run), (_drawn.draw_id, draw)):
+        if value is not None:
+            statement = statement.where(column == value)
+    return statement.order_by(_drawn.draw_id, _drawn.position).limit(MOST_ROWS)
 
 
 def select_groups(buffer: str, asked: Groups) -> Select[Any]:
@@ -134,7 +177,7 @@ def _json(rows: analysis.Rows) -> Iterator[bytes]:
     for batch in _batches(rows):
         said = []
         for row in batch.to_pylist():
-            row["tags"] = json.loads(row["tags"])
+            row |= {name: json.loads(row[name]) for name in _JSON if name in row}
             said.append(json.dumps(row, default=_iso))
         yield (begin + ",\n".join(said)).encode()
         begin = ",\n"
@@ -171,6 +214,18 @@ class _Sink(io.RawIOBase):
         """What was written since the last time."""
         taken, self._parts = b"".join(self._parts), []
         return taken
+
+
+def answer(request: Request, parts: AsyncGenerator[bytes]) -> Response:
+    """A file of the name that the address ends with."""
+    name = request.url.path.rpartition("/")[2]
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+    return StreamingResponse(parts, media_type=MEDIA_TYPES[kind_of(request)], headers=headers)
+
+
+def kind_of(request: Request) -> str:
+    """What an address asks for: one of `MEDIA_TYPES`."""
+    return request.url.path.rpartition(".")[2]
 
 
 async def _parts(made: Iterator[bytes]) -> AsyncGenerator[bytes]:

@@ -103,7 +103,7 @@ class Walk:
 
 def walk_groups(condition: ColumnElement[bool]) -> Walk:
     """Rows of `group_overview`."""
-    return Walk(_plain(select_groups()), [group.id], group.id, WINDOW, condition)
+    return Walk(plain(select_groups()), [group.id], group.id, WINDOW, condition)
 
 
 def walk_episodes(condition: ColumnElement[bool]) -> Walk:
@@ -116,13 +116,13 @@ def walk_episodes(condition: ColumnElement[bool]) -> Walk:
         .scalar_subquery()
     )
     rows = select_episodes().add_columns(text.label("text"))
-    return Walk(_plain(rows), key, group.id, WINDOW, condition, [group.id])
+    return Walk(plain(rows), key, group.id, WINDOW, condition, [group.id])
 
 
 def walk_draws(condition: ColumnElement[bool]) -> Walk:
     """Rows of `training_history`."""
     key = draw_group.c.draw_id, draw_group.c.position
-    return Walk(_plain(select_history()), key, draw.c.id, DRAWS, condition, [draw.c.id])
+    return Walk(plain(select_history()), key, draw.c.id, DRAWS, condition, [draw.c.id])
 
 
 def walk_runs() -> Walk:
@@ -132,13 +132,13 @@ def walk_runs() -> Walk:
         run.c.name.label("run_name"),
         *(column for column in run.c if column.key not in {"id", "name"}),
     )
-    return Walk(_plain(select(*columns)), [run.c.id], run.c.id, WINDOW, true())
+    return Walk(plain(select(*columns)), [run.c.id], run.c.id, WINDOW, true())
 
 
 def walk_policies(condition: ColumnElement[bool]) -> Walk:
     """Rows of `policy_overview`."""
     own = policy_change.c.id
-    return Walk(_plain(select_policies()), [own], own, WINDOW, condition)
+    return Walk(plain(select_policies()), [own], own, WINDOW, condition)
 
 
 def walk_whole_groups(condition: ColumnElement[bool]) -> Walk:
@@ -241,7 +241,7 @@ def drawn_by(names: Collection[str]) -> ColumnElement[bool]:
     return among(run.c.name, sorted(names))
 
 
-def _plain(rows: Select[Any]) -> Select[Any]:
+def plain(rows: Select[Any]) -> Select[Any]:
     """A query whose JSON comes as the text that is stored."""
     shown = [
         json_as_stored(column).label(column.key) if isinstance(column.type, JSON | Tags) else column

@@ -18,6 +18,7 @@ from replaydb.episodes import Episode
 from replaydb.errors import CorruptPayloadError, PayloadGoneError, UnknownGroupError
 from replaydb.results import DrawInfo, EpisodeInfo, GroupInfo, LeaseInfo
 from replaydb.training import advantages
+from replaydb.ui import downloads
 from replaydb.ui.pages import buffer_of, number_of, optional_number, page
 from replaydb.ui.tokens import excerpt
 
@@ -119,6 +120,17 @@ async def group(request: Request) -> Response:
         decode=request.app.state.decode,
     )
     return page(request, "group.html", group=view, info=view.info)
+
+
+async def download(request: Request) -> Response:
+    """Its episodes, as rows of `episode_overview`."""
+    buffer = await buffer_of(request)
+    info = await info_of(buffer, number_of(request, "id"))
+    statement = downloads.select_episodes(buffer.name, info.id)
+    kind = downloads.kind_of(request)
+    return downloads.answer(
+        request, await downloads.rows_of(request.app.state.url, statement, kind)
+    )
 
 
 async def look(

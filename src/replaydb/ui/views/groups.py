@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, false
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from replaydb.batch.stored import StoredGroup
 from replaydb.buffer import Buffer
@@ -89,18 +89,16 @@ async def groups(request: Request) -> Response:
         statuses=list(GroupStatus),
         number=number,
         most=MOST_COUNTED,
-        kinds=downloads.MEDIA_TYPES,
     )
 
 
 async def download(request: Request) -> Response:
     """The groups that the page of the same address shows, on all its pages: see `downloads`."""
-    kind = request.url.path.rpartition(".")[2]
     asked = Groups.of(request.query_params)
     buffer = await buffer_of(request)
+    kind = downloads.kind_of(request)
     parts = await downloads.groups(request.app.state.url, buffer.name, asked, kind)
-    headers = {"Content-Disposition": f'attachment; filename="groups.{kind}"'}
-    return StreamingResponse(parts, media_type=downloads.MEDIA_TYPES[kind], headers=headers)
+    return downloads.answer(request, parts)
 
 
 async def condition(store: Store, asked: Groups) -> ColumnElement[bool] | None:

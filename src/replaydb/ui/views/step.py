@@ -14,8 +14,9 @@ from replaydb.buffer import Buffer
 from replaydb.database.views import TRAINED
 from replaydb.errors import UnknownDrawError
 from replaydb.results import DrawInfo, DrawOutcome, GroupInfo
+from replaydb.ui import downloads
 from replaydb.ui.charts import Chart, axis, label
-from replaydb.ui.pages import buffer_of, optional_number, page
+from replaydb.ui.pages import buffer_of, number_of, optional_number, page
 
 #: Rows of a table.
 ROWS = 100
@@ -149,6 +150,22 @@ class StepRow:
     outcomes: Mapping[str, int]
     staleness_mean: float | None
     at: datetime
+
+
+async def download(request: Request) -> Response:
+    """The groups that were drawn for it, as rows of `training_history`."""
+    buffer = await buffer_of(request)
+    draw = optional_number(request, "draw")
+    statement = downloads.select_drawn(
+        buffer.name,
+        step=number_of(request, "step") if draw is None else None,
+        run=request.query_params.get("run") or None,
+        draw=draw,
+    )
+    kind = downloads.kind_of(request)
+    return downloads.answer(
+        request, await downloads.rows_of(request.app.state.url, statement, kind)
+    )
 
 
 async def steps(request: Request) -> Response:
