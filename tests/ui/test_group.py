@@ -219,7 +219,7 @@ async def test_tokens_turn_by_turn(browser: httpx.AsyncClient, buffer: Buffer, b
         [str(i), str(it)] for i, it in enumerate(one.token_ids)
     ]
     assert table[3][3:] == ["yes", "-0.5", "-", "3"]
-    assert 'tool: "python"' in page.text
+    assert page.text.count('tool: "python"') == 1
 
 
 def decode_bytes(browser: httpx.AsyncClient) -> None:
