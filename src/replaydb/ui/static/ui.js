@@ -13,7 +13,7 @@ function draw(root) {
       colorway: ["--one", "--two", "--three", "--four", "--five", "--six"].map(colour),
       font: { color: colour("--fore"), family: "system-ui, sans-serif" },
       dragmode: false,
-      legend: { orientation: "h", y: -0.25, ...chart.layout.legend },
+      legend: { orientation: "h", x: 0, y: 1, yanchor: "bottom", ...chart.layout.legend },
       xaxis: { ...axis, ...chart.layout.xaxis }, yaxis: { ...axis, ...chart.layout.yaxis } };
     Plotly.react(data.previousElementSibling, chart.data, layout,
       { displayModeBar: false, responsive: true });
