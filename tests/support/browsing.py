@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from shutil import which
+from typing import Literal
 from urllib.parse import urlsplit
 
 import uvicorn
@@ -32,6 +33,7 @@ _ARGUMENTS = (
     "--no-first-run",
     "--no-sandbox",
 )
+_SCHEMES: tuple[Literal["dark"], Literal["light"]] = ("dark", "light")
 _DESKTOP = {"width": 1280, "height": 900}
 _PHONE = {"width": 360, "height": 740}
 _WIDTH = "document.scrollingElement.scrollWidth"
@@ -111,7 +113,7 @@ class Tab:
     async def check(self, name: str) -> None:
         """See that the view that is open is what every view is to be, and take its picture."""
         SCREENSHOTS.mkdir(exist_ok=True)
-        for scheme in ("dark", "light"):
+        for scheme in _SCHEMES:
             await self.page.emulate_media(color_scheme=scheme)
             await self._picture(f"{name}-{scheme}")
         await self.page.set_viewport_size(_PHONE)  # type: ignore[arg-type]
@@ -119,7 +121,7 @@ class Tab:
         await self.check_width()
         await self.page.set_viewport_size(_DESKTOP)  # type: ignore[arg-type]
         await self.page.evaluate(_SHORTEN)
-        for scheme in ("dark", "light"):
+        for scheme in _SCHEMES:
             await self.page.emulate_media(color_scheme=scheme)
             await self.check_accessible()
         await self.check_keyboard()
