@@ -77,6 +77,11 @@ async def test_a_token_is_asked_for_once(store: Store, looking: Looking) -> None
         assert {"HttpOnly", "SameSite=strict"} <= set(answer.headers["Set-Cookie"].split("; "))
         assert "policy version" in (await client.get("/?buffer=math")).text
         assert (await client.post("/", content=b"x" * 9000)).status_code == 413
+        [name] = client.cookies
+    async with looking(token=TOKEN) as client:
+        for forged in ("x", TOKEN, ""):
+            asked = {"Cookie": f"{name}={forged}"}
+            assert (await client.get("/", headers=asked)).status_code == 401
     async with looking(token=TOKEN) as client:
         bearer = {"Authorization": f"Bearer {TOKEN}"}
         assert (await client.get("/", headers=bearer)).status_code == 200
