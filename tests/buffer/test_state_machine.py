@@ -378,7 +378,7 @@ def test_any_history(url: str, clock: Clock) -> None:
     run_state_machine_as_test(
         Here,
         settings=settings(
-            max_examples=40 if url.startswith("sqlite") else 20,
+            max_examples=24 if url.startswith("sqlite") else 12,
             stateful_step_count=30,
             deadline=None,
             phases=[Phase.generate],  # shrinking a history takes minutes

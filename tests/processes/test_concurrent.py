@@ -11,10 +11,10 @@ from processes.stored import acknowledged, check_draws, check_stored
 from processes.worker import BUFFER
 from replaydb import Store
 
-SECONDS = 30
+SECONDS = 15
 
 
-async def test_two_processes_put_and_sample_for_half_a_minute(
+async def test_two_processes_put_and_sample_for_a_while(
     sqlite_url: str, postgresql_url: str, tmp_path: Path
 ) -> None:
     """Both engines at the same time: no error, no torn group, nothing lost."""
