@@ -7,6 +7,7 @@ import threading
 from collections.abc import Awaitable
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from sqlalchemy import (
@@ -85,6 +86,18 @@ async def test_a_value_may_be_used_twice_and_another_be_the_same_for_all(url: st
     assert [row.name for row in found] == [row.lineage for row in found]
     assert [row.name for row in found] == [f"new-{one}" for one in ids[:2]]
     assert {row.started_at for row in found} == {EARLIER.astimezone(UTC)}
+
+
+async def test_the_hour_that_comes_twice_is_two_hours(url: str) -> None:
+    """Python has them as equal, also as keys of what is remembered."""
+    twice = datetime(2026, 10, 25, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"))
+    assert twice == twice.replace(fold=1)
+    mine = [one | {"started_at": twice.replace(fold=i)} for i, one in enumerate(rows()[:2])]
+    async with transaction(url) as connection:
+        await connection.run_sync(execute_many, INSERT, mine)
+        found = await connection.run_sync(execute, named("run-0", "run-1"))
+    first, second = sorted(row.started_at for row in found)
+    assert second - first == timedelta(hours=1)
 
 
 async def test_nothing_is_sent_for_no_rows(url: str) -> None:

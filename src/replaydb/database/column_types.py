@@ -43,8 +43,9 @@ class UtcDateTime(TypeDecorator[datetime]):
 
     def bind_processor(self, dialect: Dialect) -> Callable[[Any], Any]:
         """Only aware values are taken."""
-        write = _text_of if dialect.name == "sqlite" else _in_utc
-        return lambda value: None if value is None else write(value)
+        if dialect.name == "sqlite":
+            return lambda value: None if value is None else _text_of(value.astimezone(UTC))
+        return lambda value: None if value is None else value.astimezone(UTC)
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any] | None:
         """Never raises."""
@@ -53,14 +54,11 @@ class UtcDateTime(TypeDecorator[datetime]):
         return tolerant(lambda value: None if value is None else _of_text(value))
 
 
-def _in_utc(value: datetime) -> datetime:
-    return value.astimezone(UTC)
-
-
-# Many rows that are written, or read, together have the same times.
+# Many rows that are written, or read, together have the same times. They are remembered in UTC:
+# elsewhere the two hours when clocks are set back are equal.
 @lru_cache(maxsize=1024)
 def _text_of(value: datetime) -> str:
-    return _in_utc(value).replace(tzinfo=None).isoformat(" ", "microseconds")
+    return value.replace(tzinfo=None).isoformat(" ", "microseconds")
 
 
 @lru_cache(maxsize=1024)
