@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 from math import isfinite
-from operator import and_
 from typing import Any, TypeVar
 
 from sqlalchemy import Column, ColumnElement
 from starlette.datastructures import QueryParams
 
 from replaydb import checks
+from replaydb.database import filters
 from replaydb.database.group_columns import COLUMNS, col
 from replaydb.episodes import GroupStatus
 from replaydb.errors import InvalidInputError
@@ -161,7 +160,7 @@ class Groups:
         given += [tagged(text) for text in self.tag]
         if self.where is not None:
             given.append(parsed(self.where).where)
-        return reduce(and_, given) if given else None
+        return filters.all_of(given)
 
     @property
     def meaning(self) -> list[str]:

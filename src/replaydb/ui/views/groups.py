@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from replaydb.batch.stored import StoredGroup
 from replaydb.buffer import Buffer
+from replaydb.database import filters
 from replaydb.database.group_columns import col
 from replaydb.episodes import GroupStatus
 from replaydb.errors import CorruptPayloadError, PayloadGoneError, UnknownGroupError
@@ -111,8 +112,7 @@ async def condition(store: Store, asked: Groups) -> ColumnElement[bool] | None:
     if not asked.run:
         return where
     ids = [run.id for run in await store.runs() if run.name in asked.run]
-    of_runs = col.run_id.in_(ids) if ids else false()
-    return of_runs if where is None else where & of_runs
+    return filters.all_of([where, col.run_id.in_(ids) if ids else false()])
 
 
 async def _number(buffer: Buffer, asked: Groups, where: ColumnElement[bool] | None) -> int | None:
@@ -166,11 +166,10 @@ class _Listing:
     ) -> list[GroupInfo]:
         """The first, or those after a group."""
         column: ColumnElement[Any] = self._asked.column
-        given = [part for part in (self._where, also) if part is not None]
         return await self.buffer.find(
             tasks=self._asked.task or None,
             statuses=self._asked.status or None,
-            where=_all(given),
+            where=filters.all_of([self._where, also]),
             order_by=column if self._asked.ascending != backwards else column.desc(),
             limit=limit,
             after=after,
@@ -227,12 +226,3 @@ def _snippet(texts: Iterable[str | None], wanted: str) -> tuple[str, str, str] |
             end = place + len(wanted)
             return text[max(0, place - AROUND) : place], text[place:end], text[end : end + AROUND]
     return None
-
-
-def _all(conditions: Sequence[ColumnElement[bool]]) -> ColumnElement[bool] | None:
-    if not conditions:
-        return None
-    first, *more = conditions
-    for condition in more:
-        first = first & condition
-    return first
