@@ -24,6 +24,7 @@ _P = ParamSpec("_P")
 
 INT32 = (-(2**31), 2**31 - 1)
 INT64 = (-(2**63), 2**63 - 1)
+FLOAT32_MAX = float(np.finfo(np.float32).max)
 #: 300 years: from today as far as dates of either engine go, in both directions.
 LONGEST_SECONDS = 1e10
 
@@ -102,9 +103,11 @@ def flag(field: str, value: object) -> bool:
 
 
 def reward(field: str, value: object) -> float:
-    """A finite number, or a verdict: True is 1 and False 0."""
+    """A number that tensors of float32 hold, or a verdict: True is 1 and False 0."""
     verdict = scalar(value)
-    return float(verdict) if isinstance(verdict, bool) else number(field, verdict)
+    if isinstance(verdict, bool):
+        return float(verdict)
+    return number(field, verdict, least=-FLOAT32_MAX, most=FLOAT32_MAX)
 
 
 def priority(field: str, value: object) -> float:

@@ -221,13 +221,14 @@ class PromptInfo:
 
 @dataclass(frozen=True, slots=True)
 class LeaseInfo:
-    """A lease that has not expired.
+    """A lease that has not expired, or, where that was asked for, whose groups are not back yet.
 
     Attributes:
         id: Id of the lease.
         owner: Who holds it.
         acquired_at: When it was taken.
-        expires_at: When it ends, unless it is extended.
+        expires_at: When it ends, unless it is extended; `acquired_at` where it ended at some time
+            and some of its groups are back.
         group_ids: The groups it still holds, in the order of their draw.
         draw_id: The draw that took them; None where it was not recorded, or no group is left.
         step: The trainer step of that draw; None where none was given.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pty
 import signal
 import subprocess
 import sys
+from collections import deque
 from contextlib import suppress
+from datetime import UTC, datetime
 from io import StringIO
 
 import pytest
@@ -15,10 +18,10 @@ from rich.console import Console, RenderableType
 
 import replaydb as rdb
 from replaydb.cli.watch import look_on
-from replaydb.looks import Look, rates, waits
+from replaydb.looks import Look, empty, followed, overdue, rates, waits
 from replaydb.settings import RateLimit
 from support.command import rows_of, run
-from support.groups import groups
+from support.groups import group, groups
 
 
 def test_a_look(filled_url: str) -> None:
@@ -44,6 +47,10 @@ async def test_rates(buffer: rdb.Buffer) -> None:
     found = rates(first, await look(12.0))
     assert (found["old"].puts, found["old"].draws) == (0.0, 1.0)
     assert (found["new"].puts, found["new"].draws) == (1.5, 0.0)
+    looks: deque[Look] = deque()
+    for at, puts in ((0.0, None), (20.0, 0.0), (51.0, None), (52.0, 0.0)):  # nobody looked for long
+        assert followed(looks, await look(at))["old"].puts == puts
+    assert [one.at for one in looks] == [51.0, 52.0]
 
 
 @pytest.mark.parametrize(
@@ -77,13 +84,27 @@ async def test_what_is_full_or_empty(store: rdb.Store) -> None:
     )
     await buffer.put(groups(2, "a"))
     await buffer.put(groups(1, "b"))
-    full = "is full: 2 of 2 groups, so puts evict or wait"
-    assert list(waits(await buffer.stats())) == [f"task a {full}"]
     await buffer.put(groups(2, "c"))
-    async with buffer.lease(1, ttl=60, tasks="b"):
-        said = list(waits(await buffer.stats()))
-    assert said[0] == "nothing to draw: b"
-    assert said[1].startswith("the buffer is full: 5 of 5 groups")
+    assert list(waits(await buffer.stats())) == []  # what can be evicted makes room
+    async with buffer.lease(2, ttl=60, tasks="a"):
+        stats = await buffer.stats()
+        full = "puts wait: task a is full, 2 of 2 groups, and all of it leased or arriving"
+        assert list(waits(stats)) == [full]
+        with pytest.raises(rdb.BufferFullError):
+            await buffer.put([group("more", "a")], timeout=0)
+        assert empty(stats) == []
+    assert empty(await buffer.stats()) == ["a"]
+
+
+async def test_what_a_dead_trainer_holds_keeps_nobody_waiting(store: rdb.Store) -> None:
+    buffer = await store.buffer("math", rate_limit=rdb.MinSize(2))
+    await buffer.put(groups(2))
+    await buffer.lease(1, ttl=0.01)
+    await asyncio.sleep(0.02)
+    stats, leases = await buffer.stats(), await buffer.leases(expired=True)
+    assert list(waits(stats, overdue(leases, datetime.now(UTC)))) == []
+    assert list(waits(stats, overdue(leases, leases[0].acquired_at)))  # as long as it lived
+    assert len(await buffer.sample(1, timeout=0)) == 1
 
 
 async def test_an_outage_is_said_and_survived(

@@ -349,6 +349,7 @@ def test_mistakes_in_the_form(
 
 LOW_HIGH = "an integer from -2147483648 to 2147483647"
 A_NUMBER = "a finite number"
+A_REWARD = "a finite number >= -3.40282e+38 and <= 3.40282e+38"
 ARRAY = "a bool, integer or float array"
 
 
@@ -369,10 +370,11 @@ ARRAY = "a bool, integer or float array"
         ({"logprobs": [0.0] * 5}, "logprobs", "shape [7] or [4]", "shape [5]"),
         ({"logprobs": np.zeros(4, np.int64)}, "logprobs", "floats", "dtype int64"),
         ({"logprobs": [1j] * 4}, "logprobs", ARRAY, "dtype complex128"),
-        ({"reward": math.nan}, "reward", A_NUMBER, "nan"),
-        ({"reward": 10**400}, "reward", A_NUMBER, "inf"),
-        ({"reward": "1"}, "reward", A_NUMBER, "'1'"),
-        ({"reward": np.zeros(1)}, "reward", A_NUMBER, "array([0.])"),
+        ({"reward": math.nan}, "reward", A_REWARD, "nan"),
+        ({"reward": 10**400}, "reward", A_REWARD, "inf"),
+        ({"reward": 3.5e38}, "reward", A_REWARD, "3.5e+38"),  # torch.float32 makes infinity of it
+        ({"reward": "1"}, "reward", A_REWARD, "'1'"),
+        ({"reward": np.zeros(1)}, "reward", A_REWARD, "array([0.])"),
         ({"advantage": -math.inf}, "advantage", A_NUMBER, "-inf"),
         ({"policy_version": 1.0}, "policy_version", "an integer", "1.0"),
         ({"policy_version": True}, "policy_version", "an integer", "True"),
@@ -437,7 +439,7 @@ def test_circular_metadata_is_refused() -> None:
         ({"policy_version": [1, 2]}, "policy_version", "shape [1]", "shape [2]"),
         ({"response_ids": [1.5]}, "response_ids", "integers", "dtype float64"),
         ({"prompt_ids": None}, "prompt_ids", ARRAY, "dtype object"),
-        ({"reward": math.inf}, "reward", A_NUMBER, "inf"),
+        ({"reward": math.inf}, "reward", A_REWARD, "inf"),
         ({"metadata": {"a": {1}}}, "metadata.a", "JSON values", "set"),
         ({"finish_reason": "\0"}, "finish_reason", "no NUL character", "one at 0"),
         ({"loss_mask": [1, 1, 1]}, "loss_mask", "shape [1]", "shape [3]"),

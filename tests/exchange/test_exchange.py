@@ -69,7 +69,7 @@ async def fill(store: Store) -> list[StoredGroup]:
             EpisodeGroup("a/b %", [], status="aborted", prompt="roll me", expected_episodes=8),
             EpisodeGroup("a/b %", [], status="failed"),
             group("filtered", status="filtered"),
-            EpisodeGroup("a/b %", [episode(1e300), episode(-1e300)]),  # their std is infinite
+            EpisodeGroup("a/b %", [episode(3e38), episode(-3e38)]),  # the most there is
         ]
     )
     await buffer.open_group("pieces", "pieces", 3, prompt=[{"role": "user", "content": "hi"}])

@@ -303,6 +303,7 @@ class Buffer(_Facade):
     sample = _blocking(buffer.Buffer.sample)
     stats = _blocking(buffer.Buffer.stats)
     steps = _blocking(buffer.Buffer.steps)
+    texts = _blocking(buffer.Buffer.texts)
     update = _blocking(buffer.Buffer.update)
     update_priorities = _blocking(buffer.Buffer.update_priorities)
     update_settings = _blocking(buffer.Buffer.update_settings)

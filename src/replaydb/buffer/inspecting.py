@@ -147,6 +147,19 @@ class Inspecting(BufferCore):
             lambda connection: groups.episodes(connection, self.id, number, first, most)
         )
 
+    async def texts(self, ids: Iterable[int]) -> dict[int, dict[int, str]]:
+        """What episodes of groups say, by id and position, without reading their tokens.
+
+        Episodes that were put without text are left out, as are groups that are not there.
+
+        Args:
+            ids: Ids of the groups.
+        """
+        wanted = checks.ids("ids", ids)
+        return await self._database.read(
+            lambda connection: groups.texts(connection, self.id, wanted), end=end_in(BULK_SECONDS)
+        )
+
     async def _fetch(self, ids: Sequence[int]) -> Decoded:
         end = end_in(BULK_SECONDS)
         stored = await self._database.read(
@@ -244,20 +257,30 @@ class Inspecting(BufferCore):
         )
 
     async def steps(
-        self, *, above: int | None = None, below: int | None = None, limit: int = 100
+        self,
+        *,
+        runs: str | Iterable[str] | None = None,
+        above: int | None = None,
+        below: int | None = None,
+        limit: int = 100,
     ) -> list[int]:
         """Trainer steps that draws were recorded for, ascending.
 
         Args:
+            runs: Only those that these runs drew for.
             above: Only higher ones, the first of them.
             below: Only lower ones; without `above`, the last of them.
             limit: How many at most.
         """
-        least = checks.optional(checks.whole_number, "above", above)
-        most = checks.optional(checks.whole_number, "below", below)
-        number = checks.whole_number("limit", limit)
+        names = checks.names("runs", runs)
+        which = {
+            "runs": None if names is None else sorted(names),
+            "above": checks.optional(checks.whole_number, "above", above),
+            "below": checks.optional(checks.whole_number, "below", below),
+            "limit": checks.whole_number("limit", limit),
+        }
         return await self._database.read(
-            lambda connection: lineage.steps(connection, self.id, least, most, number)
+            lambda connection: lineage.steps(connection, self.id, **which)
         )
 
     async def redraw(self, draw_id: int) -> Batch:

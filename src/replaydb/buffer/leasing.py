@@ -190,10 +190,17 @@ class Leasing(Drawing):
         result.raise_if_damaged()
         return Lease(self, lease_id, ttl, result.batch)
 
-    async def leases(self) -> list[LeaseInfo]:
-        """Leases that have not expired, the oldest first, with the groups they hold."""
+    async def leases(self, *, expired: bool = False) -> list[LeaseInfo]:
+        """Leases that have not expired, the oldest first, with the groups they hold.
+
+        Args:
+            expired: Also those that have, as long as nobody has put or drawn since, by which
+                their groups come back.
+        """
+        all_ = checks.flag("expired", expired)
 
         def work(connection: Connection) -> list[LeaseInfo]:
-            return leases.live(connection, self.id, self._database.backend.now(connection))
+            now = self._database.backend.now(connection)
+            return leases.known(connection, self.id, now, expired=all_)
 
         return await self._database.read(work)

@@ -1,8 +1,10 @@
-"""What a call asks to be drawn, from the arguments it was given."""
+"""What a call asks for, from the arguments it was given."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
+from math import isfinite
 from typing import Any
 
 from sqlalchemy import Boolean, Column, ColumnElement, String, UnaryExpression
@@ -108,6 +110,28 @@ def named(
     if ids is not None:
         raise InvalidInputError("uids", "None where ids name the groups", repr(uids))
     return checks.uids("uids", uids)
+
+
+def tagged(text: str) -> ColumnElement[bool]:
+    """The condition that NAME=VALUE stands for: JSON where it is, or text.
+
+    Raises:
+        InvalidInputError: There is no name or no value.
+    """
+    name, equals, said = text.partition("=")
+    if not (name and equals):
+        raise InvalidInputError("tag", "NAME=VALUE", repr(text))
+    try:
+        value = json.loads(said)
+    except (ValueError, RecursionError):
+        value = said
+    if isinstance(value, dict | list):
+        raise InvalidInputError("tag", "text, a number, true, false or null", repr(said))
+    if isinstance(value, float) and not isfinite(value):
+        value = said
+    tag = COLUMNS["tags"][name]
+    met: ColumnElement[bool] = tag.is_(None) if value is None else tag == value
+    return met
 
 
 def order(order_by: Any) -> Order:

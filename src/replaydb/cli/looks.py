@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from replaydb.cli.console import table_of
 from replaydb.display import human_seconds, human_size, printable
 from replaydb.episodes import GroupStatus
-from replaydb.looks import Look, Rates, rates, waits
+from replaydb.looks import Look, Rates, empty, end, overdue, waits
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -20,20 +20,22 @@ if TYPE_CHECKING:
 SHOWN_LEASES = 10
 
 
-def frame(first: Look, last: Look, problem: str | None = None) -> RenderableType:
+def frame(last: Look, fast: dict[str, Rates], problem: str | None = None) -> RenderableType:
     """What `replaydb watch` shows."""
     from rich.console import Group
     from rich.text import Text
 
-    fast = rates(first, last)
     lines = [_headline(last.stats, fast.values())]
-    lines += list(waits(last.stats))
+    now = datetime.now(UTC)
+    lines += list(waits(last.stats, overdue(last.leases, now)))
+    if names := empty(last.stats):
+        lines.append(f"nothing to draw: {', '.join(map(printable, names))}")
     if problem is not None:
         lines.append(f"as it was before: {printable(problem)}")
     parts: list[RenderableType] = [Text(line) for line in lines]
     parts.append(_tasks(last.stats, fast))
     if last.leases:
-        parts.append(_leases(last.leases, datetime.now(UTC)))
+        parts.append(_leases(last.leases, now))
     return Group(*parts)
 
 
@@ -44,11 +46,16 @@ def _headline(stats: BufferStats, fast: Collection[Rates]) -> str:
         f"{sum(task.num_groups for task in stats.tasks)} groups",
         f"{sum(task.num_tokens for task in stats.tasks)} tokens",
         human_size(sum(task.num_bytes for task in stats.tasks)),
-        f"{sum(rate.puts or 0 for rate in fast):.3g} put/s",
-        f"{sum(rate.draws or 0 for rate in fast):.3g} drawn/s",
+        f"{_sum(rate.puts for rate in fast)} put/s",
+        f"{_sum(rate.draws for rate in fast)} drawn/s",
         f"{datetime.now(UTC):%H:%M:%S} UTC",
     ]
     return " · ".join(parts)
+
+
+def _sum(rates: Iterable[float | None]) -> str:
+    known = [rate for rate in rates if rate is not None]
+    return f"{sum(known):.3g}" if known else "-"
 
 
 def _tasks(stats: BufferStats, fast: dict[str, Rates]) -> RenderableType:
@@ -95,13 +102,13 @@ def _leases(leases: Sequence[LeaseInfo], now: datetime) -> RenderableType:
             info.step,
             info.num_groups,
             human_seconds((now - info.acquired_at).total_seconds()),
-            human_seconds((info.expires_at - now).total_seconds()),
+            end(info, now),
         )
         for info in leases[:SHOWN_LEASES]
     ]
     more = len(leases) - len(rows)
     return table_of(
-        ("lease", "owner", "step", "groups", "held for", "ends in"),
+        ("lease", "owner", "step", "groups", "held for", "ends"),
         rows,
         caption=f"and {more} more leases" if more else None,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -175,18 +174,11 @@ def condition(
 
 
 def _tagged(text: str) -> ColumnElement[bool]:
-    name, equals, said = text.partition("=")
-    if not (name and equals):
-        raise typer.BadParameter(f"expected NAME=VALUE, got {text!r}", param_hint="--tag")
     try:
-        value = json.loads(said)
-    except ValueError:
-        value = said
-    if isinstance(value, dict | list):
-        raise typer.BadParameter("objects and lists do not compare", param_hint="--tag")
-    tag = col.tags[name]
-    met: ColumnElement[bool] = tag.is_(None) if value is None else tag == value
-    return met
+        return requests.tagged(text)
+    except InvalidInputError as error:
+        reason = f"expected {error.expected}, got {error.actual}"
+        raise typer.BadParameter(reason, param_hint="--tag") from None
 
 
 async def info_of(buffer: Buffer, name: str) -> GroupInfo:

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import count
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,13 +15,10 @@ import typer
 from replaydb.cli.console import BufferName, Url, console, with_buffer
 from replaydb.cli.looks import frame
 from replaydb.errors import DatabaseUnavailableError
-from replaydb.looks import Look
+from replaydb.looks import RATE_SECONDS, Look, Rates, followed
 
 if TYPE_CHECKING:
     from replaydb import Buffer
-
-#: Seconds over which rates are taken.
-RATE_SECONDS = 30.0
 
 
 def watch(
@@ -56,16 +54,21 @@ async def look_on(
     buffer: Buffer, interval: float, num_looks: int | None, show: Callable[..., object]
 ) -> None:
     """Look again and again, and show each look, or of a certain number only the last."""
-    looks: deque[Look] = deque(maxlen=max(2, 1 + round(RATE_SECONDS / interval)))
-    while num_looks is None or len(looks) < num_looks:
+    looks: deque[Look] = deque()
+    fast: dict[str, Rates] = {}
+    for number in count(1):
         if looks:
             await asyncio.sleep(interval)
         problem = None
         try:
-            looks.append(Look(await buffer.stats(), await buffer.leases(), time.monotonic()))
+            stats, leases = await buffer.stats(), await buffer.leases(expired=True)
+            last = Look(stats, leases, time.monotonic())
+            fast = followed(looks, last, max(RATE_SECONDS, 2 * interval))
         except DatabaseUnavailableError as error:
             if not looks or num_looks is not None:
                 raise
             problem = str(error)
-        if num_looks is None or len(looks) == num_looks:
-            show(frame(looks[0], looks[-1], problem))
+        if num_looks is None or number == num_looks:
+            show(frame(looks[-1], fast, problem))
+        if number == num_looks:
+            return

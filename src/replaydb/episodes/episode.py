@@ -45,9 +45,9 @@ class Episode:
             NaN is legal, other float types are converted. None where not recorded.
         prompt_length: Tokens before the (first) response; for `token_ids`, the leading False of
             `loss_mask`.
-        reward: Finite, or None. Of turns, by default the sum of the rewards they have. Merging
-            turns gives it to every row of the episode; what each turn earned is in the rows'
-            `token_extras["token_rewards"]`.
+        reward: A number of float32's range, or None. Of turns, by default the sum of the rewards
+            they have. Merging turns gives it to every row of the episode; what each turn earned is
+            in the rows' `token_extras["token_rewards"]`.
         advantage: Finite, or None.
         policy_version: Version that acted; or int32 [T], given as [T] or [R], the prompt then has
             the lowest; None for unknown. Of turns: theirs, unknown as soon as one of them is; may

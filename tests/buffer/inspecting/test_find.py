@@ -151,6 +151,8 @@ async def test_episodes_without_their_tokens(store: Store, buffer: Buffer, other
     assert await buffer.episodes(one, position=1) == [second]
     assert await buffer.episodes(one, limit=1) == [first]
     assert len(await buffer.episodes(gone)) == 2
+    assert await buffer.texts([gone, one, 999]) == {one: {0: "two turns"}}
+    assert await (await other.buffer("another")).texts([one]) == {}
     assert await (await other.buffer("another")).episodes(one) == []
 
 

@@ -52,6 +52,8 @@ async def test_draws_are_on_record(buffer: Buffer, other: Store) -> None:
     assert await buffer.steps() == [10, 11]
     assert await buffer.steps(above=10) == [11] == await buffer.steps(below=12, limit=1)
     assert await buffer.steps(above=11) == [] == await buffer.steps(below=10)
+    assert await buffer.steps(runs="other") == [10] == await buffer.steps(runs="test", below=11)
+    assert await buffer.steps(runs="other", above=10) == [] == await buffer.steps(runs="nobody")
     await lease.nack()
 
 

@@ -243,6 +243,9 @@ async def test_what_leases_says(store: Store, buffer: Buffer, clock: Clock) -> N
     assert await (await store.buffer("other")).leases() == []
     clock.jump(31)
     assert [info.id for info in await buffer.leases()] == [second.id]
+    assert await buffer.leases(expired=True) == [one, two]
+    await buffer.put([group("new")])  # by which the group comes back
+    assert await buffer.leases(expired=True) == [two]
 
 
 @pytest.mark.parametrize(

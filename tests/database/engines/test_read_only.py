@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import event, make_url
+from sqlalchemy import event, func, make_url, select
 
 import replaydb as rdb
 from replaydb import Store, blocking
@@ -53,6 +53,18 @@ async def test_what_others_put_is_seen(url: str) -> None:
         buffer = await store.buffer("math")
         await (await other.buffer("math")).put(group())
         assert await buffer.count() == 4
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+async def test_whoever_looks_takes_one_core(postgresql_url: str, read_only: bool) -> None:
+    """Also where a query would be done sooner with more."""
+    await fill(postgresql_url)
+    name = "max_parallel_workers_per_gather"
+    async with Store.open(postgresql_url, read_only=read_only) as store:
+        workers = await store._database.read(
+            lambda connection: connection.scalar(select(func.current_setting(name)))
+        )
+    assert (workers == "0") is read_only
 
 
 def test_the_blocking_store_too(url: str) -> None:

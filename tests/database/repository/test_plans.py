@@ -521,7 +521,10 @@ STATEMENTS: dict[str, tuple[Callable[[], Any], dict[str, Any], set[str], set[str
         lambda: select_ids_of_prompt(1, "prompt-7", 1001), {},
         {"ix_episode_group_prompt_uid"}, {"episode_group"},
     ),
-    "select_steps": (lambda: select_steps(1, 7, None, 1), {}, {"ix_draw_step"}, {"draw"}),
+    "select_steps": (
+        lambda: select_steps(1, runs=None, above=7, below=None, limit=1), {},
+        {"ix_draw_step"}, {"draw"},
+    ),
     "select_payloads": (
         lambda: select_payloads([5, 6, 7]), {}, {"pk_payload"}, {"payload"},
     ),
@@ -586,6 +589,17 @@ async def test_statements_find_their_rows_by_an_index(
     assert not plan.sorts, plan.text
     assert plan.indexes == indexes, plan.text
     assert plan.tables == tables, plan.text
+
+
+async def test_steps_of_a_run_are_read_in_the_order_of_their_index(
+    connection: AsyncConnection,
+) -> None:
+    """Of the runs, which are few, PostgreSQL reads all."""
+    statement = select_steps(1, runs=["test"], above=7, below=None, limit=1)
+    plan = await plan_of(connection, statement)
+    assert "draw" not in plan.scans, plan.text
+    assert not plan.sorts, plan.text
+    assert "ix_draw_step" in plan.indexes, plan.text
 
 
 async def test_what_refers_to_condemned_packs_is_found_by_an_index(

@@ -120,8 +120,11 @@ class PostgresqlBackend:
         return self._engine(isolation_level="READ COMMITTED", **self._pool)
 
     def reader_engine(self) -> AsyncEngine:
-        """Every transaction reads one snapshot."""
-        engine = self._engine(isolation_level="REPEATABLE READ", **self._pool)
+        """Every transaction reads one snapshot. Who only looks takes one core."""
+        # PgBouncer refuses parameters that it does not know.
+        alone = self.read_only and not self._url.through_pgbouncer
+        settings = {"max_parallel_workers_per_gather": "0"} if alone else _NO_SETTINGS
+        engine = self._engine(settings, isolation_level="REPEATABLE READ", **self._pool)
         return engine.execution_options(postgresql_readonly=True)
 
     def migration_engine(self) -> AsyncEngine:

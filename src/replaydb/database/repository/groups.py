@@ -101,6 +101,17 @@ def episodes(
     return [EpisodeInfo(**row._asdict()) for row in rows]
 
 
+def texts(
+    connection: Connection, buffer_id: int, group_ids: Sequence[int]
+) -> dict[int, dict[int, str]]:
+    """Texts of episodes of groups, by id and position. Ids not in the buffer are left out."""
+    known = ids(connection, selection(buffer_id, ids=group_ids))
+    found: dict[int, dict[int, str]] = {}
+    for row in sorted(execute(connection, select_transcripts(known))):
+        found.setdefault(row.group_id, {})[row.position] = row.text
+    return found
+
+
 #: Groups that can be put elsewhere.
 COPYABLE = group.group_status.in_(sorted(PUTTABLE - {GroupStatus.ARCHIVED}))
 

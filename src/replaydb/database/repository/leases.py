@@ -48,10 +48,12 @@ def create(buffer: LockedBuffer, owner: str, ttl: float) -> int:
     return inserted_id(buffer.connection, insert_lease(), values)
 
 
-def live(connection: Connection, buffer_id: int, now: datetime) -> list[LeaseInfo]:
-    """Leases that have not expired."""
+def known(
+    connection: Connection, buffer_id: int, now: datetime, *, expired: bool
+) -> list[LeaseInfo]:
+    """Leases that have not expired, or also those that have and still hold something."""
     by_lease: dict[int, list[Any]] = {}
-    for row in execute(connection, select_leases(buffer_id, now)):
+    for row in execute(connection, select_leases(buffer_id, now, expired=expired)):
         by_lease.setdefault(row.id, []).append(row)
     return [
         LeaseInfo(

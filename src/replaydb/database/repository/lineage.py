@@ -80,11 +80,9 @@ def draws(connection: Connection, buffer_id: int, **which: Any) -> list[DrawInfo
     ]
 
 
-def steps(
-    connection: Connection, buffer_id: int, above: int | None, below: int | None, limit: int
-) -> list[int]:
-    """Steps that groups of a buffer were drawn for, ascending."""
-    found = execute(connection, select_steps(buffer_id, above, below, limit))
+def steps(connection: Connection, buffer_id: int, **which: Any) -> list[int]:
+    """Steps that groups of a buffer were drawn for, ascending; `which` as `select_steps` has it."""
+    found = execute(connection, select_steps(buffer_id, **which))
     return sorted(row.step for row in found)
 
 

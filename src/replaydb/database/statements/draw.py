@@ -91,9 +91,18 @@ def select_draws(
     return statement.order_by(draw.c.id.desc()).limit(limit)
 
 
-def select_steps(buffer_id: int, above: int | None, below: int | None, limit: int) -> Select[Any]:
+def select_steps(
+    buffer_id: int,
+    *,
+    runs: Sequence[str] | None,
+    above: int | None,
+    below: int | None,
+    limit: int,
+) -> Select[Any]:
     """Steps that groups were drawn for: the first ones above a step, or the last below one."""
     which = select(draw.c.step).where(draw.c.buffer_id == buffer_id, draw.c.step.is_not(None))
+    if runs is not None:
+        which = which.where(draw.c.run_id.in_(select(run.c.id).where(among(run.c.name, runs))))
     if above is not None:
         which = which.where(draw.c.step > above)
     if below is not None:

@@ -34,11 +34,15 @@ def insert_lease() -> Insert:
     return insert(lease).returning(lease.c.id)
 
 
-def select_leases(buffer_id: int, now: datetime, lease_id: int | None = None) -> Select[Any]:
+def select_leases(
+    buffer_id: int, now: datetime, lease_id: int | None = None, *, expired: bool = False
+) -> Select[Any]:
     """Leases that have not expired, or one of them: a row for each group, as its draw took it.
 
-    A lease that holds nothing is one row, without a group.
+    A lease that holds nothing is one row, without a group. With `expired` also those that have, as
+    long as they hold something.
     """
+    live = lease.c.expires_at > now
     drawn = draw_group.c
     statement = (
         select(
@@ -52,7 +56,7 @@ def select_leases(buffer_id: int, now: datetime, lease_id: int | None = None) ->
         .outerjoin_from(lease, episode_group, group.lease_id == lease.c.id)
         .outerjoin(draw_group, (drawn.group_id == group.id) & IS_LEASED)
         .outerjoin(draw, draw.c.id == drawn.draw_id)
-        .where(lease.c.buffer_id == buffer_id, lease.c.expires_at > now)
+        .where(lease.c.buffer_id == buffer_id, live | group.id.is_not(None) if expired else live)
         .order_by(lease.c.id, drawn.position, group.id)
     )
     return statement if lease_id is None else statement.where(lease.c.id == lease_id)

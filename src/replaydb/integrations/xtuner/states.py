@@ -81,7 +81,7 @@ def fingerprint(states: Iterable[RolloutState]) -> str:
 
 def _is_reward(score: Any) -> bool:
     """Whether it can be the reward of an episode; others are in the state alone."""
-    return isinstance(score, int | float) and abs(score) <= sys.float_info.max
+    return isinstance(score, int | float) and abs(score) <= float(np.finfo(np.float32).max)
 
 
 def to_state(episode: rdb.Episode) -> RolloutState:
