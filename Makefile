@@ -9,7 +9,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help browser demo test check docs lowest integrations torture bench bench-peers clean
+.PHONY: help browser demo test check docs pictures lowest integrations torture bench bench-peers clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -32,6 +32,9 @@ check: $(VENV)/.installed ## Lint, types, layers, the wheel, and the documentati
 
 docs: $(VENV)/.installed ## Build the documentation into site/, with a reference of what is public
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+pictures: $(VENV)/.installed ## Take the pictures of the pages in the documentation anew, in Chromium
+	PYTHONPATH=tests $(BIN)/python -m pictures
 
 lowest: $(VENV)/.installed ## Try both engines with the lowest versions that are allowed
 	PYTHONPATH=tests $(BIN)/python -m lowest

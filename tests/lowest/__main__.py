@@ -24,7 +24,7 @@ from support.postgres import running_server
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = CHECKOUT / ".venv" / "lowest"
-EXTRAS = "analysis", "obstore", "opentelemetry", "prometheus", "report", "zstd"
+EXTRAS = "analysis", "obstore", "opentelemetry", "prometheus", "report", "ui", "zstd"
 BORROWED = {"torch"}
 _REQUIREMENT = re.compile(r"([\w.-]+)(?:\[\w+\])?>=([\d.]+)")
 
@@ -107,7 +107,9 @@ def main() -> None:
                     check=True,
                     env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
                 )
-            console.print(f"{engine}: put, sample, lease, wait, migrate and the commands work")
+            console.print(
+                f"{engine}: put, sample, lease, wait, migrate, the commands and the pages work"
+            )
 
 
 if __name__ == "__main__":

@@ -5,17 +5,23 @@
 Run by `python -m lowest` in an environment that has the lowest versions allowed; the database has
 no tables yet. Everything that talks to a dependency is called once: migrations and the command line
 (alembic, typer, rich), both engines' drivers, payloads (numpy, xxhash, zstandard), tables, files
-and reports (pyarrow, plotly), waiting, cancellation and the blocking facade.
+and reports (pyarrow, plotly), pages (jinja2, rapidfuzz, starlette, uvicorn), waiting, cancellation
+and the blocking facade.
 """
 
 from __future__ import annotations
 
 import asyncio
+import io
+import signal
+import subprocess
 import sys
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
+from urllib.request import urlopen
 
+import pyarrow.parquet as pq
 from typer.testing import CliRunner
 
 import replaydb as rdb
@@ -79,6 +85,7 @@ def main(url: str, *pins: str) -> None:
         buffer = store.buffer("math")
         assert len(buffer.sample(100).ids) == 100
     look(url)
+    browse(url)
     with tempfile.TemporaryDirectory() as folder:
         carry(url, folder)
     command("db", "downgrade", "base", "--yes", "--url", url)
@@ -96,6 +103,32 @@ def look(url: str) -> None:
     table = analysis.tokens(url, buffer="math", where=rdb.col.group_uid == "1").to_table()
     assert table["token_ids"].to_pylist() == [[1, 2, 3, 4, 5]]
     assert analysis.draws(url).to_table().num_rows > 100
+
+
+def browse(url: str) -> None:
+    """Some of the pages, and a download, until Ctrl-C."""
+    ui = [sys.executable, "-P", "-m", "replaydb.cli", "ui", "--port", "0", "--url", url]
+    with subprocess.Popen(ui, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        root = process.stdout.readline().strip()
+
+        def page(address: str) -> bytes:
+            with urlopen(root + address, timeout=60) as answer:  # noqa: S310
+                return bytes(answer.read())
+
+        try:
+            overview = page("?buffer=math").decode()
+            assert "gsm8k" in overview
+            assert "Reward by policy version" in overview
+            assert b"completed" in page("groups?buffer=math&where=reward_mean+%3E+0.5")
+            assert b"-0.25" in page("episode?buffer=math&group=1&position=0&show=tokens")
+            assert b"Nothing differs" in page("compare?buffer=math&group=1&a=0&b=0&by=tokens")
+            assert b"--fore" in page("static/ui.css")
+            rows = pq.read_table(io.BytesIO(page("groups.parquet?buffer=math")))
+            assert rows.num_rows == 108
+        finally:
+            process.send_signal(signal.SIGINT)
+    assert process.returncode == 0
 
 
 def carry(url: str, folder: str) -> None:

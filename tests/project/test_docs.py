@@ -24,6 +24,7 @@ import typer
 from typer.core import TyperGroup
 
 import replaydb as rdb
+from pictures import PICTURES, VIEWS
 from replaydb import analysis
 from replaydb.cli import app
 from support.connections import transaction
@@ -35,6 +36,7 @@ PAGES = [*GUIDES, CHECKOUT / "CHANGELOG.md", CHECKOUT / "CONTRIBUTING.md"]
 
 _FENCE = re.compile(r"^```(?P<info>[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 _CODE_SPAN = re.compile(r"`([^`\n]+)`")
+_IMAGE = re.compile(r"!\[([^\]]*)\]\(([^)\s]+)\)")
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ +(.+)$", re.MULTILINE)
 _TEST = re.compile(r"\b(tests/[\w/]+\.py)(?:::(\w+))?")
@@ -297,6 +299,14 @@ def test_links_lead_somewhere(page: Path) -> None:
         if not there or (anchor and anchor not in anchors_of(target)):
             broken.append(link)
     assert broken == []
+
+
+def test_pictures_of_the_pages_are_shown_and_described() -> None:
+    shown = [image for page in GUIDES for image in _IMAGE.findall(prose_of(page))]
+    assert [path for words, path in shown if not words] == []
+    taken = {f"{name}.png" for name in VIEWS}
+    assert {Path(path).name for _, path in shown if "pictures/" in path} == taken
+    assert {path.name for path in PICTURES.iterdir()} == taken
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(CHECKOUT)))

@@ -15,6 +15,7 @@ import uvicorn
 from axe_playwright_python.async_playwright import Axe
 from playwright.async_api import Browser, ConsoleMessage, Page, Request, async_playwright
 
+from replaydb.decoding import Decode
 from replaydb.ui import application
 
 #: Debian's package; `make browser` installs it.
@@ -65,12 +66,13 @@ async def chromium() -> AsyncIterator[Browser]:
 
 
 @asynccontextmanager
-async def serving(url: str) -> AsyncIterator[str]:
-    """The pages over a store, by HTTP; where they are."""
+async def serving(url: str, *, decode: Decode | None = None) -> AsyncIterator[str]:
+    """The pages over a store, by HTTP, and what decodes its tokens; where they are."""
     app = application(url)
     config = uvicorn.Config(app, lifespan="off", log_level="warning", ws="none")
     server = uvicorn.Server(config)
     async with app.router.lifespan_context(app):
+        app.state.decode = decode
         with socket.create_server(("127.0.0.1", 0)) as listener:
             task = asyncio.create_task(server.serve([listener]))
             yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
@@ -112,12 +114,11 @@ class Tab:
 
     async def check(self, name: str) -> None:
         """See that the view that is open is what every view is to be, and take its picture."""
-        SCREENSHOTS.mkdir(exist_ok=True)
         for scheme in _SCHEMES:
             await self.page.emulate_media(color_scheme=scheme)
-            await self._picture(f"{name}-{scheme}")
+            await self.picture(f"{name}-{scheme}")
         await self.page.set_viewport_size(_PHONE)  # type: ignore[arg-type]
-        await self._picture(f"{name}-phone")
+        await self.picture(f"{name}-phone")
         await self.check_width()
         await self.page.set_viewport_size(_DESKTOP)  # type: ignore[arg-type]
         await self.page.evaluate(_SHORTEN)
@@ -155,7 +156,9 @@ class Tab:
         assert self.errors == []
         assert self.elsewhere == []
 
-    async def _picture(self, name: str) -> None:
+    async def picture(self, name: str) -> None:
+        """Take a picture of all of the page that is open, to be looked at."""
+        SCREENSHOTS.mkdir(exist_ok=True)
         await self.page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=True)
 
 

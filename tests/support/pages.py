@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 
+import httpx
+from starlette.applications import Starlette
+
 #: Elements that have no end.
 VOID = {"meta", "link", "input", "br", "hr", "img"}
 
@@ -86,3 +89,13 @@ def read(html: str) -> Page:
     assert all(caption for caption in page.tables)
     assert not [it for it in page.elements if "style" in it[1] or it[0] == "style"]
     return page
+
+
+def decode_bytes(browser: httpx.AsyncClient) -> None:
+    """Have the pages decode tokens, as if they were bytes; what is none says nothing."""
+    transport = browser._transport
+    assert isinstance(transport, httpx.ASGITransport)
+    assert isinstance(transport.app, Starlette)
+    transport.app.state.decode = lambda ids: bytes(it for it in ids if it < 256).decode(
+        "utf-8", "replace"
+    )

@@ -2,21 +2,25 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
+import math
 import re
 import sqlite3
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime
+from decimal import Decimal
 from html import unescape
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import asyncpg
 import httpx
 import pyarrow.parquet as pq
 import pytest
 
-from replaydb import Buffer, EpisodeGroup, Store, analysis, col
-from replaydb.ui import downloads
+from replaydb import Buffer, Episode, EpisodeGroup, Store, analysis, col
+from replaydb.ui import downloads, queries
 from support.groups import episode
 
 ADDRESSES = [
@@ -25,6 +29,8 @@ ADDRESSES = [
     "prompt=p/2&min_reward=0.1&max_priority=6.5&max_staleness=6&min_staleness=2",
     "tag=kind=%25d 'x' \\ é&where=" + quote("tags['level'] in [1, 'one'] or tags['l'][0] == 'py'"),
     "where=" + quote("task_name.like('g%8_') and id in [2, 4, 6] and not has_transcript"),
+    "where=" + quote("deadline is None and (lease_id is not None or run_id > 0) and id > 1"),
+    "where=" + quote("leased_from == 'completed' and min_episodes is None and staleness > 2"),
     "sort=priority&where="
     + quote("created_at > '2026-01-01' and coalesce(reward_std, 1) * 2 < 1e-3 and id % 3 < 2"),
 ]
@@ -50,6 +56,7 @@ async def filled(store: Store) -> Buffer:
     await buffer.advance_policy(9)
     await buffer.sample(3, step=1)
     await buffer.update(ids=[9], status="archived")
+    await buffer.lease(2, ttl=600)
     await (await store.buffer("other")).put(EpisodeGroup("gsm8k", [episode()]))
     return buffer
 
@@ -112,40 +119,154 @@ async def test_rows_are_those_of_the_view(
             assert shown[name] == known[name]
 
 
-async def test_groups_and_steps_have_theirs(
+#: Pages, with `{}` where their downloads say the kind.
+PAGES = (
+    "overview.{}?buffer=%s",
+    "overview.{}",
+    "group.{}?id=2&buffer=%s",
+    "episode.{}?group=2&position=0&buffer=%s",
+    "compare.{}?group=11&a=2&b=0&buffer=other",
+    "prompt.{}?uid=p/2&buffer=%s",
+    "prompt.{}?uid=p/2&task=gsm8k&buffer=%s",
+    "run.{}?name=test",
+    "run.{}?name=it's",
+    "runs.{}",
+    "runs.{}?a=test&b=it's",
+    "step.{}?step=1&buffer=%s",
+    "step.{}?step=1&run=test&buffer=%s",
+    "step.{}?step=1&run=it's&buffer=%s",
+    "step.{}?draw=1&buffer=%s",
+    "steps.{}?buffer=%s",
+    "steps.{}?run=test&buffer=%s",
+    "steps.{}?run=it's&buffer=%s",
+)
+
+
+async def test_every_view_has_its_rows(
     url: str, filled: Buffer, browser: httpx.AsyncClient
 ) -> None:
-    buffer = quote(filled.name)
+    """The same in three forms, the SQL run by a client of the database."""
+    async with Store.open(url, run="it's") as store:
+        rows = [episode(i / 2, version=3, text=f"'{i}'", metadata={"n": i}) for i in range(3)]
+        await (await store.buffer("other")).put(EpisodeGroup("gsm8k", rows))
+    found = {}
+    for page in PAGES:
+        address = page.replace("%s", quote(filled.name))
+        answers = {kind: await browser.get(address.format(kind)) for kind in downloads.MEDIA_TYPES}
+        assert {answer.status_code for answer in answers.values()} == {200}, address
+        table = pq.read_table(io.BytesIO(answers["parquet"].content))
+        rows = found[page] = table.to_pylist()
+        said = [[shown(value) for value in row.values()] for row in rows]
+        assert [[shown(it) for it in row.values()] for row in answers["json"].json()] == said, page
+        sql = await run(url, answers["sql"].text)
+        assert [[shown(value) for value in row] for row in sql] == said, page
+    overview = {row["buffer_name"]: row["num_groups"] for row in found["overview.{}"]}
+    assert overview == {filled.name: 5, "other": 2}
+    assert len(found["overview.{}?buffer=%s"]) == 2
+    [same] = analysis.episodes(url, where=col.id == 2).to_table().to_pylist()
+    assert found["episode.{}?group=2&position=0&buffer=%s"] == [same]
+    assert found["group.{}?id=2&buffer=%s"] == [{k: v for k, v in same.items() if k != "text"}]
+    two = found["compare.{}?group=11&a=2&b=0&buffer=other"]
+    assert [(row["position"], row["text"]) for row in two] == [(0, "'0'"), (2, "'2'")]
+    prompt = analysis.prompts(url, buffer=filled.name, where=col.prompt_uid == "p/2").to_table()
+    assert found["prompt.{}?uid=p/2&buffer=%s"] == prompt.to_pylist()
+    assert len(found["prompt.{}?uid=p/2&task=gsm8k&buffer=%s"]) == 1
+    assert found["runs.{}"] == analysis.runs(url).to_table().to_pylist()
+    put = found["runs.{}?a=test&b=it's"]
+    assert found["run.{}?name=test"] == [row for row in put if row["run_name"] == "test"]
+    assert [row["num_episodes"] for row in put if row["run_name"] == "it's"] == [3]
+    assert sum(row["num_groups"] for row in put) == 11
     history = analysis.draws(url, buffer=filled.name).to_table().to_pylist()
-    assert len(history) == 3
-    episodes = analysis.episodes(url, where=col.id == 2).to_table().drop(["text"]).to_pylist()
-    for address, expected in {
-        "group.{}?id=2": episodes,
-        "step.{}?step=1": history,
-        "step.{}?step=1&run=test": history,
-        "step.{}?step=1&run=other": [],
-        f"step.{{}}?draw={history[0]['draw_id']}": history,
-    }.items():
-        answers = {
-            kind: await browser.get(f"{address.format(kind)}&buffer={buffer}")
-            for kind in downloads.MEDIA_TYPES
-        }
-        assert {answer.status_code for answer in answers.values()} == {200}
-        assert pq.read_table(io.BytesIO(answers["parquet"].content)).to_pylist() == expected
-        assert len(answers["json"].json()) == len(expected)
-        assert len(await run(url, answers["sql"].text)) == len(expected)
-    for page in ("group?id=2", "step?step=1", "prompt?uid=p/2"):
-        shown = await browser.get(f"{page}&buffer={buffer}")
-        [link] = re.findall(r'href="\./([^"]+)">json<', shown.text)
-        assert (await browser.get(unescape(link))).json(), page
-    assert (await browser.get(f"step.json?buffer={buffer}")).status_code == 400
-    assert (await browser.get(f"group.json?buffer={buffer}&id=99")).status_code == 404
+    step = [row for row in history if row["step"] == 1]
+    assert len(history) == 5
+    assert len(step) == 3
+    for page in PAGES:
+        if page.startswith("steps"):
+            assert found[page] == ([] if "it's" in page else history)
+        if page.startswith("step."):
+            assert found[page] == ([] if "it's" in page else step)
+
+
+def shown(value: Any) -> Any:
+    """A value as every form has it: JSON read, times in UTC as text."""
+    if isinstance(value, str):
+        if value.startswith(("{", "[")):
+            return json.loads(value)
+        if re.match(r"\d{4}-\d\d-\d\d[ T]", value):
+            value = datetime.fromisoformat(value)
+    if isinstance(value, datetime):
+        return value.replace(tzinfo=value.tzinfo or UTC).isoformat()
+    return float(value) if isinstance(value, int | Decimal) else value
+
+
+async def test_tokens_are_there_without_sql(
+    url: str, filled: Buffer, browser: httpx.AsyncClient
+) -> None:
+    rows = [
+        Episode(prompt_ids=[1], response_ids=[2, 3], logprobs=[-0.5, -math.inf], policy_version=i)
+        for i in range(2)
+    ]
+    [put] = await filled.put(EpisodeGroup("gsm8k", rows))
+    address = f"buffer={quote(filled.name)}&group={put}&position=1"
+    parquet = await browser.get(f"tokens.parquet?{address}")
+    found = pq.read_table(io.BytesIO(parquet.content)).to_pylist()
+    assert [row["token_id"] for row in found] == [1, 2, 3]
+    assert [row["logprob"] for row in found] == [0.0, -0.5, -math.inf]
+    assert {row["position"] for row in found} == {row["token_version"] for row in found} == {1}
+    said = (await browser.get(f"tokens.json?{address}")).json()
+    assert [row["logprob"] for row in said] == [0.0, -0.5, None]
+    assert (await browser.get(f"tokens.sql?{address}")).status_code == 404
+    await filled.update(ids=[put], status="archived")
+    assert (await browser.get(f"tokens.json?{address}")).status_code == 200
+
+
+async def test_every_page_leads_to_its_downloads(
+    filled: Buffer, browser: httpx.AsyncClient
+) -> None:
+    for page in (
+        "",
+        "?buffer=%s",
+        "groups?buffer=%s",
+        "group?id=2&buffer=%s",
+        "episode?group=2&position=0&buffer=%s",
+        "compare?group=2&a=0&b=0&buffer=%s",
+        "prompt?uid=p/2&buffer=%s",
+        "run?name=test",
+        "runs",
+        "runs?a=test&b=test",
+        "step?step=1&buffer=%s",
+        "steps?buffer=%s",
+    ):
+        shown = await browser.get(page.replace("%s", quote(filled.name)))
+        links = re.findall(r'href="\./([^"]+)">(?:parquet|json|sql)<', shown.text)
+        kinds = {urlsplit(link).path.rpartition(".")[2] for link in links}
+        assert kinds == {*downloads.MEDIA_TYPES}, page
+        for link in links:
+            assert (await browser.get(unescape(link))).status_code == 200, link
+
+
+async def test_downloads_of_what_is_not_there(filled: Buffer, browser: httpx.AsyncClient) -> None:
+    buffer = f"buffer={quote(filled.name)}"
+    for address, status, said in (
+        (f"step.json?{buffer}", 400, "step: expected"),
+        (f"group.json?{buffer}&id=99", 404, "99"),
+        (f"episode.json?{buffer}&group=2&position=1", 400, "an episode of group 2, which has 1"),
+        (f"compare.json?{buffer}&group=2&a=0", 400, "b: expected"),
+        (f"tokens.json?{buffer}&group=2&position=9", 400, "an episode of group 2, which has 1"),
+        (f"prompt.json?{buffer}", 400, "uid: expected"),
+        ("run.json?name=nobody", 400, "name: expected a run of this store"),
+        ("runs.json?a=test&b=nobody", 400, "b: expected a run of this store"),
+        ("overview.json?buffer=none", 404, "none"),
+    ):
+        answer = await browser.get(address)
+        assert answer.status_code == status, address
+        assert said in answer.text
 
 
 async def test_downloads_end(
     filled: Buffer, browser: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(downloads, "MOST_ROWS", 4)
+    monkeypatch.setattr(queries, "MOST_ROWS", 4)
     address = f"buffer={quote(filled.name)}"
     assert len((await browser.get(f"groups.json?{address}")).json()) == 4
     parquet = await browser.get(f"groups.parquet?{address}")
@@ -156,7 +277,7 @@ async def test_downloads_end(
 async def test_what_no_download_has_is_refused(filled: Buffer, browser: httpx.AsyncClient) -> None:
     for kind, query, said in (
         ("json", "text=wait", "text: expected none in a download"),
-        ("sql", "where=deadline%20is%20None", "columns that the view group_overview has"),
+        ("sql", "text=wait", "text: expected none in a download"),
         ("parquet", "where=nonsense", "a column of groups"),
     ):
         answer = await browser.get(f"groups.{kind}?buffer={quote(filled.name)}&{query}")

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
 import pytest
-from starlette.applications import Starlette
 
 import replaydb as rdb
-from replaydb import Buffer, Episode, EpisodeGroup, InvalidInputError
-from replaydb.ui import application, tokens
+from replaydb import Buffer, Episode, EpisodeGroup, InvalidInputError, Turn
+from replaydb.ui import application, differences, tokens
 from replaydb.ui.views import group as view
 from support.damage import damage
 from support.groups import conversation, episode, group, groups
-from support.pages import Page, read
+from support.pages import Page, decode_bytes, read
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m\u202eevil\u202c</pre>"
 SHOWN = "<script>alert(1)</script>\\x1b[31m\\u202eevil\\u202c</pre>"
 PUT, GRPO = (
     "Episodes; advantages as they are stored",
-    ("Episodes; advantages as GRPO has them, since none are stored"),
+    "Episodes; advantages as GRPO has them (sample standard deviation, eps 1e-4), "
+    "since episodes have none stored",
 )
 LIFE = "What happened to it, the first first"
 
@@ -58,7 +59,7 @@ async def test_what_its_episodes_were(browser: httpx.AsyncClient, buffer: Buffer
     assert ("h2", "Prompt") in page.headings
     assert "what?" in page.text
     assert [said for _, said in page.named("pre")] == ["what?", "text 0", "text 1", "text 2"]
-    assert page.links["p/1"] == "./prompt?buffer=math&uid=p%2F1"
+    assert page.links["p/1"] == "./prompt?buffer=math&uid=p%2F1&task=t"
     assert page.links["episode 1"] == f"./episode?buffer=math&group={one}&position=1"
 
 
@@ -222,12 +223,23 @@ async def test_tokens_turn_by_turn(browser: httpx.AsyncClient, buffer: Buffer, b
     assert page.text.count('tool: "python"') == 1
 
 
-def decode_bytes(browser: httpx.AsyncClient) -> None:
-    """Have the pages decode tokens, as if they were bytes."""
-    transport = browser._transport
-    assert isinstance(transport, httpx.ASGITransport)
-    assert isinstance(transport.app, Starlette)
-    transport.app.state.decode = lambda ids: bytes(ids).decode("utf-8", "replace")
+async def test_an_answer_without_tokens_is_there(
+    browser: httpx.AsyncClient, buffer: Buffer
+) -> None:
+    turns = [
+        Turn(prompt_ids=[65], response_ids=[66], reward=0.5),
+        Turn(prompt_ids=[67], response_ids=[], reward=-0.5, finish_reason="length"),
+        Turn(prompt_ids=[68], response_ids=[]),
+    ]
+    await buffer.put(EpisodeGroup("t", [Episode(turns=turns)]))
+    decode_bytes(browser)
+    for show in ("tokens", "text"):
+        page = await get(browser, "/episode", group=1, position=0, show=show)
+        names = [said for name, said in page.headings if name == "h2" and "turn " in said]
+        assert names == [
+            f"turn {i} of 3: {what}" for i in (1, 2, 3) for what in ("context", "answer")
+        ]
+        assert "reward -0.5, ended: length" in page.text
 
 
 async def test_a_tokenizer_says_what_tokens_say(browser: httpx.AsyncClient, buffer: Buffer) -> None:
@@ -241,7 +253,7 @@ async def test_a_tokenizer_says_what_tokens_say(browser: httpx.AsyncClient, buff
     page = await get(browser, "/episode", group=one, position=0)
     assert [said for _, said in page.named("pre")] == ["Q:", "né 🦕\n<b>"]
     page = await get(browser, "/episode", group=one, position=0, show="tokens")
-    assert [said for _, said in page.named("pre")] == ["Q:", "né 🦕↵\n<b>"]
+    assert [said for _, said in page.named("pre")] == ["Q:", "n⟨195⟩é ⟨240⟩⟨159⟩⟨166⟩🦕↵\n<b>"]
     page = await get(browser, "/compare", group=one, a=0, b=1)
     assert [said for _, said in page.named("del")][1:] == ["🦕\n<b>"]
     assert [said for _, said in page.named("ins")][1:] == ["2"]
@@ -267,6 +279,82 @@ async def test_advantages_of_tokens(browser: httpx.AsyncClient, buffer: Buffer) 
     ] == [("t none", "no advantage"), ("t p1", "advantage 1"), ("t p2", "advantage 2")]
     colours = [attributes["class"] for attributes, _ in page.named("span")][:9]
     assert colours == [f"t {it}" for it in ["m4", "m3", "m2", "m1", "a0", "p1", "p2", "p3", "p4"]]
+
+
+async def test_advantages_of_grpo_are_coloured(browser: httpx.AsyncClient, buffer: Buffer) -> None:
+    one, equal = await buffer.put([group(rewards=[2.0, 0.0, 1.0]), group(rewards=[1.0, 1.0])])
+    page = await get(browser, "/group", id=one)
+    assert "population standard deviation 0.8165" in page.text
+    assert [row[2] for row in page.tables[GRPO][1:]] == ["0.9999", "-0.9999", "0"]
+    for position, (colour, value) in enumerate((("p4", "0.9999"), ("m4", "-0.9999"), ("a0", "0"))):
+        page = await get(
+            browser, "/episode", group=one, position=position, show="tokens", by="advantage"
+        )
+        assert f"advantage {value} (GRPO);" in page.text
+        assert "Those of episodes, as GRPO has them (sample standard deviation" in page.text
+        titled = [it for it, _ in page.named("span") if "title" in it]
+        assert [(it["class"], it["title"]) for it in titled] == [
+            *[("t none", "no advantage")] * 2,
+            *[(f"t {colour}", f"advantage {value}")] * 3,
+        ]
+    page = await get(browser, "/episode", group=equal, position=0, show="tokens", by="advantage")
+    assert [said for _, said in page.named("li")][-2:] == ["0", "not trained on, or none"]
+    page = await get(browser, "/compare", group=one, a=0, b=1)
+    [table] = page.tables.values()
+    assert [row[2] for row in table[1:]] == ["0.9999", "-0.9999"]
+
+
+async def test_turns_without_a_tokenizer(browser: httpx.AsyncClient, buffer: Buffer) -> None:
+    """The prompt, what each turn was, and the text, as far as they were put."""
+    last = Turn(prompt_ids=[4], response_ids=[5, 6], reward=1.0, finish_reason="stop")
+    one = Episode(turns=[*conversation().turns, last], text="all turns")
+    prompt: list[dict[str, Any]] = [
+        {"role": "user", "content": "what?"},
+        {"role": "assistant", "content": None, "tool_calls": [{"name": "look"}]},
+    ]
+    [id_] = await buffer.put(EpisodeGroup("t", [one], prompt=prompt))
+    page = await get(browser, "/episode", group=id_, position=0)
+    assert [said for _, said in page.named("pre")] == [
+        'user: what?\n\nassistant:\ntool_calls: [{"name": "look"}]',
+        "all turns",
+    ]
+    assert page.tables["What is known of each"][1:] == [
+        ["1", "2", "1", "0.25", "tool_calls", 'tool: "python"'],
+        ["2", "1", "2", "0.5", "-", ""],
+        ["3", "1", "2", "1", "stop", ""],
+    ]
+    assert "ended: stop." in page.text
+    assert (await get(browser, "/group", id=id_)).tables[GRPO][1][-1] == "stop"
+    decode_bytes(browser)
+    page = await get(browser, "/episode", group=id_, position=0)
+    assert "reward 0.25, ended: tool_calls; tool:" in page.text
+
+
+async def test_signs_are_whole_and_tokens_are_counted(
+    browser: httpx.AsyncClient, buffer: Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens, "TEXT_TOKENS", 50)
+    decode_bytes(browser)
+    text = "x" + "🦕" * 150
+    one = Episode(prompt_ids=[1], response_ids=[*text.encode(), 999])
+    [id_] = await buffer.put(EpisodeGroup("t", [one, episode()], prompt_ids=[*text.encode()] * 4))
+    page = await get(browser, "/group", id=id_)
+    assert "�" not in page.text
+    assert "404 tokens more." in page.text
+    assert "202 tokens more of episode 0" in page.links
+    seen = [
+        said
+        for part in range(13)
+        for _, said in (await get(browser, "/episode", group=id_, position=0, part=part)).named(
+            "pre"
+        )
+    ]
+    assert "".join(seen) == "\\x01" + text
+    monkeypatch.setattr("replaydb.ui.views.episode.TOKENS", 50)
+    for part in (1, 12):
+        page = await get(browser, "/episode", group=id_, position=0, part=part, show="tokens")
+        assert "�" not in page.text
+    assert [said for _, said in page.named("span")][-2:] == ["🦕", "⟨999⟩"]
 
 
 async def test_long_episodes_are_cut_into_parts(
@@ -316,7 +404,31 @@ async def test_differences_of_two(browser: httpx.AsyncClient, buffer: Buffer) ->
     page = await get(browser, "/compare", group=one, a=0, b=1, by="tokens")
     assert [said for _, said in page.named("pre")] == ["2 3 4 5 "]
     page = await get(browser, "/compare", group=one, a=0, b=0)
-    assert "100.0% alike" in page.text
+    assert "Nothing differs: 6 words." in page.text
+
+
+async def test_differences_of_long_ones(
+    browser: httpx.AsyncClient, buffer: Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [7] * 25_000
+    episodes = [
+        Episode(prompt_ids=[1], response_ids=[*ids, *end, *ids]) for end in ([8, 9], [9, 8, 8])
+    ]
+    [one] = await buffer.put(EpisodeGroup("t", episodes))
+    page = await get(browser, "/compare", group=one, a=0, b=1)
+    said = " ".join(page.text.split())
+    assert "By tokens, not by words: one was put without text." in said
+    assert "99.9% of their tokens are alike. The first 25,000 are the same." in said
+    assert "… 24,920 tokens …" in said
+    assert [said for _, said in page.named("ins")][1:] == ["9 ", "8 "]
+    monkeypatch.setattr(differences, "ITEMS", 1)
+    page = await get(browser, "/compare", group=one, a=0, b=1)
+    said = " ".join(page.text.split())
+    assert (
+        "Not all was compared: of what is between their common beginning and end, the first 1 of 10"
+        " tokens of episode 0, and 1 of 11 of episode 1."
+    ) in said
+    assert "alike" not in said
 
 
 def test_a_tokenizer_has_to_be_there(url: str, tmp_path: Path) -> None:

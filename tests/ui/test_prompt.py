@@ -42,7 +42,11 @@ async def test_attempts(browser: httpx.AsyncClient, tried: Buffer) -> None:
         ["test", "3", "1", "2", "1", "1", "1"],
     ]
     said = " ".join(page.text.split())
-    assert "First solved (reward 1) by version 2 of test; by all episodes of version 3" in said
+    assert "First solved (reward 1) by version 2 of test; no lower reward since version 3." in said
+    assert page.tables["Since when it is solved, by run, the one that put last first"][1:] == [
+        ["other", "-", "-", "1", "0.25"],
+        ["test", "2", "3", "3", "1"],
+    ]
     [totals] = [it for it in await tried.prompts(tasks="gsm8k") if it.prompt_uid == UID]
     [row] = page.tables["What became of it, by task"][1:]
     assert row[:8] == [
@@ -56,7 +60,7 @@ async def test_attempts(browser: httpx.AsyncClient, tried: Buffer) -> None:
 @pytest.mark.parametrize(
     ("solved", "said"),
     [
-        (0.5, "by version 1 of test; by all episodes of version 3"),
+        (0.5, "since version 3. Not by other, which put last."),
         (2.0, "Never solved"),
     ],
 )
@@ -66,12 +70,42 @@ async def test_since_when_it_is_solved(
     assert said in " ".join((await get(browser, solved=solved, task="gsm8k")).text.split())
 
 
+async def test_what_was_solved_once_is_not_solved_since(
+    browser: httpx.AsyncClient, tried: Buffer
+) -> None:
+    await tried.put(group(prompt_uid=UID, version=4, rewards=[1.0, 0.0]))
+    await tried.put(
+        group(prompt_uid=UID, version=5, rewards=[None])
+    )  # of which no reward is known yet
+    said = " ".join((await get(browser, task="gsm8k")).text.split())
+    assert "First solved (reward 1) by version 2 of test; not by every episode of version 4" in said
+    await tried.put(group(prompt_uid=UID, version=6, rewards=[1.0]))
+    said = " ".join((await get(browser, task="gsm8k")).text.split())
+    assert "First solved (reward 1) by version 2 of test; no lower reward since version 6" in said
+
+
+async def test_the_reward_asked_for_is_the_one_there_is(
+    browser: httpx.AsyncClient, buffer: Buffer
+) -> None:
+    """Not one that is rounded up, which nothing has reached."""
+    await buffer.put(group(prompt_uid=UID, version=1, rewards=[0.99996, 0.0]))
+    page = await get(browser)
+    [value] = [it["value"] for it, _ in page.named("input") if it["name"] == "solved"]
+    assert value == "0.99996"
+    assert "First solved (reward 0.99996) by version 1" in (await get(browser, solved=value)).text
+
+
 async def test_of_all_tasks(browser: httpx.AsyncClient, tried: Buffer) -> None:
     page = await get(browser)
     assert [row[0] for row in page.tables["What became of it, by task"][1:]] == ["gsm8k", "other"]
-    assert "no episode of a known version reached 9" in " ".join(page.text.split())
+    assert "2 tasks have a prompt of this uid" in " ".join(page.text.split())
+    assert CHART not in page.tables
+    other = await get(browser, task="other")
+    assert "No episode of a known version has a reward" in " ".join(other.text.split())
     assert "No group of it is stored" in (await get(browser, uid="nobody")).text
-    await get(browser, 400, solved="x")
+    for wrong in ("x", "nan", "1e999"):
+        await get(browser, 400, solved=wrong)
+    await get(browser, 400, first=-2)
     await get(browser, 400, uid="")
 
 

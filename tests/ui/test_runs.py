@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import httpx
 import pytest
 
@@ -91,6 +93,9 @@ async def test_a_run(browser: httpx.AsyncClient, ran: None) -> None:
     ]
     theirs = await get(browser, "/run", name=NAME)
     assert "staleness 1.2 in the mean and 2 at most" in " ".join(theirs.text.split())
+    chart = next(said for it, said in theirs.named("script") if '"bar"' in said)
+    [bars] = json.loads(chart)["data"]  # no line, which would claim what lies between
+    assert (bars["type"], bars["x"], bars["y"]) == ("bar", [0, 1, 2], [1, 2, 2])
     await get(browser, "/run", 400, name="nobody")
 
 

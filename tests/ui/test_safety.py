@@ -7,12 +7,14 @@ from collections.abc import AsyncIterator
 
 import httpx
 import pytest
+import uvicorn
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.types import Message
+from starlette.types import Message, Receive, Scope, Send
+from uvicorn.server import ServerState
 
 from replaydb import Buffer, InvalidInputError, Store
-from replaydb.ui import application, safety, serve
+from replaydb.ui import application, safety, serve, serving
 from replaydb.ui.app import ROUTES
 from support.groups import group
 from ui.conftest import Looking
@@ -41,10 +43,15 @@ async def test_nothing_is_changed(browser: httpx.AsyncClient, method: str) -> No
         answer = await browser.request(method, path)
         assert (answer.status_code, answer.headers["Allow"]) == (405, "GET, HEAD")
     assert (await browser.head("/")).status_code == 200
+    assert (await browser.get("/groups/")).status_code == 404  # nobody is led elsewhere
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8765", "localhost.evil", "10.0.0.1", ""]
+    "host",
+    [
+        *("evil.example", "evil.example:8765", "localhost.evil", "10.0.0.1", ""),
+        *("localhost:evil", "127.0.0.1:8765@evil", "[::1].evil", "[::1", "127.0.0.2"),
+    ],
 )
 async def test_other_names_of_this_machine_are_refused(
     browser: httpx.AsyncClient, host: str
@@ -188,9 +195,34 @@ async def test_slow_readers_shut_nobody_out(
             await begun.acquire()
         pages = await asyncio.gather(*(client.get("/") for _ in range(3)))
         assert [page.status_code for page in pages] == [200] * 3
+        with monkeypatch.context() as soon:
+            soon.setattr(safety, "BUSY_SECONDS", 0.1)
+            busy = await client.get("/download")
+        assert (busy.status_code, busy.headers["Retry-After"]) == (503, "5")
         reading.set()
         await asyncio.gather(*many)
         assert (await client.get("/download")).text == "xxx"
+
+
+async def test_whoever_does_not_read_is_cut_off(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(safety, "STALLED_SECONDS", 0.1)
+    app = application(sqlite_url)
+
+    async def receive() -> Message:
+        return await asyncio.Future()
+
+    async def never(message: Message) -> None:
+        await asyncio.Future()
+
+    scope = {
+        "type": "http", "method": "GET", "path": "/", "query_string": b"",
+        "headers": [(b"host", b"localhost")],
+    }  # fmt: skip
+    async with app.router.lifespan_context(app), asyncio.timeout(5):
+        with pytest.raises(ConnectionError):
+            await app(scope, receive, never)
 
 
 async def test_an_unexpected_error_says_nothing(
@@ -206,3 +238,29 @@ async def test_an_unexpected_error_says_nothing(
     assert answer.headers["X-Content-Type-Options"] == "nosniff"
     assert "GET / failed" in caplog.text
     assert "private" not in caplog.text
+
+
+async def test_whoever_does_not_say_what_they_want_is_hung_up_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Half a head, nothing at all, and half a second one on a connection that is kept."""
+
+    async def answered(scope: Scope, receive: Receive, send: Send) -> None:
+        await asyncio.sleep(0.4)  # longer than a head may take
+        await Response("here")(scope, receive, send)
+
+    monkeypatch.setattr(serving, "HEAD_SECONDS", 0.2)
+    config = uvicorn.Config(answered, lifespan="off", ws="none", log_level="critical")
+    server = await asyncio.get_running_loop().create_server(
+        lambda: serving._Protocol(config, ServerState(), {}), "127.0.0.1", 0
+    )
+    whole = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    async with server, asyncio.timeout(5):
+        for said, heard in ((b"", 0), (whole[:20], 0), (whole, 1), (whole + whole[:20], 1)):
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            writer.write(said)
+            for _ in range(heard):
+                assert (await reader.readuntil(b"here")).startswith(b"HTTP/1.1 200")
+                writer.write(whole[:20])
+            assert await reader.read() == b""
+            writer.close()

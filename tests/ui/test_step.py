@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import httpx
 import pytest
 
@@ -37,6 +39,7 @@ async def test_what_trained_a_step(
     assert page.tables[GROUPS][1:] == [
         [
             f"group {id_}",
+            f"draw {draw.id}",
             "gsm8k",
             infos[id_].prompt_uid or "-",
             f"{infos[id_].reward_mean:.4g}",
@@ -50,7 +53,15 @@ async def test_what_trained_a_step(
         for i, id_ in enumerate(draw.group_ids)
     ]
     sources = page.tables["Runs and policy versions of its groups"][1:]
-    assert [row[:4] for row in sources] == [["other", "1", "1", "1"], ["test", "0", "4", "0.5"]]
+    trained = Counter(infos[id_].run_name for id_ in draw.group_ids[1:])
+    assert [row[:4] for row in sources] == [
+        row
+        for row in (
+            ["other", "1", str(trained["other"]), "1"],
+            ["test", "0", str(trained["test"]), "0.5"],
+        )
+        if row[2] != "0"
+    ]
     rewards = [infos[id_].reward_mean or 0 for id_ in draw.group_ids[1:]]
     stale = [it for it in draw.staleness[1:] if it is not None]
     assert (
@@ -59,11 +70,11 @@ async def test_what_trained_a_step(
         "4 acked, 1 rejected."
     ) in " ".join(page.text.split())
     assert page.tables["Staleness when it was drawn"][1:] == [
-        ["3", "4"]
+        ["3", str(trained["test"])]
     ]  # those of the other run do not compare
-    assert page.links["Step 3"] == "./step?buffer=math&step=3"
+    assert page.links["Step 3"] == "./step?buffer=math&step=3&run=test"
     assert "Step 9" not in page.links  # it drew nothing
-    assert page.links["p"] == "./prompt?buffer=math&uid=p"
+    assert page.links["p"] == "./prompt?buffer=math&uid=p&task=gsm8k"
 
 
 async def test_of_one_run_or_one_draw(
@@ -72,8 +83,17 @@ async def test_of_one_run_or_one_draw(
     await buffer.put(groups(3))
     mine = await buffer.sample(2, step=1)
     theirs = await (await other.buffer("math")).sample(3, step=1)
-    assert len((await get(browser, step=1)).tables[GROUPS]) == 1 + 5
+    await buffer.sample(1, step=4)
+    await (await other.buffer("math")).sample(1, step=2)
+    page = await get(browser, step=1)  # two updates, which are not added up
+    assert GROUPS not in page.tables
+    assert page.links["other"] == "./step?buffer=math&step=1&run=other"
+    [by_run] = [rows for caption, rows in page.tables.items() if caption.startswith("Step 1 of")]
+    assert [row[:3] for row in by_run[1:]] == [["other", "1", "3"], ["test", "1", "2"]]
+    assert page.links["Step 2"] == "./step?buffer=math&step=2"
     page = await get(browser, step=1, run="test")
+    assert page.links["Step 4"] == "./step?buffer=math&step=4&run=test"
+    assert "Step 2" not in page.links
     assert [row[0] for row in page.tables[GROUPS][1:]] == [f"group {id_}" for id_ in mine.ids]
     assert theirs.draw_id is not None
     page = await get(browser, draw=theirs.draw_id)
@@ -81,8 +101,9 @@ async def test_of_one_run_or_one_draw(
     assert page.links["All of step 1"] == "./step?buffer=math&step=1&run=other"
     assert "Nothing is recorded" in (await get(browser, step=1, run="nobody")).text
     assert "Nothing is recorded" in (await get(browser, step=5)).text
-    await get(browser, 404, draw=theirs.draw_id + 1)
-    await get(browser, 400, step="last")
+    await get(browser, 404, draw=theirs.draw_id + 9)
+    for wrong in ({"step": "last"}, {"step": 1, "first": -2}, {}):
+        await get(browser, 400, **wrong)
 
 
 async def test_groups_that_are_gone(browser: httpx.AsyncClient, buffer: Buffer) -> None:
@@ -91,11 +112,35 @@ async def test_groups_that_are_gone(browser: httpx.AsyncClient, buffer: Buffer) 
     await buffer.delete([ids[1]])
     await buffer.put(group("replaced", rewards=[9.0]), on_duplicate="replace")
     rows = (await get(browser, step=1)).tables[GROUPS][1:]
-    assert [row[:4] for row in rows] == [
+    assert [row[:1] + row[2:5] for row in rows] == [
         [f"group {ids[0]}", "gsm8k", "-", "0.5"],
         [f"group {ids[1]}", "deleted", "-", "-"],
         [f"group {ids[2]}", "replaced", "-", "-"],
     ]
+
+
+async def test_of_what_a_run_sampled_for_a_step_the_last_draw_counts(
+    browser: httpx.AsyncClient, buffer: Buffer
+) -> None:
+    """Also beside what was leased for it, of which it is known what became of it."""
+    await buffer.put(groups(5, rewards=[1.0]))
+    async with buffer.lease(1, rdb.Fifo(), ttl=60, step=1):
+        pass
+    killed = await buffer.sample(3, rdb.Fifo(), step=1)
+    await buffer.sample(2, rdb.Fifo(), step=1)
+    assert killed.draw_id is not None
+    page = await get(browser, step=1)
+    said = " ".join(page.text.split())
+    assert "Trained on 3 of 6 groups that 3 draws took" in said
+    assert "1 acked, 2 sampled, 3 taken again." in said
+    assert "what was taken again is not added up" in said
+    [source] = page.tables["Runs and policy versions of its groups"][1:]
+    assert source[2] == "3"
+    page = await get(browser, draw=killed.draw_id)
+    said = " ".join(page.text.split())
+    assert "Trained on 0 of 3 groups" in said
+    assert "this one was taken again" in said
+    assert [row[-1] for row in page.tables[GROUPS][1:]] == ["taken again"] * 3
 
 
 async def test_many_groups_and_draws_are_pages(

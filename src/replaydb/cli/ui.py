@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
@@ -42,5 +43,7 @@ def ui(
 
     if not demo and url is None:
         raise typer.BadParameter("one of the two is needed", param_hint="--url or --demo")
+    if os.environ.get("REPLAYDB_UI_TOKEN") == "":
+        raise typer.BadParameter("it is empty", param_hint="REPLAYDB_UI_TOKEN")
     with demo_store() if demo else nullcontext(url) as shown:
         serve(str(shown), host=host, port=port, token=token, tokenizer=tokenizer, ready=typer.echo)

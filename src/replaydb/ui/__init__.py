@@ -9,6 +9,7 @@ try:
     import jinja2  # noqa: F401
     import plotly  # noqa: F401
     import pyarrow  # noqa: F401
+    import rapidfuzz  # noqa: F401
     import starlette  # noqa: F401
     import uvicorn  # noqa: F401
 except ModuleNotFoundError as error:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from math import isfinite
 from typing import Any, TypeVar
 
-from sqlalchemy import Column, ColumnElement
+from sqlalchemy import Column, ColumnElement, Integer
 from starlette.datastructures import QueryParams
 
 from replaydb import checks
+from replaydb.buffer.requests import tagged
 from replaydb.database import filters
+from replaydb.database.column_types import UtcDateTime
 from replaydb.database.group_columns import COLUMNS, col
 from replaydb.episodes import GroupStatus
 from replaydb.errors import InvalidInputError
+from replaydb.results import GroupInfo
 from replaydb.ui.expressions import parsed
 
 T = TypeVar("T")
@@ -39,7 +42,9 @@ _BOUNDED: dict[str, Column[Any]] = {
     "priority": col.priority,
 }
 #: What goes into an address as it is.
-_PARTS = ("task", "status", "run", "prompt", "tag", "where", "text", "after", "before")
+_PARTS = ("task", "status", "run", "prompt", "tag", "where", "text", "after", "before", "at")
+#: Said of a group without a value in the column they are sorted by.
+_NO_VALUE = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,8 @@ class Groups:
         ascending: The lowest first.
         after: Id of the group after which to begin.
         before: Id of the group before which to end.
+        at: What that group had in the column they are sorted by when it was looked at; it may be
+            elsewhere, or gone, by now. Sorted by id that is the id.
     """
 
     task: tuple[str, ...] = ()
@@ -73,6 +80,7 @@ class Groups:
     ascending: bool = False
     after: int | None = None
     before: int | None = None
+    at: str | None = None
 
     @classmethod
     def of(cls, said: QueryParams) -> Groups:
@@ -107,6 +115,7 @@ class Groups:
             ascending=order == "ascending",
             after=_id(said, "after"),
             before=_id(said, "before"),
+            at=said.get("at") or None,
         )
 
     def query(self, **changes: Any) -> dict[str, Any]:
@@ -115,20 +124,10 @@ class Groups:
         Args:
             changes: What is to be otherwise.
         """
-        asked = replace(self, **{"after": None, "before": None, **changes})
+        asked = replace(self, **{"after": None, "before": None, "at": None, **changes})
         query: dict[str, Any] = {
             name: list(value) if isinstance(value, tuple) else value
-            for name in (
-                "task",
-                "status",
-                "run",
-                "prompt",
-                "tag",
-                "where",
-                "text",
-                "after",
-                "before",
-            )
+            for name in _PARTS
             if (value := getattr(asked, name)) not in (None, ())
         }
         query |= {name: plain(value) for name, value in asked.bounds}
@@ -138,10 +137,41 @@ class Groups:
             query["order"] = "ascending"
         return query
 
+    def beyond(self, group: GroupInfo, which: str) -> dict[str, Any]:
+        """The changes of `query` that lead to the page "after" a group, or "before" it."""
+        if self.sort == "id":
+            return {which: group.id}
+        return {which: group.id, "at": _said(getattr(group, self.sort))}
+
+    @property
+    def place(self) -> tuple[int, Any] | None:
+        """Id and value of the group after or before which the page is; None for the first page.
+
+        Raises:
+            InvalidInputError: The value is not said, or none of the column.
+        """
+        mark = self.before if self.after is None else self.after
+        if mark is None or self.sort == "id":
+            return None if mark is None else (mark, mark)
+        if self.at == _NO_VALUE and self.column.nullable:
+            return mark, None
+        kind: Callable[[str], Any] = float
+        if isinstance(self.column.type, UtcDateTime):
+            kind = _time
+        elif isinstance(self.column.type, Integer):
+            kind = _whole_number
+        return mark, _read(self.at or "", kind, "at", f"a value of {self.sort}")
+
     @property
     def column(self) -> Column[Any]:
         """The column they are sorted by."""
         return COLUMNS[self.sort]
+
+    @property
+    def may_read_all(self) -> bool:
+        """Whether a page may have to read every group, as no index leads to those on it."""
+        has_filters = self.run or self.bounds or self.tag or self.where or self.text
+        return self.sort not in INDEXED or bool(has_filters)
 
     @property
     def condition(self) -> ColumnElement[bool] | None:
@@ -191,26 +221,19 @@ def plain(number: float) -> str:
     return short if float(short) == number else repr(number)
 
 
-def tagged(text: str) -> ColumnElement[bool]:
-    """The condition that NAME=VALUE stands for: JSON where it is, or text.
+def _said(value: float | datetime | None) -> str:
+    if value is None:
+        return _NO_VALUE
+    return value.isoformat() if isinstance(value, datetime) else repr(value)
 
-    Raises:
-        InvalidInputError: There is no name or no value.
-    """
-    name, equals, said = text.partition("=")
-    if not (name and equals):
-        raise InvalidInputError("tag", "NAME=VALUE", repr(text))
-    try:
-        value = json.loads(said)
-    except (ValueError, RecursionError):
-        value = said
-    if isinstance(value, dict | list):
-        raise InvalidInputError("tag", "text, a number, true, false or null", repr(said))
-    if isinstance(value, float) and not isfinite(value):
-        value = said
-    tag = col.tags[name]
-    met: ColumnElement[bool] = tag.is_(None) if value is None else tag == value
-    return met
+
+def _time(said: str) -> datetime:
+    time = datetime.fromisoformat(said)
+    return (time if time.tzinfo is not None else time.replace(tzinfo=UTC)).astimezone(UTC)
+
+
+def _whole_number(said: str) -> int:
+    return checks.whole_number("at", int(said), *checks.INT64)
 
 
 def _several(said: QueryParams, name: str) -> tuple[str, ...]:
@@ -228,9 +251,9 @@ def _id(said: QueryParams, name: str) -> int | None:
 def _read(value: str, kind: Callable[[str], T], name: str, expected: str) -> T:
     try:
         read = kind(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         read = None
-    if read is None or not isfinite(read):  # type: ignore[arg-type]
+    if read is None or (isinstance(read, float) and not isfinite(read)):
         raise InvalidInputError(name, expected, repr(value[:100]))
     return read
 

@@ -20,42 +20,48 @@ from replaydb.store import Store
 from replaydb.ui import downloads, failures, library, safety
 from replaydb.ui.pages import FOLDER
 from replaydb.ui.shared import Shared
+from replaydb.ui.views import episode as episode_view
 from replaydb.ui.views import group as group_view
 from replaydb.ui.views import groups as groups_view
+from replaydb.ui.views import overview as overview_view
+from replaydb.ui.views import prompt as prompt_view
+from replaydb.ui.views import runs as runs_view
 from replaydb.ui.views import step as step_view
-from replaydb.ui.views.episode import compare, episode
-from replaydb.ui.views.group import group
-from replaydb.ui.views.groups import groups
-from replaydb.ui.views.overview import live, overview
-from replaydb.ui.views.prompt import prompt
-from replaydb.ui.views.runs import run, runs
-from replaydb.ui.views.step import step, steps
 
 View = Callable[[Request], Awaitable[Response]]
 
 #: The path of a view is its name: `address("groups")` is /groups. What it shows is in the query.
 ROUTES: dict[str, View] = {
-    "": overview,
-    "groups": groups,
-    "group": group,
-    "episode": episode,
-    "compare": compare,
-    "prompt": prompt,
-    "run": run,
-    "runs": runs,
-    "step": step,
-    "steps": steps,
-    "live": live,
+    "": overview_view.overview,
+    "groups": groups_view.groups,
+    "group": group_view.group,
+    "episode": episode_view.episode,
+    "compare": episode_view.compare,
+    "prompt": prompt_view.prompt,
+    "run": runs_view.run,
+    "runs": runs_view.runs,
+    "step": step_view.step,
+    "steps": step_view.steps,
+    "live": overview_view.live,
 }
-#: Views of which there are downloads: each at its path and the kind, as `/groups.parquet`.
+#: What each view shows, to be taken along: at its name and the kind, as `/groups.parquet`.
 DOWNLOADS: dict[str, View] = {
-    "group": group_view.download,
+    "overview": overview_view.download,
     "groups": groups_view.download,
+    "group": group_view.download,
+    "episode": episode_view.download,
+    "compare": episode_view.download_two,
+    "prompt": prompt_view.download,
+    "run": runs_view.download,
+    "runs": runs_view.download_all,
     "step": step_view.download,
+    "steps": step_view.download_all,
 }
 ROUTES |= {
     f"{name}.{kind}": view for name, view in DOWNLOADS.items() for kind in downloads.MEDIA_TYPES
 }
+#: What no SQL gives.
+ROUTES |= {f"tokens.{kind}": episode_view.download_tokens for kind in ("parquet", "json")}
 
 #: Connections to the database: requests beyond that wait for one.
 POOL_SIZE = 4
@@ -94,16 +100,18 @@ def application(
             app.state.url = url
             yield
 
-    return Starlette(
+    app = Starlette(
         routes=[
             *(Route(f"/{name}", view) for name, view in ROUTES.items()),
             Route(f"/{library.PATH}", library.plotly_js),
             Mount("/static", StaticFiles(directory=FOLDER / "static")),
         ],
         middleware=[
-            Middleware(safety.Guard, door=door),
+            Middleware(safety.Guard, door=door, is_scan=groups_view.may_read_all),
             Middleware(GZipMiddleware, minimum_size=1000),
         ],
         exception_handlers=failures.HANDLERS,
         lifespan=lifespan,
     )
+    app.router.redirect_slashes = False  # to an absolute address, which a proxy may not know
+    return app

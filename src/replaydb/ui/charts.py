@@ -36,7 +36,8 @@ class Chart:
     @property
     def json(self) -> Markup:
         """What `ui.js` reads; no text in it ends the script that it is in."""
-        text = json.dumps({"data": self.traces, "layout": self.layout}, allow_nan=False)
+        layout = {"showlegend": any("name" in it for it in self.traces), **self.layout}
+        text = json.dumps({"data": self.traces, "layout": layout}, allow_nan=False)
         return Markup(text.replace("<", "\\u003c"))  # noqa: S704
 
 

@@ -1,7 +1,7 @@
 """What a view shows, to be taken along: as Parquet, as JSON, and as the SQL that gives the same.
 
-All three are rows of a view of the database, up to `MOST_ROWS`. They are read and sent a part at a
-time, beside the pages, over a connection of their own.
+All three are rows of a view of the database, up to `queries.MOST_ROWS`. They are read and sent a
+part at a time, beside the pages, over a connection of their own.
 """
 
 from __future__ import annotations
@@ -9,73 +9,75 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-from collections.abc import AsyncGenerator, Iterator
+import math
+from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from sqlalchemy import URL, Case, Column, ColumnElement, ScalarSelect, Select, select
-from sqlalchemy.sql.visitors import replacement_traverse
+from sqlalchemy import URL, Select
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from replaydb import analysis
 from replaydb.analysis.columns import batch_of, schema_of
 from replaydb.analysis.source import opened
-from replaydb.database import filters
 from replaydb.database.prepared import execute
-from replaydb.database.schema import episode_group
 from replaydb.database.statements.walks import plain
-from replaydb.database.views import episode_overview, group_overview, training_history
-from replaydb.errors import InvalidInputError
-from replaydb.ui.addresses import Groups
+from replaydb.ui import queries
 
-#: Rows of a download; `replaydb export` has no limit.
-MOST_ROWS = 100_000
 MEDIA_TYPES = {
     "parquet": "application/vnd.apache.parquet",
     "json": "application/json",
     "sql": "application/sql",
 }
 
-_view = group_overview.table.c
-_episodes = episode_overview.table.c
-_drawn = training_history.table.c
 #: Columns of JSON.
 _JSON = ("tags", "metadata")
 
 
-async def groups(url: str | URL, buffer: str, asked: Groups, kind: str) -> AsyncGenerator[bytes]:
-    """The groups that an address asks for, as a file that is sent in parts.
+async def answer(
+    request: Request,
+    statement: Select[Any],
+    rows: Callable[[], analysis.Rows] | None = None,
+) -> Response:
+    """A file of the name, and so of the kind, that the address ends with; it is sent in parts.
 
-    Raises:
-        InvalidInputError: The address asks for a text, which downloads do not look for; or, as SQL,
-            for something that the views do not have.
+    Args:
+        request: What is answered.
+        statement: A query over the views.
+        rows: Finds the same rows, a page at a time. None: they are few, and read at once.
     """
-    if asked.text is not None:
-        raise InvalidInputError("text", "none in a download, which reads no completions", "one")
-    if kind == "sql":
-        text = await asyncio.to_thread(_literal, url, select_groups(buffer, asked))
-        return _parts(iter([f"{text};\n".encode()]))
-    rows = await asyncio.to_thread(
-        analysis.groups,
-        url,
-        buffer=buffer,
-        tasks=asked.task or None,
-        statuses=asked.status or None,
-        runs=asked.run or None,
-        where=asked.condition,
-    )
-    return _parts(_FORMATS[kind](rows))
-
-
-async def rows_of(url: str | URL, statement: Select[Any], kind: str) -> AsyncGenerator[bytes]:
-    """The few rows of a query over the views, read at once, as a file."""
-    if kind == "sql":
+    url = request.app.state.url
+    if _name(request).endswith(".sql"):
         text = await asyncio.to_thread(_literal, url, statement)
-        return _parts(iter([f"{text};\n".encode()]))
+        return Response(f"{text};\n", headers=_headers(request))
+    return await answer_rows(request, rows or partial(_at_once, url, statement))
+
+
+async def answer_rows(request: Request, rows: Callable[[], analysis.Rows]) -> Response:
+    """The same of rows that no SQL gives."""
+    made = _FORMATS[_name(request).rpartition(".")[2]]
+    parts = _parts(made(await asyncio.to_thread(rows)))
+    return StreamingResponse(parts, headers=_headers(request))
+
+
+def _headers(request: Request) -> dict[str, str]:
+    name = _name(request)
+    return {
+        "Content-Disposition": f'attachment; filename="{name}"',
+        "Content-Type": MEDIA_TYPES[name.rpartition(".")[2]],
+    }
+
+
+def _name(request: Request) -> str:
+    return request.url.path.rpartition("/")[2]
+
+
+def _at_once(url: str | URL, statement: Select[Any]) -> analysis.Rows:
+    """The few rows of a query over the views."""
     readable = plain(statement)
     schema = schema_of(readable)
     place = schema.get_field_index("group_id")
@@ -83,67 +85,9 @@ async def rows_of(url: str | URL, statement: Select[Any], kind: str) -> AsyncGen
     def batches() -> Iterator[pa.RecordBatch]:
         with opened(url) as source:
             found = source.read(lambda connection: execute(connection, readable))
-        yield batch_of(schema, found, lambda row: int(row[place]))
+        yield batch_of(schema, found, lambda row: -1 if place < 0 else int(row[place]))
 
-    return _parts(_FORMATS[kind](analysis.Rows(schema, batches)))
-
-
-def select_episodes(buffer: str, group_id: int) -> Select[Any]:
-    """The episodes of a group."""
-    mine = (_episodes.buffer_name == buffer) & (_episodes.group_id == group_id)
-    return select(*_episodes).where(mine).order_by(_episodes.position).limit(MOST_ROWS)
-
-
-def select_drawn(
-    buffer: str, *, step: int | None, run: str | None, draw: int | None
-) -> Select[Any]:
-    """The groups that a draw took, or the draws for a step, of one run or of all."""
-    statement = select(*_drawn).where(_drawn.buffer_name == buffer)
-    for column, value in ((_drawn.step, step), (_drawn.run_name, run), (_drawn.draw_id, draw)):
-        if value is not None:
-            statement = statement.where(column == value)
-    return statement.order_by(_drawn.draw_id, _drawn.position).limit(MOST_ROWS)
-
-
-def select_groups(buffer: str, asked: Groups) -> Select[Any]:
-    """The same rows of `group_overview`.
-
-    Raises:
-        InvalidInputError: The filter asks for a column that the view does not have.
-    """
-    statement = select(*_view).where(_view.buffer_name == buffer)
-    for column, names in (
-        (_view.task_name, asked.task),
-        (_view.group_status, asked.status),
-        (_view.run_name, asked.run),
-    ):
-        if names:
-            statement = statement.where(column.in_(names))
-    where = filters.checked(asked.condition)
-    if where is not None:
-        statement = statement.where(_over_view(where))
-    return statement.order_by(_view.group_id).limit(MOST_ROWS)
-
-
-def _over_view(where: ColumnElement[bool]) -> ColumnElement[bool]:
-    """A filter over the columns of groups as one over those of the view."""
-
-    def replaced(element: Any, **_: Any) -> ColumnElement[Any] | None:
-        match element:
-            case Case() if element.else_ is episode_group.c.staleness:
-                return _view.staleness  # the view knows what it is now
-            case ScalarSelect():  # a bound of that column, for its index
-                [bound] = element.element.selected_columns
-                return cast("Case[Any]", bound).else_
-            case Column(table=table, key=key) if table is episode_group:
-                name = "group_id" if key == "id" else key
-                if name not in _view:
-                    expected = "columns that the view group_overview has"
-                    raise InvalidInputError("where", expected, key)
-                return _view[name]
-        return None
-
-    return replacement_traverse(where, {}, replaced)
+    return analysis.Rows(schema, batches)
 
 
 def _literal(url: str | URL, statement: Select[Any]) -> str:
@@ -154,7 +98,7 @@ def _literal(url: str | URL, statement: Select[Any]) -> str:
 
 
 def _batches(rows: analysis.Rows) -> Iterator[pa.RecordBatch]:
-    left = MOST_ROWS
+    left = queries.MOST_ROWS
     for batch in rows.reader():
         yield batch[:left]
         left -= batch.num_rows
@@ -177,11 +121,31 @@ def _json(rows: analysis.Rows) -> Iterator[bytes]:
     for batch in _batches(rows):
         said = []
         for row in batch.to_pylist():
-            row |= {name: json.loads(row[name]) for name in _JSON if name in row}
-            said.append(json.dumps(row, default=_iso))
+            row |= {name: _read(row[name]) for name in _JSON if name in row}
+            said.append(_dumped(row))
         yield (begin + ",\n".join(said)).encode()
         begin = ",\n"
     yield b"[]\n" if begin == "[\n" else b"\n]\n"
+
+
+def _read(text: str) -> Any:
+    """JSON, or the text of what is none."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _dumped(row: dict[str, Any]) -> str:
+    """As JSON, which has no infinite numbers."""
+    try:
+        return json.dumps(row, default=_iso, allow_nan=False)
+    except ValueError:
+        known = {
+            name: None if isinstance(it, float) and not math.isfinite(it) else it
+            for name, it in row.items()
+        }
+        return json.dumps(known, default=_iso)
 
 
 def _iso(time: Any) -> str:
@@ -214,18 +178,6 @@ class _Sink(io.RawIOBase):
         """What was written since the last time."""
         taken, self._parts = b"".join(self._parts), []
         return taken
-
-
-def answer(request: Request, parts: AsyncGenerator[bytes]) -> Response:
-    """A file of the name that the address ends with."""
-    name = request.url.path.rpartition("/")[2]
-    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
-    return StreamingResponse(parts, media_type=MEDIA_TYPES[kind_of(request)], headers=headers)
-
-
-def kind_of(request: Request) -> str:
-    """What an address asks for: one of `MEDIA_TYPES`."""
-    return request.url.path.rpartition(".")[2]
 
 
 async def _parts(made: Iterator[bytes]) -> AsyncGenerator[bytes]:

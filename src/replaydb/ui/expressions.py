@@ -273,8 +273,8 @@ class _Reader:
             self._refuse(node, _ALLOWED)
         if name not in COLUMNS:
             near = get_close_matches(name, COLUMNS, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            self._refuse(node, f"a column of groups ({', '.join(sorted(COLUMNS))}){hint}")
+            known = f"did you mean {near[0]}?" if near else ", ".join(sorted(COLUMNS))
+            self._refuse(node, f"a column of groups: {known}")
         return COLUMNS[name]
 
     def _refuse(self, node: ast.expr, expected: str, why: object = None) -> NoReturn:

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from replaydb.errors import (
     CorruptPayloadError,
+    DatabaseError,
     DatabaseUnavailableError,
     InvalidInputError,
     InvalidSettingsError,
@@ -36,6 +37,10 @@ HEADINGS = {
 }
 
 
+#: Of what is not for everybody who may look.
+LOGGED = "The log of `replaydb ui` says more."
+
+
 def failure(request: Request, status: int, reason: str, **headers: str) -> Response:
     """A page that says what is wrong."""
     heading = HEADINGS.get(status, "That did not work")
@@ -49,11 +54,23 @@ async def _typed(request: Request, error: Exception) -> Response:
         return failure(request, 400, str(error))
     if isinstance(error, LookupError):
         return failure(request, 404, str(error))
-    if isinstance(error, DatabaseUnavailableError):
-        return failure(request, 503, str(error), Retry_After="5")
+    if isinstance(error, DatabaseError):  # which says where the database is
+        logger.warning("%s: %s", request.url.path, error)
+        if isinstance(error, DatabaseUnavailableError):
+            return failure(request, 503, LOGGED, Retry_After="5")
+        if _is_about_a_value(error):
+            reason = "What is asked for makes a number that is too large, or none."
+            return failure(request, 400, reason)
+        return failure(request, 500, LOGGED)
     if not isinstance(error, CorruptPayloadError):
         logger.warning("%s: %s", request.url.path, error)
     return failure(request, 500, str(error))
+
+
+def _is_about_a_value(error: Exception) -> bool:
+    """A data exception of PostgreSQL: such as a sum in a filter that overflows."""
+    cause = getattr(error.__cause__, "orig", error.__cause__)
+    return str(getattr(cause, "sqlstate", "")).startswith("22")
 
 
 async def _of_http(request: Request, error: Exception) -> Response:
@@ -64,7 +81,7 @@ async def _of_http(request: Request, error: Exception) -> Response:
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:
-    return failure(request, 500, "The log of `replaydb ui` says more.")
+    return failure(request, 500, LOGGED)
 
 
 HANDLERS: Mapping[Any, Any] = {

@@ -15,6 +15,7 @@ from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
+from replaydb import checks
 from replaydb.buffer import Buffer
 from replaydb.display import human_seconds, human_size, visible
 from replaydb.errors import InvalidInputError
@@ -27,6 +28,8 @@ FOLDER = Path(__file__).parent
 
 #: What the navigation leads to: names of views, and what they are called there.
 NAVIGATION = {"": "Overview", "groups": "Groups", "runs": "Runs"}
+#: Those that are about one buffer.
+OF_A_BUFFER = {"groups"}
 
 
 def page(request: Request, template: str, *, status: int = 200, **shown: Any) -> HTMLResponse:
@@ -111,9 +114,10 @@ def number_of(request: Request, name: str) -> int:
     """
     said = text_of(request, name)
     try:
-        return int(said)
+        number = int(said)
     except ValueError:
         raise InvalidInputError(name, "a whole number", repr(said)) from None
+    return checks.whole_number(name, number)
 
 
 def optional_number(request: Request, name: str) -> int | None:
@@ -188,6 +192,7 @@ _ENVIRONMENT = Environment(
 _ENVIRONMENT.globals |= {
     "as_json": as_json,
     "navigation": NAVIGATION,
+    "of_a_buffer": OF_A_BUFFER,
     "plotly": library.PATH,
     "plotly_styles": library.styles,
 }

@@ -6,6 +6,8 @@ import asyncio
 import hashlib
 import hmac
 import logging
+import re
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from urllib.parse import parse_qs, urlencode
 
@@ -16,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from replaydb import checks
 from replaydb.errors import InvalidInputError
-from replaydb.ui.failures import failure
+from replaydb.ui.failures import LOGGED, failure
 from replaydb.ui.pages import page
 
 logger = logging.getLogger(__name__)
@@ -34,7 +36,7 @@ HEADERS = {
 }
 
 #: Names of this machine for itself: a page of others whose name was made to lead here has another.
-LOOPBACK = {"localhost", "127.0.0.1", "[::1]"}
+LOOPBACK = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?", re.IGNORECASE)
 
 #: Letters of a token at least.
 LEAST_TOKEN = 16
@@ -43,16 +45,23 @@ MOST_ADDRESS = 8192
 #: Seconds until an answer has begun, and until it has ended.
 ANSWER_SECONDS = 20.0
 DOWNLOAD_SECONDS = 600.0
-#: Requests that are worked on at once, answers that are sent in parts, and requests that wait.
+#: Seconds that a part of an answer may wait for whoever is to read it.
+STALLED_SECONDS = 30.0
+#: Requests that are worked on at once, and requests that wait.
 AT_ONCE = 8
-DOWNLOADS_AT_ONCE = 2
 MOST_WAITING = 64
+#: Of these, such as may read all groups of a buffer: a core of the database's, not all of them.
+SCANS_AT_ONCE = 1
+#: Answers that are sent in parts, and seconds that others wait for their turn.
+DOWNLOADS_AT_ONCE = 2
+BUSY_SECONDS = 10.0
 
 
 class Door:
     """Whoever looks says the token once; a cookie, from which it cannot be told, says it then.
 
-    A cookie of a host is sent to every port of it, and so to servers of others.
+    A browser shows a cookie to every port of a host, and so to servers of others there: whoever
+    runs one can look as long as the token is the same, but not say it.
 
     Args:
         token: What is to be said.
@@ -127,11 +136,16 @@ class Guard:
     Args:
         app: What answers.
         door: Where the token is asked for; None: nobody is asked, but only this machine let in.
+        is_scan: Whether a request may read all groups of a buffer.
     """
 
-    def __init__(self, app: ASGIApp, *, door: Door | None = None) -> None:
+    def __init__(
+        self, app: ASGIApp, *, door: Door | None = None, is_scan: Callable[[Request], bool]
+    ) -> None:
         self._app = app
         self._door = door
+        self._is_scan = is_scan
+        self._scans = asyncio.Semaphore(SCANS_AT_ONCE)
         self._turns = asyncio.Semaphore(AT_ONCE)
         self._downloads = asyncio.Semaphore(DOWNLOADS_AT_ONCE)
         self._waiting = 0
@@ -147,25 +161,26 @@ class Guard:
             async with AsyncExitStack() as stack, asyncio.timeout(ANSWER_SECONDS) as limit:
                 answer = await self._refusal(request)
                 if answer is None:
-                    await self._turn()
-                    answering.holds(self._turns, limit)
                     stack.callback(answering.let_go)
+                    await self._turn(request, answering)
+                    answering.ends_by(limit)
                     await self._app(scope, receive, answering.send)
                     return
         except TimeoutError:
-            answer = failure(request, 504, "Ask for less: a narrower filter, or one task.")
+            reason = "The store may be away; or ask for less: a narrower filter, or one task."
+            answer = failure(request, 504, reason)
         except _BusyError:
-            answer = failure(request, 503, "Too many look at once.", Retry_After="5")
+            answer = failure(request, 503, "Too many look, or download, at once.", Retry_After="5")
         except Exception:
             logger.exception("%s %s failed", request.method, request.url.path)
-            answer = failure(request, 500, "The log of `replaydb ui` says why.")
+            answer = failure(request, 500, LOGGED)
         if answering.begun:
             raise ConnectionError("the answer was broken off")
         await answer(scope, receive, _Answering(send, self._downloads).send)
 
     async def _refusal(self, request: Request) -> Response | None:
         """What is answered instead of what was asked for; None: let it through."""
-        if self._door is None and _name_of_host(request) not in LOOPBACK:
+        if self._door is None and not LOOPBACK.fullmatch(request.headers.get("Host", "")):
             return failure(request, 421, "Without a token only localhost is answered.")
         if request.method not in ("GET", "HEAD") and not (self._door and request.method == "POST"):
             return failure(request, 405, "There is nothing to change here.", Allow="GET, HEAD")
@@ -175,13 +190,15 @@ class Guard:
             return failure(request, 403, "Pages of others may link here, and nothing else.")
         return None if self._door is None else await self._door.refusal(request)
 
-    async def _turn(self) -> None:
-        """Wait for one."""
+    async def _turn(self, request: Request, answering: _Answering) -> None:
+        """Wait for one. Those who wait to read all groups keep no others waiting."""
         if self._waiting >= MOST_WAITING:
             raise _BusyError
         self._waiting += 1
         try:
-            await self._turns.acquire()
+            if self._is_scan(request):
+                await answering.hold(self._scans)
+            await answering.hold(self._turns)
         finally:
             self._waiting -= 1
 
@@ -196,20 +213,24 @@ class _Answering:
     def __init__(self, send: Send, downloads: asyncio.Semaphore) -> None:
         self._send = send
         self._downloads = downloads
-        self._turn: asyncio.Semaphore | None = None
+        self._turns: list[asyncio.Semaphore] = []
         self._limit: asyncio.Timeout | None = None
         self._start: Message | None = None
         self.begun = False
 
-    def holds(self, turns: asyncio.Semaphore, limit: asyncio.Timeout) -> None:
-        """It has one of these turns, and so much time."""
-        self._turn, self._limit = turns, limit
+    async def hold(self, turns: asyncio.Semaphore) -> None:
+        """Wait for one of these turns."""
+        await turns.acquire()
+        self._turns.append(turns)
+
+    def ends_by(self, limit: asyncio.Timeout) -> None:
+        """It has so much time."""
+        self._limit = limit
 
     def let_go(self) -> None:
         """It needs no turn any more."""
-        if self._turn is not None:
-            self._turn.release()
-            self._turn = None
+        while self._turns:
+            self._turns.pop().release()
 
     async def send(self, message: Message) -> None:
         """Send a part of it; the headers go with the first."""
@@ -223,17 +244,24 @@ class _Answering:
         if self._start is not None:
             await self._begin(self._start, is_whole=not message.get("more_body"))
             self._start = None
-        await self._send(message)
+        await self._sent(message)
 
     async def _begin(self, start: Message, *, is_whole: bool) -> None:
         self.let_go()  # whoever is slow to read keeps nobody else waiting
         if self._limit is not None:
             if not is_whole:
-                await self._downloads.acquire()
-                self._turn = self._downloads
+                try:
+                    async with asyncio.timeout(BUSY_SECONDS):
+                        await self.hold(self._downloads)
+                except TimeoutError:
+                    raise _BusyError from None
             self._limit.reschedule(asyncio.get_running_loop().time() + DOWNLOAD_SECONDS)
         self.begun = True
-        await self._send(start)
+        await self._sent(start)
+
+    async def _sent(self, message: Message) -> None:
+        async with asyncio.timeout(STALLED_SECONDS):
+            await self._send(message)
 
 
 def _login(request: Request, problem: str | None) -> Response:
@@ -247,13 +275,6 @@ def _here(request: Request) -> str:
     query = urlencode([it for it in request.query_params.multi_items() if it[0] != "token"])
     name = request.url.path.rpartition("/")[2]
     return f"./{name}{'?' if query else ''}{query}"
-
-
-def _name_of_host(request: Request) -> str:
-    """What the browser takes this server for, without the port."""
-    host = request.headers.get("Host", "")
-    name = host.partition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
-    return name.lower()
 
 
 def _is_embedded(request: Request) -> bool:

@@ -6,15 +6,20 @@ import asyncio
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from ipaddress import ip_address
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import h11
 import uvicorn
 from sqlalchemy import URL
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from replaydb.errors import InvalidInputError
 from replaydb.ui.app import application
+
+#: Seconds until a request has said what it wants: what it asks for and its headers.
+HEAD_SECONDS = 10.0
 
 
 def serve(
@@ -43,15 +48,15 @@ def serve(
         NotSupportedError: Nothing is installed that reads the tokenizer.
         DatabaseError: There is no such store, or it cannot be read.
     """
-    if token is None and not _is_loopback(host):
-        expected = "127.0.0.1 or ::1, or a token (--token), as others can reach that address"
+    if token is None and host.lower() not in ("localhost", "127.0.0.1", "::1"):
+        expected = "localhost, 127.0.0.1 or ::1, or a token (--token): others may reach it"
         raise InvalidInputError("host", expected, host)
     app = application(url, token=token, tokenizer=tokenizer)
     config = uvicorn.Config(
-        app,
+        _quiet(app),
         access_log=False,  # addresses say what was looked at
         h11_max_incomplete_event_size=32_768,
-        http="h11",
+        http=_Protocol,
         lifespan="off",
         limit_concurrency=256,
         log_level="warning",
@@ -71,6 +76,45 @@ def serve(
     asyncio.run(run())
 
 
+def _quiet(app: ASGIApp) -> ASGIApp:
+    """The same, without the traceback of an answer that is broken off as the server ends."""
+
+    async def answering(scope: Scope, receive: Receive, send: Send) -> None:
+        with suppress(asyncio.CancelledError):
+            await app(scope, receive, send)
+
+    return answering
+
+
+class _Protocol(H11Protocol):
+    """HTTP with those who say what they want: whoever keeps the others waiting is hung up on."""
+
+    _limit: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for a request."""
+        super().connection_made(transport)
+        self._limit = self.loop.call_later(HEAD_SECONDS, transport.close)
+
+    def data_received(self, data: bytes) -> None:
+        """The head of a request has so long from its first byte."""
+        super().data_received(data)
+        if self.conn.their_state is not h11.IDLE:
+            self._in_time()
+        elif self._limit is None:
+            self._limit = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait no longer."""
+        self._in_time()
+        super().connection_lost(exc)
+
+    def _in_time(self) -> None:
+        if self._limit is not None:
+            self._limit.cancel()
+            self._limit = None
+
+
 class _Server(uvicorn.Server):
     """One that returns when it is told to end, so that the store is closed in peace."""
 
@@ -85,15 +129,6 @@ class _Server(uvicorn.Server):
         finally:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-from replaydb.decoding import Decode, pieces
+from replaydb.decoding import LONGEST_SIGN, Decode, pieces
 from replaydb.episodes import Episode, Turn
 
 By = Literal["logprob", "advantage", "mask", "version"]
@@ -20,6 +20,8 @@ TOKENS, TEXT_TOKENS = 1000, 5000
 SIGNS = 20_000
 #: Tokens before a part that its first one is decoded after.
 BEFORE = 8
+#: Tokens, or signs of a text, on either side of what an excerpt leaves out.
+MOST_TOKENS, MOST_SIGNS = 200, 700
 
 #: From a token of this logprob on downwards the next colour is taken.
 LOGPROBS = (-0.05, -0.2, -0.5, -1.0, -2.0, -4.0, -6.0, -8.0)
@@ -35,6 +37,8 @@ class Token:
         position: Its place in the episode.
         id: What the model knows it as.
         text: What it adds to the text; its id where there is no tokenizer.
+        is_silent: Whether that is nothing: it is not of the vocabulary, or the next one ends a sign
+            that it begins.
         colour: Class of the style sheet.
         says: The value that the colour stands for, in words.
         trained: Whether the loss mask lets it through.
@@ -46,6 +50,7 @@ class Token:
     position: int
     id: int
     text: str
+    is_silent: bool
     colour: str
     says: str
     trained: bool
@@ -88,6 +93,7 @@ class Part:
         start: Where it begins.
         end: Where it ends.
         total: How long all of it is.
+        unit: In what: "tokens" or "signs".
     """
 
     number: int
@@ -95,17 +101,24 @@ class Part:
     start: int
     end: int
     total: int
+    unit: str = "tokens"
 
     @classmethod
-    def of(cls, number: int, total: int, size: int) -> Part:
+    def of(cls, number: int, total: int, size: int, unit: str = "tokens") -> Part:
         """The part of a number, or the last one there is."""
         count = max(1, math.ceil(total / size))
         here = min(number, count - 1)
-        return cls(here, count, here * size, min(total, (here + 1) * size), total)
+        return cls(here, count, here * size, min(total, (here + 1) * size), total, unit)
+
+    def has(self, span: Span) -> bool:
+        """Whether some of it is in this part; an empty one is where its tokens would begin."""
+        if span.start < span.end:
+            return span.start < self.end and span.end > self.start
+        return self.start <= span.start < self.end or span.start == self.end == self.total
 
 
 def spans(one: Episode) -> list[Span]:
-    """Prompt and response, of each turn if there are turns; empty ones are left out."""
+    """Prompt and response, or of each turn its context and answer; of empty ones only answers."""
     found: list[Span] = []
     if not one.turns:
         found = [
@@ -122,17 +135,21 @@ def spans(one: Episode) -> list[Span]:
             Span(f"{name}: answer", middle, end, True, turn),
         ]
         at = end
-    return [span for span in found if span.start < span.end]
+    return [span for span in found if span.start < span.end or (span.sampled and span.turn)]
 
 
 def within(one: Episode, part: Part) -> list[Span]:
-    """The spans of a part."""
-    cut = (span.cut(part.start, part.end) for span in spans(one))
-    return [span for span in cut if span.start < span.end]
+    """The spans of a part, as far as they are in it."""
+    return [span.cut(part.start, part.end) for span in spans(one) if part.has(span)]
 
 
 def tokens_of(
-    one: Episode, part: Part, by: By, decode: Decode | None, most: float
+    one: Episode,
+    part: Part,
+    by: By,
+    decode: Decode | None,
+    advantage: float | None,
+    most: float,
 ) -> Iterator[tuple[Span, list[Token]]]:
     """The tokens of a part, by the spans they belong to.
 
@@ -141,38 +158,42 @@ def tokens_of(
         part: Which tokens.
         by: What their colour stands for.
         decode: What decodes them, if there is a tokenizer.
+        advantage: That of the episode, for tokens that have none of their own.
         most: The advantage that has the strongest colour.
     """
-    texts = _texts(one, part, decode)
+    texts = pieces_of(one.token_ids, part.start, part.end, decode)
     mask = one.loss_mask[part.start : part.end].tolist()
     logprobs = _each(one.logprobs, part)
-    own = _own_advantages(one)
-    advantages = _each(one.advantage if own is None else own, part)
+    own = own_advantages(one)
+    advantages = _each(advantage if own is None else own, part)
     versions = _each(one.policy_version, part)
     colour = _colours(one, by, most)
     for span in within(one, part):
         shown = []
         for position in range(span.start, span.end):
             i = position - part.start
-            logprob = logprobs[i] if span.sampled else None
-            known = None if logprob is None or math.isnan(logprob) else logprob
+            logprob = _known(logprobs[i]) if span.sampled else None
             version = versions[i] if span.sampled else None
-            facts = (mask[i], known, advantages[i] if mask[i] else None, version)
+            facts = (mask[i], logprob, _known(advantages[i]) if mask[i] else None, version)
             name, says = colour(*facts)
-            id_ = int(one.token_ids[position])
-            shown.append(Token(position, id_, texts[i], name, says, *facts))
+            id_, text = int(one.token_ids[position]), texts[i].replace("\n", "↵\n")
+            shown.append(Token(position, id_, text, not text, name, says, *facts))
         yield span, shown
 
 
-def highest_advantage(one: Episode) -> float:
+def _known(value: float | None) -> float | None:
+    return None if value is None or math.isnan(value) else value
+
+
+def highest_advantage(one: Episode, advantage: float | None) -> float:
     """How far from 0 an advantage of a token is, or that of the episode; 0 where there is none."""
-    own = _own_advantages(one)
+    own = own_advantages(one)
     if own is None:
-        return 0.0 if one.advantage is None else abs(one.advantage)
-    return float(np.abs(own[one.loss_mask]).max(initial=0.0))
+        return 0.0 if advantage is None else abs(advantage)
+    return float(np.abs(own[one.loss_mask & np.isfinite(own)]).max(initial=0.0))
 
 
-def _own_advantages(one: Episode) -> Any:
+def own_advantages(one: Episode) -> Any:
     """Those of each token, where they are among the extras."""
     for name in ("advantages", "advantage"):
         own = one.token_extras.get(name)
@@ -189,9 +210,9 @@ def legend(one: Episode, by: By, most: float) -> list[tuple[str, str]]:
         found = [(f"v{i % VERSIONS}", f"version {it}") for i, it in enumerate(_versions(one))]
         return [*found[:100], ("none", "context, or unknown")]
     if by == "advantage":
-        steps = [_advantage(most * i / 4, most) for i in range(-4, 5)]
+        values = [most * i / 4 for i in range(-4, 5)] if most > 0 else [0.0]
         return [
-            *((name, f"{most * i / 4:+.3g}") for i, name in zip(range(-4, 5), steps, strict=True)),
+            *((_advantage(it, most), f"{it:+.3g}" if it else "0") for it in values),
             ("none", "not trained on, or none"),
         ]
     return [
@@ -242,46 +263,94 @@ def _each(values: Any, part: Part) -> list[Any]:
     return [values] * (part.end - part.start)
 
 
-def _texts(one: Episode, part: Part, decode: Decode | None) -> Sequence[str]:
+def pieces_of(ids: Any, start: int, end: int, decode: Decode | None) -> list[str]:
+    """What each of some tokens adds to the text of those before; nothing, if it has none.
+
+    Args:
+        ids: The tokens of an episode.
+        start: The first of those.
+        end: The one after the last.
+        decode: What decodes them; None: their ids are the text.
+    """
     if decode is None:
-        return [f"{it} " for it in one.token_ids[part.start : part.end].tolist()]
-    start = max(0, part.start - BEFORE)
-    said = pieces(one.token_ids[start : part.end].tolist(), decode)
-    return [text.replace("\n", "↵\n") for text in said[part.start - start :]]
+        return [f"{it} " for it in ids[start:end].tolist()]
+    before = max(0, start - BEFORE)
+    said = pieces(ids[before : end + LONGEST_SIGN].tolist(), decode)
+    return said[start - before : end - before]
+
+
+def said_by(ids: Any, start: int, end: int, decode: Decode) -> str:
+    """The text of some tokens; of a sign that is made of several, the one after has all of it.
+
+    Args:
+        ids: The tokens of an episode, or of a part of it.
+        start: The first of those.
+        end: The one after the last.
+        decode: What decodes them.
+    """
+    start, end = (_between_signs(ids, at, decode) for at in (start, end))
+    before = max(0, start - BEFORE)
+    known = len(decode(ids[before:start].tolist()))
+    return decode(ids[before:end].tolist())[known:]
+
+
+def _between_signs(ids: Any, at: int, decode: Decode) -> int:
+    """Where tokens can be cut, so that no sign is cut: there, or soon after."""
+    for cut in range(at, min(at + LONGEST_SIGN, len(ids))):
+        if not decode(ids[max(0, cut - BEFORE) : cut].tolist()).endswith("\ufffd"):
+            return cut
+    return at if at + LONGEST_SIGN < len(ids) else len(ids)
 
 
 def texts_of(
     one: Episode, number: int, decode: Decode | None
-) -> tuple[Part, list[tuple[str, str]]]:
-    """A part of an episode as text: what each stretch is, and what it says.
+) -> tuple[Part, list[tuple[str, Turn | None, str]]]:
+    """A part of an episode as text: what a stretch is, whose answer it is, and what it says.
 
     Without a tokenizer it is the text that the episode was put with, if there was one.
     """
-    if decode is not None:
-        part = Part.of(number, one.num_tokens, TEXT_TOKENS)
-        return part, [
-            (span.name, decode(one.token_ids[span.start : span.end].tolist()))
-            for span in within(one, part)
-        ]
-    text = one.text or ""
-    part = Part.of(number, len(text), SIGNS)
-    return part, [("text", text[part.start : part.end])] if text else []
+    if decode is None:
+        text = one.text or ""
+        part = Part.of(number, len(text), SIGNS, "signs")
+        return part, [("text", None, text[part.start : part.end])] if text else []
+    part = Part.of(number, one.num_tokens, TEXT_TOKENS)
+    texts = []
+    for span in spans(one):
+        if part.has(span):
+            cut, ids = span.cut(part.start, part.end), one.token_ids[span.start : span.end]
+            text = said_by(ids, cut.start - span.start, cut.end - span.start, decode)
+            texts.append((span.name, span.turn if span.sampled else None, text))
+    return part, texts
 
 
-def excerpt(one: Episode, decode: Decode | None, most: int = 1400) -> tuple[str | None, int]:
-    """The beginning and the end of what an episode says, and how many signs are left out."""
-    if one.text is None and decode is None:
-        return None, 0
+@dataclass(frozen=True, slots=True)
+class Excerpt:
+    """The beginning and the end of a text.
+
+    Attributes:
+        text: What they say.
+        left_out: How much is between them that is not shown.
+        unit: Of what: "tokens" or "signs".
+    """
+
+    text: str
+    left_out: int
+    unit: str
+
+
+def excerpt(one: Episode, decode: Decode | None) -> Excerpt | None:
+    """Of what an episode says; None where that is not known."""
     if decode is not None:
         ids = one.response_ids
-        if len(ids) <= most:
-            text = decode(ids.tolist())
-        else:
-            half = most // 2
-            text = f"{decode(ids[:half].tolist())}\n…\n{decode(ids[-half:].tolist())}"
-    else:
-        text = one.text or ""
-    if len(text) <= most:
-        return text, 0
-    half = most // 2
-    return f"{text[:half]}\n…\n{text[-half:]}", len(text) - most
+        left_out = len(ids) - 2 * MOST_TOKENS
+        if left_out <= 0:
+            return Excerpt(decode(ids.tolist()), 0, "tokens")
+        ends = [(0, MOST_TOKENS), (len(ids) - MOST_TOKENS, len(ids))]
+        texts = [said_by(ids, start, end, decode) for start, end in ends]
+        return Excerpt("\n…\n".join(texts), left_out, "tokens")
+    if one.text is None:
+        return None
+    left_out = len(one.text) - 2 * MOST_SIGNS
+    if left_out <= 0:
+        return Excerpt(one.text, 0, "signs")
+    return Excerpt(f"{one.text[:MOST_SIGNS]}\n…\n{one.text[-MOST_SIGNS:]}", left_out, "signs")

@@ -13,10 +13,15 @@ VIEWS = {
     "groups": "groups?buffer=math",
     "groups-found": "groups?buffer=math&where=priority+%3C+9&sort=priority&text=script",
     "group": "group?buffer=math&id=61",
+    "episode": "episode?buffer=math&group=61&position=0",
     "tokens": "episode?buffer=math&group=67&position=0&show=tokens&by=version",
     "differences": "compare?buffer=math&group=1&a=0&b=1&by=tokens",
     "step": "step?buffer=math&step=2",
-    "prompt": "prompt?buffer=math&uid=prompt/1",
+    "step-of-runs": "step?buffer=math&step=3",
+    "steps": "steps?buffer=math",
+    "prompt": "prompt?buffer=math&uid=prompt/1&task=gsm8k",
+    "run": "run?name=first",
+    "runs": "runs",
     "two-runs": "runs?a=first&b=second",
 }
 

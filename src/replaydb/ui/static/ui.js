@@ -47,13 +47,15 @@ function tell(id, text) {
 
 function follow(region, pause) {
   let tag = null;
+  const follows = () => pause.getAttribute("aria-pressed") === "false";
   const look = async () => {
-    if (!document.hidden && pause.getAttribute("aria-pressed") === "false") {
+    if (!document.hidden && follows()) {
       try {
         const answer = await fetch(region.dataset.live, tag ? { headers: { "If-None-Match": tag } } : {});
-        if (answer.ok) {
+        const text = await answer.text();
+        if (answer.ok && follows()) { // Pause may have been pressed while it was on its way
           tag = answer.headers.get("ETag");
-          replace(region, await answer.text());
+          replace(region, text);
           const said = region.querySelector("[data-status]");
           if (said) tell("status", said.textContent.trim());
         }

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from replaydb.buffer import Buffer
-from replaydb.decoding import Decode, pieces
-from replaydb.episodes import Episode
+from replaydb.decoding import Decode
+from replaydb.episodes import Episode, Turn
 from replaydb.errors import InvalidInputError
 from replaydb.results import EpisodeInfo, GroupInfo
-from replaydb.ui.differences import Comparison, compared, words
+from replaydb.ui import downloads, queries
+from replaydb.ui.differences import Comparison, compared, count_words, words
 from replaydb.ui.pages import buffer_of, choice_of, number_of, optional_number, page
 from replaydb.ui.tokens import (
     TOKENS,
@@ -25,13 +26,32 @@ from replaydb.ui.tokens import (
     Token,
     highest_advantage,
     legend,
+    own_advantages,
+    pieces_of,
     texts_of,
     tokens_of,
 )
-from replaydb.ui.views.group import info_of, read
+from replaydb.ui.views.group import advantages_of, ended, info_of, prompt_of, read
 
-#: Tokens of each completion that are decoded to compare them.
-MOST_COMPARED = 20_000
+#: Tokens, and signs, of each completion that are compared word by word.
+MOST_DECODED, MOST_SIGNS = 200_000, 1_000_000
+#: Turns that a table has.
+MOST_TURNS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What is known of an episode.
+
+    Attributes:
+        info: As it is stored.
+        advantage: As it was stored, or as GRPO has it.
+        ended: Why it ended; None where that is not known.
+    """
+
+    info: EpisodeInfo
+    advantage: float | None
+    ended: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,27 +60,35 @@ class EpisodeView:
 
     Attributes:
         group: Its group.
-        info: What is known of it.
+        of: What is known of it.
+        computed: Whether its advantage is that of GRPO, as none are stored.
         count: How many episodes there are.
         problem: Why there are no tokens; None where there are.
         show: "text" or "tokens".
         by: What the colours of tokens stand for.
         part: Which part it is; None where there are no tokens.
-        texts: What each stretch of the part is, and says.
+        prompt: What it answers, where that is known as text alone.
+        turns: The first of them, where what each says is not known.
+        texts: What each stretch of the part is, the turn it is the answer of, and what it says.
         tokens: The same, token by token.
+        own_advantages: Whether each token has its own.
         legend: Colours, and what they stand for.
         metadata: What it was put with.
     """
 
     group: GroupInfo
-    info: EpisodeInfo
+    of: Side
+    computed: bool
     count: int
     problem: str | None
     show: str
     by: By
     part: Part | None = None
-    texts: Sequence[tuple[str, str]] = ()
+    prompt: str | None = None
+    turns: Sequence[Turn] = ()
+    texts: Sequence[tuple[str, Turn | None, str]] = ()
     tokens: Sequence[tuple[Span, Sequence[Token]]] = ()
+    own_advantages: bool = False
     legend: Sequence[tuple[str, str]] = ()
     metadata: dict[str, Any] | None = None
 
@@ -78,7 +106,38 @@ async def episode(request: Request) -> Response:
         decode=request.app.state.decode,
     )
     choices = get_args(By)
-    return page(request, "episode.html", one=view, info=view.info, choices=choices)
+    return page(request, "episode.html", one=view, info=view.of.info, choices=choices)
+
+
+async def download(request: Request) -> Response:
+    """What is known of it, and its text."""
+    return await _said(request, ("position",))
+
+
+async def download_two(request: Request) -> Response:
+    """The same of both."""
+    return await _said(request, ("a", "b"))
+
+
+async def _said(request: Request, fields: Sequence[str]) -> Response:
+    buffer = await buffer_of(request)
+    info = await info_of(buffer, number_of(request, "group"))
+    known = await buffer.episodes(info.id, limit=info.num_episodes)
+    places = [_known(info, known, number_of(request, field)).position for field in fields]
+    return await downloads.answer(request, queries.select_said(buffer.name, info.id, places))
+
+
+async def download_tokens(request: Request) -> Response:
+    """Its tokens, a row each. They are in no view: there is no SQL that gives them."""
+    buffer = await buffer_of(request)
+    whole = await _read(buffer, number_of(request, "group"))
+    position = whole.info_of(number_of(request, "position")).position
+    if whole.problem is not None:
+        raise InvalidInputError("group", "one whose tokens can be read", whole.problem)
+    url = request.app.state.url
+    return await downloads.answer_rows(
+        request, lambda: queries.tokens(url, buffer.name, whole.group.id, position)
+    )
 
 
 async def look(
@@ -107,27 +166,30 @@ async def look(
         InvalidInputError: The group has no such episode.
     """
     whole = await _read(buffer, group_id)
-    here = whole.info_of(position)
-    count, problem = whole.group.num_episodes, whole.problem
-    if problem is not None:
-        return EpisodeView(whole.group, here, count, problem, show, by)
-    one = whole.episodes[position]
+    here = whole.side(position)
+    one = whole.episodes.get(position)
+    count = whole.group.num_episodes
+    view = EpisodeView(whole.group, here, whole.computed, count, whole.problem, show, by)
+    if one is None:
+        return view
     if show == "text":
         part, texts = texts_of(one, number, decode)
-        return EpisodeView(
-            whole.group, here, count, None, show, by, part, texts, metadata=one.metadata
+        begins = decode is None and part.number == 0
+        return replace(
+            view,
+            part=part,
+            prompt=whole.prompt if begins else None,
+            turns=one.turns[:MOST_TURNS] if begins else (),
+            texts=texts,
+            metadata=one.metadata,
         )
     part = Part.of(number, one.num_tokens, TOKENS)
-    most = max(map(highest_advantage, whole.episodes.values()))
-    return EpisodeView(
-        whole.group,
-        here,
-        count,
-        None,
-        show,
-        by,
-        part,
-        tokens=list(tokens_of(one, part, by, decode, most)),
+    most = max(highest_advantage(it, whole.advantages[i]) for i, it in whole.episodes.items())
+    return replace(
+        view,
+        part=part,
+        tokens=list(tokens_of(one, part, by, decode, here.advantage, most)),
+        own_advantages=own_advantages(one) is not None,
         legend=legend(one, by, most),
         metadata=one.metadata,
     )
@@ -141,12 +203,18 @@ class _Whole:
         group: What is known of it.
         infos: What is known of its episodes.
         episodes: By their positions, of which some may not have arrived.
+        advantages: By position, as they were stored, or as GRPO has them.
+        computed: Whether they are those of GRPO, as none are stored.
+        prompt: What they answer, where it was put as text or messages.
         problem: Why there are none; None where there are.
     """
 
     group: GroupInfo
     infos: Sequence[EpisodeInfo]
     episodes: dict[int, Episode]
+    advantages: Mapping[int, float | None]
+    computed: bool
+    prompt: str | None
     problem: str | None
 
     def info_of(self, position: int) -> EpisodeInfo:
@@ -155,11 +223,20 @@ class _Whole:
         Raises:
             InvalidInputError: It is not there.
         """
-        for one in self.infos:
-            if one.position == position:
-                return one
-        expected = f"an episode of group {self.group.id}, which has {self.group.num_episodes}"
-        raise InvalidInputError("position", expected, position)
+        return _known(self.group, self.infos, position)
+
+    def side(self, position: int) -> Side:
+        """The same, and what follows from the others; raises as `info_of`."""
+        info = self.info_of(position)
+        return Side(info, self.advantages[position], ended(info, self.episodes.get(position)))
+
+
+def _known(group: GroupInfo, infos: Iterable[EpisodeInfo], position: int) -> EpisodeInfo:
+    for one in infos:
+        if one.position == position:
+            return one
+    expected = f"an episode of group {group.id}, which has {group.num_episodes}"
+    raise InvalidInputError("position", expected, position)
 
 
 async def _read(buffer: Buffer, group_id: int) -> _Whole:
@@ -168,7 +245,8 @@ async def _read(buffer: Buffer, group_id: int) -> _Whole:
     stored, problem = await read(buffer, info)
     episodes = () if stored is None else stored.episodes
     by_position = dict(zip((one.position for one in known), episodes, strict=False))
-    return _Whole(info, known, by_position, problem)
+    prompt, *_ = prompt_of(stored, None)
+    return _Whole(info, known, by_position, *advantages_of(known), prompt, problem)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,18 +255,22 @@ class CompareView:
 
     Attributes:
         group: Their group.
-        a: What is known of the one.
-        b: What is known of the other.
+        a: The one.
+        b: The other.
+        computed: Whether advantages are those of GRPO, as none are stored.
         by: "words" or "tokens".
+        not_by_words: Why it is not by words, which was asked for; None where it is.
         problem: Why they cannot be compared; None where they are.
         found: What differs.
     """
 
     group: GroupInfo
-    a: EpisodeInfo
-    b: EpisodeInfo
+    a: Side
+    b: Side
+    computed: bool
     by: str
-    problem: str | None
+    not_by_words: str | None = None
+    problem: str | None = None
     found: Comparison | None = None
 
 
@@ -221,19 +303,44 @@ async def look_at_two(
         InvalidInputError: The group has no such episode.
     """
     whole = await _read(buffer, group_id)
-    one, other = (whole.info_of(position) for position in (a, b))
+    one, other = (whole.side(position) for position in (a, b))
+    view = CompareView(whole.group, one, other, whole.computed, by, problem=whole.problem)
     if whole.problem is not None:
-        return CompareView(whole.group, one, other, by, whole.problem)
-    left, right = (whole.episodes[position] for position in (a, b))
-    if by == "words" and decode is None and (left.text is None or right.text is None):
-        by = "tokens"
-    sides = [_items(it, by, decode) for it in (left, right)]
-    found = await asyncio.to_thread(compared, *sides)
-    return CompareView(whole.group, one, other, by, None, found)
+        return view
+    both = whole.episodes[a], whole.episodes[b]
+    why = _not_by_words(both, decode) if by == "words" else None
+    if why is not None:
+        view = replace(view, by="tokens", not_by_words=why)
+    return replace(view, found=await asyncio.to_thread(_compared, *both, view.by, decode))
 
 
-def _items(one: Episode, by: str, decode: Decode | None) -> list[str]:
-    ids = one.response_ids[:MOST_COMPARED].tolist()
+def _not_by_words(both: Sequence[Episode], decode: Decode | None) -> str | None:
+    """Why two episodes cannot be compared by words; None where they can."""
+    if decode is not None:
+        is_long = any(len(it.response_ids) > MOST_DECODED for it in both)
+        return f"one has more than {MOST_DECODED:,} tokens" if is_long else None
+    texts = [it.text for it in both]
+    if None in texts:
+        return "one was put without text"
+    is_long = any(len(text or "") > MOST_SIGNS for text in texts)
+    return f"one has more than {MOST_SIGNS:,} signs" if is_long else None
+
+
+def _compared(a: Episode, b: Episode, by: str, decode: Decode | None) -> Comparison:
     if by == "words":
-        return words(one.text or "" if decode is None else decode(ids))
-    return [f"{it} " for it in ids] if decode is None else pieces(ids, decode)
+        left, right = (
+            words(it.text or "" if decode is None else decode(it.response_ids.tolist()))
+            for it in (a, b)
+        )
+        return compared(left, right, lambda side, i, j: list(side[i:j]), count_words)
+
+    def says(ids: Any, start: int, end: int) -> list[str]:
+        texts = pieces_of(ids, start, end, decode)
+        if decode is None:
+            return texts
+        ids = ids[start:end].tolist()  # a token that is no part of a sign is there as its id
+        return [
+            text or ("" if decode([it]) else f"⟨{it}⟩") for text, it in zip(texts, ids, strict=True)
+        ]
+
+    return compared(a.response_ids, b.response_ids, says)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,9 +19,9 @@ from replaydb.episodes import Episode
 from replaydb.errors import CorruptPayloadError, PayloadGoneError, UnknownGroupError
 from replaydb.results import DrawInfo, EpisodeInfo, GroupInfo, LeaseInfo
 from replaydb.training import advantages
-from replaydb.ui import downloads
+from replaydb.ui import downloads, queries
 from replaydb.ui.pages import buffer_of, number_of, optional_number, page
-from replaydb.ui.tokens import excerpt
+from replaydb.ui.tokens import Excerpt, excerpt, said_by
 
 #: Rows of a table.
 ROWS = 100
@@ -39,14 +40,14 @@ class EpisodeRow:
     Attributes:
         info: What is known of it.
         advantage: As it was stored, or as GRPO has it.
-        text: The beginning and the end of what it says; None where that is not known.
-        left_out: Signs between them.
+        ended: Why it ended; None where that is not known.
+        said: The beginning and the end of what it says; None where that is not known.
     """
 
     info: EpisodeInfo
     advantage: float | None
-    text: str | None
-    left_out: int
+    ended: str | None
+    said: Excerpt | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,7 @@ class GroupView:
         problem: Why there is no more of it than this; None where all of it is there.
         prompt: What its episodes answer, as text.
         prompt_ids: Its tokens, where it is not known as text.
+        prompt_left_out: Tokens of it that are not shown.
         events: Its life, the first first.
         older: Draws before this one are on the next page; None where all are here.
         lease: Who holds it.
@@ -104,6 +106,7 @@ class GroupView:
     problem: str | None
     prompt: str | None
     prompt_ids: Sequence[int]
+    prompt_left_out: int
     events: Sequence[Event]
     older: int | None
     lease: LeaseInfo | None
@@ -126,11 +129,7 @@ async def download(request: Request) -> Response:
     """Its episodes, as rows of `episode_overview`."""
     buffer = await buffer_of(request)
     info = await info_of(buffer, number_of(request, "id"))
-    statement = downloads.select_episodes(buffer.name, info.id)
-    kind = downloads.kind_of(request)
-    return downloads.answer(
-        request, await downloads.rows_of(request.app.state.url, statement, kind)
-    )
+    return await downloads.answer(request, queries.select_episodes(buffer.name, info.id))
 
 
 async def look(
@@ -156,24 +155,22 @@ async def look(
     info = await info_of(buffer, group_id)
     known = await buffer.episodes(group_id, limit=MOST_EPISODES)
     stored, problem = await read(buffer, info)
-    given = {one.position: one.advantage for one in known}
-    computed = bool(known) and all(value is None for value in given.values())
+    values, computed = advantages_of(known)
     shown = [one for one in known if one.position >= first]
-    values = _grpo(known) if computed else given
     episodes = {} if stored is None else dict(zip(positions(known), stored.episodes, strict=False))
     rows = [
         _row(one, values[one.position], episodes.get(one.position), decode, i < EXCERPTS)
         for i, one in enumerate(shown[:ROWS])
     ]
     draws = await buffer.draws(group_id=group_id, before=before, limit=ROWS + 1)
-    leases = await buffer.leases() if info.lease_id is not None else []
+    leases = await buffer.leases(expired=True) if info.lease_id is not None else []
     return GroupView(
         info,
         rows,
         shown[ROWS].position if len(shown) > ROWS else None,
         computed,
         problem,
-        *_prompt(stored, decode),
+        *prompt_of(stored, decode),
         [*_events(info, draws[:ROWS])],
         draws[ROWS - 1].id if len(draws) > ROWS else None,
         next((lease for lease in leases if lease.id == info.lease_id), None),
@@ -210,6 +207,13 @@ def positions(known: Sequence[EpisodeInfo]) -> list[int]:
     return [one.position for one in known]
 
 
+def advantages_of(known: Sequence[EpisodeInfo]) -> tuple[Mapping[int, float | None], bool]:
+    """Advantages by position, and whether they are those of GRPO, as none are stored."""
+    given = {one.position: one.advantage for one in known}
+    computed = bool(known) and all(value is None for value in given.values())
+    return _grpo(known) if computed else given, computed
+
+
 def _grpo(known: Sequence[EpisodeInfo]) -> Mapping[int, float | None]:
     """Advantages by position; None for all where the group is too large."""
     rewards = [math.nan if one.reward is None else one.reward for one in known]
@@ -222,6 +226,13 @@ def _grpo(known: Sequence[EpisodeInfo]) -> Mapping[int, float | None]:
     }
 
 
+def ended(info: EpisodeInfo, one: Episode | None) -> str | None:
+    """Why an episode ended: where that was not said, why its last turn did."""
+    if info.finish_reason is None and one is not None and one.turns:
+        return one.turns[-1].finish_reason
+    return info.finish_reason
+
+
 def _row(
     info: EpisodeInfo,
     advantage: float | None,
@@ -229,24 +240,25 @@ def _row(
     decode: Decode | None,
     with_text: bool,
 ) -> EpisodeRow:
-    text, left_out = excerpt(one, decode) if one is not None and with_text else (None, 0)
-    return EpisodeRow(info, advantage, text, left_out)
+    said = excerpt(one, decode) if one is not None and with_text else None
+    return EpisodeRow(info, advantage, ended(info, one), said)
 
 
-def _prompt(stored: StoredGroup | None, decode: Decode | None) -> tuple[str | None, Sequence[int]]:
-    if stored is None:
-        return None, ()
-    prompt = stored.prompt
+def prompt_of(
+    stored: StoredGroup | None, decode: Decode | None
+) -> tuple[str | None, Sequence[int], int]:
+    """What the episodes of a group answer: as text, or its tokens; and how many are left out."""
+    prompt, ids = (None, None) if stored is None else (stored.prompt, stored.prompt_ids)
     if isinstance(prompt, str):
-        return prompt, ()
+        return prompt, (), 0
     if prompt is not None:
-        return "\n\n".join(_message(message) for message in prompt), ()
-    ids = stored.prompt_ids
+        return "\n\n".join(_message(message) for message in prompt), (), 0
     if ids is None:
-        return None, ()
+        return None, (), 0
+    left_out = max(0, len(ids) - MOST_PROMPT)
     if decode is not None:
-        return decode(ids[:MOST_PROMPT].tolist()), ()
-    return None, ids[:MOST_PROMPT].tolist()
+        return said_by(ids, 0, len(ids) - left_out, decode), (), left_out
+    return None, ids[:MOST_PROMPT].tolist(), left_out
 
 
 #: Tokens of a prompt that are shown.
@@ -254,8 +266,19 @@ MOST_PROMPT = 2000
 
 
 def _message(message: Mapping[str, object]) -> str:
-    """A chat message: who says what."""
-    return f"{message.get('role', '?')}: {message.get('content', '')}"
+    """A chat message: who says what, and whatever else there is, such as calls of tools."""
+    content = message.get("content")
+    said = content if isinstance(content, str) else _json(content) if content else ""
+    more = [
+        f"{name}: {_json(value)}"
+        for name, value in message.items()
+        if name not in ("role", "content") and value is not None
+    ]
+    return "\n".join([f"{message.get('role', '?')}: {said}".rstrip(), *more])
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _events(info: GroupInfo, draws: Sequence[DrawInfo]) -> Sequence[Event]:

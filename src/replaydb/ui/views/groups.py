@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
+from urllib.parse import urlencode
 
 from sqlalchemy import ColumnElement, false
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
-from replaydb.batch.stored import StoredGroup
 from replaydb.buffer import Buffer
 from replaydb.database import filters
 from replaydb.database.group_columns import col
+from replaydb.decoding import Decode
 from replaydb.episodes import GroupStatus
-from replaydb.errors import CorruptPayloadError, PayloadGoneError, UnknownGroupError
+from replaydb.errors import (
+    CorruptPayloadError,
+    InvalidInputError,
+    PayloadGoneError,
+    UnknownGroupError,
+)
 from replaydb.results import GroupInfo
 from replaydb.store import Store
-from replaydb.ui import downloads
-from replaydb.ui.addresses import BOUNDS, INDEXED, Groups, plain
+from replaydb.ui import downloads, queries
+from replaydb.ui.addresses import BOUNDS, INDEXED, Groups
 from replaydb.ui.pages import buffer_of, page, store_of
 
 #: Groups on a page.
@@ -32,6 +39,8 @@ COUNT_SECONDS = 0.15
 #: Texts are looked for in so many groups at most, and as long as this, in seconds.
 MOST_LOOKED_THROUGH = 1000
 LOOK_SECONDS = 2.0
+#: Tokens of a group that are decoded to look for one.
+MOST_DECODED = 1_000_000
 #: Characters of a completion around what was looked for.
 AROUND = 60
 
@@ -46,6 +55,8 @@ _HEADINGS = {
     "last_sampled_at": "last drawn",
     "priority": "priority",
 }
+#: Fields that say together where a page begins.
+_PLACE = {"after", "before", "at"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,50 +67,89 @@ class Found:
         rows: The groups.
         has_more: Whether others come after them.
         has_fewer: Whether others come before them.
+        last: The last group that was looked at; the page after this one begins after it.
         snippets: What their completions say around the text that was looked for, by id.
         looked_through: Groups whose completions were read, where a text was looked for.
-        last: Id of the last group that was looked at.
+        unreadable: Ids of groups that would be among them, whose columns are damaged.
     """
 
     rows: Sequence[GroupInfo]
     has_more: bool
     has_fewer: bool
-    snippets: dict[int, tuple[str, str, str]]
+    last: GroupInfo | None = None
+    snippets: Mapping[int, tuple[str, str, str]] = field(default_factory=dict)
     looked_through: int | None = None
-    last: int | None = None
+    unreadable: Sequence[int] = ()
 
 
 async def groups(request: Request) -> Response:
     """A table of the groups of a buffer, filtered, sorted, a page at a time."""
-    asked = Groups.of(request.query_params)
+    said = request.query_params
+    if "" in said.values():  # forms send fields that are empty
+        rest = urlencode([it for it in said.multi_items() if it[1]])
+        return RedirectResponse(f"./groups?{rest}", 303)
     buffer = await buffer_of(request)
-    where = await condition(store_of(request), asked)
-    number = await _number(buffer, asked, where)
-    found, is_lost = await _found(buffer, asked, where)
+    asked, problem = _asked(said)
+    decode = request.app.state.decode
+    number, found = None, Found((), False, False)
+    if problem is None:
+        where = await condition(store_of(request), asked)
+        number = await _number(buffer, asked, where)
+        found = await _found(buffer, asked, where, decode)
     return page(
         request,
         "groups.html",
+        status=200 if problem is None else 400,
         asked=asked,
-        meaning=asked.meaning,
+        said=said,
+        problem=problem,
         found=found,
-        is_lost=is_lost,
         headings=_HEADINGS,
         indexed=INDEXED,
         bounds=BOUNDS,
-        given={name: plain(value) for name, value in asked.bounds},
         statuses=list(GroupStatus),
         number=number,
         most=MOST_COUNTED,
+        decodes=decode is not None,
     )
+
+
+def may_read_all(request: Request) -> bool:
+    """Whether a page of groups is asked for that may have to read every one of them."""
+    if request.url.path.rpartition("/")[2] != "groups":
+        return False
+    try:
+        return Groups.of(request.query_params).may_read_all
+    except InvalidInputError:
+        return False
+
+
+def _asked(said: QueryParams) -> tuple[Groups, InvalidInputError | None]:
+    """What an address asks for, without the fields that hold what they cannot, and the first one.
+
+    Raises:
+        InvalidInputError: What is wrong is not in the address.
+    """
+    try:
+        asked = Groups.of(said)
+        _ = asked.condition, asked.place
+    except InvalidInputError as error:
+        wrong = _PLACE if error.field in _PLACE else {error.field}
+        rest = [(name, value) for name, value in said.multi_items() if name not in wrong]
+        if len(rest) == len(said.multi_items()):
+            raise
+        return _asked(QueryParams(rest))[0], error
+    return asked, None
 
 
 async def download(request: Request) -> Response:
     """The groups that the page of the same address shows, on all its pages: see `downloads`."""
-    asked = Groups.of(request.query_params)
-    buffer = await buffer_of(request)
-    kind = downloads.kind_of(request)
-    parts = await downloads.groups(request.app.state.url, buffer.name, asked, kind)
-    return downloads.answer(request, parts)
+    asked, name = Groups.of(request.query_params), (await buffer_of(request)).name
+    return await downloads.answer(
+        request,
+        queries.select_groups(name, asked),
+        lambda: queries.groups(request.app.state.url, name, asked),
+    )
 
 
 async def condition(store: Store, asked: Groups) -> ColumnElement[bool] | None:
@@ -130,22 +180,30 @@ async def _number(buffer: Buffer, asked: Groups, where: ColumnElement[bool] | No
 
 
 async def _found(
-    buffer: Buffer, asked: Groups, where: ColumnElement[bool] | None
-) -> tuple[Found, bool]:
-    """The page; and whether it is the first as the group that it was to go on from is gone."""
+    buffer: Buffer, asked: Groups, where: ColumnElement[bool] | None, decode: Decode | None
+) -> Found:
     listing = _Listing(buffer, asked, where)
-    mark = asked.before if asked.after is None else asked.after
-    there = [] if mark is None else await buffer.find([mark])
+    mark = await _mark(buffer, asked)
     if asked.text is not None:
-        return await _saying(listing, asked.text, there), mark is not None and not there
-    if not there:
-        rows = await listing.read(PAGE + 1)
-        return Found(rows[:PAGE], len(rows) > PAGE, False, {}), mark is not None
-    if asked.after is not None:
-        rows = await listing.read(PAGE + 1, after=there[0])
-        return Found(rows[:PAGE], len(rows) > PAGE, True, {}), False
-    rows = await listing.read_back(PAGE + 1, before=there[0])
-    return Found(rows[-PAGE:], True, len(rows) > PAGE, {}), False
+        return await _saying(listing, asked.text, mark, decode)
+    if mark is not None and asked.after is not None:
+        rows = await listing.read(PAGE + 1, after=mark)
+        return listing.page(rows[:PAGE], has_more=len(rows) > PAGE, has_fewer=True)
+    if mark is not None:
+        rows = await listing.read_back(PAGE + 1, before=mark)
+        if len(rows) > PAGE:
+            return listing.page(rows[-PAGE:], has_more=True, has_fewer=True)
+    rows = await listing.read(PAGE + 1)
+    return listing.page(rows[:PAGE], has_more=len(rows) > PAGE, has_fewer=False)
+
+
+async def _mark(buffer: Buffer, asked: Groups) -> GroupInfo | None:
+    """Where the page before ended: at a group as it was then, which may have moved, or be gone."""
+    if asked.place is None:
+        return None
+    id_, value = asked.place
+    newest = await _Listing(buffer, Groups(), None).read(1)  # one that can be read
+    return replace(newest[0], **{"id": id_, asked.sort: value}) if newest else None
 
 
 class _Listing:
@@ -155,6 +213,14 @@ class _Listing:
         self.buffer = buffer
         self._asked = asked
         self._where = where
+        self.unreadable: set[int] = set()
+
+    def page(self, rows: Sequence[GroupInfo], *, has_more: bool, has_fewer: bool) -> Found:
+        """So many of them."""
+        last = rows[-1] if rows else None
+        return Found(
+            rows, has_more, has_fewer, last, unreadable=sorted(self.unreadable, reverse=True)
+        )
 
     async def read(
         self,
@@ -164,16 +230,23 @@ class _Listing:
         backwards: bool = False,
         also: ColumnElement[bool] | None = None,
     ) -> list[GroupInfo]:
-        """The first, or those after a group."""
+        """The first, or those after a group; without those whose columns are damaged."""
         column: ColumnElement[Any] = self._asked.column
-        return await self.buffer.find(
-            tasks=self._asked.task or None,
-            statuses=self._asked.status or None,
-            where=filters.all_of([self._where, also]),
-            order_by=column if self._asked.ascending != backwards else column.desc(),
-            limit=limit,
-            after=after,
-        )
+        while True:
+            rest = col.id.not_in(self.unreadable) if self.unreadable else None
+            try:
+                return await self.buffer.find(
+                    tasks=self._asked.task or None,
+                    statuses=self._asked.status or None,
+                    where=filters.all_of([self._where, also, rest]),
+                    order_by=column if self._asked.ascending != backwards else column.desc(),
+                    limit=limit,
+                    after=after,
+                )
+            except CorruptPayloadError as error:
+                if self.unreadable.issuperset(error.group_ids):
+                    raise
+                self.unreadable.update(error.group_ids)
 
     async def read_back(self, limit: int, *, before: GroupInfo) -> list[GroupInfo]:
         """Those before a group. Those without a value come last, whatever the direction."""
@@ -188,41 +261,65 @@ class _Listing:
         return rows[::-1]
 
 
-async def _saying(listing: _Listing, text: str, there: Sequence[GroupInfo]) -> Found:
+async def _saying(
+    listing: _Listing, text: str, last: GroupInfo | None, decode: Decode | None
+) -> Found:
     """The next groups with a completion that says a text, as far as there is time to look."""
     end = time.monotonic() + LOOK_SECONDS
-    last = there[0] if there else None
+    has_fewer = last is not None
     rows: list[GroupInfo] = []
     snippets: dict[int, tuple[str, str, str]] = {}
     looked = 0
+    also = col.has_transcript.is_(True) if decode is None else None
     while True:
-        some = await listing.read(PAGE, after=last, also=col.has_transcript.is_(True))
-        for group in await _read(listing.buffer, [info.id for info in some]):
-            if (said := _snippet(group.texts, text)) is not None:
-                snippets[group.id] = said
-        looked += len(some)
-        rows += [info for info in some if info.id in snippets]
-        last = some[-1] if some else last
+        some = await listing.read(PAGE, after=last, also=also)
         is_over = len(some) < PAGE
+        for i, info in enumerate(some):
+            if (said := await _said_in(listing.buffer, info, text, decode)) is not None:
+                snippets[info.id] = said
+                rows.append(info)
+            last, looked = info, looked + 1
+            if time.monotonic() > end:
+                is_over = is_over and i + 1 == len(some)
+                break
         if is_over or len(rows) >= PAGE or looked >= MOST_LOOKED_THROUGH or time.monotonic() > end:
-            return Found(
-                rows, not is_over, bool(there), snippets, looked, None if last is None else last.id
-            )
+            found = listing.page(rows, has_more=not is_over, has_fewer=has_fewer)
+            return replace(found, snippets=snippets, looked_through=looked, last=last)
 
 
-async def _read(buffer: Buffer, ids: Sequence[int]) -> Iterable[StoredGroup]:
-    """Groups with their episodes, but for those that cannot be read."""
+async def _said_in(
+    buffer: Buffer, info: GroupInfo, text: str, decode: Decode | None
+) -> tuple[str, str, str] | None:
+    """What a group says around a text. Of one at a time, as texts may be large."""
+    known = (await buffer.texts([info.id])).get(info.id, {})
+    said = _snippet(known.values(), text)
+    if said is None and decode is not None and len(known) < info.num_episodes:
+        said = _snippet(await _decoded(buffer, info, decode), text)
+    return said
+
+
+async def _decoded(buffer: Buffer, info: GroupInfo, decode: Decode) -> list[str]:
+    """What the episodes of a group say that were put without text, as far as that can be read."""
+    if info.num_tokens > MOST_DECODED:
+        return []
     try:
-        return await buffer.get(ids)
-    except (CorruptPayloadError, PayloadGoneError, UnknownGroupError) as error:
-        return error.batch or ()
+        [group] = await buffer.get([info.id])
+    except (CorruptPayloadError, PayloadGoneError, UnknownGroupError):
+        return []
+    ids = [one.response_ids.tolist() for one in group.episodes if one.text is None]
+    return await asyncio.to_thread(lambda: [decode(it) for it in ids])
 
 
-def _snippet(texts: Iterable[str | None], wanted: str) -> tuple[str, str, str] | None:
+def _snippet(texts: Iterable[str], wanted: str) -> tuple[str, str, str] | None:
     """What stands before a text, the text as it stands there, and what stands after it."""
     for text in texts:
-        place = -1 if text is None else text.lower().find(wanted.lower())
-        if text is not None and place >= 0:
+        place = _folded(text).find(_folded(wanted))
+        if place >= 0:
             end = place + len(wanted)
             return text[max(0, place - AROUND) : place], text[place:end], text[end : end + AROUND]
     return None
+
+
+def _folded(text: str) -> str:
+    """A text in small letters, each at its place: of all signs only İ becomes two."""
+    return text.replace("İ", "i").lower()

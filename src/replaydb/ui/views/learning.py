@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from statistics import fmean
+from random import Random
+from statistics import fmean, pvariance
 
 from replaydb.buffer import Buffer
 from replaydb.database.group_columns import col
+from replaydb.database.statements.statistics import STALENESS_BINS
 from replaydb.episodes import GroupStatus
 from replaydb.errors import CorruptPayloadError
 from replaydb.results import GroupInfo
@@ -23,6 +24,8 @@ SAMPLED = 1000
 NEWEST = 100
 #: Points of a line, and lines of a chart.
 MOST_POINTS, MOST_LINES = 50, 6
+#: Groups of a fifth whose deviation says something.
+LEAST_FIFTH = 4
 #: Versions each of which has its own tick.
 MOST_TICKS = 12
 
@@ -35,15 +38,65 @@ class Lately:
         num_groups: How many of them have rewards.
         reward_mean: Mean of their mean rewards.
         reward_std: Mean of the deviations within the groups.
-        even: Share of those whose rewards are all equal: they teach nothing.
+        even: Share of those with several episodes whose rewards are all equal: they teach nothing.
         num_tokens: Mean tokens of a group.
     """
 
     num_groups: int
     reward_mean: float
     reward_std: float
-    even: float
+    even: float | None
     num_tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """Rewards of a task over time.
+
+    Attributes:
+        before: Mean of the oldest fifth of its groups.
+        lately: Mean of the newest fifth.
+        noise: How far these may be apart by chance; None where that is not known.
+    """
+
+    before: float
+    lately: float
+    noise: float | None
+
+    @property
+    def direction(self) -> str | None:
+        """Where it goes; None where that cannot be told."""
+        if self.noise is None:
+            return None
+        if abs(self.lately - self.before) <= self.noise:
+            return "level"
+        return "↑ rising" if self.lately > self.before else "↓ falling"
+
+    @property
+    def kind(self) -> str:
+        """The class that colours it."""
+        return {"↑ rising": "good", "↓ falling": "bad"}.get(self.direction or "", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What became of the groups of a task.
+
+    Attributes:
+        num_groups: How many were looked at.
+        statuses: How many have which.
+        num_drawn: How many were drawn.
+        num_replayed: How many were drawn more than once.
+    """
+
+    num_groups: int
+    statuses: Counter[str]
+    num_drawn: int
+    num_replayed: int
+
+    def said(self, number: int, *, is_all: bool) -> str:
+        """So many of them; of a sample only the share means something."""
+        return f"{number:,}" if is_all else f"{number / self.num_groups:.1%}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +109,9 @@ class Learning:
         newest_at: When the newest group was put.
         num_newest: Groups that `lately` is about.
         lately: The newest groups, by task.
+        trends: Rewards of the tasks with the most groups.
+        fates: What became of groups, by task.
+        statuses: Those that groups have.
         charts: Rewards, puts, staleness.
         problem: Why there is nothing to see; None where there is.
     """
@@ -64,7 +120,10 @@ class Learning:
     is_all: bool = True
     newest_at: datetime | None = None
     num_newest: int = 0
-    lately: Mapping[str, Lately] | None = None
+    lately: Mapping[str, Lately] = field(default_factory=dict)
+    trends: Mapping[str, Trend] = field(default_factory=dict)
+    fates: Mapping[str, Fate] = field(default_factory=dict)
+    statuses: Sequence[str] = ()
     charts: Sequence[Chart] = ()
     problem: str | None = None
 
@@ -78,7 +137,7 @@ async def learning(buffer: Buffer) -> Learning:
             return Learning(problem="Nothing has been put yet.")
         first, last = oldest[0].id, newest[0].id
         step = math.ceil((last - first + 1) / SAMPLED)
-        sample = await buffer.find(ids=range(last, first - 1, -step))
+        sample = await buffer.find(ids=_spread(first, last, step))
     except CorruptPayloadError as error:
         return Learning(problem=f"Some groups cannot be read: {error}. `replaydb verify` has more.")
     numbers = await buffer.metrics(totals=False)
@@ -93,6 +152,9 @@ async def learning(buffer: Buffer) -> Learning:
         newest[0].created_at,
         len(newest),
         _lately(newest),
+        _trends(sample),
+        _fates(sample),
+        sorted({it.status.value for it in sample}),
         [chart for chart in charts if chart is not None],
     )
 
@@ -107,8 +169,46 @@ def _lately(newest: Iterable[GroupInfo]) -> dict[str, Lately]:
             len(mine),
             fmean(it.reward_mean or 0.0 for it in mine),
             fmean(it.reward_std or 0.0 for it in mine),
-            fmean(it.reward_min == it.reward_max for it in mine),
+            _even(mine),
             fmean(it.num_tokens for it in mine),
+        )
+        for name, mine in sorted(by_task.items())
+    }
+
+
+def _even(groups: Iterable[GroupInfo]) -> float | None:
+    several = [it for it in groups if it.num_episodes > 1]
+    return fmean(it.reward_min == it.reward_max for it in several) if several else None
+
+
+def _trends(sample: Iterable[GroupInfo]) -> dict[str, Trend]:
+    rewards: dict[str, list[float]] = defaultdict(list)
+    for group in sorted(sample, key=lambda it: it.id):
+        if group.reward_mean is not None:
+            rewards[group.task_name].append(group.reward_mean)
+    largest = sorted(rewards, key=lambda task: -len(rewards[task]))[:MOST_LINES]
+    return {task: _trend(rewards[task]) for task in largest}
+
+
+def _trend(rewards: Sequence[float]) -> Trend:
+    """Of rewards in the order of time; two standard errors count as chance."""
+    number = max(1, len(rewards) // 5)
+    first, last = rewards[:number], rewards[-number:]
+    spread = (pvariance(first) + pvariance(last)) / number
+    noise = 2 * math.sqrt(spread) if number >= LEAST_FIFTH else None
+    return Trend(fmean(first), fmean(last), noise)
+
+
+def _fates(sample: Iterable[GroupInfo]) -> dict[str, Fate]:
+    by_task: dict[str, list[GroupInfo]] = defaultdict(list)
+    for group in sample:
+        by_task[group.task_name].append(group)
+    return {
+        name: Fate(
+            len(mine),
+            Counter(it.status.value for it in mine),
+            sum(it.times_sampled > 0 for it in mine),
+            sum(it.times_sampled > 1 for it in mine),
         )
         for name, mine in sorted(by_task.items())
     }
@@ -188,15 +288,13 @@ def _puts(sample: Sequence[GroupInfo], step: int) -> Chart | None:
 
 def _staleness(sample: Iterable[GroupInfo], numbers: Mapping[str, float]) -> Chart | None:
     """Of what can be drawn, and of what was trained on, as shares."""
-    names = [name.rpartition("/")[2] for name in numbers if name.startswith("train/staleness/")]
-    names = [name for name in names if re.search(r"\d", name)]
     ready = [
         it.staleness
         for it in sample
         if it.status == GroupStatus.COMPLETED and it.staleness is not None
     ]
-    waiting = [sum(_is_in(name, it) for it in ready) for name in names]
-    trained = [numbers[f"train/staleness/{name}"] for name in names]
+    waiting = [sum(least <= it <= most for it in ready) for _, least, most in STALENESS_BINS]
+    trained = [numbers.get(f"train/staleness/{name}", 0.0) for name, *_ in STALENESS_BINS]
     shares = {
         "can be drawn": [it / len(ready) for it in waiting] if ready else [],
         "trained on lately": [it / sum(trained) for it in trained] if sum(trained) else [],
@@ -205,7 +303,8 @@ def _staleness(sample: Iterable[GroupInfo], numbers: Mapping[str, float]) -> Cha
     if not shares:
         return None
     words = [
-        name.replace("below_", "< ").replace("above_", "> ").replace("_", "-") for name in names
+        name.replace("below_", "< ").replace("above_", "> ").replace("_", "-")
+        for name, *_ in STALENESS_BINS
     ]
     return Chart(
         title="Staleness",
@@ -223,14 +322,13 @@ def _staleness(sample: Iterable[GroupInfo], numbers: Mapping[str, float]) -> Cha
     )
 
 
-def _is_in(name: str, staleness: int) -> bool:
-    """Whether a staleness is in a bin of `Buffer.metrics`."""
-    bounds = [int(it) for it in re.findall(r"\d+", name)]
-    if name.startswith("below"):
-        return staleness < bounds[0]
-    if name.startswith("above"):
-        return staleness > bounds[0]
-    return bounds[0] <= staleness <= bounds[-1]
+def _spread(first: int, last: int, step: int) -> list[int]:
+    """An id of each `step` in a row, by chance: tasks that take turns each have theirs.
+
+    The same ids each time, as long as `step` is the same.
+    """
+    stretches = range(first // step, last // step + 1)
+    return [it * step + Random(it).randrange(step) for it in stretches]  # noqa: S311
 
 
 def _width(least: int, most: int) -> int:

@@ -16,14 +16,13 @@ from starlette.responses import HTMLResponse, Response
 
 from replaydb.buffer import Buffer
 from replaydb.errors import InvalidInputError
-from replaydb.looks import Look, Rates, rates, waits
+from replaydb.looks import Look, Rates, empty, end, followed, overdue, waits
 from replaydb.results import BufferStats, DrawInfo, LeaseInfo, RunInfo, TaskCounters
+from replaydb.ui import downloads, queries
 from replaydb.ui.pages import buffer_of, page, rendered, store_of, text_of
 from replaydb.ui.shared import Shared
 from replaydb.ui.views.learning import learning
 
-#: Seconds over which rates are taken.
-RATE_SECONDS = 30.0
 #: Seconds that the list of buffers and runs is fresh.
 STORE_SECONDS = 2.0
 #: Tasks and buffers that are shown, and of everything else.
@@ -56,8 +55,9 @@ class Now:
         stats: By the accounts, without totals.
         numbers: As of `Buffer.metrics`, without totals.
         rates: Of every task.
-        waits: Who has to wait, and for what.
-        leases: All of them, the oldest first.
+        waits: Who is held back, and by what.
+        empty: Tasks of which there is nothing to draw.
+        leases: All of them, the oldest first; also expired ones that hold groups.
         draws: The newest.
     """
 
@@ -66,6 +66,7 @@ class Now:
     numbers: dict[str, float]
     rates: dict[str, Rates]
     waits: Sequence[str]
+    empty: Sequence[str]
     leases: Sequence[LeaseInfo]
     draws: Sequence[Drawn]
 
@@ -81,6 +82,15 @@ class Now:
         return sum(known) if known else None
 
     @property
+    def overdue(self) -> Sequence[LeaseInfo]:
+        """As of `looks.overdue`."""
+        return overdue(self.leases, self.at)
+
+    def end(self, lease: LeaseInfo) -> str:
+        """When a lease ends, or since when it is over."""
+        return end(lease, self.at)
+
+    @property
     def draw_rate(self) -> float | None:
         """Groups drawn a second; None where there was no earlier look."""
         known = [rate.draws for rate in self.rates.values() if rate.draws is not None]
@@ -92,7 +102,7 @@ class Part:
     """A part of the page that follows the store.
 
     Attributes:
-        made: What it shows.
+        made: What it shows; parts that show the same are made at once.
         template: How.
         fresh: Seconds for which viewers share it.
         every: Seconds after which a browser asks for it again.
@@ -123,6 +133,13 @@ async def overview(request: Request) -> Response:
     )
 
 
+async def download(request: Request) -> Response:
+    """The tasks of the buffer, or of all, as rows of `task_overview`."""
+    named = "buffer" in request.query_params
+    name = (await buffer_of(request)).name if named else None
+    return await downloads.answer(request, queries.select_tasks(name))
+
+
 async def live(request: Request) -> Response:
     """A part of the overview as it is now, or that it is as it was (304)."""
     name = text_of(request, "part")
@@ -139,26 +156,29 @@ async def _text(request: Request, buffer: Buffer, name: str) -> Markup:
     """A part of the page, shared by all who look at it."""
     part = PARTS[name]
 
-    async def made() -> Markup:
+    async def made() -> dict[str, Markup]:
         shown = await part.made(request, buffer)
-        return rendered(request, part.template, buffer_name=buffer.name, it=shown)
+        return {
+            each: rendered(request, one.template, buffer_name=buffer.name, it=shown)
+            for each, one in PARTS.items()
+            if one.made is part.made
+        }
 
-    return await _shared(request).answer((name, buffer.id), part.fresh, made)
+    texts = await _shared(request).answer((part.made, buffer.id), part.fresh, made)
+    return texts[name]
 
 
 async def _now(request: Request, buffer: Buffer) -> Now:
-    stats, leases = await buffer.stats(totals=False), await buffer.leases()
-    looks: deque[Look] = _looks(request, buffer)
+    stats, leases = await buffer.stats(totals=False), await buffer.leases(expired=True)
     last = Look(stats, leases, time.monotonic())
-    while len(looks) > 1 and looks[1].at < last.at - RATE_SECONDS:
-        looks.popleft()
-    looks.append(last)
+    at = datetime.now(UTC)
     return Now(
-        at=datetime.now(UTC),
+        at=at,
         stats=stats,
         numbers=await buffer.metrics(draws=RECENT_DRAWS, totals=False),
-        rates=rates(looks[0], last),
-        waits=list(waits(stats)),
+        rates=followed(_looks(request, buffer), last),
+        waits=list(waits(stats, overdue(leases, at))),
+        empty=empty(stats),
         leases=sorted(leases, key=lambda it: it.acquired_at),
         draws=[_drawn(info) for info in await buffer.draws(limit=SHOWN)],
     )
@@ -174,9 +194,12 @@ async def _learning(request: Request, buffer: Buffer) -> object:
     return await learning(buffer)
 
 
+#: In the order of the page: what it is looked at for comes first.
 PARTS = {
-    "now": Part(_now, "overview_now.html", fresh=2.0, every=3),
+    "headline": Part(_now, "overview_headline.html", fresh=2.0, every=3),
     "learning": Part(_learning, "overview_learning.html", fresh=10.0, every=15),
+    "now": Part(_now, "overview_now.html", fresh=2.0, every=3),
+    "sample": Part(_learning, "overview_sample.html", fresh=10.0, every=15),
 }
 
 
@@ -186,8 +209,12 @@ async def _store(request: Request, names: Sequence[str]) -> Response:
 
     async def about() -> list[tuple[BufferStats, list[str]]]:
         opened = [await store.buffer(name, create=False) for name in names[:SHOWN_TASKS]]
-        stats = [await buffer.stats(totals=False) for buffer in opened]
-        return [(one, list(waits(one))) for one in stats]
+        looks = [
+            (await buffer.stats(totals=False), await buffer.leases(expired=True))
+            for buffer in opened
+        ]
+        at = datetime.now(UTC)
+        return [(stats, list(waits(stats, overdue(leases, at)))) for stats, leases in looks]
 
     async def newest() -> list[RunInfo]:
         return (await store.runs())[::-1]

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import Response
 
+from replaydb import checks
 from replaydb.buffer import Buffer
 from replaydb.database.group_columns import col
 from replaydb.errors import InvalidInputError
 from replaydb.results import GroupInfo, PromptInfo
+from replaydb.ui import downloads, queries
+from replaydb.ui.addresses import plain
 from replaydb.ui.charts import Chart, axis, label
 from replaydb.ui.pages import buffer_of, optional_number, page, text_of
 
@@ -45,45 +48,74 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
+class Line:
+    """How the attempts of a run went.
+
+    Attributes:
+        run_name: The run; None where none was named.
+        first: The first attempt in which an episode solved it; None where none did.
+        since: The attempt from which on every reward was that of a solution; None where that of
+            the latest was not.
+        latest: The attempt of its newest version.
+    """
+
+    run_name: str | None
+    first: Attempt | None
+    since: Attempt | None
+    latest: Attempt
+
+
+@dataclass(frozen=True, slots=True)
 class PromptView:
-    """A prompt, for a page or a download.
+    """A prompt, for a page.
 
     Attributes:
         uid: Its uid.
+        task: Its task; None where it is one of several tasks.
         totals: What became of it, by task.
         groups: Its groups, the newest first.
         more: Whether there are older ones than these.
         solved: The reward from which an episode counts as a solution.
         attempts: By run and version, the first first.
-        first: The first attempt in which an episode solved it; None where none did.
-        always: The first in which all did.
+        lines: By run, the one that put last first; of attempts of known versions with rewards.
     """
 
     uid: str
+    task: str | None
     totals: Sequence[PromptInfo]
     groups: Sequence[GroupInfo]
     more: bool
     solved: float | None
     attempts: Sequence[Attempt]
-    first: Attempt | None
-    always: Attempt | None
+    lines: Sequence[Line]
 
 
 async def prompt(request: Request) -> Response:
     """A prompt: its attempts over policy versions."""
     buffer = await buffer_of(request)
-    uid, task = text_of(request, "uid"), request.query_params.get("task")
-    view = await look(buffer, uid, task=task or None, solved=_solved(request))
+    uid, task = text_of(request, "uid"), request.query_params.get("task") or None
+    solved = _solved(request)
+    view = await look(buffer, uid, task=task, solved=solved)
     start = optional_number(request, "first") or 0
     return page(
         request,
         "prompt.html",
         prompt=view,
         task=task,
+        asked=None if solved is None else plain(solved),
+        solved=None if view.solved is None else plain(view.solved),
         rows=view.groups[start : start + ROWS],
         next_rows=start + ROWS if len(view.groups) > start + ROWS else None,
-        charts=[_chart(view)] if view.attempts else [],
+        charts=[_chart(view)] if view.attempts and view.task is not None else [],
     )
+
+
+async def download(request: Request) -> Response:
+    """What became of it, as rows of `prompt_overview`."""
+    buffer = await buffer_of(request)
+    task = request.query_params.get("task") or None
+    statement = queries.select_prompt(buffer.name, text_of(request, "uid"), task)
+    return await downloads.answer(request, statement)
 
 
 def _solved(request: Request) -> float | None:
@@ -91,15 +123,16 @@ def _solved(request: Request) -> float | None:
     if not said:
         return None
     try:
-        return float(said)
+        number = float(said)
     except ValueError:
         raise InvalidInputError("solved", "a number", repr(said)) from None
+    return checks.number("solved", number)
 
 
 async def look(
     buffer: Buffer, uid: str, *, task: str | None = None, solved: float | None = None
 ) -> PromptView:
-    """What there is to say of a prompt.
+    """What there is to say of a prompt. A uid may be that of a prompt in each of several tasks.
 
     Args:
         buffer: In which its groups are.
@@ -118,13 +151,13 @@ async def look(
     attempts = _attempts(groups)
     return PromptView(
         uid,
+        totals[0].task_name if len(totals) == 1 else task,
         totals,
         groups,
         len(found) > MOST_GROUPS,
         top,
         attempts,
-        _first(attempts, top, "reward_max"),
-        _first(attempts, top, "reward_min"),
+        [] if top is None else _lines(attempts, top, groups),
     )
 
 
@@ -155,13 +188,34 @@ def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _first(attempts: Iterable[Attempt], solved: float | None, name: str) -> Attempt | None:
+def _lines(attempts: Iterable[Attempt], solved: float, newest: Iterable[GroupInfo]) -> list[Line]:
+    by: dict[str | None, list[Attempt]] = {}
     for one in attempts:
-        reward = getattr(one, name)
-        known = one.version is not None and reward is not None and solved is not None
-        if known and reward >= solved:
-            return one
-    return None
+        if one.version is not None and one.reward_max is not None:
+            by.setdefault(one.run_name, []).append(one)
+    order = list(dict.fromkeys(one.run_name for one in newest))
+    return [
+        Line(
+            name,
+            next(
+                (it for it in by[name] if it.reward_max is not None and it.reward_max >= solved),
+                None,
+            ),
+            _since(by[name], solved),
+            by[name][-1],
+        )
+        for name in order
+        if name in by
+    ]
+
+
+def _since(attempts: Sequence[Attempt], solved: float) -> Attempt | None:
+    found = None
+    for one in reversed(attempts):
+        if one.reward_min is None or one.reward_min < solved:
+            break
+        found = one
+    return found
 
 
 def _chart(view: PromptView) -> Chart:

@@ -6,13 +6,16 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from replaydb.database.views import TRAINED
+from replaydb.errors import InvalidInputError
 from replaydb.results import RunInfo, RunStats, VersionTotals
 from replaydb.store import Store
+from replaydb.ui import downloads, queries
 from replaydb.ui.charts import Chart, axis, label
 from replaydb.ui.pages import optional_number, page, store_of, text_of
 
@@ -99,6 +102,27 @@ async def runs(request: Request) -> Response:
     first = optional_number(request, "first") or 0
     more = first + ROWS if len(known) > first + ROWS else None
     return page(request, "runs.html", runs=known[first : first + ROWS], chosen=a, next_rows=more)
+
+
+async def download(request: Request) -> Response:
+    """What it put, by buffer, task and policy version."""
+    return await _put(request, ("name",))
+
+
+async def download_all(request: Request) -> Response:
+    """What two runs put, or the runs that there are."""
+    if request.query_params.get("a") and request.query_params.get("b"):
+        return await _put(request, ("a", "b"))
+    return await downloads.answer(request, queries.select_runs())
+
+
+async def _put(request: Request, fields: Sequence[str]) -> Response:
+    known = {it.name for it in await store_of(request).runs()}
+    names = [text_of(request, field) for field in fields]
+    for field, name in zip(fields, names, strict=True):
+        if name not in known:
+            raise InvalidInputError(field, "a run of this store", repr(name))
+    return await downloads.answer(request, queries.select_put(names))
 
 
 async def look(store: Store, name: str) -> RunView:
@@ -193,33 +217,55 @@ def _by_task(
 
 
 def _charts(views: Sequence[RunView]) -> list[Chart]:
+    width = 0.8 / len(views)
+    lines = [
+        {"type": "scatter", "mode": "lines+markers", "line": {"dash": dash}}
+        for dash in ("solid", "dash")
+    ]
+    bars = [  # a line would claim groups of a staleness that none had
+        {"type": "bar", "width": width, "offset": place * width - 0.4, "marker": {"pattern": it}}
+        for place, it in enumerate(({}, {"shape": "/"}))
+    ]
     charts = [
-        _chart("Mean reward by policy version", "policy version", "mean reward", views, "rewards"),
-        _chart("Staleness of what it trained on", "versions behind", "groups", views, "stale"),
+        _chart(
+            "Mean reward by policy version",
+            ("policy version", "mean reward"),
+            {view.info.name: view.rewards for view in views},
+            lines,
+        ),
+        _chart(
+            "Staleness of what it trained on",
+            ("versions behind", "groups"),
+            {view.info.name: view.stale for view in views},
+            bars,
+        ),
     ]
     return [chart for chart in charts if chart.rows]
 
 
-def _chart(title: str, x: str, y: str, views: Sequence[RunView], name: str) -> Chart:
-    lines = {view.info.name: getattr(view, name) for view in views}
+def _chart(
+    title: str,
+    axes: tuple[str, str],
+    lines: Mapping[str, Mapping[int, float]],
+    styles: Sequence[Mapping[str, Any]],
+) -> Chart:
+    x, y = axes
     places = sorted({place for line in lines.values() for place in line})
+    counts = [it for line in lines.values() for it in line.values() if isinstance(it, int)]
     return Chart(
         title,
         f"{len(places)} points of {' and '.join(lines)}",
         (x, *lines),
         [(place, *(line.get(place) for line in lines.values())) for place in _few(places)],
         [
-            {
-                "type": "scatter",
-                "mode": "lines+markers",
-                "name": label(run),
-                "x": list(line),
-                "y": list(line.values()),
-                "line": {"dash": dash},
-            }
-            for (run, line), dash in zip(lines.items(), ("solid", "dash"), strict=False)
+            {"name": label(run), "x": list(line), "y": list(line.values()), **style}
+            for (run, line), style in zip(lines.items(), styles, strict=False)
         ],
-        {"xaxis": axis(x, places), "yaxis": axis(y)},
+        {
+            "xaxis": axis(x, places),
+            "yaxis": axis(y, [0, *counts] if counts else ()),
+            "showlegend": len(lines) > 1,  # also where one of them has nothing to show
+        },
     )
 
 

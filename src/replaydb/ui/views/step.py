@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from replaydb import analysis
 from replaydb.buffer import Buffer
 from replaydb.database.views import TRAINED
 from replaydb.errors import UnknownDrawError
 from replaydb.results import DrawInfo, DrawOutcome, GroupInfo
-from replaydb.ui import downloads
+from replaydb.ui import downloads, queries
 from replaydb.ui.charts import Chart, axis, label
 from replaydb.ui.pages import buffer_of, number_of, optional_number, page
 
@@ -22,6 +23,9 @@ from replaydb.ui.pages import buffer_of, number_of, optional_number, page
 ROWS = 100
 #: Draws of a step, and groups of these, that are summed up.
 MOST_DRAWS, MOST_GROUPS = 32, 4096
+
+# Plotly would make bars as wide as the least distance between two: of 18 and 20, from 17 to 21.
+_BARS = {"type": "bar", "width": 0.8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,7 @@ class Drawn:
         reason: Why.
         group: What is known of it; None where it is gone, or has other content since.
         gone: "deleted" or "replaced" where nothing is known.
+        again: Whether a later draw took the step again, so that this one does not count.
     """
 
     draw_id: int
@@ -49,11 +54,19 @@ class Drawn:
     reason: str | None
     group: GroupInfo | None
     gone: str | None
+    again: bool
 
     @property
     def trained(self) -> bool:
         """Whether the step trained on it, as far as is known."""
-        return self.outcome in TRAINED
+        return self.outcome in TRAINED and not self.again
+
+    @property
+    def became(self) -> str:
+        """What became of it, in a word or two."""
+        if self.again:
+            return "taken again"
+        return "unknown" if self.outcome is None else self.outcome.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,19 +90,14 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class StepView:
-    """What was drawn for a step, for a page or a download.
+    """What a run drew for a step, for a page.
 
     Attributes:
         step: The step; None of a draw that was for none.
-        run_name: The run whose step it is; None: of all runs.
+        run_name: The run whose step it is; None where that is not known.
         draws: Its draws, the newest first.
         more: Whether there are more draws than these.
         drawn: Groups of these draws.
-        sources: Runs and policy versions that they come from.
-        outcomes: How many came to what.
-        staleness: How many were how stale.
-        previous: The step before; None where there is none.
-        next: The step after it.
     """
 
     step: int | None
@@ -97,11 +105,27 @@ class StepView:
     draws: Sequence[DrawInfo]
     more: bool
     drawn: Sequence[Drawn]
-    sources: Sequence[Source]
-    outcomes: Mapping[str, int]
-    staleness: Mapping[int | None, int]
-    previous: int | None
-    next: int | None
+
+    @property
+    def counted(self) -> Sequence[Drawn]:
+        """What it trained on; where nothing is known of that, what was not taken again, or all."""
+        return self.trained or [one for one in self.drawn if not one.again] or self.drawn
+
+    @property
+    def sources(self) -> Sequence[Source]:
+        """Runs and policy versions that these come from."""
+        return _sources(self.counted)
+
+    @property
+    def staleness(self) -> Mapping[int | None, int]:
+        """How many of them were how stale."""
+        counts = Counter(one.staleness for one in self.counted)
+        return dict(sorted(counts.items(), key=lambda it: it[0] or 0))
+
+    @property
+    def outcomes(self) -> Mapping[str, int]:
+        """How many groups came to what."""
+        return dict(sorted(Counter(one.became for one in self.drawn).items()))
 
     @property
     def trained(self) -> Sequence[Drawn]:
@@ -127,18 +151,33 @@ class StepView:
 async def step(request: Request) -> Response:
     """What was drawn for a step of a trainer, or by one draw."""
     buffer = await buffer_of(request)
-    number, draw_id = optional_number(request, "step"), optional_number(request, "draw")
-    view = await look(buffer, number, run=request.query_params.get("run"), draw_id=draw_id)
-    first = optional_number(request, "first") or 0
+    draw_id, first = optional_number(request, "draw"), optional_number(request, "first") or 0
+    number = number_of(request, "step") if draw_id is None else None
+    views = await look(buffer, number, run=_run(request), draw_id=draw_id)
+    number, run = views[0].step, views[0].run_name if len(views) == 1 else None
+    before = [] if number is None else await buffer.steps(runs=run, below=number, limit=1)
+    after = [] if number is None else await buffer.steps(runs=run, above=number, limit=1)
+    if len(views) > 1:
+        return page(
+            request,
+            "step_of_runs.html",
+            views=views,
+            number=number,
+            before=before,
+            after=after,
+        )
+    [view] = views
     return page(
         request,
         "step.html",
         step=view,
         draw_id=draw_id,
+        asked=_run(request),
         rows=view.drawn[first : first + ROWS],
-        first=first,
         next_rows=first + ROWS if len(view.drawn) > first + ROWS else None,
         charts=_charts(view),
+        before=before,
+        after=after,
     )
 
 
@@ -156,23 +195,20 @@ async def download(request: Request) -> Response:
     """The groups that were drawn for it, as rows of `training_history`."""
     buffer = await buffer_of(request)
     draw = optional_number(request, "draw")
-    statement = downloads.select_drawn(
+    statement = queries.select_drawn(
         buffer.name,
         step=number_of(request, "step") if draw is None else None,
-        run=request.query_params.get("run") or None,
+        run=_run(request),
         draw=draw,
     )
-    kind = downloads.kind_of(request)
-    return downloads.answer(
-        request, await downloads.rows_of(request.app.state.url, statement, kind)
-    )
+    return await downloads.answer(request, statement)
 
 
 async def steps(request: Request) -> Response:
     """Draws, the newest first."""
     buffer = await buffer_of(request)
-    before, run = optional_number(request, "before"), request.query_params.get("run")
-    draws = await buffer.draws(runs=run or None, before=before, limit=ROWS + 1)
+    before, run = optional_number(request, "before"), _run(request)
+    draws = await buffer.draws(runs=run, before=before, limit=ROWS + 1)
     rows = [
         StepRow(draw, _outcomes(draw.outcomes), _mean(draw.staleness), draw.created_at)
         for draw in draws[:ROWS]
@@ -181,14 +217,26 @@ async def steps(request: Request) -> Response:
     return page(request, "steps.html", rows=rows, older=older, run=run)
 
 
+async def download_all(request: Request) -> Response:
+    """The groups of all its draws, as rows of `training_history`."""
+    name, run = (await buffer_of(request)).name, _run(request)
+    return await downloads.answer(
+        request,
+        queries.select_drawn(name, run=run),
+        lambda: analysis.draws(request.app.state.url, buffer=name, runs=run),
+    )
+
+
 async def look(
     buffer: Buffer,
     number: int | None,
     *,
     run: str | None = None,
     draw_id: int | None = None,
-) -> StepView:
-    """What was drawn for a step.
+) -> list[StepView]:
+    """What each run drew for a step, the run that drew last first; of no run where none did.
+
+    Steps of several runs are several updates, which have their number by chance.
 
     Args:
         buffer: From which.
@@ -199,30 +247,48 @@ async def look(
     Raises:
         UnknownDrawError: It is not recorded.
     """
+    shown: list[DrawInfo] = []
     if draw_id is not None:
-        draws = await buffer.draws(before=draw_id + 1, limit=1)
-        if not draws or draws[0].id != draw_id:
+        shown = await buffer.draws(before=draw_id + 1, limit=1)
+        if not shown or shown[0].id != draw_id:
             raise UnknownDrawError(draw_id)
-        number, run = draws[0].step, draws[0].run_name
-    else:
-        draws = await buffer.draws(step=number, runs=run or None, limit=MOST_DRAWS + 1)
-    shown = draws[:MOST_DRAWS]
+        number, run = shown[0].step, shown[0].run_name
+    draws = shown
+    if number is not None:
+        draws = await buffer.draws(step=number, runs=run, limit=MOST_DRAWS + 1)
+    last = _last(draws)
+    shown, cut = shown or draws[:MOST_DRAWS], draw_id is None and len(draws) > MOST_DRAWS
     known = await _groups(buffer, shown)
-    drawn = [one for draw in shown for one in _drawn(draw, known)][:MOST_GROUPS]
-    before = [] if number is None else await buffer.steps(below=number, limit=1)
-    after = [] if number is None else await buffer.steps(above=number, limit=1)
-    return StepView(
-        number,
-        run,
-        shown,
-        len(draws) > MOST_DRAWS or sum(len(draw.group_ids) for draw in shown) > MOST_GROUPS,
-        drawn,
-        _sources(drawn),
-        _outcomes(one.outcome for one in drawn),
-        dict(sorted(Counter(one.staleness for one in drawn).items(), key=lambda it: it[0] or 0)),
-        before[0] if before else None,
-        after[0] if after else None,
-    )
+    drawn = [one for draw in shown for one in _drawn(draw, known, last)][:MOST_GROUPS]
+    more = cut or sum(len(draw.group_ids) for draw in shown) > MOST_GROUPS
+    by: dict[str | None, list[DrawInfo]] = {}
+    for draw in shown:
+        by.setdefault(draw.run_name, []).append(draw)
+    if not by:
+        return [StepView(number, run, [], False, [])]
+    return [
+        StepView(
+            number,
+            run_name,
+            theirs,
+            more,
+            [one for one in drawn if one.draw_id in {draw.id for draw in theirs}],
+        )
+        for run_name, theirs in by.items()
+    ]
+
+
+def _last(draws: Iterable[DrawInfo]) -> set[int]:
+    """The draws that count, of those a run sampled for one step: the last one of each run.
+
+    Nobody acks what was sampled: where there are several, the trainer was killed, and took the
+    step again.
+    """
+    last: dict[str | None, int] = {}
+    for draw in draws:  # the newest first
+        if DrawOutcome.SAMPLED in draw.outcomes:
+            last.setdefault(draw.run_name, draw.id)
+    return set(last.values())
 
 
 async def _groups(buffer: Buffer, draws: Sequence[DrawInfo]) -> dict[int, GroupInfo]:
@@ -230,7 +296,7 @@ async def _groups(buffer: Buffer, draws: Sequence[DrawInfo]) -> dict[int, GroupI
     return {info.id: info for info in await buffer.find(ids)}
 
 
-def _drawn(draw: DrawInfo, known: Mapping[int, GroupInfo]) -> Iterable[Drawn]:
+def _drawn(draw: DrawInfo, known: Mapping[int, GroupInfo], last: Container[int]) -> Iterable[Drawn]:
     for i, id_ in enumerate(draw.group_ids):
         info, gone = known.get(id_), None
         if info is None:
@@ -247,6 +313,9 @@ def _drawn(draw: DrawInfo, known: Mapping[int, GroupInfo]) -> Iterable[Drawn]:
             draw.outcome_reasons[i],
             info,
             gone,
+            draw.step is not None
+            and draw.outcomes[i] is DrawOutcome.SAMPLED
+            and draw.id not in last,
         )
 
 
@@ -274,6 +343,10 @@ def _outcomes(outcomes: Iterable[DrawOutcome | None]) -> dict[str, int]:
     return dict(sorted(counts.items()))
 
 
+def _run(request: Request) -> str | None:
+    return request.query_params.get("run") or None
+
+
 def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
@@ -288,10 +361,10 @@ def _charts(view: StepView) -> list[Chart]:
         f"{sum(count for _, count in known)} groups, {known[0][0]} to {known[-1][0]} versions old",
         ("staleness", "groups"),
         known,
-        [{"type": "bar", "x": [it for it, _ in known], "y": [count for _, count in known]}],
+        [_BARS | {"x": [it for it, _ in known], "y": [count for _, count in known]}],
         {
             "xaxis": axis("policy versions behind", [it for it, _ in known]),
-            "yaxis": axis("groups"),
+            "yaxis": axis("groups", [0, *(count for _, count in known)]),
         },
     )
     versions = [it for it in view.sources if it.version is not None]
@@ -302,8 +375,8 @@ def _charts(view: StepView) -> list[Chart]:
         ("run", "version", "groups"),
         [(it.run_name, it.version, it.num_groups) for it in versions],
         [
-            {
-                "type": "bar",
+            _BARS
+            | {
                 "name": label(run or "no run"),
                 "x": [it.version for it in versions if (it.run_name or "") == run],
                 "y": [it.num_groups for it in versions if (it.run_name or "") == run],
@@ -315,7 +388,7 @@ def _charts(view: StepView) -> list[Chart]:
             "xaxis": axis(
                 "policy version", [it.version for it in versions if it.version is not None]
             ),
-            "yaxis": axis("groups"),
+            "yaxis": axis("groups", [0, sum(it.num_groups for it in versions)]),
         },
     )
     return [stale, made] if versions else [stale]
