@@ -13,7 +13,14 @@ from urllib.parse import urlsplit
 
 import uvicorn
 from axe_playwright_python.async_playwright import Axe
-from playwright.async_api import Browser, ConsoleMessage, Page, Request, async_playwright
+from playwright.async_api import (
+    Browser,
+    ConsoleMessage,
+    Locator,
+    Page,
+    Request,
+    async_playwright,
+)
 
 from replaydb.decoding import Decode
 from replaydb.ui import application
@@ -111,6 +118,11 @@ class Tab:
         """Go to a view: `groups?buffer=math`."""
         await self.page.goto(f"{self._root}{address}")
         return self.page
+
+    async def follow(self, link: Locator) -> None:
+        """Click, and wait for all of the page that it leads to: a click alone returns before."""
+        async with self.page.expect_navigation():
+            await link.click()
 
     async def check(self, name: str) -> None:
         """See that the view that is open is what every view is to be, and take its picture."""

@@ -18,12 +18,13 @@ async def test_groups_are_found_by_keyboard_and_sent_as_an_address(exhibited: Ta
     await page.get_by_label("Filter", exact=True).fill(
         'tags["kind"] == "hard" and reward_mean > 0.2'
     )
-    await page.keyboard.press("Enter")
+    async with page.expect_navigation():
+        await page.keyboard.press("Enter")
     await page.get_by_text("Groups of which all of this is true").wait_for()
     found = await ids(page)
     assert 0 < len(found) < 30
     assert await page.get_by_label("Filter", exact=True).input_value() != ""
-    await page.get_by_role("link", name="reward", exact=True).click()
+    await exhibited.follow(page.get_by_role("link", name="reward", exact=True))
     heading = page.get_by_role("columnheader", name="reward", exact=False)
     assert await heading.first.get_attribute("aria-sort") == "descending"
     by_reward = await ids(page)
@@ -34,10 +35,10 @@ async def test_groups_are_found_by_keyboard_and_sent_as_an_address(exhibited: Ta
     assert await ids(page) == found
     assert await ids(await exhibited.open(there)) == by_reward
     await exhibited.open("groups?buffer=math")
-    await page.get_by_role("link", name="Next").first.click()
+    await exhibited.follow(page.get_by_role("link", name="Next").first)
     rest = await ids(page)
     assert not set(rest) & set(everything)
-    await page.get_by_role("link", name="Previous").first.click()
+    await exhibited.follow(page.get_by_role("link", name="Previous").first)
     assert await ids(page) == everything
     exhibited.check_quiet()
 
@@ -45,7 +46,7 @@ async def test_groups_are_found_by_keyboard_and_sent_as_an_address(exhibited: Ta
 async def test_a_wrong_filter_is_answered_with_its_place(exhibited: Tab) -> None:
     page = await exhibited.open("groups?buffer=math")
     await page.get_by_label("Filter", exact=True).fill("reward_mean > 0.5 and nothing")
-    await page.get_by_role("button", name="Show").click()
+    await exhibited.follow(page.get_by_role("button", name="Show"))
     assert "'nothing' at character 23" in await page.inner_text("main")
     assert exhibited.elsewhere == []
 
