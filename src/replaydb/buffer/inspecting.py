@@ -14,7 +14,7 @@ from replaydb.batch.batch import Batch
 from replaydb.batch.stored import StoredGroup
 from replaydb.buffer.core import BufferCore
 from replaydb.buffer.drawing import reasons
-from replaydb.buffer.requests import eligible, named, order
+from replaydb.buffer.requests import eligible, named, order, place
 from replaydb.database import filters
 from replaydb.database.group_columns import col
 from replaydb.database.records import Decoded, Stored
@@ -47,7 +47,7 @@ class Inspecting(BufferCore):
         runs: str | Iterable[str] | None = None,
         order_by: ColumnElement[Any] = col.id,
         limit: int | None = None,
-        after: GroupInfo | None = None,
+        after: GroupInfo | tuple[Any, int] | None = None,
     ) -> list[GroupInfo]:
         """What is known of groups of any status, without reading their episodes.
 
@@ -65,24 +65,25 @@ class Inspecting(BufferCore):
                 Equal ones are sorted by id in the same direction; groups without a value come
                 last.
             limit: How many at most; by default all.
-            after: The last group of the page before, in the same order. Not with `ids` or `uids`.
+            after: The last group of the page before, in the same order, or what it had in the
+                column of `order_by` and its id, which may be elsewhere by now. Not with `ids` or
+                `uids`.
 
         Raises:
             CorruptPayloadError: Tags or times of some cannot be read; it names them.
             InvalidInputError: An argument is wrong.
         """
         names, sort = named(ids, uids), order(order_by)
-        if after is not None:
-            checks.instance("after", after, GroupInfo)
-            if names is not None:
-                raise InvalidInputError("after", "None where ids or uids name the groups", after.id)
+        begin = None if after is None else place(after, sort)
+        if begin is not None and names is not None:
+            raise InvalidInputError("after", "None where ids or uids name the groups", begin[1])
         listing = Listing(
             names,
             checks.names("tasks", tasks),
             checks.some_of("statuses", statuses, GroupStatus),
             filters.all_of(eligible(where, None, runs).values()),
             sort,
-            None if after is None else (getattr(after, sort.column.key), after.id),
+            begin,
             checks.optional(checks.whole_number, "limit", limit),
         )
         return await self._database.read(

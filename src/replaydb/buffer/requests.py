@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from math import isfinite
 from typing import Any
 
-from sqlalchemy import Boolean, Column, ColumnElement, String, UnaryExpression
+from sqlalchemy import Boolean, Column, ColumnElement, Integer, String, UnaryExpression
 from sqlalchemy.sql import operators
 
 from replaydb import checks
 from replaydb.database import filters
-from replaydb.database.column_types import Tags
+from replaydb.database.column_types import Tags, UtcDateTime
 from replaydb.database.group_columns import COLUMNS
 from replaydb.database.repository.portions import DrawRequest, Portion
 from replaydb.database.statements.pools import Order
 from replaydb.database.terms import shown
 from replaydb.errors import InvalidInputError
 from replaydb.policies import Mix, SamplingPolicy, checked_policy
+from replaydb.results import GroupInfo
 
 Conditions = Mapping[str, ColumnElement[bool]]
 
@@ -150,6 +152,28 @@ def order(order_by: Any) -> Order:
 
 
 _DIRECTIONS = (operators.asc_op, operators.desc_op)
+
+
+def place(after: GroupInfo | tuple[Any, int], order: Order) -> tuple[Any, int]:
+    """After which value of the column, and which id, a page begins."""
+    if isinstance(after, GroupInfo):
+        return getattr(after, order.column.key), after.id
+    if not isinstance(after, tuple) or len(after) != 2:
+        raise InvalidInputError("after", "a GroupInfo, or a value and an id", f"{after!r:.200}")
+    value, id_ = after
+    return _value_of(order.column, "after[0]", value), checks.whole_number("after[1]", id_)
+
+
+def _value_of(column: Column[Any], field: str, value: Any) -> Any:
+    if value is None and column.nullable:
+        return None
+    if isinstance(column.type, UtcDateTime):
+        if not isinstance(value, datetime) or value.utcoffset() is None:
+            raise InvalidInputError(field, "a datetime with a time zone", f"{value!r:.200}")
+        return value
+    if isinstance(column.type, Integer):
+        return checks.whole_number(field, value, *checks.INT64)
+    return checks.number(field, value)
 
 
 def _shares(

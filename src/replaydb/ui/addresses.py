@@ -144,8 +144,8 @@ class Groups:
         return {which: group.id, "at": _said(getattr(group, self.sort))}
 
     @property
-    def place(self) -> tuple[int, Any] | None:
-        """Id and value of the group after or before which the page is; None for the first page.
+    def place(self) -> tuple[Any, int] | None:
+        """Value and id of the group after or before which the page is; None for the first page.
 
         Raises:
             InvalidInputError: The value is not said, or none of the column.
@@ -154,13 +154,13 @@ class Groups:
         if mark is None or self.sort == "id":
             return None if mark is None else (mark, mark)
         if self.at == _NO_VALUE and self.column.nullable:
-            return mark, None
+            return None, mark
         kind: Callable[[str], Any] = float
         if isinstance(self.column.type, UtcDateTime):
             kind = _time
         elif isinstance(self.column.type, Integer):
             kind = _whole_number
-        return mark, _read(self.at or "", kind, "at", f"a value of {self.sort}")
+        return _read(self.at or "", kind, "at", f"a value of {self.sort}"), mark
 
     @property
     def column(self) -> Column[Any]:

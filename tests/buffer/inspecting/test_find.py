@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -78,8 +80,14 @@ async def in_order(buffer: Buffer, everything: list[GroupInfo], name: str, down:
     known = [one for one in by_id if value(one) is not None]
     known.sort(key=value, reverse=down)  # Python leaves equal ones as they are, also in reverse
     expected = known + [one for one in by_id if value(one) is None]
+
+    def place(one: GroupInfo) -> GroupInfo | tuple[Any, int]:
+        return (value(one), one.id) if down else one  # which are the same
+
     found: list[GroupInfo] = []
-    while page := await buffer.find(order_by=order, limit=5, after=found[-1] if found else None):
+    while page := await buffer.find(
+        order_by=order, limit=5, after=place(found[-1]) if found else None
+    ):
         assert len(page) == min(5, 13 - len(found))
         found += page
     assert found == expected, name
@@ -218,6 +226,26 @@ async def test_a_damaged_row_is_named(sqlite_url: str) -> None:
 async def test_arguments_that_are_refused(buffer: Buffer, field: str, wrong: Any) -> None:
     with pytest.raises(rdb.InvalidInputError, match=field):
         await buffer.find(**{field: wrong})
+
+
+async def test_pages_begin_at_what_a_column_can_hold(buffer: Buffer) -> None:
+    [id_] = await buffer.put(group())
+    places: list[tuple[Any, Any]] = [
+        (rdb.col.id, (id_,)),
+        (rdb.col.id, [id_, id_]),
+        (rdb.col.id, (None, id_)),
+        (rdb.col.id, (1.5, id_)),
+        (rdb.col.num_tokens, (2**63, id_)),
+        (rdb.col.priority, ("high", id_)),
+        (rdb.col.priority, (math.nan, id_)),
+        (rdb.col.reward_mean, (0.5, "1")),
+        (rdb.col.created_at, (1e9, id_)),
+        (rdb.col.created_at, (datetime(2026, 1, 1), id_)),
+    ]
+    for column, wrong in places:
+        with pytest.raises(rdb.InvalidInputError, match="after"):
+            await buffer.find(order_by=column, after=wrong)
+    assert await buffer.find(order_by=rdb.col.reward_mean, after=(None, id_ - 1)) == []
 
 
 async def test_groups_are_named_in_one_way(buffer: Buffer) -> None:

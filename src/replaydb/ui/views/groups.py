@@ -183,7 +183,7 @@ async def _found(
     buffer: Buffer, asked: Groups, where: ColumnElement[bool] | None, decode: Decode | None
 ) -> Found:
     listing = _Listing(buffer, asked, where)
-    mark = await _mark(buffer, asked)
+    mark = asked.place
     if asked.text is not None:
         return await _saying(listing, asked.text, mark, decode)
     if mark is not None and asked.after is not None:
@@ -195,15 +195,6 @@ async def _found(
             return listing.page(rows[-PAGE:], has_more=True, has_fewer=True)
     rows = await listing.read(PAGE + 1)
     return listing.page(rows[:PAGE], has_more=len(rows) > PAGE, has_fewer=False)
-
-
-async def _mark(buffer: Buffer, asked: Groups) -> GroupInfo | None:
-    """Where the page before ended: at a group as it was then, which may have moved, or be gone."""
-    if asked.place is None:
-        return None
-    id_, value = asked.place
-    newest = await _Listing(buffer, Groups(), None).read(1)  # one that can be read
-    return replace(newest[0], **{"id": id_, asked.sort: value}) if newest else None
 
 
 class _Listing:
@@ -226,7 +217,7 @@ class _Listing:
         self,
         limit: int,
         *,
-        after: GroupInfo | None = None,
+        after: GroupInfo | tuple[Any, int] | None = None,
         backwards: bool = False,
         also: ColumnElement[bool] | None = None,
     ) -> list[GroupInfo]:
@@ -248,11 +239,11 @@ class _Listing:
                     raise
                 self.unreadable.update(error.group_ids)
 
-    async def read_back(self, limit: int, *, before: GroupInfo) -> list[GroupInfo]:
-        """Those before a group. Those without a value come last, whatever the direction."""
+    async def read_back(self, limit: int, *, before: tuple[Any, int]) -> list[GroupInfo]:
+        """Those before a value and an id; those without a value come last in both directions."""
         column, rows = self._asked.column, []
         known = column.is_not(None) if column.nullable else None
-        if getattr(before, column.key) is None:
+        if before[0] is None:
             rows = await self.read(limit, after=before, backwards=True)
             if len(rows) < limit:
                 rows += await self.read(limit - len(rows), backwards=True, also=known)
@@ -262,17 +253,17 @@ class _Listing:
 
 
 async def _saying(
-    listing: _Listing, text: str, last: GroupInfo | None, decode: Decode | None
+    listing: _Listing, text: str, mark: tuple[Any, int] | None, decode: Decode | None
 ) -> Found:
     """The next groups with a completion that says a text, as far as there is time to look."""
     end = time.monotonic() + LOOK_SECONDS
-    has_fewer = last is not None
     rows: list[GroupInfo] = []
+    last: GroupInfo | None = None
     snippets: dict[int, tuple[str, str, str]] = {}
     looked = 0
     also = col.has_transcript.is_(True) if decode is None else None
     while True:
-        some = await listing.read(PAGE, after=last, also=also)
+        some = await listing.read(PAGE, after=last or mark, also=also)
         is_over = len(some) < PAGE
         for i, info in enumerate(some):
             if (said := await _said_in(listing.buffer, info, text, decode)) is not None:
@@ -283,7 +274,7 @@ async def _saying(
                 is_over = is_over and i + 1 == len(some)
                 break
         if is_over or len(rows) >= PAGE or looked >= MOST_LOOKED_THROUGH or time.monotonic() > end:
-            found = listing.page(rows, has_more=not is_over, has_fewer=has_fewer)
+            found = listing.page(rows, has_more=not is_over, has_fewer=mark is not None)
             return replace(found, snippets=snippets, looked_through=looked, last=last)
 
 
