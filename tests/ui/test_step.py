@@ -119,28 +119,33 @@ async def test_groups_that_are_gone(browser: httpx.AsyncClient, buffer: Buffer) 
     ]
 
 
-async def test_of_what_a_run_sampled_for_a_step_the_last_draw_counts(
-    browser: httpx.AsyncClient, buffer: Buffer
+async def test_draws_that_a_run_sampled_for_one_step(
+    browser: httpx.AsyncClient, buffer: Buffer, other: Store
 ) -> None:
-    """Also beside what was leased for it, of which it is known what became of it."""
-    await buffer.put(groups(5, rewards=[1.0]))
-    async with buffer.lease(1, rdb.Fifo(), ttl=60, step=1):
+    """They may share it, or be a lost attempt and the one after it: all count, and it is said."""
+    await buffer.put(groups(8, rewards=[1.0]))
+    async with buffer.lease(1, rdb.Fifo(), ttl=60, step=1) as lease:
         pass
-    killed = await buffer.sample(3, rdb.Fifo(), step=1)
-    await buffer.sample(2, rdb.Fifo(), step=1)
-    assert killed.draw_id is not None
+    drawn = [await buffer.sample(2, rdb.Fifo(), step=1, where=rdb.col.id % 2 == i) for i in (0, 1)]
     page = await get(browser, step=1)
     said = " ".join(page.text.split())
-    assert "Trained on 3 of 6 groups that 3 draws took" in said
-    assert "1 acked, 2 sampled, 3 taken again." in said
-    assert "what was taken again is not added up" in said
+    assert "Trained on up to 5 of 5 groups that 3 draws took" in said
+    assert "1 acked, 4 sampled. This run sampled for the step more than once." in said
     [source] = page.tables["Runs and policy versions of its groups"][1:]
-    assert source[2] == "3"
-    page = await get(browser, draw=killed.draw_id)
-    said = " ".join(page.text.split())
-    assert "Trained on 0 of 3 groups" in said
-    assert "this one was taken again" in said
-    assert [row[-1] for row in page.tables[GROUPS][1:]] == ["taken again"] * 3
+    assert source[2] == "5"
+    for batch in drawn:
+        assert batch.draw_id is not None
+        page = await get(browser, draw=batch.draw_id)
+        said = " ".join(page.text.split())
+        assert "Trained on up to 2 of 2 groups that 1 draw took" in said
+        assert page.links["all its draws"] == "./step?buffer=math&step=1&run=test"
+    assert lease.batch.draw_id is not None
+    said = (await get(browser, draw=lease.batch.draw_id)).text  # of this more is known
+    assert "Trained on 1 of 1 groups" in " ".join(said.split())
+    await (await other.buffer("math")).sample(1, step=1)
+    page = await get(browser, step=1)
+    [by_run] = [rows for caption, rows in page.tables.items() if caption.startswith("Step 1 of")]
+    assert [row[:3] for row in by_run[1:]] == [["other", "1", "1"], ["test", "3", "up to 5"]]
 
 
 async def test_many_groups_and_draws_are_pages(

@@ -24,7 +24,8 @@ from replaydb.results import DrawOutcome
 _group = episode_group.c
 _staleness = staleness_at(buffer.c.policy_version)
 
-#: What becomes of a group that was drawn and trained on.
+#: What becomes of a group that was drawn and trained on, as far as is known: of what was sampled
+#: nobody says whether it was for a step that was lost, and taken again.
 TRAINED = (DrawOutcome.SAMPLED, DrawOutcome.ACKED)
 
 #: Columns that say something to the scheduler only, or that the overview has under a better name.

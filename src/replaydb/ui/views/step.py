@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -42,7 +42,6 @@ class Drawn:
         reason: Why.
         group: What is known of it; None where it is gone, or has other content since.
         gone: "deleted" or "replaced" where nothing is known.
-        again: Whether a later draw took the step again, so that this one does not count.
     """
 
     draw_id: int
@@ -54,18 +53,15 @@ class Drawn:
     reason: str | None
     group: GroupInfo | None
     gone: str | None
-    again: bool
 
     @property
     def trained(self) -> bool:
         """Whether the step trained on it, as far as is known."""
-        return self.outcome in TRAINED and not self.again
+        return self.outcome in TRAINED
 
     @property
     def became(self) -> str:
-        """What became of it, in a word or two."""
-        if self.again:
-            return "taken again"
+        """What became of it, in a word."""
         return "unknown" if self.outcome is None else self.outcome.value
 
 
@@ -98,6 +94,7 @@ class StepView:
         draws: Its draws, the newest first.
         more: Whether there are more draws than these.
         drawn: Groups of these draws.
+        times_sampled: How often the run sampled for the step, in these draws or others.
     """
 
     step: int | None
@@ -105,11 +102,20 @@ class StepView:
     draws: Sequence[DrawInfo]
     more: bool
     drawn: Sequence[Drawn]
+    times_sampled: int
 
     @property
     def counted(self) -> Sequence[Drawn]:
-        """What it trained on; where nothing is known of that, what was not taken again, or all."""
-        return self.trained or [one for one in self.drawn if not one.again] or self.drawn
+        """What it trained on; where nothing is known of that, all."""
+        return self.trained or self.drawn
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether some of it may have trained an update that was lost, and taken again.
+
+        Processes that share a step, and parts of a batch, are recorded alike.
+        """
+        return self.times_sampled > 1 and DrawOutcome.SAMPLED.value in self.outcomes
 
     @property
     def sources(self) -> Sequence[Source]:
@@ -256,16 +262,16 @@ async def look(
     draws = shown
     if number is not None:
         draws = await buffer.draws(step=number, runs=run, limit=MOST_DRAWS + 1)
-    last = _last(draws)
+    sampled = Counter(draw.run_name for draw in draws if DrawOutcome.SAMPLED in draw.outcomes)
     shown, cut = shown or draws[:MOST_DRAWS], draw_id is None and len(draws) > MOST_DRAWS
     known = await _groups(buffer, shown)
-    drawn = [one for draw in shown for one in _drawn(draw, known, last)][:MOST_GROUPS]
+    drawn = [one for draw in shown for one in _drawn(draw, known)][:MOST_GROUPS]
     more = cut or sum(len(draw.group_ids) for draw in shown) > MOST_GROUPS
     by: dict[str | None, list[DrawInfo]] = {}
     for draw in shown:
         by.setdefault(draw.run_name, []).append(draw)
     if not by:
-        return [StepView(number, run, [], False, [])]
+        return [StepView(number, run, [], False, [], 0)]
     return [
         StepView(
             number,
@@ -273,22 +279,10 @@ async def look(
             theirs,
             more,
             [one for one in drawn if one.draw_id in {draw.id for draw in theirs}],
+            sampled[run_name],
         )
         for run_name, theirs in by.items()
     ]
-
-
-def _last(draws: Iterable[DrawInfo]) -> set[int]:
-    """The draws that count, of those a run sampled for one step: the last one of each run.
-
-    Nobody acks what was sampled: where there are several, the trainer was killed, and took the
-    step again.
-    """
-    last: dict[str | None, int] = {}
-    for draw in draws:  # the newest first
-        if DrawOutcome.SAMPLED in draw.outcomes:
-            last.setdefault(draw.run_name, draw.id)
-    return set(last.values())
 
 
 async def _groups(buffer: Buffer, draws: Sequence[DrawInfo]) -> dict[int, GroupInfo]:
@@ -296,7 +290,7 @@ async def _groups(buffer: Buffer, draws: Sequence[DrawInfo]) -> dict[int, GroupI
     return {info.id: info for info in await buffer.find(ids)}
 
 
-def _drawn(draw: DrawInfo, known: Mapping[int, GroupInfo], last: Container[int]) -> Iterable[Drawn]:
+def _drawn(draw: DrawInfo, known: Mapping[int, GroupInfo]) -> Iterable[Drawn]:
     for i, id_ in enumerate(draw.group_ids):
         info, gone = known.get(id_), None
         if info is None:
@@ -313,9 +307,6 @@ def _drawn(draw: DrawInfo, known: Mapping[int, GroupInfo], last: Container[int])
             draw.outcome_reasons[i],
             info,
             gone,
-            draw.step is not None
-            and draw.outcomes[i] is DrawOutcome.SAMPLED
-            and draw.id not in last,
         )
 
 
