@@ -16,6 +16,7 @@ from sqlalchemy import event, func, make_url, select
 import replaydb as rdb
 from replaydb import Store, blocking
 from support.groups import group, groups
+from support.other_process import other_process
 from support.users import without_root
 
 
@@ -125,14 +126,23 @@ async def test_a_folder_that_cannot_be_written(closed_folder: Path) -> None:
     assert os.listdir(closed_folder) == ["replay.db"]
 
 
-async def test_a_change_of_what_was_read_as_unchanging_is_noticed(closed_folder: Path) -> None:
+async def test_whoever_writes_there_is_followed(closed_folder: Path) -> None:
+    """What was read as unchanging is opened again, by all connections, while and after it."""
+    url = f"sqlite:///{closed_folder}/replay.db"
     with without_root():
-        store = await Store.open(f"sqlite:///{closed_folder}/replay.db", read_only=True)
+        store = await Store.open(url, read_only=True)
         buffer = await store.buffer("math")
-    os.utime(closed_folder / "replay.db", (1, 1))
-    with without_root(), pytest.raises(rdb.DatabaseUnavailableError, match="changed"):
-        await buffer.count()
-    await store.close()
+        assert await asyncio.gather(*(buffer.leases() for _ in range(3))) == [[]] * 3
+    os.chmod(closed_folder, 0o755)  # noqa: S103 - of its owner, who need not be root
+    os.chmod(closed_folder / "replay.db", 0o644)
+    async with other_process("ack", url, "math") as other:
+        with without_root():
+            leases = await asyncio.gather(*(buffer.leases() for _ in range(3)))
+            assert [len(held) for held in leases] == [1] * 3
+        await other.act()
+    with without_root():
+        assert await asyncio.gather(*(buffer.leases() for _ in range(3))) == [[]] * 3
+        await store.close()
 
 
 async def test_commits_that_cannot_be_read_there_are_not_left_out(closed_folder: Path) -> None:

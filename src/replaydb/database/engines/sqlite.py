@@ -30,7 +30,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
-from sqlalchemy.pool import AsyncAdaptedQueuePool, NullPool, Pool
+from sqlalchemy.pool import AsyncAdaptedQueuePool, ConnectionPoolEntry, NullPool, Pool
 from sqlalchemy.schema import ExecutableDDLElement
 from sqlalchemy.util import await_
 
@@ -355,6 +355,13 @@ class SqliteBackend:
         def begin_soon(connection: Connection) -> None:
             driver: Any = connection.connection.driver_connection
             cast("EagerConnection", driver).begin_soon()
+
+        if self.read_only:
+
+            @event.listens_for(engine.sync_engine, "checkin")
+            def use_once(_: object, record: ConnectionPoolEntry) -> None:
+                if file.is_immutable:
+                    record.invalidate()
 
         return engine
 

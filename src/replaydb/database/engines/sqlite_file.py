@@ -27,13 +27,15 @@ class DatabaseFile:
 
     Attributes:
         path: Where it is, absolute: it stays the same when the process goes to another folder.
+        is_immutable: Whether it had to be read as one that does not change. SQLite then looks for
+            no changes: a connection is to be used once, so that the next one sees them.
     """
 
     def __init__(self, path: Path, *, read_only: bool) -> None:
         self.path = path.absolute()
         self._read_only = read_only
-        self._identity: tuple[int, ...] | None = None
-        self._is_immutable = False
+        self.is_immutable = False
+        self._identity: tuple[int, int] | None = None
 
     def connect(self, *, timeout: float, create: bool = False) -> sqlite3.Connection:
         """Open it.
@@ -71,18 +73,16 @@ class DatabaseFile:
             DatabaseUnavailableError: What was opened is no longer there.
         """
         if self._look() != self._identity:
-            what = "changed, though it could only be read as unchanging" if (
-                self._is_immutable
-            ) else "replaced by another file"  # fmt: skip
             raise DatabaseUnavailableError(
-                f"{self.path}: it was {what} while it was open; open the store again"
+                f"{self.path}: it was replaced by another file while it was open; "
+                "open the store again"
             )
 
     def size(self) -> int:
         """Bytes of it, and of commits that have not been moved into it."""
         return self.path.stat().st_size + self._num_in_wal()
 
-    def _look(self) -> tuple[int, ...]:
+    def _look(self) -> tuple[int, int]:
         """What tells this file from others."""
         try:
             found = os.stat(self.path)
@@ -91,9 +91,7 @@ class DatabaseFile:
             raise DatabaseUnavailableError(f"{self.path}: {what}") from error
         if not stat.S_ISREG(found.st_mode):
             raise DatabaseUnavailableError(f"{self.path}: it is not a file")
-        if not self._is_immutable:
-            return found.st_dev, found.st_ino
-        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, self._num_in_wal()
+        return found.st_dev, found.st_ino
 
     def _not_there(self) -> str:
         """That there is no such file, and which there are: a name is easily misspelt."""
@@ -106,8 +104,9 @@ class DatabaseFile:
 
     def _num_in_wal(self) -> int:
         """Bytes of commits that have not been moved into the file."""
-        wal = Path(f"{self.path.resolve()}-wal")
-        return wal.stat().st_size if wal.exists() else 0
+        with suppress(FileNotFoundError):
+            return os.stat(f"{self.path.resolve()}-wal").st_size
+        return 0
 
     def _opened(self, how: str, timeout: float) -> sqlite3.Connection:
         return sqlite3.connect(
@@ -123,7 +122,7 @@ class DatabaseFile:
     def _readable(self, connection: sqlite3.Connection, timeout: float) -> sqlite3.Connection:
         """The connection, or where its folder cannot be written one that needs no file beside it.
 
-        SQLite then takes no locks and looks for no changes: `check` has to.
+        While somebody writes, the files beside it are there.
         """
         try:
             connection.execute("PRAGMA schema_version")
@@ -138,7 +137,7 @@ class DatabaseFile:
                 ) from error
         else:
             return connection
-        self._is_immutable = True
+        self.is_immutable = True
         return self._opened("mode=ro&immutable=1", timeout)
 
 
