@@ -316,6 +316,9 @@ async def test_groups_whose_columns_are_damaged_are_left_out(sqlite_url: str) ->
         assert (ids, "says more): 1." in page) == ([3, 2], True)
         downloaded = (await browser.get("groups.json?buffer=math")).json()
         assert [row["tags"] for row in downloaded] == ["{", {}, {}, {}, "{", {}, {}, {}]
+        _, overview = await seen(browser, "")
+        assert "says more): 1, 5." in overview
+        assert "all 6 groups that are stored" in " ".join(overview.split())
 
 
 async def test_pages_that_may_read_every_group_take_turns(

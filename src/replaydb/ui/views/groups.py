@@ -27,7 +27,7 @@ from replaydb.errors import (
 )
 from replaydb.results import GroupInfo
 from replaydb.store import Store
-from replaydb.ui import downloads, queries
+from replaydb.ui import downloads, queries, readable
 from replaydb.ui.addresses import BOUNDS, INDEXED, Groups
 from replaydb.ui.pages import buffer_of, page, store_of
 
@@ -223,21 +223,16 @@ class _Listing:
     ) -> list[GroupInfo]:
         """The first, or those after a group; without those whose columns are damaged."""
         column: ColumnElement[Any] = self._asked.column
-        while True:
-            rest = col.id.not_in(self.unreadable) if self.unreadable else None
-            try:
-                return await self.buffer.find(
-                    tasks=self._asked.task or None,
-                    statuses=self._asked.status or None,
-                    where=filters.all_of([self._where, also, rest]),
-                    order_by=column if self._asked.ascending != backwards else column.desc(),
-                    limit=limit,
-                    after=after,
-                )
-            except CorruptPayloadError as error:
-                if self.unreadable.issuperset(error.group_ids):
-                    raise
-                self.unreadable.update(error.group_ids)
+        return await readable.find(
+            self.buffer,
+            self.unreadable,
+            where=filters.all_of([self._where, also]),
+            tasks=self._asked.task or None,
+            statuses=self._asked.status or None,
+            order_by=column if self._asked.ascending != backwards else column.desc(),
+            limit=limit,
+            after=after,
+        )
 
     async def read_back(self, limit: int, *, before: tuple[Any, int]) -> list[GroupInfo]:
         """Those before a value and an id; those without a value come last in both directions."""

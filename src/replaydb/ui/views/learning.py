@@ -14,9 +14,9 @@ from replaydb.buffer import Buffer
 from replaydb.database.group_columns import col
 from replaydb.database.statements.statistics import STALENESS_BINS
 from replaydb.episodes import GroupStatus
-from replaydb.errors import CorruptPayloadError
 from replaydb.results import GroupInfo
 from replaydb.ui.charts import Chart, label
+from replaydb.ui.readable import find
 
 #: Groups of a sample, spread evenly over the ids.
 SAMPLED = 1000
@@ -113,6 +113,7 @@ class Learning:
         fates: What became of groups, by task.
         statuses: Those that groups have.
         charts: Rewards, puts, staleness.
+        unreadable: Ids of groups that would be among them, whose columns are damaged.
         problem: Why there is nothing to see; None where there is.
     """
 
@@ -125,21 +126,21 @@ class Learning:
     fates: Mapping[str, Fate] = field(default_factory=dict)
     statuses: Sequence[str] = ()
     charts: Sequence[Chart] = ()
+    unreadable: Sequence[int] = ()
     problem: str | None = None
 
 
 async def learning(buffer: Buffer) -> Learning:
     """Read the newest groups, and some of all."""
-    try:
-        newest = await buffer.find(order_by=col.id.desc(), limit=NEWEST)
-        oldest = await buffer.find(limit=1)
-        if not newest or not oldest:
-            return Learning(problem="Nothing has been put yet.")
-        first, last = oldest[0].id, newest[0].id
-        step = math.ceil((last - first + 1) / SAMPLED)
-        sample = await buffer.find(ids=_spread(first, last, step))
-    except CorruptPayloadError as error:
-        return Learning(problem=f"Some groups cannot be read: {error}. `replaydb verify` has more.")
+    unreadable: set[int] = set()
+    newest = await find(buffer, unreadable, order_by=col.id.desc(), limit=NEWEST)
+    oldest = await find(buffer, unreadable, limit=1)
+    if not newest or not oldest:
+        problem = "No group can be read." if unreadable else "Nothing has been put yet."
+        return Learning(unreadable=sorted(unreadable), problem=problem)
+    first, last = oldest[0].id, newest[0].id
+    step = math.ceil((last - first + 1) / SAMPLED)
+    sample = await find(buffer, unreadable, ids=_spread(first, last, step))
     numbers = await buffer.metrics(totals=False)
     charts = [
         _rewards(sample),
@@ -156,6 +157,7 @@ async def learning(buffer: Buffer) -> Learning:
         _fates(sample),
         sorted({it.status.value for it in sample}),
         [chart for chart in charts if chart is not None],
+        sorted(unreadable),
     )
 
 
