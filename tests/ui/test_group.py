@@ -328,6 +328,13 @@ async def test_turns_without_a_tokenizer(browser: httpx.AsyncClient, buffer: Buf
     decode_bytes(browser)
     page = await get(browser, "/episode", group=id_, position=0)
     assert "reward 0.25, ended: tool_calls; tool:" in page.text
+    page = await get(browser, "/group", id=id_)
+    *_, (_, said) = page.named("pre")  # without the first context, which is the prompt
+    assert said.split("\n") == [
+        *("turn 1 of 3: answer", "\\x03", "turn 2 of 3: context", "\\x04"),
+        *("turn 2 of 3: answer", "\\x05\\x06", "turn 3 of 3: context", "\\x04"),
+        *("turn 3 of 3: answer", "\\x05\\x06"),
+    ]
 
 
 async def test_signs_are_whole_and_tokens_are_counted(

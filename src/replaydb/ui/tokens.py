@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -314,26 +314,29 @@ def texts_of(
         part = Part.of(number, len(text), SIGNS, "signs")
         return part, [("text", None, text[part.start : part.end])] if text else []
     part = Part.of(number, one.num_tokens, TEXT_TOKENS)
-    texts = []
+    said = _said_in(one, part, decode)
+    return part, [(span.name, span.turn if span.sampled else None, text) for span, text in said]
+
+
+def _said_in(one: Episode, part: Part, decode: Decode) -> Iterator[tuple[Span, str]]:
+    """What each span of a part says, as far as it is in it."""
     for span in spans(one):
         if part.has(span):
             cut, ids = span.cut(part.start, part.end), one.token_ids[span.start : span.end]
-            text = said_by(ids, cut.start - span.start, cut.end - span.start, decode)
-            texts.append((span.name, span.turn if span.sampled else None, text))
-    return part, texts
+            yield span, said_by(ids, cut.start - span.start, cut.end - span.start, decode)
 
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
-    """The beginning and the end of a text.
+    """The beginning and the end of what an episode says, or all of it.
 
     Attributes:
-        text: What they say.
-        left_out: How much is between them that is not shown.
+        ends: What is shown, as stretches: what each is, "" where there are no turns, and its text.
+        left_out: How much is between the two that is not shown.
         unit: Of what: "tokens" or "signs".
     """
 
-    text: str
+    ends: Sequence[Sequence[tuple[str, str]]]
     left_out: int
     unit: str
 
@@ -341,16 +344,17 @@ class Excerpt:
 def excerpt(one: Episode, decode: Decode | None) -> Excerpt | None:
     """Of what an episode says; None where that is not known."""
     if decode is not None:
-        ids = one.response_ids
-        left_out = len(ids) - 2 * MOST_TOKENS
-        if left_out <= 0:
-            return Excerpt(decode(ids.tolist()), 0, "tokens")
-        ends = [(0, MOST_TOKENS), (len(ids) - MOST_TOKENS, len(ids))]
-        texts = [said_by(ids, start, end, decode) for start, end in ends]
-        return Excerpt("\n…\n".join(texts), left_out, "tokens")
+        start, end = one.prompt_length, one.num_tokens
+        left_out = max(0, end - start - 2 * MOST_TOKENS)
+        ends = [(start, start + MOST_TOKENS), (end - MOST_TOKENS, end)]
+        parts = [Part(0, 1, *at, end) for at in (ends if left_out else [(start, end)])]
+        said = [
+            [(span.name if span.turn else "", text) for span, text in _said_in(one, part, decode)]
+            for part in parts
+        ]
+        return Excerpt(said, left_out, "tokens")
     if one.text is None:
         return None
-    left_out = len(one.text) - 2 * MOST_SIGNS
-    if left_out <= 0:
-        return Excerpt(one.text, 0, "signs")
-    return Excerpt(f"{one.text[:MOST_SIGNS]}\n…\n{one.text[-MOST_SIGNS:]}", left_out, "signs")
+    left_out = max(0, len(one.text) - 2 * MOST_SIGNS)
+    texts = [one.text[:MOST_SIGNS], one.text[-MOST_SIGNS:]] if left_out else [one.text]
+    return Excerpt([[("", text)] for text in texts], left_out, "signs")
