@@ -45,6 +45,9 @@ _SCHEMES: tuple[Literal["dark"], Literal["light"]] = ("dark", "light")
 _DESKTOP = {"width": 1280, "height": 900}
 _PHONE = {"width": 360, "height": 740}
 _WIDTH = "document.scrollingElement.scrollWidth"
+#: Pixels of tables that are to be scrolled to.
+_HIDDEN = """Math.max(0, ...[...document.querySelectorAll(".scroll")]
+  .filter((it) => it.checkVisibility()).map((it) => it.scrollWidth - it.clientWidth))"""
 _REACHABLE = (
     "a[href], button, input:not([type=hidden]), select, textarea, summary, [onclick], "
     "[tabindex='0']"
@@ -133,6 +136,7 @@ class Tab:
         await self.picture(f"{name}-phone")
         await self.check_width()
         await self.page.set_viewport_size(_DESKTOP)  # type: ignore[arg-type]
+        await self.check_width()
         await self.page.evaluate(_SHORTEN)
         for scheme in _SCHEMES:
             await self.page.emulate_media(color_scheme=scheme)
@@ -146,11 +150,14 @@ class Tab:
         assert not found.response["violations"], found.generate_report()
 
     async def check_width(self) -> None:
-        """It scrolls down only."""
+        """It scrolls down only, and so do its tables where there is room for them."""
         shown = self.page.viewport_size
         assert shown is not None
         width = await self.page.evaluate(_WIDTH)
         assert width <= shown["width"], f"{width} pixels wide, of {shown['width']}"
+        if shown["width"] >= _DESKTOP["width"]:
+            hidden = await self.page.evaluate(_HIDDEN)
+            assert not hidden, f"{hidden} pixels of a table are to be scrolled to"
 
     async def check_keyboard(self) -> None:
         """`Tab` gets to everything that a mouse gets to."""

@@ -181,6 +181,15 @@ def _when(time: datetime | None) -> Markup | None:
     )
 
 
+def _at(time: datetime | None) -> Markup | None:
+    """A time in UTC, where that is said besides; it may be cut between day and hour."""
+    if time is None:
+        return None
+    return Markup('<time datetime="{}">{:%Y-%m-%d}</time> <time>{:%H:%M:%S}</time>').format(
+        time.isoformat(), time, time
+    )
+
+
 _ENVIRONMENT = Environment(
     loader=PackageLoader("replaydb.ui"),
     autoescape=True,
@@ -196,4 +205,10 @@ _ENVIRONMENT.globals |= {
     "plotly": library.PATH,
     "plotly_styles": library.styles,
 }
-_ENVIRONMENT.filters |= {"percent": _percent, "seconds": _seconds, "size": _size, "when": _when}
+_ENVIRONMENT.filters |= {
+    "at": _at,
+    "percent": _percent,
+    "seconds": _seconds,
+    "size": _size,
+    "when": _when,
+}
