@@ -20,6 +20,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from replaydb import Buffer, Episode, EpisodeGroup, Store, analysis, col
+from replaydb.database import migrations
+from replaydb.database.schema import REVISIONS
 from replaydb.ui import downloads, queries
 from support.groups import episode
 
@@ -261,6 +263,21 @@ async def test_downloads_of_what_is_not_there(filled: Buffer, browser: httpx.Asy
         answer = await browser.get(address)
         assert answer.status_code == status, address
         assert said in answer.text
+
+
+async def test_tables_of_another_revision_are_said(
+    url: str, filled: Buffer, browser: httpx.AsyncClient
+) -> None:
+    """Also where the store was opened before: of downloads from the first, of pages that fail."""
+    groups = [f"groups{kind}?buffer={quote(filled.name)}" for kind in (".json", ".parquet", ".sql")]
+    for revision, addresses in ((REVISIONS[-2], groups), ("base", ["", *groups])):
+        await migrations.downgrade(url, revision)
+        for address in addresses:
+            answer = await browser.get(address)
+            assert answer.status_code == 503, address
+            assert f"tables are not of revision {REVISIONS[-1]}" in answer.text
+    await migrations.upgrade(url)
+    assert "There is no buffer yet." in (await browser.get("")).text
 
 
 async def test_downloads_end(

@@ -12,6 +12,7 @@ import json
 import math
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from functools import partial
 from typing import Any
 
@@ -61,7 +62,8 @@ async def answer_rows(request: Request, rows: Callable[[], analysis.Rows]) -> Re
     """The same of rows that no SQL gives."""
     made = _FORMATS[_name(request).rpartition(".")[2]]
     parts = _parts(made(await asyncio.to_thread(rows)))
-    return StreamingResponse(parts, headers=_headers(request))
+    first = await anext(parts, b"")  # what fails until then is answered as of a page
+    return StreamingResponse(_with(first, parts), headers=_headers(request))
 
 
 def _headers(request: Request) -> dict[str, str]:
@@ -178,6 +180,13 @@ class _Sink(io.RawIOBase):
         """What was written since the last time."""
         taken, self._parts = b"".join(self._parts), []
         return taken
+
+
+async def _with(first: bytes, rest: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+    async with aclosing(rest):
+        yield first
+        async for part in rest:
+            yield part
 
 
 async def _parts(made: Iterator[bytes]) -> AsyncGenerator[bytes]:

@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from replaydb.database import migrations
 from replaydb.errors import (
     CorruptPayloadError,
     DatabaseError,
@@ -17,8 +18,9 @@ from replaydb.errors import (
     InvalidInputError,
     InvalidSettingsError,
     ReplayDBError,
+    SchemaError,
 )
-from replaydb.ui.pages import page
+from replaydb.ui.pages import page, store_of
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +57,11 @@ async def _typed(request: Request, error: Exception) -> Response:
     if isinstance(error, LookupError):
         return failure(request, 404, str(error))
     if isinstance(error, DatabaseError):  # which says where the database is
+        error = await _reason(request, error)
         logger.warning("%s: %s", request.url.path, error)
+        if isinstance(error, SchemaError):
+            reason = f"Its tables are not of revision {error.expected}, which is needed. {LOGGED}"
+            return failure(request, 503, reason, Retry_After="5")
         if isinstance(error, DatabaseUnavailableError):
             return failure(request, 503, LOGGED, Retry_After="5")
         if _is_about_a_value(error):
@@ -65,6 +71,16 @@ async def _typed(request: Request, error: Exception) -> Response:
     if not isinstance(error, CorruptPayloadError):
         logger.warning("%s: %s", request.url.path, error)
     return failure(request, 500, str(error))
+
+
+async def _reason(request: Request, error: DatabaseError) -> DatabaseError:
+    """What an error comes from: tables may be gone, or others, since the store was opened."""
+    if type(error) is DatabaseError:
+        try:
+            await migrations.prepare(store_of(request)._database.backend, migrate=False)
+        except DatabaseError as reason:
+            return reason
+    return error
 
 
 def _is_about_a_value(error: Exception) -> bool:
