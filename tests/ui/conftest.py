@@ -11,13 +11,15 @@ import pytest
 
 from replaydb import Store
 from replaydb.ui import application
+from replaydb.ui.views import groups
 
 Looking = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
 
 
 @pytest.fixture
-def looking(url: str) -> Looking:
+def looking(url: str, monkeypatch: pytest.MonkeyPatch) -> Looking:
     """Makes a browser, of sorts, on the pages over `url`; arguments as of `application`."""
+    monkeypatch.setattr(groups, "COUNT_SECONDS", 60)  # the machine may be busy
 
     @asynccontextmanager
     async def made(**options: Any) -> AsyncIterator[httpx.AsyncClient]:
