@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 
 import httpx
@@ -264,3 +265,23 @@ async def test_whoever_does_not_say_what_they_want_is_hung_up_on(
                 writer.write(whole[:20])
             assert await reader.read() == b""
             writer.close()
+
+
+async def test_the_end_does_not_wait_for_whoever_does_not_read() -> None:
+    async def endless(scope: Scope, receive: Receive, send: Send) -> None:
+        async def parts() -> AsyncIterator[bytes]:
+            while True:
+                yield bytes(1 << 20)
+
+        await StreamingResponse(parts())(scope, receive, send)
+
+    server = serving._server(endless)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ending = asyncio.create_task(server.serve([listener]))
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await reader.readline()
+        server.should_exit = True
+        async with asyncio.timeout(4):
+            await ending
+        writer.close()

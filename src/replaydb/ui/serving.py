@@ -20,6 +20,8 @@ from replaydb.ui.app import application
 
 #: Seconds until a request has said what it wants: what it asks for and its headers.
 HEAD_SECONDS = 10.0
+#: Seconds that answers under way get at the end; a download that nobody reads takes them all.
+END_SECONDS = 1
 
 
 def serve(
@@ -52,6 +54,19 @@ def serve(
         expected = "localhost, 127.0.0.1 or ::1, or a token (--token): others may reach it"
         raise InvalidInputError("host", expected, host)
     app = application(url, token=token, tokenizer=tokenizer)
+
+    async def run() -> None:
+        async with app.router.lifespan_context(app):
+            with _listening(host, port) as listener:
+                if ready is not None:
+                    shown = f"[{host}]" if ":" in host else host
+                    ready(f"http://{shown}:{listener.getsockname()[1]}/")
+                await _server(app).serve([listener])
+
+    asyncio.run(run())
+
+
+def _server(app: ASGIApp) -> _Server:
     config = uvicorn.Config(
         _quiet(app),
         access_log=False,  # addresses say what was looked at
@@ -61,19 +76,10 @@ def serve(
         limit_concurrency=256,
         log_level="warning",
         server_header=False,
-        timeout_graceful_shutdown=5,
+        timeout_graceful_shutdown=END_SECONDS,
         ws="none",
     )
-
-    async def run() -> None:
-        async with app.router.lifespan_context(app):
-            with _listening(host, port) as listener:
-                if ready is not None:
-                    shown = f"[{host}]" if ":" in host else host
-                    ready(f"http://{shown}:{listener.getsockname()[1]}/")
-                await _Server(config).serve([listener])
-
-    asyncio.run(run())
+    return _Server(config)
 
 
 def _quiet(app: ASGIApp) -> ASGIApp:
