@@ -141,7 +141,7 @@ async def test_starved_tasks_and_what_was_deleted(buffer: Buffer) -> None:
     assert (await buffer.metrics())["buffer/groups"] == 1
 
 
-async def test_what_was_given_back_did_not_train(buffer: Buffer) -> None:
+async def test_what_is_held_or_was_given_back_did_not_train(buffer: Buffer) -> None:
     async def trained() -> tuple[float, ...]:
         found = await buffer.metrics()
         return tuple(found[name] for name in ("train/draws", "train/groups", "replay/groups"))
@@ -150,7 +150,9 @@ async def test_what_was_given_back_did_not_train(buffer: Buffer) -> None:
     async with buffer.lease(1, ttl=60):
         pass
     await (await buffer.lease(1, ttl=60)).nack()
+    held = await buffer.lease(1, ttl=60)
     assert await trained() == (1, 1, 0)
+    await held.nack()
     await buffer.sample(1)
     assert await trained() == (2, 2, 0)
     await buffer.sample(1)

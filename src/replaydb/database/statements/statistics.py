@@ -23,8 +23,8 @@ from replaydb.database.column_types import UtcDateTime
 from replaydb.database.expressions import seconds_between, total
 from replaydb.database.schema import IS_IDLE, draw, draw_group, episode_group, group, task
 from replaydb.database.staleness import current_staleness
+from replaydb.database.views import TRAINED
 from replaydb.episodes import GroupStatus
-from replaydb.results import DrawOutcome
 
 
 def select_totals(buffer_id: int) -> Select[Any]:
@@ -119,8 +119,7 @@ STALENESS_BINS: tuple[tuple[str, int, int], ...] = (
 def sum_last_draws(buffer_id: int, limit: int) -> Select[Any]:
     """Sums over the groups of the last draws of a buffer: one row.
 
-    Groups that were given back, or lost, did not train. A group is replayed by a draw if an earlier
-    one took it already, and it trained.
+    A group is replayed by a draw if it was trained on from an earlier one.
     """
     row = _last_drawn(buffer_id, limit).c
     again = row.replayed == 1
@@ -142,7 +141,7 @@ def sum_last_draws(buffer_id: int, limit: int) -> Select[Any]:
 
 
 def _last_drawn(buffer_id: int, limit: int) -> Subquery:
-    """The groups that trained of the last draws of a buffer."""
+    """The groups of the last draws of a buffer that were trained on."""
     recent = (
         select(draw.c.id, draw.c.created_at)
         .where(draw.c.buffer_id == buffer_id)
@@ -156,7 +155,7 @@ def _last_drawn(buffer_id: int, limit: int) -> Subquery:
         .where(
             earlier.c.group_id == draw_group.c.group_id,
             earlier.c.draw_id < draw_group.c.draw_id,
-            _trained(earlier.c.outcome),
+            earlier.c.outcome.in_(TRAINED),
         )
         .exists()
     )
@@ -177,15 +176,8 @@ def _last_drawn(buffer_id: int, limit: int) -> Subquery:
             (group.id == draw_group.c.group_id)
             & (group.times_replaced == draw_group.c.times_replaced),
         )
-        .where(_trained(draw_group.c.outcome))
+        .where(draw_group.c.outcome.in_(TRAINED))
         .subquery("drawn")
-    )
-
-
-def _trained(outcome: ColumnElement[str | None]) -> ColumnElement[bool]:
-    """Whether a group that was drawn trained, as far as is known."""
-    return outcome.is_(None) | outcome.in_(
-        [DrawOutcome.SAMPLED.value, DrawOutcome.LEASED.value, DrawOutcome.ACKED.value]
     )
 
 
