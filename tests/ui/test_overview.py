@@ -126,6 +126,7 @@ async def test_what_is_learned(
         assert sum(part["y"]) == pytest.approx(1)
     assert trained["y"][trained["x"].index("3-4")] == 0.5
     monkeypatch.setattr(learning, "SAMPLED", 7)
+    monkeypatch.setattr(learning, "NEWEST", 5)
     found = await learning.learning(buffer)
     assert found.num_sampled in (6, 7, 8)
     assert not found.is_all
@@ -140,9 +141,24 @@ async def test_a_sample_knows_all_that_take_turns(
 ) -> None:
     await buffer.put([group(task="odd" if i % 2 else "even", version=i) for i in range(48)])
     monkeypatch.setattr(learning, "SAMPLED", 24)
+    monkeypatch.setattr(learning, "NEWEST", 5)
     found = await learning.learning(buffer)
     assert not found.is_all
     assert set(found.trends) == {"odd", "even"}
+
+
+async def test_few_groups_among_many_of_another_buffer(
+    store: Store, browser: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learning, "SAMPLED", 2)
+    monkeypatch.setattr(learning, "NEWEST", 4)
+    few, many = await store.buffer("few"), await store.buffer("many")
+    await few.put([group() for _ in range(3)])
+    await many.put([group() for _ in range(50)])
+    assert (await learning.learning(few)).is_all
+    await few.put(group())
+    page = await browser.get("/", params={"buffer": "few"})
+    assert "All this is about the newest 4 groups" in " ".join(page.text.split())
 
 
 async def test_it_follows(

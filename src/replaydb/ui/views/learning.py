@@ -104,7 +104,7 @@ class Learning:
     """What a sample says.
 
     Attributes:
-        num_sampled: Groups of the sample.
+        num_sampled: Groups of the sample; where it is no larger than the newest it is these.
         is_all: Whether these are all that there are.
         newest_at: When the newest group was put.
         num_newest: Groups that `lately` is about.
@@ -134,13 +134,16 @@ async def learning(buffer: Buffer) -> Learning:
     """Read the newest groups, and some of all."""
     unreadable: set[int] = set()
     newest = await find(buffer, unreadable, order_by=col.id.desc(), limit=NEWEST)
-    oldest = await find(buffer, unreadable, limit=1)
-    if not newest or not oldest:
+    if not newest:
         problem = "No group can be read." if unreadable else "Nothing has been put yet."
         return Learning(unreadable=sorted(unreadable), problem=problem)
-    first, last = oldest[0].id, newest[0].id
-    step = math.ceil((last - first + 1) / SAMPLED)
-    sample = await find(buffer, unreadable, ids=_spread(first, last, step))
+    sample, step, is_all = newest, 1, len(newest) < NEWEST
+    if not is_all and (oldest := await find(buffer, unreadable, limit=1)):
+        first, last = oldest[0].id, newest[0].id
+        stretch = math.ceil((last - first + 1) / SAMPLED)
+        spread = await find(buffer, unreadable, ids=_spread(first, last, stretch))
+        if len(spread) > len(newest):  # fewer are among many of other buffers
+            sample, step, is_all = spread, stretch, stretch == 1
     numbers = await buffer.metrics(totals=False)
     charts = [
         _rewards(sample),
@@ -149,7 +152,7 @@ async def learning(buffer: Buffer) -> Learning:
     ]
     return Learning(
         len(sample),
-        step == 1,
+        is_all,
         newest[0].created_at,
         len(newest),
         _lately(newest),
