@@ -92,7 +92,22 @@ async def test_the_reward_asked_for_is_the_one_there_is(
     page = await get(browser)
     [value] = [it["value"] for it, _ in page.named("input") if it["name"] == "solved"]
     assert value == "0.99996"
+    assert "First solved (reward 0.3) by" in (await get(browser, solved=0.1 + 0.2)).text
     assert "First solved (reward 0.99996) by version 1" in (await get(browser, solved=value)).text
+
+
+async def test_rewards_that_are_all_the_same_solve_nothing(
+    browser: httpx.AsyncClient, buffer: Buffer
+) -> None:
+    for version in range(3):
+        await buffer.put(group(prompt_uid=UID, version=version, rewards=[0.0, 0.0, None]))
+    said = " ".join((await get(browser)).text.split())
+    assert "Every reward was 0: nothing says whether that solves it." in said
+    assert "olved by" not in said
+    said = " ".join((await get(browser, solved=0.5)).text.split())
+    assert "Never solved: no episode of a known version reached 0.5." in said
+    said = " ".join((await get(browser, solved=0)).text.split())
+    assert "First solved (reward 0) by version 0 of test; no lower reward since" in said
 
 
 async def test_of_all_tasks(browser: httpx.AsyncClient, tried: Buffer) -> None:
@@ -100,7 +115,7 @@ async def test_of_all_tasks(browser: httpx.AsyncClient, tried: Buffer) -> None:
     assert [row[0] for row in page.tables["What became of it, by task"][1:]] == ["gsm8k", "other"]
     assert "2 tasks have a prompt of this uid" in " ".join(page.text.split())
     assert CHART not in page.tables
-    other = await get(browser, task="other")
+    other = await get(browser, task="other", solved=1)
     assert "No episode of a known version has a reward" in " ".join(other.text.split())
     assert "No group of it is stored" in (await get(browser, uid="nobody")).text
     for wrong in ("x", "nan", "1e999"):

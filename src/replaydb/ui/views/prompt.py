@@ -75,7 +75,8 @@ class PromptView:
         totals: What became of it, by task.
         groups: Its groups, the newest first.
         more: Whether there are older ones than these.
-        solved: The reward from which an episode counts as a solution.
+        solved: The reward from which an episode counts as a solution; None where nothing says.
+        always: The only reward that there was, of which nothing says whether it is a solution.
         attempts: By run and version, the first first.
         lines: By run, the one that put last first; of attempts of known versions with rewards.
     """
@@ -86,6 +87,7 @@ class PromptView:
     groups: Sequence[GroupInfo]
     more: bool
     solved: float | None
+    always: float | None
     attempts: Sequence[Attempt]
     lines: Sequence[Line]
 
@@ -138,7 +140,8 @@ async def look(
         buffer: In which its groups are.
         uid: Its uid.
         task: Only groups of this task.
-        solved: The reward from which an episode solves it; by default the highest that one had.
+        solved: The reward from which an episode solves it; by default the highest that one had,
+            where another had a lower one.
     """
     where = col.prompt_uid == uid
     totals = await buffer.prompts(tasks=task, where=where)
@@ -146,8 +149,10 @@ async def look(
         tasks=task, where=where, order_by=col.id.desc(), limit=MOST_GROUPS + 1
     )
     groups = found[:MOST_GROUPS]
-    tops = [one.reward_max for one in groups if one.reward_max is not None]
-    top = max(tops, default=None) if solved is None else solved
+    rewards = {it for one in groups for it in (one.reward_min, one.reward_max) if it is not None}
+    always = min(rewards) if len(rewards) == 1 and solved is None else None
+    if solved is None and always is None:
+        solved = max(rewards, default=None)
     attempts = _attempts(groups)
     return PromptView(
         uid,
@@ -155,9 +160,10 @@ async def look(
         totals,
         groups,
         len(found) > MOST_GROUPS,
-        top,
+        solved,
+        always,
         attempts,
-        [] if top is None else _lines(attempts, top, groups),
+        [] if solved is None else _lines(attempts, solved, groups),
     )
 
 
