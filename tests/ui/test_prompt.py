@@ -110,6 +110,14 @@ async def test_rewards_that_are_all_the_same_solve_nothing(
     assert "First solved (reward 0) by version 0 of test; no lower reward since" in said
 
 
+async def test_an_odd_uid_is_asked_for_as_it_is(browser: httpx.AsyncClient, buffer: Buffer) -> None:
+    uid, task = "tab\t\u202e", " t  1\t"
+    await buffer.put(group(prompt_uid=uid, task=task, version=1))
+    page = await get(browser, uid=uid, task=task)
+    hidden = {it["name"]: it["value"] for it, _ in page.named("input") if it["name"] != "solved"}
+    assert hidden == {"buffer": "math", "uid": uid, "task": task}
+
+
 async def test_of_all_tasks(browser: httpx.AsyncClient, tried: Buffer) -> None:
     page = await get(browser)
     assert [row[0] for row in page.tables["What became of it, by task"][1:]] == ["gsm8k", "other"]

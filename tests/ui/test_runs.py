@@ -117,7 +117,12 @@ async def test_two_runs(browser: httpx.AsyncClient, ran: None) -> None:
     ]
 
 
-async def test_the_runs_there_are(browser: httpx.AsyncClient, ran: None) -> None:
+async def test_the_runs_there_are(browser: httpx.AsyncClient, ran: None, url: str) -> None:
     page = await get(browser, "/runs")
     assert [row[0] for row in page.tables["Runs, the newest first"][1:]] == [NAME, "test"]
     assert page.links[NAME] == "./run?name=run+%3Cb%3E"
+    odd = " two  of\t\u202e"  # shown otherwise, but asked for as it is
+    async with Store.open(url, run=odd) as store:
+        await store.buffer("math")
+    page = await get(browser, "/runs")
+    assert [it["value"] for it, _ in page.named("option")] == [odd, NAME, "test"] * 2
