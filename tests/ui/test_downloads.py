@@ -252,12 +252,12 @@ async def test_downloads_of_what_is_not_there(filled: Buffer, browser: httpx.Asy
     for address, status, said in (
         (f"step.json?{buffer}", 400, "step: expected"),
         (f"group.json?{buffer}&id=99", 404, "99"),
-        (f"episode.json?{buffer}&group=2&position=1", 400, "an episode of group 2, which has 1"),
+        (f"episode.json?{buffer}&group=2&position=1", 404, "group 2 has no episode 1: it has 1"),
         (f"compare.json?{buffer}&group=2&a=0", 400, "b: expected"),
-        (f"tokens.json?{buffer}&group=2&position=9", 400, "an episode of group 2, which has 1"),
+        (f"tokens.json?{buffer}&group=2&position=9", 404, "group 2 has no episode 9: it has 1"),
         (f"prompt.json?{buffer}", 400, "uid: expected"),
-        ("run.json?name=nobody", 400, "name: expected a run of this store"),
-        ("runs.json?a=test&b=nobody", 400, "b: expected a run of this store"),
+        ("run.json?name=nobody", 404, "there is no run named &#39;nobody&#39;"),
+        ("runs.json?a=test&b=nobody", 404, "there is no run named"),
         ("overview.json?buffer=none", 404, "none"),
     ):
         answer = await browser.get(address)

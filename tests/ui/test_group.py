@@ -168,9 +168,9 @@ async def test_what_is_not_there(browser: httpx.AsyncClient, buffer: Buffer) -> 
     await get(browser, "/group", 404, id=one + 1)
     await get(browser, "/group", 400, id="x")
     await get(browser, "/group", 404, id=one, buffer="other")
-    await get(browser, "/episode", 400, group=one, position=2)
+    await get(browser, "/episode", 404, group=one, position=2)
     await get(browser, "/episode", 400, group=one, position=0, by="nothing")
-    await get(browser, "/compare", 400, group=one, a=0, b=7)
+    await get(browser, "/compare", 404, group=one, a=0, b=7)
 
 
 async def test_texts_are_shown_and_never_run(browser: httpx.AsyncClient, buffer: Buffer) -> None:

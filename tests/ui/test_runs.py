@@ -96,7 +96,9 @@ async def test_a_run(browser: httpx.AsyncClient, ran: None) -> None:
     chart = next(said for it, said in theirs.named("script") if '"bar"' in said)
     [bars] = json.loads(chart)["data"]  # no line, which would claim what lies between
     assert (bars["type"], bars["x"], bars["y"]) == ("bar", [0, 1, 2], [1, 2, 2])
-    await get(browser, "/run", 400, name="nobody")
+    await get(browser, "/run", 404, name="nobody")
+    await get(browser, "/run", 400)
+    await get(browser, "/runs", 404, a="test", b="nobody")
 
 
 async def test_two_runs(browser: httpx.AsyncClient, ran: None) -> None:

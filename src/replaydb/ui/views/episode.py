@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -163,7 +164,7 @@ async def look(
 
     Raises:
         UnknownGroupError: The group is not there.
-        InvalidInputError: The group has no such episode.
+        HTTPException: The group has no such episode.
     """
     whole = await _read(buffer, group_id)
     here = whole.side(position)
@@ -221,7 +222,7 @@ class _Whole:
         """What is known of an episode.
 
         Raises:
-            InvalidInputError: It is not there.
+            HTTPException: It is not there.
         """
         return _known(self.group, self.infos, position)
 
@@ -235,8 +236,8 @@ def _known(group: GroupInfo, infos: Iterable[EpisodeInfo], position: int) -> Epi
     for one in infos:
         if one.position == position:
             return one
-    expected = f"an episode of group {group.id}, which has {group.num_episodes}"
-    raise InvalidInputError("position", expected, position)
+    reason = f"group {group.id} has no episode {position}: it has {group.num_episodes}"
+    raise HTTPException(404, reason)
 
 
 async def _read(buffer: Buffer, group_id: int) -> _Whole:
@@ -300,7 +301,7 @@ async def look_at_two(
 
     Raises:
         UnknownGroupError: The group is not there.
-        InvalidInputError: The group has no such episode.
+        HTTPException: The group has no such episode.
     """
     whole = await _read(buffer, group_id)
     one, other = (whole.side(position) for position in (a, b))

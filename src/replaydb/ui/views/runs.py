@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
 from replaydb.database.views import TRAINED
-from replaydb.errors import InvalidInputError
 from replaydb.results import RunInfo, RunStats, VersionTotals
 from replaydb.store import Store
 from replaydb.ui import downloads, queries
@@ -80,7 +80,8 @@ class RunView:
 
 async def run(request: Request) -> Response:
     """A run: what it put, and what it trained on."""
-    view = await look(store_of(request), text_of(request, "name"))
+    [name] = await _names(request, ("name",))
+    view = await look(store_of(request), name)
     return page(request, "run.html", run=view, charts=_charts([view]))
 
 
@@ -89,7 +90,7 @@ async def runs(request: Request) -> Response:
     store = store_of(request)
     a, b = request.query_params.get("a"), request.query_params.get("b")
     if a and b:
-        both = [await look(store, name) for name in (a, b)]
+        both = [await look(store, name) for name in await _names(request, ("a", "b"))]
         return page(
             request,
             "two_runs.html",
@@ -117,12 +118,17 @@ async def download_all(request: Request) -> Response:
 
 
 async def _put(request: Request, fields: Sequence[str]) -> Response:
+    return await downloads.answer(request, queries.select_put(await _names(request, fields)))
+
+
+async def _names(request: Request, fields: Sequence[str]) -> Sequence[str]:
+    """The runs that the address names, which are there."""
     known = {it.name for it in await store_of(request).runs()}
     names = [text_of(request, field) for field in fields]
-    for field, name in zip(fields, names, strict=True):
+    for name in names:
         if name not in known:
-            raise InvalidInputError(field, "a run of this store", repr(name))
-    return await downloads.answer(request, queries.select_put(names))
+            raise HTTPException(404, f"there is no run named {name!r}")
+    return names
 
 
 async def look(store: Store, name: str) -> RunView:
