@@ -10,6 +10,7 @@ import pytest
 import replaydb as rdb
 from replaydb import Buffer, InvalidInputError, Store
 from replaydb.database.repository import run_sums
+from replaydb.ui.views import runs as view
 from support.groups import group, groups
 from support.pages import Page, read
 
@@ -85,14 +86,16 @@ async def test_a_large_run_is_sampled_over_its_own_time(
 async def test_a_run(browser: httpx.AsyncClient, ran: None) -> None:
     page = await get(browser, "/run", name="test")
     said = " ".join(page.text.split())
-    assert "Put 6 groups of mean reward 1," in said
+    assert "Put 6 groups, " in said  # a mean over tasks would say which were put more often
     assert "made 1 draw, for steps 7 to 7" in said
-    assert page.tables["Mean reward by policy version"][1:] == [["0", "0"], ["1", "1"], ["2", "2"]]
+    for i in range(3):
+        assert page.tables[f"Mean reward by policy version: t{i}"][1:] == [[str(i), str(i)]]
     assert [row[0:3] for row in page.tables["What it put, by task"][1:]] == [
         [f"t{i}", "math", "2"] for i in range(3)
     ]
     theirs = await get(browser, "/run", name=NAME)
     assert "staleness 1.2 in the mean and 2 at most" in " ".join(theirs.text.split())
+    assert "Put 3 groups of mean reward 0.5," in " ".join(theirs.text.split())
     chart = next(said for it, said in theirs.named("script") if '"bar"' in said)
     [bars] = json.loads(chart)["data"]  # no line, which would claim what lies between
     assert (bars["type"], bars["x"], bars["y"]) == ("bar", [0, 1, 2], [1, 2, 2])
@@ -101,10 +104,13 @@ async def test_a_run(browser: httpx.AsyncClient, ran: None) -> None:
     await get(browser, "/runs", 404, a="test", b="nobody")
 
 
-async def test_two_runs(browser: httpx.AsyncClient, ran: None) -> None:
+async def test_two_runs(
+    browser: httpx.AsyncClient, ran: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = await get(browser, "/runs", a="test", b=NAME)
     rows = {row[0]: row[1:] for row in page.tables["Both runs"]}
-    assert (rows["groups"], rows["mean reward"]) == (["6", "3"], ["1", "0.5"])
+    assert rows["groups"] == ["6", "3"]
+    assert "mean reward" not in rows  # they are of other tasks
     assert (rows["steps"], rows["mean staleness"][1]) == (["7 to 7", "1 to 4"], "1.2")
     assert page.tables["Metadata that differ"] == [
         ["name", "test", NAME], ["lr", "-", "0.1"], ["same", "-", "1"],
@@ -114,9 +120,16 @@ async def test_two_runs(browser: httpx.AsyncClient, ran: None) -> None:
         ["t1", "math", "2", "1", "-", "-"],
         ["t2", "math", "2", "2", "-", "-"],
     ]
-    assert page.tables["Mean reward by policy version"][1:] == [
-        [str(version), str(version), "0.5"] for version in range(3)
-    ]
+    charts = [it for it in page.tables if it.startswith("Mean reward by policy version: ")]
+    assert [it[-2:] for it in charts] == ["t0", "t1", "t2"]
+    assert page.tables[charts[0]][1:] == [["0", "0", "0.5"], ["1", "-", "0.5"], ["2", "-", "0.5"]]
+    monkeypatch.setattr(view, "MOST_TASKS", 1)  # one that both have, if there is any
+    page = await get(browser, "/runs", a="test", b=NAME)
+    assert [it for it in page.tables if it.startswith("Mean reward")] == charts[:1]
+    assert "Rewards of 1 of 3 tasks are drawn" in page.text
+    alike = await get(browser, "/runs", a=NAME, b=NAME)
+    rows = {row[0]: row[1:] for row in alike.tables["Both runs"]}
+    assert rows["mean reward"] == ["0.5", "0.5"]
 
 
 async def test_the_runs_there_are(browser: httpx.AsyncClient, ran: None, url: str) -> None:

@@ -21,6 +21,11 @@ from replaydb.ui.pages import optional_number, page, store_of, text_of
 
 #: Rows of a table.
 ROWS = 100
+#: Tasks whose rewards are drawn, those with the most groups.
+MOST_TASKS = 6
+
+#: A buffer and a task of it.
+Task = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +51,12 @@ class RunView:
         num_groups: How many groups it put, about.
         num_tokens: How many tokens these have, about.
         num_draws: How many draws it made, about.
-        reward_mean: Mean of the mean rewards of its groups.
+        reward_mean: Mean of the mean rewards of its groups; None where they are of several tasks.
         groups_per_hour: While it put any; None where that was no time.
         staleness_mean: Of the groups that it trained on.
         staleness_max: The highest of these.
         tasks: What it put, by task.
-        rewards: Mean reward by policy version, over all tasks.
+        rewards: Mean reward by policy version, of each task.
         stale: How many groups it trained on, by staleness.
     """
 
@@ -64,7 +69,7 @@ class RunView:
     staleness_mean: float | None
     staleness_max: int | None
     tasks: Sequence[TaskOfRun]
-    rewards: Mapping[int, float]
+    rewards: Mapping[Task, Mapping[int, float]]
     stale: Mapping[int, int]
 
     @property
@@ -82,7 +87,7 @@ async def run(request: Request) -> Response:
     """A run: what it put, and what it trained on."""
     [name] = await _names(request, ("name",))
     view = await look(store_of(request), name)
-    return page(request, "run.html", run=view, charts=_charts([view]))
+    return page(request, "run.html", run=view, charts=_charts([view]), most=MOST_TASKS)
 
 
 async def runs(request: Request) -> Response:
@@ -96,8 +101,9 @@ async def runs(request: Request) -> Response:
             "two_runs.html",
             runs=both,
             differences=differences(*(it.info.metadata for it in both)),
-            tasks=_by_task(both),
+            tasks=_beside(both),
             charts=_charts(both),
+            most=MOST_TASKS,
         )
     known = sorted(await store.runs(), key=lambda it: it.id, reverse=True)
     first = optional_number(request, "first") or 0
@@ -145,17 +151,18 @@ async def look(store: Store, name: str) -> RunView:
         if staleness is not None and outcome in TRAINED:
             stale[staleness] = stale.get(staleness, 0) + count
     total = sum(stale.values())
+    by_task = _by_task(stats.versions)
     return RunView(
         stats,
         round(groups / stats.share),
         round(sum(it.num_tokens for it in stats.versions) / stats.share),
         round(stats.num_draws / stats.draw_share),
-        _reward(stats.versions),
+        _reward(stats.versions) if len(by_task) == 1 else None,
         groups / stats.share / hours if hours else None,
         sum(it * count for it, count in stale.items()) / total if total else None,
         max(stale, default=None),
-        _tasks(stats.versions),
-        _rewards(stats.versions),
+        [_task(key, totals) for key, totals in by_task.items()],
+        {key: _rewards(totals) for key, totals in by_task.items()},
         dict(sorted(stale.items())),
     )
 
@@ -185,38 +192,33 @@ def _reward(totals: Iterable[VersionTotals]) -> float | None:
 
 
 def _rewards(totals: Iterable[VersionTotals]) -> dict[int, float]:
-    by: dict[int, list[VersionTotals]] = {}
-    for one in totals:
-        if one.policy_version is not None:
-            by.setdefault(one.policy_version, []).append(one)
-    means = {version: _reward(several) for version, several in sorted(by.items())}
-    return {version: mean for version, mean in means.items() if mean is not None}
+    known = ((it.policy_version, it.reward_mean) for it in totals)
+    return dict(sorted((it, mean) for it, mean in known if it is not None and mean is not None))
 
 
-def _tasks(totals: Iterable[VersionTotals]) -> list[TaskOfRun]:
-    by: dict[tuple[str, str], list[VersionTotals]] = {}
+def _by_task(totals: Iterable[VersionTotals]) -> Mapping[Task, Sequence[VersionTotals]]:
+    by: dict[Task, list[VersionTotals]] = {}
     for one in totals:
         by.setdefault((one.buffer_name, one.task_name), []).append(one)
-    found = []
-    for key, several in sorted(by.items()):
-        versions = [it.policy_version for it in several if it.policy_version is not None]
-        found.append(
-            TaskOfRun(
-                *key,
-                sum(it.num_groups for it in several),
-                sum(it.num_episodes for it in several),
-                sum(it.num_tokens for it in several),
-                min(versions, default=None),
-                max(versions, default=None),
-                _reward(several),
-            )
-        )
-    return found
+    return dict(sorted(by.items()))
 
 
-def _by_task(
+def _task(key: Task, totals: Sequence[VersionTotals]) -> TaskOfRun:
+    versions = [it.policy_version for it in totals if it.policy_version is not None]
+    return TaskOfRun(
+        *key,
+        sum(it.num_groups for it in totals),
+        sum(it.num_episodes for it in totals),
+        sum(it.num_tokens for it in totals),
+        min(versions, default=None),
+        max(versions, default=None),
+        _reward(totals),
+    )
+
+
+def _beside(
     both: Sequence[RunView],
-) -> list[tuple[tuple[str, str], TaskOfRun | None, TaskOfRun | None]]:
+) -> list[tuple[Task, TaskOfRun | None, TaskOfRun | None]]:
     """Tasks of either run, with what each put of them."""
     sides = [{(it.buffer_name, it.task_name): it for it in run.tasks} for run in both]
     return [(key, sides[0].get(key), sides[1].get(key)) for key in sorted({*sides[0], *sides[1]})]
@@ -233,11 +235,14 @@ def _charts(views: Sequence[RunView]) -> list[Chart]:
         for place, it in enumerate(({}, {"shape": "/"}))
     ]
     charts = [
-        _chart(
-            "Mean reward by policy version",
-            ("policy version", "mean reward"),
-            {view.info.name: view.rewards for view in views},
-            lines,
+        *(
+            _chart(
+                f"Mean reward by policy version: {title}",
+                ("policy version", "mean reward"),
+                {view.info.name: view.rewards.get(task, {}) for view in views},
+                lines,
+            )
+            for task, title in _drawn(views)
         ),
         _chart(
             "Staleness of what it trained on",
@@ -247,6 +252,19 @@ def _charts(views: Sequence[RunView]) -> list[Chart]:
         ),
     ]
     return [chart for chart in charts if chart.rows]
+
+
+def _drawn(views: Sequence[RunView]) -> Iterable[tuple[Task, str]]:
+    """Tasks whose rewards are drawn, and what they are called: those that all runs have first."""
+    sizes: dict[Task, list[int]] = {}
+    for view in views:
+        for it in view.tasks:
+            if view.rewards[it.buffer_name, it.task_name]:
+                sizes.setdefault((it.buffer_name, it.task_name), []).append(it.num_groups)
+    order = sorted(sizes, key=lambda task: (-len(sizes[task]), -sum(sizes[task]), task))
+    buffers = {buffer for buffer, _ in sizes}
+    for buffer, task in order[:MOST_TASKS]:
+        yield (buffer, task), task if len(buffers) == 1 else f"{task} in {buffer}"
 
 
 def _chart(
