@@ -86,16 +86,20 @@ async def test_a_large_run_is_sampled_over_its_own_time(
 async def test_a_run(browser: httpx.AsyncClient, ran: None) -> None:
     page = await get(browser, "/run", name="test")
     said = " ".join(page.text.split())
-    assert "Put 6 groups, " in said  # a mean over tasks would say which were put more often
+    assert (
+        "Put 6 groups that are still stored, " in said
+    )  # a mean over tasks would say which were put more often
     assert "made 1 draw, for steps 7 to 7" in said
     for i in range(3):
         assert page.tables[f"Mean reward by policy version: t{i}"][1:] == [[str(i), str(i)]]
-    assert [row[0:3] for row in page.tables["What it put, by task"][1:]] == [
+    assert [row[0:3] for row in page.tables["What it put and is still stored, by task"][1:]] == [
         [f"t{i}", "math", "2"] for i in range(3)
     ]
     theirs = await get(browser, "/run", name=NAME)
     assert "staleness 1.2 in the mean and 2 at most" in " ".join(theirs.text.split())
-    assert "Put 3 groups of mean reward 0.5," in " ".join(theirs.text.split())
+    assert "Put 3 groups that are still stored, of mean reward 0.5," in " ".join(
+        theirs.text.split()
+    )
     chart = next(said for it, said in theirs.named("script") if '"bar"' in said)
     [bars] = json.loads(chart)["data"]  # no line, which would claim what lies between
     assert (bars["type"], bars["x"], bars["y"]) == ("bar", [0, 1, 2], [1, 2, 2])
@@ -109,13 +113,13 @@ async def test_two_runs(
 ) -> None:
     page = await get(browser, "/runs", a="test", b=NAME)
     rows = {row[0]: row[1:] for row in page.tables["Both runs"]}
-    assert rows["groups"] == ["6", "3"]
-    assert "mean reward" not in rows  # they are of other tasks
+    assert rows["groups still stored"] == ["6", "3"]
+    assert "mean reward of these" not in rows  # they are of other tasks
     assert (rows["steps"], rows["mean staleness"][1]) == (["7 to 7", "1 to 4"], "1.2")
     assert page.tables["Metadata that differ"] == [
         ["name", "test", NAME], ["lr", "-", "0.1"], ["same", "-", "1"],
     ]  # fmt: skip
-    assert page.tables["What they put, by task, of what was looked at"][1:] == [
+    assert page.tables["What they put and is still stored, by task, of what was looked at"][1:] == [
         ["t0", "math", "2", "0", "3", "0.5"],
         ["t1", "math", "2", "1", "-", "-"],
         ["t2", "math", "2", "2", "-", "-"],
@@ -129,7 +133,7 @@ async def test_two_runs(
     assert "Rewards of 1 of 3 tasks are drawn" in page.text
     alike = await get(browser, "/runs", a=NAME, b=NAME)
     rows = {row[0]: row[1:] for row in alike.tables["Both runs"]}
-    assert rows["mean reward"] == ["0.5", "0.5"]
+    assert rows["mean reward of these"] == ["0.5", "0.5"]
 
 
 async def test_the_runs_there_are(browser: httpx.AsyncClient, ran: None, url: str) -> None:

@@ -106,16 +106,30 @@ async def test_of_one_run_or_one_draw(
         await get(browser, 400, **wrong)
 
 
-async def test_groups_that_are_gone(browser: httpx.AsyncClient, buffer: Buffer) -> None:
+async def test_groups_that_are_gone(
+    browser: httpx.AsyncClient, buffer: Buffer, other: Store
+) -> None:
     ids = await buffer.put([group("kept"), group("deleted"), group("replaced")])
     await buffer.sample(3, rdb.Fifo(), step=1)
     await buffer.delete([ids[1]])
     await buffer.put(group("replaced", rewards=[9.0]), on_duplicate="replace")
-    rows = (await get(browser, step=1)).tables[GROUPS][1:]
+    page = await get(browser, step=1)
+    said = " ".join(page.text.split())
+    assert "mean reward 0.5 of the 1 that is still stored as it was, staleness" in said
+    assert "2 are deleted, or have other content since" in said
+    rows = page.tables[GROUPS][1:]
     assert [row[:1] + row[2:5] for row in rows] == [
         [f"group {ids[0]}", "gsm8k", "-", "0.5"],
         [f"group {ids[1]}", "deleted", "-", "-"],
         [f"group {ids[2]}", "replaced", "-", "-"],
+    ]
+    await (await other.buffer("math")).sample(2, rdb.Fifo(), step=1)
+    await buffer.delete([ids[0]])
+    page = await get(browser, step=1)
+    [by_run] = [rows for caption, rows in page.tables.items() if caption.startswith("Step 1 of")]
+    assert [row[:4] for row in by_run[1:]] == [
+        ["other", "1", "2", "9 (of 1)"],
+        ["test", "1", "3", "- (of 0)"],
     ]
 
 

@@ -48,11 +48,11 @@ class RunView:
 
     Attributes:
         stats: What was found out about it.
-        num_groups: How many groups it put, about.
+        num_groups: How many of the groups that it put are still stored, about.
         num_tokens: How many tokens these have, about.
         num_draws: How many draws it made, about.
-        reward_mean: Mean of the mean rewards of its groups; None where they are of several tasks.
-        groups_per_hour: While it put any; None where that was no time.
+        reward_mean: Mean of the mean rewards of these; None where they are of several tasks.
+        groups_per_hour: Of these, while it put any; None where that was no time.
         staleness_mean: Of the groups that it trained on.
         staleness_max: The highest of these.
         tasks: What it put, by task.

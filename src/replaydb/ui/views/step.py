@@ -118,8 +118,13 @@ class StepView:
         return self.times_sampled > 1 and DrawOutcome.SAMPLED.value in self.outcomes
 
     @property
+    def num_gone(self) -> int:
+        """How many of them are deleted, or have other content since."""
+        return sum(one.group is None for one in self.counted)
+
+    @property
     def sources(self) -> Sequence[Source]:
-        """Runs and policy versions that these come from."""
+        """Runs and policy versions that these come from, of those that are not gone."""
         return _sources(self.counted)
 
     @property
@@ -140,7 +145,7 @@ class StepView:
 
     @property
     def reward_mean(self) -> float | None:
-        """Mean of the mean rewards of what it trained on."""
+        """Mean of the mean rewards of what it trained on, of what is not gone."""
         return _mean(one.group.reward_mean for one in self.trained if one.group is not None)
 
     @property
