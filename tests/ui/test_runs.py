@@ -39,7 +39,7 @@ async def ran(buffer: Buffer, url: str) -> None:
         await lease.ack()
         lease = await theirs.lease(1, rdb.Fifo(), ttl=60, step=4, runs=NAME)
         await lease.nack()
-    await buffer.sample(1, step=7)
+    await buffer.sample(1, step=7, runs="test")  # of a lineage that the buffer does not follow
 
 
 async def test_what_a_run_did(store: Store, ran: None) -> None:
@@ -83,7 +83,7 @@ async def test_a_large_run_is_sampled_over_its_own_time(
     assert len(nothing.versions) <= 1
 
 
-async def test_a_run(browser: httpx.AsyncClient, ran: None) -> None:
+async def test_a_run(browser: httpx.AsyncClient, buffer: Buffer, ran: None) -> None:
     page = await get(browser, "/run", name="test")
     said = " ".join(page.text.split())
     assert (
@@ -103,6 +103,14 @@ async def test_a_run(browser: httpx.AsyncClient, ran: None) -> None:
     chart = next(said for it, said in theirs.named("script") if '"bar"' in said)
     [bars] = json.loads(chart)["data"]  # no line, which would claim what lies between
     assert (bars["type"], bars["x"], bars["y"]) == ("bar", [0, 1, 2], [1, 2, 2])
+    await buffer.sample(1, step=8, runs=NAME)
+    page = await get(browser, "/run", name="test")
+    said = " ".join(page.text.split())
+    assert "staleness 0 in the mean and 0 at most, unknown of 50.0% of what it trained on" in said
+    assert "Staleness of what it trained on, where it is known" in page.tables
+    page = await get(browser, "/runs", a="test", b=NAME)
+    rows = {row[0]: row[1:] for row in page.tables["Both runs"]}
+    assert rows["of unknown staleness"] == ["50.0%", "0.0%"]
     await get(browser, "/run", 404, name="nobody")
     await get(browser, "/run", 400)
     await get(browser, "/runs", 404, a="test", b="nobody")

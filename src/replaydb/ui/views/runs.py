@@ -55,6 +55,7 @@ class RunView:
         groups_per_hour: Of these, while it put any; None where that was no time.
         staleness_mean: Of the groups that it trained on.
         staleness_max: The highest of these.
+        staleness_unknown: Of which share of these it is not known; None where there are none.
         tasks: What it put, by task.
         rewards: Mean reward by policy version, of each task.
         stale: How many groups it trained on, by staleness.
@@ -68,6 +69,7 @@ class RunView:
     groups_per_hour: float | None
     staleness_mean: float | None
     staleness_max: int | None
+    staleness_unknown: float | None
     tasks: Sequence[TaskOfRun]
     rewards: Mapping[Task, Mapping[int, float]]
     stale: Mapping[int, int]
@@ -147,7 +149,9 @@ async def look(store: Store, name: str) -> RunView:
     groups = sum(it.num_groups for it in stats.versions)
     hours = _hours(stats.first_put_at, stats.last_put_at)
     stale: dict[int, int] = {}
+    trained = 0
     for (staleness, outcome), count in stats.drawn.items():
+        trained += count if outcome in TRAINED else 0
         if staleness is not None and outcome in TRAINED:
             stale[staleness] = stale.get(staleness, 0) + count
     total = sum(stale.values())
@@ -161,6 +165,7 @@ async def look(store: Store, name: str) -> RunView:
         groups / stats.share / hours if hours else None,
         sum(it * count for it, count in stale.items()) / total if total else None,
         max(stale, default=None),
+        1 - total / trained if trained else None,
         [_task(key, totals) for key, totals in by_task.items()],
         {key: _rewards(totals) for key, totals in by_task.items()},
         dict(sorted(stale.items())),
@@ -245,7 +250,8 @@ def _charts(views: Sequence[RunView]) -> list[Chart]:
             for task, title in _drawn(views)
         ),
         _chart(
-            "Staleness of what it trained on",
+            "Staleness of what it trained on"
+            + (", where it is known" if any(view.staleness_unknown for view in views) else ""),
             ("versions behind", "groups"),
             {view.info.name: view.stale for view in views},
             bars,

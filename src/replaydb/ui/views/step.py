@@ -154,6 +154,11 @@ class StepView:
         return _mean(one.staleness for one in self.trained)
 
     @property
+    def num_of_unknown_staleness(self) -> int:
+        """Of how many it is not known: of other lineages, or without versions."""
+        return sum(one.staleness is None for one in self.trained)
+
+    @property
     def staleness_max(self) -> int | None:
         """The highest."""
         return max((it.staleness for it in self.trained if it.staleness is not None), default=None)
@@ -352,9 +357,11 @@ def _charts(view: StepView) -> list[Chart]:
     known = [(stale, count) for stale, count in view.staleness.items() if stale is not None]
     if not known:
         return []
+    total = sum(count for _, count in known)
+    of = "" if total == len(view.counted) else f", of {total} of {len(view.counted)} groups"
     stale = Chart(
-        "Staleness when it was drawn",
-        f"{sum(count for _, count in known)} groups, {known[0][0]} to {known[-1][0]} versions old",
+        f"Staleness when it was drawn{of}",
+        f"{total} groups, {known[0][0]} to {known[-1][0]} versions old",
         ("staleness", "groups"),
         known,
         [_BARS | {"x": [it for it, _ in known], "y": [count for _, count in known]}],
