@@ -136,6 +136,24 @@ async def test_what_is_learned(
     assert (await learning.learning(buffer)).lately["single"].even is None
 
 
+async def test_versions_compare_within_a_lineage_only(
+    buffer: Buffer, url: str, browser: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await put_versions(buffer)
+    async with Store.open(url, run="other") as others:
+        mine = await others.buffer("math")
+        await mine.advance_policy(0, take_over=True)
+        await mine.put(group(rewards=[7.0], version=version) for version in range(5))
+    page = (await browser.get("/")).text
+    [rewards] = plots(page)["Reward by policy version"]
+    assert (rewards["x"], rewards["y"]) == ([0, 1, 2, 3, 4], [7.0] * 5)
+    assert "Policy versions of 20 of them are of another lineage" in page
+    monkeypatch.setattr(learning, "MOST_POINTS", 2)
+    chart = (await learning.learning(buffer)).charts[0]
+    assert [row[0] for row in chart.rows] == ["0 to 2", "3 to 4"]
+    assert chart.traces[0]["x"] == [1, 3.5]
+
+
 async def test_a_sample_knows_all_that_take_turns(
     buffer: Buffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

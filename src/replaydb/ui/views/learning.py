@@ -110,6 +110,8 @@ class Learning:
         num_newest: Groups that `lately` is about.
         lately: The newest groups, by task.
         trends: Rewards of the tasks with the most groups.
+        num_of_others: Groups of the sample whose policy versions are of other lineages than the
+            buffer follows.
         fates: What became of groups, by task.
         statuses: Those that groups have.
         charts: Rewards, puts, staleness.
@@ -123,6 +125,7 @@ class Learning:
     num_newest: int = 0
     lately: Mapping[str, Lately] = field(default_factory=dict)
     trends: Mapping[str, Trend] = field(default_factory=dict)
+    num_of_others: int = 0
     fates: Mapping[str, Fate] = field(default_factory=dict)
     statuses: Sequence[str] = ()
     charts: Sequence[Chart] = ()
@@ -157,6 +160,7 @@ async def learning(buffer: Buffer) -> Learning:
         len(newest),
         _lately(newest),
         _trends(sample),
+        sum(it.min_policy_version is not None and it.comparable_version is None for it in sample),
         _fates(sample),
         sorted({it.status.value for it in sample}),
         [chart for chart in charts if chart is not None],
@@ -220,42 +224,55 @@ def _fates(sample: Iterable[GroupInfo]) -> dict[str, Fate]:
 
 
 def _rewards(sample: Iterable[GroupInfo]) -> Chart | None:
-    """By policy version, a line for each of the tasks with the most groups."""
+    """By policy version, a line for each of the tasks with the most groups.
+
+    Versions of other lineages than the buffer follows do not compare.
+    """
     known = [
-        (it.task_name, it.min_policy_version, it.reward_mean)
+        (it.task_name, it.comparable_version, it.reward_mean)
         for it in sample
-        if it.min_policy_version is not None and it.reward_mean is not None
+        if it.comparable_version is not None and it.reward_mean is not None
     ]
     if not known:
         return None
     versions = [version for _, version, _ in known]
-    width = _width(min(versions), max(versions))
+    most = max(versions)
+    width = _width(min(versions), most)
     sums: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for task, version, reward in known:
         sums[task][version - version % width].append(reward)
     tasks = [task for task, _ in Counter(it[0] for it in known).most_common(MOST_LINES)]
     means = {task: {x: fmean(sums[task][x]) for x in sorted(sums[task])} for task in tasks}
-    starts = sorted({x for task in tasks for x in means[task]})
+    ends = {x: min(x + width - 1, most) for task in tasks for x in means[task]}
     main = means[tasks[0]]
     return Chart(
         title="Reward by policy version",
         summary=f"{tasks[0]} went from {_first(main):.3g} to {_last(main):.3g}",
-        headings=["from version", *tasks],
-        rows=[[str(x), *(means[task].get(x) for task in tasks)] for x in starts],
+        headings=["policy version", *tasks],
+        rows=[
+            [
+                str(x) if width == 1 else f"{x} to {ends[x]}",
+                *(means[task].get(x) for task in tasks),
+            ]
+            for x in sorted(ends)
+        ],
         traces=[
             {
                 "type": "scatter",
                 "mode": "lines+markers",
                 "name": label(task),
-                "x": list(means[task]),
+                "x": [(x + ends[x]) / 2 for x in means[task]],
                 "y": list(means[task].values()),
             }
             for task in tasks
         ],
         layout={
             "xaxis": {
-                "title": {"text": "oldest policy version of the group"},
-                "dtick": 1 if len(starts) <= MOST_TICKS and width == 1 else None,
+                "title": {
+                    "text": "oldest policy version of the group"
+                    + (f", {width} to a point" if width > 1 else "")
+                },
+                "dtick": 1 if len(ends) <= MOST_TICKS and width == 1 else None,
             },
             "yaxis": {"title": {"text": "mean reward"}},
         },
