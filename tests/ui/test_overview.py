@@ -110,7 +110,7 @@ async def test_what_is_learned(
     page = (await browser.get("/")).text
     [rewards, hostile] = plots(page)["Reward by policy version"]
     assert (rewards["x"], rewards["y"]) == ([0, 1, 2, 3], [0.0, 1.0, 2.0, 3.0])
-    assert "<" not in hostile["name"]
+    assert hostile["name"] == SHOWN.replace("<", "&lt;").replace(">", "&gt;")
     trends = re.findall(r"reward <strong>(.*?)</strong>( <span .*?</span>)?", page)
     assert trends == [("0 → 3", ' <span class="good">↑ rising</span>'), ("0.5 → 0.5", "")]
     fates = cells(page, "What became of all groups that are stored")
@@ -163,6 +163,11 @@ async def test_a_sample_knows_all_that_take_turns(
     found = await learning.learning(buffer)
     assert not found.is_all
     assert set(found.trends) == {"odd", "even"}
+    await buffer.put([group(task=f"task {i}", version=0) for i in range(5)])
+    monkeypatch.undo()
+    found = await learning.learning(buffer)
+    assert len(found.trends) == 7
+    assert found.charts[0].title == "Reward by policy version, 6 of 7 tasks"
 
 
 async def test_few_groups_among_many_of_another_buffer(

@@ -49,4 +49,4 @@ def axis(title: str, numbers: Sequence[int] = ()) -> dict[str, Any]:
 
 def label(name: str) -> str:
     """A name that plotly shows as it is; it would obey some tags of HTML."""
-    return html.escape(visible(name))
+    return html.escape(visible(name), quote=False)

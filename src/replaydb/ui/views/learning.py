@@ -109,7 +109,7 @@ class Learning:
         newest_at: When the newest group was put.
         num_newest: Groups that `lately` is about.
         lately: The newest groups, by task.
-        trends: Rewards of the tasks with the most groups.
+        trends: Rewards of every task, the one with the most groups first.
         num_of_others: Groups of the sample whose policy versions are of other lineages than the
             buffer follows.
         fates: What became of groups, by task.
@@ -195,8 +195,9 @@ def _trends(sample: Iterable[GroupInfo]) -> dict[str, Trend]:
     for group in sorted(sample, key=lambda it: it.id):
         if group.reward_mean is not None:
             rewards[group.task_name].append(group.reward_mean)
-    largest = sorted(rewards, key=lambda task: -len(rewards[task]))[:MOST_LINES]
-    return {task: _trend(rewards[task]) for task in largest}
+    return {
+        task: _trend(rewards[task]) for task in sorted(rewards, key=lambda it: -len(rewards[it]))
+    }
 
 
 def _trend(rewards: Sequence[float]) -> Trend:
@@ -224,7 +225,7 @@ def _fates(sample: Iterable[GroupInfo]) -> dict[str, Fate]:
 
 
 def _rewards(sample: Iterable[GroupInfo]) -> Chart | None:
-    """By policy version, a line for each of the tasks with the most groups.
+    """By policy version, a line for each of some tasks, those with the most groups.
 
     Versions of other lineages than the buffer follows do not compare.
     """
@@ -241,12 +242,14 @@ def _rewards(sample: Iterable[GroupInfo]) -> Chart | None:
     sums: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for task, version, reward in known:
         sums[task][version - version % width].append(reward)
-    tasks = [task for task, _ in Counter(it[0] for it in known).most_common(MOST_LINES)]
+    by_size = [task for task, _ in Counter(it[0] for it in known).most_common()]
+    tasks = by_size[:MOST_LINES]
     means = {task: {x: fmean(sums[task][x]) for x in sorted(sums[task])} for task in tasks}
     ends = {x: min(x + width - 1, most) for task in tasks for x in means[task]}
     main = means[tasks[0]]
     return Chart(
-        title="Reward by policy version",
+        title="Reward by policy version"
+        + (f", {len(tasks)} of {len(by_size)} tasks" if len(by_size) > len(tasks) else ""),
         summary=f"{tasks[0]} went from {_first(main):.3g} to {_last(main):.3g}",
         headings=["policy version", *tasks],
         rows=[
