@@ -144,10 +144,16 @@ async def test_versions_compare_within_a_lineage_only(
         mine = await others.buffer("math")
         await mine.advance_policy(0, take_over=True)
         await mine.put(group(rewards=[7.0], version=version) for version in range(5))
+        await mine.sample(1, rdb.Lifo())
+        await mine.delete((await mine.sample(4, rdb.Fifo())).ids[1:])
     page = (await browser.get("/")).text
     [rewards] = plots(page)["Reward by policy version"]
     assert (rewards["x"], rewards["y"]) == ([0, 1, 2, 3, 4], [7.0] * 5)
-    assert "Policy versions of 20 of them are of another lineage" in page
+    assert "Policy versions of 17 of them are of another lineage" in page
+    ready, trained = plots(page)["Staleness"]
+    assert (ready["x"][-1], ready["y"][-1], trained["y"][-1]) == ("unknown", 17 / 22, 0.8)
+    assert "of 2 draws, reward 3.5 of the 2 still stored" in page
+    assert "up to -4, 4 unknown" in page
     monkeypatch.setattr(learning, "MOST_POINTS", 2)
     chart = (await learning.learning(buffer)).charts[0]
     assert [row[0] for row in chart.rows] == ["0 to 2", "3 to 4"]

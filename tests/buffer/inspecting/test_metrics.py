@@ -157,6 +157,9 @@ async def test_what_is_held_or_was_given_back_did_not_train(buffer: Buffer) -> N
     assert await trained() == (2, 2, 0)
     await buffer.sample(1)
     assert await trained() == (3, 3, 1)
+    await buffer.delete((await buffer.draws())[0].group_ids)
+    found = await buffer.metrics()
+    assert found["train/deleted"] == found["replay/deleted"] + 1 == 2
 
 
 async def test_every_staleness_has_a_bin(buffer: Buffer) -> None:

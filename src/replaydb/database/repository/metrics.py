@@ -108,6 +108,7 @@ def _stored(rows: _Rows, tasks: _Rows) -> dict[str, Any]:
 def _replayed(drawn: Mapping[str, Any], tasks: _Rows) -> dict[str, Any]:
     return {
         "replay/groups": drawn["num_replayed"],
+        "replay/deleted": drawn["num_replayed_deleted"],
         "replay/share": _ratio(drawn["num_replayed"], drawn["num_groups"]),
         "replay/samples_per_insert": _ratio(
             _sum(tasks, "num_sampled"), _sum(tasks, "num_inserted")
@@ -121,6 +122,7 @@ def _trained(drawn: Mapping[str, Any]) -> dict[str, Any]:
     numbers = {
         "train/draws": drawn["num_draws"],
         "train/groups": drawn["num_groups"],
+        "train/deleted": drawn["num_deleted"],
         "train/tokens": drawn["num_tokens"] or 0,
         "train/unique": _ratio(drawn["num_distinct"], drawn["num_groups"]),
         "train/reward_mean": drawn["reward_mean"],

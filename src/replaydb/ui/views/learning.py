@@ -313,32 +313,34 @@ def _puts(sample: Sequence[GroupInfo], step: int) -> Chart | None:
 
 def _staleness(sample: Iterable[GroupInfo], numbers: Mapping[str, float]) -> Chart | None:
     """Of what can be drawn, and of what was trained on, as shares."""
-    ready = [
-        it.staleness
-        for it in sample
-        if it.status == GroupStatus.COMPLETED and it.staleness is not None
-    ]
-    waiting = [sum(least <= it <= most for it in ready) for _, least, most in STALENESS_BINS]
-    trained = [numbers.get(f"train/staleness/{name}", 0.0) for name, *_ in STALENESS_BINS]
-    shares = {
-        "can be drawn": [it / len(ready) for it in waiting] if ready else [],
-        "trained on lately": [it / sum(trained) for it in trained] if sum(trained) else [],
+    ready = [it.staleness for it in sample if it.status == GroupStatus.COMPLETED]
+    known = [it for it in ready if it is not None]
+    waiting = [sum(least <= it <= most for it in known) for _, least, most in STALENESS_BINS]
+    trained = [int(numbers[f"train/staleness/{name}"]) for name, *_ in STALENESS_BINS]
+    counts = {
+        "can be drawn": [*waiting, len(ready) - len(known)],
+        "trained on lately": [*trained, int(numbers["train/groups"]) - sum(trained)],
     }
-    shares = {name: it for name, it in shares.items() if it}
-    if not shares:
+    if not any(any(it[:-1]) for it in counts.values()):
         return None
+    shares = {name: [it / sum(ns) for it in ns] for name, ns in counts.items() if any(ns)}
     words = [
         name.replace("below_", "< ").replace("above_", "> ").replace("_", "-")
         for name, *_ in STALENESS_BINS
     ]
+    if any(it[-1] for it in shares.values()):
+        words.append("unknown")
     return Chart(
         title="Staleness",
         summary="; ".join(
-            f"most of what {name}: {words[it.index(max(it))]} behind" for name, it in shares.items()
+            f"most of what {name}: {words[it.index(max(it))]}" for name, it in shares.items()
         ),
         headings=["policy versions behind", *shares],
         rows=[[word, *(f"{it[i]:.1%}" for it in shares.values())] for i, word in enumerate(words)],
-        traces=[{"type": "bar", "name": name, "x": words, "y": it} for name, it in shares.items()],
+        traces=[
+            {"type": "bar", "name": name, "x": words, "y": it[: len(words)]}
+            for name, it in shares.items()
+        ],
         layout={
             "barmode": "group",
             "xaxis": {"title": {"text": "policy versions behind"}, "type": "category"},

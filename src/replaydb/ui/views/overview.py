@@ -82,6 +82,12 @@ class Now:
         return sum(known) if known else None
 
     @property
+    def num_of_unknown_staleness(self) -> int:
+        """Groups that were trained on lately and of which nobody knows how stale they were."""
+        known = (n for name, n in self.numbers.items() if name.startswith("train/staleness/"))
+        return int(self.numbers["train/groups"] - sum(known))
+
+    @property
     def overdue(self) -> Sequence[LeaseInfo]:
         """As of `looks.overdue`."""
         return overdue(self.leases, self.at)
