@@ -24,6 +24,7 @@ import replaydb as rdb
 from replaydb import Buffer, BufferStats, Store, blocking
 from replaydb.ui.shared import Shared
 from replaydb.ui.views import learning, overview
+from support.clock import Clock
 from support.groups import group
 
 HOSTILE = '<img src=x onerror=alert(1)>"\u202e'
@@ -87,17 +88,29 @@ async def test_it_says_what_the_calls_say(store: Store, browser: httpx.AsyncClie
     await lease.ack()
 
 
-async def test_a_lease_that_has_expired(buffer: Buffer, browser: httpx.AsyncClient) -> None:
+async def test_what_is_over_and_nobody_came_by(
+    store: Store, buffer: Buffer, browser: httpx.AsyncClient, clock: Clock
+) -> None:
+    clock.jump(-60)
     await buffer.put([group()])
-    lease = await buffer.lease(1, ttl=0.01, owner="dead")
-    await asyncio.sleep(0.02)
+    late = await buffer.open_group("gsm8k", "late", 2, deadline=30)
+    await buffer.open_group("gsm8k", "awaited", 2, deadline=600)
+    lease = await buffer.lease(1, ttl=30, owner="dead")
     page = (await browser.get("/")).text
-    said = f"the lease {lease.id} of dead has expired: its 1 groups come back"
-    assert said in page
+    then = "with the next draw or put"
+    held_up = [
+        f"the lease {lease.id} of dead has expired: its groups come back {then}",
+        f"the deadline of group {late} has passed: it completes or fails {then}",
+    ]
+    assert re.findall("<li>(the .*?)</li>", page) == held_up
+    assert "<small>1 group, " in page
     assert "Nothing to draw" not in page
     assert cells(page, "Who holds what")[str(lease.id)][4].startswith("expired ")
     held = await browser.get("/group", params={"buffer": "math", "id": lease.batch.ids[0]})
     assert "Held by <strong>dead</strong>" in held.text
+    await store.buffer("other")
+    buffers = cells((await browser.get("/")).text, "Buffers of this store")
+    assert (buffers["math"][6], buffers["other"][6]) == ("; ".join(held_up), "-")
 
 
 async def test_what_is_learned(

@@ -15,11 +15,13 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from replaydb.buffer import Buffer
+from replaydb.database.group_columns import col
 from replaydb.errors import InvalidInputError
 from replaydb.looks import Look, Rates, empty, end, followed, overdue, waits
 from replaydb.results import BufferStats, DrawInfo, LeaseInfo, RunInfo, TaskCounters
 from replaydb.ui import downloads, queries
 from replaydb.ui.pages import buffer_of, page, rendered, store_of, text_of
+from replaydb.ui.readable import find
 from replaydb.ui.shared import Shared
 from replaydb.ui.views.learning import learning
 
@@ -55,7 +57,7 @@ class Now:
         stats: By the accounts, without totals.
         numbers: As of `Buffer.metrics`, without totals.
         rates: Of every task.
-        waits: Who is held back, and by what.
+        held_up: What does not go on, and why.
         empty: Tasks of which there is nothing to draw.
         leases: All of them, the oldest first; also expired ones that hold groups.
         draws: The newest.
@@ -65,7 +67,7 @@ class Now:
     stats: BufferStats
     numbers: dict[str, float]
     rates: dict[str, Rates]
-    waits: Sequence[str]
+    held_up: Sequence[str]
     empty: Sequence[str]
     leases: Sequence[LeaseInfo]
     draws: Sequence[Drawn]
@@ -86,11 +88,6 @@ class Now:
         """Groups that were trained on lately and of which nobody knows how stale they were."""
         known = (n for name, n in self.numbers.items() if name.startswith("train/staleness/"))
         return int(self.numbers["train/groups"] - sum(known))
-
-    @property
-    def overdue(self) -> Sequence[LeaseInfo]:
-        """As of `looks.overdue`."""
-        return overdue(self.leases, self.at)
 
     def end(self, lease: LeaseInfo) -> str:
         """When a lease ends, or since when it is over."""
@@ -177,17 +174,34 @@ async def _text(request: Request, buffer: Buffer, name: str) -> Markup:
 async def _now(request: Request, buffer: Buffer) -> Now:
     stats, leases = await buffer.stats(totals=False), await buffer.leases(expired=True)
     last = Look(stats, leases, time.monotonic())
-    at = datetime.now(UTC)
     return Now(
-        at=at,
+        at=datetime.now(UTC),
         stats=stats,
         numbers=await buffer.metrics(draws=RECENT_DRAWS, totals=False),
         rates=followed(_looks(request, buffer), last),
-        waits=list(waits(stats, overdue(leases, at))),
+        held_up=await _held_up(buffer, stats, leases),
         empty=empty(stats),
         leases=sorted(leases, key=lambda it: it.acquired_at),
         draws=[_drawn(info) for info in await buffer.draws(limit=SHOWN)],
     )
+
+
+async def _held_up(buffer: Buffer, stats: BufferStats, leases: Sequence[LeaseInfo]) -> list[str]:
+    """Who waits, and what is over, and ends when somebody comes by."""
+    at = datetime.now(UTC)
+    expired, late = overdue(leases, at), []
+    if any(task.num_pending for task in stats.tasks):
+        first = await find(buffer, set(), statuses="pending", order_by=col.deadline, limit=SHOWN)
+        late = [it for it in first if it.deadline is not None and it.deadline <= at]
+    then = "with the next draw or put"
+    return [
+        *waits(stats, expired),
+        *(
+            f"the lease {it.id} of {it.owner} has expired: its groups come back {then}"
+            for it in expired
+        ),
+        *(f"the deadline of group {it.id} has passed: it completes or fails {then}" for it in late),
+    ]
 
 
 def _drawn(info: DrawInfo) -> Drawn:
@@ -214,13 +228,12 @@ async def _store(request: Request, names: Sequence[str]) -> Response:
     store = store_of(request)
 
     async def about() -> list[tuple[BufferStats, list[str]]]:
-        opened = [await store.buffer(name, create=False) for name in names[:SHOWN_TASKS]]
-        looks = [
-            (await buffer.stats(totals=False), await buffer.leases(expired=True))
-            for buffer in opened
-        ]
-        at = datetime.now(UTC)
-        return [(stats, list(waits(stats, overdue(leases, at)))) for stats, leases in looks]
+        found = []
+        for name in names[:SHOWN_TASKS]:
+            buffer = await store.buffer(name, create=False)
+            stats, leases = await buffer.stats(totals=False), await buffer.leases(expired=True)
+            found.append((stats, await _held_up(buffer, stats, leases)))
+        return found
 
     async def newest() -> list[RunInfo]:
         return (await store.runs())[::-1]
