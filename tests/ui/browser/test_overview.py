@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from playwright.async_api import Locator, Page, Route, expect
+from playwright.async_api import Locator, Page, Request, Route, expect
 
-from replaydb import blocking
+from replaydb import Store, blocking, operations
 from support.browsing import Tab
 from support.groups import group
 
@@ -67,6 +67,22 @@ async def test_it_follows_a_training_until_pause(looked_at: Tab, url: str) -> No
     await page.get_by_role("button", name="Pause").click()
     await expect(fact(page, "policy version")).to_have_text("3", timeout=LONG)
     looked_at.check_quiet()
+
+
+async def test_a_buffer_is_deleted_meanwhile(looked_at: Tab, url: str) -> None:
+    await asyncio.to_thread(train, url, 1)
+    page = looked_at.page
+    await page.clock.install()
+    await looked_at.open("?buffer=math")
+    async with Store.open(url) as store:
+        await operations.delete_buffer(store, "math")
+    await page.clock.run_for(20_000)
+    problem = page.get_by_text("This buffer is not there any more: what is shown is old.")
+    await expect(problem).to_be_visible(timeout=LONG)
+    asked: list[Request] = []
+    page.on("request", lambda request: asked.append(request))
+    await page.clock.run_for(60_000)
+    assert not asked
 
 
 async def test_the_first_screen_answers_what_is_asked(exhibited: Tab) -> None:

@@ -59,6 +59,10 @@ function follow(region, pause) {
           const said = region.querySelector("[data-status]");
           if (said) tell("status", said.textContent.trim());
         }
+        if (answer.status === 404) {
+          tell("problem", "This buffer is not there any more: what is shown is old.");
+          return;
+        }
         const fine = answer.ok || answer.status === 304;
         tell("problem", fine ? "" : "The store does not answer: what is shown is old.");
       } catch {
