@@ -5,6 +5,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
+import replaydb as rdb
 from replaydb import Buffer, Store
 from replaydb.ui.views import prompt as view
 from support.groups import group
@@ -94,6 +95,19 @@ async def test_the_reward_asked_for_is_the_one_there_is(
     assert value == "0.99996"
     assert "First solved (reward 0.3) by" in (await get(browser, solved=0.1 + 0.2)).text
     assert "First solved (reward 0.99996) by version 1" in (await get(browser, solved=value)).text
+
+
+async def test_what_it_says(browser: httpx.AsyncClient, buffer: Buffer) -> None:
+    await buffer.update_settings(archived_payload="drop")
+    ids = await buffer.put(
+        [group(prompt_uid=UID, prompt="What is <b>4+4</b>?", version=i) for i in range(2)]
+    )
+    for newest in reversed(ids):
+        [(_, said)] = (await get(browser)).named("pre")
+        assert said == "What is <b>4+4</b>?"
+        async with buffer.lease(1, ttl=60, where=rdb.col.id == newest):
+            pass
+    assert (await get(browser)).named("pre") == []
 
 
 async def test_rewards_that_are_all_the_same_solve_nothing(

@@ -246,7 +246,7 @@ async def _read(buffer: Buffer, group_id: int) -> _Whole:
     stored, problem = await read(buffer, info)
     episodes = () if stored is None else stored.episodes
     by_position = dict(zip((one.position for one in known), episodes, strict=False))
-    prompt, *_ = prompt_of(stored, None)
+    prompt = prompt_of(stored, None).text
     return _Whole(info, known, by_position, *advantages_of(known), prompt, problem)
 
 

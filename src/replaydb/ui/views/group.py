@@ -51,6 +51,26 @@ class EpisodeRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Prompt:
+    """What the episodes of a group answer.
+
+    Attributes:
+        text: As text; None where that is not known.
+        ids: Its tokens, where it is not known as text.
+        left_out: Tokens of it that are not shown.
+    """
+
+    text: str | None = None
+    ids: Sequence[int] = ()
+    left_out: int = 0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is anything to show."""
+        return self.text is not None or bool(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
 class Event:
     """Something that a group went through.
 
@@ -91,9 +111,7 @@ class GroupView:
         next_episode: The first of the next page; None where this is the last.
         computed: Whether the advantages are those of GRPO, as none are stored.
         problem: Why there is no more of it than this; None where all of it is there.
-        prompt: What its episodes answer, as text.
-        prompt_ids: Its tokens, where it is not known as text.
-        prompt_left_out: Tokens of it that are not shown.
+        prompt: What its episodes answer.
         events: Its life, the first first.
         older: Draws before this one are on the next page; None where all are here.
         lease: Who holds it.
@@ -104,9 +122,7 @@ class GroupView:
     next_episode: int | None
     computed: bool
     problem: str | None
-    prompt: str | None
-    prompt_ids: Sequence[int]
-    prompt_left_out: int
+    prompt: Prompt
     events: Sequence[Event]
     older: int | None
     lease: LeaseInfo | None
@@ -170,7 +186,7 @@ async def look(
         shown[ROWS].position if len(shown) > ROWS else None,
         computed,
         problem,
-        *prompt_of(stored, decode),
+        prompt_of(stored, decode),
         [*_events(info, draws[:ROWS])],
         draws[ROWS - 1].id if len(draws) > ROWS else None,
         next((lease for lease in leases if lease.id == info.lease_id), None),
@@ -244,21 +260,19 @@ def _row(
     return EpisodeRow(info, advantage, ended(info, one), said)
 
 
-def prompt_of(
-    stored: StoredGroup | None, decode: Decode | None
-) -> tuple[str | None, Sequence[int], int]:
-    """What the episodes of a group answer: as text, or its tokens; and how many are left out."""
+def prompt_of(stored: StoredGroup | None, decode: Decode | None) -> Prompt:
+    """What the episodes of a group answer."""
     prompt, ids = (None, None) if stored is None else (stored.prompt, stored.prompt_ids)
     if isinstance(prompt, str):
-        return prompt, (), 0
+        return Prompt(prompt)
     if prompt is not None:
-        return "\n\n".join(_message(message) for message in prompt), (), 0
+        return Prompt("\n\n".join(_message(message) for message in prompt))
     if ids is None:
-        return None, (), 0
+        return Prompt()
     left_out = max(0, len(ids) - MOST_PROMPT)
     if decode is not None:
-        return said_by(ids, 0, len(ids) - left_out, decode), (), left_out
-    return None, ids[:MOST_PROMPT].tolist(), left_out
+        return Prompt(said_by(ids, 0, len(ids) - left_out, decode), (), left_out)
+    return Prompt(None, ids[:MOST_PROMPT].tolist(), left_out)
 
 
 #: Tokens of a prompt that are shown.

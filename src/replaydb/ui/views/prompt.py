@@ -11,12 +11,14 @@ from starlette.responses import Response
 from replaydb import checks
 from replaydb.buffer import Buffer
 from replaydb.database.group_columns import col
+from replaydb.decoding import Decode
 from replaydb.errors import InvalidInputError
 from replaydb.results import GroupInfo, PromptInfo
 from replaydb.ui import downloads, queries
 from replaydb.ui.addresses import plain
 from replaydb.ui.charts import Chart, axis, label
 from replaydb.ui.pages import buffer_of, optional_number, page, text_of
+from replaydb.ui.views.group import Prompt, prompt_of, read
 
 #: Rows of a table.
 ROWS = 100
@@ -72,6 +74,7 @@ class PromptView:
     Attributes:
         uid: Its uid.
         task: Its task; None where it is one of several tasks.
+        said: What it says, as the newest group that has not lost its episodes has it.
         totals: What became of it, by task.
         groups: Its groups, the newest first.
         more: Whether there are older ones than these.
@@ -83,6 +86,7 @@ class PromptView:
 
     uid: str
     task: str | None
+    said: Prompt
     totals: Sequence[PromptInfo]
     groups: Sequence[GroupInfo]
     more: bool
@@ -97,7 +101,7 @@ async def prompt(request: Request) -> Response:
     buffer = await buffer_of(request)
     uid, task = text_of(request, "uid"), request.query_params.get("task") or None
     solved = _solved(request)
-    view = await look(buffer, uid, task=task, solved=solved)
+    view = await look(buffer, uid, task=task, solved=solved, decode=request.app.state.decode)
     start = optional_number(request, "first") or 0
     return page(
         request,
@@ -132,7 +136,12 @@ def _solved(request: Request) -> float | None:
 
 
 async def look(
-    buffer: Buffer, uid: str, *, task: str | None = None, solved: float | None = None
+    buffer: Buffer,
+    uid: str,
+    *,
+    task: str | None = None,
+    solved: float | None = None,
+    decode: Decode | None = None,
 ) -> PromptView:
     """What there is to say of a prompt. A uid may be that of a prompt in each of several tasks.
 
@@ -142,6 +151,7 @@ async def look(
         task: Only groups of this task.
         solved: The reward from which an episode solves it; by default the highest that one had,
             where another had a lower one.
+        decode: What decodes tokens.
     """
     where = col.prompt_uid == uid
     totals = await buffer.prompts(tasks=task, where=where)
@@ -154,9 +164,11 @@ async def look(
     if solved is None and always is None:
         solved = max(rewards, default=None)
     attempts = _attempts(groups)
+    task = totals[0].task_name if len(totals) == 1 else task
     return PromptView(
         uid,
-        totals[0].task_name if len(totals) == 1 else task,
+        task,
+        Prompt() if task is None else await _said(buffer, groups, decode),
         totals,
         groups,
         len(found) > MOST_GROUPS,
@@ -165,6 +177,12 @@ async def look(
         attempts,
         [] if solved is None else _lines(attempts, solved, groups),
     )
+
+
+async def _said(buffer: Buffer, groups: Iterable[GroupInfo], decode: Decode | None) -> Prompt:
+    newest = next((one for one in groups if one.num_bytes), None)
+    stored, _ = (None, None) if newest is None else await read(buffer, newest)
+    return prompt_of(stored, decode)
 
 
 def _attempts(groups: Iterable[GroupInfo]) -> list[Attempt]:
