@@ -98,6 +98,7 @@ async def test_its_life(browser: httpx.AsyncClient, buffer: Buffer) -> None:
         ]  # fmt: skip
         assert row[7].startswith(str(draw.outcomes[i]))
     assert rows[2][7] == "nacked: too <b>long</b>"
+    assert rows[4][7] == "acked"  # the reason, of what has no outcome
     assert page.links["6"] == "./step?buffer=math&step=6&run=test"
     assert batch.draw_id == draws[0].id
 
@@ -390,8 +391,12 @@ async def test_long_episodes_are_cut_into_parts(
 
 
 async def test_a_group_that_is_to_come(browser: httpx.AsyncClient, buffer: Buffer) -> None:
-    one = await buffer.open_group("t", "g", 2, prompt="what?")
-    assert "None has arrived." in (await get(browser, "/group", id=one)).text
+    one = await buffer.open_group("t", "g", 2, prompt="what?", deadline=3600, min_episodes=1)
+    page = await get(browser, "/group", id=one)
+    assert "None has arrived." in page.text
+    names = [name for _, name in page.named("dt")]
+    facts = dict(zip(names, (said for _, said in page.named("dd")), strict=True))
+    assert facts["deadline"].endswith("), then 1 episode is enough")
     await buffer.add_episode("g", episode(0.5), position=1)
     page = await get(browser, "/group", id=one)
     assert page.tables[GRPO][1][:2] == ["episode 1", "0.5"]

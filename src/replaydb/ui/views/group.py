@@ -17,7 +17,7 @@ from replaydb.buffer import Buffer
 from replaydb.decoding import Decode
 from replaydb.episodes import Episode
 from replaydb.errors import CorruptPayloadError, PayloadGoneError, UnknownGroupError
-from replaydb.results import DrawInfo, EpisodeInfo, GroupInfo, LeaseInfo
+from replaydb.results import DrawInfo, DrawOutcome, EpisodeInfo, GroupInfo, LeaseInfo
 from replaydb.training import advantages
 from replaydb.ui import downloads, queries
 from replaydb.ui.pages import buffer_of, number_of, optional_number, page
@@ -96,7 +96,7 @@ class Event:
     probability: float | None = None
     weight: float | None = None
     staleness: int | None = None
-    outcome: str | None = None
+    outcome: DrawOutcome | None = None
     reason: str | None = None
     ended_at: datetime | None = None
 
