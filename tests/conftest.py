@@ -16,6 +16,7 @@ from replaydb.database import migrations
 from replaydb.database.engines.postgresql import PostgresqlBackend
 from replaydb.database.engines.sqlite import SqliteBackend
 from support.clock import Clock
+from support.compiling import compile_once
 from support.ledger import check_books
 from support.postgres import PostgresServer, running_server
 from support.proxy import Proxy, running_proxy
@@ -29,6 +30,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("DID NOT RUN", red=True)
         for report in skipped:
             terminalreporter.write_line(f"{report.nodeid}: {report.longrepr[2]}", red=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compiling() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        compile_once(monkeypatch)
+        yield
 
 
 @pytest.fixture(scope="session")
