@@ -320,7 +320,7 @@ REFUSED: list[Any] = [
 ]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(condition=conditions)
 def test_a_filter_means_the_same_in_another_process(condition: Condition) -> None:
     sent, kept = (

@@ -19,7 +19,7 @@ from processes.worker import BUFFER, Acks
 from replaydb import Buffer, DatabaseUnavailableError, NotEnoughGroupsError, Prioritized, Store
 from support.connections import transaction
 
-KILLS = 20
+KILLS = 12
 
 
 async def _kill_one(nursery: Child, role: str, after: float) -> None:
