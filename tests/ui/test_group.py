@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import os
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import httpx
 import numpy as np
@@ -11,6 +15,7 @@ import pytest
 
 import replaydb as rdb
 from replaydb import Buffer, Episode, EpisodeGroup, InvalidInputError, Turn
+from replaydb.packs.folder import Folder
 from replaydb.ui import application, differences, tokens
 from replaydb.ui.views import group as view
 from support.damage import damage
@@ -141,27 +146,56 @@ async def test_many_episodes_and_draws_are_pages(
     )
 
 
-@pytest.mark.parametrize("how", ["dropped", "damaged", "too large"])
+@pytest.mark.parametrize(
+    ("how", "layout", "problem"),
+    [
+        ("dropped", "inside", "are gone"),
+        ("damaged", "inside", "are damaged"),
+        ("too large", "inside", "more than a page reads"),
+        ("away", "outside", "cannot be read: {place}: No such file"),
+        ("refused", "outside", "cannot be read: {place}: Permission denied"),
+        ("silent", "outside", "cannot be read: {place}: no answer in 0.05 seconds"),
+    ],
+)
 async def test_what_is_left_without_tokens(
-    browser: httpx.AsyncClient, buffer: Buffer, url: str, how: str, monkeypatch: pytest.MonkeyPatch
+    browser: httpx.AsyncClient,
+    buffer: Buffer,
+    url: str,
+    tmp_path: Path,
+    how: str,
+    problem: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     [one] = await buffer.put(group(rewards=[1.0, 0.5]))
-    if how == "dropped":
-        await buffer.update_settings(archived_payload="drop", max_times_sampled=1)
-        await buffer.sample(1)
-    elif how == "damaged":
-        await damage(url, one)
-    else:
-        monkeypatch.setattr(view, "MOST_BYTES", 1)
-    said = {"dropped": "are gone", "damaged": "are damaged", "too large": "more than a page reads"}
+    folder = tmp_path / "payloads"
+    said = problem.format(place=folder.as_uri())
+    match how:
+        case "dropped":
+            await buffer.update_settings(archived_payload="drop", max_times_sampled=1)
+            await buffer.sample(1)
+        case "damaged":
+            await damage(url, one)
+        case "too large":
+            monkeypatch.setattr(view, "MOST_BYTES", 1)
+        case "away":
+            folder.rename(tmp_path / "elsewhere")
+        case "refused":
+            refusal = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            monkeypatch.setattr(Folder, "read", AsyncMock(side_effect=refusal))
+        case "silent":
+            await get(browser, "/group", id=one)  # so that it is the place that is waited for
+            monkeypatch.setattr(Folder, "read", lambda *_: asyncio.Event().wait())
+            monkeypatch.setattr(view, "READ_SECONDS", 0.05)
     page = await get(browser, "/group", id=one)
     assert [row[1] for row in page.tables[GRPO][1:]] == ["1", "0.5"]
-    assert said[how] in page.text
+    assert said in page.text
     for address, query in {
         "/episode": {"position": 1},
         "/compare": {"a": 0, "b": 1},
     }.items():
-        assert said[how] in (await get(browser, address, group=one, **query)).text
+        assert said in (await get(browser, address, group=one, **query)).text
+    if how == "away":
+        (tmp_path / "elsewhere").rename(folder)
 
 
 async def test_what_is_not_there(browser: httpx.AsyncClient, buffer: Buffer) -> None:

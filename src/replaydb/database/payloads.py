@@ -45,6 +45,11 @@ class Payloads:
         self._tidying: asyncio.Task[None] | None = None
         self._tidied = time.monotonic()
 
+    @property
+    def url(self) -> str | None:
+        """Where they are, without secrets; None where nothing was read or written there yet."""
+        return None if self._place is None else self._place.url
+
     async def settle(self, url: str, end: float) -> None:
         """Have payloads at a URL, where they are already or nothing was said yet.
 

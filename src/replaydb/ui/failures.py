@@ -17,6 +17,7 @@ from replaydb.errors import (
     DatabaseUnavailableError,
     InvalidInputError,
     InvalidSettingsError,
+    PayloadsUnavailableError,
     ReplayDBError,
     SchemaError,
 )
@@ -63,7 +64,9 @@ async def _typed(request: Request, error: Exception) -> Response:
             reason = f"Its tables are not of revision {error.expected}, which is needed. {LOGGED}"
             return failure(request, 503, reason, Retry_After="5")
         if isinstance(error, DatabaseUnavailableError):
-            return failure(request, 503, LOGGED, Retry_After="5")
+            outside = isinstance(error, PayloadsUnavailableError)  # and has no secrets
+            reason = f"Tokens cannot be read: {error}" if outside else LOGGED
+            return failure(request, 503, reason, Retry_After="5")
         if _is_about_a_value(error):
             reason = "What is asked for makes a number that is too large, or none."
             return failure(request, 400, reason)

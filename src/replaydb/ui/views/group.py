@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,15 @@ from replaydb.batch import StoredGroup
 from replaydb.buffer import Buffer
 from replaydb.decoding import Decode
 from replaydb.episodes import Episode
-from replaydb.errors import CorruptPayloadError, PayloadGoneError, UnknownGroupError
+from replaydb.errors import (
+    CorruptPayloadError,
+    DatabaseReadOnlyError,
+    InvalidURLError,
+    NotSupportedError,
+    PayloadGoneError,
+    PayloadsUnavailableError,
+    UnknownGroupError,
+)
 from replaydb.results import DrawInfo, DrawOutcome, EpisodeInfo, GroupInfo, LeaseInfo
 from replaydb.training import advantages
 from replaydb.ui import downloads, queries
@@ -29,8 +38,8 @@ ROWS = 100
 EXCERPTS = 16
 #: Episodes that advantages are computed over, at most.
 MOST_EPISODES = 4096
-#: Bytes of a group that are read for a page.
-MOST_BYTES = 64_000_000
+#: Bytes of a group that are read for a page, and seconds that they may take.
+MOST_BYTES, READ_SECONDS = 64_000_000, 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +219,18 @@ async def read(buffer: Buffer, info: GroupInfo) -> tuple[StoredGroup | None, str
     if info.num_bytes > MOST_BYTES:
         return None, f"Its tokens are more than a page reads: {MOST_BYTES:,} bytes."
     try:
-        [stored] = await buffer.get([info.id])
+        async with asyncio.timeout(READ_SECONDS):
+            [stored] = await buffer.get([info.id])
+    except TimeoutError:  # an object store that does not answer is asked again for a minute
+        place = buffer._payloads.url or "the database"
+        return None, f"Its tokens cannot be read: {place}: no answer in {READ_SECONDS:g} seconds"
+    except (
+        PayloadsUnavailableError,
+        DatabaseReadOnlyError,  # as a folder that is not to be opened is called
+        InvalidURLError,  # what this machine would need to ask an object store
+        NotSupportedError,
+    ) as error:
+        return None, f"Its tokens cannot be read: {error}"
     except PayloadGoneError:
         return None, "Its tokens are gone: what is known of it besides is left."
     except CorruptPayloadError as error:
