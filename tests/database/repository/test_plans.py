@@ -70,6 +70,8 @@ from replaydb.database.statements.pages import (
     INDEXED,
     select_ids_of_prompt,
     select_page,
+    select_pools,
+    select_pools_of,
     select_shown,
 )
 from replaydb.database.statements.payload import (
@@ -488,6 +490,15 @@ async def test_a_listing_of_what_is_not_idle_stays_within_its_task(
     pool = Pool(1, "task-3", "archived")
     statement = select_page(pool, Order(group.priority), 100, None, (3.0, 9000), unknown=False)
     assert_stays_within(await plan_of(connection, statement), ARRIVAL)
+
+
+async def test_tasks_and_statuses_without_groups_are_passed_over(
+    connection: AsyncConnection,
+) -> None:
+    for statement in (select_pools(1), select_pools_of(1, TASKS[:2])):
+        plan = await plan_of(connection, statement)
+        assert plan.scans <= {"task"}, plan.text  # which are few
+        assert ARRIVAL in plan.indexes, plan.text
 
 
 async def test_what_is_shown_of_groups_is_found_by_their_ids(connection: AsyncConnection) -> None:

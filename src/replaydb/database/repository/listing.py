@@ -12,13 +12,15 @@ from sqlalchemy import ColumnElement, Connection
 from replaydb.database.column_types import Damaged
 from replaydb.database.prepared import execute
 from replaydb.database.records import check_scalars
-from replaydb.database.repository import buffers, groups
+from replaydb.database.repository import groups
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.tags import FEW, FEW_IN_ORDER, look_up_now
 from replaydb.database.statements.pages import (
     INDEXED,
     select_keys,
     select_page,
+    select_pools,
+    select_pools_of,
     select_shown,
 )
 from replaydb.database.statements.pools import Order, Pool
@@ -71,14 +73,16 @@ def find(connection: Connection, seen: BufferRow, listing: Listing) -> list[Grou
 
 def _in_pools(connection: Connection, buffer_id: int, listing: Listing) -> list[Any]:
     """The first groups of each task and status, from their indexes, and of those the first."""
-    names: Iterable[str] | None = listing.tasks
-    if names is None:
-        names = buffers.task_names(connection, buffer_id)
     statuses = list(GroupStatus) if listing.statuses is None else listing.statuses
     rows: list[Any] = []
-    for name in sorted(names):
-        for status in sorted(statuses):
-            rows.extend(_first(connection, Pool(buffer_id, name, str(status)), listing))
+    pools = select_pools(buffer_id)
+    if listing.tasks is not None:
+        pools = select_pools_of(buffer_id, sorted(listing.tasks))
+    for task in execute(connection, pools):
+        for status in statuses:
+            if getattr(task, status):
+                pool = Pool(buffer_id, task.task_name, str(status))
+                rows.extend(_first(connection, pool, listing))
     return _sorted(rows, listing.order)
 
 

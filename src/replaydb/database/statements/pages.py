@@ -6,12 +6,13 @@ from typing import Any
 
 from sqlalchemy import Column, ColumnElement, Select, func, literal, select, tuple_
 
-from replaydb.database.expressions import as_stored, comes_after, comes_before
+from replaydb.database.expressions import among, as_stored, comes_after, comes_before
 from replaydb.database.prepared import prepared
-from replaydb.database.schema import IS_IDLE, episode_group, group, run
+from replaydb.database.schema import IS_IDLE, episode_group, group, run, task
 from replaydb.database.staleness import current_staleness
 from replaydb.database.statements.pools import Order, Pool
 from replaydb.database.statements.selections import selection
+from replaydb.episodes import GroupStatus
 
 #: All that a user may see of a group.
 SHOWN: tuple[ColumnElement[Any], ...] = (
@@ -65,6 +66,31 @@ def select_ids_of_prompt(buffer_id: Any, prompt_uid: Any, most: Any) -> Select[A
     """The groups of a prompt, so many at most."""
     mine = (group.buffer_id == buffer_id) & (group.prompt_uid == prompt_uid)
     return select(group.id).where(mine).limit(most)
+
+
+@prepared
+def select_pools(buffer_id: Any) -> Select[Any]:
+    """The tasks of a buffer, and for every status whether there are groups of it.
+
+    One look into the index of arrivals each, whose order no other has, as for pages: PostgreSQL
+    would hope that the first group of all is of the task, and read all where there is none.
+    """
+    mine = select(group.id).where(group.buffer_id == buffer_id, group.task_name == task.c.task_name)
+    first = mine.order_by(group.group_status, group.id).limit(1)
+    there = (
+        first.where(group.group_status.between(status.value, status.value))
+        .scalar_subquery()
+        .is_not(None)
+        .label(status.value)
+        for status in GroupStatus
+    )
+    return select(task.c.task_name, *there).where(task.c.buffer_id == buffer_id)
+
+
+@prepared
+def select_pools_of(buffer_id: Any, names: Any) -> Select[Any]:
+    """The same of some tasks."""
+    return select_pools.build(buffer_id).where(among(task.c.task_name, names))
 
 
 def select_keys(condition: ColumnElement[bool], column: Column[Any]) -> Select[Any]:
