@@ -166,7 +166,16 @@ async def test_what_is_left_without_tokens(
     problem: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    [one] = await buffer.put(group(rewards=[1.0, 0.5]))
+    texts = {0: "so it is 4", 1: "so it is 5"}
+    [one] = await buffer.put(
+        EpisodeGroup(
+            "t",
+            [
+                Episode(prompt_ids=[1], response_ids=[2], reward=i / 2, text=texts.get(i))
+                for i in range(3)
+            ],
+        )
+    )
     folder = tmp_path / "payloads"
     said = problem.format(place=folder.as_uri())
     match how:
@@ -187,13 +196,23 @@ async def test_what_is_left_without_tokens(
             monkeypatch.setattr(Folder, "read", lambda *_: asyncio.Event().wait())
             monkeypatch.setattr(view, "READ_SECONDS", 0.05)
     page = await get(browser, "/group", id=one)
-    assert [row[1] for row in page.tables[GRPO][1:]] == ["1", "0.5"]
+    assert [row[1] for row in page.tables[GRPO][1:]] == ["0", "0.5", "1"]
     assert said in page.text
-    for address, query in {
-        "/episode": {"position": 1},
-        "/compare": {"a": 0, "b": 1},
-    }.items():
-        assert said in (await get(browser, address, group=one, **query)).text
+    kept = how != "dropped"  # which is texts, too
+    assert [it for _, it in page.named("pre")] == [*texts.values()] * kept
+    for address, query, shown in (
+        ("/episode", {"position": 1}, [texts[1]]),
+        ("/episode", {"position": 1, "show": "tokens"}, [texts[1]]),
+        ("/episode", {"position": 2}, []),
+        ("/compare", {"a": 0, "b": 1}, ["so it is 45"]),
+        ("/compare", {"a": 0, "b": 1, "by": "tokens"}, ["so it is 45"]),
+        ("/compare", {"a": 0, "b": 2}, []),
+    ):
+        page = await get(browser, address, group=one, **query)
+        assert said in page.text
+        assert [it for _, it in page.named("pre")] == shown * kept
+        assert not [it for it in page.links if "okens" in it]
+        assert {"episode 0", "Episode before"} & page.links.keys()
     if how == "away":
         (tmp_path / "elsewhere").rename(folder)
 

@@ -303,14 +303,14 @@ def _between_signs(ids: Any, at: int, decode: Decode) -> int:
 
 
 def texts_of(
-    one: Episode, number: int, decode: Decode | None
+    one: Episode | None, text: str | None, number: int, decode: Decode | None
 ) -> tuple[Part, list[tuple[str, Turn | None, str]]]:
     """A part of an episode as text: what a stretch is, whose answer it is, and what it says.
 
-    Without a tokenizer it is the text that the episode was put with, if there was one.
+    Without its tokens, or a tokenizer, it is the text that the episode was put with, if any.
     """
-    if decode is None:
-        text = one.text or ""
+    if one is None or decode is None:
+        text = text or ""
         part = Part.of(number, len(text), SIGNS, "signs")
         return part, [("text", None, text[part.start : part.end])] if text else []
     part = Part.of(number, one.num_tokens, TEXT_TOKENS)
@@ -341,9 +341,9 @@ class Excerpt:
     unit: str
 
 
-def excerpt(one: Episode, decode: Decode | None) -> Excerpt | None:
-    """Of what an episode says; None where that is not known."""
-    if decode is not None:
+def excerpt(one: Episode | None, text: str | None, decode: Decode | None) -> Excerpt | None:
+    """Of what an episode says; None where that is not known. Arguments as of `texts_of`."""
+    if one is not None and decode is not None:
         start, end = one.prompt_length, one.num_tokens
         left_out = max(0, end - start - 2 * MOST_TOKENS)
         ends = [(start, start + MOST_TOKENS), (end - MOST_TOKENS, end)]
@@ -353,8 +353,8 @@ def excerpt(one: Episode, decode: Decode | None) -> Excerpt | None:
             for part in parts
         ]
         return Excerpt(said, left_out, "tokens")
-    if one.text is None:
+    if text is None:
         return None
-    left_out = max(0, len(one.text) - 2 * MOST_SIGNS)
-    texts = [one.text[:MOST_SIGNS], one.text[-MOST_SIGNS:]] if left_out else [one.text]
-    return Excerpt([[("", text)] for text in texts], left_out, "signs")
+    left_out = max(0, len(text) - 2 * MOST_SIGNS)
+    texts = [text[:MOST_SIGNS], text[-MOST_SIGNS:]] if left_out else [text]
+    return Excerpt([[("", it)] for it in texts], left_out, "signs")

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from replaydb.buffer import Buffer
 from replaydb.decoding import Decode
-from replaydb.episodes import Episode, Turn
+from replaydb.episodes import Turn
 from replaydb.errors import InvalidInputError
 from replaydb.results import EpisodeInfo, GroupInfo
 from replaydb.ui import downloads, queries
@@ -32,7 +32,14 @@ from replaydb.ui.tokens import (
     texts_of,
     tokens_of,
 )
-from replaydb.ui.views.group import advantages_of, ended, info_of, prompt_of, read
+from replaydb.ui.views.group import (
+    Contents,
+    advantages_of,
+    contents,
+    ended,
+    info_of,
+    prompt_of,
+)
 
 #: Tokens, and signs, of each completion that are compared word by word.
 MOST_DECODED, MOST_SIGNS = 200_000, 1_000_000
@@ -67,7 +74,7 @@ class EpisodeView:
         problem: Why there are no tokens; None where there are.
         show: "text" or "tokens".
         by: What the colours of tokens stand for.
-        part: Which part it is; None where there are no tokens.
+        part: Which part it is; None where there are neither tokens nor text.
         prompt: What it answers, where that is known as text alone.
         turns: The first of them, where what each says is not known.
         texts: What each stretch of the part is, the turn it is the answer of, and what it says.
@@ -133,8 +140,8 @@ async def download_tokens(request: Request) -> Response:
     buffer = await buffer_of(request)
     whole = await _read(buffer, number_of(request, "group"))
     position = whole.info_of(number_of(request, "position")).position
-    if whole.problem is not None:
-        raise InvalidInputError("group", "one whose tokens can be read", whole.problem)
+    if whole.content.problem is not None:
+        raise InvalidInputError("group", "one whose tokens can be read", whole.content.problem)
     url = request.app.state.url
     return await downloads.answer_rows(
         request, lambda: queries.tokens(url, buffer.name, whole.group.id, position)
@@ -168,13 +175,16 @@ async def look(
     """
     whole = await _read(buffer, group_id)
     here = whole.side(position)
-    one = whole.episodes.get(position)
+    content = whole.content
+    one, text = content.episodes.get(position), content.texts.get(position)
     count = whole.group.num_episodes
-    view = EpisodeView(whole.group, here, whole.computed, count, whole.problem, show, by)
+    show = show if one is not None else "text"
+    view = EpisodeView(whole.group, here, whole.computed, count, content.problem, show, by)
     if one is None:
-        return view
+        part, texts = texts_of(None, text, number, None)
+        return replace(view, part=part, texts=texts) if texts else view
     if show == "text":
-        part, texts = texts_of(one, number, decode)
+        part, texts = texts_of(one, text, number, decode)
         begins = decode is None and part.number == 0
         return replace(
             view,
@@ -185,7 +195,7 @@ async def look(
             metadata=one.metadata,
         )
     part = Part.of(number, one.num_tokens, TOKENS)
-    most = max(highest_advantage(it, whole.advantages[i]) for i, it in whole.episodes.items())
+    most = max(highest_advantage(it, whole.advantages[i]) for i, it in content.episodes.items())
     return replace(
         view,
         part=part,
@@ -198,25 +208,23 @@ async def look(
 
 @dataclass(frozen=True, slots=True)
 class _Whole:
-    """A group with its tokens.
+    """A group with what its episodes are.
 
     Attributes:
         group: What is known of it.
         infos: What is known of its episodes.
-        episodes: By their positions, of which some may not have arrived.
+        content: What can be read of these.
         advantages: By position, as they were stored, or as GRPO has them.
         computed: Whether they are those of GRPO, as none are stored.
         prompt: What they answer, where it was put as text or messages.
-        problem: Why there are none; None where there are.
     """
 
     group: GroupInfo
     infos: Sequence[EpisodeInfo]
-    episodes: dict[int, Episode]
+    content: Contents
     advantages: Mapping[int, float | None]
     computed: bool
     prompt: str | None
-    problem: str | None
 
     def info_of(self, position: int) -> EpisodeInfo:
         """What is known of an episode.
@@ -229,7 +237,9 @@ class _Whole:
     def side(self, position: int) -> Side:
         """The same, and what follows from the others; raises as `info_of`."""
         info = self.info_of(position)
-        return Side(info, self.advantages[position], ended(info, self.episodes.get(position)))
+        return Side(
+            info, self.advantages[position], ended(info, self.content.episodes.get(position))
+        )
 
 
 def _known(group: GroupInfo, infos: Iterable[EpisodeInfo], position: int) -> EpisodeInfo:
@@ -243,11 +253,9 @@ def _known(group: GroupInfo, infos: Iterable[EpisodeInfo], position: int) -> Epi
 async def _read(buffer: Buffer, group_id: int) -> _Whole:
     info = await info_of(buffer, group_id)
     known = await buffer.episodes(group_id, limit=info.num_episodes)
-    stored, problem = await read(buffer, info)
-    episodes = () if stored is None else stored.episodes
-    by_position = dict(zip((one.position for one in known), episodes, strict=False))
-    prompt = prompt_of(stored, None).text
-    return _Whole(info, known, by_position, *advantages_of(known), prompt, problem)
+    content = await contents(buffer, info, known)
+    prompt = prompt_of(content.stored, None).text
+    return _Whole(info, known, content, *advantages_of(known), prompt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,8 +269,8 @@ class CompareView:
         computed: Whether advantages are those of GRPO, as none are stored.
         by: "words" or "tokens".
         not_by_words: Why it is not by words, which was asked for; None where it is.
-        problem: Why they cannot be compared; None where they are.
-        found: What differs.
+        problem: Why there are no tokens; None where there are.
+        found: What differs; None where there are no texts either.
     """
 
     group: GroupInfo
@@ -305,36 +313,44 @@ async def look_at_two(
     """
     whole = await _read(buffer, group_id)
     one, other = (whole.side(position) for position in (a, b))
-    view = CompareView(whole.group, one, other, whole.computed, by, problem=whole.problem)
-    if whole.problem is not None:
+    content, places = whole.content, (a, b)
+    view = CompareView(whole.group, one, other, whole.computed, by, problem=content.problem)
+    if content.problem is not None:
+        view, decode = replace(view, by="words"), None
+    why = _not_by_words(content, places, decode) if view.by == "words" else None
+    if why is not None and content.problem is not None:
         return view
-    both = whole.episodes[a], whole.episodes[b]
-    why = _not_by_words(both, decode) if by == "words" else None
     if why is not None:
         view = replace(view, by="tokens", not_by_words=why)
-    return replace(view, found=await asyncio.to_thread(_compared, *both, view.by, decode))
+    find = _by_words if view.by == "words" else _by_tokens
+    return replace(view, found=await asyncio.to_thread(find, content, places, decode))
 
 
-def _not_by_words(both: Sequence[Episode], decode: Decode | None) -> str | None:
+def _not_by_words(content: Contents, places: Sequence[int], decode: Decode | None) -> str | None:
     """Why two episodes cannot be compared by words; None where they can."""
     if decode is not None:
-        is_long = any(len(it.response_ids) > MOST_DECODED for it in both)
+        is_long = any(len(content.episodes[it].response_ids) > MOST_DECODED for it in places)
         return f"one has more than {MOST_DECODED:,} tokens" if is_long else None
-    texts = [it.text for it in both]
+    texts = [content.texts.get(it) for it in places]
     if None in texts:
         return "one was put without text"
     is_long = any(len(text or "") > MOST_SIGNS for text in texts)
     return f"one has more than {MOST_SIGNS:,} signs" if is_long else None
 
 
-def _compared(a: Episode, b: Episode, by: str, decode: Decode | None) -> Comparison:
-    if by == "words":
-        left, right = (
-            words(it.text or "" if decode is None else decode(it.response_ids.tolist()))
-            for it in (a, b)
+def _by_words(content: Contents, places: Sequence[int], decode: Decode | None) -> Comparison:
+    left, right = (
+        words(
+            content.texts[it]
+            if decode is None
+            else decode(content.episodes[it].response_ids.tolist())
         )
-        return compared(left, right, lambda side, i, j: list(side[i:j]), count_words)
+        for it in places
+    )
+    return compared(left, right, lambda side, i, j: list(side[i:j]), count_words)
 
+
+def _by_tokens(content: Contents, places: Sequence[int], decode: Decode | None) -> Comparison:
     def says(ids: Any, start: int, end: int) -> list[str]:
         texts = pieces_of(ids, start, end, decode)
         if decode is None:
@@ -344,4 +360,5 @@ def _compared(a: Episode, b: Episode, by: str, decode: Decode | None) -> Compari
             text or ("" if decode([it]) else f"⟨{it}⟩") for text, it in zip(texts, ids, strict=True)
         ]
 
-    return compared(a.response_ids, b.response_ids, says)
+    left, right = (content.episodes[it].response_ids for it in places)
+    return compared(left, right, says)

@@ -179,12 +179,11 @@ async def look(
     """
     info = await info_of(buffer, group_id)
     known = await buffer.episodes(group_id, limit=MOST_EPISODES)
-    stored, problem = await read(buffer, info)
+    content = await contents(buffer, info, known)
     values, computed = advantages_of(known)
     shown = [one for one in known if one.position >= first]
-    episodes = {} if stored is None else dict(zip(positions(known), stored.episodes, strict=False))
     rows = [
-        _row(one, values[one.position], episodes.get(one.position), decode, i < EXCERPTS)
+        _row(one, values[one.position], content, decode, i < EXCERPTS)
         for i, one in enumerate(shown[:ROWS])
     ]
     draws = await buffer.draws(group_id=group_id, before=before, limit=ROWS + 1)
@@ -194,8 +193,8 @@ async def look(
         rows,
         shown[ROWS].position if len(shown) > ROWS else None,
         computed,
-        problem,
-        prompt_of(stored, decode),
+        content.problem,
+        prompt_of(content.stored, decode),
         [*_events(info, draws[:ROWS])],
         draws[ROWS - 1].id if len(draws) > ROWS else None,
         next((lease for lease in leases if lease.id == info.lease_id), None),
@@ -238,6 +237,34 @@ async def read(buffer: Buffer, info: GroupInfo) -> tuple[StoredGroup | None, str
     return stored, None
 
 
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What the episodes of a group are, as far as that can be read.
+
+    Attributes:
+        stored: The group with its tokens; None where there are none.
+        episodes: The same, by position.
+        texts: What they were put with as text, by position; without tokens too.
+        problem: Why there are no tokens; None where there are.
+    """
+
+    stored: StoredGroup | None
+    episodes: Mapping[int, Episode]
+    texts: Mapping[int, str]
+    problem: str | None
+
+
+async def contents(buffer: Buffer, info: GroupInfo, known: Sequence[EpisodeInfo]) -> Contents:
+    """Tokens and texts of a group, of which these episodes have arrived."""
+    stored, problem = await read(buffer, info)
+    if stored is None:
+        texts = await buffer.texts([info.id])
+        return Contents(None, {}, texts.get(info.id, {}), problem)
+    episodes = dict(zip(positions(known), stored.episodes, strict=False))
+    said = {i: one.text for i, one in episodes.items() if one.text is not None}
+    return Contents(stored, episodes, said, None)
+
+
 def positions(known: Sequence[EpisodeInfo]) -> list[int]:
     """Positions of the episodes that have arrived, in order."""
     return [one.position for one in known]
@@ -272,11 +299,12 @@ def ended(info: EpisodeInfo, one: Episode | None) -> str | None:
 def _row(
     info: EpisodeInfo,
     advantage: float | None,
-    one: Episode | None,
+    content: Contents,
     decode: Decode | None,
     with_text: bool,
 ) -> EpisodeRow:
-    said = excerpt(one, decode) if one is not None and with_text else None
+    one, text = content.episodes.get(info.position), content.texts.get(info.position)
+    said = excerpt(one, text, decode) if with_text else None
     return EpisodeRow(info, advantage, ended(info, one), said)
 
 
