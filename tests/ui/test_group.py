@@ -298,19 +298,19 @@ async def test_an_answer_without_tokens_is_there(
 
 async def test_a_tokenizer_says_what_tokens_say(browser: httpx.AsyncClient, buffer: Buffer) -> None:
     decode_bytes(browser)
-    words = [list(text.encode()) for text in ("né 🦕\n<b>", "né 2")]
+    words = [list("né 🦕\n<b>".encode()), [*"né ".encode(), 999, *b"2"]]
     [one] = await buffer.put(
         EpisodeGroup("t", [Episode(prompt_ids=list(b"Q:"), response_ids=it) for it in words])
     )
     page = await get(browser, "/group", id=one)
-    assert [said for _, said in page.named("pre")] == ["Q:", "né 🦕\n<b>", "né 2"]
+    assert [said for _, said in page.named("pre")] == ["Q:", "né 🦕\n<b>", "né ⟨999⟩2"]
     page = await get(browser, "/episode", group=one, position=0)
     assert [said for _, said in page.named("pre")] == ["Q:", "né 🦕\n<b>"]
     page = await get(browser, "/episode", group=one, position=0, show="tokens")
     assert [said for _, said in page.named("pre")] == ["Q:", "n⟨195⟩é ⟨240⟩⟨159⟩⟨166⟩🦕↵\n<b>"]
     page = await get(browser, "/compare", group=one, a=0, b=1)
     assert [said for _, said in page.named("del")][1:] == ["🦕\n<b>"]
-    assert [said for _, said in page.named("ins")][1:] == ["2"]
+    assert [said for _, said in page.named("ins")][1:] == ["⟨999⟩2"]
 
 
 async def test_advantages_of_tokens(browser: httpx.AsyncClient, buffer: Buffer) -> None:
@@ -410,7 +410,7 @@ async def test_signs_are_whole_and_tokens_are_counted(
             "pre"
         )
     ]
-    assert "".join(seen) == "\\x01" + text
+    assert "".join(seen) == "\\x01" + text + "⟨999⟩"
     monkeypatch.setattr("replaydb.ui.views.episode.TOKENS", 50)
     for part in (1, 12):
         page = await get(browser, "/episode", group=id_, position=0, part=part, show="tokens")
@@ -460,7 +460,7 @@ async def test_differences_of_two(browser: httpx.AsyncClient, buffer: Buffer) ->
     texts = "first we add 3 and 4", "first we add 3 to 5"
     episodes = [
         Episode(prompt_ids=[1], response_ids=[2, 3, 4 + i], text=text, reward=float(i))
-        for i, text in enumerate(texts)
+        for i, text in enumerate([*texts, texts[0]])
     ]
     [one] = await buffer.put(EpisodeGroup("t", episodes))
     page = await get(browser, "/compare", group=one, a=0, b=1)
@@ -469,7 +469,9 @@ async def test_differences_of_two(browser: httpx.AsyncClient, buffer: Buffer) ->
     page = await get(browser, "/compare", group=one, a=0, b=1, by="tokens")
     assert [said for _, said in page.named("pre")] == ["2 3 4 5 "]
     page = await get(browser, "/compare", group=one, a=0, b=0)
-    assert "Nothing differs: 6 words." in page.text
+    assert "Nothing differs: 6 words.\n" in page.text
+    page = await get(browser, "/compare", group=one, a=0, b=2)
+    assert "Nothing differs: 6 words. Their tokens differ." in page.text
 
 
 async def test_differences_of_long_ones(

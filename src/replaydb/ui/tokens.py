@@ -282,6 +282,8 @@ def pieces_of(ids: Any, start: int, end: int, decode: Decode | None) -> list[str
 def said_by(ids: Any, start: int, end: int, decode: Decode) -> str:
     """The text of some tokens; of a sign that is made of several, the one after has all of it.
 
+    Tokens that decode to nothing, as a vocabulary has them not, are there as their ids.
+
     Args:
         ids: The tokens of an episode, or of a part of it.
         start: The first of those.
@@ -289,9 +291,25 @@ def said_by(ids: Any, start: int, end: int, decode: Decode) -> str:
         decode: What decodes them.
     """
     start, end = (_between_signs(ids, at, decode) for at in (start, end))
+    said = []
+    for silent in _silent(ids, start, end, decode):
+        said += [_added(ids, start, silent, decode), f"⟨{ids[silent]}⟩"]
+        start = silent + 1
+    return "".join([*said, _added(ids, start, end, decode)])
+
+
+def _added(ids: Any, start: int, end: int, decode: Decode) -> str:
+    """What some tokens add to the text of those before."""
     before = max(0, start - BEFORE)
     known = len(decode(ids[before:start].tolist()))
     return decode(ids[before:end].tolist())[known:]
+
+
+def _silent(ids: Any, start: int, end: int, decode: Decode) -> list[int]:
+    """Which tokens add nothing; alone some do not either that do after others, such as a blank."""
+    alone = [it for it in np.unique(ids[start:end]).tolist() if not decode([it])]
+    places = start + np.flatnonzero(np.isin(ids[start:end], alone))
+    return [it for it in places.tolist() if not _added(ids, it, it + 1, decode)]
 
 
 def _between_signs(ids: Any, at: int, decode: Decode) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
+import numpy as np
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -29,6 +30,7 @@ from replaydb.ui.tokens import (
     legend,
     own_advantages,
     pieces_of,
+    said_by,
     texts_of,
     tokens_of,
 )
@@ -271,6 +273,7 @@ class CompareView:
         not_by_words: Why it is not by words, which was asked for; None where it is.
         problem: Why there are no tokens; None where there are.
         found: What differs; None where there are no texts either.
+        other_tokens: Whether tokens differ, though no word does.
     """
 
     group: GroupInfo
@@ -281,6 +284,7 @@ class CompareView:
     not_by_words: str | None = None
     problem: str | None = None
     found: Comparison | None = None
+    other_tokens: bool = False
 
 
 async def compare(request: Request) -> Response:
@@ -323,7 +327,10 @@ async def look_at_two(
     if why is not None:
         view = replace(view, by="tokens", not_by_words=why)
     find = _by_words if view.by == "words" else _by_tokens
-    return replace(view, found=await asyncio.to_thread(find, content, places, decode))
+    found = await asyncio.to_thread(find, content, places, decode)
+    ids = [it.response_ids for i, it in content.episodes.items() if i in places]
+    other_tokens = found.same and len(ids) == 2 and not np.array_equal(ids[0], ids[1])
+    return replace(view, found=found, other_tokens=other_tokens)
 
 
 def _not_by_words(content: Contents, places: Sequence[int], decode: Decode | None) -> str | None:
@@ -343,7 +350,7 @@ def _by_words(content: Contents, places: Sequence[int], decode: Decode | None) -
         words(
             content.texts[it]
             if decode is None
-            else decode(content.episodes[it].response_ids.tolist())
+            else said_by(ids := content.episodes[it].response_ids, 0, len(ids), decode)
         )
         for it in places
     )
