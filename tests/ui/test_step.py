@@ -107,6 +107,18 @@ async def test_of_one_run_or_one_draw(
         await get(browser, 400, **wrong)
 
 
+async def test_tasks_of_a_step(browser: httpx.AsyncClient, buffer: Buffer) -> None:
+    await buffer.put(groups(3, "math", rewards=[0.5]) + groups(2, "<code>", rewards=[1.0, None]))
+    drawn = await buffer.sample(4, rdb.Mix({"<code>": 1, "math": 3}), step=1)
+    page = await get(browser, step=1)
+    assert [row[:4] for row in page.tables["Tasks of its groups"][1:]] == [
+        ["math", "3", "75.0%", "0.5"],
+        ["<code>", "1", "25.0%", "1"],
+    ]
+    await buffer.delete([drawn.ids[0]])
+    assert "Tasks of its groups" not in (await get(browser, step=1)).tables  # of one only
+
+
 async def test_groups_that_are_gone(
     browser: httpx.AsyncClient, buffer: Buffer, other: Store
 ) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TypeAlias, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,6 +19,10 @@ from replaydb.results import DrawInfo, DrawOutcome, GroupInfo
 from replaydb.ui import downloads, queries
 from replaydb.ui.charts import Chart, axis, label
 from replaydb.ui.pages import buffer_of, number_of, optional_number, page
+
+T = TypeVar("T")
+#: The run that put groups, None where that is not known, and the oldest policy version in them.
+Source: TypeAlias = tuple[str | None, int | None]
 
 #: Rows of a table.
 ROWS = 100
@@ -66,20 +71,18 @@ class Drawn:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """Where groups of a step come from.
+class Portion:
+    """Groups of a step that have something in common.
 
     Attributes:
-        run_name: The run that put them; None where that is not known.
-        version: Oldest policy version that made a token of them.
         num_groups: How many.
+        share: Of all that are not gone.
         reward_mean: Mean of their mean rewards.
         weight: Sum of their weights.
     """
 
-    run_name: str | None
-    version: int | None
     num_groups: int
+    share: float
     reward_mean: float | None
     weight: float
 
@@ -123,9 +126,16 @@ class StepView:
         return sum(one.group is None for one in self.counted)
 
     @property
-    def sources(self) -> Sequence[Source]:
+    def sources(self) -> Mapping[Source, Portion]:
         """Runs and policy versions that these come from, of those that are not gone."""
-        return _sources(self.counted)
+        found = _portions(self.counted, lambda it: (it.run_name, it.min_policy_version))
+        return {source: found[source] for source in sorted(found, key=_place)}
+
+    @property
+    def tasks(self) -> Mapping[str, Portion]:
+        """The same by task, the largest first."""
+        found = _portions(self.counted, lambda it: it.task_name)
+        return dict(sorted(found.items(), key=lambda it: (-it[1].num_groups, it[0])))
 
     @property
     def staleness(self) -> Mapping[int | None, int]:
@@ -320,23 +330,25 @@ def _drawn(draw: DrawInfo, known: Mapping[int, GroupInfo]) -> Iterable[Drawn]:
         )
 
 
-def _sources(drawn: Iterable[Drawn]) -> list[Source]:
-    by: dict[tuple[str | None, int | None], list[Drawn]] = {}
+def _portions(drawn: Iterable[Drawn], of: Callable[[GroupInfo], T]) -> dict[T, Portion]:
+    by: dict[T, list[tuple[Drawn, GroupInfo]]] = {}
     for one in drawn:
         if one.group is not None:
-            by.setdefault((one.group.run_name, one.group.min_policy_version), []).append(one)
-    found = [
-        Source(
-            *key,
+            by.setdefault(of(one.group), []).append((one, one.group))
+    total = sum(map(len, by.values()))
+    return {
+        key: Portion(
             len(several),
-            _mean(it.group.reward_mean for it in several if it.group is not None),
-            sum(it.weight for it in several),
+            len(several) / total,
+            _mean(group.reward_mean for _, group in several),
+            sum(one.weight for one, _ in several),
         )
         for key, several in by.items()
-    ]
-    return sorted(
-        found, key=lambda it: (it.run_name or "", -1 if it.version is None else it.version)
-    )
+    }
+
+
+def _place(source: Source) -> tuple[str, int]:
+    return source[0] or "", -1 if source[1] is None else source[1]
 
 
 def _outcomes(outcomes: Iterable[DrawOutcome | None]) -> dict[str, int]:
@@ -370,28 +382,30 @@ def _charts(view: StepView) -> list[Chart]:
             "yaxis": axis("groups", [0, *(count for _, count in known)]),
         },
     )
-    versions = [it for it in view.sources if it.version is not None]
-    runs = sorted({it.run_name or "" for it in versions})
+    versions = [
+        (run or "", version, portion.num_groups)
+        for (run, version), portion in view.sources.items()
+        if version is not None
+    ]
+    runs = sorted({run for run, *_ in versions})
     made = Chart(
         "Policy versions that made it",
-        f"{len(runs)} runs, {len({it.version for it in versions})} versions",
+        f"{len(runs)} runs, {len({it for _, it, _ in versions})} versions",
         ("run", "version", "groups"),
-        [(it.run_name, it.version, it.num_groups) for it in versions],
+        [(run or None, *rest) for run, *rest in versions],
         [
             _BARS
             | {
                 "name": label(run or "no run"),
-                "x": [it.version for it in versions if (it.run_name or "") == run],
-                "y": [it.num_groups for it in versions if (it.run_name or "") == run],
+                "x": [it for of, it, _ in versions if of == run],
+                "y": [count for of, _, count in versions if of == run],
             }
             for run in runs
         ],
         {
             "barmode": "stack",
-            "xaxis": axis(
-                "policy version", [it.version for it in versions if it.version is not None]
-            ),
-            "yaxis": axis("groups", [0, sum(it.num_groups for it in versions)]),
+            "xaxis": axis("policy version", [it for _, it, _ in versions]),
+            "yaxis": axis("groups", [0, sum(count for *_, count in versions)]),
         },
     )
     return [stale, made] if versions else [stale]
