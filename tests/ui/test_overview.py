@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,6 +26,7 @@ from replaydb import Buffer, BufferStats, Store, blocking
 from replaydb.ui.shared import Shared
 from replaydb.ui.views import learning, overview
 from support.clock import Clock
+from support.command import run
 from support.groups import group
 
 HOSTILE = '<img src=x onerror=alert(1)>"\u202e'
@@ -306,6 +308,22 @@ def test_the_command_serves_until_ctrl_c(url: str) -> None:
     ):
         assert b"There is no buffer yet." in answer.read()
         assert "Server" not in answer.headers
+
+
+def test_a_demo_is_not_served_for_a_store_that_is_named(
+    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    served: list[str] = []
+    monkeypatch.setattr("replaydb.ui.serve", lambda shown, **_: served.append(shown))
+    refused = run("ui", "--url", sqlite_url, "--demo", url="")
+    assert (refused.exit_code, served) == (2, [])
+    assert "one of the two is meant" in refused.output
+    assert (
+        run("ui", "--demo", url=sqlite_url).exit_code == 0
+    )  # the environment is not about this call
+    assert len(served) == 1
+    assert served[0] != sqlite_url
 
 
 def test_a_demo_needs_no_store(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from replaydb.cli.console import OptionalUrl
 
 
 def ui(
+    context: typer.Context,
     url: OptionalUrl = None,
     host: Annotated[
         str, typer.Option(help="Address to listen on; one that others can reach needs --token.")
@@ -43,6 +44,9 @@ def ui(
 
     if not demo and url is None:
         raise typer.BadParameter("one of the two is needed", param_hint="--url or --demo")
+    said = context.get_parameter_source("url")
+    if demo and said is not None and said.name == "COMMANDLINE":  # an environment is for all
+        raise typer.BadParameter("one of the two is meant", param_hint="--url or --demo")
     if os.environ.get("REPLAYDB_UI_TOKEN") == "":
         raise typer.BadParameter("it is empty", param_hint="REPLAYDB_UI_TOKEN")
     with demo_store() if demo else nullcontext(url) as shown:
