@@ -48,6 +48,8 @@ _WIDTH = "document.scrollingElement.scrollWidth"
 #: Pixels of tables that are to be scrolled to.
 _HIDDEN = """Math.max(0, ...[...document.querySelectorAll(".scroll")]
   .filter((it) => it.checkVisibility()).map((it) => it.scrollWidth - it.clientWidth))"""
+_CUT = """[...document.querySelectorAll("caption")].filter((it) => it.checkVisibility()
+  && it.getBoundingClientRect().right > innerWidth).map((it) => it.textContent)"""
 _REACHABLE = (
     "a[href], button, input:not([type=hidden]), select, textarea, summary, [onclick], "
     "[tabindex='0']"
@@ -150,11 +152,13 @@ class Tab:
         assert not found.response["violations"], found.generate_report()
 
     async def check_width(self) -> None:
-        """It scrolls down only, and so do its tables where there is room for them."""
+        """It scrolls down only, and so do its tables where there is room for them; captions fit."""
         shown = self.page.viewport_size
         assert shown is not None
         width = await self.page.evaluate(_WIDTH)
         assert width <= shown["width"], f"{width} pixels wide, of {shown['width']}"
+        cut = await self.page.evaluate(_CUT)
+        assert not cut, f"captions that go on beyond the screen: {cut}"
         if shown["width"] >= _DESKTOP["width"]:
             hidden = await self.page.evaluate(_HIDDEN)
             assert not hidden, f"{hidden} pixels of a table are to be scrolled to"

@@ -23,6 +23,8 @@ async def test_what_is_wrong_with_a_page_is_found(exhibited: Tab) -> None:
         "<p style='color: #ddd; background: #fff'>hardly to be seen</p>": checks[0],
         wide: checks[1],
         f"<div class='scroll' style='overflow-x: auto'>{wide}</div>": checks[1],
+        "<div style='overflow-x: auto'><table><caption>cut</caption><tr><td>"
+        f"{wide}</table></div>": checks[1],
         "<span onclick='0'>only for a mouse</span>": checks[2],
     }.items():
         await page.set_content(GOOD.format(wrong))
