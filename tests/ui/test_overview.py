@@ -28,6 +28,7 @@ from replaydb.ui.views import learning, overview
 from support.clock import Clock
 from support.command import run
 from support.groups import group
+from support.pages import read
 
 HOSTILE = '<img src=x onerror=alert(1)>"\u202e'
 SHOWN = '<img src=x onerror=alert(1)>"\\u202e'
@@ -271,7 +272,9 @@ async def test_whoever_goes_away_leaves_the_answer_to_others() -> None:
         assert len(asked) == 3
 
 
-async def test_several_buffers_are_listed(store: Store, browser: httpx.AsyncClient) -> None:
+async def test_several_buffers_are_listed(
+    store: Store, browser: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("math", HOSTILE):
         await (await store.buffer(name, rate_limit=rdb.MinSize(3))).put([group()])
     page = (await browser.get("/")).text
@@ -282,6 +285,17 @@ async def test_several_buffers_are_listed(store: Store, browser: httpx.AsyncClie
     assert list(cells(page, "The newest runs")) == ["test"]
     chosen = await browser.get("/", params={"buffer": HOSTILE})
     assert "gsm8k" in cells(chosen.text, "Groups by task")
+    monkeypatch.setattr(overview, "SHOWN_TASKS", 1)  # beyond which there are links to the others
+    await store.buffer("zzz")
+    links = read((await browser.get("/?buffer=math")).text).links
+    pages = [await browser.get(links["all 3"])]
+    for _ in range(2):
+        pages.append(await browser.get(read(pages[-1].text).links["Next buffers"]))
+    seen = [next(iter(cells(it.text, "Buffers of this store"))) for it in pages]
+    assert seen == [SHOWN, "math", "zzz"]
+    last = read(pages[-1].text).links
+    assert "Next buffers" not in last
+    assert last["Buffers before"] == "./?first=1"
 
 
 @contextmanager

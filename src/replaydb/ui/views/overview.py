@@ -20,7 +20,7 @@ from replaydb.errors import InvalidInputError
 from replaydb.looks import Look, Rates, empty, end, followed, overdue, waits
 from replaydb.results import BufferStats, DrawInfo, LeaseInfo, RunInfo, TaskCounters
 from replaydb.ui import downloads, queries
-from replaydb.ui.pages import buffer_of, page, rendered, store_of, text_of
+from replaydb.ui.pages import buffer_of, optional_number, page, rendered, store_of, text_of
 from replaydb.ui.readable import find
 from replaydb.ui.shared import Shared
 from replaydb.ui.views.learning import learning
@@ -132,6 +132,7 @@ async def overview(request: Request) -> Response:
         "overview.html",
         buffer_name=buffer.name,
         others=[name for name in names if name != buffer.name][:SHOWN_TASKS],
+        num_buffers=len(names),
         parts=[(name, PARTS[name], text) for name, text in zip(PARTS, texts, strict=True)],
     )
 
@@ -224,12 +225,14 @@ PARTS = {
 
 
 async def _store(request: Request, names: Sequence[str]) -> Response:
-    """All buffers and runs, in a line each."""
+    """Buffers, a page of them, and the newest runs, in a line each."""
     store = store_of(request)
+    first = optional_number(request, "first") or 0
+    end = first + SHOWN_TASKS
 
     async def about() -> list[tuple[BufferStats, list[str]]]:
         found = []
-        for name in names[:SHOWN_TASKS]:
+        for name in names[first:end]:
             buffer = await store.buffer(name, create=False)
             stats, leases = await buffer.stats(totals=False), await buffer.leases(expired=True)
             found.append((stats, await _held_up(buffer, stats, leases)))
@@ -242,8 +245,10 @@ async def _store(request: Request, names: Sequence[str]) -> Response:
     return page(
         request,
         "buffers.html",
-        about=await shared.answer("buffers", STORE_SECONDS, about),
-        more=max(0, len(names) - SHOWN_TASKS),
+        about=await shared.answer(("buffers", first), STORE_SECONDS, about),
+        before=max(0, first - SHOWN_TASKS) if first else None,
+        after=end if len(names) > end else None,
+        num_buffers=len(names),
         runs=await shared.answer("runs", STORE_SECONDS, newest),
         shown=SHOWN,
     )
