@@ -93,6 +93,11 @@ async def test_a_token_is_asked_for_once(store: Store, looking: Looking) -> None
     async with looking(token=TOKEN) as client:
         bearer = {"Authorization": f"Bearer {TOKEN}"}
         assert (await client.get("/", headers=bearer)).status_code == 200
+    token = "schlüssel für uns à"  # noqa: S105
+    async with looking(token=token) as client:
+        for said in (token.encode(), token.encode("latin-1")):
+            bearers = {b"Authorization": b"Bearer " + said}
+            assert (await client.get("/", headers=bearers)).status_code == 200
 
 
 async def test_a_token_in_the_address_does_not_stay_there(looking: Looking) -> None:
