@@ -15,7 +15,7 @@ from replaydb.database.group_columns import col
 from replaydb.database.statements.statistics import STALENESS_BINS
 from replaydb.episodes import GroupStatus
 from replaydb.results import GroupInfo
-from replaydb.ui.charts import Chart, label
+from replaydb.ui.charts import Chart, axis, label
 from replaydb.ui.readable import find
 
 #: Groups of a sample, spread evenly over the ids.
@@ -277,7 +277,7 @@ def _rewards(sample: Iterable[GroupInfo]) -> Chart | None:
                 },
                 "dtick": 1 if len(ends) <= MOST_TICKS and width == 1 else None,
             },
-            "yaxis": {"title": {"text": "mean reward"}},
+            "yaxis": axis("mean reward"),
         },
     )
 
@@ -307,7 +307,7 @@ def _puts(sample: Sequence[GroupInfo], step: int) -> Chart | None:
                 "y": speeds,
             }
         ],
-        layout={"yaxis": {"title": {"text": "groups a second"}, "rangemode": "tozero"}},
+        layout={"yaxis": {**axis("groups a second"), "rangemode": "tozero"}},
     )
 
 

@@ -1,4 +1,4 @@
-"""Charts of runs draw whatever rewards there were."""
+"""Charts draw whatever rewards there were."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ async def test_rewards_of_any_size_are_drawn(looked_at: Tab, url: str) -> None:
             store.buffer("math").put([group(version=i, rewards=[it]) for i, it in rewards])
 
     await asyncio.to_thread(train)
-    page = await looked_at.open("run?name=far")
-    await expect(page.locator(".plot").first).to_contain_text("38")
-    looked_at.check_quiet()
+    for address in ("run?name=far", "?buffer=math"):
+        page = await looked_at.open(address)
+        await expect(page.locator(".plot").first).to_contain_text("38")
+        looked_at.check_quiet()
