@@ -204,6 +204,13 @@ async def test_few_groups_among_many_of_another_buffer(
     await few.put(group())
     page = await browser.get("/", params={"buffer": "few"})
     assert "All this is about the newest 4 groups" in " ".join(page.text.split())
+    for _ in range(20):
+        await few.put(group())
+        await many.put([group() for _ in range(9)])
+    monkeypatch.setattr(learning, "SAMPLED", 24)
+    assert (await learning.learning(few)).num_sampled == 24
+    monkeypatch.setattr(learning, "SAMPLED", 12)  # by ids of which most are of others
+    assert 8 <= (await learning.learning(few)).num_sampled <= 16
 
 
 async def test_it_follows(

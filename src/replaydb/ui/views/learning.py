@@ -18,8 +18,9 @@ from replaydb.results import GroupInfo
 from replaydb.ui.charts import Chart, axis, label
 from replaydb.ui.readable import find
 
-#: Groups of a sample, spread evenly over the ids.
-SAMPLED = 1000
+#: Groups of a sample, spread evenly over the ids, and ids that are tried for them: most may be of
+#: groups of other buffers.
+SAMPLED, TRIED = 1000, 10_000
 #: Groups that are the newest.
 NEWEST = 100
 #: Points of a line, and lines of a chart.
@@ -140,14 +141,18 @@ async def learning(buffer: Buffer) -> Learning:
     if not newest:
         problem = "No group can be read." if unreadable else "Nothing has been put yet."
         return Learning(unreadable=sorted(unreadable), problem=problem)
+    numbers = await buffer.metrics(totals=False)
+    put = numbers["gen/groups"]
     sample, step, is_all = newest, 1, len(newest) < NEWEST
-    if not is_all and (oldest := await find(buffer, unreadable, limit=1)):
+    if not is_all and put <= SAMPLED:
+        sample, is_all = await find(buffer, unreadable, limit=SAMPLED), True
+    elif not is_all and (oldest := await find(buffer, unreadable, limit=1)):
         first, last = oldest[0].id, newest[0].id
-        stretch = math.ceil((last - first + 1) / SAMPLED)
+        ids = last - first + 1
+        stretch = math.ceil(max(min(put, ids) / SAMPLED, ids / TRIED))
         spread = await find(buffer, unreadable, ids=_spread(first, last, stretch))
         if len(spread) > len(newest):  # fewer are among many of other buffers
             sample, step, is_all = spread, stretch, stretch == 1
-    numbers = await buffer.metrics(totals=False)
     charts = [
         _rewards(sample),
         _puts(sample, step),
