@@ -214,6 +214,8 @@ async def test_what_is_left_without_tokens(
         assert not [it for it in page.links if "okens" in it]
         assert {"episode 0", "Episode before"} & page.links.keys()
     if how == "away":
+        decode_bytes(browser)  # so that a text is looked for in tokens
+        assert said in (await get(browser, "/groups", 503, text="4 and more")).text
         (tmp_path / "elsewhere").rename(folder)
 
 
