@@ -7,8 +7,6 @@ DB ?= sqlite
 
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# Python compiles modules as it imports them, and most of torch and its like nobody imports.
-export PIP_COMPILE := 0
 
 .DEFAULT_GOAL := help
 .PHONY: help browser demo test check docs pictures lowest integrations torture bench bench-peers clean
