@@ -17,6 +17,8 @@ from torture.attacks import (
     hostile,
     kills,
     network,
+    power,
+    server_disk,
     servers,
 )
 
@@ -44,6 +46,8 @@ ATTACKS: dict[str, Attack] = {
     "freezes": freezes,
     "cancellations": cancellations,
     "disk": disk,
+    "power": power,
+    "server_disk": server_disk,
     "flips": flips,
     "hostile": hostile,
     "histories": histories,
