@@ -101,8 +101,8 @@ class Store:
                 within their timeout. By default 8 of each are kept, and up to 24 made under load.
                 On SQLite one writes, and by default 8 read.
             payloads: Where the payloads are, if not in the database: a folder, `file:///FOLDER`,
-                which must be there, or an object store, `s3://BUCKET/PREFIX`, `gs://` or `az://`
-                (extra `replaydb[obstore]`). To be said once, before anything is put; it is
+                created if its parent exists, or an object store, `s3://BUCKET/PREFIX`, `gs://` or
+                `az://` (extra `replaydb[obstore]`). To be said once, before anything is put; it is
                 recorded, without secrets, and whoever opens the store finds it.
             payload_grace: Seconds that payloads outside the database can still be read after
                 their groups are gone, so that what was drawn can be delivered. Kept, for every

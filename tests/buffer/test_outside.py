@@ -112,6 +112,17 @@ async def test_where_they_are_is_said_once(url: str, folder: Path, tmp_path: Pat
     assert num_files(other) == 0
 
 
+async def test_a_folder_is_created_once(empty_sqlite_url: str, tmp_path: Path) -> None:
+    """If it is gone later, a mount is missing, and another one would be filled for nothing."""
+    folder = tmp_path / "new"
+    async with Store.open(empty_sqlite_url, payloads=folder.as_uri()) as store:
+        await (await store.buffer("math")).put(groups(1))
+    move(folder, folder.with_name("away"))
+    with pytest.raises(rdb.PayloadsUnavailableError, match="replaydb db relocate"):
+        await Store.open(empty_sqlite_url, payloads=folder.as_uri())
+    assert not folder.exists()
+
+
 async def test_a_store_that_has_payloads_keeps_them(elsewhere: Buffer, tmp_path: Path) -> None:
     await elsewhere.put(groups(1))
     folder = tmp_path / "late"

@@ -140,6 +140,24 @@ async def test_a_folder_that_is_not_mounted_is_not_made(tmp_path: Path) -> None:
     assert not away.parent.exists()
 
 
+async def test_a_folder_is_created_below_one_that_exists(tmp_path: Path) -> None:
+    new, file = tmp_path / "new", tmp_path / "file"
+    async with opened(new.as_uri()) as place:
+        await place.prepare(soon())
+        await place.check(soon())
+    assert files(new / STORE) == {"replaydb-store"}
+    file.touch()
+    for url, reason in (
+        ((tmp_path / "a" / "b").as_uri(), f"{tmp_path / 'a'} does not exist: create or mount"),
+        (file.as_uri(), "a file of this name"),
+        ((file / "below").as_uri(), "a file of this name, or above"),
+    ):
+        async with opened(url) as place:
+            with pytest.raises(PayloadsUnavailableError, match=reason):
+                await place.prepare(soon())
+    assert files(tmp_path) == {"new", "file"}
+
+
 async def test_a_folder_that_is_mounted_again_meanwhile(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,12 +49,33 @@ class Folder:
         self._threads = ThreadPoolExecutor(_THREADS, "replaydb-packs")
 
     async def begin(self) -> None:
-        """Make the folder of the store; the one that the URL names has to be there."""
+        """Create the folder of the store, and the one that the URL names if its parent exists.
+
+        Raises:
+            PayloadsUnavailableError: The URL names a file, or the parent of the folder does not
+                exist: what is missing may be a mount.
+        """
         await self._in_thread(self._begin)
 
     def _begin(self) -> None:
-        self._folder.mkdir(exist_ok=True)
-        _sync_folder(self._folder.parent)
+        for folder in (self._folder.parent, self._folder):
+            if not folder.is_dir():
+                self._create(folder)
+
+    def _create(self, folder: Path) -> None:
+        try:
+            folder.mkdir(exist_ok=True)
+        except FileNotFoundError:
+            reason = (
+                f"{folder.parent} does not exist: create or mount that folder first. Only the last "
+                "folder of the URL is created"
+            )
+        except (FileExistsError, NotADirectoryError):
+            reason = "there is a file of this name, or above it: name a folder"
+        else:
+            _sync_folder(folder.parent)
+            return
+        raise PayloadsUnavailableError(self._url, reason)
 
     async def get(self, file: str) -> bytes | None:
         """A small file; None where there is none."""

@@ -84,7 +84,9 @@ class Place:
         """
         if await self._marker_found(end) is None:
             raise PayloadsUnavailableError(
-                self.url, "no packs of this store are there: is it mounted, is it the right one?"
+                self.url,
+                "no packs of this store are there. Mount the folder, or correct the endpoint or "
+                "the bucket. If the packs were moved, run `replaydb db relocate URL`",
             )
 
     async def write(self, name: str, parts: Sequence[Part], *, sync: bool, end: float) -> list[int]:
