@@ -154,3 +154,19 @@ async def test_near_ranges_are_fetched_together(
         found = await place.read(wanted, end=soon())
         assert [bytes(each)[:1] for each in found] == [b"d", b"a", b"c"]  # type: ignore[arg-type]
         assert sorted(asked) == [(first, first + 1000), (third, fourth + 1000)]
+
+
+async def test_names_ascend_though_a_clock_is_behind(
+    s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = s3.url(uuid4().hex)
+    async with opened(url) as right, opened(url) as behind:
+        await right.prepare(soon())
+        newest = right.new_name()
+        await right.write(newest, [b"abc"], sync=True, end=soon())
+        monkeypatch.setattr("replaydb.packs.place.time.time_ns", lambda: 0)
+        assert right.new_name() > newest
+        late = behind.new_name()
+        assert late < newest
+        await behind.write(late, [b"abc"], sync=True, end=soon())
+        assert behind.new_name() > newest

@@ -9,12 +9,14 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
 
 from replaydb import DatabaseFullError, DatabaseReadOnlyError, PayloadsUnavailableError
 from replaydb.packs import PackDamage, Place, Range
+from replaydb.packs import folder as folder_module
 
 from .conftest import STORE, opened, soon
 
@@ -174,6 +176,28 @@ async def test_a_folder_that_is_mounted_again_meanwhile(
     async with opened(folder.parent.as_uri()) as place:
         with pytest.raises(PayloadsUnavailableError):
             await place.read([Range(uuid4().hex, 0, 1)], end=soon())
+
+
+async def test_a_folder_that_is_mounted_again_during_the_proof(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pack is in the folder below the mount, and the marker in the one that was mounted."""
+    away = folder.with_name("away")
+    size = folder_module._size
+
+    def mounted(*args: Any) -> int | None:
+        found = size(*args)
+        if away.exists():
+            folder.rename(folder.with_name("below"))
+            away.rename(folder)
+        return found
+
+    async with opened(folder.parent.as_uri()) as place:
+        os.rename(folder, away)
+        os.mkdir(folder)
+        monkeypatch.setattr(folder_module, "_size", mounted)
+        with pytest.raises(PayloadsUnavailableError, match="beside the marker"):
+            await place.write(place.new_name(), [b"a"], sync=False, end=soon())
 
 
 @pytest.mark.parametrize("least", [1, 4_000_000], ids=["several threads", "one thread"])

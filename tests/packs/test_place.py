@@ -198,6 +198,17 @@ async def test_nothing_is_concluded_without_the_marker(place: Place, behind: Beh
     await place.remove([pack], end=soon())
 
 
+async def test_a_pack_that_was_cut_short_is_not_used(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put = place._objects.put
+    monkeypatch.setattr(
+        place._objects, "put", lambda file, pieces, sync: put(file, pieces[:-1], sync=sync)
+    )
+    with pytest.raises(PayloadsUnavailableError, match="beside the marker"):
+        await place.write(place.new_name(), [b"abc", b"d"], sync=False, end=soon())
+
+
 async def test_a_place_is_prepared_by_many_at_once(place_url: str) -> None:
     async with opened(place_url) as place:
         with pytest.raises(PayloadsUnavailableError):

@@ -37,7 +37,6 @@ class Payloads:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._place: Place | None = None
-        self._checked = False
         self._open = True
         self._calls: set[asyncio.Timeout] = set()
         self._idle = asyncio.Event()
@@ -81,7 +80,7 @@ class Payloads:
             await place.close()
             raise InvalidInputError("payloads", f"{row.url}, where this store has them", place.url)
         self._place = place
-        await self._check(place, end)
+        await place.check(end)
 
     async def set_grace(self, seconds: float, end: float) -> None:
         """For every process: how long a pack stays to which nothing refers.
@@ -152,8 +151,7 @@ class Payloads:
             return
         async with self._call():
             place = await self._known(end)
-            await self._check(place, end)
-            pack = Pack(uuid4().hex, 0, time.monotonic())
+            pack = Pack(place.new_name(), 0, time.monotonic())
             sync = self._database.backend.syncs
             offsets = await place.write(pack.name, [one.data for one in new], sync=sync, end=end)
         pack.num_bytes = offsets[-1] + len(new[-1].data)
@@ -245,12 +243,6 @@ class Payloads:
                 raise DatabaseError("the tables do not say where payloads are")
             self._place = Place.at(row.url, row.store_uid)
         return self._place
-
-    async def _check(self, place: Place, end: float) -> None:
-        """A folder that is not mounted is not to be filled."""
-        if not self._checked:
-            await place.check(end)
-            self._checked = True
 
 
 async def remove_condemned(database: Database, place: Place) -> bool:

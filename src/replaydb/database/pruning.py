@@ -15,7 +15,6 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Final, TypeVar
-from uuid import uuid4
 
 from sqlalchemy import Connection
 
@@ -142,7 +141,7 @@ class Pruning:
                 self._found(num_damaged=1)
                 return
             parts.append(part)
-        new, sync = uuid4().hex, self._database.backend.syncs
+        new, sync = self._place.new_name(), self._database.backend.syncs
         offsets = await self._place.write(new, parts, sync=sync, end=self._end)
         size = offsets[-1] + len(parts[-1])
         moves = dict(zip((one.offset for one in ranges), offsets, strict=True))

@@ -91,6 +91,20 @@ class Bucket:
         # In one request: what is left of several that were broken off is hidden and paid for.
         await obstore.put_async(self._store, file, content, use_multipart=False)
 
+    async def sizes(self, files: Sequence[str]) -> dict[str, int]:
+        """List the objects from the first of these names on.
+
+        Up to 1000 objects, the page size of the services, come in one answer of one service. Names
+        of packs ascend, so the list is short.
+        """
+        import obstore
+
+        before = min(files)[:-1]  # the list has what comes after this
+        found: dict[str, int] = {}
+        async for page in obstore.list(self._store, offset=before, chunk_size=_PAGE):
+            found.update((each["path"], each["size"]) for each in page)
+        return found
+
     async def read(self, ranges: Sequence[Range]) -> list[memoryview | PackDamage]:
         """Fetch ranges; those that are near each other in a pack come together."""
         found: list[memoryview | PackDamage] = [memoryview(b"")] * len(ranges)

@@ -111,6 +111,16 @@ class Folder:
         if sync:
             _sync_folder(self._folder)
 
+    async def sizes(self, files: Sequence[str]) -> dict[str, int]:
+        """Look files up in the directory that the path leads to now, held open meanwhile."""
+
+        def sizes() -> dict[str, int]:
+            with self._opened() as folder:
+                found = {file: _size(file, folder) for file in files}
+            return {file: size for file, size in found.items() if size is not None}
+
+        return await self._in_thread(sizes)
+
     async def read(self, ranges: Sequence[Range]) -> list[memoryview | PackDamage]:
         """Read ranges, each into memory of its own.
 
@@ -144,7 +154,9 @@ class Folder:
     def _prepared(self, ranges: Sequence[Range]) -> list[memoryview | PackDamage]:
         """Memory for each range, but for those that the files do not have."""
         with self._opened() as folder:
-            sizes = {pack: _size(pack, folder) for pack in {wanted.pack for wanted in ranges}}
+            sizes = {
+                pack: _size(_file(pack), folder) for pack in {wanted.pack for wanted in ranges}
+            }
         found: list[memoryview | PackDamage] = []
         for wanted in ranges:
             size = sizes[wanted.pack]
@@ -256,9 +268,9 @@ def _file(pack: str) -> str:
     return f"{pack}.pack"
 
 
-def _size(pack: str, folder: int) -> int | None:
+def _size(file: str, folder: int) -> int | None:
     try:
-        return os.stat(_file(pack), dir_fd=folder).st_size
+        return os.stat(file, dir_fd=folder).st_size
     except FileNotFoundError:
         return None
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
 from typing import Final, TypeVar
+from uuid import uuid4
 
 from replaydb.errors import PayloadsUnavailableError
 from replaydb.packs.bucket import Bucket
@@ -26,6 +28,12 @@ _MARKER = "replaydb-store"
 _NAME = re.compile(r"[0-9a-f]{32}")
 _PADDING = bytes(ALIGNMENT)
 
+#: Names of new packs: this, the time in milliseconds, and chance. Older packs have random names, of
+#: which one in 16 million sorts after these.
+_NEW: Final = "f" * 6
+_TIME_DIGITS: Final = 12
+_LAST_TIME: Final = 16**_TIME_DIGITS - 1
+
 
 class Place:
     """Where the packs of a store are.
@@ -41,6 +49,7 @@ class Place:
         self.url = url
         self._objects = objects
         self._marker = f"payloads of the replaydb store {store_uid}\n".encode()
+        self._newest = 0  # the time in the newest name that was made or seen here
 
     @classmethod
     def at(cls, url: str, store_uid: str) -> Place:
@@ -89,11 +98,26 @@ class Place:
                 "the bucket. If the packs were moved, run `replaydb db relocate URL`",
             )
 
+    def new_name(self) -> str:
+        """Return a name for a new pack that sorts after those this process has made or seen.
+
+        The proof of a write lists the names from the pack's own to the marker's, the last of all.
+        Ascending names keep that list short, even if the clock of this machine is behind.
+        """
+        self._newest = min(max(time.time_ns() // 1_000_000, self._newest + 1), _LAST_TIME)
+        start = f"{_NEW}{self._newest:0{_TIME_DIGITS}x}"
+        return start + uuid4().hex[len(start) :]
+
     async def write(self, name: str, parts: Sequence[Part], *, sync: bool, end: float) -> list[int]:
-        """Write one pack.
+        """Write one pack, and prove that it is beside the marker of this store.
+
+        All packs are written by this function. The address of a bucket may lead to another service
+        for a while, or with every other request, and a folder may be unmounted. So the pack and
+        the marker must be found together after the write, before a row refers to the pack.
 
         Args:
-            name: 32 hex digits that have never been written before, whatever became of that.
+            name: 32 hex digits that have never been written before, whatever became of that:
+                `new_name`.
             parts: What is in it.
             sync: Return when a power cut can no longer undo it.
             end: When the call is over.
@@ -102,7 +126,8 @@ class Place:
             Where each part begins in the pack.
 
         Raises:
-            PayloadsUnavailableError: The place cannot be reached, or not used.
+            PayloadsUnavailableError: The payload store cannot be reached or used, or the pack was
+                not found beside the marker. The pack must not be referred to.
             DatabaseReadOnlyError: It cannot be written.
             DatabaseFullError: There is no space; nothing is left.
         """
@@ -117,7 +142,9 @@ class Place:
             offsets.append(length + gap)
             pieces.append(part)
             length += gap + len(part)
-        await self._by(end, self._objects.put(f"{name}.pack", pieces, sync=sync))
+        file = f"{name}.pack"
+        await self._by(end, self._objects.put(file, pieces, sync=sync))
+        await self._prove({file: length, _MARKER: len(self._marker)}, end)
         return offsets
 
     async def read(self, ranges: Sequence[Range], *, end: float) -> list[memoryview | PackDamage]:
@@ -168,6 +195,17 @@ class Place:
         """Let go of threads and connections."""
         self._objects.close()
 
+    async def _prove(self, written: Mapping[str, int], end: float) -> None:
+        """Check that files of these sizes are together in one folder or bucket."""
+        found = await self._by(end, self._objects.sizes(list(written)))
+        self._newest = max(self._newest, *map(_time_in, found), 0)
+        if not written.items() <= found.items():
+            raise PayloadsUnavailableError(
+                self.url,
+                "the pack just written was not found beside the marker of this store: the address "
+                "leads to another service, or the folder is not mounted",
+            )
+
     async def _marker_found(self, end: float) -> bytes | None:
         found = await self._by(end, self._objects.get(_MARKER))
         if found is not None and found != self._marker:
@@ -191,6 +229,12 @@ class Place:
                 raise
             failure = typed
         raise failure
+
+
+def _time_in(file: str) -> int:
+    """The time in the name of a pack, in milliseconds; 0 for other names."""
+    is_new = file.startswith(_NEW) and _NAME.fullmatch(file.removesuffix(".pack"))
+    return int(file[len(_NEW) : len(_NEW) + _TIME_DIGITS], 16) if is_new else 0
 
 
 def _can_be(wanted: Range) -> bool:

@@ -75,6 +75,14 @@ class Objects(Protocol):
             sync: Return when a power cut can no longer undo it.
         """
 
+    async def sizes(self, files: Sequence[str]) -> dict[str, int]:
+        """Return the sizes in bytes of files by name, of those that exist in one folder or bucket.
+
+        Separate lookups would not show that the files are together, because an address may lead to
+        several services in turn. The answer may include other files.
+        """
+        ...
+
     async def read(self, ranges: Sequence[Range]) -> list[memoryview | PackDamage]:
         """Bytes of packs, in this order; damage where an object is missing or too short."""
         ...

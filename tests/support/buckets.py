@@ -1,0 +1,160 @@
+"""S3 services in memory behind one endpoint, which may lead a request to any of them."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import cycle
+from urllib.parse import parse_qs, unquote, urlsplit
+from xml.sax.saxutils import escape
+
+from support.s3 import BUCKET
+
+_PREFIX = f"/{BUCKET}/"
+_KEY = re.compile(rb"<Key>([^<]*)</Key>")
+_XML = "Content-Type: application/xml"
+_FACTS = ['ETag: "etag"', "Last-Modified: Wed, 21 Oct 2026 07:28:00 GMT"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a client asked for.
+
+    Attributes:
+        kind: `PUT`, `GET`, `HEAD`, `LIST` or `DELETE`.
+        key: The object; where a list starts; empty where several are deleted.
+    """
+
+    kind: str
+    key: str
+
+
+@dataclass(slots=True)
+class Service:
+    """One service, with a bucket of its own."""
+
+    objects: dict[str, bytes] = field(default_factory=dict)
+
+    def named(self, ending: str) -> dict[str, bytes]:
+        """The objects whose names end so."""
+        return {key: data for key, data in self.objects.items() if key.endswith(ending)}
+
+
+class Endpoint:
+    """One address of two services.
+
+    Attributes:
+        right: The service that has the marker once a store is open.
+        wrong: Another one, empty at first, with a bucket of the same name.
+        route: Chooses the service of a request; `right` at first.
+        requests: Every request so far.
+        page: The most objects in the answer to one `LIST`.
+    """
+
+    def __init__(self) -> None:
+        self.right, self.wrong = Service(), Service()
+        self.route: Callable[[Request], Service] = lambda request: self.right
+        self.requests: list[Request] = []
+        self.page = 1000
+        self._port = 0
+
+    @property
+    def url(self) -> str:
+        """A payload location there."""
+        return f"s3://{BUCKET}/tests?endpoint=http://127.0.0.1:{self._port}&region=us-east-1"
+
+    def lead_to(self, service: Service) -> None:
+        """Send every request to one service."""
+        self.route = lambda request: service
+
+    def alternate(self) -> None:
+        """Send each request to the other service than the one before it."""
+        turns: Iterator[Service] = cycle((self.right, self.wrong))
+        self.route = lambda request: next(turns)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer the requests of one connection."""
+        with suppress(asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                first, *lines = head.decode().splitlines()
+                method, target, _ = first.split(" ")
+                headers = {
+                    name.lower(): value.strip()
+                    for name, _, value in (line.partition(":") for line in lines if line)
+                }
+                body = await reader.readexactly(int(headers.get("content-length", 0)))
+                status, answer, facts = self._answer(method, target, headers, body)
+                lines = [f"HTTP/1.1 {status} X", f"Content-Length: {len(answer)}", *facts, "", ""]
+                writer.write("\r\n".join(lines).encode() + (b"" if method == "HEAD" else answer))
+        writer.close()
+
+    def _answer(
+        self, method: str, target: str, headers: dict[str, str], body: bytes
+    ) -> tuple[int, bytes, list[str]]:
+        """Return a status, a body and headers."""
+        parts = urlsplit(target)
+        query = {name: values[0] for name, values in parse_qs(parts.query, True).items()}
+        key = unquote(parts.path).removeprefix(_PREFIX)
+        if "list-type" in query:
+            objects = self._routed("LIST", query.get("start-after", ""))
+            return 200, self._listing(objects, query), [_XML]
+        if "delete" in query:
+            objects = self._routed("DELETE", "")
+            for each in _KEY.findall(body):
+                objects.pop(each.decode(), None)
+            return 200, b"<DeleteResult/>", [_XML]
+        objects = self._routed(method, key)
+        if method == "PUT":
+            objects[key] = body
+            return 200, b"", _FACTS
+        if key not in objects:
+            return 404, b"<Error><Code>NoSuchKey</Code></Error>", [_XML]
+        if method == "DELETE":
+            del objects[key]
+            return 204, b"", []
+        data = objects[key]
+        if wanted := re.fullmatch(r"bytes=(\d+)-(\d+)", headers.get("range", "")):
+            start, stop = int(wanted[1]), min(int(wanted[2]) + 1, len(data))
+            if start >= len(data):
+                return 416, b"", []
+            where = f"Content-Range: bytes {start}-{stop - 1}/{len(data)}"
+            return 206, data[start:stop], [*_FACTS, where]
+        return 200, data, _FACTS
+
+    def _routed(self, kind: str, key: str) -> dict[str, bytes]:
+        """Return the objects of the service that gets this request."""
+        request = Request(kind, key)
+        self.requests.append(request)
+        return self.route(request).objects
+
+    def _listing(self, objects: dict[str, bytes], query: dict[str, str]) -> bytes:
+        after = query.get("continuation-token", query.get("start-after", ""))
+        keys = sorted(key for key in objects if key.startswith(query["prefix"]) and key > after)
+        found, more = keys[: self.page], len(keys) > self.page
+        now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.000Z}"
+        contents = "".join(
+            f"<Contents><Key>{escape(key)}</Key><LastModified>{now}</LastModified>"
+            f'<ETag>"etag"</ETag><Size>{len(objects[key])}</Size></Contents>'
+            for key in found
+        )
+        token = f"<NextContinuationToken>{found[-1]}</NextContinuationToken>" if more else ""
+        return (
+            f"<ListBucketResult><Name>{BUCKET}</Name><IsTruncated>{str(more).lower()}"
+            f"</IsTruncated>{token}{contents}</ListBucketResult>"
+        ).encode()
+
+
+@asynccontextmanager
+async def running_endpoint() -> AsyncIterator[Endpoint]:
+    """An endpoint on loopback, in this event loop, that ends with the block."""
+    endpoint = Endpoint()
+    server = await asyncio.start_server(endpoint.serve, "127.0.0.1", 0)
+    endpoint._port = server.sockets[0].getsockname()[1]
+    try:
+        yield endpoint
+    finally:
+        server.close()
