@@ -7,6 +7,7 @@ from typing import Protocol
 
 from torture.arena import Arena
 from torture.attacks import (
+    buckets,
     cancellations,
     clocks,
     commits,
@@ -48,6 +49,7 @@ ATTACKS: dict[str, Attack] = {
     "disk": disk,
     "power": power,
     "server_disk": server_disk,
+    "buckets": buckets,
     "flips": flips,
     "hostile": hostile,
     "histories": histories,
