@@ -1,9 +1,17 @@
-"""How fast groups come and go whose payloads are in an object store, next to its client alone."""
+"""How fast groups come and go whose payloads are in an object store, next to its client alone.
+
+A put proves, before its transaction begins, that its pack is beside the marker of the store: what
+that takes is the difference to a put that does not.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
 from uuid import uuid4
 
 import numpy as np
@@ -16,12 +24,13 @@ from benchmarks.groups import Shape, Source
 from benchmarks.object_store import object_store
 from benchmarks.results import Result, TimedWork, seconds
 from replaydb.database.records import to_record
+from replaydb.packs import Place
 from replaydb.packs.bucket import Bucket
 from replaydb.packs.urls import PlaceURL
 
 
 async def run(bench: Bench) -> AsyncIterator[Result]:
-    """Milliseconds, and the ratios to the client with the same bytes."""
+    """Milliseconds, the ratios to the client with the same bytes, and the requests of a put."""
     async with object_store() as place:
         for shape in bench.options.shapes:
             count = batch_size(bench.options, shape)
@@ -51,9 +60,13 @@ async def _one_shape(
         data = content * count
         return await seconds(obstore.put_async(bare, uuid4().hex, data, use_multipart=False))
 
-    async def put() -> float:
-        groups = source.take(count)
+    async def put(number: int = count) -> float:
+        groups = source.take(number)
         return await seconds(other.put(groups))
+
+    async def put_unproven() -> float:
+        with patch.object(Place, "_prove", _not_proven):
+            return await put(1)
 
     async def get_bare() -> float:
         turns = asyncio.Semaphore(16)
@@ -72,7 +85,7 @@ async def _one_shape(
         "put_async": put_bare, "put": put, "get_range_async": get_bare, "sample": sample,
     }  # fmt: skip
     timings = await bench.race(str(shape), works, max(1, bench.options.rounds // 2), warm_up=2)
-    facts = {"shape": str(shape), "groups": count}
+    facts: dict[str, Any] = {"shape": str(shape), "groups": count}
     results = [
         bench.result(
             f"{count} of {shape}: {name}", 1e3 * timings.median(name), "ms", side=name, **facts
@@ -86,4 +99,48 @@ async def _one_shape(
         )
         for mine, theirs in (("put", "put_async"), ("sample", "get_range_async"))
     ]  # fmt: skip
+    facts["groups"] = 1
+    proofs: dict[str, TimedWork] = {"put, not proven": put_unproven, "put": lambda: put(1)}
+    timings = await bench.race(f"{shape}: proofs", proofs, 4 * bench.options.rounds, warm_up=2)
+    results += [
+        bench.result(f"1 of {shape}: {name}", 1e3 * timings.median(name), "ms", side=name, **facts)
+        for name in proofs
+    ]
+    side = "put / put, not proven"
+    ratio = timings.ratio("put", "put, not proven")
+    results.append(bench.result(f"1 of {shape}: {side}", ratio, "x", side=side, **facts))
+    with _requests() as requests:
+        await put(1)
+    results += [
+        bench.result(f"1 of {shape}: {kind} of a put", times, "requests", side=kind, **facts)
+        for kind, times in requests.items()
+    ]
     return results
+
+
+async def _not_proven(*_: object) -> None:
+    """Take the place of the proof."""
+
+
+@contextmanager
+def _requests() -> Iterator[Counter[str]]:
+    """Count what is asked of the service; a list of up to 1000 objects is one request."""
+    counts: Counter[str] = Counter()
+    kinds = {
+        "put_async": "PUT", "list": "LIST", "head_async": "HEAD", "get_async": "GET",
+        "get_range_async": "GET",
+    }  # fmt: skip
+
+    def counted(name: str) -> Any:
+        call = getattr(obstore, name)
+
+        def asked(*args: Any, **kwargs: Any) -> Any:
+            counts[kinds[name]] += 1
+            return call(*args, **kwargs)
+
+        return asked
+
+    with ExitStack() as stack:
+        for name in kinds:
+            stack.enter_context(patch.object(obstore, name, counted(name)))
+        yield counts
