@@ -141,8 +141,9 @@ class Pruning:
                 self._found(num_damaged=1)
                 return
             parts.append(part)
-        new, sync = self._place.new_name(), self._database.backend.syncs
-        offsets = await self._place.write(new, parts, sync=sync, end=self._end)
+        new = self._place.new_name()
+        # Flushed whatever the durability of puts: the old pack, long on the disk, will be removed.
+        offsets = await self._place.write(new, parts, sync=True, end=self._end)
         size = offsets[-1] + len(parts[-1])
         moves = dict(zip((one.offset for one in ranges), offsets, strict=True))
 
