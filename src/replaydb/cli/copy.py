@@ -99,6 +99,8 @@ def _copy(
         f" ({human_size(report.num_bytes)}) were written"
     )
     if report.is_finished:
-        typer.echo(f"every row was compared, and {report.num_checked} payloads were read back")
+        typer.echo(
+            f"every row and sequence was compared, and {report.num_checked} payloads were read back"
+        )
     else:
         typer.echo("not finished: copy again, without --prepare, to open it")

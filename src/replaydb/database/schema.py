@@ -423,5 +423,10 @@ cursor = Table(
     sqlite_with_rowid=False,
 )
 
+#: Tables whose ids the engine generates: each has a sequence on PostgreSQL.
+GENERATED: tuple[Table, ...] = tuple(
+    one for one in metadata.sorted_tables if one.autoincrement_column is not None
+)
+
 #: Short for the columns that most statements are about.
 group = episode_group.c

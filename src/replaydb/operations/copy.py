@@ -24,7 +24,7 @@ from replaydb.database.engines.protocol import Work
 from replaydb.database.payloads import Payloads
 from replaydb.database.prepared import execute_many
 from replaydb.database.records import PayloadRecord
-from replaydb.database.repository import packs, rows
+from replaydb.database.repository import packs, rows, sequences
 from replaydb.database.repository.rows import Difference, Values
 from replaydb.database.schema import episode_group, payload
 from replaydb.database.statements.payload import insert_payloads
@@ -271,13 +271,12 @@ class _Copying:
 
     async def _finish(self, snapshot: Snapshot) -> None:
         """What is not in rows; then see that nothing differs any more."""
-        names = [family.root.name for family in families()]
         source, target = self._source.database.backend, self._target.database.backend
-        ids = await snapshot.read(lambda connection: source.last_ids(connection, names))
+        ids = await snapshot.read(lambda connection: sequences.positions(source, connection))
         place = await snapshot.read(packs.place)
 
         def settle(connection: Connection) -> None:
-            target.go_on_after(connection, ids)
+            target.advance_sequences(connection, ids)
             packs.recount(connection, target.now(connection))
             if place is not None:
                 packs.set_grace(connection, place.grace_seconds)
@@ -289,6 +288,12 @@ class _Copying:
                     if one.num_rows:
                         shown = f"{one.num_rows} rows of {one.table.name} differ"
                         raise DatabaseError(f"{target.shown}: after the copy {shown}; copy again")
+        behind = await self._target.database.read(
+            lambda connection: sequences.behind(target, connection, ids)
+        )
+        if behind:
+            shown = f"of table {behind[0].table} {behind[0]}"
+            raise DatabaseError(f"{target.shown}: after the copy, {shown}; copy again")
 
     async def _read_back(self) -> None:
         """Compare every payload of the target with its checksum."""

@@ -13,8 +13,6 @@ from typing import Any
 
 import asyncpg
 from sqlalchemy import (
-    BigInteger,
-    ColumnElement,
     Connection,
     DateTime,
     ExceptionContext,
@@ -22,7 +20,6 @@ from sqlalchemy import (
     cast,
     event,
     func,
-    schema,
     select,
 )
 from sqlalchemy.dialects.postgresql import REGCLASS
@@ -36,6 +33,7 @@ from replaydb.database.engines import (
     postgresql_checkup,
     postgresql_commits,
     postgresql_roles,
+    postgresql_sequences,
     postgresql_sql,
 )
 from replaydb.database.engines.connecting import ConnectionLog, connect
@@ -44,7 +42,7 @@ from replaydb.database.engines.protocol import T, Work
 from replaydb.database.engines.signals import Signal
 from replaydb.database.engines.urls import PostgresqlURL
 from replaydb.database.prepared import execute
-from replaydb.database.schema import metadata
+from replaydb.database.schema import episode_group, metadata
 from replaydb.database.statements.payload import select_payloads
 from replaydb.errors import (
     DatabaseError,
@@ -73,7 +71,7 @@ _SCHEMA_LOCK = 0x7265_706C_6179_6462  # "replaydb"
 
 #: Shut down, crashed, starting up, no connection left.
 _OUTAGES = {"57P01", "57P02", "57P03", "53300"}
-_CONFLICTS = {"40001", "40P01", "23505"}  # serialization, deadlock, unique violation
+_CONFLICTS = {"40001", "40P01"}  # serialization, deadlock
 
 
 class PostgresqlBackend:
@@ -238,6 +236,9 @@ class PostgresqlBackend:
                 reason = str(cause) or "no answer in time"  # a TimeoutError says nothing
                 return DatabaseUnavailableError(f"{self.shown}: {reason}")
             return None
+        if state == postgresql_sequences.UNIQUE_VIOLATION:
+            reason = postgresql_sequences.explain(cause)
+            return DatabaseError(f"{self.shown}: {reason} (SQLSTATE {state})")
         kind: type[DatabaseError] = DatabaseError
         if state == "53100":
             kind = DatabaseFullError
@@ -249,9 +250,12 @@ class PostgresqlBackend:
 
     def is_conflict(self, error: BaseException) -> bool:
         """Lost a race against another client and was rolled back whole."""
-        return isinstance(error, DBAPIError) and (
-            getattr(error.orig, "sqlstate", None) in _CONFLICTS
-        )
+        if not isinstance(error, DBAPIError):
+            return False
+        state = getattr(error.orig, "sqlstate", None)
+        if state == postgresql_sequences.UNIQUE_VIOLATION:
+            return postgresql_sequences.is_race(error.orig)
+        return state in _CONFLICTS
 
     def is_outage(self, error: BaseException) -> bool:
         """The connection broke, or none could be made just now."""
@@ -334,26 +338,23 @@ class PostgresqlBackend:
         return connection.execute(_NOW).scalar_one()
 
     def allocate_group_ids(self, connection: Connection, count: int) -> Sequence[int]:
-        """From the sequence of the id column."""
-        ids = connection.scalars(
-            select(_GROUP_IDS.next_value()).select_from(func.generate_series(1, count))
-        )
-        return ids.all()
+        """From the sequence of the id column.
 
-    def last_ids(self, connection: Connection, tables: Sequence[str]) -> dict[str, int]:
-        """From the sequences of their ids."""
-        last = {
-            name: connection.scalar(
-                select(func.pg_sequence_last_value(cast(_ids_of(name), REGCLASS)))
-            )
-            for name in tables
-        }
-        return {name: value for name, value in last.items() if value is not None}
+        Payloads go in before their groups, so it is here that an id is found to be taken.
+        """
+        [found] = execute(connection, postgresql_sequences.new_group_ids(count))
+        if found.is_taken:
+            reason = postgresql_sequences.explain_behind(episode_group.name)
+            raise DatabaseError(f"{self.shown}: {reason}")
+        return list(found.ids or ())
 
-    def go_on_after(self, connection: Connection, ids: Mapping[str, int]) -> None:
+    def last_ids(self, connection: Connection) -> dict[str, int | None]:
+        """From the sequences, which no transaction isolates: never less than a snapshot has."""
+        return postgresql_sequences.last_ids(connection)
+
+    def advance_sequences(self, connection: Connection, ids: Mapping[str, int]) -> None:
         """The same sequences."""
-        for name, last in ids.items():
-            connection.execute(select(func.setval(cast(_ids_of(name), REGCLASS), last)))
+        postgresql_sequences.advance(connection, ids)
 
     def read_payloads(self, connection: Connection, ids: Sequence[int]) -> list[dict[str, Any]]:
         """As rows."""
@@ -392,12 +393,7 @@ def _tables() -> dict[str, Table]:
     return {name: one for name, one in metadata.tables.items() if len(one.primary_key)}
 
 
-def _ids_of(table: str) -> ColumnElement[str]:
-    return func.pg_get_serial_sequence(table, "id")
-
-
 _NOW = select(func.clock_timestamp(type_=DateTime(timezone=True)))
-_GROUP_IDS = schema.Sequence("episode_group_id_seq", data_type=BigInteger)
 
 
 class _NoSignal(Signal):

@@ -74,9 +74,10 @@ class grant_schema(ExecutableDDLElement):
 
 
 class grant_ids(ExecutableDDLElement):
-    """Let a role take ids for what it inserts."""
+    """Let a role read sequences (SELECT), or take ids from them for what it inserts (USAGE)."""
 
-    def __init__(self, schema: str, role: str) -> None:
+    def __init__(self, privilege: Literal["SELECT", "USAGE"], schema: str, role: str) -> None:
+        self.privilege = privilege
         self.schema = schema
         self.role = role
 
@@ -113,7 +114,7 @@ def _grant_schema(element: grant_schema, compiler: DDLCompiler, **kw: Any) -> st
 @compiles(grant_ids, "postgresql")
 def _grant_ids(element: grant_ids, compiler: DDLCompiler, **kw: Any) -> str:
     schema, role = map(compiler.preparer.quote, (element.schema, element.role))
-    return f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO {role}"
+    return f"GRANT {element.privilege} ON ALL SEQUENCES IN SCHEMA {schema} TO {role}"
 
 
 @compiles(grant, "postgresql")
@@ -146,8 +147,9 @@ def statements(
             yield create_role(role)
         yield revoke_all(schema, role)
         yield grant_schema(schema, role)
+        yield grant_ids("SELECT", schema, role)
         if rights:
-            yield grant_ids(schema, role)
+            yield grant_ids("USAGE", schema, role)
         for name in tables:
             yield grant("SELECT", (), name, role)
         for part in rights:

@@ -168,11 +168,15 @@ class Backend(Protocol):
     def allocate_group_ids(self, connection: Connection, count: int) -> Sequence[int]:
         """Ids for new groups, ascending, never given twice."""
 
-    def last_ids(self, connection: Connection, tables: Sequence[str]) -> dict[str, int]:
-        """The last id that each of these tables has given; those that gave none are left out."""
+    def last_ids(self, connection: Connection) -> dict[str, int | None]:
+        """Return the last generated id of each table of `schema.GENERATED`, 0 before the first.
 
-    def go_on_after(self, connection: Connection, ids: Mapping[str, int]) -> None:
-        """Have tables give ids after these."""
+        None: the engine keeps no sequence of that table, and continues after its largest id. Tables
+        whose sequences this user may not read are missing.
+        """
+
+    def advance_sequences(self, connection: Connection, ids: Mapping[str, int]) -> None:
+        """Generate only ids after these, by table. Sequences that are past them do not change."""
 
     def read_payloads(self, connection: Connection, ids: Sequence[int]) -> list[dict[str, Any]]:
         """Rows of `payload` of some groups, their `data` as bytes or as a view of them."""

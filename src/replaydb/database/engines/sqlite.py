@@ -46,6 +46,7 @@ from replaydb.database.engines.sqlite_driver import AdaptedConnection, Begin, Ea
 from replaydb.database.engines.sqlite_file import DatabaseFile
 from replaydb.database.engines.sqlite_payloads import read_payloads
 from replaydb.database.prepared import execute
+from replaydb.database.schema import GENERATED, episode_group
 from replaydb.errors import (
     DatabaseError,
     DatabaseFullError,
@@ -284,20 +285,22 @@ class SqliteBackend:
         return datetime.now(UTC)
 
     def allocate_group_ids(self, connection: Connection, count: int) -> Sequence[int]:
-        """AUTOINCREMENT's own counter, so an id is not given again after a delete."""
+        """As AUTOINCREMENT does: after its own counter and the largest id, if that is larger."""
         last = connection.scalar(_LAST_GROUP_ID) or 0
         return range(last + 1, last + 1 + count)
 
-    def last_ids(self, connection: Connection, tables: Sequence[str]) -> dict[str, int]:
-        """AUTOINCREMENT's own counters."""
-        rows = execute(connection, select(_SEQUENCE).where(_SEQUENCE.c.name.in_(tables)))
-        return {row.name: row.seq for row in rows}
+    def last_ids(self, connection: Connection) -> dict[str, int | None]:
+        """AUTOINCREMENT's own counters; a table has one from its first row on."""
+        last = {row.name: row.seq for row in execute(connection, _LAST_IDS)}
+        return {one.name: last.get(one.name, 0) if one in _COUNTED else None for one in GENERATED}
 
-    def go_on_after(self, connection: Connection, ids: Mapping[str, int]) -> None:
-        """The same; there is one for a table that has had a row."""
-        execute(connection, delete(_SEQUENCE).where(_SEQUENCE.c.name.in_(ids)))
-        for name, last in ids.items():
-            execute(connection, insert(_SEQUENCE).values(name=name, seq=last))
+    def advance_sequences(self, connection: Connection, ids: Mapping[str, int]) -> None:
+        """The same counters."""
+        last = self.last_ids(connection)
+        for name, value in ids.items():
+            if (found := last[name]) is not None and found < value:
+                execute(connection, delete(_SEQUENCE).where(_SEQUENCE.c.name == name))
+                execute(connection, insert(_SEQUENCE).values(name=name, seq=value))
 
     def read_payloads(self, connection: Connection, ids: Sequence[int]) -> list[dict[str, Any]]:
         """Large ones as blobs."""
@@ -406,9 +409,22 @@ def _pauses() -> Iterator[float]:
 
 
 _SEQUENCE = table("sqlite_sequence", column("name"), column("seq"))
-_LAST_GROUP_ID: Select[int] = select(func.max(_SEQUENCE.c.seq)).where(
-    _SEQUENCE.c.name == "episode_group"
+_LAST_IDS = select(_SEQUENCE.c.name, func.max(_SEQUENCE.c.seq).label("seq")).group_by(
+    _SEQUENCE.c.name
 )
+_LAST_GROUP_ID: Select[int] = select(
+    func.max(  # of two values: the larger one
+        func.coalesce(
+            select(func.max(_SEQUENCE.c.seq))
+            .where(_SEQUENCE.c.name == episode_group.name)
+            .scalar_subquery(),
+            0,
+        ),
+        func.coalesce(select(func.max(episode_group.c.id)).scalar_subquery(), 0),
+    )
+)
+#: Tables that never generate an id twice, whatever is deleted.
+_COUNTED = frozenset(one for one in GENERATED if one.dialect_options["sqlite"]["autoincrement"])
 
 
 class _SqliteSignal(Signal):

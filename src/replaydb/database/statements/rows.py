@@ -36,7 +36,7 @@ from sqlalchemy.types import JSON, TypeEngine, UserDefinedType
 
 from replaydb.database.column_types import Tags, kept, tolerant
 from replaydb.database.expressions import among
-from replaydb.database.schema import metadata, pack, payload, payload_place
+from replaydb.database.schema import GENERATED, metadata, pack, payload, payload_place
 
 #: Each database has its own: they say where in it payloads are.
 OWN_TABLES = (payload_place, pack)
@@ -166,6 +166,14 @@ def count_rows(of: Table) -> Select[int]:
 def select_any(of: Table) -> Select[Any]:
     """A row, if there is one."""
     return select(next(iter(of.primary_key))).limit(1)
+
+
+@cache
+def select_largest_ids() -> Select[Any]:
+    """The largest id of each table that generates ids, by its name; NULL without rows."""
+    return select(
+        *(select(func.max(one.c.id)).scalar_subquery().label(one.name) for one in GENERATED)
+    )
 
 
 @cache

@@ -1,0 +1,79 @@
+"""Sequences of generated ids, compared with the ids that rows have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+
+from replaydb.database.engines.protocol import Backend
+from replaydb.database.prepared import execute
+from replaydb.database.schema import GENERATED
+from replaydb.database.statements.rows import select_largest_ids
+from replaydb.errors import DatabaseError
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """A sequence that would generate ids again.
+
+    Attributes:
+        table: Name of the table.
+        last: The last id that the sequence has generated.
+        least: The id that it must continue after.
+    """
+
+    table: str
+    last: int
+    least: int
+
+    def __str__(self) -> str:
+        return f"the sequence has generated ids up to {self.last}, and must be past {self.least}"
+
+
+def positions(backend: Backend, connection: Connection) -> dict[str, int]:
+    """Return the id that each table continues after: its last one, or the largest one it has.
+
+    Raises:
+        DatabaseError: The user may not read a sequence.
+    """
+    largest, last = _largest(connection), backend.last_ids(connection)
+    if hidden := [one.name for one in GENERATED if one.name not in last]:
+        raise DatabaseError(
+            f"{backend.shown}: this user may not read the sequences of {', '.join(hidden)}: "
+            "grant it SELECT on them (`replaydb db roles --apply` does so for its roles)"
+        )
+    return {name: max(last[name] or 0, least) for name, least in largest.items()}
+
+
+def behind(
+    backend: Backend, connection: Connection, least: Mapping[str, int] | None = None
+) -> list[Behind]:
+    """Return the sequences that would generate an id that a row has. Takes no locks.
+
+    Args:
+        backend: The engine.
+        connection: In whose transaction.
+        least: Ids that sequences must be past as well, by table.
+    """
+    # Other transactions may insert between the two statements: the sequences are read last.
+    largest, last = _largest(connection), backend.last_ids(connection)
+    found = []
+    for name, wanted in largest.items():
+        position = last.get(name)
+        wanted = max(wanted, (least or {}).get(name, 0))
+        if position is not None and position < wanted:
+            found.append(Behind(name, position, wanted))
+    return found
+
+
+def repair(backend: Backend, connection: Connection) -> None:
+    """Move sequences past the ids that rows have."""
+    found = {one.table: one.least for one in behind(backend, connection)}
+    backend.advance_sequences(connection, found)
+
+
+def _largest(connection: Connection) -> dict[str, int]:
+    [row] = execute(connection, select_largest_ids())
+    return {one.name: getattr(row, one.name) or 0 for one in GENERATED}

@@ -1,0 +1,80 @@
+"""Keys that others took meanwhile are tried again; other violations are raised with a remedy."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from sqlalchemy import text
+
+import replaydb as rdb
+from replaydb import Store
+from replaydb.database.transactions import ATTEMPTS
+from support.connections import transaction
+from support.groups import group, groups
+
+#: Refuses every task as one that another transaction has just inserted, and counts the attempts.
+TAKEN = """
+    CREATE FUNCTION taken() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        PERFORM nextval('attempts');
+        RAISE EXCEPTION USING ERRCODE = '23505', MESSAGE = 'duplicate key',
+            TABLE = 'task', CONSTRAINT = '{constraint}';
+    END $$
+"""
+
+
+async def refused(url: str, constraint: str) -> tuple[str, int]:
+    """Put into a task that another transaction seems to insert first, again and again.
+
+    Returns:
+        The error, and how often it was tried.
+    """
+    async with transaction(url) as connection:
+        await connection.execute(text("CREATE SEQUENCE attempts"))
+        await connection.execute(text(TAKEN.format(constraint=constraint)))
+        trigger = "CREATE TRIGGER taken BEFORE INSERT ON task EXECUTE FUNCTION taken()"
+        await connection.execute(text(trigger))
+    try:
+        async with Store.open(url) as store:
+            buffer = await store.buffer("math")
+            with pytest.raises(rdb.DatabaseError, match="23505") as caught:
+                await buffer.put(group())
+        async with transaction(url) as connection:
+            number = await connection.scalar(text("SELECT last_value FROM attempts"))
+    finally:
+        async with transaction(url) as connection:
+            await connection.execute(text("DROP TRIGGER taken ON task"))
+            await connection.execute(text("DROP FUNCTION taken"))
+            await connection.execute(text("DROP SEQUENCE attempts"))
+    return str(caught.value), int(number or 0)
+
+
+async def test_a_key_that_stays_taken(postgresql_url: str) -> None:
+    told, attempts = await refused(postgresql_url, "uq_task_buffer_id_task_name")
+    assert "table task" in told
+    assert "replaydb verify" in told
+    assert attempts % ATTEMPTS == 0  # the put shares its transaction, and then has one of its own
+
+
+@pytest.mark.parametrize(
+    ("constraint", "what"), [("pk_task", "verify --repair"), ("theirs", "replaydb doctor")]
+)
+async def test_what_no_retry_can_change(postgresql_url: str, constraint: str, what: str) -> None:
+    """A generated id, which no other transaction gets, and a constraint of somebody else."""
+    told, attempts = await refused(postgresql_url, constraint)
+    assert "table task" in told
+    assert what in told
+    assert attempts < ATTEMPTS
+
+
+async def test_tasks_and_uids_that_others_take_are_tried_again(postgresql_url: str) -> None:
+    async with Store.open(postgresql_url) as one, Store.open(postgresql_url) as other:
+        buffers = [await store.buffer("math") for store in (one, other)]
+        await asyncio.gather(
+            *(
+                buffer.put([*groups(2, f"task-{i}"), group(f"uid-{i}")], on_duplicate="ignore")
+                for i in range(20)
+                for buffer in buffers
+            )
+        )
+        assert await buffers[0].count() == 60
