@@ -17,6 +17,7 @@ from operations.conftest import live
 from operations.test_copy import contents
 from replaydb import Store
 from support.command import run
+from support.damage import damage
 from support.groups import long_group
 
 
@@ -39,10 +40,23 @@ def test_it_is_prepared_and_finished(url: str, tmp_path: Path) -> None:
     done = run("copy", url, target, *place, url="")
     assert done.exit_code == 0, done.output
     assert "50 groups; 0 rows and 0 payloads (0 bytes) were written" in done.output
-    assert "50 payloads were read back" in done.output
+    assert "every row and sequence was compared, and 50 payloads were read back" in done.output
     again = run("copy", url, target, url="")
     assert again.exit_code == 1
     assert "expected an empty database" in again.output
+
+
+def test_a_target_that_reads_back_differently(url: str, tmp_path: Path) -> None:
+    asyncio.run(live(url))
+    target = f"sqlite:///{tmp_path / 'copy.db'}"
+    assert run("copy", url, target, "--prepare", url="").exit_code == 0
+    asyncio.run(damage(target, 3))
+    refused = run("copy", url, target, url="")
+    assert refused.exit_code == 1
+    assert "error: groups 3: 1 of 50 payloads of the target were read back" in refused.stderr
+    assert "every row" not in refused.output
+    assert "not finished" in run("buffers", "list", url=target).stderr
+    assert run("copy", url, target, url="").exit_code == 0
 
 
 def test_a_backup_is_restored(

@@ -31,6 +31,7 @@ from replaydb.database.statements.rows import OWN_TABLES, columns, families
 from replaydb.database.views import VIEWS
 from replaydb.operations import CopyReport, copy, verify
 from support.connections import transaction
+from support.damage import damage
 from support.groups import group, groups
 from support.ledger import check_books, group_rows, number_of
 
@@ -230,6 +231,30 @@ async def test_what_was_damaged_may_be_deleted_meanwhile(lived: str, target: str
 
     assert (await copy(lived, target, progress=meet)).is_finished
     assert await contents(target) == await contents(lived)
+
+
+@pytest.mark.parametrize("layout", ["in", "out"])
+@pytest.mark.parametrize("target", ["sqlite", "postgresql"], indirect=True)
+async def test_a_target_that_reads_back_differently_stays_closed(
+    lived: str, target: str, layout: str, place: Callable[[str], str]
+) -> None:
+    """Its rows agree: a disk has changed bytes of a payload since they were written."""
+    payloads = place("there") if layout == "out" else None
+    await copy(lived, target, payloads=payloads, finish=False)
+    await damage(target, 5)
+    seen: list[CopyReport] = []
+    with pytest.raises(rdb.CorruptPayloadError, match=r"1 of 50 .* read back .* copy again") as err:
+        await copy(lived, target, progress=seen.append)
+    assert list(err.value.group_ids) == [5]
+    assert seen[-1].num_checked == 49
+    assert not any(one.is_finished for one in seen)
+    for read_only in (True, False):
+        with pytest.raises(rdb.SchemaError, match="not finished"):
+            await Store.open(target, read_only=read_only)
+    again = await copy(lived, target)
+    assert (again.num_payloads, again.num_checked, again.is_finished) == (1, 50, True)
+    assert await payload_bytes(target) == await payload_bytes(lived)
+    await check_books(target)
 
 
 async def test_how_long_packs_stay_is_copied(

@@ -296,13 +296,28 @@ class _Copying:
             raise DatabaseError(f"{target.shown}: after the copy, {shown}; copy again")
 
     async def _read_back(self) -> None:
-        """Compare every payload of the target with its checksum."""
+        """Compare every payload of the target with its checksum.
+
+        Raises:
+            CorruptPayloadError: Not all of them were found sound. The others were deleted from the
+                target, so that the next copy writes them again.
+        """
         database = self._target.database
+        expected = await database.read(lambda connection: rows.count(connection, payload))
+        damaged: list[Values] = []
         async for fetched in every_payload(database, self._target.payloads):
-            if fetched.damaged:
-                ids = sorted({group_id for group_id, _ in fetched.damaged})
-                raise CorruptPayloadError("damaged in the target", ids)
+            damaged += fetched.damaged
             self.did(num_checked=len(fetched.sound))
+        if self.report.num_checked == expected:
+            return
+        lost = Difference(payload, surplus=damaged)
+        await self._write(lambda connection: rows.apply(connection, [lost]), end_in(BULK_SECONDS))
+        number = expected - self.report.num_checked
+        raise CorruptPayloadError(
+            f"{number} of {expected} payloads of the target were read back damaged, and were "
+            "deleted there; copy again",
+            sorted({group_id for group_id, _ in damaged}),
+        )
 
     def did(self, *, is_finished: bool = False, **more: int) -> None:
         """Add to what was done, and tell who wants to know."""
