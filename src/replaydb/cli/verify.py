@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 def verify(
     url: Url,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Correct accounts of tasks and packs.")
+        bool,
+        typer.Option("--repair", help="Correct accounts of tasks and packs, and sequences of ids."),
     ] = False,
     as_json: Json = False,
 ) -> None:

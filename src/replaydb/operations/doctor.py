@@ -9,7 +9,7 @@ from sqlalchemy import URL, Connection
 from replaydb.database import migrations
 from replaydb.database.engines import backend_for
 from replaydb.database.engines.protocol import Backend
-from replaydb.database.repository import packs
+from replaydb.database.repository import packs, sequences
 from replaydb.database.transactions import Database, end_in
 from replaydb.errors import (
     DatabaseError,
@@ -55,6 +55,7 @@ async def examine(url: str | URL) -> tuple[Finding, ...]:
         tables = await _tables(backend)
         found += tables
         if all(finding.level == "good" for finding in tables):
+            found.append(await database.read(lambda it: _sequences(backend, it), end=end))
             found.append(await _payloads(database))
     except DatabaseError as error:
         mend = "see to the URL, the network and the server; the rest could not be looked at"
@@ -95,6 +96,16 @@ async def _tables(backend: Backend) -> list[Finding]:
     return found or [
         Finding("good", "tables", f"revision {revision}, with all columns, keys and indexes")
     ]
+
+
+def _sequences(backend: Backend, connection: Connection) -> Finding:
+    if behind := sequences.behind(backend, connection):
+        shown = "; ".join(f"{one.table}: {one}" for one in behind)
+        return Finding("bad", "sequences", shown, "replaydb verify --repair")
+    if not backend.last_ids(connection):
+        what = "only users with SELECT on them see what ids they have generated"
+        return Finding("good", "sequences", what)
+    return Finding("good", "sequences", "they generate ids that no row has")
 
 
 async def _payloads(database: Database) -> Finding:

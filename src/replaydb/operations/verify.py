@@ -11,9 +11,10 @@ from sqlalchemy import Connection
 
 from replaydb import checks, codec
 from replaydb.database.prepared import execute
-from replaydb.database.repository import buffers, packs, recount, rows, tags
+from replaydb.database.repository import buffers, packs, recount, rows, sequences, tags
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.rows import Values
+from replaydb.database.repository.sequences import Behind
 from replaydb.database.schema import episode, episode_group, payload
 from replaydb.database.statements.recount import (
     orphans,
@@ -30,7 +31,7 @@ from replaydb.store import Store
 #: Problems that are told one by one; the others are only counted.
 MOST_TOLD: Final = 1000
 
-Kind = Literal["damage", "payload", "group", "orphan", "account", "pack"]
+Kind = Literal["damage", "payload", "group", "orphan", "account", "pack", "sequence"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class Problem:
             `group`: what its row says is not what its episodes, payloads, texts, lease and indexed
             tags come to. `orphan`: rows whose parents are gone.
             `account`: that of a task, which capacity and draws go by. `pack`: that of a pack.
+            `sequence`: it would generate ids that rows of its table have.
         where: Of which group, task, table, row or pack.
         what: What is wrong there.
         is_repaired: Whether it was, by this call.
@@ -98,8 +100,8 @@ async def verify(
     Args:
         store: The store; read-only will do, unless it is to be repaired.
         repair: Correct accounts of tasks and packs, under their locks, if nothing is wrong with the
-            rows that they follow from. What else is wrong is lost data: delete those groups, or
-            restore a backup.
+            rows that they follow from, and move sequences past the ids that rows have. What else
+            is wrong is lost data: delete those groups, or restore a backup.
         progress: Called with what was found so far, again and again.
 
     Raises:
@@ -134,11 +136,25 @@ class _Verifying:
             self._tell(await snapshot.read(_mistagged_groups))
             accounts = await snapshot.read(_accounts)
             wrong_packs = await snapshot.read(_packs)
+            behind = await snapshot.read(self._behind)
+        if repair and behind:
+            await self._database.write(self._advance, end=end_in(BULK_SECONDS))
+        repaired = [
+            Problem("sequence", f"table {one.table}", str(one), is_repaired=repair)
+            for one in behind
+        ]
         repair = repair and not self.report.num_problems
         if repair and (accounts or wrong_packs):
             await self._database.write(self._repair, end=end_in(BULK_SECONDS))
         for problems in (accounts, wrong_packs):
             self._tell(replace(one, is_repaired=repair) for one in problems)
+        self._tell(repaired)
+
+    def _behind(self, connection: Connection) -> list[Behind]:
+        return sequences.behind(self._database.backend, connection)
+
+    def _advance(self, connection: Connection) -> None:
+        sequences.repair(self._database.backend, connection)
 
     def _repair(self, connection: Connection) -> None:
         for row in _every_buffer(connection):

@@ -1,0 +1,201 @@
+"""Every table of a copy accepts rows, and a sequence that is behind is found and fixed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+from sqlalchemy import text
+
+import replaydb as rdb
+from operations.conftest import live
+from replaydb import Store
+from replaydb.database.engines import backend_for
+from replaydb.operations import copy, delete_buffer, delete_run, examine, verify
+from support.command import run
+from support.connections import transaction
+from support.groups import groups
+from support.ledger import check_books
+from support.sequences import largest_ids, next_ids, rewind
+
+#: More than the attempts of a transaction, which must not be what makes it work.
+VERSIONS = 16
+#: SQLite numbers its rows after the largest id: the only ids that it may generate again.
+UNCOUNTED = {"policy_change"}
+
+
+async def live_long(url: str, payloads: str) -> None:
+    """A store with many rows in every table with ids, the last of which are deleted again."""
+    await live(url, payloads=payloads)
+    async with Store.open(url, run="last", lineage="first") as store:
+        math = await store.buffer("math")
+        for version in range(5, VERSIONS + 1):
+            await math.advance_policy(version)
+        for i in range(4):
+            last = await store.buffer(f"last-{i}")
+            await last.put(groups(2, f"task-{i}"))
+            await last.advance_policy(1)
+            await last.sample(1)
+            await (await last.lease(1, ttl=60)).ack()
+    async with Store.open(url) as store:
+        for i in range(1, 4):
+            await delete_buffer(store, f"last-{i}")
+        await delete_run(store, "last")
+    async with transaction(url) as connection:
+        await connection.execute(text("DELETE FROM pack WHERE live_parts = 0"))
+
+
+async def train(url: str, *, version: int) -> list[object]:
+    """Insert into every table by the public API. Returns the ids that it saw."""
+    async with Store.open(url, run=f"run-{version}", lineage="first") as store:
+        math = await store.buffer("math")
+        ids = await math.put(groups(6, f"new-{version}"), cursor={"data": version})
+        await math.advance_policy(version)
+        batch = await math.sample(3, rdb.Prioritized(), step=version)
+        await math.update_priorities(batch.ids, [1.5] * 3)
+        lease = await math.lease(2, ttl=600, tasks=f"new-{version}")
+        await lease.ack()
+        await math.open_group("gsm8k", f"open-{version}", 2)
+        other = await store.buffer(f"other-{version}")
+        await other.put(groups(1, "more"))
+        await other.advance_policy(1)
+        assert await math.cursor("data") == version
+        return [*ids, *batch.ids, batch.draw_id, lease.id, *lease.batch.ids]
+
+
+@pytest.fixture(params=["same engine", "other engine", "there and back"])
+def targets(engine_name: str, request: pytest.FixtureRequest) -> list[str]:
+    """Databases without tables, each to be copied into from the one before it."""
+    other = "postgresql" if engine_name == "sqlite" else "sqlite"
+    engines = {
+        "same engine": [engine_name],
+        "other engine": [other],
+        "there and back": [other, engine_name],
+    }
+    return [request.getfixturevalue(f"empty_{name}_url") for name in engines[request.param]]
+
+
+async def test_every_table_of_a_copy_accepts_rows(
+    url: str, targets: list[str], place: Callable[[str], str]
+) -> None:
+    await live_long(url, place("here"))
+    stores = [url, *targets]
+    for i, (source, target) in enumerate(pairwise(stores)):
+        await copy(source, target, payloads=place(f"there-{i}"))
+    given = await largest_ids(url)
+    assert given["policy_change"] > 12
+    seen = []
+    for each in stores:
+        seen.append(await train(each, version=VERSIONS + 1))
+        await check_books(each)
+        async with Store.open(each) as store:
+            assert (await verify(store)).is_sound
+    assert all(one == seen[0] for one in seen)  # ids of deleted rows were not generated again
+    expected = await next_ids(url)
+    for target in targets:
+        largest, found = await largest_ids(target), await next_ids(target)
+        assert all(found[name] > last for name, last in largest.items())
+        same = expected.keys() - UNCOUNTED - {"pack"}
+        assert {name: found[name] for name in same} == {name: expected[name] for name in same}
+
+
+async def test_a_copy_whose_sequences_stay_behind_stays_closed(
+    lived: str, empty_url: str, engine_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = type(backend_for(empty_url))
+    with monkeypatch.context() as patched:
+        patched.setattr(backend, "advance_sequences", lambda *_: None)
+        with pytest.raises(rdb.DatabaseError, match=r"of table \w+ the sequence has generated"):
+            await copy(lived, empty_url)
+    with pytest.raises(rdb.SchemaError, match="not finished"):
+        await Store.open(empty_url)
+    assert (await copy(lived, empty_url)).is_finished
+
+
+async def test_sequences_that_are_behind_are_found_and_fixed(lived: str, engine_name: str) -> None:
+    """As a copy by an earlier version has left them."""
+    async with Store.open(lived, run="first") as store:
+        math = await store.buffer("math")
+        for version in range(5, VERSIONS + 1):
+            await math.advance_policy(version)
+    await rewind(lived, engine_name)
+    largest = await largest_ids(lived)
+    expected = {f"table {name}" for name, last in largest.items() if last > 1}
+    if engine_name == "sqlite":
+        expected -= {f"table {name}" for name in UNCOUNTED}
+    else:
+        async with Store.open(lived, run="first") as store:
+            math = await store.buffer("math")
+            for call, table in (
+                (lambda: math.advance_policy(VERSIONS + 1), "policy_change"),
+                (lambda: math.put(groups(1, "x")), "episode_group"),
+            ):
+                with pytest.raises(rdb.DatabaseError, match=rf"{table}.*verify --repair"):
+                    await call()
+    [told] = [one for one in await examine(lived) if one.subject == "sequences"]
+    assert (told.level, told.mend) == ("bad", "replaydb verify --repair")
+    async with Store.open(lived) as store:
+        report = await verify(store)
+        assert {one.where for one in report.problems} == expected
+        assert {one.kind for one in report.problems} == {"sequence"}
+        assert not report.is_sound
+        repaired = await verify(store, repair=True)
+        assert repaired.num_repaired == repaired.num_problems == len(expected)
+        assert repaired.is_sound
+        assert (await verify(store)).num_problems == 0
+    [told] = [one for one in await examine(lived) if one.subject == "sequences"]
+    assert told.level == "good"
+    await train(lived, version=VERSIONS + 1)
+
+
+async def test_sequences_are_fixed_whatever_else_is_wrong(lived: str, engine_name: str) -> None:
+    """They follow from ids alone."""
+    await rewind(lived, engine_name)
+    async with transaction(lived) as connection:
+        await connection.execute(text("UPDATE episode_group SET num_tokens = 1 WHERE id = 3"))
+    async with Store.open(lived) as store:
+        report = await verify(store, repair=True)
+    fixed = {one.kind: one.is_repaired for one in report.problems}
+    assert fixed == {"group": False, "sequence": True}
+
+
+async def test_a_counter_of_sqlite_that_was_lowered_refuses_no_put(sqlite_url: str) -> None:
+    await live(sqlite_url)
+    largest = await largest_ids(sqlite_url)
+    async with transaction(sqlite_url) as connection:
+        await connection.execute(text("DELETE FROM sqlite_sequence"))
+    async with Store.open(sqlite_url) as store:
+        ids = await (await store.buffer("math")).put(groups(3, "new"))
+    assert min(ids) == largest["episode_group"] + 1
+
+
+async def test_a_sequence_that_was_set_by_hand(
+    postgresql_url: str, empty_postgresql_url: str
+) -> None:
+    """`is_called` is false: its value is the next id, not the last one."""
+    await live(postgresql_url)
+    largest = await largest_ids(postgresql_url)
+    async with transaction(postgresql_url) as connection:
+        for name, last in largest.items():
+            sql = text(f"SELECT setval('{name}_id_seq', :next, false)")
+            await connection.execute(sql, {"next": last + 1})
+    async with Store.open(postgresql_url) as store:
+        assert (await verify(store)).is_sound
+    await copy(postgresql_url, empty_postgresql_url)
+    for url in (postgresql_url, empty_postgresql_url):
+        async with Store.open(url) as store:
+            [group_id] = await (await store.buffer("math")).put(groups(1, "new"))
+        assert group_id == largest["episode_group"] + 1
+
+
+def test_the_commands_find_and_fix_it(url: str, engine_name: str) -> None:
+    asyncio.run(live(url))
+    asyncio.run(rewind(url, engine_name))
+    assert "replaydb verify --repair" in run("doctor", url=url).output
+    found = run("verify", url=url)
+    assert found.exit_code == 1
+    assert "table episode_group" in found.output
+    assert run("verify", "--repair", url=url).exit_code == 0
+    assert run("verify", url=url).exit_code == 0
