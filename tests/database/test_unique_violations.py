@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 from sqlalchemy import text
 
@@ -11,7 +9,7 @@ import replaydb as rdb
 from replaydb import Store
 from replaydb.database.transactions import ATTEMPTS
 from support.connections import transaction
-from support.groups import group, groups
+from support.groups import group
 
 #: Refuses every task as one that another transaction has just inserted, and counts the attempts.
 TAKEN = """
@@ -50,6 +48,7 @@ async def refused(url: str, constraint: str) -> tuple[str, int]:
 
 
 async def test_a_key_that_stays_taken(postgresql_url: str) -> None:
+    """It may be a lost race, so it is tried again, but not forever."""
     told, attempts = await refused(postgresql_url, "uq_task_buffer_id_task_name")
     assert "table task" in told
     assert "replaydb verify" in told
@@ -65,16 +64,3 @@ async def test_what_no_retry_can_change(postgresql_url: str, constraint: str, wh
     assert "table task" in told
     assert what in told
     assert attempts < ATTEMPTS
-
-
-async def test_tasks_and_uids_that_others_take_are_tried_again(postgresql_url: str) -> None:
-    async with Store.open(postgresql_url) as one, Store.open(postgresql_url) as other:
-        buffers = [await store.buffer("math") for store in (one, other)]
-        await asyncio.gather(
-            *(
-                buffer.put([*groups(2, f"task-{i}"), group(f"uid-{i}")], on_duplicate="ignore")
-                for i in range(20)
-                for buffer in buffers
-            )
-        )
-        assert await buffers[0].count() == 60

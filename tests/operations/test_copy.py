@@ -234,7 +234,6 @@ async def test_what_was_damaged_may_be_deleted_meanwhile(lived: str, target: str
 
 
 @pytest.mark.parametrize("layout", ["in", "out"])
-@pytest.mark.parametrize("target", ["sqlite", "postgresql"], indirect=True)
 async def test_a_target_that_reads_back_differently_stays_closed(
     lived: str, target: str, layout: str, place: Callable[[str], str]
 ) -> None:

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import delete, insert, select, text, update
 from sqlalchemy.exc import DBAPIError
 
 import replaydb as rdb
@@ -192,6 +192,34 @@ async def test_an_analyst_looks(login: Logins, postgresql_url: str) -> None:
         await refused(
             buffer.put(group()), buffer.sample(1), buffer.delete([1]), buffer.advance_policy(1)
         )
+
+
+async def test_an_analyst_copies_and_verifies(
+    login: Logins, postgresql_url: str, empty_sqlite_url: str
+) -> None:
+    """Which reads sequences; a user who may not is told so, where they matter."""
+    await prepared(postgresql_url)
+    async with Store.open(postgresql_url) as store:
+        await (await store.buffer("math")).delete([3])
+    reader = login("analyst")
+    async with Store.open(reader, read_only=True) as store:
+        assert (await operations.verify(store)).is_sound
+    assert (await operations.copy(reader, empty_sqlite_url)).is_finished
+    async with Store.open(empty_sqlite_url) as store:
+        assert await (await store.buffer("math")).put(group("new")) == [4]
+    role = unquote(urlsplit(reader).username or "").partition(" ")[0]
+    async with transaction(postgresql_url) as connection:
+        hide = f'REVOKE ALL ON ALL SEQUENCES IN SCHEMA public FROM "{role}"'
+        await connection.execute(text(hide))
+    async with Store.open(reader, read_only=True) as store:
+        assert (await operations.verify(store)).is_sound
+    found = {one.subject: one for one in await operations.examine(reader)}
+    assert found["sequences"].text.startswith("only users with SELECT")
+    other = f"{empty_sqlite_url}-other"
+    with pytest.raises(rdb.DatabaseError, match=r"may not read the sequences.* db roles"):
+        await operations.copy(reader, other)
+    with pytest.raises(rdb.SchemaError, match="not finished"):
+        await Store.open(other)
 
 
 def test_every_table_is_thought_of() -> None:

@@ -11,6 +11,7 @@ from torture.attacks import (
     cancellations,
     clocks,
     commits,
+    copies,
     disk,
     flips,
     freezes,
@@ -54,6 +55,7 @@ ATTACKS: dict[str, Attack] = {
     "hostile": hostile,
     "histories": histories,
     "clocks": clocks,
+    "copies": copies,
 }
 
 
