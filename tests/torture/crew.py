@@ -76,10 +76,11 @@ Step = Callable[[Buffer, Journal, random.Random, int], Awaitable[None]]
 
 
 async def put(buffer: Buffer, journal: Journal, chance: random.Random, number: int) -> None:
-    """One to four groups, whose uids say how many came together."""
+    """One to four groups, whose uids say how many came together, and a cursor that names them."""
     size, begin = chance.randint(1, 4), time.monotonic()
     uids = [f"{os.getpid()}.{number}:{i}:{size}" for i in range(size)]
-    await buffer.put([derived_group(uid) for uid in uids], timeout=5)
+    cursor = {f"put-{os.getpid()}": uids}
+    await buffer.put([derived_group(uid) for uid in uids], cursor=cursor, timeout=5)
     journal.tell("put", begin, uids)
 
 

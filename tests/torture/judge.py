@@ -33,6 +33,7 @@ _QUERIES = {
     "leases": "SELECT id FROM lease",
     "payloads": "SELECT group_id, checksum, data FROM payload",
     "episodes": "SELECT group_id, num_tokens FROM episode",
+    "cursors": "SELECT value FROM cursor WHERE name LIKE 'put-%'",
 }
 
 
@@ -47,6 +48,7 @@ class Tables:
     leases: list[Row]
     payloads: list[Row]
     episodes: list[Row]
+    cursors: list[Row]
 
     @property
     def by_uid(self) -> dict[str, Row]:
@@ -191,6 +193,8 @@ def check_log(told: Iterable[Entry], tables: Tables) -> Counter[str]:
     sizes = {uid.rsplit(":", 2)[0]: int(uid.rsplit(":")[-1]) for uid in tables.by_uid if ":" in uid}
     torn = [put for put, count in puts.items() if count != sizes[put] and not gone]
     assert not torn, f"torn puts: {torn}"
+    named = {uid for row in tables.cursors for uid in json.loads(row["value"])} - gone
+    assert named <= tables.by_uid.keys(), "a cursor is stored without the groups of its put"
     check_holders(told)
     return Counter(entry.what for entry in told)
 

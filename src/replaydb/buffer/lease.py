@@ -14,7 +14,7 @@ from replaydb import checks
 from replaydb.batch.batch import Batch
 from replaydb.buffer.core import BufferCore
 from replaydb.cancellation import to_the_end
-from replaydb.database.repository import leases, lineage
+from replaydb.database.repository import leases
 from replaydb.database.repository.locked import Scope
 from replaydb.database.repository.locking import lease_locked
 from replaydb.errors import (
@@ -102,7 +102,7 @@ class Lease:
             with lease_locked(connection, scope, self.id) as buffer:
                 if self.id:
                     leases.ack(buffer, self.id, chosen)
-                lineage.set_cursors(buffer, cursors)
+                buffer.cursors |= cursors
 
         await self._buffer._write(work)
         self._let_go(chosen)

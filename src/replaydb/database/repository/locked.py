@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
+from typing import Any
 
 from sqlalchemy import Connection
 
 from replaydb.database.engines.protocol import Backend
 from replaydb.database.repository.buffers import BufferRow, RunRow
-from replaydb.database.repository.packs import Shares
+from replaydb.database.repository.packs import Share, Shares
 from replaydb.database.repository.tasks import TaskAccount
 from replaydb.settings import BufferSettings
 
@@ -51,7 +53,7 @@ class LockedBuffer:
     """A buffer, some of whose tasks are locked until the transaction ends.
 
     Got from `tasks_locked`, `buffer_locked` and `lease_locked` of `repository.locking`, which
-    write its accounts back.
+    write its accounts back, and whatever else has changed here.
 
     Attributes:
         connection: In whose transaction.
@@ -60,6 +62,8 @@ class LockedBuffer:
         row: It as it is now.
         accounts: Its locked tasks, by name.
         shares: What changes in packs.
+        cursors: Cursors to write, by name.
+        news: As of `Scope`, of this transaction.
     """
 
     def __init__(
@@ -75,6 +79,22 @@ class LockedBuffer:
         self.row = row
         self.accounts = accounts
         self.shares: Shares = {}
+        self.cursors: dict[str, Any] = {}
+        self.news: list[tuple[int, str]] = []
+
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
+        """Undo everything the block has changed if it raises, in the tables and in this object.
+
+        Every attribute is restored, so that a new one cannot be forgotten.
+        """
+        before = {name: _copy(value) for name, value in vars(self).items()}
+        try:
+            with self.connection.begin_nested():
+                yield
+        except BaseException:
+            vars(self).update(before)
+            raise
 
     @property
     def settings(self) -> BufferSettings:
@@ -109,4 +129,15 @@ class LockedBuffer:
 
     def report(self, level: int, text: str) -> None:
         """Something for the log, if what it tells of is kept."""
-        self.scope.news.append((level, text))
+        self.news.append((level, text))
+
+
+def _copy(value: Any) -> Any:
+    """A copy of what is changed in place; anything else, such as a connection, as it is."""
+    if isinstance(value, dict):
+        return {key: _copy(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return list(value)
+    if isinstance(value, BufferRow | Share | TaskAccount):
+        return replace(value)
+    return value

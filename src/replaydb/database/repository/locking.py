@@ -2,7 +2,8 @@
 
 The buffer comes first, then its tasks by id, then groups. Whoever is in one of these blocks may
 change groups of the locked tasks and the accounts of those; when it ends, the accounts that have
-changed are written back, and last of all those of packs. Before that, history is trimmed.
+changed are written back, and last of all those of packs. Before that, cursors are written and
+history is trimmed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,14 @@ from dataclasses import replace
 from sqlalchemy import Connection
 
 from replaydb.database.engines.protocol import LostRaceError
-from replaydb.database.repository import buffers, history, packs, tasks, upkeep
+from replaydb.database.repository import (
+    buffers,
+    history,
+    lineage,
+    packs,
+    tasks,
+    upkeep,
+)
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import LockedBuffer, Scope
 from replaydb.database.repository.tasks import TaskAccount
@@ -88,9 +96,12 @@ def _entered(
     counted = (row.limited_inserts, row.limited_samples)
     buffer = LockedBuffer(connection, scope, row, accounts)
     yield buffer
+    lineage.set_cursors(buffer, buffer.cursors)
     history.trim(buffer, before)
+    row = buffer.row  # another object after a savepoint that was rolled back
     if (row.limited_inserts, row.limited_samples) != counted:
         buffers.save_limits(connection, row)
     changed = [account for name, account in buffer.accounts.items() if account != before[name]]
     tasks.save(connection, changed)
     packs.save(connection, buffer.shares, lambda: buffer.now)
+    scope.news.extend(buffer.news)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -16,7 +16,6 @@ from replaydb.database.repository import (
     buffers,
     capacity,
     limits,
-    lineage,
     packs,
     tags,
     tasks,
@@ -137,7 +136,6 @@ def put(
             ]
             packs.settle(buffer.shares, counted, taken)
         session.flush()
-        lineage.set_cursors(buffer, session.cursors)
     return outcomes
 
 
@@ -148,39 +146,33 @@ class _Session:
     Attributes:
         buffer: The buffer.
         ids: Ids of the groups.
-        rows: Rows of `episode_group` that are not written yet.
-        cursors: Cursors that are not written yet.
+        rows: Rows of `episode_group` that are not written yet; in a limited buffer there are none.
     """
 
     buffer: LockedBuffer
     ids: _Ids
     rows: list[dict[str, Any]] = field(default_factory=list)
-    cursors: dict[str, Any] = field(default_factory=dict)
 
     def store(self, put: Put, *, written: bool) -> None:
         """Take in one put, or raise: in a limited buffer everything is as it was then."""
         if not self.buffer.settings.is_limited:
-            self._take_in(put, written=written)
+            rows, _ = self._take_in(put, written=written)
+            self.rows += rows
             return
-        accounts = {name: replace(account) for name, account in self.buffer.accounts.items()}
-        shares = {pack_id: replace(share) for pack_id, share in self.buffer.shares.items()}
-        limited_inserts = self.buffer.row.limited_inserts
-        try:
-            with self.buffer.connection.begin_nested():
-                rivals = self._take_in(put, written=written)
-                self.flush()  # what is in can be a victim: of the next put, or at once
-                capacity.shed(self.buffer, rivals)
-        except BaseException:
-            self.rows.clear()
-            self.buffer.accounts.update(accounts)
-            self.buffer.shares = shares
-            self.buffer.row.limited_inserts = limited_inserts
-            raise
+        with self.buffer.savepoint():
+            rows, rivals = self._take_in(put, written=written)
+            self._write(rows)  # what is in can be a victim: of the next put, or at once
+            capacity.shed(self.buffer, rivals)
 
     def flush(self) -> None:
-        """Write the rows taken in so far, with arrivals from now on."""
+        """Write the rows taken in so far."""
+        self._write(self.rows)
+        self.rows = []
+
+    def _write(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Write rows of groups, with arrivals from now on."""
         by_task: dict[str, list[dict[str, Any]]] = {}
-        for row in self.rows:
+        for row in rows:
             by_task.setdefault(row["task_name"], []).append(row)
         for name, mine in by_task.items():
             account = self.buffer.accounts[name]
@@ -191,13 +183,16 @@ class _Session:
             for row, uniform, prioritized in zip(mine, *waits, strict=True):
                 row["uniform_key"] = account.uniform_clock + uniform
                 row["priority_key"] = account.priority_clock + prioritized
-        execute_many(self.buffer.connection, insert_groups(), self.rows)
-        if self.rows and self.buffer.settings.indexed_tags:
-            tags.enter(self.buffer, [row["id"] for row in self.rows])
-        self.rows = []
+        execute_many(self.buffer.connection, insert_groups(), rows)
+        if rows and self.buffer.settings.indexed_tags:
+            tags.enter(self.buffer, [row["id"] for row in rows])
 
-    def _take_in(self, put: Put, *, written: bool) -> list[int]:
-        """Enter the groups of a put. Returns those for which no room was made: see `shed`."""
+    def _take_in(self, put: Put, *, written: bool) -> tuple[list[dict[str, Any]], list[int]]:
+        """Enter a put in the accounts.
+
+        Returns:
+            Rows of its groups to write, and ids of those for which no room was made: see `shed`.
+        """
         stored = self.ids.stored
         accepted = _accepted(put, stored)
         replaced = [stored[record.uid] for record in accepted if record.uid in stored]
@@ -219,10 +214,12 @@ class _Session:
         if not written:
             _insert_children(self.buffer.connection, accepted, self.ids)
         self.buffer.row.limited_inserts += len(accepted) - len(replaced)
-        for row in self._group_rows(accepted, put.of_run):
-            self.rows.append(row | kept.get(row["id"], {"times_replaced": 0}))
-        self.cursors |= put.cursors
-        return [self.ids[record] for record in rivals]
+        rows = [
+            row | kept.get(row["id"], {"times_replaced": 0})
+            for row in self._group_rows(accepted, put.of_run)
+        ]
+        self.buffer.cursors |= put.cursors
+        return rows, [self.ids[record] for record in rivals]
 
     def _delete_replaced(self, ids: Sequence[int]) -> dict[int, dict[str, Any]]:
         """Delete groups whose place others take. Returns what those keep of each, by id."""

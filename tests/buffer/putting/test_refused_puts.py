@@ -1,0 +1,146 @@
+"""A put that is refused changes nothing, also in the transaction of another that is stored."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+import replaydb as rdb
+from replaydb import Capacity, EpisodeGroup, Store
+from replaydb.database.repository import puts
+from support.connections import transaction
+from support.groups import group, long_group
+from support.rows import TABLES
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A buffer with three groups, some of them leased, and a put that it refuses."""
+
+    error: type[rdb.ReplayDBError]
+    settings: dict[str, Any]
+    put: list[EpisodeGroup]
+    leased: int = 0
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+FULL = {"capacity": Capacity(groups=3)}
+#: Lets everything in here, and counts it.
+COUNTED = {"rate_limit": rdb.SamplesPerInsert(1.0, min_size=1, error_buffer=20.0)}
+BEST = {"eviction": "lowest_priority", "priority_exponent": 2.0}
+#: The second has no weight under an exponent of 2.
+WEIGHTLESS = [group("new", "a"), group("none", "a", priority=1e-200)]
+LONGER = [long_group("a-0", 9, "a"), long_group("b-0", 30, "b")]
+
+REFUSALS = {
+    "nothing can go": Refusal(rdb.BufferFullError, FULL, [group("new", "a")], 3),
+    "nothing worse can go": Refusal(
+        rdb.BufferFullError, FULL | BEST | COUNTED, [group("new", "a")], 3
+    ),
+    "room is made for one of two": Refusal(
+        rdb.BufferFullError,
+        FULL | {"task_capacity": {"b": Capacity(groups=1)}},
+        [group("new-b", "b"), group("new-a", "a")],
+        2,
+    ),
+    "more than fits": Refusal(
+        rdb.InvalidInputError, FULL, [group(f"new-{i}", "a") for i in range(4)]
+    ),
+    "larger than fits": Refusal(
+        rdb.InvalidInputError,
+        {"capacity": Capacity(tokens=50)} | BEST,
+        [group("new", "a"), long_group("wide", 51, "a")],
+    ),
+    "a priority without weight": Refusal(rdb.InvalidInputError, FULL | BEST, WEIGHTLESS, 1),
+    "a queue": Refusal(rdb.RateLimitedError, {"rate_limit": rdb.Queue(3)}, [group("new", "a")]),
+    "puts ahead of draws": Refusal(
+        rdb.RateLimitedError,
+        {"rate_limit": rdb.SamplesPerInsert(1.0, min_size=1, error_buffer=2.0)},
+        [group("new", "a")],
+    ),
+    "a uid that is taken": Refusal(
+        rdb.DuplicateGroupError, FULL, [group("new", "a"), group("a-0", "a")]
+    ),
+    "a longer one for the same uid": Refusal(
+        rdb.BufferFullError,
+        {"capacity": Capacity(tokens=45)},
+        LONGER,
+        2,
+        {"on_duplicate": "replace"},
+    ),
+    "a longer one as a new group": Refusal(
+        rdb.BufferFullError,
+        {"capacity": Capacity(tokens=45)},
+        LONGER,
+        2,
+        {"on_duplicate": "renew"},
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("way", "layout"),
+    [
+        *((way, "inside") for way in REFUSALS),
+        ("nothing worse can go", "outside"),
+        ("a longer one for the same uid", "outside"),
+    ],
+)
+async def test_nothing_of_it_is_left(
+    store: Store, url: str, way: str, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a cursor, nor a count, nor what was made room for."""
+    refusal = REFUSALS[way]
+    buffer = await store.buffer("math", **refusal.settings)
+    stored = [group("a-0", "a"), group("a-1", "a"), group("b-0", "b")]
+    await buffer.put(stored, cursor={"data": 1})
+    if refusal.leased:
+        await buffer.lease(refusal.leased, ttl=600)
+    shared = _transactions(monkeypatch)
+    before = await _tables(url)
+    refused, empty = await asyncio.gather(
+        buffer.put(refusal.put, cursor={"data": 2}, timeout=0, **refusal.options),
+        buffer.put([], cursor={"other": 1}),
+        return_exceptions=True,
+    )
+    assert shared == [2]
+    assert (type(refused), empty) == (refusal.error, [])
+    after = await _tables(url)
+    assert {row["name"]: row["value"] for row in after["cursor"]} == {"data": 1, "other": 1}
+    assert [row for row in after["cursor"] if row["name"] == "data"] == before["cursor"]
+    # Its pack is known, to be removed.
+    packs = {row["id"] for row in before["pack"]}
+    assert not any(row["live_parts"] for row in after["pack"] if row["id"] not in packs)
+    after["pack"] = [row for row in after["pack"] if row["id"] in packs]
+    assert before | {"cursor": []} == after | {"cursor": []}
+
+
+def _transactions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by how many puts each transaction from now on has."""
+    sizes: list[int] = []
+    put = puts.put
+
+    def counted(connection: Any, scope: Any, known: Any, several: Sequence[puts.Put]) -> Any:
+        sizes.append(len(several))
+        return put(connection, scope, known, several)
+
+    monkeypatch.setattr(puts, "put", counted)
+    return sizes
+
+
+async def _tables(url: str) -> dict[str, list[dict[str, Any]]]:
+    async with transaction(url) as connection:
+        return {
+            table.name: [
+                dict(row)
+                for row in (
+                    await connection.execute(select(table).order_by(*table.primary_key))
+                ).mappings()
+            ]
+            for table in TABLES
+        }
