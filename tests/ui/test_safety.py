@@ -100,6 +100,31 @@ async def test_a_token_is_asked_for_once(store: Store, looking: Looking) -> None
             assert (await client.get("/", headers=bearers)).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("address", "forwarded", "secure"),
+    [
+        ("http://localhost", None, False),
+        ("http://localhost", "http", False),
+        ("http://localhost", "http, https", False),  # TLS between two proxies only
+        ("https://pages.example", None, True),
+        ("http://localhost", "https", True),
+        ("http://localhost", "HTTPS, http", True),
+    ],
+)
+async def test_the_cookie_is_sent_back_over_tls_only(
+    looking: Looking, address: str, forwarded: str | None, secure: bool
+) -> None:
+    """Where the browser speaks it, also to a proxy that speaks plain HTTP to this server."""
+    headers = {"X-Forwarded-Proto": forwarded} if forwarded else {}
+    async with looking(token=TOKEN) as client:
+        for answer in (
+            await client.post(f"{address}/", data={"token": TOKEN}, headers=headers),
+            await client.get(f"{address}/?token={TOKEN}", headers=headers),
+        ):
+            cookie = answer.headers["Set-Cookie"].split("; ")
+            assert ("Secure" in cookie) == secure
+
+
 async def test_a_token_in_the_address_does_not_stay_there(looking: Looking) -> None:
     async with looking(token=TOKEN) as client:
         assert (await client.get("/?token=nonsense")).status_code == 401

@@ -127,7 +127,7 @@ class Door:
             self._session,
             httponly=True,
             samesite="strict",
-            secure=request.url.scheme == "https",
+            secure=_is_https(request),
         )
 
 
@@ -263,6 +263,16 @@ class _Answering:
     async def _sent(self, message: Message) -> None:
         async with asyncio.timeout(STALLED_SECONDS):
             await self._send(message)
+
+
+def _is_https(request: Request) -> bool:
+    """Whether the browser speaks TLS, to this server or to a proxy in front of it.
+
+    The header is believed from any address: a client that makes it up only keeps its own browser
+    from sending the cookie without TLS.
+    """
+    forwarded = request.headers.get("X-Forwarded-Proto", "").partition(",")[0]
+    return "https" in (request.url.scheme, forwarded.strip().lower())
 
 
 def _login(request: Request, problem: str | None) -> Response:
