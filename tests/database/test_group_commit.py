@@ -176,6 +176,35 @@ async def test_a_database_that_is_gone_is_tried_once_for_all(
     assert store.attempts == [list(range(9))]
 
 
+async def test_only_those_who_waited_before_a_try_share_its_outage() -> None:
+    store = Store()
+    away = asyncio.Event()
+
+    async def commit(items: Sequence[int], gate: Gate, end: float) -> Sequence[int]:
+        store.attempts.append(list(items))
+        if 1 in items:
+            await away.wait()
+            raise DatabaseUnavailableError("gone")
+        return [2 * item for item in items]
+
+    shared: GroupCommit[int, int] = GroupCommit(commit, lambda num_bytes: 60.0, lambda: math.inf)
+
+    def put(item: int) -> asyncio.Task[int]:
+        key = "alone" if item < 3 else item  # 2 must wait for 1
+        return asyncio.create_task(shared.submit(Submission(item, (key,), 0)))
+
+    before = [put(1), put(2)]
+    while not store.attempts:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    after = [put(3), put(4)]
+    await asyncio.sleep(0)
+    away.set()
+    told = await asyncio.gather(*before, return_exceptions=True)
+    assert {type(one) for one in told} == {DatabaseUnavailableError}
+    assert await asyncio.gather(*after) == [6, 8]
+    assert store.attempts == [[1], [3, 4]]
+
+
 async def test_one_that_fails_does_not_fail_its_neighbours() -> None:
     store = Store()
 

@@ -68,6 +68,24 @@ async def test_puts_that_come_while_one_is_written_share_the_next(
     assert len(commits) == 2
 
 
+async def test_a_put_that_comes_during_an_outage_is_tried(
+    buffer: Buffer, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not fail together with the put that has waited for the database all the time."""
+    await buffer.put(group())
+    patience = iter([0.5, 60.0])
+    monkeypatch.setattr(buffer._puts, "_allowance", lambda num_bytes: next(patience))
+    async with held_up(url):
+        first = asyncio.create_task(buffer.put(group("first")))
+        while buffer._puts._running is None:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        late = asyncio.create_task(buffer.put(group("late")))
+        with pytest.raises(rdb.DatabaseUnavailableError):
+            await first
+    await late
+    assert await buffer.count() == 2
+
+
 async def test_large_puts_do_not_wait_for_each_other(
     store: Store, buffer: Buffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
