@@ -316,6 +316,7 @@ class Store:
                 await asyncio.gather(*(buffer.drain() for buffer in buffers))
         except TimeoutError:
             await asyncio.gather(*(buffer._give_up() for buffer in buffers))
+        await asyncio.gather(*(buffer._stop_returning(end) for buffer in buffers))
         await self._payloads.stop()
         await self._database.close(end)
         await self._payloads.close(end)

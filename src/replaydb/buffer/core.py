@@ -47,6 +47,7 @@ class BufferCore:
         self._run_name = run_name
         self._run = run
         self._row = row
+        self._returning: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
         return f"Buffer({self.name!r})"

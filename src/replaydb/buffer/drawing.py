@@ -27,7 +27,7 @@ from replaydb.database.repository import (
     transitions,
 )
 from replaydb.database.repository.locked import Scope
-from replaydb.database.repository.locking import buffer_locked, lease_locked, tasks_locked
+from replaydb.database.repository.locking import buffer_locked, tasks_locked
 from replaydb.database.repository.portions import Drawn, DrawRequest
 from replaydb.database.transactions import allowance, end_in
 from replaydb.episodes import GroupStatus
@@ -35,7 +35,6 @@ from replaydb.errors import (
     CorruptPayloadError,
     DatabaseError,
     DatabaseUnavailableError,
-    LeaseExpiredError,
     NotEnoughGroupsError,
     RateLimitedError,
     ReplayDBError,
@@ -48,8 +47,10 @@ logger = logging.getLogger(__name__)
 _OUT_OF_USE = (GroupStatus.FAILED, GroupStatus.ARCHIVED)
 #: How long it may take to find out why there were too few groups.
 EXPLAIN_SECONDS = 2.0
-#: How long a call that has failed tries to give back what it had leased.
+#: How long a call that has failed waits until what it had leased is returned.
 HAND_BACK_SECONDS = 5.0
+#: Pause before what is leased is returned in another transaction.
+HAND_BACK_PAUSE = 1.0
 
 
 class Drawing(BufferCore):
@@ -131,8 +132,8 @@ class Drawing(BufferCore):
             return await self._delivered(drawn, end or end_in(allowance(drawn.num_bytes)))
         except BaseException:
             # Only here, where no reader is held: the writer may be waiting for one.
-            if drawn is not None and drawn.lease_id is not None:
-                await to_the_end(self._hand_back(drawn.lease_id, "not delivered"))
+            if drawn is not None and request.lease is not None:
+                await self._hand_back(drawn, request.lease.ttl, "not delivered")
             raise
 
     async def _delivered(self, drawn: Drawn, end: float) -> Result:
@@ -173,17 +174,49 @@ class Drawing(BufferCore):
             await reading  # raises what has kept it from its snapshot
         return reading
 
-    async def _hand_back(self, lease_id: int, reason: str) -> None:
-        """End a lease that never reached the caller: no attempt was made."""
+    async def _hand_back(self, drawn: Drawn, ttl: float, reason: str) -> None:
+        """Return what was leased and never reached the caller: no attempt was made.
+
+        If the database cannot be reached within some seconds, the caller is not kept waiting, and
+        the lease is returned in the background.
+        """
+        returning = asyncio.create_task(self._return(drawn, ttl, reason))
+        self._returning.add(returning)
+        returning.add_done_callback(self._returning.discard)
+        await to_the_end(asyncio.wait([returning], timeout=HAND_BACK_SECONDS))
+
+    async def _stop_returning(self, end: float) -> None:
+        """Wait a little for leases that are being returned, until `end` at most; then stop."""
+        if returning := tuple(self._returning):
+            seconds = min(HAND_BACK_SECONDS, end - end_in(0))
+            await asyncio.wait(returning, timeout=max(seconds, 0))
+            for task in returning:
+                task.cancel()
+            await asyncio.wait(returning)
+
+    async def _return(self, drawn: Drawn, ttl: float, reason: str) -> None:
+        """Return what was leased; try again until the lease expires."""
+        assert drawn.lease_id is not None  # noqa: S101
+        lease_id = drawn.lease_id
+        names = {row["task_name"] for row in drawn.rows}
 
         def work(connection: Connection, scope: Scope) -> None:
-            with lease_locked(connection, scope, lease_id) as buffer:
+            # The draw holds the same locks until it ends. If its commit was never answered and is
+            # still on its way to the server, this waits for it instead of finding no lease.
+            with tasks_locked(connection, scope, names) as buffer:
                 leases.nack(buffer, lease_id, None, reason, attempts=0)
 
-        # Where it fails, the lease was not made, or it expires.
-        with suppress(LeaseExpiredError, DatabaseError, StoreClosedError):
-            await self._write(work, end_in(HAND_BACK_SECONDS))
-        self._database.signal.announce()
+        end = end_in(ttl)
+        while end_in(0) < end:
+            try:
+                await self._write(work)
+            except DatabaseError:
+                await asyncio.sleep(HAND_BACK_PAUSE)
+            except ReplayDBError:  # the lease was not made, or is over, or the store is closed
+                return
+            else:
+                self._database.signal.announce()
+                return
 
     async def _mark_failed(self, damaged: Mapping[int, str], drawn: Drawn) -> None:
         """Damaged groups must not come back in every later draw."""

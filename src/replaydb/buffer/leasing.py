@@ -184,10 +184,10 @@ class Leasing(Drawing):
         return ids
 
     async def _lease_of(self, result: Result, ttl: float) -> Lease:
-        lease_id = result.drawn.lease_id or 0  # of no groups
         if result.damaged:
-            await self._hand_back(lease_id, "other groups of the batch were damaged")
+            await self._hand_back(result.drawn, ttl, "other groups of the batch were damaged")
         result.raise_if_damaged()
+        lease_id = result.drawn.lease_id or 0  # of no groups
         return Lease(self, lease_id, ttl, result.batch)
 
     async def leases(self, *, expired: bool = False) -> list[LeaseInfo]:

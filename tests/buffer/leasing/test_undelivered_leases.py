@@ -1,0 +1,132 @@
+"""A lease that never reached its caller is returned as soon as the database can be reached."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+import replaydb as rdb
+from replaydb import Buffer, Lease, Store
+from replaydb.database import schema
+from support.connections import transaction
+from support.groups import groups
+from support.ledger import check_books, group_rows
+from support.postgres import PostgresServer
+from support.proxy import CLOSE, Fate, Message, Proxy, Rule, cut_commits, on_nth, pass_all
+
+WAITS_FOR_A_LOCK = (
+    "SELECT count(*) FROM pg_stat_activity "
+    "WHERE datname = current_database() AND wait_event_type = 'Lock'"
+)
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Callers do not wait for the return, and commits are soon unknown."""
+    monkeypatch.setattr("replaydb.buffer.drawing.HAND_BACK_SECONDS", 0.1)
+    monkeypatch.setattr("replaydb.database.engines.postgresql.COMMIT_SECONDS", 0.2)
+
+
+@pytest.fixture
+async def near(postgresql_url: str) -> AsyncIterator[Buffer]:
+    """A buffer with two groups."""
+    async with Store.open(postgresql_url, run="near") as store:
+        buffer = await store.buffer("math")
+        await buffer.put(groups(2))
+        yield buffer
+    await check_books(postgresql_url)
+
+
+async def lease_of(buffer: Buffer, timeout: float) -> Lease:
+    """Both groups, for so long that nobody waits for its end."""
+    return await buffer.lease(2, ttl=36_000, timeout=timeout)
+
+
+async def cancelled(buffer: Buffer, monkeypatch: pytest.MonkeyPatch, url: str) -> AsyncExitStack:
+    """Cancel a lease that was committed; until the block ends others have the lock."""
+    committed = asyncio.Event()
+
+    async def stuck(*_: Any) -> Any:
+        committed.set()
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Buffer, "_delivered", stuck)
+        call = asyncio.create_task(lease_of(buffer, 0))
+        await committed.wait()
+    async with AsyncExitStack() as stack:
+        other = await stack.enter_async_context(transaction(url))
+        await other.execute(select(schema.task).with_for_update())
+        call.cancel()
+        await asyncio.wait_for(asyncio.wait([call]), 20)
+        assert call.cancelled()
+        assert len(await buffer.leases()) == 1
+        return stack.pop_all()
+
+
+async def test_cancelled_while_others_have_the_lock(
+    buffer: Buffer, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await buffer.put(groups(2))
+    async with await cancelled(buffer, monkeypatch, url):
+        pass
+    await lease_of(buffer, 30)
+    assert {row["attempts"] for row in await group_rows(url)} == {0}
+
+
+async def test_closing_does_not_wait_long_for_its_return(
+    store: Store, buffer: Buffer, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await buffer.put(groups(2))
+    async with await cancelled(buffer, monkeypatch, url):
+        await asyncio.wait_for(store.close(timeout=None), 20)
+    assert not buffer._returning
+
+
+async def test_of_unknown_outcome(proxied_url: str, proxy: Proxy, near: Buffer) -> None:
+    async with Store.open(proxied_url, run="far") as far:
+        buffer = await far.buffer("math")
+        proxy.rule = _nobody_is_told(proxy, cut_commits("answer"))
+        with pytest.raises(rdb.OutcomeUnknownError):
+            await lease_of(buffer, 0.2)
+        [held] = await near.leases()
+        assert held.num_groups == 2
+        proxy.heal()
+        lease = await lease_of(near, 30)
+        assert {one.attempts for one in await near.find(lease.batch.ids)} == {0}
+
+
+async def test_of_a_commit_that_comes_later(
+    proxied_url: str, proxy: Proxy, near: Buffer, postgres: PostgresServer, postgresql_url: str
+) -> None:
+    """It reaches the server after the client that asked for it has come back."""
+    async with Store.open(proxied_url, run="far") as far:
+        buffer = await far.buffer("math")
+        stalled = Fate(0, "stall")
+        commit = on_nth(lambda one: one.asks_to_commit and one.wrote, stalled, first=1, every=None)
+        proxy.rule = _nobody_is_told(proxy, commit)
+        with pytest.raises(rdb.OutcomeUnknownError):
+            await lease_of(buffer, 0.2)
+        assert await near.leases() == []
+        proxy.rule = pass_all  # what is stalled stays so
+        fetch = partial(postgres.fetch_int, postgresql_url, WAITS_FOR_A_LOCK)
+        async with asyncio.timeout(20):
+            while not await asyncio.to_thread(fetch):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        proxy.heal()
+        await lease_of(near, 30)
+
+
+def _nobody_is_told(proxy: Proxy, rule: Rule) -> Rule:
+    """After the first message that is cut no connection is good for anything."""
+
+    def then(message: Message) -> Fate:
+        return CLOSE if proxy.num_cut else rule(message)
+
+    return then
