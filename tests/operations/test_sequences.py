@@ -102,7 +102,7 @@ async def test_every_table_of_a_copy_accepts_rows(
 
 
 async def test_a_copy_whose_sequences_stay_behind_stays_closed(
-    lived: str, empty_url: str, engine_name: str, monkeypatch: pytest.MonkeyPatch
+    lived: str, empty_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = type(backend_for(empty_url))
     with monkeypatch.context() as patched:

@@ -101,11 +101,13 @@ async def copy(
         InvalidInputError: There is something else in the target; or `payloads` is another place
             than was said before.
         CorruptPayloadError: The source has damaged payloads, of the groups that it names. All else
-            was copied; the target is not finished.
+            was copied; the target is not finished. Or the target's own were read back damaged:
+            copy again, which writes them again.
         SchemaError: The tables of one of them are not those of this version; or another copy into
             the target has begun meanwhile, which alone goes on.
         PayloadsUnavailableError: A place outside the databases cannot be reached, or not used.
-        DatabaseError: A database cannot be read or written.
+        DatabaseError: A database cannot be read or written, or the user may not read the sequences
+            of the source.
     """
     payloads = checks.optional(checks.string, "payloads", payloads)
     finish = checks.flag("finish", finish)
@@ -114,12 +116,15 @@ async def copy(
     await origin.check_target()
     await migrations.prepare(origin, migrate=False)
     await destination.check_target()
-    mark = await copying.begin_copy(destination)
-    async with _opened(Database(origin)) as ours, _opened(Database(destination)) as theirs:
-        if payloads is not None:
-            await theirs.payloads.settle(payloads, end_in(allowance()))
-        task = _Copying(ours, theirs, mark, progress)
-        await task.run(finish=finish)
+    async with _opened(Database(origin)) as ours:
+        # Before anything is written: a user who may not read sequences can copy nothing.
+        await ours.database.read(lambda connection: sequences.positions(origin, connection))
+        mark = await copying.begin_copy(destination)
+        async with _opened(Database(destination)) as theirs:
+            if payloads is not None:
+                await theirs.payloads.settle(payloads, end_in(allowance()))
+            task = _Copying(ours, theirs, mark, progress)
+            await task.run(finish=finish)
     if finish:
         await copying.end_copy(destination, mark)
         task.did(is_finished=True)
