@@ -448,6 +448,9 @@ class PruneReport:
         orphan_bytes: Bytes of these.
         num_condemned: Packs to which nothing refers any more, and whose grace is over.
         condemned_bytes: Bytes of these.
+        num_unmarked: Packs to which nothing refers, but which were not marked for deletion, as
+            earlier versions left them. They are marked now; a run after their grace removes them.
+        unmarked_bytes: Bytes of these.
         num_compacted: Packs of which at most half was of use, and whose rest is in a new pack.
         compacted_bytes: Bytes less in the new ones. The old ones stay for their grace.
         num_damaged: Packs that were to be compacted, but are damaged: they stay as they are.
@@ -460,14 +463,17 @@ class PruneReport:
     orphan_bytes: int = 0
     num_condemned: int = 0
     condemned_bytes: int = 0
+    num_unmarked: int = 0
+    unmarked_bytes: int = 0
     num_compacted: int = 0
     compacted_bytes: int = 0
     num_damaged: int = 0
 
     @property
     def freed_bytes(self) -> int:
-        """Bytes that go, at once or when the grace of what was compacted is over."""
-        return self.orphan_bytes + self.condemned_bytes + self.compacted_bytes
+        """Bytes that go, at once or after the grace of what was compacted or marked."""
+        now = self.orphan_bytes + self.condemned_bytes
+        return now + self.unmarked_bytes + self.compacted_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, case, null, select, update
 
 from replaydb import (
     Buffer,
@@ -23,6 +23,7 @@ from replaydb import (
 )
 from replaydb.database.repository import packs
 from replaydb.database.schema import pack, payload_place
+from replaydb.operations import verify
 from replaydb.packs import Place
 from support.clock import Clock
 from support.connections import transaction
@@ -198,6 +199,72 @@ async def test_what_is_deleted_while_its_pack_is_written_anew(
     assert found(folder, "*.pack") == set()
 
 
+@pytest.mark.parametrize("left", [0, 1])
+async def test_a_pack_is_marked_unless_parts_were_moved_into_it(
+    url: str, buffer: Buffer, store: Store, left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = await buffer.put([long_group(str(i), 1000 + i) for i in range(10)])
+    await buffer.delete(ids[2:])
+    write = Place.write
+
+    async def meanwhile(*args: object, **kwargs: object) -> object:
+        written = await write(*args, **kwargs)  # type: ignore[arg-type]
+        await buffer.delete(ids[left:2])
+        return written
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Place, "write", meanwhile)
+        assert (await store.prune(dry_run=False)).num_compacted == left
+    async with transaction(url) as connection:
+        rows = (await connection.execute(select(pack).order_by(pack.c.id))).all()
+    assert [(row.live_parts, row.condemned_at is None) for row in rows] == [
+        (0, False),
+        (left, bool(left)),
+    ]
+    await buffer.delete(ids[:left])
+
+
+async def test_packs_that_earlier_versions_left_unmarked(
+    url: str, store: Store, buffer: Buffer, folder: Path, clock: Clock
+) -> None:
+    await buffer.delete(await buffer.put(groups(3)))
+    async with transaction(url) as connection:
+        await connection.execute(update(pack).values(condemned_at=None))
+    clock.jump(2 * DAY)
+    found_packs = found(folder, "*.pack")
+    (problem,) = (await verify(store)).problems
+    assert (problem.kind, "not marked for deletion" in problem.what) == ("pack", True)
+    looked = await store.prune()
+    assert (looked.num_unmarked, looked.num_condemned) == (1, 0)
+    assert looked.freed_bytes == looked.unmarked_bytes > 0
+
+    marked = await store.prune(dry_run=False)
+    assert (marked.num_unmarked, marked.num_condemned) == (1, 0)
+    assert (await verify(store)).is_sound
+    assert found(folder, "*.pack") == found_packs
+    clock.jump(2 * DAY)
+    gone = await store.prune(dry_run=False)
+    assert (gone.num_unmarked, gone.num_condemned) == (0, 1)
+    assert found(folder, "*.pack") == set()
+
+
+async def test_a_repair_marks_what_is_left(url: str, store: Store, buffer: Buffer) -> None:
+    ids = await buffer.put(groups(1))
+    await buffer.delete(await buffer.put(groups(1, "code")))
+    async with transaction(url) as connection:
+        is_marked = pack.c.condemned_at.is_not(None)
+        swapped = case((is_marked, null()), else_=pack.c.created_at)
+        await connection.execute(update(pack).values(condemned_at=swapped))
+    told = {one.what for one in (await verify(store)).problems}
+    assert told == {
+        "marked for deletion, but 1 parts refer to it",
+        "no parts refer to it, but it is not marked for deletion",
+    }
+    assert (await verify(store, repair=True)).num_repaired == 2
+    await check_books(url)
+    assert len(await contents(buffer, ids)) == 1
+
+
 async def test_a_damaged_pack_stays_as_it_is(store: Store, buffer: Buffer, folder: Path) -> None:
     ids = await buffer.put([long_group(str(i), 1000 + i) for i in range(10)])
     await buffer.delete(ids[2:])
@@ -265,3 +332,21 @@ async def test_a_place_that_has_moved(
         assert await contents(await other.buffer("math"), ids) == expected
         await (await other.buffer("math")).put(groups(1, "more"))
     assert found(tmp_path, "replaydb-store") == set()
+
+
+async def test_nothing_is_left_of_prunes_that_ran_together(
+    url: str, store: Store, other: Store, buffer: Buffer, folder: Path, clock: Clock
+) -> None:
+    """They compact the same packs, while what is in these is deleted."""
+    ids = [await buffer.put([long_group(f"{i}-{j}", 900) for j in range(5)]) for i in range(6)]
+    await buffer.delete([group_id for several in ids for group_id in several[2:]])
+    await asyncio.gather(
+        store.prune(dry_run=False),
+        other.prune(dry_run=False),
+        *(buffer.delete(several[:2]) for several in ids[:3]),
+    )
+    await check_books(url)
+    await buffer.delete([group_id for several in ids for group_id in several])
+    clock.jump(2 * DAY)
+    await store.prune(dry_run=False)
+    assert found(folder, "*.pack") == set()

@@ -97,10 +97,12 @@ def _prune_packs(url: str, *, remove: bool, min_hours: float) -> None:
             write=remove,
         )
     removed, written = ("removed", "written anew") if remove else ("to remove", "to write anew")
+    marked = "marked for deletion" if remove else "to mark for deletion"
     typer.echo(f"{report.num_packs} packs, {human_size(report.num_bytes)}")
     lines = (
         (report.num_orphans, f"belong to nothing: {removed},", report.orphan_bytes),
         (report.num_condemned, f"are used up: {removed},", report.condemned_bytes),
+        (report.num_unmarked, f"are used up, but not marked: {marked},", report.unmarked_bytes),
         (report.num_compacted, f"are mostly dead: {written} without", report.compacted_bytes),
     )
     for count, what, num_bytes in lines:

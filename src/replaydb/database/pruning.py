@@ -69,6 +69,7 @@ class Pruning:
         await self._place.check(self._end)
         now = await self._database.read(self._database.backend.now, end=self._end)
         await self._prune_condemned(now)
+        await self._mark_unmarked(now)
         page: list[Listed] = []
         async for each in self._place.listed(end=self._end):
             page.append(each)
@@ -87,6 +88,14 @@ class Pruning:
             ids = await self._read(lambda connection: packs.condemned(connection, now, _PAGE))
             if not await self._remove(partial(packs.doom, ids=ids, now=now)):
                 break
+
+    async def _mark_unmarked(self, now: datetime) -> None:
+        """Packs that have no live parts and were never marked for deletion."""
+        total = await self._read(packs.unmarked_total)
+        self._found(num_unmarked=total.packs, unmarked_bytes=total.bytes)
+        if total.packs and not self.report.dry_run:
+            mark = partial(packs.mark_unmarked, now=now)
+            await self._database.write(mark, end=self._end)
 
     async def _prune_orphans(self, page: Sequence[Listed], now: datetime) -> None:
         """Objects that no table knows, of some that were listed."""
@@ -147,12 +156,12 @@ class Pruning:
         size = offsets[-1] + len(parts[-1])
         moves = dict(zip((one.offset for one in ranges), offsets, strict=True))
 
-        def repoint(connection: Connection) -> None:
+        def repoint(connection: Connection) -> int:
             now = self._database.backend.now(connection)
-            packs.repoint(connection, pack_id, new, size, moves, now)
+            return packs.repoint(connection, pack_id, new, size, moves, now)
 
-        await self._database.write(repoint, end=self._end)
-        self._found(num_compacted=1, compacted_bytes=num_bytes - size)
+        if await self._database.write(repoint, end=self._end):
+            self._found(num_compacted=1, compacted_bytes=num_bytes - size)
 
     async def _read(self, work: Callable[[Connection], T]) -> T:
         return await self._database.read(work, end=self._end)

@@ -289,12 +289,14 @@ def _accounts(connection: Connection) -> list[Problem]:
 
 
 def _packs(connection: Connection) -> list[Problem]:
-    return [
-        Problem(
-            "pack",
-            f"pack {row.name}",
-            f"{row.live_parts} parts of {row.live_bytes} bytes,"
-            f" {row.parts} of {row.bytes} refer to it",
-        )
-        for row in packs.miscounted(connection)
-    ]
+    found = []
+    for row in packs.miscounted(connection):
+        if (row.live_parts, row.live_bytes) != (row.parts, row.bytes):
+            what = f"{row.live_parts} parts of {row.live_bytes} bytes, {row.parts} of {row.bytes}"
+            what += " refer to it"
+        elif row.parts:
+            what = f"marked for deletion, but {row.parts} parts refer to it"
+        else:
+            what = "no parts refer to it, but it is not marked for deletion"
+        found.append(Problem("pack", f"pack {row.name}", what))
+    return found

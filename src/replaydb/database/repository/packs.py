@@ -1,8 +1,9 @@
 """Which packs there are, and how much in each is still of use.
 
-A pack whose last part goes is condemned, in that transaction, and removed a grace later: what was
-drawn meanwhile can still be read. Until it is marked as being removed, parts that are in it may be
-taken into use, which saves it.
+A pack without live parts is marked for deletion, and only such a pack is: every statement here that
+writes the number of live parts writes the mark with it. A marked pack is removed a grace later, so
+that what was drawn meanwhile can still be read. Until its removal has begun, parts that are in it
+may be taken into use, which saves it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from replaydb.database.statements.pack import (
     insert_pack,
     insert_place,
     lock_miscounted,
+    mark_unused,
     move_member,
     recount_packs,
     select_any_payload,
@@ -38,6 +40,7 @@ from replaydb.database.statements.pack import (
     select_place,
     select_share,
     select_staying,
+    select_unmarked_total,
     update_place,
 )
 from replaydb.database.statements.payload import release_payloads
@@ -199,7 +202,7 @@ def save(connection: Connection, shares: Shares, now: Callable[[], datetime]) ->
 
 
 def recount(connection: Connection, now: datetime) -> int:
-    """Correct the accounts of packs to what refers to them. Returns how many were wrong."""
+    """Correct counters and marks of packs to what refers to them. Returns how many were wrong."""
     # Who takes parts into a pack, or out of it, counts that last: once these are locked, whatever
     # is not counted yet can not be seen either.
     execute(connection, lock_miscounted())
@@ -207,8 +210,25 @@ def recount(connection: Connection, now: datetime) -> int:
 
 
 def miscounted(connection: Connection) -> Sequence[Any]:
-    """Packs whose `live_parts` and `live_bytes` are not the `parts` and `bytes` that there are."""
+    """Packs whose `live_parts` and `live_bytes` are not the `parts` and `bytes` that there are.
+
+    Also those that are marked for deletion though they have live parts, or not marked without any.
+    """
     return execute(connection, select_miscounted())
+
+
+def unmarked_total(connection: Connection) -> Any:
+    """Number of `packs` without live parts and without a mark for deletion, and their `bytes`.
+
+    Earlier versions left such packs. Nothing removes them until they are marked.
+    """
+    [total] = execute(connection, select_unmarked_total())
+    return total
+
+
+def mark_unmarked(connection: Connection, now: datetime) -> None:
+    """Mark the packs of `unmarked_total` for deletion. Their grace begins now."""
+    execute(connection, mark_unused(now))
 
 
 def names(connection: Connection, ids: Collection[int]) -> dict[int, str]:
@@ -285,8 +305,11 @@ def repoint(
     num_bytes: int,
     offsets: Mapping[int, int],
     now: datetime,
-) -> None:
-    """Let parts be read from a new pack, where copies of them are; the old one is condemned.
+) -> int:
+    """Let parts be read from a new pack, where copies of them are. Returns how many were moved.
+
+    Parts that were deleted or moved meanwhile stay out of it. A pack that ends without live parts,
+    the old one or the new one, is marked for deletion.
 
     Args:
         connection: In whose transaction.
@@ -308,6 +331,7 @@ def repoint(
         new_id: Share(moved.parts, moved.bytes),
     }
     save(connection, shares, lambda: now)
+    return int(moved.parts)
 
 
 def _insert(
@@ -325,7 +349,7 @@ def _insert(
         "num_bytes": num_bytes,
         "live_parts": share.parts,
         "live_bytes": share.bytes,
-        "condemned_at": now if removing else None,
+        "condemned_at": None if share.parts else now,
         "removing": removing,
     }
     return inserted_id(connection, insert_pack(), values)

@@ -35,6 +35,9 @@ from replaydb.database.schema import pack, payload, payload_place
 
 #: Whether a pack may be given more to hold.
 _STAYS = pack.c.removing == false()
+#: A pack is marked for deletion exactly while it has no live parts: see `_mark`.
+_IS_UNMARKED = (pack.c.live_parts == 0) & pack.c.condemned_at.is_(None)
+_IS_MISMARKED = _IS_UNMARKED | ((pack.c.live_parts != 0) & pack.c.condemned_at.is_not(None))
 
 
 def select_place() -> Select[Any]:
@@ -75,7 +78,7 @@ def change_packs() -> Update:
         .values(
             live_parts=left,
             live_bytes=pack.c.live_bytes + bindparam("bytes", type_=BigInteger()),
-            condemned_at=case((left == 0, now), else_=null()),
+            condemned_at=_mark(left, now),
         )
     )
 
@@ -103,9 +106,7 @@ def select_condemned(cutoff: datetime, limit: int) -> Select[Any]:
 
 def select_condemned_total(cutoff: datetime) -> Select[Any]:
     """How many packs nothing has referred to since a time, and how large they are."""
-    size = cast(func.coalesce(func.sum(pack.c.num_bytes), 0), BigInteger)
-    totals: tuple[Any, ...] = (func.count().label("packs"), size.label("bytes"))
-    return select(*totals).where(pack.c.condemned_at <= cutoff)
+    return _totals().where(pack.c.condemned_at <= cutoff)
 
 
 def doom_packs(ids: Sequence[int], cutoff: datetime) -> Update:
@@ -184,29 +185,52 @@ def select_share(pack_id: int) -> Select[Any]:
     )
 
 
+def select_unmarked_total() -> Select[Any]:
+    """Number and bytes of the packs without live parts that are not marked for deletion."""
+    return _totals().where(_IS_UNMARKED)
+
+
+def mark_unused(now: datetime) -> Update:
+    """Mark the packs without live parts that are not marked for deletion."""
+    return update(pack).where(_IS_UNMARKED).values(condemned_at=now)
+
+
 def lock_miscounted() -> Select[Any]:
-    """Packs of which the account is not what refers to them, locked."""
+    """Packs whose counters or mark do not match the rows that refer to them, locked."""
     return select_miscounted().with_for_update(of=pack)
 
 
 def select_miscounted() -> Select[Any]:
-    """Packs of which the account is not what refers to them, with what is."""
+    """Packs whose counters or mark do not match the rows that refer to them, with those counts."""
     parts, size = _referring()
     said = (pack.c.id, pack.c.name, pack.c.live_parts, pack.c.live_bytes)
-    wrong = (pack.c.live_parts != parts) | (pack.c.live_bytes != size)
-    found = select(*said, parts.label("parts"), size.label("bytes")).where(_STAYS, wrong)
-    return found.order_by(pack.c.id)
+    found = select(*said, parts.label("parts"), size.label("bytes"))
+    return found.where(_STAYS, _is_wrong(parts, size)).order_by(pack.c.id)
 
 
 def recount_packs(now: datetime) -> Update:
-    """Count anew what refers to packs, where the account says otherwise."""
+    """Correct the counters and marks of packs to the rows that refer to them."""
     parts, size = _referring()
-    unused = case((parts == 0, func.coalesce(pack.c.condemned_at, now)), else_=null())
     return (
         update(pack)
-        .where(_STAYS, (pack.c.live_parts != parts) | (pack.c.live_bytes != size))
-        .values(live_parts=parts, live_bytes=size, condemned_at=unused)
+        .where(_STAYS, _is_wrong(parts, size))
+        .values(live_parts=parts, live_bytes=size, condemned_at=_mark(parts, now))
     )
+
+
+def _is_wrong(parts: ColumnElement[int], size: ColumnElement[int]) -> ColumnElement[bool]:
+    return (pack.c.live_parts != parts) | (pack.c.live_bytes != size) | _IS_MISMARKED
+
+
+def _mark(live_parts: ColumnElement[int], now: Any) -> ColumnElement[Any]:
+    """The deletion mark of a pack that has this number of live parts. An earlier mark stays."""
+    return case((live_parts == 0, func.coalesce(pack.c.condemned_at, now)), else_=null())
+
+
+def _totals() -> Select[Any]:
+    size = cast(func.coalesce(func.sum(pack.c.num_bytes), 0), BigInteger)
+    totals: tuple[Any, ...] = (func.count().label("packs"), size.label("bytes"))
+    return select(*totals)
 
 
 def _referring() -> tuple[ColumnElement[int], ColumnElement[int]]:
