@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import asyncpg
 import xxhash
@@ -31,7 +32,9 @@ _QUERIES = {
     "tasks": "SELECT buffer_id, task_name, num_available, total_weight, num_pending, num_leased,"
     " stored_groups, stored_tokens, stored_bytes, num_sampled, aged_to FROM task",
     "leases": "SELECT id FROM lease",
-    "payloads": "SELECT group_id, checksum, data FROM payload",
+    "payloads": "SELECT group_id, checksum, data, pack_id, pack_offset, pack_length FROM payload",
+    "packs": "SELECT id, name, live_parts, live_bytes, condemned_at, removing FROM pack",
+    "places": "SELECT url, store_uid FROM payload_place",
     "episodes": "SELECT group_id, num_tokens FROM episode",
     "cursors": "SELECT value FROM cursor WHERE name LIKE 'put-%'",
 }
@@ -47,6 +50,8 @@ class Tables:
     tasks: list[Row]
     leases: list[Row]
     payloads: list[Row]
+    packs: list[Row]
+    places: list[Row]
     episodes: list[Row]
     cursors: list[Row]
 
@@ -113,9 +118,16 @@ def check(tables: Tables) -> None:
     held = sorted(row["group_id"] for row in tables.held)
     assert held == sorted(tables.with_status("leased")), "the record and the leases disagree"
     sizes: Counter[int] = Counter()
+    _check_packs(tables)
+    files = {row["id"]: _file(tables, row["name"]) for row in tables.packs if row["live_parts"]}
+    contents = {pack_id: file.read_bytes() for pack_id, file in files.items()}
     for row in tables.payloads:
-        assert _xxh3(row["data"]) == row["checksum"], f"payload of {row['group_id']}"
-        sizes[row["group_id"]] += len(row["data"])
+        data = row["data"]
+        if data is None:
+            begin = row["pack_offset"]
+            data = contents[row["pack_id"]][begin : begin + row["pack_length"]]
+        assert _xxh3(data) == row["checksum"], f"payload of {row['group_id']}"
+        sizes[row["group_id"]] += len(data)
     episodes, tokens = Counter[int](), Counter[int]()
     for row in tables.episodes:
         episodes[row["group_id"]] += 1
@@ -124,6 +136,24 @@ def check(tables: Tables) -> None:
         key = row["id"]
         assert (episodes[key], tokens[key]) == (row["num_episodes"], row["num_tokens"]), row
         assert sizes[key] == row["num_bytes"], row
+
+
+def _check_packs(tables: Tables) -> None:
+    """Every pack counts what refers to it, and is marked for deletion if that is nothing."""
+    parts, sizes = Counter[int](), Counter[int]()
+    for row in tables.payloads:
+        if row["pack_id"] is not None:
+            parts[row["pack_id"]] += 1
+            sizes[row["pack_id"]] += row["pack_length"]
+    for row in tables.packs:
+        live = (row["live_parts"], row["live_bytes"])
+        assert live == (parts[row["id"]], sizes[row["id"]]), row
+        assert (row["live_parts"] == 0) == (row["condemned_at"] is not None), row
+
+
+def _file(tables: Tables, name: str) -> Path:
+    [place] = tables.places
+    return Path(urlsplit(place["url"]).path, place["store_uid"], f"{name}.pack")
 
 
 def _check_staleness(tables: Tables) -> None:

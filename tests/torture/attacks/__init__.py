@@ -19,6 +19,7 @@ from torture.attacks import (
     hostile,
     kills,
     network,
+    packs,
     power,
     server_disk,
     servers,
@@ -56,6 +57,7 @@ ATTACKS: dict[str, Attack] = {
     "histories": histories,
     "clocks": clocks,
     "copies": copies,
+    "packs": packs,
 }
 
 
