@@ -39,6 +39,14 @@ def _compiling() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _quick_rereads() -> Iterator[None]:
+    """What is damaged is read again after shorter pauses than those of users."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr("replaydb.packs.place.REREADS", (0.0, 0.01, 0.02, 0.04))
+        yield
+
+
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
     """A real PostgreSQL, one for each worker of pytest-xdist; without one the tests fail."""

@@ -48,9 +48,5 @@ def test_what_can_not_be_repaired_stays_an_error(lived: str) -> None:
     found = run("verify", "--repair", "--json", url=lived)
     assert found.exit_code == 1
     [problem] = json.loads(found.stdout)["problems"]
-    assert problem == {
-        "kind": "payload",
-        "where": "group 3, part 0",
-        "what": "the checksum does not match",
-        "is_repaired": False,
-    }
+    assert problem.pop("what").startswith("checksum is ")
+    assert problem == {"kind": "payload", "where": "group 3, part 0", "is_repaired": False}

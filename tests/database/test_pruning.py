@@ -350,3 +350,26 @@ async def test_nothing_is_left_of_prunes_that_ran_together(
     clock.jump(2 * DAY)
     await store.prune(dry_run=False)
     assert found(folder, "*.pack") == set()
+
+
+async def test_what_is_moved_before_it_is_read(
+    url: str, store: Store, other: Store, buffer: Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a compaction whose old pack is removed at once."""
+    ids = await buffer.put([long_group(str(i), 1000 + i) for i in range(10)])
+    await buffer.delete(ids[2:])
+    expected, read = await contents(buffer, ids[:2]), Place.read
+    async with Store.open(url, payload_grace=1e-6):
+        pass
+
+    async def meanwhile(*args: object, **kwargs: object) -> object:
+        monkeypatch.undo()
+        for _ in range(2):
+            await other.prune(dry_run=False)
+        return await read(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Place, "read", meanwhile)
+    batch = await buffer.sample(2)
+    found = {group.id: list(group.episodes) for group in batch.groups}
+    assert [found[one] for one in ids[:2]] == expected
+    assert await buffer.count(statuses="failed") == 0

@@ -111,14 +111,14 @@ async def test_damage_is_that_of_its_range_only(
         *(Range(cut, 400_128, 1), whole[1], Range(cut, 140, 10)),
     ) == [
         f"pack {gone} is missing",
-        f"pack {cut} ends before byte 400128",
+        f"pack {cut} ends at byte 150, before byte 400128",
         b"a" * 100,
-        f"pack {cut} ends before byte 400129",
+        f"pack {cut} ends at byte 150, before byte 400129",
         b"a" * 100,
         b"b" * 10,
     ]
     alone = await read(place, Range(cut, 400_128, 1))
-    assert alone == [f"pack {cut} ends before byte 400129"]
+    assert alone == [f"pack {cut} ends at byte 150, before byte 400129"]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
 """Episodes to bytes and back: flat columns in a safetensors frame."""
 
-from replaydb.codec.payload import VERSION, checksum_of, decode, encode
+from replaydb.codec.payload import VERSION, checksum_of, decode, encode, mismatch
 
-__all__ = ["VERSION", "checksum_of", "decode", "encode"]
+__all__ = ["VERSION", "checksum_of", "decode", "encode", "mismatch"]

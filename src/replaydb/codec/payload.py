@@ -77,8 +77,8 @@ def decode(data: bytes | memoryview, checksum: int | None = None) -> FlatEpisode
         NotSupportedError: They are compressed, and zstandard is not installed.
     """
     view = memoryview(data).toreadonly()
-    if checksum is not None and (actual := checksum_of(view)) != checksum:
-        corrupt(f"checksum is {actual}, not {checksum}")
+    if checksum is not None and (wrong := mismatch(view, checksum)):
+        corrupt(wrong)
     reader = _Reader(framing.read(framing.decompress(view), VERSION))
     try:
         return reader.episodes()
@@ -89,6 +89,12 @@ def decode(data: bytes | memoryview, checksum: int | None = None) -> FlatEpisode
 def checksum_of(data: bytes | memoryview) -> int:
     """XXH3 of the bytes, a signed 64-bit number. It finds accidents; it is no signature."""
     return int.from_bytes(xxhash.xxh3_64_digest(data), "big", signed=True)
+
+
+def mismatch(data: bytes | memoryview, checksum: int) -> str | None:
+    """What is wrong with the checksum of the bytes; None if nothing is."""
+    actual = checksum_of(data)
+    return None if actual == checksum else f"checksum is {actual}, not {checksum}"
 
 
 def _tensors(flat: FlatEpisodes) -> dict[str, Array]:

@@ -9,15 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 from uuid import uuid4
 
 from sqlalchemy import Connection
 
 from replaydb.database.pruning import Pruning
 from replaydb.database.records import Facts, Pack, PayloadRecord, Stored
-from replaydb.database.repository import packs
+from replaydb.database.repository import groups, packs
 from replaydb.database.repository.packs import PlaceRow
 from replaydb.database.transactions import Database, allowance, end_in
 from replaydb.errors import DatabaseError, InvalidInputError, ReplayDBError, StoreClosedError
@@ -25,6 +26,10 @@ from replaydb.packs import PackDamage, Place, Range
 from replaydb.results import PruneReport
 
 logger = logging.getLogger(__name__)
+
+#: A part of a payload: the id of its group, and which part it is.
+_Key = tuple[Any, Any]
+Data = memoryview | PackDamage
 
 #: How often a process that puts looks for packs to be removed, and how many it removes then.
 TIDY_SECONDS = 60.0
@@ -159,7 +164,7 @@ class Payloads:
             one.pack, one.offset = pack, offset
 
     async def read(self, stored: Stored, end: float) -> Stored:
-        """Rows of payloads with their bytes, or what is wrong with those.
+        """Rows of payloads with their bytes, or what is wrong with those; see `Place.read`.
 
         Raises:
             PayloadsUnavailableError: The place cannot be reached, or is not that of this store.
@@ -168,17 +173,54 @@ class Payloads:
         outside = [part for part in stored.payloads if part["pack_id"] is not None]
         if not outside:
             return stored
-        wanted = [_range(part) for part in outside]
-        ranges = [one for one in wanted if isinstance(one, Range)]
-        async with self._call():
-            place = await self._known(end)
-            found = iter(await place.read(ranges, end=end))
-        read = iter([next(found) if isinstance(one, Range) else one for one in wanted])
+        found = await self._read(outside, end)
+        if moved := await self._moved(outside, found, end):
+            found |= await self._read(moved, end)
+        # Their checksums were compared where they were read: nobody does that again.
         parts = [
-            part if part["pack_id"] is None else {**part, "data": next(read)}
+            part
+            if part["pack_id"] is None
+            else {**part, "data": found[_key(part)], "checksum": None}
             for part in stored.payloads
         ]
         return stored._replace(payloads=parts)
+
+    async def _read(self, parts: Sequence[Facts], end: float) -> dict[_Key, Data]:
+        """Bytes of parts in packs, or what is wrong with them."""
+        found: dict[_Key, Data] = {}
+        ranges: dict[_Key, Range] = {}
+        for part in parts:
+            where = _range(part)
+            if isinstance(where, Range):
+                ranges[_key(part)] = where
+            else:
+                found[_key(part)] = where
+        async with self._call():
+            place = await self._known(end)
+            read = await place.read(list(ranges.values()), end=end)
+        return found | dict(zip(ranges, read, strict=True))
+
+    async def _moved(
+        self, parts: Sequence[Facts], found: Mapping[_Key, Data], end: float
+    ) -> list[Facts]:
+        """Rows of the damaged parts that are in other packs by now: of a grace that was too short.
+
+        A part with the same checksum is the same content, whatever became of the group.
+        """
+        damaged = {_key(part): part for part in parts if isinstance(found[_key(part)], PackDamage)}
+        if not damaged:
+            return []
+        ids = sorted({group_id for group_id, _ in damaged})
+        now = await self._database.read(
+            lambda connection: groups.payloads(self._database.backend, connection, ids), end=end
+        )
+        return [
+            part
+            for part in now
+            if (before := damaged.get(_key(part))) is not None
+            and part["pack_id"] not in (None, before["pack_id"])
+            and part["checksum"] == before["checksum"]
+        ]
 
     def tidy_soon(self) -> None:
         """Remove packs to which nothing has referred for long, if nobody did for some time."""
@@ -266,9 +308,14 @@ async def remove_condemned(database: Database, place: Place) -> bool:
     return len(ids) == TIDY_PACKS and bool(doomed)
 
 
+def _key(part: Facts) -> _Key:
+    return part["group_id"], part["part"]
+
+
 def _range(part: Facts) -> Range | PackDamage:
     """Where a part is; SQLite takes anything for a number."""
-    pack, offset, length = part.get("pack"), part["pack_offset"], part["pack_length"]
-    if isinstance(pack, str) and isinstance(offset, int) and isinstance(length, int):
-        return Range(pack, offset, length)
-    return PackDamage(f"no pack has such bytes: {(pack, offset, length)!r:.80}")
+    pack, numbers = part.get("pack"), [part[f"pack_{name}"] for name in ("offset", "length")]
+    numbers.append(part["checksum"])
+    if isinstance(pack, str) and all(isinstance(number, int) for number in numbers):
+        return Range(pack, *numbers)
+    return PackDamage(f"no pack has such bytes: {(pack, *numbers)!r:.80}")

@@ -18,7 +18,6 @@ from typing import Final, TypeVar
 
 from sqlalchemy import Connection
 
-from replaydb import codec
 from replaydb.database.repository import packs
 from replaydb.database.transactions import Database
 from replaydb.packs import Listed, PackDamage, Place, Range
@@ -139,13 +138,12 @@ class Pruning:
 
     async def _compact_one(self, pack_id: int, name: str, num_bytes: int) -> None:
         members = await self._read(lambda connection: packs.members(connection, pack_id))
-        ranges = {Range(name, one.pack_offset, one.pack_length): one.checksum for one in members}
+        ranges = [Range(name, one.pack_offset, one.pack_length, one.checksum) for one in members]
         if not ranges:
             return
         parts: list[memoryview] = []
-        found = await self._place.read(list(ranges), end=self._end)
-        for part, checksum in zip(found, ranges.values(), strict=True):
-            if isinstance(part, PackDamage) or codec.checksum_of(part) != checksum:
+        for part in await self._place.read(ranges, end=self._end):
+            if isinstance(part, PackDamage):
                 logger.warning("pack %s is damaged: it stays as it is", name)
                 self._found(num_damaged=1)
                 return

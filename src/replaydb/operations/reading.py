@@ -117,8 +117,8 @@ def _checked(known: dict[tuple[int, int], Part], found: Sequence[Facts]) -> Fetc
         data = row["data"]
         if not isinstance(data, bytes | memoryview):
             fetched.damaged[key] = getattr(data, "reason", "the data are no bytes")
-        elif codec.checksum_of(data) != row["checksum"]:
-            fetched.damaged[key] = "the checksum does not match"
+        elif row["pack_id"] is None and (wrong := codec.mismatch(data, row["checksum"])):
+            fetched.damaged[key] = wrong
         else:
             fetched.sound.append((known[key], data))
     return fetched

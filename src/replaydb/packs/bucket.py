@@ -14,7 +14,15 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from replaydb.errors import InvalidURLError, NotSupportedError, PayloadsUnavailableError
-from replaydb.packs.protocol import Listed, PackDamage, Part, Range, missing, too_short
+from replaydb.packs.protocol import (
+    Listed,
+    PackDamage,
+    Part,
+    Range,
+    compared,
+    missing,
+    too_short,
+)
 from replaydb.packs.urls import PlaceURL
 
 if TYPE_CHECKING:
@@ -37,7 +45,7 @@ _REQUESTS_AT_ONCE: Final = 16
 #: Bytes that are fetched for nothing rather than asking twice.
 _WORTH_A_REQUEST: Final = 256_000
 _PAGE: Final = 1000
-#: Joining more than this stops the event loop for more than a moment.
+#: Joining more than this, or its checksum, stops the event loop for more than a moment.
 _LARGE: Final = 1_000_000
 _FILE = re.compile(r"([0-9a-f]{32})\.pack")
 _STATUS = re.compile(r"status code: (\d{3})")
@@ -115,13 +123,14 @@ class Bucket:
             stop = max(wanted.offset + wanted.length for wanted in several)
             async with self._turns:
                 answer = await self._fetched(several[0].pack, start, stop)
-            for position, wanted in zip(positions, several, strict=True):
-                if isinstance(answer, PackDamage):
-                    found[position] = answer
-                    continue
-                begin = wanted.offset - start
-                view = answer[begin : begin + wanted.length]
-                found[position] = view if len(view) == wanted.length else too_short(wanted)
+            if isinstance(answer, PackDamage):
+                parts: list[memoryview | PackDamage] = [answer] * len(several)
+            elif len(answer[0]) < _LARGE:
+                parts = _parts(several, start, *answer)
+            else:
+                parts = await asyncio.to_thread(_parts, several, start, *answer)
+            for position, part in zip(positions, parts, strict=True):
+                found[position] = part
 
         tasks = [asyncio.create_task(fetch(together)) for together in _together(ranges)]
         try:
@@ -131,8 +140,10 @@ class Bucket:
                 task.cancel()
         return found
 
-    async def _fetched(self, pack: str, start: int, stop: int) -> memoryview | PackDamage:
-        """Bytes of an object, fewer where it ends before."""
+    async def _fetched(
+        self, pack: str, start: int, stop: int
+    ) -> tuple[memoryview, int] | PackDamage:
+        """Bytes of an object, and where they end: before `stop` if the object does."""
         import obstore
         from obstore.exceptions import GenericError
 
@@ -140,17 +151,18 @@ class Bucket:
         try:
             path = f"{pack}.pack"
             if start == stop:
-                return memoryview(b"")
-            return memoryview(
-                await obstore.get_range_async(self._store, path, start=start, end=stop)
-            )
+                return memoryview(b""), start
+            data = await obstore.get_range_async(self._store, path, start=start, end=stop)
+            return memoryview(data), start + len(data)
         except FileNotFoundError:
             return missing(pack)
         except GenericError:
             # A range that begins after the end is an error like any other.
-            if (await obstore.head_async(self._store, path))["size"] > start:
-                raise
-            return memoryview(b"")
+            size = (await obstore.head_async(self._store, path))["size"]
+            if size > start:
+                what = f"a request for a range of pack {pack} got an answer of another kind"
+                return PackDamage(what, is_conclusive=False)
+            return memoryview(b""), size
 
     async def remove(self, packs: Sequence[str]) -> None:
         """Delete objects, many in one request where the service can."""
@@ -187,6 +199,21 @@ class Bucket:
 
     def close(self) -> None:
         """Connections end when nobody has them any more."""
+
+
+def _parts(
+    ranges: Sequence[Range], start: int, data: memoryview, end: int
+) -> list[memoryview | PackDamage]:
+    """Ranges of a pack, from its bytes from `start` to `end`."""
+    parts: list[memoryview | PackDamage] = []
+    for wanted in ranges:
+        begin = wanted.offset - start
+        view = data[begin : begin + wanted.length]
+        if len(view) == wanted.length:
+            parts.append(compared(wanted, view))
+        else:
+            parts.append(too_short(wanted, end))
+    return parts
 
 
 def _together(ranges: Sequence[Range]) -> list[list[int]]:

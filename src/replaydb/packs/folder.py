@@ -24,7 +24,15 @@ from replaydb.errors import (
     PayloadsUnavailableError,
     ReplayDBError,
 )
-from replaydb.packs.protocol import Listed, PackDamage, Part, Range, missing, too_short
+from replaydb.packs.protocol import (
+    Listed,
+    PackDamage,
+    Part,
+    Range,
+    compared,
+    missing,
+    too_short,
+)
 from replaydb.packs.urls import PlaceURL
 
 P = ParamSpec("P")
@@ -163,7 +171,7 @@ class Folder:
             if size is None:
                 found.append(missing(wanted.pack))
             elif size < wanted.offset + wanted.length:
-                found.append(too_short(wanted))
+                found.append(too_short(wanted, size))
             else:
                 found.append(memory.take(wanted.length))
         return found
@@ -186,8 +194,11 @@ class Folder:
                 try:
                     for position in positions:
                         view, wanted = views[position], ranges[position]
-                        whole = _read_all(descriptor, view, wanted.offset)
-                        outcomes.append((position, view if whole else too_short(wanted)))
+                        if _read_all(descriptor, view, wanted.offset):
+                            outcomes.append((position, compared(wanted, view)))
+                        else:
+                            size = os.fstat(descriptor).st_size
+                            outcomes.append((position, too_short(wanted, size)))
                 finally:
                     os.close(descriptor)
         return outcomes

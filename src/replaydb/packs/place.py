@@ -7,6 +7,7 @@ folder is not mounted or the bucket is another one, and nothing may be concluded
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
@@ -21,8 +22,13 @@ from replaydb.packs.urls import PlaceURL
 
 T = TypeVar("T")
 
+logger = logging.getLogger(__name__)
+
 #: Parts begin at multiples of so many bytes, so that arrays in them can be used where they are.
 ALIGNMENT: Final = 64
+
+#: Seconds before each time that damaged bytes are read again.
+REREADS: Sequence[float] = (0.0, 0.5, 1.0, 2.0)
 
 _MARKER = "replaydb-store"
 _NAME = re.compile(r"[0-9a-f]{32}")
@@ -48,6 +54,7 @@ class Place:
     def __init__(self, url: str, objects: Objects, store_uid: str) -> None:
         self.url = url
         self._objects = objects
+        self._store_uid = store_uid
         self._marker = f"payloads of the replaydb store {store_uid}\n".encode()
         self._newest = 0  # the time in the newest name that was made or seen here
 
@@ -148,26 +155,74 @@ class Place:
         return offsets
 
     async def read(self, ranges: Sequence[Range], *, end: float) -> list[memoryview | PackDamage]:
-        """Bytes of packs, in the order asked for.
+        """Bytes of packs, in the order asked for, compared with their checksums.
 
-        Bytes are not compared with anything. A range whose pack is missing or too short is damage
-        of its own.
+        A range whose pack is missing or too short, or whose bytes fail their checksum, is damage of
+        its own. As a service or a network may have answered wrongly once, damaged ranges are read
+        again, over other connections: at once, and after a pause. Only what both of these find is
+        returned as damage.
 
         Raises:
             PayloadsUnavailableError: The place cannot be reached, or what is there is not the
-                place of this store.
+                place of this store, or one read after another finds something else.
         """
-        sound = [wanted for wanted in ranges if _can_be(wanted)]
-        found = await self._by(end, self._objects.read(sound))
-        if any(isinstance(each, PackDamage) for each in found):
-            await self.check(end)
-        if len(sound) == len(ranges):
-            return found
-        answers = iter(found)
-        return [
-            next(answers) if _can_be(wanted) else PackDamage("no pack has such bytes")
-            for wanted in ranges
-        ]
+        found: list[memoryview | PackDamage] = [PackDamage("no pack has such bytes")] * len(ranges)
+        known = [position for position, wanted in enumerate(ranges) if _can_be(wanted)]
+        read = await self._by(end, self._objects.read([ranges[position] for position in known]))
+        suspects = []
+        for position, each in zip(known, read, strict=True):
+            found[position] = each
+            if isinstance(each, PackDamage):
+                suspects.append(position)
+        if suspects:
+            again = await self._read_again([ranges[position] for position in suspects], end)
+            for position, each in zip(suspects, again, strict=True):
+                found[position] = each
+        return found
+
+    async def _read_again(
+        self, ranges: Sequence[Range], end: float
+    ) -> list[memoryview | PackDamage]:
+        """Read ranges, in which damage was found, until each is sound or damaged for certain.
+
+        Returns:
+            The bytes, or damage that two reads in a row have found alike.
+        """
+        settled: dict[Range, memoryview | PackDamage] = {}
+        suspects: dict[Range, PackDamage | None] = dict.fromkeys(ranges)
+        for pause in REREADS:
+            await self._by(end, asyncio.sleep(pause))
+            for wanted, each in await self._read_anew(list(suspects), end):
+                if isinstance(each, PackDamage) and not _confirms(each, suspects[wanted]):
+                    suspects[wanted] = each
+                else:
+                    settled[wanted] = each
+                    del suspects[wanted]
+            if not suspects:
+                break
+        else:
+            reasons = sorted({each.reason for each in suspects.values() if each is not None})
+            said = f"repeated reads gave no consistent answer: {'; '.join(reasons)}"
+            raise PayloadsUnavailableError(self.url, said)
+        if sound := sum(not isinstance(each, PackDamage) for each in settled.values()):
+            logger.warning(
+                "%s: %d of %d parts were damaged in one read and intact in the next",
+                *(self.url, sound, len(settled)),
+            )
+        return [settled[wanted] for wanted in ranges]
+
+    async def _read_anew(
+        self, ranges: Sequence[Range], end: float
+    ) -> list[tuple[Range, memoryview | PackDamage]]:
+        """Read ranges over connections of their own, by which the marker is found as well."""
+        other = Place.at(self.url, self._store_uid)
+        try:
+            found = await other._by(end, other._objects.read(ranges))
+            if any(isinstance(each, PackDamage) for each in found):
+                await other.check(end)
+            return list(zip(ranges, found, strict=True))
+        finally:
+            await other.close()
 
     async def remove(self, names: Iterable[str], *, end: float) -> None:
         """Remove packs, and what killed writes left of them; those that are gone are no error.
@@ -235,6 +290,11 @@ def _time_in(file: str) -> int:
     """The time in the name of a pack, in milliseconds; 0 for other names."""
     is_new = file.startswith(_NEW) and _NAME.fullmatch(file.removesuffix(".pack"))
     return int(file[len(_NEW) : len(_NEW) + _TIME_DIGITS], 16) if is_new else 0
+
+
+def _confirms(found: PackDamage, before: PackDamage | None) -> bool:
+    """Whether a read has found what the read before it found, and that says something."""
+    return found.is_conclusive and found == before
 
 
 def _can_be(wanted: Range) -> bool:

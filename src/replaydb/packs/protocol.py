@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
+from replaydb import codec
 from replaydb.errors import ReplayDBError
 
 #: Bytes of one part, in one piece: one dimension of unsigned bytes.
@@ -21,22 +22,29 @@ class Range:
         pack: Its name.
         offset: The first byte, from 0.
         length: How many.
+        checksum: Their checksum, as of `codec.checksum_of`. None: they are not compared with one.
     """
 
     pack: str
     offset: int
     length: int
+    checksum: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PackDamage:
-    """In place of bytes that are not there.
+    """In place of bytes that are missing or wrong.
+
+    Two reads that found the same are equal.
 
     Attributes:
-        reason: What is wrong, for people.
+        reason: What was found, for people.
+        is_conclusive: Whether it is about the stored bytes. False: the answer was none that a
+            storage service gives.
     """
 
     reason: str
+    is_conclusive: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +92,7 @@ class Objects(Protocol):
         ...
 
     async def read(self, ranges: Sequence[Range]) -> list[memoryview | PackDamage]:
-        """Bytes of packs, in this order; damage where an object is missing or too short."""
+        """Bytes of packs, in this order; damage where they are missing or fail their checksum."""
         ...
 
     async def remove(self, packs: Sequence[str]) -> None:
@@ -106,6 +114,13 @@ def missing(pack: str) -> PackDamage:
     return PackDamage(f"pack {pack} is missing")
 
 
-def too_short(wanted: Range) -> PackDamage:
-    """The object ends before the range does."""
-    return PackDamage(f"pack {wanted.pack} ends before byte {wanted.offset + wanted.length}")
+def too_short(wanted: Range, size: int) -> PackDamage:
+    """The object, of this many bytes, ends before the range does."""
+    stop = wanted.offset + wanted.length
+    return PackDamage(f"pack {wanted.pack} ends at byte {size}, before byte {stop}")
+
+
+def compared(wanted: Range, data: memoryview) -> memoryview | PackDamage:
+    """The bytes of a range, if they have its checksum."""
+    wrong = None if wanted.checksum is None else codec.mismatch(data, wanted.checksum)
+    return data if wrong is None else PackDamage(wrong)
