@@ -15,7 +15,7 @@ from replaydb import Store
 from replaydb.database.engines import backend_for
 from replaydb.database.schema import episode, episode_group, lease, pack, payload, task, transcript
 from replaydb.database.schema import group_tag as tag
-from replaydb.operations import Problem, VerifyReport, verify
+from replaydb.operations import VerifyReport, verify
 from replaydb.operations.reading import Fetched, every_payload
 from support.connections import transaction
 from support.damage import damage, pack_file
@@ -66,9 +66,9 @@ async def test_a_sound_store_is_sound(stored: str) -> None:
 async def test_damaged_payloads(stored: str) -> None:
     await damage(stored, 3)
     report = await verified(stored)
-    assert report.problems == (
-        Problem("payload", "group 3, part 0", "the checksum does not match"),
-    )
+    (problem,) = report.problems
+    assert (problem.kind, problem.where) == ("payload", "group 3, part 0")
+    assert problem.what.startswith("checksum is ")
     assert (await verified(stored, repair=True)).num_repaired == 0
 
 
@@ -125,6 +125,74 @@ async def test_rows_without_parents(sqlite_url: str) -> None:
     found = {one.where: one.what for one in (await verified(sqlite_url)).problems}
     assert found["table episode"] == "2 rows refer to rows of episode_group that are gone"
     assert found["table payload"] == "1 rows refer to rows of episode_group that are gone"
+
+
+async def failed_as_damaged(stored: str, buffer: rdb.Buffer) -> dict[int, str]:
+    """Have groups of several statuses fail for bytes that are right again then: their statuses."""
+    ids = await buffer.put([group(f"d{i}", version=4) for i in range(4)])
+    statuses = dict(zip(ids, ["completed", "aborted", "aborted", "filtered"], strict=True))
+    for one, status in statuses.items():
+        await buffer.update([one], status=status)
+    async with transaction(stored) as connection:
+        rows = list(await connection.execute(select(payload).where(payload.c.group_id.in_(ids))))
+        files = {await pack_file(connection, row.pack_id) for row in rows if row.pack_id}
+    contents = {file: file.read_bytes() for file in files}
+    for one in ids:
+        await damage(stored, one)
+    for status in set(statuses.values()):
+        mine = rdb.col.group_uid.startswith("d")
+        with pytest.raises(rdb.CorruptPayloadError):
+            await buffer.lease(2, statuses=status, where=mine, at_least=1, ttl=60)
+    for file, content in contents.items():
+        file.write_bytes(content)
+    for row in rows:
+        if row.data is not None:
+            here = payload.c.group_id == row.group_id
+            await change(stored, update(payload).where(here).values(data=row.data))
+    return statuses
+
+
+async def test_groups_that_failed_and_are_intact(stored: str) -> None:
+    async with Store.open(stored) as store:
+        buffer = await store.buffer("math")
+        expected = await failed_as_damaged(stored, buffer)
+        completed, aborted, again, filtered = expected
+        [other] = await buffer.put(group("other"))
+        await buffer.update([other], status="failed", reason="scored wrongly")
+        await damage(stored, again)
+        intact = [completed, aborted, filtered]
+        report = await verify(store)
+        told = {one.where: one.what for one in report.problems if one.kind == "failed"}
+        assert list(told) == [f"group {one}" for one in intact]
+        for one in intact:
+            assert told[f"group {one}"].endswith(f"is intact now; it was {expected[one]}")
+        assert (await verify(store, repair=True)).num_repaired == 3
+        found = {one.id: one for one in await buffer.find(ids=[*expected, other])}
+        assert {one: found[one].status for one in found} == {
+            **expected,
+            again: "failed",
+            other: "failed",
+        }
+        assert found[completed].status_reason is None
+        assert (found[again].status_reason or "").startswith("damaged (was aborted): ")
+        assert (await buffer.sample(1, where=rdb.col.id == completed)).ids == [completed]
+        assert not [one for one in (await verify(store)).problems if one.kind == "failed"]
+    await check_books(stored)
+
+
+async def test_groups_that_an_earlier_version_failed(stored: str) -> None:
+    reasons = ["checksum is -5, not 7", f"pack {'0' * 32} is missing", "pack it again"]
+    async with Store.open(stored) as store:
+        buffer = await store.buffer("math")
+        ids = await buffer.put([group(f"d{i}", version=4) for i in range(3)])
+        for one, reason in zip(ids, reasons, strict=True):
+            await buffer.update([one], status="failed", reason=reason)
+        never = update(episode_group).where(episode_group.c.id == ids[1]).values(completed_at=None)
+        await change(stored, never)
+        assert (await verify(store, repair=True)).num_repaired == 2
+        found = {one.id: one.status for one in await buffer.find(ids=ids)}
+        assert [found[one] for one in ids] == ["completed", "aborted", "failed"]
+    await check_books(stored)
 
 
 async def test_accounts_are_repaired(stored: str) -> None:

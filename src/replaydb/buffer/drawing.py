@@ -19,12 +19,12 @@ from replaydb.cancellation import to_the_end
 from replaydb.database.records import Decoded, Stored
 from replaydb.database.repository import (
     buffers,
+    damage,
     draws,
     groups,
     leases,
     lineage,
     shortage,
-    transitions,
 )
 from replaydb.database.repository.locked import Scope
 from replaydb.database.repository.locking import buffer_locked, tasks_locked
@@ -230,8 +230,7 @@ class Drawing(BufferCore):
                     # What was replaced meanwhile is other content, and may well be sound.
                     if row.times_replaced == seen[row.id] and row.group_status not in _OUT_OF_USE
                 ]
-                changes = [(row, {"status_reason": damaged[row.id]}) for row in rows]
-                transitions.move(buffer, changes, GroupStatus.FAILED)
+                damage.fail(buffer, rows, damaged)
                 if drawn.draw_id is not None:
                     lineage.lose(buffer, drawn.draw_id, damaged)
             return [row.id for row in rows]

@@ -25,7 +25,11 @@ def verify(
     url: Url,
     repair: Annotated[
         bool,
-        typer.Option("--repair", help="Correct accounts of tasks and packs, and sequences of ids."),
+        typer.Option(
+            "--repair",
+            help="Correct accounts of tasks and packs, and sequences of ids; restore groups that"
+            " failed because they were damaged, if they are intact now.",
+        ),
     ] = False,
     as_json: Json = False,
 ) -> None:

@@ -25,13 +25,16 @@ from replaydb.database.statements.recount import (
 from replaydb.database.statements.rows import columns
 from replaydb.database.transactions import BULK_SECONDS, end_in
 from replaydb.errors import CorruptPayloadError, NotSupportedError
+from replaydb.operations.intact import intact_groups, restore
 from replaydb.operations.reading import Data, Part, every_payload
 from replaydb.store import Store
 
 #: Problems that are told one by one; the others are only counted.
 MOST_TOLD: Final = 1000
 
-Kind = Literal["damage", "payload", "group", "orphan", "account", "pack", "sequence"]
+_INTACT: Final = "it failed because it was damaged, but is intact now; it was "
+
+Kind = Literal["damage", "payload", "group", "orphan", "account", "pack", "sequence", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,7 @@ class Problem:
             tags come to. `orphan`: rows whose parents are gone.
             `account`: that of a task, which capacity and draws go by. `pack`: that of a pack.
             `sequence`: it would generate ids that rows of its table have.
+            `failed`: a group that failed because it was damaged, but is intact.
         where: Of which group, task, table, row or pack.
         what: What is wrong there.
         is_repaired: Whether it was, by this call.
@@ -100,8 +104,9 @@ async def verify(
     Args:
         store: The store; read-only will do, unless it is to be repaired.
         repair: Correct accounts of tasks and packs, under their locks, if nothing is wrong with the
-            rows that they follow from, and move sequences past the ids that rows have. What else
-            is wrong is lost data: delete those groups, or restore a backup.
+            rows that they follow from, and move sequences past the ids that rows have. Give intact
+            groups that failed because they were damaged the status that they had. What else is
+            wrong is lost data: delete those groups, or restore a backup.
         progress: Called with what was found so far, again and again.
 
     Raises:
@@ -112,6 +117,7 @@ async def verify(
     verifying = _Verifying(store, checks.optional(checks.function, "progress", progress))
     await verifying.rows(repair=checks.flag("repair", repair))
     await verifying.payloads()
+    await verifying.failed(repair=repair)
     return verifying.report
 
 
@@ -172,6 +178,18 @@ class _Verifying:
             )
             self._tell(await self._contradicting(fetched.sound))
             self._did(num_payloads=number, num_bytes=size)
+
+    async def failed(self, *, repair: bool) -> None:
+        """Groups that failed because they were damaged, and are intact."""
+        if any(one.kind == "damage" for one in self.report.problems):
+            return
+        async for buffer, statuses in intact_groups(self._database, self._payloads):
+            if repair:
+                await restore(self._database, buffer, list(statuses))
+            self._tell(
+                Problem("failed", f"group {one}", f"{_INTACT}{status}", is_repaired=repair)
+                for one, status in statuses.items()
+            )
 
     async def _contradicting(self, sound: Sequence[tuple[Part, Data]]) -> list[Problem]:
         """Payloads that hold other episodes than their rows tell of."""

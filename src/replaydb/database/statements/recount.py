@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sqlalchemy import BigInteger, ColumnElement, Select, and_, case, cast, exists, func, select
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Select,
+    and_,
+    case,
+    cast,
+    exists,
+    func,
+    or_,
+    select,
+)
 
 from replaydb.database.schema import (
     episode,
@@ -16,6 +27,7 @@ from replaydb.database.schema import (
     payload,
     transcript,
 )
+from replaydb.database.statements.selections import selection
 from replaydb.episodes import GroupStatus
 
 
@@ -110,6 +122,23 @@ def select_groups_of_stray_texts(most: int) -> Select[int]:
     mine = (episode.c.group_id == text.group_id) & (episode.c.position == text.position)
     stray = exists().where(text.group_id == group.id, ~exists().where(mine))
     return select(group.id).where(stray).order_by(group.id).limit(most)
+
+
+def select_failed_as_damaged(buffer_id: int, ids: Sequence[int] | None = None) -> Select[Any]:
+    """Groups of a buffer, or those of some ids, whose reason to be failed may be damage."""
+    reason = group.status_reason
+    begins = (
+        reason.startswith(text, autoescape=True) for text in ("damaged (", "checksum ", "pack ")
+    )
+    return (
+        select(group.id, reason, group.completed_at, group.num_bytes)
+        .where(
+            selection(buffer_id, ids=ids),
+            group.group_status == GroupStatus.FAILED.value,
+            or_(*begins),
+        )
+        .order_by(group.id)
+    )
 
 
 def _number(condition: ColumnElement[bool]) -> ColumnElement[int]:

@@ -1,0 +1,88 @@
+"""Groups that failed because what is stored of them was damaged, and their way back.
+
+Damage may be repaired later, for instance when a disk or a bucket is restored. The reason of such a
+group therefore starts with the status that it had.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection
+
+from replaydb.database.prepared import execute
+from replaydb.database.repository import transitions, updates
+from replaydb.database.repository.locked import LockedBuffer
+from replaydb.database.repository.updates import Update
+from replaydb.database.statements.recount import select_failed_as_damaged
+from replaydb.episodes import GroupStatus
+
+_REASON = re.compile(r"damaged \(was (\w+)\): ")
+#: What earlier versions gave as the reason, where a later read can find the bytes intact.
+_EARLIER_REASON = re.compile(
+    r"checksum is -?\d+, not -?\d+|pack [0-9a-f]{32} (is missing|ends before byte \d+)"
+)
+
+
+class Failed(NamedTuple):
+    """A group that failed because of damage.
+
+    Attributes:
+        status: The status to which it can be restored.
+        num_bytes: Size of its payload.
+    """
+
+    status: GroupStatus
+    num_bytes: int
+
+
+def fail(buffer: LockedBuffer, rows: Sequence[Any], reasons: Mapping[int, str]) -> None:
+    """Fail groups, given by their scalars, and keep what is wrong with them by id."""
+    changes = []
+    for row in rows:
+        before = row.leased_from or row.group_status
+        reason = f"damaged (was {before}): {reasons[row.id]}"
+        changes.append((row, {"status_reason": reason}))
+    transitions.move(buffer, changes, GroupStatus.FAILED)
+
+
+def failed(
+    connection: Connection, buffer_id: int, ids: Sequence[int] | None = None
+) -> dict[int, Failed]:
+    """Groups of a buffer, or those of some ids, that failed because of damage: by ascending id."""
+    found = {}
+    for row in execute(connection, select_failed_as_damaged(buffer_id, ids)):
+        status = _status_before(row)
+        if status is not None:
+            found[row.id] = Failed(status, row.num_bytes)
+    return found
+
+
+def restore(buffer: LockedBuffer, ids: Sequence[int]) -> None:
+    """Give intact groups of a buffer that is locked whole the status they had.
+
+    Those that did not stay failed until now are left as they are. What else changes with the status
+    is what `Buffer.update` changes.
+    """
+    by_status: dict[GroupStatus, list[int]] = {}
+    for group_id, one in failed(buffer.connection, buffer.id, ids).items():
+        by_status.setdefault(one.status, []).append(group_id)
+    for status, some in by_status.items():
+        updates.apply(buffer, Update(some, status=status))
+
+
+def _status_before(row: Any) -> GroupStatus | None:
+    """The status a group is restored to; None: it did not fail because of damage."""
+    if match := _REASON.match(row.status_reason):
+        try:
+            status = GroupStatus(match[1])
+        except ValueError:
+            return None
+    elif _EARLIER_REASON.fullmatch(row.status_reason):
+        status = GroupStatus.ABORTED if row.completed_at is None else GroupStatus.COMPLETED
+    else:
+        return None
+    # Its deadline is gone: it can only be resumed.
+    return GroupStatus.ABORTED if status is GroupStatus.PENDING else status
