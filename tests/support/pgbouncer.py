@@ -41,14 +41,15 @@ def executable() -> str | None:
 
 
 @contextmanager
-def pgbouncer(url: str) -> Iterator[str]:
+def pgbouncer(url: str, settings: str = "") -> Iterator[str]:
     """URL of the same database behind a PgBouncer, which ends with the block."""
     binary = executable()
     assert binary is not None
     with tempfile.TemporaryDirectory(prefix="replaydb-pgbouncer-") as name:
         os.chmod(name, 0o755)  # noqa: S103 - as root it runs as another user
         file, port = Path(name) / "pgbouncer.ini", _free_port()
-        file.write_text(_SETTINGS.format(target=_target(url), port=port, pool_size=POOL_SIZE))
+        given = _SETTINGS.format(target=_target(url), port=port, pool_size=POOL_SIZE)
+        file.write_text(f"{given}{settings}\n")
         process = subprocess.Popen(
             [binary, "--quiet", str(file)],
             stderr=subprocess.DEVNULL,

@@ -187,6 +187,10 @@ class Proxy:
         """Pass on nothing more of these senders (default: of both), and keep everything open."""
         self._call(self._stall(senders or ("client", "server")))
 
+    def lead_to(self, target: str) -> None:
+        """Connect whoever comes from now on to the server of another URL, as a failover does."""
+        self._parts = urlsplit(target)
+
     def heal(self) -> None:
         """Good again: no rule, what was stalled flows on, new connections are let in."""
         self._call(self._heal())

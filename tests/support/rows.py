@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID
 
 from sqlalchemy import insert, inspect
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -85,6 +86,9 @@ _ROWS: dict[str, list[dict[str, Any]]] = {
          "began_at": _NOW}
     ],
     "cursor": [{"buffer_id": 1, "name": "dataset", "value": {"row": 17}, "updated_at": _NOW}],
+    "commit_proof": [
+        {"connection_uid": UUID(int=1), "transaction_number": 3, "written_at": _NOW}
+    ],
 }  # fmt: skip
 
 Contents = dict[str, list[tuple[object, ...]]]

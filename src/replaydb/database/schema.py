@@ -26,6 +26,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    Uuid,
     false,
     literal_column,
     text,
@@ -36,7 +37,9 @@ from replaydb.episodes import GroupStatus
 from replaydb.results import DrawOutcome
 
 #: Every revision of `migrations/`, the newest last: opening a store compares without alembic.
-REVISIONS: tuple[str, ...] = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008")
+REVISIONS: tuple[str, ...] = (
+    *("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009"),
+)
 
 metadata = MetaData(
     naming_convention={
@@ -421,6 +424,18 @@ cursor = Table(
     Column("value", AnyJson, nullable=False),
     Column("updated_at", UtcDateTime, nullable=False),
     sqlite_with_rowid=False,
+)
+
+# A row for each connection to PostgreSQL that writes, where each of its transactions leaves its
+# number: see `engines/postgresql_commits.py`. On SQLite no answer to a commit is lost.
+commit_proof = Table(
+    "commit_proof",
+    metadata,
+    Column("connection_uid", Uuid, primary_key=True),
+    Column("transaction_number", BigInteger, nullable=False),
+    Column("written_at", UtcDateTime, nullable=False),
+    # Room for rows to change in place.
+    postgresql_with={"fillfactor": 50},
 )
 
 #: Tables whose ids the engine generates: each has a sequence on PostgreSQL.

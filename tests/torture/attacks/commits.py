@@ -31,7 +31,7 @@ UNKNOWN = "unknown"
 async def attack(arena: Arena) -> None:
     """Every kind of write under one kind of cut."""
     moment = arena.chance.choice(MOMENTS)
-    every = arena.chance.choice([2, 3])
+    every = arena.chance.choice([3, 4])  # asking what became of a commit is one, too
     with running_proxy(arena.url) as proxy:
         async with Store.open(proxy.url, run="torture") as store:
             buffer = await store.buffer("torture")

@@ -37,7 +37,7 @@ from replaydb.database.engines import (
     postgresql_sql,
 )
 from replaydb.database.engines.connecting import ConnectionLog, connect
-from replaydb.database.engines.postgresql_commits import Identity
+from replaydb.database.engines.postgresql_commits import Transaction
 from replaydb.database.engines.protocol import T, Work
 from replaydb.database.engines.signals import Signal
 from replaydb.database.engines.urls import PostgresqlURL
@@ -130,7 +130,7 @@ class PostgresqlBackend:
         return self._engine(isolation_level="READ COMMITTED", poolclass=NullPool)
 
     async def begin(self, connection: AsyncConnection, end: float) -> None:
-        """Learn which transaction this is, in case the answer to its commit is lost."""
+        """Have the transaction write its number, in case the answer to its commit is lost."""
         async with asyncio.timeout_at(end):
             await postgresql_commits.begin(connection, end - asyncio.get_running_loop().time())
 
@@ -155,17 +155,17 @@ class PostgresqlBackend:
         return result
 
     async def commit(self, connection: AsyncConnection, end: float, hear_by: float) -> None:
-        """Commit; where the answer is lost, ask the server for it on another connection."""
-        identity = postgresql_commits.identity_of(connection)
+        """Commit. If the answer is lost, find out on another connection what became of it."""
+        transaction = postgresql_commits.transaction_of(connection)
         try:
-            await self._commit(connection, identity, end, hear_by)
+            await self._commit(connection, transaction, end, hear_by)
         except asyncio.CancelledError:
             # The caller may now undo what was committed: that must not come any later.
-            await to_the_end(self._settle(identity))
+            await to_the_end(self._settle(transaction))
             raise
 
     async def _commit(
-        self, connection: AsyncConnection, identity: Identity, end: float, hear_by: float
+        self, connection: AsyncConnection, transaction: Transaction, end: float, hear_by: float
     ) -> None:
         loop = asyncio.get_running_loop()
         least = loop.time() + COMMIT_SECONDS
@@ -178,28 +178,25 @@ class PostgresqlBackend:
             if not self.is_outage(error):
                 raise
             logger.warning("%s: asking what became of a commit: %s", self.shown, error)
-            if not await self._was_committed(identity, max(end, least) + COMMIT_SECONDS):
+            if not await self._was_committed(transaction, max(end, least) + COMMIT_SECONDS):
                 raise
         finally:
             cut.cancel()
 
-    async def _settle(self, identity: Identity) -> None:
+    async def _settle(self, transaction: Transaction) -> None:
         with suppress(Exception):
             end = asyncio.get_running_loop().time() + COMMIT_SECONDS
-            await self._was_committed(identity, end)
+            await self._was_committed(transaction, end)
 
-    async def _was_committed(self, identity: Identity, end: float) -> bool:
+    async def _was_committed(self, transaction: Transaction, end: float) -> bool:
         engine = self._engine(isolation_level="READ COMMITTED", poolclass=NullPool)
-        found: bool | None = None
-        with suppress(TimeoutError):
-            async with asyncio.timeout_at(end):
-                found = await postgresql_commits.was_committed(engine, identity, self.is_outage)
-        if found is None:
+        try:
+            return await postgresql_commits.was_committed(engine, transaction, end)
+        except TimeoutError as error:
             raise OutcomeUnknownError(
                 f"{self.shown}: the connection was lost during a commit, and nobody could say "
                 "what became of it; repeating the call is safe if it names what it writes"
-            )
-        return found
+            ) from error.__cause__
 
     async def abandon(self, connection: AsyncConnection) -> None:
         """Roll back, unless the network has stalled: then the server has to find out."""
@@ -263,6 +260,8 @@ class PostgresqlBackend:
             if error.connection_invalidated:
                 return True
             error = error.orig or error
+        if isinstance(error.__cause__, asyncpg.TargetServerAttributeNotMatched):
+            return True  # until a standby is promoted, no host accepts writes
         state = getattr(error, "sqlstate", None) or ""
         return isinstance(error, OSError) or state[:2] == "08" or state in _OUTAGES
 

@@ -1,23 +1,40 @@
-"""What became of a PostgreSQL transaction whose commit was not answered: the server knows.
+"""Whether a PostgreSQL transaction whose COMMIT was not answered was committed.
 
-The id of the transaction is learned when it begins. `pg_xact_status` then says, on any other
-connection, whether it was committed.
+Each connection that writes has a row in the table `commit_proof`. The first statement of each of its
+transactions sets the number of the transaction in that row. So the number is committed if and only
+if the transaction is. When the answer to a COMMIT is lost, another connection locks the row and
+compares the number. The connection that lost the answer is never used again, so the number that is
+found then is final:
+
+- A COMMIT is sent only after the first statement was answered. On the server that it was sent to,
+  the transaction therefore holds the lock of the row or has ended. `INSERT ... ON CONFLICT` waits
+  for that lock, even if the row itself is not committed yet, and under READ COMMITTED it then reads
+  the newest number.
+- The proof does not depend on which server answers. A server that took over, or that recovered from
+  a crash or a backup, has the number exactly if it has the rest of the transaction. It has replayed
+  all of the old log that it will ever replay before it accepts a write. A standby, which may still
+  receive the COMMIT, refuses to lock rows.
+- The question writes and is committed itself, after the transaction it asks about. Its own COMMIT is
+  answered when both are as durable as any other commit, for example on a synchronous standby.
+
+Transaction ids prove less: a server gives them again after a crash that lost them, and so does a
+standby that is promoted without them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, Literal
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
 
-from sqlalchemy import ColumnElement, Select, Text, cast, column, func, select, table
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import Delete, Insert, Interval, Select, cast, column, delete, func, select, table
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
-from sqlalchemy.types import UserDefinedType
 
 from replaydb.database.prepared import execute, prepared
+from replaydb.database.schema import commit_proof
 
 #: A transaction may end so much later on the server than the call that made it.
 SERVER_GRACE_SECONDS = 5.0
@@ -25,43 +42,48 @@ SERVER_GRACE_SECONDS = 5.0
 IDLE_IN_TRANSACTION_SECONDS = 60
 #: Pauses between questions.
 PAUSE_SECONDS = 0.05
+#: Rows of connections that have written nothing for so long are deleted.
+RETENTION = timedelta(days=1)
+#: No question is asked later than this after its transaction began: its row is still there.
+ASKED_WITHIN_SECONDS = RETENTION.total_seconds() / 2
 #: The first version with `transaction_timeout`, which also ends who is stuck in a payload.
 _BOUNDS_TRANSACTIONS = 17
 _KEY = "replaydb_transaction"
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
-    """A transaction of a server.
+class Transaction:
+    """A transaction of one of our connections.
 
     Attributes:
-        xid: Its id.
-        era: When the server last began without the statistics of a clean shutdown. A crash may
-            forget ids, and give them again.
+        connection_uid: Key of the row of the connection in `commit_proof`.
+        number: What the transaction has set there; counts the transactions of the connection.
+        pid: The server process that runs it.
+        began_at: When it began, by the clock of the server. A process that runs a transaction which
+            began in another microsecond runs another one.
+        asked_by: Time of the event loop after which its row may be gone.
     """
 
-    xid: str
-    era: datetime | None
-
-
-class _Xid8(UserDefinedType[str]):
-    cache_ok = True
-
-    def get_col_spec(self, **_: Any) -> str:
-        return "xid8"
+    connection_uid: UUID
+    number: int
+    pid: int
+    began_at: datetime
+    asked_by: float
 
 
 async def begin(connection: AsyncConnection, seconds: float) -> None:
     """Begin a transaction that the server ends by itself some time after so many seconds."""
-    driver: Any = (await connection.get_raw_connection()).driver_connection
-    limit = str(int(1000 * (max(seconds, 0.0) + SERVER_GRACE_SECONDS)))
-    is_bounded = driver.get_server_version().major >= _BOUNDS_TRANSACTIONS
-    if is_reader(connection):  # and a standby gives no ids
-        await connection.run_sync(execute, _look_bounded(limit) if is_bounded else _look())
+    limit = await _limit(connection, seconds)
+    if is_reader(connection):
+        await connection.run_sync(execute, _look(*limit))
         return
-    beginning = _begin_bounded(limit) if is_bounded else _begin()
-    (row,) = await connection.run_sync(execute, beginning)
-    connection.info[_KEY] = Identity(row.xid, row.era)
+    known: Transaction | None = connection.info.get(_KEY)
+    uid, number = (uuid4(), 1) if known is None else (known.connection_uid, known.number + 1)
+    asked_by = asyncio.get_running_loop().time() + ASKED_WITHIN_SECONDS
+    (row,) = await connection.run_sync(execute, _begin(uid, number, *limit))
+    connection.info[_KEY] = Transaction(uid, number, row.pid, row.began_at, asked_by)
+    if known is None:  # so there are never many more than connections were made in that time
+        await connection.run_sync(execute, _delete_unused(RETENTION))
 
 
 def is_reader(connection: AsyncConnection) -> bool:
@@ -69,95 +91,115 @@ def is_reader(connection: AsyncConnection) -> bool:
     return bool(connection.sync_engine.get_execution_options().get("postgresql_readonly"))
 
 
-def identity_of(connection: AsyncConnection) -> Identity:
+def transaction_of(connection: AsyncConnection) -> Transaction:
     """The transaction that `begin` began."""
-    identity: Identity = connection.info[_KEY]
-    return identity
+    transaction: Transaction = connection.info[_KEY]
+    return transaction
 
 
-async def was_committed(
-    engine: AsyncEngine, identity: Identity, is_outage: Callable[[BaseException], bool]
-) -> bool | None:
-    """Ask until the server knows; None: it has forgotten. Takes as long as it takes.
+async def was_committed(engine: AsyncEngine, transaction: Transaction, end: float) -> bool:
+    """Ask until a server that accepts writes answers.
 
     A transaction that is still in progress belongs to a session that has lost its client, or will
     wait for it in vain: it is ended.
+
+    Args:
+        engine: READ COMMITTED, with connections to whichever server is the primary now.
+        transaction: Of a connection that is not used any more.
+        end: When to give up, a time of the event loop.
+
+    Raises:
+        TimeoutError: No server has answered. Its cause is why, if anything was raised.
     """
-    while True:
-        try:
-            async with engine.connect() as connection:
-                status = await _status(connection, identity)
-        except Exception as error:
-            if not is_outage(error):
-                raise
-        else:
-            if status != "in progress":
-                return None if status is None else status == "committed"
-        await asyncio.sleep(PAUSE_SECONDS)
-
-
-async def _status(connection: AsyncConnection, identity: Identity) -> str | None:
+    failed: Exception | None = None
+    end = min(end, transaction.asked_by)
     try:
-        (row,) = await connection.run_sync(execute, _status_of(identity.xid))
-    except DBAPIError as error:
-        if getattr(error.orig, "sqlstate", None) == "22023":  # an id that was never given
-            return "aborted"
-        raise
-    status: Literal["committed", "aborted", "in progress"] | None = row.status
-    if status == "in progress":
-        await connection.run_sync(execute, _end_session_of(identity.xid))
-    if status == "committed" and row.era != identity.era:
-        return None
-    return status
+        async with asyncio.timeout_at(end):
+            while True:
+                try:
+                    async with engine.connect() as connection:
+                        return await _ask(connection, transaction, end)
+                except Exception as error:  # it starts, recovers, is a standby, is not there
+                    failed = error
+                await asyncio.sleep(PAUSE_SECONDS)
+    except TimeoutError as error:
+        raise error from failed
 
 
-_ERA = func.pg_stat_get_bgwriter_stat_reset_time().label("era")
-_CURRENT = cast(func.pg_current_xact_id(), Text).label("xid")
+async def _ask(connection: AsyncConnection, transaction: Transaction, end: float) -> bool:
+    limit = await _limit(connection, end - asyncio.get_running_loop().time())
+    ended = _end_transaction(transaction.pid, transaction.began_at, *limit)
+    await connection.run_sync(execute, ended)
+    (row,) = await connection.run_sync(execute, _lock(transaction.connection_uid))
+    await connection.commit()
+    return bool(row.transaction_number == transaction.number)
 
 
+async def _limit(connection: AsyncConnection, seconds: float) -> tuple[str, str]:
+    """The setting that bounds a transaction, and its value; before version 17 there is none."""
+    driver: Any = (await connection.get_raw_connection()).driver_connection
+    if driver.get_server_version().major < _BOUNDS_TRANSACTIONS:
+        return _IDLENESS
+    return "transaction_timeout", str(int(1000 * (max(seconds, 0.0) + SERVER_GRACE_SECONDS)))
+
+
+_IDLENESS = ("idle_in_transaction_session_timeout", str(1000 * IDLE_IN_TRANSACTION_SECONDS))
 #: Of the transaction, not of the session: behind a PgBouncer there is none.
-BOUND_IDLENESS = func.set_config(
-    "idle_in_transaction_session_timeout", str(1000 * IDLE_IN_TRANSACTION_SECONDS), True
-)
-
-
-def _bound(limit: Any) -> ColumnElement[str]:
-    return func.set_config("transaction_timeout", limit, True)
+BOUND_IDLENESS = func.set_config(*_IDLENESS, True)
+_NEVER = 0
 
 
 @prepared
-def _begin() -> Select[Any]:
-    return select(_CURRENT, _ERA, BOUND_IDLENESS)
+def _begin(uid: Any, number: Any, setting: Any, limit: Any) -> Insert:
+    added = insert(commit_proof).values(
+        connection_uid=uid, transaction_number=number, written_at=func.now()
+    )
+    new = added.excluded
+    return added.on_conflict_do_update(
+        index_elements=[commit_proof.c.connection_uid],
+        set_={"transaction_number": new.transaction_number, "written_at": new.written_at},
+    ).returning(
+        func.pg_backend_pid().label("pid"),
+        func.now().label("began_at"),
+        BOUND_IDLENESS,
+        func.set_config(setting, limit, True),
+    )
 
 
 @prepared
-def _begin_bounded(limit: Any) -> Select[Any]:
-    return select(_CURRENT, _ERA, BOUND_IDLENESS, _bound(limit))
+def _look(setting: Any, limit: Any) -> Select[Any]:
+    return select(BOUND_IDLENESS, func.set_config(setting, limit, True))
 
 
 @prepared
-def _look() -> Select[Any]:
-    return select(BOUND_IDLENESS)
+def _lock(uid: Any) -> Insert:
+    """Lock the row of a connection, which need not be there, and read the number in it."""
+    added = insert(commit_proof).values(
+        connection_uid=uid, transaction_number=_NEVER, written_at=func.now()
+    )
+    return added.on_conflict_do_update(
+        index_elements=[commit_proof.c.connection_uid],
+        set_={"written_at": added.excluded.written_at},
+    ).returning(commit_proof.c.transaction_number)
+
+
+_ACTIVITY = table("pg_stat_activity", column("pid"), column("xact_start"))
 
 
 @prepared
-def _look_bounded(limit: Any) -> Select[Any]:
-    return select(BOUND_IDLENESS, _bound(limit))
+def _end_transaction(pid: Any, began_at: Any, setting: Any, limit: Any) -> Select[Any]:
+    """End the session that runs it, if any: not one that only has the same process id."""
+    ended = select(func.count(func.pg_terminate_backend(_ACTIVITY.c.pid))).where(
+        _ACTIVITY.c.pid == pid, _ACTIVITY.c.xact_start == began_at
+    )
+    return select(
+        BOUND_IDLENESS, func.set_config(setting, limit, True), ended.scalar_subquery()
+    )
 
 
 @prepared
-def _status_of(xid: Any) -> Select[Any]:
-    return select(func.pg_xact_status(_as_xid8(xid)).label("status"), _ERA)
-
-
-def _as_xid8(xid: Any) -> ColumnElement[str]:
-    return cast(cast(xid, Text), _Xid8())
-
-
-_ACTIVITY = table("pg_stat_activity", column("pid"), column("backend_xid"))
-
-
-@prepared
-def _end_session_of(xid: Any) -> Select[Any]:
-    mine = func.xid(_as_xid8(xid)) == _ACTIVITY.c.backend_xid
-    return select(func.pg_terminate_backend(_ACTIVITY.c.pid)).where(mine)
+def _delete_unused(age: Any) -> Delete:
+    """Delete old rows, except those that are locked: their connections are in use after all."""
+    old = commit_proof.c.written_at < func.now() - cast(age, Interval)
+    unused = select(commit_proof.c.connection_uid).where(old).with_for_update(skip_locked=True)
+    return delete(commit_proof).where(commit_proof.c.connection_uid.in_(unused))

@@ -16,6 +16,7 @@ Rights = Mapping[str, Mapping[Privilege, Sequence[str]]]
 
 #: What whoever comes by does for all: leases and deadlines that are over are ended, groups expire
 #: and are evicted, history is trimmed. To lock a row takes the right to change a column of it.
+#: Every transaction writes to `commit_proof`.
 _UPKEEP: Rights = {
     "run": {"INSERT": ()},
     "buffer": {"UPDATE": ("limited_inserts", "limited_samples", "pending_tags")},
@@ -30,6 +31,7 @@ _UPKEEP: Rights = {
     "draw_group": {"UPDATE": ("outcome", "outcome_reason", "outcome_at"), "DELETE": ()},
     "pack": {"UPDATE": (), "DELETE": ()},
     "cursor": {"INSERT": (), "UPDATE": ()},
+    "commit_proof": {"INSERT": (), "UPDATE": (), "DELETE": ()},
 }
 
 #: What roles may do beside reading, by the endings of their names.

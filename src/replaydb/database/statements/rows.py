@@ -36,10 +36,17 @@ from sqlalchemy.types import JSON, TypeEngine, UserDefinedType
 
 from replaydb.database.column_types import Tags, kept, tolerant
 from replaydb.database.expressions import among
-from replaydb.database.schema import GENERATED, metadata, pack, payload, payload_place
+from replaydb.database.schema import (
+    GENERATED,
+    commit_proof,
+    metadata,
+    pack,
+    payload,
+    payload_place,
+)
 
-#: Each database has its own: they say where in it payloads are.
-OWN_TABLES = (payload_place, pack)
+#: Each database has its own: they say where in it payloads are, and who has committed there.
+OWN_TABLES = (payload_place, pack, commit_proof)
 #: What rows of payloads have in the place of their bytes.
 LENGTH = "length"
 #: Before the name of a column: what it is in the row that is changed.

@@ -1,0 +1,171 @@
+"""A server that dies while it commits, and is replaced, or comes back without the commit.
+
+In each test a put waits for the answer to its COMMIT. Before it can find out what became of that,
+other clients have used the id that its transaction had. The put must return the ids of groups that
+exist, and must store its group once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, closing
+from typing import Any
+
+import pytest
+
+from replaydb import Store
+from support import pgbouncer
+from support.cluster import Node, template
+from support.groups import group
+from support.ledger import check_books
+from support.proxy import CLOSE, Proxy, cut_commits, running_proxy
+
+_WAITING_XID = "SELECT backend_xid::text FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+_NEXT_XID = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text"
+_HAS_ALL = "SELECT pg_last_wal_receive_lsn() >= '{}'::pg_lsn"
+_FLUSHED = "SELECT pg_current_wal_flush_lsn()::text"
+
+
+@pytest.fixture(scope="module")
+def stopped() -> Iterator[Node]:
+    """A server with our tables, which was shut down in order."""
+    with template() as node:
+        yield node
+
+
+@pytest.fixture
+def primary(stopped: Node) -> Iterator[Node]:
+    """A server of the test's own, which is not running yet."""
+    with closing(stopped.clone()) as node:
+        yield node
+
+
+@pytest.fixture
+def proxy(primary: Node) -> Iterator[Proxy]:
+    """The address of whichever server is the primary."""
+    with running_proxy(primary.url()) as running:
+        yield running
+
+
+async def until(ask: Callable[[], Awaitable[Any]]) -> Any:
+    """What is found, as soon as there is something."""
+    async with asyncio.timeout(30):
+        while not (found := await ask()):  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.01)
+    return found
+
+
+async def put_by_others(server: Node, xid: int) -> None:
+    """Commit with transaction ids up to this one."""
+    async with Store.open(server.url(), run="others") as store:
+        buffer = await store.buffer("math")
+        assert await buffer.count() == 1  # nothing of the put that waits
+        while int(await server.ask(_NEXT_XID)) <= xid:
+            await buffer.put(group())
+
+
+@asynccontextmanager
+async def stored_once(url: str) -> AsyncIterator[Callable[[], asyncio.Task[list[int]]]]:
+    """Begins a put when called; at the end of the block its group must be there, once."""
+    async with Store.open(url, run="test") as store:
+        buffer = await store.buffer("math")
+        await buffer.put(group("before"))
+        put: list[asyncio.Task[list[int]]] = []
+        yield lambda: put.append(asyncio.create_task(buffer.put(group("new")))) or put[0]
+        ids = await asyncio.wait_for(put[0], 30)
+        found = await buffer.find(limit=1000)
+        assert [one.id for one in found if one.group_uid == "new"] == ids
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "not replicated",
+        "replicated",
+        "not replicated, cut off",
+        "not replicated, two failovers",
+        "replicated, two failovers",
+        "not replicated, PgBouncer",
+    ],
+)
+async def test_the_primary_dies(primary: Node, proxy: Proxy, case: str) -> None:
+    standbys = [primary.clone() for _ in range(2 if "two failovers" in case else 1)]
+    for standby, followed in zip(standbys, [primary, *standbys], strict=False):
+        standby.follow(followed)
+    primary.configure("synchronous_standby_names = '*'\nsynchronous_commit = remote_apply")
+    for node in (primary, *standbys):
+        node.start()
+    first, last = standbys[0], standbys[-1]
+    with ExitStack() as stack:
+        url = proxy.url
+        if "PgBouncer" in case:
+            if pgbouncer.executable() is None:
+                pytest.skip(pgbouncer.MISSING)
+            url = stack.enter_context(pgbouncer.pgbouncer(url, "server_login_retry = 0.01"))
+        async with stored_once(url) as put:
+            if "not replicated" in case:
+                first.stop()
+            else:
+                await first.ask("SELECT pg_wal_replay_pause()")
+            put()
+            xid = await until(lambda: primary.ask(_WAITING_XID))
+            if "cut off" in case:
+                # The server commits now, though no standby has it. So the answer must wait, too.
+                proxy.drop()
+                await until(lambda: primary.ask(f"{_WAITING_XID} AND backend_xid <> '{xid}'"))
+            if "not replicated" in case:
+                primary.kill()
+                first.start()
+                first.promote()
+                await put_by_others(first, int(xid))
+            else:
+                await caught_up(first, primary)
+                primary.kill()
+                first.promote()
+            if last is not first:
+                await caught_up(last, first)
+                first.kill()
+                last.promote()
+            proxy.lead_to(last.url())
+    await check_books(last.url())
+
+
+async def caught_up(standby: Node, followed: Node) -> None:
+    """Wait until a standby has received all that another server has on disk."""
+    flushed = await followed.ask(_FLUSHED)
+    await until(lambda: standby.ask(_HAS_ALL.format(flushed)))
+
+
+async def test_a_call_waits_for_the_promotion(primary: Node) -> None:
+    """Of one of several hosts, if the URL asks for one that accepts writes."""
+    standby = primary.clone()
+    standby.follow(primary)
+    standby.configure("log_connections = on")
+    primary.start()
+    standby.start()
+    async with stored_once(primary.url(standby, target_session_attrs="read-write")) as put:
+        await caught_up(standby, primary)
+        primary.kill()
+        put()
+        log = standby.folder / "log"
+        await until(lambda: asyncio.to_thread(lambda: "=replaydb" in log.read_text()))
+        standby.promote()
+
+
+async def test_the_server_crashes_and_forgets(primary: Node, proxy: Proxy) -> None:
+    """A commit that was not yet on disk; the ids of transactions are given again."""
+    primary.configure("synchronous_commit = off\nwal_writer_delay = 10s")
+    primary.start()
+    async with stored_once(proxy.url) as put:
+        await primary.ask("CHECKPOINT")
+        cut = cut_commits("answer")
+        proxy.rule = lambda message: CLOSE if proxy.num_cut else cut(message)
+        put()
+        await proxy.until_cut()
+        xid = await primary.ask(_NEXT_XID)
+        primary.kill()
+        primary.start()
+        await put_by_others(primary, int(xid))
+        proxy.heal()
+    await check_books(primary.url())

