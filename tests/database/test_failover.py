@@ -66,14 +66,18 @@ async def put_by_others(server: Node, xid: int) -> None:
 
 
 @asynccontextmanager
-async def stored_once(url: str) -> AsyncIterator[Callable[[], asyncio.Task[list[int]]]]:
+async def stored_once(url: str) -> AsyncIterator[Callable[[], None]]:
     """Begins a put when called; at the end of the block its group must be there, once."""
     async with Store.open(url, run="test") as store:
         buffer = await store.buffer("math")
         await buffer.put(group("before"))
-        put: list[asyncio.Task[list[int]]] = []
-        yield lambda: put.append(asyncio.create_task(buffer.put(group("new")))) or put[0]
-        ids = await asyncio.wait_for(put[0], 30)
+        puts: list[asyncio.Task[list[int]]] = []
+
+        def put() -> None:
+            puts.append(asyncio.create_task(buffer.put(group("new"))))
+
+        yield put
+        [ids] = await asyncio.wait_for(asyncio.gather(*puts), 30)
         found = await buffer.find(limit=1000)
         assert [one.id for one in found if one.group_uid == "new"] == ids
 

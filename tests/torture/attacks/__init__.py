@@ -13,6 +13,7 @@ from torture.attacks import (
     commits,
     copies,
     disk,
+    failovers,
     flips,
     freezes,
     histories,
@@ -44,6 +45,7 @@ class Attack(Protocol):
 ATTACKS: dict[str, Attack] = {
     "kills": kills,
     "servers": servers,
+    "failovers": failovers,
     "network": network,
     "commits": commits,
     "freezes": freezes,

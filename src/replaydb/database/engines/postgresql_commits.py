@@ -1,10 +1,9 @@
 """Whether a PostgreSQL transaction whose COMMIT was not answered was committed.
 
-Each connection that writes has a row in the table `commit_proof`. The first statement of each of its
-transactions sets the number of the transaction in that row. So the number is committed if and only
-if the transaction is. When the answer to a COMMIT is lost, another connection locks the row and
-compares the number. The connection that lost the answer is never used again, so the number that is
-found then is final:
+Each connection that writes has a row in the table `commit_proof`. The first statement of each of
+its transactions sets the number of the transaction in that row. So the number is committed if and
+only if the transaction is. When the answer to a COMMIT is lost, another connection locks the row
+and compares the number. The number that it finds is final:
 
 - A COMMIT is sent only after the first statement was answered. On the server that it was sent to,
   the transaction therefore holds the lock of the row or has ended. `INSERT ... ON CONFLICT` waits
@@ -14,8 +13,9 @@ found then is final:
   a crash or a backup, has the number exactly if it has the rest of the transaction. It has replayed
   all of the old log that it will ever replay before it accepts a write. A standby, which may still
   receive the COMMIT, refuses to lock rows.
-- The question writes and is committed itself, after the transaction it asks about. Its own COMMIT is
-  answered when both are as durable as any other commit, for example on a synchronous standby.
+- The question writes and is committed itself, after the transaction that it asks about. Its own
+  COMMIT is answered when both are as durable as any other commit, for example on a synchronous
+  standby.
 
 Transaction ids prove less: a server gives them again after a crash that lost them, and so does a
 standby that is promoted without them.
@@ -33,7 +33,7 @@ from sqlalchemy import Delete, Insert, Interval, Select, cast, column, delete, f
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from replaydb.database.prepared import execute, prepared
+from replaydb.database.prepared import Bound, execute, prepared
 from replaydb.database.schema import commit_proof
 
 #: A transaction may end so much later on the server than the call that made it.
@@ -80,7 +80,7 @@ async def begin(connection: AsyncConnection, seconds: float) -> None:
     known: Transaction | None = connection.info.get(_KEY)
     uid, number = (uuid4(), 1) if known is None else (known.connection_uid, known.number + 1)
     asked_by = asyncio.get_running_loop().time() + ASKED_WITHIN_SECONDS
-    (row,) = await connection.run_sync(execute, _begin(uid, number, *limit))
+    row = await _row(connection, _begin(uid, number, *limit))
     connection.info[_KEY] = Transaction(uid, number, row.pid, row.began_at, asked_by)
     if known is None:  # so there are never many more than connections were made in that time
         await connection.run_sync(execute, _delete_unused(RETENTION))
@@ -130,9 +130,15 @@ async def _ask(connection: AsyncConnection, transaction: Transaction, end: float
     limit = await _limit(connection, end - asyncio.get_running_loop().time())
     ended = _end_transaction(transaction.pid, transaction.began_at, *limit)
     await connection.run_sync(execute, ended)
-    (row,) = await connection.run_sync(execute, _lock(transaction.connection_uid))
+    row = await _row(connection, _lock(transaction.connection_uid))
     await connection.commit()
     return bool(row.transaction_number == transaction.number)
+
+
+async def _row(connection: AsyncConnection, statement: Bound[Insert]) -> Any:
+    """The row that a statement writes."""
+    rows: Any = await connection.run_sync(execute, statement)
+    return rows[0]
 
 
 async def _limit(connection: AsyncConnection, seconds: float) -> tuple[str, str]:
@@ -192,9 +198,7 @@ def _end_transaction(pid: Any, began_at: Any, setting: Any, limit: Any) -> Selec
     ended = select(func.count(func.pg_terminate_backend(_ACTIVITY.c.pid))).where(
         _ACTIVITY.c.pid == pid, _ACTIVITY.c.xact_start == began_at
     )
-    return select(
-        BOUND_IDLENESS, func.set_config(setting, limit, True), ended.scalar_subquery()
-    )
+    return select(BOUND_IDLENESS, func.set_config(setting, limit, True), ended.scalar_subquery())
 
 
 @prepared
