@@ -25,8 +25,9 @@ from replaydb.errors import (
 )
 from replaydb.tracing import traced
 
-#: The heartbeat extends a lease this many times within its ttl.
-HEARTBEATS_PER_TTL = 3
+#: The heartbeat extends a lease this many times within its ttl, and tries this many times within it
+#: while the database fails: the lease is extended soon after an outage that it survives.
+HEARTBEATS_PER_TTL, RETRIES_PER_TTL = 3, 30
 
 
 @traced
@@ -46,6 +47,8 @@ class Lease:
         self._buffer = buffer
         self._held = set(batch.ids)
         self._heartbeat: asyncio.Task[None] | None = None
+        self._extending = asyncio.Lock()
+        self._extended = asyncio.Event()
         self.id = lease_id
         self.ttl = ttl
         self.batch = batch
@@ -160,26 +163,36 @@ class Lease:
             LeaseExpiredError: The lease is over.
             InvalidInputError: It is no such time.
         """
-        seconds = self.ttl if ttl is None else checks.duration("ttl", ttl)
+        wanted = checks.optional(checks.duration, "ttl", ttl)
         if not self.id:
             return
+        async with self._extending:  # else a heartbeat with the previous ttl might be the last
+            seconds = self.ttl if wanted is None else wanted
 
-        def work(connection: Connection, scope: Scope) -> None:
-            now = scope.backend.now(connection)
-            leases.extend(connection, scope.buffer_id, self.id, now, seconds)
+            def work(connection: Connection, scope: Scope) -> None:
+                now = scope.backend.now(connection)
+                leases.extend(connection, scope.buffer_id, self.id, now, seconds)
 
-        await self._buffer._write(work)
-        self.ttl = seconds
+            await self._buffer._write(work)
+            self.ttl = seconds
+        self._extended.set()
 
     async def _keep_alive(self) -> None:
+        beats = HEARTBEATS_PER_TTL
         while True:
-            await asyncio.sleep(self.ttl / HEARTBEATS_PER_TTL)
+            self._extended.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.ttl / beats):
+                    await self._extended.wait()
+            beats = HEARTBEATS_PER_TTL
+            if self._extended.is_set():  # by the caller, and perhaps for a shorter time
+                continue
             try:
                 await self.extend()
             except (LeaseExpiredError, StoreClosedError):
                 return  # the ack will say so
             except DatabaseError:
-                continue  # there is time for another beat
+                beats = RETRIES_PER_TTL
 
     def _chosen(self, ids: Iterable[int] | None) -> list[int] | None:
         chosen = checks.optional(checks.ids, "ids", ids)

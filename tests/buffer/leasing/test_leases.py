@@ -12,6 +12,7 @@ from sqlalchemy import update
 import replaydb as rdb
 from replaydb import Buffer, Store
 from replaydb.database import schema
+from replaydb.database.repository import leases
 from support.clock import Clock
 from support.connections import transaction
 from support.groups import group, groups
@@ -212,6 +213,66 @@ async def test_the_heartbeat_keeps_a_lease_alive(
         with pytest.raises(rdb.NotEnoughGroupsError):
             await (await other.buffer("math")).sample(1)
     assert await buffer.count(statuses="archived") == 1
+
+
+class Extensions:
+    """Extensions of leases that were tried, in seconds. Heartbeats come every few milliseconds."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, failures: int = 0) -> None:
+        self.tried: list[float] = []
+        self._succeeded = asyncio.Semaphore(0)
+        loop, extend = asyncio.get_running_loop(), leases.extend
+
+        def recorded(*arguments: Any) -> None:
+            self.tried.append(arguments[-1])
+            if len(self.tried) <= failures:
+                # What is tried again does not wait for the next heartbeat.
+                monkeypatch.setattr("replaydb.buffer.lease.HEARTBEATS_PER_TTL", 1)
+                raise rdb.DatabaseError("no memory")
+            extend(*arguments)
+            loop.call_soon_threadsafe(self._succeeded.release)
+
+        monkeypatch.setattr(leases, "extend", recorded)
+        monkeypatch.setattr("replaydb.buffer.lease.HEARTBEATS_PER_TTL", 10_000)
+        monkeypatch.setattr("replaydb.buffer.lease.RETRIES_PER_TTL", 10_000)
+
+    async def succeeded(self, count: int) -> None:
+        """Wait for so many."""
+        async with asyncio.timeout(30):
+            for _ in range(count):
+                await self._succeeded.acquire()
+
+
+async def test_a_heartbeat_that_fails_is_tried_again_soon(
+    buffer: Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extensions = Extensions(monkeypatch, failures=2)
+    await buffer.put(groups(1))
+    async with buffer.lease(1, ttl=60):
+        await extensions.succeeded(1)
+    assert extensions.tried == [60, 60, 60]
+
+
+async def test_the_heartbeat_goes_on_with_the_ttl_of_the_last_extension(
+    buffer: Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if that is shorter than the time until the next one would have been due."""
+    extensions = Extensions(monkeypatch)
+    await buffer.put(groups(1))
+    async with buffer.lease(1, ttl=600_000) as lease:
+        await lease.extend(60)
+        await extensions.succeeded(2)
+    assert extensions.tried[:2] == [60, 60]
+
+
+async def test_an_extension_is_not_undone_by_a_heartbeat_under_way(
+    buffer: Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extensions = Extensions(monkeypatch)
+    await buffer.put(groups(1))
+    lease = await buffer.lease(1, ttl=60)
+    await asyncio.gather(lease.extend(600), lease.extend())
+    assert extensions.tried == [600, 600]
 
 
 async def test_the_heartbeat_gives_up_what_is_lost(buffer: Buffer, clock: Clock) -> None:
