@@ -15,6 +15,7 @@ from replaydb import (
     Fifo,
     GroupStatus,
     InvalidInputError,
+    Lease,
     LeaseExpiredError,
     NotEnoughGroupsError,
     Uniform,
@@ -160,6 +161,33 @@ async def test_an_error_in_the_block_nacks_what_is_in_hand(buffer: Buffer) -> No
     assert returned.status_reason == "ZeroDivisionError: out of memory"
 
 
+async def test_it_stops_drawing_before_it_gives_back(
+    buffer: Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it draws the same groups again, and gives them back once more."""
+    await buffer.put(groups(2))
+    loader = buffer.loader(2, lease=True, prefetch=2)
+    nack = Lease.nack
+
+    async def slow_nack(lease: Lease, *arguments: Any, **options: Any) -> None:
+        await nack(lease, *arguments, **options)
+        if loader._producer is not None:
+            await settled(buffer, GroupStatus.LEASED, 2)
+
+    monkeypatch.setattr(Lease, "nack", slow_nack)
+
+    async def train() -> None:
+        async with loader:
+            await anext(loader)
+            raise ZeroDivisionError("out of memory")
+
+    with pytest.raises(ZeroDivisionError):
+        await train()
+    for one in await buffer.find():
+        assert (one.status, one.attempts) == (GroupStatus.COMPLETED, 1)
+        assert one.status_reason == "ZeroDivisionError: out of memory"
+
+
 async def test_aclose_gives_everything_back(buffer: Buffer) -> None:
     await buffer.put(groups(4))
     loader = buffer.loader(2, lease=True)
@@ -196,8 +224,7 @@ async def test_a_lease_that_was_lost_is_reported_once(buffer: Buffer) -> None:
     async with buffer.loader(2, Fifo(), lease=True, prefetch=0, ttl=60) as loader:
         await anext(loader)
         assert loader.lease is not None
-        await loader.lease.extend(0.01)  # its heart beats every 20 seconds
-        await asyncio.sleep(0.05)
+        await buffer.revoke(loader.lease.id)
         with pytest.raises(LeaseExpiredError):
             await anext(loader)
         assert len(await anext(loader)) == 2

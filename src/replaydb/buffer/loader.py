@@ -74,12 +74,12 @@ class Loader(Generic[Collated]):
         self._making: int | None = None  # the draw of what is being collated
         self._producer: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
-        self._lease: Lease | None = None
+        self._in_hand: _Item | None = None
 
     @property
     def lease(self) -> Lease | None:
         """The lease of the batch in hand: ack it by hand to write a cursor with it."""
-        return self._lease
+        return None if self._in_hand is None else self._in_hand.lease
 
     def state_dict(self) -> LoaderState:
         """Where the loader stands, to be kept with a checkpoint of the model."""
@@ -108,22 +108,29 @@ class Loader(Generic[Collated]):
         return self
 
     async def __anext__(self) -> Collated:
-        if (lease := self._lease) is not None:
+        if (lease := self.lease) is not None:
             try:
                 await lease.__aexit__(None, None, None)
             except Exception:
-                self._lease = None  # it is over; who was cancelled instead may ask again
+                self._in_hand = None  # it is over; who was cancelled instead may ask again
                 raise
-            self._lease = None
+        self._in_hand = None
         if self._end is not None and self._next_step >= self._end:
             raise StopAsyncIteration
         item = await self._take()
         if item.error is not None:
             raise item.error
-        self._lease = item.lease
+        self._in_hand = item
         self._next_step += 1
         made: Collated = item.value
         return made
+
+    def _take_back(self) -> None:
+        """Return the batch in hand to those that are ready: its caller was interrupted."""
+        if self._in_hand is not None:
+            self._ready.appendleft(self._in_hand)
+            self._in_hand = None
+            self._next_step -= 1
 
     async def __aenter__(self) -> Self:
         return self
@@ -134,33 +141,32 @@ class Loader(Generic[Collated]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        lease, self._lease = self._lease, None
-        try:
-            if lease is not None:
-                await lease.__aexit__(kind, error, traceback)
-        finally:
-            await self.aclose()
+        await to_the_end(self._close(error))
 
     async def aclose(self) -> None:
         """Stop drawing; give back what is under lease. Idempotent."""
-        await to_the_end(self._close())
+        await to_the_end(self._close(_closed()))
 
-    async def _close(self) -> None:
+    async def _close(self, error: BaseException | None) -> None:
+        """Stop drawing, then end the leases: else it would draw the groups that go back."""
         if self._producer is not None:
             self._producer.cancel()
             await asyncio.wait([self._producer])
             self._producer = None
-        held = [self._lease, *(item.lease for item in self._ready)]
-        self._lease = None
+        lease, self._in_hand = self.lease, None
+        unused = [item.lease for item in self._ready if item.lease is not None]
         self._ready.clear()
-        for lease in held:
+        try:
             if lease is not None:
-                await _give_back(lease)
+                await _end(lease, error)
+        finally:
+            for one in unused:
+                await _end(one, _closed())
 
     async def _take(self) -> _Item:
         """The next item, as soon as there is one."""
         if self._prefetch == 0:
-            return await self._make(self._next_step)
+            return self._ready.popleft() if self._ready else await self._make(self._next_step)
         if self._producer is None or self._producer.done():
             self._producer = asyncio.create_task(self._produce())
         while not self._ready:
@@ -196,7 +202,7 @@ class Loader(Generic[Collated]):
             return _Item(self._making, lease, value)
         except BaseException as error:
             if lease is not None:
-                await to_the_end(_give_back(lease))
+                await to_the_end(_end(lease, _closed()))
             if not isinstance(error, Exception):
                 raise
             return _Item(error=error)
@@ -231,7 +237,11 @@ class _Item:
     error: Exception | None = None
 
 
-async def _give_back(lease: Lease) -> None:
-    """Nack a lease whose batch was not used."""
-    error = asyncio.CancelledError("the loader was closed")
-    await lease.__aexit__(type(error), error, None)
+def _closed() -> BaseException:
+    """Why a batch that nobody used goes back."""
+    return asyncio.CancelledError("the loader was closed")
+
+
+async def _end(lease: Lease, error: BaseException | None) -> None:
+    """Ack what is left of a lease, or nack it because of an error."""
+    await lease.__aexit__(type(error) if error is not None else None, error, None)
