@@ -72,9 +72,10 @@ async def test_who_leaves_in_time_is_not_stored_and_who_does_not_is() -> None:
     for _ in range(5):
         await asyncio.sleep(0)
     late.cancel()
+    await asyncio.wait([late], timeout=0.05)
+    assert not late.done(), "it was cancelled before the end of its commit"
     store.after.set()
     await asyncio.wait([early, late])
-    await store.shared.drain()
     assert (early.cancelled(), late.cancelled(), store.stored) == (True, True, [2])
 
 

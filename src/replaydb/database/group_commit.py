@@ -166,7 +166,7 @@ class GroupCommit(Generic[Item, Result]):
             self._worker = asyncio.create_task(self._work())
         try:
             for seconds in (end - now, self._settling_seconds()):
-                await asyncio.wait([one.answer], timeout=None if seconds == math.inf else seconds)
+                await _answered(one, seconds)
                 if not one.answer.done() and self._leave(one):
                     raise DatabaseUnavailableError("no answer came in time; nothing was stored")
             if not one.answer.done():
@@ -176,8 +176,11 @@ class GroupCommit(Generic[Item, Result]):
                     "safe if it names what it writes"
                 )
         except asyncio.CancelledError:
-            if not self._leave(one):
+            if not self._leave(one):  # a commit that is under way must not come any later
+                await to_the_end(_answered(one, self._settling_seconds()))
                 one.answer.add_done_callback(_seen)
+                if not one.answer.done():
+                    self._forsake(one)
             raise
         return one.answer.result()
 
@@ -277,6 +280,11 @@ class GroupCommit(Generic[Item, Result]):
             keys.update(head.submission.keys)
             batch.append(self._queue.popleft())
         return batch
+
+
+async def _answered(caller: _Waiting[Any, Any], seconds: float) -> None:
+    """Wait for its answer, for at most so many seconds."""
+    await asyncio.wait([caller.answer], timeout=None if seconds == math.inf else seconds)
 
 
 def _answer(caller: _Waiting[Any, Result], outcome: Result | Exception) -> None:
