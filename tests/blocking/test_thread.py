@@ -1,18 +1,16 @@
-"""The thread of a store: any number of callers, Ctrl-C, forks, and its end."""
+"""The thread of a store: any number of callers, forks, and its end."""
 
 from __future__ import annotations
 
+import asyncio
 import os
-import signal
 import threading
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from replaydb import InvalidInputError, NotSupportedError, StoreClosedError, blocking
-from replaydb.blocking import thread
+from replaydb.blocking.thread import EventLoopThread
 from support.groups import group
 
 
@@ -34,52 +32,6 @@ def test_a_wait_does_not_hold_up_other_threads(buffer: blocking.Buffer) -> None:
         assert waiting.result(timeout=10).ids == ids
 
 
-@pytest.fixture
-def ctrl_c() -> Iterator[None]:
-    """It raises, also where the tests were started in the background, which ignores it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("ctrl_c")
-def test_ctrl_c_ends_the_call_that_waits(buffer: blocking.Buffer) -> None:
-    threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
-    rescue = threading.Timer(30, buffer.put, [group()])  # of a call that waits on
-    rescue.start()
-    with pytest.raises(KeyboardInterrupt):
-        buffer.sample(1, timeout=None)
-    rescue.cancel()
-    assert buffer.count() == 0
-    buffer.put(group())
-    assert buffer.draws() == []
-
-
-@pytest.mark.parametrize("early", [True, False], ids=["while it waits", "with the answer"])
-def test_ctrl_c_leaves_no_lease_behind(
-    buffer: blocking.Buffer, monkeypatch: pytest.MonkeyPatch, early: bool
-) -> None:
-    buffer.put([group("a"), group("b")])
-
-    class Interrupted(Future[Any]):
-        was_asked = False
-
-        def result(self, timeout: float | None = None) -> Any:
-            if self.was_asked:
-                return super().result(timeout)
-            self.was_asked = True
-            monkeypatch.undo()  # the next call is waited for in peace
-            if not early:
-                super().result(30)
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(thread, "Future", Interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        buffer.lease(2, ttl=600)
-    assert buffer.leases() == []
-    assert buffer.count(statuses="completed") == 2
-
-
 def test_closed(url: str) -> None:
     before = set(threading.enumerate())
     store = blocking.Store.open(url)
@@ -89,6 +41,21 @@ def test_closed(url: str) -> None:
     assert set(threading.enumerate()) <= before
     with pytest.raises(StoreClosedError):
         buffer.count()
+
+
+def test_a_call_that_is_cut_off_says_that_the_store_was_closed() -> None:
+    thread, began = EventLoopThread(), threading.Event()
+
+    async def wait() -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(thread.run, wait)
+        assert began.wait(30)
+        thread.close()
+        with pytest.raises(StoreClosedError):
+            waiting.result(timeout=30)
 
 
 def test_a_store_that_cannot_be_opened_leaves_no_thread() -> None:

@@ -28,14 +28,13 @@ class Source:
     """A store, open to be read: calls wait for a thread, which may be called from anywhere."""
 
     def __init__(self, url: str | URL) -> None:
-        self._thread = EventLoopThread()
-        try:
-            self._database = self._thread.run(lambda: _opened(url))
-        except BaseException:
-            self._thread.close()
-            raise
-        self._payloads = Payloads(self._database)
-        self._thread.close_with(self._close)
+        async def work(thread: EventLoopThread) -> None:
+            self._thread = thread
+            self._database = await _opened(url)
+            self._payloads = Payloads(self._database)
+            thread.close_with(self._close)
+
+        EventLoopThread.opening(work)
 
     @property
     def backend(self) -> Backend:
@@ -87,7 +86,7 @@ class Source:
 
     def close(self) -> None:
         """Let go of the database, and end the thread."""
-        self._thread.close(self._close)
+        self._thread.close()
 
     async def _close(self) -> None:
         end = end_in(allowance())

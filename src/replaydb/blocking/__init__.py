@@ -9,6 +9,10 @@ from any number of threads. Methods are made from the async ones, so there is no
 in step: see `replaydb.Store` and `replaydb.Buffer` for what they do. A lease is taken by the call
 (`with` then acks or nacks it), and a loader is a plain iterator.
 
+If a signal handler raises during a call, as on Ctrl-C, the call is cancelled and awaited before the
+exception is raised: nothing continues in the background. `docs/training.md` lists the instructions
+of the interpreter at which an interrupt can still leave a lease until its ttl.
+
 A store does not outlive a fork: connections cannot be shared. In the child it raises
 `NotSupportedError`; open another one there.
 """

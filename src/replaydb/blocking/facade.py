@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
@@ -20,6 +19,7 @@ from replaydb.settings import BufferSettings
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+F = TypeVar("F")
 
 
 class _Facade:
@@ -33,8 +33,32 @@ class _Facade:
         return f"blocking {self._wrapped!r}"
 
 
+class _Managed(_Facade):
+    """Something that a `with` statement ends."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        has_begun = False
+
+        async def leave() -> None:
+            nonlocal has_begun
+            has_begun = True
+            await self._wrapped.__aexit__(kind, error, traceback)
+
+        try:
+            self._thread.run(leave, whole=True)
+        except BaseException:
+            if not has_begun:  # interrupted before `run` deferred interrupts
+                self._thread.run(leave, whole=True)
+            raise
+
+
 def _blocking(
-    method: Callable[Concatenate[Any, P], Awaitable[R]],
+    method: Callable[Concatenate[Any, P], Awaitable[R]], *, whole: bool = False
 ) -> Callable[Concatenate[Any, P], R]:
     """A method that blocks until the asynchronous one has returned."""
 
@@ -43,31 +67,32 @@ def _blocking(
         async def work() -> R:
             return await method(self._wrapped, *args, **kwargs)
 
-        return self._thread.run(work)
+        return self._thread.run(work, whole=whole)
 
     return call
 
 
 def _making(
-    method: Callable[Concatenate[Any, P], Awaitable[Any]], kind: Callable[[EventLoopThread, Any], R]
-) -> Callable[Concatenate[Any, P], R]:
+    method: Callable[Concatenate[Any, P], Awaitable[Any]],
+    kind: Callable[[EventLoopThread, Any], F],
+    unwanted: Callable[[F], Coroutine[Any, Any, None]] | None = None,
+) -> Callable[Concatenate[Any, P], F]:
     """A method that blocks, for one whose result has asynchronous methods of its own."""
 
     @functools.wraps(method)
-    def make(self: _Facade, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        async def work() -> Any:
-            return await method(self._wrapped, *args, **kwargs)
+    def make(self: _Facade, /, *args: P.args, **kwargs: P.kwargs) -> F:
+        async def work() -> F:
+            return kind(self._thread, await method(self._wrapped, *args, **kwargs))
 
-        return kind(self._thread, self._thread.run(work, unwanted=_given_back))
+        return self._thread.run(work, unwanted=unwanted)
 
     return make
 
 
-async def _given_back(made: Any) -> None:
-    """A lease that never reached its caller is held by nobody."""
-    if isinstance(made, buffer.Lease):
-        error = KeyboardInterrupt()
-        await made.__aexit__(type(error), error, None)
+async def _released(lease: Lease) -> None:
+    """Nack a lease that its caller never got, or whose block was never entered."""
+    error = KeyboardInterrupt()
+    await lease._wrapped.__aexit__(type(error), error, None)
 
 
 def _loading(
@@ -87,17 +112,12 @@ def _opening(opened: Callable[P, Opening[store.Store]]) -> Callable[P, Store]:
 
     @functools.wraps(opened)
     def call(*args: P.args, **kwargs: P.kwargs) -> Store:
-        async def work() -> store.Store:
-            return await opened(*args, **kwargs)
+        async def work(thread: EventLoopThread) -> Store:
+            opened_store = await opened(*args, **kwargs)
+            thread.close_with(opened_store.close)
+            return Store(thread, opened_store)
 
-        thread = EventLoopThread()
-        try:
-            opened_store = Store(thread, thread.run(work))
-        except BaseException:
-            thread.close()
-            raise
-        thread.close_with(opened_store._wrapped.close)
-        return opened_store
+        return EventLoopThread.opening(work)
 
     return call
 
@@ -140,7 +160,7 @@ def _over_buffer(
 
 
 class _Elsewhere:
-    """A buffer of another store, whose calls are waited for in a thread."""
+    """A buffer of another store, whose calls run in the event loop of that store."""
 
     def __init__(self, target: Buffer) -> None:
         self._target = target
@@ -149,10 +169,10 @@ class _Elsewhere:
         async def work() -> None:
             await self._target._wrapped._put_copies(*arguments)
 
-        await asyncio.to_thread(self._target._thread.run, work)
+        await self._target._thread.run_from(work)
 
 
-class Lease(_Facade):
+class Lease(_Managed):
     """A `replaydb.Lease`; `with` acks what is left when the block ends, or nacks it."""
 
     _wrapped: buffer.Lease
@@ -181,20 +201,12 @@ class Lease(_Facade):
         try:
             self._thread.run(self._wrapped.__aenter__)
         except BaseException:
-            self._thread.run(lambda: _given_back(self._wrapped))
+            self._thread.run(lambda: _released(self), whole=True)
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._thread.run(lambda: self._wrapped.__aexit__(kind, error, traceback))
 
-
-class Loader(_Facade, Generic[Collated]):
+class Loader(_Managed, Generic[Collated]):
     """A `replaydb.Loader` as a plain iterator; it goes on drawing between calls."""
 
     _wrapped: buffer.Loader[Collated]
@@ -217,7 +229,7 @@ class Loader(_Facade, Generic[Collated]):
         """Go on where another loader stood."""
         self._wrapped.load_state_dict(state)
 
-    close = _blocking(buffer.Loader.aclose)
+    close = _blocking(buffer.Loader.aclose, whole=True)
 
     def __iter__(self) -> Self:
         return self
@@ -229,21 +241,17 @@ class Loader(_Facade, Generic[Collated]):
             except StopAsyncIteration:  # which no coroutine can raise
                 return []
 
-        made = self._thread.run(work)
+        async def undone(made: list[Collated]) -> None:
+            if made:
+                self._wrapped._take_back()
+
+        made = self._thread.run(work, unwanted=undone)
         if not made:
             raise StopIteration
         return made[0]
 
     def __enter__(self) -> Self:
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._thread.run(lambda: self._wrapped.__aexit__(kind, error, traceback))
 
 
 class Buffer(_Facade):
@@ -289,7 +297,7 @@ class Buffer(_Facade):
     episodes = _blocking(buffer.Buffer.episodes)
     find = _blocking(buffer.Buffer.find)
     get = _blocking(buffer.Buffer.get)
-    lease = _making(buffer.Buffer.lease, Lease)
+    lease = _making(buffer.Buffer.lease, Lease, _released)
     open_lease = _making(buffer.Buffer.open_lease, Lease)
     revoke = _blocking(buffer.Buffer.revoke)
     leases = _blocking(buffer.Buffer.leases)

@@ -1,4 +1,4 @@
-"""A thread with an event loop, and calls into it that wait."""
+"""A thread with an event loop, and blocking calls into it."""
 
 from __future__ import annotations
 
@@ -7,54 +7,104 @@ import atexit
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar, cast
 
+from replaydb.blocking.interrupts import Interrupts
+from replaydb.cancellation import to_the_end
 from replaydb.errors import NotSupportedError, StoreClosedError
 
 R = TypeVar("R")
+Work = Callable[[], Coroutine[Any, Any, R]]
 
-#: What is left open when the process ends may take so long to end with it.
+#: Seconds that a process may take to close at exit what it left open.
 EXIT_SECONDS = 5.0
 
 
 class _Call(Generic[R]):
-    """Work in the event loop that another thread waits for, until it leaves."""
+    """Work in an event loop that another thread waits for."""
 
-    def __init__(
-        self,
-        work: Callable[[], Coroutine[Any, Any, R]],
-        unwanted: Callable[[R], Coroutine[Any, Any, None]] | None,
-    ) -> None:
+    def __init__(self, work: Work[R]) -> None:
         self._work = work
-        self._unwanted = unwanted
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
-        self.answer: Future[R] = Future()
-        self.ended = threading.Event()
+        self._is_cancelled = False
+        self._is_over = False
+        self._result: R | None = None
+        self._error: BaseException | None = None
+        # A bare lock: unlike a condition or an event, it is sound wherever a waiter is interrupted,
+        # and a signal handler may make another call while this one waits.
+        self._over = threading.Lock()
+        self._over.acquire()
 
-    def start(self) -> None:
-        """In the loop, first."""
+    @property
+    def has_result(self) -> bool:
+        """Whether the work has returned."""
+        return self._is_over and self._error is None
+
+    def begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Send the work to the loop."""
+        self._loop = loop
+        loop.call_soon_threadsafe(self._start)
+
+    def cancel(self) -> None:
+        """Cancel the work, or keep it from starting; from any thread or signal handler."""
+        self._is_cancelled = True
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._stop)
+
+    def wait(self, timeout: float = -1) -> None:
+        """Wait until nothing of the work goes on any more."""
+        if not self._is_over:
+            self._over.acquire(timeout=timeout)
+
+    def wait_through(self, interrupts: Interrupts) -> None:
+        """Wait likewise, and defer what interrupts the wait."""
+        while not self._is_over:
+            try:
+                self.wait()
+            except BaseException as error:
+                interrupts.defer(error)
+                if interrupts.are_overdue:
+                    raise
+
+    def result(self) -> R:
+        """What the work returned or raised."""
+        if isinstance(self._error, asyncio.CancelledError):  # with the loop
+            raise StoreClosedError from self._error
+        if self._error is not None:
+            raise self._error
+        return cast("R", self._result)
+
+    def _start(self) -> None:
+        if self._is_cancelled:
+            self._end(asyncio.CancelledError())
+            return
         self._task = asyncio.ensure_future(self._run())
-        self._task.add_done_callback(lambda _: self.ended.set())
+        self._task.add_done_callback(self._ensure_end)
 
-    def leave(self) -> None:
-        """In the loop, when nobody waits any more."""
+    def _stop(self) -> None:
         if self._task is not None:
             self._task.cancel()
 
     async def _run(self) -> None:
         try:
-            result = await self._work()
-        except BaseException as error:
-            if not self.answer.cancelled():
-                self.answer.set_exception(error)
-            return
-        try:
-            self.answer.set_result(result)
-        except InvalidStateError:  # nobody waits for it any more
-            if self._unwanted is not None:
-                await self._unwanted(result)
+            self._result = await self._work()
+        except BaseException as error:  # the loop outlives also those that end a program
+            self._end(error)
+        else:
+            self._end(None)
+
+    def _ensure_end(self, task: asyncio.Task[None]) -> None:
+        if not self._is_over:  # cancelled before its first step
+            self._end(asyncio.CancelledError())
+
+    def _end(self, error: BaseException | None) -> None:
+        self._error = error
+        self._is_over = True
+        self._over.release()
 
 
 class EventLoopThread:
@@ -66,8 +116,112 @@ class EventLoopThread:
 
     def __init__(self) -> None:
         self._process = os.getpid()
-        self._lock = threading.Lock()
-        self._last: Callable[[], Coroutine[Any, Any, None]] | None = None
+        self._sending = threading.RLock()
+        self._closing = threading.RLock()
+        self._last: Work[None] | None = None
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+
+    @classmethod
+    def opening(cls, work: Callable[[Self], Coroutine[Any, Any, R]]) -> R:
+        """Start a thread and run `work` in it. If that fails, the thread is closed."""
+        thread = cls()
+        try:
+            return thread.run(lambda: work(thread))
+        except BaseException:
+            thread.close()
+            raise
+
+    def run(
+        self,
+        work: Work[R],
+        *,
+        whole: bool = False,
+        unwanted: Callable[[R], Coroutine[Any, Any, None]] | None = None,
+    ) -> R:
+        """Run `work` in the event loop and wait for its result.
+
+        If a signal handler raises meanwhile, such as on Ctrl-C, the work is cancelled and awaited,
+        or never started; then the exception is raised. Nothing goes on in the background.
+
+        Args:
+            work: What to run.
+            whole: Do not cancel the work, but wait for its end, and raise the exception then.
+            unwanted: Releases a result that cannot be returned because of such an exception.
+
+        Raises:
+            StoreClosedError: The store was closed.
+            NotSupportedError: It was opened by another process.
+        """
+        call: _Call[R] | None = None
+        try:
+            with Interrupts() as interrupts:
+                call = _Call(work)
+                if not whole:
+                    interrupts.notify(call.cancel)
+                if whole or not interrupts.are_pending:
+                    self._send(call)
+                    call.wait_through(interrupts)
+                if not interrupts.are_pending:
+                    result = call.result()
+        except BaseException:
+            if unwanted is not None and call is not None and call.has_result:
+                made = call.result()
+                self.run(lambda: unwanted(made), whole=True)
+            raise
+        return result
+
+    async def run_from(self, work: Work[R]) -> R:
+        """`run` for a caller in another event loop, which may cancel it."""
+        call = _Call(work)
+        self._send(call)
+        waiting = asyncio.ensure_future(asyncio.to_thread(call.wait))
+        try:
+            await asyncio.shield(waiting)
+        except asyncio.CancelledError:
+            call.cancel()
+            await to_the_end(waiting)
+            raise
+        return call.result()
+
+    def close_with(self, last: Work[None]) -> None:
+        """Run `last` before the thread ends: when it is closed, or at exit."""
+        self._last = last
+
+    def close(self, last: Work[None] | None = None) -> None:
+        """Run `last`, by default that of `close_with`, and end the thread.
+
+        Idempotent. Does nothing in a forked process. An interrupt is raised after the end.
+        """
+        if os.getpid() != self._process:
+            return
+        with Interrupts() as interrupts, self._closing:
+            last = last or self._last
+            try:
+                if last is not None and not self._is_closed:
+                    call = _Call(last)
+                    self._send(call)
+                    call.wait_through(interrupts)
+                    call.result()
+            finally:
+                self._stop()
+                if self._thread is not None:
+                    self._thread.join()
+
+    def _send(self, call: _Call[Any]) -> None:
+        """Begin a call. What is sent before the thread is stopped is started by it."""
+        if os.getpid() != self._process:
+            raise NotSupportedError(
+                f"this store was opened by process {self._process}, before a fork; open one here"
+            )
+        with self._sending:
+            if self._is_closed:
+                raise StoreClosedError
+            if self._thread is None:
+                self._start()
+            call.begin(self._loop)
+
+    def _start(self) -> None:
         started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
 
         async def serve() -> None:
@@ -75,76 +229,36 @@ class EventLoopThread:
             started.set_result((asyncio.get_running_loop(), stopped))
             await stopped.wait()
 
-        self._thread = threading.Thread(
-            target=lambda: asyncio.run(serve()), name="replaydb", daemon=True
-        )
-        self._thread.start()
+        def live() -> None:
+            try:
+                asyncio.run(serve())
+            except BaseException as error:
+                if started.done():
+                    raise
+                started.set_exception(error)
+
+        thread = threading.Thread(target=live, name="replaydb", daemon=True)
+        thread.start()
         self._loop, self._stopped = started.result()
-        self._open = True
+        self._thread = thread
         atexit.register(self._at_exit)
 
-    def run(
-        self,
-        work: Callable[[], Coroutine[Any, Any, R]],
-        timeout: float | None = None,
-        unwanted: Callable[[R], Coroutine[Any, Any, None]] | None = None,
-    ) -> R:
-        """Run in the event loop; wait for the result.
-
-        Who is interrupted while waiting (by Ctrl-C) waits for the call to be cancelled, which is
-        soon. A result that came nevertheless is given to `unwanted`.
-
-        Raises:
-            StoreClosedError: The store was closed.
-            NotSupportedError: It was opened by another process.
-        """
-        if os.getpid() != self._process:
-            raise NotSupportedError(
-                f"this store was opened by process {self._process}, before a fork; open one here"
-            )
-        if not self._open:
-            raise StoreClosedError
-        call = _Call(work, unwanted)
-        self._loop.call_soon_threadsafe(call.start)
-        try:
-            return call.answer.result(timeout)
-        except BaseException:
-            if call.answer.cancel():
-                self._loop.call_soon_threadsafe(call.leave)
-                call.ended.wait(EXIT_SECONDS)
-            elif unwanted is not None and call.answer.exception() is None:
-                result = call.answer.result()
-                self.run(lambda: unwanted(result))
-            raise
-
-    def close_with(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Have `last` run at exit, where nobody closes before."""
-        self._last = last
-
-    def close(self, last: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
-        """Run `last` and end the thread. Idempotent; does nothing in a forked process."""
-        if os.getpid() != self._process:
-            return
-        with self._lock:
-            if not self._open:
-                return
-            try:
-                if last is not None:
-                    self.run(last)
-            finally:
-                self._stop()
-                self._thread.join()
-
     def _stop(self) -> None:
-        self._open = False
-        atexit.unregister(self._at_exit)
-        self._loop.call_soon_threadsafe(self._stopped.set)
+        with self._sending:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            if self._thread is not None:
+                atexit.unregister(self._at_exit)
+                self._loop.call_soon_threadsafe(self._stopped.set)
 
     def _at_exit(self) -> None:
-        if os.getpid() != self._process or not self._open:
+        if os.getpid() != self._process or self._is_closed or self._thread is None:
             return
         if self._last is not None:
             with suppress(Exception):
-                self.run(self._last, EXIT_SECONDS)
+                call = _Call(self._last)
+                self._send(call)
+                call.wait(EXIT_SECONDS)
         self._stop()
         self._thread.join(EXIT_SECONDS)
