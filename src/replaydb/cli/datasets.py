@@ -87,27 +87,29 @@ def _rows(files: Sequence[Path]) -> Iterator[Any]:
 
 
 def _lines(file: Path) -> Iterator[Any]:
-    with file.open(encoding="utf-8-sig") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.isspace():
-                continue
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise InvalidInputError(f"line {number} of {file.name}", "JSON", error) from error
-            if not isinstance(row, dict):
-                raise InvalidInputError(f"line {number} of {file.name}", "an object", row)
-            yield row
+    from replaydb.exchange.formats import lines_of
+
+    for where, line in lines_of(file, file.name):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise InvalidInputError(where, "JSON", error) from error
+        if not isinstance(row, dict):
+            raise InvalidInputError(where, "an object", row)
+        yield row
 
 
 def _parquet(file: Path) -> Iterator[Any]:
     from pyarrow import ArrowException
-    from pyarrow.parquet import ParquetFile
+
+    from replaydb.exchange.parquet import batches_of
 
     try:
-        for batch in ParquetFile(file).iter_batches(1024):
+        for batch in batches_of(file, file.name):
             yield from batch.to_pylist()
-    except ArrowException as error:
+    except InvalidInputError:
+        raise
+    except (ArrowException, ValueError, KeyError) as error:
         raise InvalidInputError("source", "a file of Parquet", f"{file.name}: {error}") from error
 
 

@@ -17,7 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from replaydb.analysis.episode_rows import episode_schema
 from replaydb.errors import InvalidInputError
+from replaydb.exchange.parquet import batches_of, described_bytes, most_expanded
 
 Format: TypeAlias = Literal["parquet", "jsonl"]
 #: A row by the names of its columns, lists of numbers as arrays.
@@ -25,8 +27,10 @@ Row = dict[str, Any]
 
 #: Rows are written together: so many bytes of them.
 ROW_GROUP_BYTES = 16 << 20
-#: Rows are read together.
-READ_ROWS = 1024
+#: Characters of a line of JSON at most, with its end.
+MAX_LINE = 2**30
+#: Names are read together.
+READ_NAMES = 1024
 #: What comes of a file that is none of rows.
 _NO_ROWS = (
     pa.ArrowException, ValueError, TypeError, KeyError, OverflowError, RecursionError, OSError
@@ -40,6 +44,8 @@ _NUMBERS = {
     "group_prompt_ids": np.int32,
 }
 _ARRAYS = ("token_extras", "extras", "group_extras")
+#: Columns of which groups are made.
+_COLUMNS = frozenset(episode_schema().names)
 #: Columns that pandas makes floats of where a row has none.
 _INTEGERS = frozenset({
     "group_id", "position", "num_episodes", "expected_episodes", "prompt_length", "policy_version"
@@ -60,8 +66,14 @@ class ParquetWriter:
     """Parquet, compressed with zstd."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
-        self._file = pq.ParquetWriter(path, schema, compression="zstd")
+        self._path, self._schema = path, schema
+        # Not those of structs, which `batches_of` has to measure by the longest text of each.
+        dictionaries = [
+            f"{one.name}.list.element" if pa.types.is_list(one.type) else one.name for one in schema
+        ]
+        self._file = pq.ParquetWriter(path, schema, compression="zstd", use_dictionary=dictionaries)
         self._waiting: list[pa.RecordBatch] = []
+        self._num_bytes = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Rows after those before; small batches become one row group."""
@@ -71,7 +83,9 @@ class ParquetWriter:
 
     def _flush(self) -> None:
         if self._waiting:
-            self._file.write_table(pa.Table.from_batches(self._waiting))
+            table = pa.Table.from_batches(self._waiting)
+            self._num_bytes += table.nbytes
+            self._file.write_table(table)
             self._waiting = []
 
     def close(self) -> None:
@@ -80,6 +94,27 @@ class ParquetWriter:
             self._flush()
         finally:
             self._file.close()
+        # An import refuses what expands too far: half of that, as it counts otherwise.
+        most = most_expanded(self._path.stat().st_size) // 2
+        found = described_bytes(self._path, pq.read_metadata(self._path), most)
+        if max(found, self._num_bytes) > most:
+            self._expand()
+
+    def _expand(self) -> None:
+        """Write the file again as large as what it holds, without compression."""
+        plain = self._path.with_name(f"{self._path.name}.plain")
+        try:
+            with (
+                pq.ParquetFile(self._path) as file,
+                pq.ParquetWriter(
+                    plain, self._schema, compression="none", use_dictionary=False
+                ) as writer,
+            ):
+                for i in range(file.num_row_groups):
+                    writer.write_table(file.read_row_group(i))
+            plain.replace(self._path)
+        finally:
+            plain.unlink(missing_ok=True)
 
 
 class JsonlWriter:
@@ -114,7 +149,7 @@ def rows_of(path: Path, name: str) -> Iterator[Row]:
     """
     try:
         if name.endswith(".parquet"):
-            yield from _parquet_rows(path)
+            yield from _parquet_rows(path, name)
         else:
             yield from _lines(path, name, _from_line)
     except InvalidInputError:
@@ -136,7 +171,7 @@ def names_of(path: Path, name: str) -> Iterator[pa.Table]:
     before = None
     try:
         is_parquet = name.endswith(".parquet")
-        for table in _parquet_names(path) if is_parquet else _jsonl_names(path, name):
+        for table in _parquet_names(path, name) if is_parquet else _jsonl_names(path, name):
             keys = list(zip(*table.to_pydict().values(), strict=True))
             yield table.filter(pa.array([a != b for a, b in pairwise([before, *keys])], pa.bool_()))
             before = keys[-1] if keys else before
@@ -146,22 +181,20 @@ def names_of(path: Path, name: str) -> Iterator[pa.Table]:
         raise InvalidInputError(name, "a file of rows", error) from error
 
 
-def _parquet_names(path: Path) -> Iterator[pa.Table]:
-    with pq.ParquetFile(path) as file:
-        known = [one for one in NAMES.names if one in file.schema_arrow.names]
-        for batch in file.iter_batches(batch_size=READ_ROWS, columns=known):
-            columns = [
-                batch[one.name].cast(one.type)
-                if one.name in known
-                else pa.nulls(len(batch), one.type)
-                for one in NAMES
-            ]
-            yield pa.table(columns, schema=NAMES)
+def _parquet_names(path: Path, name: str) -> Iterator[pa.Table]:
+    for batch in batches_of(path, name, NAMES.names):
+        columns = [
+            batch[one.name].cast(one.type)
+            if one.name in batch.schema.names
+            else pa.nulls(len(batch), one.type)
+            for one in NAMES
+        ]
+        yield pa.table(columns, schema=NAMES)
 
 
 def _jsonl_names(path: Path, name: str) -> Iterator[pa.Table]:
     rows = _lines(path, name, _names)
-    while several := list(islice(rows, READ_ROWS)):
+    while several := list(islice(rows, READ_NAMES)):
         yield pa.Table.from_pylist(several, NAMES)
 
 
@@ -176,19 +209,30 @@ def _names(line: str) -> Row:
 
 def _lines(path: Path, name: str, read: Callable[[str], Row]) -> Iterator[Row]:
     """What is read of each line of a file; errors name it."""
+    for where, line in lines_of(path, name):
+        try:
+            row = read(line)
+        except InvalidInputError as error:
+            field = f"{where}, {error.field}"
+            raise InvalidInputError(field, error.expected, error.actual) from error
+        except _NO_ROWS as error:
+            raise InvalidInputError(where, "a row of a group", error) from error
+        yield row
+
+
+def lines_of(path: Path, name: str) -> Iterator[tuple[str, str]]:
+    """Yield the lines of a text file that are not blank, each after its place, for errors.
+
+    Raises:
+        InvalidInputError: A line has more than `MAX_LINE` characters; it is not read whole.
+    """
     with path.open(encoding="utf-8-sig") as file:
-        for number, line in enumerate(file, 1):
-            if line.isspace():
-                continue
+        for number, line in enumerate(iter(lambda: file.readline(MAX_LINE + 1), ""), 1):
             where = f"{name}, line {number}"
-            try:
-                row = read(line)
-            except InvalidInputError as error:
-                field = f"{where}, {error.field}"
-                raise InvalidInputError(field, error.expected, error.actual) from error
-            except _NO_ROWS as error:
-                raise InvalidInputError(where, "a row of a group", error) from error
-            yield row
+            if len(line) > MAX_LINE:
+                raise InvalidInputError(where, f"at most {MAX_LINE} characters", "more")
+            if not line.isspace():
+                yield where, line
 
 
 def _row(line: str) -> Row:
@@ -198,13 +242,12 @@ def _row(line: str) -> Row:
     return row
 
 
-def _parquet_rows(path: Path) -> Iterator[Row]:
-    with pq.ParquetFile(path) as file:
-        for batch in file.iter_batches(batch_size=READ_ROWS):
-            names = batch.schema.names
-            columns = [_values(*one) for one in zip(names, batch.columns, strict=True)]
-            for values in zip(*columns, strict=True):
-                yield dict(zip(names, values, strict=True))
+def _parquet_rows(path: Path, name: str) -> Iterator[Row]:
+    for batch in batches_of(path, name, _COLUMNS):
+        names = batch.schema.names
+        columns = [_values(*one) for one in zip(names, batch.columns, strict=True)]
+        for values in zip(*columns, strict=True):
+            yield dict(zip(names, values, strict=True))
 
 
 def _values(name: str, column: pa.Array) -> list[Any]:

@@ -88,7 +88,7 @@ def test_what_is_refused(url: str, lines: Path, words: Path, tmp_path: Path) -> 
     assert "files that are there" in refused(url, tmp_path / "none.jsonl", "sums")
     assert "files that are there" in refused(url, words, "new", "--create")
     assert [one["name"] for one in json_of("buffers", "list", url=url)] == ["sums"]
-    for content, what in (('{"prompt": "2"}\n{', "line 2 of bad.jsonl"), ("3", "an object")):
+    for content, what in (('{"prompt": "2"}\n{', "bad.jsonl, line 2"), ("3", "an object")):
         (tmp_path / "bad.jsonl").write_text(content, encoding="utf8")
         assert what in refused(url, tmp_path / "bad.jsonl", "sums", "--tokenizer", words)
     (tmp_path / "bad.parquet").write_bytes(b"no")

@@ -1,0 +1,187 @@
+"""Small files that describe a great deal are refused before memory is allocated for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from replaydb.analysis.episode_rows import batch_of_episodes, episode_schema
+from replaydb.episodes import EpisodeGroup
+from replaydb.errors import InvalidInputError
+from replaydb.exchange import formats, parquet
+from replaydb.exchange.formats import ParquetWriter, names_of, rows_of
+from replaydb.exchange.groups import groups_in
+from replaydb.exchange.parquet import batches_of
+from support.groups import episode
+from support.whole import whole_of
+
+#: Imports each file, in a process whose peak memory it prints, in MiB.
+IMPORT = """
+import resource, sys
+from replaydb import InvalidInputError, blocking
+from replaydb.exchange import import_groups
+
+url, *paths = sys.argv[1:]
+resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+blocking.Store.open(url).close()
+def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak()
+for path in paths:
+    try:
+        import_groups(url, path, buffer="math", create=True)
+    except InvalidInputError as error:
+        assert "expands to at most 67108864 bytes" in str(error), error
+    else:
+        raise AssertionError(path)
+print((peak() - before) >> 10)
+"""
+
+UID = pa.array(["a"])
+
+
+def repeated(text: str, count: int) -> pa.Array:
+    """One text many times, as a dictionary stores it."""
+    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), [text])
+
+
+def one_list(values: Any) -> pa.Array:
+    """A row with a list."""
+    return pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
+
+
+def bombs(folder: Path) -> list[Path]:
+    """Files of a few kilobytes; without limits, each takes from 1 GB to terabytes."""
+    text = "x" * 10_000_000
+    number = 100_000_000
+    tables: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+        # Counts of equal values, in one row.
+        "lists": ({"group_uid": UID, "loss_mask": one_list(pa.array(np.zeros(number, bool)))}, {}),
+        "nulls": ({"group_uid": UID, "turns": one_list(pa.nulls(number // 10, pa.struct(
+            {"num_tokens": pa.int64(), "metadata": pa.string()}.items())))}, {}),
+        # A text in a dictionary, in many rows: one that names them, and one of nested columns.
+        "names": ({"group_uid": repeated(text, 100_000)}, {"dictionary_pagesize_limit": 2**30}),
+        "texts": ({"group_uid": UID, "extras": one_list(pa.StructArray.from_arrays(
+            [repeated(text, 100_000)], ["data"]))}, {"dictionary_pagesize_limit": 2**30}),
+        # Zeros in a compressed page.
+        "pages": ({"group_uid": UID, "text": pa.array(["\0" * 200_000_000])},
+                  {"use_dictionary": False, "write_statistics": False}),
+    }  # fmt: skip
+    for name, (columns, options) in tables.items():
+        path = folder / f"{name}.parquet"
+        pq.write_table(pa.table(columns), path, compression="zstd", **options)
+        assert path.stat().st_size < 64_000, name
+    return sorted(folder.glob("*.parquet"))
+
+
+def test_small_files_do_not_take_gigabytes(tmp_path: Path) -> None:
+    paths = bombs(tmp_path)
+    assert len(paths) == 5
+    url = f"sqlite:///{tmp_path / 'store.db'}"
+    outcome = subprocess.run(
+        [sys.executable, "-c", IMPORT, url, *map(str, paths)], capture_output=True, text=True
+    )
+    assert outcome.returncode == 0, outcome.stderr
+    assert int(outcome.stdout) < 300
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("compression", ["none", "snappy", "zstd"])
+@pytest.mark.parametrize("use_dictionary", [True, False])
+def test_the_rows_are_those_of_the_file(
+    tmp_path: Path, version: str, compression: str, use_dictionary: bool
+) -> None:
+    nested = pa.list_(pa.struct({"name": pa.large_string(), "shape": pa.list_(pa.int64())}.items()))
+    table = pa.table(
+        {
+            "text": ["one", None, "one", "three"] * 3000,
+            "flag": [True, False, None, True] * 3000,
+            "number": pa.array(np.arange(12_000, dtype=np.float32)),
+            "fixed": pa.array([b"abcd", None, b"efgh", b"ijkl"] * 3000, pa.binary(4)),
+            "lists": pa.array([[], None, [1, None], [2]] * 3000, pa.list_(pa.int32())),
+            "nested": pa.array(
+                [[], None, [{"name": "x", "shape": [1]}], [{"name": None}]] * 3000, nested
+            ),
+            "map": pa.array([[("a", "b")], [], None, []] * 3000, pa.map_(pa.string(), pa.string())),
+        }
+    )
+    path = tmp_path / "file"
+    pq.write_table(
+        table, path, data_page_version=version, compression=compression,
+        use_dictionary=use_dictionary, row_group_size=5000, data_page_size=1000,
+    )  # fmt: skip
+    batches = list(batches_of(path, "some.parquet"))
+    assert len(batches) > 10
+    assert pa.Table.from_batches(batches).cast(table.schema).equals(table)
+    some = pa.Table.from_batches(batches_of(path, "some.parquet", ["lists", "text", "other"]))
+    assert some.cast(table.select(["text", "lists"]).schema).equals(table.select(["text", "lists"]))
+
+
+def test_rows_are_read_by_their_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    pq.write_table(pa.table({"text": [f"{i}" * 1000 for i in range(10)]}), path)
+    assert [len(batch) for batch in batches_of(path, "some.parquet")] == [10]
+    monkeypatch.setattr(parquet, "READ_BYTES", 3000)
+    assert max(len(batch) for batch in batches_of(path, "some.parquet")) <= 3
+
+
+def test_what_an_export_writes_is_never_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that compress too well are stored without compression."""
+    monkeypatch.setattr(parquet, "FREE_EXPANSION_BYTES", 0)
+    monkeypatch.setattr(parquet, "MAX_EXPANSION_RATIO", 50)
+    one = EpisodeGroup("math", [episode(1.0, text="again and again " * 1000)] * 64)
+    batch = batch_of_episodes(episode_schema(), [whole_of(one)])
+    path, other = tmp_path / "some.parquet", tmp_path / "other.parquet"
+    pq.write_table(pa.Table.from_batches([batch]), other, compression="zstd")
+    with pytest.raises(InvalidInputError, match=r"some\.parquet: expected a file that expands to"):
+        list(rows_of(other, "some.parquet"))
+    writer = ParquetWriter(path, episode_schema())
+    writer.write(batch)
+    writer.close()
+    [found] = groups_in(rows_of(path, "some.parquet"), "some.parquet")
+    assert found.group == one
+    assert sorted(tmp_path.iterdir()) == [other, path]
+
+
+def test_text_that_hides_its_size_is_refused(tmp_path: Path) -> None:
+    """In this encoding, each text may repeat the one before at no cost."""
+    path = tmp_path / "file"
+    table = pa.table({"group_uid": ["x" * 1000] * 1000})
+    pq.write_table(
+        table, path, use_dictionary=False, column_encoding={"group_uid": "DELTA_BYTE_ARRAY"}
+    )
+    for read in (names_of, rows_of):
+        with pytest.raises(InvalidInputError, match="group_uid in the encoding DELTA_BYTE_ARRAY"):
+            list(read(path, "some.parquet"))
+
+
+def test_pages_that_contradict_the_footer_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    pq.write_table(pa.table({"group_uid": ["a", "b"]}), path)
+    content = path.read_bytes()
+    metadata = pq.read_metadata(path)
+    begin = metadata.row_group(0).column(0).dictionary_page_offset
+    # The first byte of a page header is the kind of its first field, which is never a list.
+    for damage in (b"\x19", b"\x00", b"\x1c"):
+        path.write_bytes(content[:begin] + damage + content[begin + 1 :])
+        with pytest.raises(InvalidInputError, match=r"some\.parquet: expected a file of rows"):
+            list(rows_of(path, "some.parquet"))
+
+
+@pytest.mark.parametrize("content", ["x" * 99, '{"group_uid": "a"}\n' + "x" * 99])
+def test_a_line_is_not_read_whole_if_it_is_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    monkeypatch.setattr(formats, "MAX_LINE", 40)
+    (tmp_path / "file").write_text(content)
+    for read in (names_of, rows_of):
+        with pytest.raises(InvalidInputError, match=r"line \d: expected at most 40 characters"):
+            list(read(tmp_path / "file", "some.jsonl"))
