@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from dataclasses import fields, replace
+from inspect import signature
 from typing import Any, get_type_hints
 
 import pytest
@@ -77,7 +79,7 @@ def test_what_can_be_changed_are_the_fields_of_the_settings() -> None:
 
 async def test_a_type_checker_knows_the_settings(store: Store, buffer: Buffer, url: str) -> None:
     """mypy reports an `ignore` that is not needed."""
-    with pytest.raises(rdb.InvalidSettingsError, match="max_stalenes: expected one of"):
+    with pytest.raises(rdb.InvalidSettingsError, match="did you mean 'max_staleness'"):
         await store.buffer("math", max_stalenes=4)  # type: ignore[call-arg]
     with pytest.raises(rdb.InvalidSettingsError, match="seed: expected an integer, got '4'"):
         await buffer.update_settings(seed="4")  # type: ignore[arg-type]
@@ -116,7 +118,9 @@ def test_what_was_stored_reads_as_it_was(settings: BufferSettings) -> None:
     ],
 )
 def test_what_a_newer_version_stored_is_refused(setting: str, stored: Any) -> None:
-    with pytest.raises(rdb.InvalidSettingsError, match=f"^{setting}: expected "):
+    with pytest.raises(
+        rdb.InvalidSettingsError, match=f"^({setting}: expected |unknown setting '{setting}')"
+    ):
         BufferSettings.from_json({setting: stored})
 
 
@@ -164,6 +168,33 @@ async def test_impossible_settings_change_nothing(store: Store) -> None:
         with pytest.raises(rdb.InvalidSettingsError):
             await buffer.update_settings(**changes)
     assert (await store.buffers())[0].settings == buffer.settings == before
+
+
+async def test_an_unknown_setting_is_answered_with_the_one_that_was_meant(
+    store: Store, buffer: Buffer
+) -> None:
+    calls: list[Any] = [
+        buffer.update_settings,
+        functools.partial(store.buffer, "math"),
+        functools.partial(store.buffer, "other"),
+        BufferSettings,
+    ]
+    given = {f"{name[:-2]}_{name[-1]}": name for name in signature(BufferSettings).parameters}
+    assert len(given) == len(fields(BufferSettings))
+    for wrong, meant in (given | {"max_stale": "max_staleness"}).items():
+        message = f"^unknown setting '{wrong}'; did you mean '{meant}'\\?$"
+        for call in calls:
+            with pytest.raises(rdb.InvalidSettingsError, match=message):
+                await call(**{wrong: 3})
+    for kind in (rdb.Capacity, rdb.Keep, rdb.MinSize, rdb.SamplesPerInsert, rdb.Queue):
+        for name in signature(kind).parameters:
+            with pytest.raises(rdb.InvalidSettingsError, match=f"did you mean '{name}'"):
+                kind(**{f"{name}z": 3})
+    with pytest.raises(rdb.InvalidSettingsError, match="'creat'; did you mean 'create'"):
+        await calls[1](creat=False)
+    with pytest.raises(rdb.InvalidSettingsError, match="'ttl'; there are archived_payload, "):
+        calls[-1](ttl=3)
+    assert [info.name for info in await store.buffers()] == ["math"]
 
 
 async def test_compression_needs_its_library_when_it_is_set(

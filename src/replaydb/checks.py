@@ -11,6 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from numbers import Real
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -193,6 +194,13 @@ def one_of(field: str, value: object, choices: Iterable[_Text]) -> _Text:
             if choice == value:
                 return choice
     raise InvalidInputError(field, f"one of {', '.join(known)}", repr(value))
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """What a name that is unknown may have been meant to be, for an error."""
+    choices = sorted(known)
+    near = get_close_matches(name, choices, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(choices)}"
 
 
 def some_of(field: str, value: Any, choices: Iterable[str]) -> frozenset[str] | None:

@@ -5,18 +5,36 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
-from functools import partial
+from functools import partial, wraps
 from importlib.util import find_spec
-from typing import Any, Literal, Self, TypedDict, get_args
+from inspect import signature
+from typing import Any, Literal, Self, TypedDict, TypeVar, get_args
 
 from replaydb import checks
 from replaydb.errors import InvalidInputError, InvalidSettingsError
+
+T = TypeVar("T")
 
 #: Sampling weights lie between these, or are 0: sums, ratios and waiting times of such weights,
 #: of however many groups, are doubles with all their digits.
 LEAST_WEIGHT, MOST_WEIGHT = 1e-150, 1e150
 
 
+def _checks_names(kind: type[T]) -> type[T]:
+    """Let the constructor of settings say which one was meant by a name that is unknown to it."""
+    init = kind.__init__
+    known = frozenset(signature(init).parameters) - {"self"}
+
+    @wraps(init)
+    def checked(self: Any, *args: Any, **given: Any) -> None:
+        check_names(given, known)
+        init(self, *args, **given)
+
+    setattr(kind, "__init__", checked)  # noqa: B010 - as a method it may not be assigned to
+    return kind
+
+
+@_checks_names
 @dataclass(frozen=True, slots=True)
 class Capacity:
     """How much may be stored; at least one limit. What is archived does not count.
@@ -37,6 +55,7 @@ class Capacity:
             raise _refused("capacity", "groups, tokens or bytes", None)
 
 
+@_checks_names
 @dataclass(frozen=True, slots=True)
 class Keep:
     """How much of a history is kept, the newest of it; at least one limit.
@@ -71,6 +90,7 @@ Eviction = Literal[
 ]
 
 
+@_checks_names
 @dataclass(frozen=True, slots=True)
 class MinSize:
     """Draws wait until so many groups can be drawn."""
@@ -81,6 +101,7 @@ class MinSize:
         _settle(self, size=_SIZE)
 
 
+@_checks_names
 @dataclass(frozen=True, slots=True)
 class SamplesPerInsert:
     """Keep draws and puts in proportion, as Reverb's limiter of this name does.
@@ -105,6 +126,7 @@ class SamplesPerInsert:
         _settle(self, error_buffer=partial(checks.number, least=max(1.0, self.ratio)))
 
 
+@_checks_names
 @dataclass(frozen=True, slots=True)
 class Queue:
     """Every group is drawn once, and puts wait while `size` groups wait to be drawn."""
@@ -124,6 +146,7 @@ ExpireBy = Literal["oldest_token", "newest_token"]
 ArchivedPayload = Literal["keep", "drop"]
 
 
+@_checks_names
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferSettings:
     """What a buffer is told once and every process that opens it follows.
@@ -201,7 +224,7 @@ class BufferSettings:
             InvalidSettingsError: A setting is unknown or impossible, or needs a package that is
                 not installed.
         """
-        _check_names(changes)
+        check_names(changes, _RULES)
         changed = replace(self, **changes)
         asked = "compression" in changes and changed.compression is not None
         if asked and find_spec("zstandard") is None:
@@ -272,7 +295,6 @@ class BufferSettings:
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Self:
         """Settings from the `buffer` table; what this version does not know is refused."""
-        _check_names(stored)
         values = dict(stored)
         for name, kind in _KINDS.items():
             if limit := values.get(name):
@@ -304,8 +326,20 @@ class SettingsChanges(TypedDict, total=False):
     indexed_tags: Collection[str]
 
 
-def all_changes(settings: BufferSettings | None, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """What a call sets: every field of settings that were given, and the changes to them."""
+def all_changes(
+    settings: BufferSettings | None, changes: Mapping[str, Any], *parameters: str
+) -> dict[str, Any]:
+    """What a call sets: every field of settings that were given, and the changes to them.
+
+    Args:
+        settings: All of them, or None.
+        changes: Single fields.
+        parameters: What else the call takes, which a change may have been meant to be.
+
+    Raises:
+        InvalidSettingsError: A change is no setting.
+    """
+    check_names(changes, [*_RULES, "settings", *parameters])
     if settings is None:
         return dict(changes)
     whole = checks.instance("settings", settings, BufferSettings)
@@ -332,7 +366,7 @@ def _limit(name: str, kind: str, stored: Mapping[str, Any]) -> Any:
     given = {"kind": kind, **stored}
     try:
         return _LIMITS[given.pop("kind")](**given)
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, InvalidSettingsError):
         raise _refused(name, "a limit that this version knows", dict(stored)) from None
 
 
@@ -348,11 +382,15 @@ def _settle(settings: Any, **rules: Rule) -> None:
         object.__setattr__(settings, name, value)
 
 
-def _check_names(names: Iterable[str]) -> None:
-    known = sorted(_RULES)
+def check_names(names: Iterable[str], known: Collection[str]) -> None:
+    """Refuse settings that there are not.
+
+    Raises:
+        InvalidSettingsError: Naming the first of them, and the one that it resembles.
+    """
     for name in names:
         if name not in known:
-            raise _refused(name, f"one of {', '.join(known)}", "an unknown setting")
+            raise InvalidSettingsError(f"unknown setting {name!r}; {checks.meant(name, known)}")
 
 
 def _refused(setting: str, expected: str, actual: object) -> InvalidSettingsError:

@@ -189,7 +189,7 @@ class Store:
         """
         checks.name("name", name)
         may_create = checks.flag("create", create)
-        wanted = all_changes(settings, changes)
+        wanted = all_changes(settings, changes, "create")
         fresh = BufferSettings().updated(wanted)  # refuse before anything is written
 
         def find(connection: Connection) -> BufferRow | None:

@@ -17,6 +17,7 @@ from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urls
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
+from replaydb.checks import meant
 from replaydb.errors import InvalidURLError, NotSupportedError
 
 EXPECTED: Final = "sqlite:///FILE or postgresql://USER:PASSWORD@HOST/DATABASE"
@@ -175,7 +176,11 @@ def _parameters(query: str) -> dict[str, str]:
         if name not in _KNOWN:
             # Behind a password it may be the rest of it.
             hidden = _SECRETS & given.keys()
-            shown = "another (& in a password is %26)" if hidden else f"the parameter {name!r}"
+            shown = (
+                "another (& in a password is %26)"
+                if hidden
+                else f"the parameter {name!r}; {meant(name, _KNOWN)}"
+            )
             raise _refused("parameters of libpq that are supported", shown)
         if name in given:
             raise _refused("every parameter once", f"{name!r} twice")
