@@ -42,7 +42,8 @@ INTEGERS: list[Any] = [
     [1],
     b"1",
 ]
-NOTHING: list[Any] = [3, np.array(3), torch.tensor(3), rdb.col.tags["a"] == "b"]  # no several
+#: No several: of the items of a mapping, the keys would be taken.
+NOTHING: list[Any] = [3, np.array(3), torch.tensor(3), {}, {1: 2}, rdb.col.tags["a"] == "b"]
 FLAGS: list[Any] = [None, 0, 1, "no", np.zeros(2), torch.zeros(2), rdb.col.id > 0]
 TEXTS: list[Any] = [None, "a\0", "\ud800", 3, b"a"]
 NAMES: list[Any] = ["", "a" * 256, *TEXTS[1:]]
@@ -351,6 +352,28 @@ def arguments(method: Callable[..., Any]) -> list[inspect.Parameter]:
 async def done(result: Any) -> None:
     if inspect.isawaitable(result):
         await result
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field", "actual"),
+    [
+        ({"task_name": "gsm8k"}, "groups", "dict"),
+        ("gsm8k", "groups", "str"),
+        (None, "groups", "None"),
+        (rdb.EpisodeGroup, "groups", "<class 'replaydb.EpisodeGroup'>"),
+        (episode(), "groups", "Episode"),
+        ([episode()], "groups[0]", "Episode"),
+        ([group(), {"task_name": "gsm8k"}], "groups[1]", "dict"),
+        ([[group()]], "groups[0]", "list"),
+    ],
+)
+async def test_what_is_put_instead_of_groups_is_named(
+    buffer: Buffer, wrong: Any, field: str, actual: str
+) -> None:
+    with pytest.raises(rdb.InvalidInputError) as caught:
+        await buffer.put(wrong)
+    assert (caught.value.field, caught.value.actual) == (field, actual)
+    assert "EpisodeGroup" in caught.value.expected
 
 
 async def test_names_from_an_iterator_are_read_once(buffer: Buffer) -> None:

@@ -223,13 +223,14 @@ def instance(field: str, value: object, *kinds: type[_T]) -> _T:
     return value
 
 
-def instances(field: str, value: Iterable[_T], kind: type[_T]) -> tuple[_T, ...]:
+def instances(
+    field: str, value: Iterable[_T], kind: type[_T], expected: str | None = None
+) -> tuple[_T, ...]:
     """The items, all of them of that class; the error names the position of one that is not."""
-    found = tuple(items(field, f"a sequence of {kind.__name__}", value))
+    found = tuple(items(field, expected or f"a sequence of {kind.__name__}", value))
     for position, each in enumerate(found):
         if not isinstance(each, kind):
-            actual = type(each).__name__
-            raise InvalidInputError(f"{field}[{position}]", kind.__name__, actual)
+            raise InvalidInputError(f"{field}[{position}]", kind.__name__, _kind_of(each))
     return found
 
 
@@ -241,12 +242,16 @@ def function(field: str, value: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def items(field: str, expected: str, value: Iterable[_T]) -> Iterator[_T]:
-    """The items of a value; an array of no dimension has none, and bytes are no numbers."""
+    """The items of a value that has no other meaning.
+
+    An array of no dimension has none. Letters of a text, numbers of bytes and keys of a mapping are
+    never what was meant.
+    """
     # A filter has items by position, of which it warns: it is asked for none.
-    if isinstance(value, Iterable) and not isinstance(value, bytes | bytearray):
+    if isinstance(value, Iterable) and not isinstance(value, str | bytes | bytearray | Mapping):
         with suppress(TypeError):
             return iter(value)
-    raise InvalidInputError(field, expected, type(value).__name__)
+    raise InvalidInputError(field, expected, _kind_of(value))
 
 
 def quotas(field: str, value: Any) -> tuple[int, dict[str, int] | None]:
@@ -319,3 +324,10 @@ def _json_value(field: str, value: object, depth: int) -> object:
 def _listed(field: str, value: Any) -> list[Any]:
     plain = value.tolist() if hasattr(value, "tolist") else value
     return list(items(field, "a sequence", plain))
+
+
+def _kind_of(value: object) -> str:
+    """What came, for an error: its type, as the value may be large."""
+    if value is None or isinstance(value, type):
+        return repr(value)
+    return type(value).__name__

@@ -222,7 +222,11 @@ def test_only_the_fields_asked_for() -> None:
     assert made.logprobs is None
     assert made.extras == {}
     assert made.token_extras["value"].tolist() == [[1, 2]]
-    with pytest.raises(InvalidInputError, match="fields: expected some of level, logprobs"):
+    made = batch_of(groups).padded(0, fields=["rewards", "loss_mask", "level"])
+    assert made.rewards.shape == (1,)
+    assert (made.lengths.tolist(), made.loss_mask.tolist()) == ([2], [[False, True]])
+    assert (made.logprobs, made.token_extras, list(made.extras)) == (None, {}, ["level"])
+    with pytest.raises(InvalidInputError, match=r"some of level, logprobs, .*, rewards, .*value"):
         batch_of(groups).padded(0, fields=["values"])
 
 

@@ -100,7 +100,7 @@ def test_group_equality() -> None:
         ({"tags": {"a": math.inf}}, "tags.a", A_NUMBER, "inf"),
         ({"episodes": []}, "episodes", "at least one in a completed group", "none"),
         ({"episodes": [completion(), 1]}, "episodes[1]", "Episode", "int"),
-        ({"episodes": None}, "episodes", "a sequence of Episode", "NoneType"),
+        ({"episodes": None}, "episodes", "a sequence of Episode", "None"),
         ({"expected_episodes": 0}, "expected_episodes", "an integer from 1 to 2147483647", "0"),
         ({"prompt": {"role": "user"}}, "prompt", MESSAGES, "{'role': 'user'}"),
         ({"prompt": ["user"]}, "prompt", MESSAGES, "['user']"),

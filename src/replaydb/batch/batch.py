@@ -145,7 +145,8 @@ class Batch(typing.Generic[G]):
             pad_to_multiple_of: Round the width up.
             max_length: Sequences that are longer lose their end, and are marked `truncated`.
             fields: Which of "logprobs", "token_versions" and the extras to make tensors of; all
-                by default. Token ids and masks always are.
+                by default. Token ids, masks, and what there is one of for each sequence (`rewards`,
+                `advantages`, `weights`, ...) are always there, and may be named too.
             end_token_id: See `replaydb.training.merge_turns`.
             device: Where the tensors go. Copies to a CUDA device are made from page-locked memory
                 and not waited for.

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from replaydb import checks
 from replaydb.batch.stored import id_of
+from replaydb.batch.tensors import ALWAYS
 from replaydb.episodes import EpisodeGroup, flat
 from replaydb.episodes.arrays import Array, bits, dtype_name, from_bits
 from replaydb.episodes.flat import FlatEpisodes, flatten
@@ -166,10 +167,10 @@ class Columns:
         return {name: self._extra(name) for name in sorted(found) if _wanted(name, names)}
 
     def chosen(self, names: Collection[str] | None) -> frozenset[str] | None:
-        """The names of fields that were asked for; None: all.
+        """The names of fields that were asked for and may be left out; None: all.
 
         Raises:
-            InvalidInputError: No episode has a field of that name.
+            InvalidInputError: No episode has a field of that name, nor has every batch.
         """
         known = {LOGPROBS, TOKEN_VERSIONS} | {
             name
@@ -177,7 +178,8 @@ class Columns:
             for row in (_token_names(part), part.extras, *part.each_extras.values())
             for name in row
         }
-        return checks.some_of("fields", names, sorted(known))
+        found = checks.some_of("fields", names, [*sorted(known), *sorted(ALWAYS - known)])
+        return None if found is None else found & known
 
     def _logprobs(self) -> TokenField | None:
         parts = [part.logprobs for part in self.parts]

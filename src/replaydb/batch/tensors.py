@@ -240,6 +240,12 @@ class SplitBatch(SequenceTensors):
         return _positions(self.attention_mask)
 
 
+#: What every batch has, whatever fields were asked for.
+ALWAYS = frozenset(field.name for field in fields(SequenceTensors)).difference(
+    {"extras", "present", "merged"}
+) | {"token_ids", "attention_mask", "loss_mask"}
+
+
 def _positions(mask: Tensor) -> Tensor:
     return (mask.cumsum(dim=1) - 1).clamp_(min=0).mul_(mask)
 

@@ -74,7 +74,12 @@ class BufferCore:
 
     @property
     def policy_version(self) -> int:
-        """The policy version, as this process last saw it."""
+        """The policy version that this object last read: a cached value, which may be old.
+
+        It is read when the buffer is opened and by every call that changes it (`put`, `sample`,
+        `lease`, `advance_policy`), not when another process advances the policy. The current one is
+        `(await buffer.stats(totals=False)).policy_version`.
+        """
         return self._row.policy_version
 
     def _saw(self, row: BufferRow) -> None:

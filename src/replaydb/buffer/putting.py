@@ -354,7 +354,8 @@ class _RefusedError(Exception):
 def _checked_put(groups: Any, on_duplicate: str) -> Sequence[EpisodeGroup]:
     checks.one_of("on_duplicate", on_duplicate, get_args(OnDuplicate))
     given = [groups] if isinstance(groups, EpisodeGroup) else groups
-    several = checks.instances("groups", given, EpisodeGroup)
+    expected = "an EpisodeGroup (of a task_name and episodes) or a sequence of them"
+    several = checks.instances("groups", given, EpisodeGroup, expected)
     uids: set[str] = set()
     for i, group in enumerate(several):
         check_puttable(group)

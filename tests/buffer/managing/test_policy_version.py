@@ -179,3 +179,15 @@ async def test_the_policy_advances_while_groups_are_put(store: Store, url: str) 
             puts.append(buffer.put(several))
         await asyncio.gather(advance(), *puts)
     assert await buffer.count() == 42
+
+
+async def test_the_version_of_a_buffer_object_is_what_it_last_read(
+    buffer: Buffer, url: str
+) -> None:
+    async with Store.open(url) as store:
+        other = await store.buffer("math")
+        await buffer.advance_policy(3)
+        assert other.policy_version == 0
+        assert (await other.stats(totals=False)).policy_version == 3
+        await other.put(group())
+        assert other.policy_version == 3
