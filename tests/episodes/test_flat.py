@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from replaydb.episodes import Episode, Turn
-from replaydb.episodes.flat import NO_VERSION, FlatTurns, flatten
+from replaydb.episodes.flat import NO_VERSION, FlatTurns, flatten, restarts
+from replaydb.episodes.merging import merge_turns
 from support.samples import sample_episodes
 
 NAN = np.nan
@@ -195,3 +196,21 @@ def test_equality() -> None:
     assert flat != replace(flat, turns=replace(flat.turns, finish_reasons=("a", "b")))
     assert flat != "flat"
     assert flat.turns != "turns"
+
+
+def test_turns_that_do_not_continue_are_those_that_merging_counts() -> None:
+    """Each at its place, also behind episodes without turns, and with turns that repeat nothing."""
+    whole = [Turn(prompt_ids=[1], response_ids=[2]), Turn(prompt_ids=[1, 2, 3], response_ids=[])]
+    cut = [*whole, Turn(prompt_ids=[1, 2], response_ids=[3]), Turn(prompt_ids=[], response_ids=[])]
+    longer = Turn(prompt_ids=[1, 2, 3, 4], response_ids=[5])
+    episodes = [
+        Episode(prompt_ids=[7], response_ids=[8, 9]),
+        Episode(turns=whole),
+        Episode(turns=cut),
+        Episode(turns=[*whole, longer, Turn(prompt_ids=[1, 2, 3, 5, 5, 6], response_ids=[7])]),
+    ]
+    found = list(restarts(flatten(episodes)))
+    assert found == [(2, 2), (2, 3), (3, 3)]
+    for i, episode in enumerate(episodes):
+        assert merge_turns(episode)[1].num_mismatches == sum(it == i for it, _ in found)
+    assert list(restarts(flatten(episodes[:1]))) == []

@@ -379,6 +379,7 @@ async def test_turns_without_a_tokenizer(browser: httpx.AsyncClient, buffer: Buf
         ["2", "1", "2", "0.5", "-", ""],
         ["3", "1", "2", "1", "stop", ""],
     ]
+    assert "The prompt of turns 2, 3 does not begin with the tokens" in page.text
     assert "ended: stop." in page.text
     assert (await get(browser, "/group", id=id_)).tables[GRPO][1][-1] == "stop"
     decode_bytes(browser)

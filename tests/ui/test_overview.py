@@ -23,6 +23,7 @@ import pytest
 
 import replaydb as rdb
 from replaydb import Buffer, BufferStats, Store, blocking
+from replaydb.ui import demo
 from replaydb.ui.shared import Shared
 from replaydb.ui.views import learning, overview
 from support.clock import Clock
@@ -345,6 +346,19 @@ def test_a_demo_is_not_served_for_a_store_that_is_named(
     )  # the environment is not about this call
     assert len(served) == 1
     assert served[0] != sqlite_url
+
+
+async def test_the_turns_of_the_demo_hold_their_whole_context(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demo, "VERSIONS", 2)
+    await demo.fill(sqlite_url)
+    async with Store.open(sqlite_url) as store:
+        buffer = await store.buffer("math")
+        ids = [info.id for info in await buffer.find(tasks="tools")]
+        merged = rdb.Batch(await buffer.get(ids)).padded(0).merged
+    assert merged is not None
+    assert (merged.num_turns, merged.num_rows, merged.num_mismatches) == (16, 8, 0)
 
 
 def test_a_demo_needs_no_store(tmp_path: Path) -> None:

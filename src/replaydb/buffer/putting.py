@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -31,6 +32,7 @@ from replaydb.database.repository.puts import OnDuplicate, Put
 from replaydb.database.transactions import Database, allowance, end_in
 from replaydb.episodes import Episode, EpisodeGroup, GroupStatus
 from replaydb.episodes.arrays import ArrayLike
+from replaydb.episodes.flat import FlatEpisodes, flatten, restarts
 from replaydb.errors import (
     BufferFullError,
     InvalidInputError,
@@ -38,6 +40,8 @@ from replaydb.errors import (
     ReplayDBError,
 )
 from replaydb.results import RunInfo
+
+logger = logging.getLogger(__name__)
 
 #: Groups with more tokens than this together are encoded in a thread.
 ENCODE_INLINE_TOKENS = 32_768
@@ -61,6 +65,7 @@ class Putting(BufferCore):
     ) -> None:
         super().__init__(database, payloads, row, run_name, run)
         self._known_tasks: frozenset[str] = frozenset()
+        self._is_restart_logged = False
         self._puts: GroupCommit[Put, list[int]] = GroupCommit(
             self._commit_puts, allowance, self._settling_seconds
         )
@@ -218,6 +223,8 @@ class Putting(BufferCore):
         if position is not None:
             position = checks.whole_number("position", position)
         record = to_episode_record(episode, self.settings.compression)
+        if episode.turns:
+            self._log_restart(group_uid, flatten([episode]))
         addition = Addition(group_uid, position, record)
         submission = Submission(addition, (), record.num_bytes)
         async with self._patience(checks.seconds("timeout", timeout)) as patience:
@@ -261,11 +268,35 @@ class Putting(BufferCore):
         compression = self.settings.compression
 
         def encode() -> list[GroupRecord]:
+            for group in several:
+                for part in group.parts:
+                    self._log_restart(group.group_uid, part)
             return [to_record(group, compression, priority) for group in several]
 
         if sum(group.num_tokens for group in several) > ENCODE_INLINE_TOKENS:
             return await asyncio.to_thread(encode)
         return encode()
+
+    def _log_restart(self, group_uid: str, flat: FlatEpisodes) -> None:
+        """Log the first turn that does not continue the one before, once for this object.
+
+        Agents that shorten their context do that on purpose, so it is never refused.
+        """
+        if self._is_restart_logged:
+            return
+        for episode, turn in restarts(flat):
+            self._is_restart_logged = True
+            logger.warning(
+                "buffer %r: the prompt of turn %d (from 0) of episode %d of group %r does not begin"
+                " with the tokens of the turns before it, so merging begins a new training row"
+                " there; unless the context was shortened on purpose, give each turn its whole"
+                " context. This is logged once",
+                self.name,
+                turn,
+                episode,
+                group_uid,
+            )
+            return
 
     async def _submit(self, put: Put, timeout: float | None) -> list[int]:
         num_bytes = sum(record.facts["num_bytes"] for record in put.records)

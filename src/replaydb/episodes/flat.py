@@ -6,7 +6,7 @@ masked scatter. Text is not here; it has its own table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -183,6 +183,31 @@ class FlatEpisodes:
 
     def __eq__(self, other: object) -> bool:
         return same_fields(self, other) if isinstance(other, FlatEpisodes) else NotImplemented
+
+
+def restarts(flat: FlatEpisodes) -> Iterator[tuple[int, int]]:
+    """Yield the episode and the turn of each prompt that does not begin with all tokens before it.
+
+    Merging begins a new row at such a turn. Both are counted from 0.
+    """
+    if flat.turns is None:
+        return
+    counts = flat.turns.counts.tolist()
+    lengths, prompt_lengths = flat.turns.lengths.tolist(), flat.turns.prompt_lengths.tolist()
+    starts = np.concatenate([[0], np.cumsum(flat.lengths)]).tolist()
+    first = 0
+    for episode, count in enumerate(counts):
+        begin = starts[episode]
+        for turn in range(1, count):
+            # As the turn before began with all that was before it, so does this one.
+            before = lengths[first + turn - 1]
+            middle = begin + before
+            known = flat.token_ids[begin:middle]
+            prompt = flat.token_ids[middle : middle + prompt_lengths[first + turn]]
+            if not np.array_equal(prompt[:before], known):
+                yield episode, turn
+            begin = middle
+        first += count
 
 
 def flatten(episodes: Sequence[Episode], context: GroupContext | None = None) -> FlatEpisodes:

@@ -88,24 +88,26 @@ def _asked(chance: np.random.Generator, skill: float, version: int, number: int)
     episodes = []
     for _ in range(2):
         is_right = bool(chance.random() < skill)
+        question, call, day = b"Which day is it?", b"call: today()", b"Sunday"
+        answer = b"Sunday." if is_right else b"Monday."
         turns = [
             Turn(
-                prompt_ids=list(b"Which day is it?"),
-                response_ids=list(b"call: today()"),
-                logprobs=-chance.exponential(0.4, 13),
+                prompt_ids=list(question),
+                response_ids=list(call),
+                logprobs=-chance.exponential(0.4, len(call)),
                 policy_version=version,
                 finish_reason="tool_calls",
                 metadata={"tool": "today"},
             ),
             Turn(
-                prompt_ids=list(b"Sunday"),
-                response_ids=list(b"Sunday." if is_right else b"Monday."),
-                logprobs=-chance.exponential(0.4, 7),
+                prompt_ids=list(question + call + day),  # the whole context
+                response_ids=list(answer),
+                logprobs=-chance.exponential(0.4, len(answer)),
                 policy_version=version,
                 reward=float(is_right),
                 finish_reason="stop",
             ),
         ]
-        text = f"call: today()\nSunday\n{'Sunday.' if is_right else 'Monday.'}"
+        text = b"\n".join([call, day, answer]).decode()
         episodes.append(Episode(turns=turns, text=text))
     return EpisodeGroup("tools", episodes, prompt="Which day is it?", prompt_uid=f"tools/{number}")

@@ -260,3 +260,28 @@ async def test_numbers_are_stored_as_numbers(store: Store, url: str) -> None:
         await buffer.sample(1, Prioritized())
         assert await wrong_numbers(url) == {}
     assert await wrong_numbers(url) == {}
+
+
+async def test_turns_without_their_context_are_stored_and_logged_once(
+    buffer: Buffer, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = [Turn(prompt_ids=[1], response_ids=[2]), Turn(prompt_ids=[1, 2, 3], response_ids=[4])]
+    await buffer.put(EpisodeGroup("t", [Episode(turns=whole), episode()]))
+    await buffer.open_group("t", "open", 3)
+    await buffer.add_episode("open", Episode(turns=whole))
+    assert "turn" not in caplog.text
+    cut = Episode(turns=[*whole, Turn(prompt_ids=[5], response_ids=[6])])
+    for uid in ("first", "second"):
+        [id_] = await buffer.put(EpisodeGroup("t", [episode(), cut], group_uid=uid))
+        await buffer.add_episode("open", cut)
+    assert (await buffer.get([id_]))[0].episodes[1] == cut
+    [said] = [one.message for one in caplog.records if one.levelname == "WARNING"]
+    assert "the prompt of turn 2 (from 0) of episode 1 of group 'first' does not begin" in said
+
+
+async def test_an_added_episode_without_its_context_is_logged(
+    buffer: Buffer, caplog: pytest.LogCaptureFixture
+) -> None:
+    await buffer.open_group("t", "open", 2)
+    await buffer.add_episode("open", conversation())
+    assert "turn 1 (from 0) of episode 0 of group 'open'" in caplog.text

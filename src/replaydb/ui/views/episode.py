@@ -15,6 +15,7 @@ from starlette.responses import Response
 from replaydb.buffer import Buffer
 from replaydb.decoding import Decode
 from replaydb.episodes import Turn
+from replaydb.episodes.flat import flatten, restarts
 from replaydb.errors import InvalidInputError
 from replaydb.results import EpisodeInfo, GroupInfo
 from replaydb.ui import downloads, queries
@@ -84,6 +85,7 @@ class EpisodeView:
         own_advantages: Whether each token has its own.
         legend: Colours, and what they stand for.
         metadata: What it was put with.
+        restarts: Turns, from 1, whose prompt does not begin with all tokens before it.
     """
 
     group: GroupInfo
@@ -101,6 +103,7 @@ class EpisodeView:
     own_advantages: bool = False
     legend: Sequence[tuple[str, str]] = ()
     metadata: dict[str, Any] | None = None
+    restarts: Sequence[int] = ()
 
 
 async def episode(request: Request) -> Response:
@@ -185,6 +188,8 @@ async def look(
     if one is None:
         part, texts = texts_of(None, text, number, None)
         return replace(view, part=part, texts=texts) if texts else view
+    if one.turns:
+        view = replace(view, restarts=[turn + 1 for _, turn in restarts(flatten([one]))])
     if show == "text":
         part, texts = texts_of(one, text, number, decode)
         begins = decode is None and part.number == 0
