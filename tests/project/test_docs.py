@@ -27,12 +27,14 @@ import replaydb as rdb
 from pictures import PICTURES, VIEWS
 from replaydb import analysis
 from replaydb.cli import app
+from replaydb.database.views import VIEWS as VIEWS_OF_STORE
 from support.connections import transaction
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 GUIDES = [CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").rglob("*.md"))]
 ARCHITECTURE = CHECKOUT / "docs" / "architecture.md"
-PAGES = [*GUIDES, CHECKOUT / "CHANGELOG.md", CHECKOUT / "CONTRIBUTING.md"]
+SECURITY = CHECKOUT / "SECURITY.md"
+PAGES = [*GUIDES, SECURITY, CHECKOUT / "CHANGELOG.md", CHECKOUT / "CONTRIBUTING.md"]
 
 _FENCE = re.compile(r"^```(?P<info>[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 _CODE_SPAN = re.compile(r"`([^`\n]+)`")
@@ -249,13 +251,23 @@ def test_every_setting_is_in_the_table() -> None:
 
 
 def test_every_column_of_the_views_is_documented() -> None:
-    from replaydb.database.views import VIEWS
-
     text = prose_of(CHECKOUT / "docs" / "analysis.md")
-    for view in VIEWS:
+    for view in VIEWS_OF_STORE:
         (row,) = re.findall(rf"^\| `{view.table.name}` \|.*$", text, re.MULTILINE)
         named = set(_CODE_SPAN.findall(row)) | {f"num_{status}" for status in rdb.GroupStatus}
         assert [column.name for column in view.table.columns if column.name not in named] == []
+
+
+def test_pages_that_count_the_views_have_all_of_them() -> None:
+    numbers = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+    counts = re.compile(rf"\b({'|'.join(numbers)}|\d+)\s+views\b", re.IGNORECASE)
+    found = {page: counts.findall(prose_of(page)) for page in [*GUIDES, SECURITY]}
+    assert {README, SECURITY} <= {page for page in found if found[page]}
+    words = {number.lower() for several in found.values() for number in several}
+    assert words <= {numbers[len(VIEWS_OF_STORE) - 1], str(len(VIEWS_OF_STORE))}
+    for page in (SECURITY, CHECKOUT / "docs" / "analysis.md"):
+        text = prose_of(page)
+        assert [it.table.name for it in VIEWS_OF_STORE if f"`{it.table.name}`" not in text] == []
 
 
 def test_every_command_is_documented() -> None:
