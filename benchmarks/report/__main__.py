@@ -1,9 +1,10 @@
-"""Write what was measured into docs/benchmarks.md, and draw it.
+"""Write what was measured into docs/benchmarks.md and the README, and draw it.
 
 python -m benchmarks.report RESULTS.json [PEERS.json ...]
 
 Tables go between `<!-- results: NAME -->` and `<!-- /results -->`, where NAME is a benchmark,
-"bars" (everything that has one) or "machine". What the files do not have stays as it was.
+"bars" (everything that has one), "machine", "peers", "peer-bars" or "beside-reverb". What the files
+do not have stays as it was.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ def main() -> None:
     parser.add_argument("--docs", type=Path, default=DOCS, help="the folder of benchmarks.md")
     arguments = parser.parse_args()
     findings = Findings.load(arguments.files)
-    page = arguments.docs / "benchmarks.md"
-    page.write_text(filled(page.read_text(encoding="utf8"), findings), encoding="utf8")
+    for page in (arguments.docs / "benchmarks.md", arguments.docs.parent / "README.md"):
+        page.write_text(filled(page.read_text(encoding="utf8"), findings), encoding="utf8")
     for path in draw(arguments.docs / "plots", findings):
         print(path)
 

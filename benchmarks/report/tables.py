@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from benchmarks.peers.race import loads
 from benchmarks.peers.report import BATCH, SAFETY, SIZES, SMALLEST, SPEED
 from benchmarks.report.findings import ENGINES, Findings
 from benchmarks.results import Result, bar, number
@@ -33,6 +34,17 @@ PEER_BARS: tuple[tuple[str, str, float], ...] = (
     ("replaydb-sqlite-files", "dm-reverb", 0.5),
     ("replaydb-sqlite", "dm-reverb-in-process", 1.5),
 )
+#: What the README shows beside Reverb's server, and what of it is raced with groups of each size.
+BESIDE_REVERB = {
+    "time of a sample": ["sample uniform"] * 3,
+    "puts a second, one by one": ["put one"] * 3,
+    "puts a second, in batches": [f"put {load.batch}" for load in loads(0).values()],
+}
+OURS = {
+    "replaydb-sqlite": "SQLite",
+    "replaydb-sqlite-files": "SQLite, payloads in files",
+    "replaydb-postgresql": "PostgreSQL",
+}
 HEADINGS = {"size": "groups a put", "shape": "episodes x tokens", "how": "drawing from"}
 
 
@@ -44,6 +56,8 @@ def table(name: str, findings: Findings) -> list[str]:
         return _list([one for one in findings.results.values() if one.bar is not None])
     if name == "peer-bars":
         return _peer_bars(findings)
+    if name == "beside-reverb":
+        return _beside_reverb(findings)
     if name == "peers":
         lines = [*_peers(findings, SPEED), "", *_peers(findings, SAFETY)]
         for size, columns in SIZES.items():
@@ -102,6 +116,22 @@ def _peer_bars(findings: Findings) -> list[str]:
         rows.append(row(f"put by {BATCH}", ours, "dm-reverb", f"put {BATCH}", least))
     rows = [one for one in rows if any(one[1:-1])]
     return _markdown(["", *sizes, "bar"], rows, left=1)
+
+
+def _beside_reverb(findings: Findings) -> list[str]:
+    """Ours as multiples of Reverb's server, of every size, for the README."""
+    found = {(one.peer, one.operation, one.size): one.value for one in findings.peers}
+    rows = []
+    for what, operations in BESIDE_REVERB.items():
+        for peer, store in OURS.items():
+            cells = []
+            for size, operation in zip([SMALLEST, *SIZES], operations, strict=True):
+                mine, other = (found.get((one, operation, size)) for one in (peer, "dm-reverb"))
+                cells.append(number(mine / other, "x") if mine and other else "")
+            rows.append([what, store, *cells])
+    rows = [one for one in rows if any(one[2:])]
+    sizes = [f"groups of {size}" for size in [SMALLEST, *SIZES]]
+    return _markdown(["beside Reverb's", "", *sizes], rows, left=2)
 
 
 def _value(value: float | None) -> str:

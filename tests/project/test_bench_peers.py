@@ -37,6 +37,28 @@ assert "Groups of 4.7 MB:" in lines, lines
 for name in ("replaydb-sqlite", "replaydb-sqlite-files"):
     assert sum(line.startswith(f"| {name} | ") for line in lines) == 3, lines
 """
+#: Tables of pages are those of the recorded measurements, of which a later file replaces values.
+RECORDED = """
+from pathlib import Path
+
+from benchmarks.report.__main__ import filled
+from benchmarks.report.findings import Findings
+
+measurements = Path("docs/measurements")
+findings = Findings.load([measurements / "peers.json", measurements / "reverb.json"])
+for page in (Path("README.md"), Path("docs/benchmarks.md")):
+    text = page.read_text(encoding="utf8")
+    assert filled(text, findings) == text, (
+        f"{page} is not up to date: python -m benchmarks.report {measurements}/peers.json "
+        f"{measurements}/reverb.json"
+    )
+readme = Path("README.md").read_text(encoding="utf8")
+assert readme.partition("<!-- results: beside-reverb -->")[2].count(" x |") >= 18
+"""
+
+
+def test_pages_have_the_recorded_factors() -> None:
+    subprocess.run([sys.executable, "-c", RECORDED], check=True, cwd=CHECKOUT)
 
 
 def test_it_runs(tmp_path: Path) -> None:
