@@ -228,7 +228,8 @@ class BufferSettings:
         changed = replace(self, **changes)
         asked = "compression" in changes and changed.compression is not None
         if asked and find_spec("zstandard") is None:
-            raise _refused("compression", "the extra `replaydb[zstd]` to be installed", "zstd")
+            expected = "zstandard to be installed, pip install 'replaydb[zstd]'"
+            raise _refused("compression", expected, "zstd")
         return changed
 
     def max_staleness_of(self, task_name: str) -> int | None:

@@ -8,15 +8,12 @@
 Every call takes the URL of a store, reads only, needs no event loop and minds none that runs. What
 it gives is lazy: `Rows` reads when it is asked for rows, again each time, and a page at a time.
 
-Needs the extra `replaydb[analysis]`.
+Needs the extra `replaydb[analysis]`; `to_pandas` also needs pandas.
 """
 
-from replaydb.errors import NotSupportedError
+from replaydb import extras
 
-try:
-    import pyarrow  # noqa: F401
-except ModuleNotFoundError as error:
-    raise NotSupportedError("analysis needs pyarrow: pip install 'replaydb[analysis]'") from error
+extras.need("analysis", "replaydb.analysis")
 
 from replaydb.analysis.decoded import tokens
 from replaydb.analysis.rows import Rows
@@ -26,4 +23,4 @@ from replaydb.publishing import publish
 __all__ = ["Rows", "draws", "episodes", "groups", "policies", "prompts", "runs", "tokens"]
 
 publish(__name__, __all__)
-del publish
+del extras, publish

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+
+from replaydb.errors import NotSupportedError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,5 +63,10 @@ class Rows:
 
         Args:
             options: As of `pyarrow.Table.to_pandas`.
+
+        Raises:
+            NotSupportedError: pandas is not installed, which no extra does.
         """
+        if find_spec("pandas") is None:
+            raise NotSupportedError("to_pandas needs pandas: pip install pandas")
         return self.to_table().to_pandas(**options)

@@ -9,8 +9,9 @@ from typing import Annotated
 
 import typer
 
+from replaydb import extras
 from replaydb.cli.console import Url
-from replaydb.errors import InvalidInputError, NotSupportedError
+from replaydb.errors import InvalidInputError
 
 app = typer.Typer(help="Give metrics to Prometheus.", no_args_is_help=True)
 
@@ -34,12 +35,10 @@ def serve(
     ] = 5.0,
 ) -> None:
     """Answer scrapes with the metrics of buffers, until Ctrl-C; reads only."""
-    try:
-        from prometheus_client import CollectorRegistry, start_http_server
-    except ImportError as error:
-        raise NotSupportedError(
-            "metrics need prometheus-client: pip install 'replaydb[prometheus]'"
-        ) from error
+    extras.need("prometheus", "replaydb metrics")
+
+    from prometheus_client import CollectorRegistry, start_http_server
+
     from replaydb import blocking
     from replaydb.training.prometheus import StoreCollector
 

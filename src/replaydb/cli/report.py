@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from replaydb import extras
 from replaydb.cli.console import BufferName, Url, progress
 
 
@@ -18,6 +19,8 @@ def report(
     ] = Path("report.html"),
 ) -> None:
     """Write a page of plots, tables and texts about a buffer: one file, needing no network."""
+    extras.need("report", "a report")  # before the package around it names its own
+
     from replaydb.analysis.report import write_report
 
     with progress("reading") as told:

@@ -14,9 +14,9 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from replaydb import memory
+from replaydb import extras, memory
 from replaydb.episodes.arrays import NUMPY_CODES, TORCH_CODES, Array, bits, dtype_name
-from replaydb.errors import CorruptPayloadError, NotSupportedError
+from replaydb.errors import CorruptPayloadError
 
 # A read tensor: its safetensors code, and its bits as a dtype that numpy has.
 Tensors = dict[str, tuple[str, NDArray[Any]]]
@@ -156,10 +156,10 @@ def _tensor(data: memoryview, start: int, spec: Any, begin: int) -> tuple[str, N
 
 
 def _zstandard() -> ModuleType:
-    try:
-        import zstandard
-    except ModuleNotFoundError as error:
-        raise NotSupportedError("zstd needs the extra `replaydb[zstd]`") from error
+    extras.need("zstd", "a compressed payload")
+
+    import zstandard
+
     return zstandard
 
 

@@ -8,6 +8,10 @@
 `docs/exchange.md` says what the files hold. Needs the extra `replaydb[analysis]`.
 """
 
+from replaydb import extras
+
+extras.need("analysis", "export and import of files")
+
 from replaydb.exchange.exporting import ExportReport, export_groups
 from replaydb.exchange.importing import ImportReport, import_groups
 from replaydb.publishing import publish
@@ -15,4 +19,4 @@ from replaydb.publishing import publish
 __all__ = ["ExportReport", "ImportReport", "export_groups", "import_groups"]
 
 publish(__name__, __all__)
-del publish
+del extras, publish

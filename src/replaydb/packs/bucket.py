@@ -13,7 +13,8 @@ from collections.abc import AsyncIterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from replaydb.errors import InvalidURLError, NotSupportedError, PayloadsUnavailableError
+from replaydb import extras
+from replaydb.errors import InvalidURLError, PayloadsUnavailableError
 from replaydb.packs.protocol import (
     Listed,
     PackDamage,
@@ -256,13 +257,10 @@ def client(url: PlaceURL, prefix: str) -> S3Store | GCSStore | AzureStore:
         InvalidURLError: The URL and the environment do not do.
         NotSupportedError: obstore is not installed.
     """
-    try:
-        from obstore.exceptions import BaseError
-        from obstore.store import AzureStore, GCSStore, S3Store
-    except ImportError as error:
-        raise NotSupportedError(
-            "object stores need obstore: pip install 'replaydb[obstore]'"
-        ) from error
+    extras.need("obstore", "an object store")
+
+    from obstore.exceptions import BaseError
+    from obstore.store import AzureStore, GCSStore, S3Store
 
     makers: dict[str, Any] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
     client: dict[str, Any] = {"timeout": _REQUEST, "connect_timeout": _CONNECT}

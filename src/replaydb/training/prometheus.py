@@ -8,10 +8,13 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from threading import Lock
 
+from replaydb import blocking, checks, extras
+
+extras.need("prometheus", "replaydb.training.prometheus")
+
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from replaydb import blocking, checks
 from replaydb.errors import DatabaseUnavailableError, UnknownBufferError
 
 logger = logging.getLogger(__name__)

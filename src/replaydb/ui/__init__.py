@@ -3,19 +3,9 @@
 Needs the extra `replaydb[ui]`.
 """
 
-from replaydb.errors import NotSupportedError
+from replaydb import extras
 
-try:
-    import jinja2  # noqa: F401
-    import plotly  # noqa: F401
-    import pyarrow  # noqa: F401
-    import rapidfuzz  # noqa: F401
-    import starlette  # noqa: F401
-    import uvicorn  # noqa: F401
-except ModuleNotFoundError as error:
-    raise NotSupportedError(
-        f"the pages need {error.name}: pip install 'replaydb[ui]'",
-    ) from error
+extras.need("ui", "replaydb ui")
 
 from replaydb.publishing import publish
 from replaydb.ui.app import application
@@ -24,4 +14,4 @@ from replaydb.ui.serving import serve
 __all__ = ["application", "serve"]
 
 publish(__name__, __all__)
-del publish
+del extras, publish

@@ -11,6 +11,10 @@ from pathlib import Path
 
 from sqlalchemy import URL
 
+from replaydb import extras
+
+extras.need("report", "a report")
+
 from replaydb.analysis.report.page import page_of
 from replaydb.analysis.report.summary import summary_of
 from replaydb.errors import InvalidInputError

@@ -10,7 +10,6 @@ from typing import Any
 
 from replaydb.analysis.report.summary import Bins, Summary
 from replaydb.display import visible
-from replaydb.errors import NotSupportedError
 
 Trace = dict[str, Any]  # as plotly takes it
 
@@ -19,15 +18,8 @@ SHOWN_TASKS = 10
 
 
 def figures(summary: Summary) -> Iterator[tuple[str, Any]]:
-    """Plots with their headings.
-
-    Raises:
-        NotSupportedError: plotly is not installed.
-    """
-    try:
-        import plotly.graph_objects as go
-    except ImportError as error:
-        raise NotSupportedError("reports need plotly: pip install 'replaydb[report]'") from error
+    """Plots with their headings."""
+    import plotly.graph_objects as go
 
     for heading, x, y, traces in _plots(summary):
         layout = {
