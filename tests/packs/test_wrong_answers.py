@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from uuid import uuid4
@@ -14,14 +15,14 @@ import replaydb as rdb
 from replaydb import Buffer, Store, analysis
 from replaydb.operations import copy, verify
 from replaydb.packs import PackDamage, Place, Range
-from support.faulty_s3 import (
+from support.buckets import (
     FAULTS,
     Answer,
+    Endpoint,
     Fault,
-    FaultyS3,
-    flipped,
     not_found,
-    running_faulty_s3,
+    page,
+    running_endpoint,
     short,
     times,
 )
@@ -35,20 +36,20 @@ GROUPS = 4
 
 
 @pytest.fixture
-def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS3]:
+async def endpoint(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Endpoint]:
     """A service that answers as it should, until it is told otherwise."""
     for name, value in credentials().items():
         monkeypatch.setenv(name, value)
-    with running_faulty_s3() as running:
+    async with running_endpoint() as running:
         yield running
 
 
 @pytest.fixture
-async def store(url: str, service: FaultyS3) -> AsyncIterator[Store]:
+async def store(url: str, endpoint: Endpoint) -> AsyncIterator[Store]:
     """A store whose payloads are in its bucket."""
-    async with Store.open(url, run="test", payloads=service.url(uuid4().hex)) as opened:
+    async with Store.open(url, run="test", payloads=endpoint.url) as opened:
         yield opened
-    service.fault = None
+    endpoint.lead_to(endpoint.right)
     await check_books(url)
 
 
@@ -62,14 +63,14 @@ async def buffer(store: Store) -> Buffer:
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=list(FAULTS))
 async def test_one_wrong_answer_fails_no_group(
-    buffer: Buffer, service: FaultyS3, fault: Fault
+    buffer: Buffer, endpoint: Endpoint, fault: Fault
 ) -> None:
-    service.fault = times(1, fault)
+    endpoint.fault = times(1, fault)
     batch = await buffer.sample(GROUPS)
     assert sorted(batch.ids) == [1, 2, 3, 4]
     assert await buffer.count(statuses="failed") == 0
-    first, *_, last = service.connections
-    assert first is not last
+    first, second = endpoint.readers
+    assert first != second
 
 
 def callers(
@@ -102,62 +103,86 @@ def callers(
 
 
 async def test_whoever_reads_reads_again(
-    buffer: Buffer, store: Store, url: str, service: FaultyS3, tmp_path: Path
+    buffer: Buffer, store: Store, url: str, endpoint: Endpoint, tmp_path: Path
 ) -> None:
     for name, call in callers(buffer, store, url, tmp_path).items():
-        service.fault, answers = times(1, not_found), service.requests["GET", "pack"]
+        endpoint.fault, reads = times(1, not_found), len(endpoint.readers)
         await call()
-        assert service.requests["GET", "pack"] > answers + 1, name
+        assert len(endpoint.readers) > reads + 1, name
         assert await buffer.count(statuses="failed") == 0
 
 
 @pytest.mark.parametrize(
-    ("fault", "reason"),
-    [(not_found, "is missing"), (flipped, "checksum is"), (None, "ends at byte")],
-    ids=["404", "flipped", "cut"],
+    ("how", "reason"),
+    [("gone", "is missing"), ("cut", "ends at byte"), ("altered", "checksum is")],
 )
-async def test_damage_is_what_two_reads_find(
-    buffer: Buffer, service: FaultyS3, fault: Fault | None, reason: str
+async def test_damage_is_what_two_more_reads_find(
+    buffer: Buffer, endpoint: Endpoint, how: str, reason: str
 ) -> None:
-    if fault is None:  # it is the object that is cut
-        for key in service.objects:
-            if key.endswith(".pack"):
-                service.objects[key] = service.objects[key][:-1]
-    service.fault = fault
+    ((key, data),) = endpoint.right.named(".pack").items()
+    if how == "gone":
+        del endpoint.right.objects[key]
+    else:
+        last = b"" if how == "cut" else bytes([data[-1] ^ 1])
+        endpoint.right.objects[key] = data[:-1] + last
     with pytest.raises(rdb.CorruptPayloadError, match=reason) as caught:
         await buffer.sample(GROUPS)
     failed = await buffer.find(statuses="failed")
     assert {one.id for one in failed} == set(caught.value.group_ids)
-    assert all(reason in (one.status_reason or "") for one in failed)
-    assert service.requests["GET", "pack"] == 3
-    assert len({id(one) for one in service.connections}) == 3
+    assert all((one.status_reason or "").startswith("damaged (was completed): ") for one in failed)
+    assert len(endpoint.readers) == len(set(endpoint.readers)) == 3
+    endpoint.right.objects[key] = data
 
 
-async def test_answers_that_differ_are_no_damage(buffer: Buffer, service: FaultyS3) -> None:
-    lengths = count(100)
+@pytest.mark.parametrize("count", [3, 1000])
+async def test_a_pack_that_is_listed_but_not_found(
+    buffer: Buffer, endpoint: Endpoint, count: int
+) -> None:
+    """It is damaged only if no read at all finds it, as when a service has lost its content."""
+    endpoint.fault = times(count, not_found)
+    if count == 3:
+        assert len(await buffer.sample(GROUPS)) == GROUPS
+    else:
+        with pytest.raises(rdb.CorruptPayloadError, match="is missing"):
+            await buffer.sample(GROUPS)
+        assert len(endpoint.readers) == 5
+    assert await buffer.count(statuses="failed") == (0 if count == 3 else GROUPS)
+
+
+async def test_two_services_in_turn_fail_no_group(buffer: Buffer, endpoint: Endpoint) -> None:
+    await buffer.put([long_group("more", 1000)])  # two packs are read with two requests
+    endpoint.alternate()
+    for _ in range(20):
+        with suppress(rdb.PayloadsUnavailableError):
+            await buffer.sample(GROUPS + 1)
+    assert await buffer.count(statuses="failed") == 0
+
+
+async def test_answers_that_differ_are_no_damage(buffer: Buffer, endpoint: Endpoint) -> None:
+    firsts = count(100)
 
     def another(answer: Answer) -> Answer:
-        cut = next(lengths)
-        return Answer(206, bytes([cut]) + answer.body[1:], answer.headers)
+        status, body, facts = answer
+        return status, bytes([next(firsts)]) + body[1:], facts
 
-    service.fault = another
+    endpoint.fault = another
     with pytest.raises(rdb.PayloadsUnavailableError, match="no consistent answer"):
         await buffer.sample(GROUPS)
     assert await buffer.count(statuses="failed") == 0
 
 
-@pytest.mark.parametrize("fault", [short, FAULTS["page"]], ids=["short", "page"])
+@pytest.mark.parametrize("fault", [short, page], ids=["short", "page"])
 async def test_what_is_no_answer_is_no_damage(
-    buffer: Buffer, service: FaultyS3, fault: Fault
+    buffer: Buffer, endpoint: Endpoint, fault: Fault
 ) -> None:
     """However often it comes: it says nothing of what is stored."""
-    service.fault = fault
+    endpoint.fault = fault
     with pytest.raises(rdb.PayloadsUnavailableError, match="no consistent answer"):
         await buffer.get([1])
 
 
 async def test_what_is_sound_is_asked_for_once(
-    buffer: Buffer, service: FaultyS3, monkeypatch: pytest.MonkeyPatch
+    buffer: Buffer, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from replaydb.codec import payload
 
@@ -168,17 +193,17 @@ async def test_what_is_sound_is_asked_for_once(
         return checksum_of(data)
 
     monkeypatch.setattr(payload, "checksum_of", counted)
-    service.requests.clear()
+    endpoint.requests.clear()
     await buffer.sample(GROUPS)
-    assert service.requests == {("GET", "pack"): 1}
+    assert [request.kind for request in endpoint.requests] == ["GET"]
     assert len(compared) == GROUPS
 
 
 async def test_pauses_are_within_the_call(
-    service: FaultyS3, monkeypatch: pytest.MonkeyPatch
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("replaydb.packs.place.REREADS", (0.0, 3600.0))
-    async with opened(service.url("x")) as place:
+    async with opened(endpoint.url) as place:
         await place.prepare(soon())
         with pytest.raises(rdb.PayloadsUnavailableError, match="no answer in time"):
             await place.read([Range(uuid4().hex, 0, 1)], end=soon(0.2))
@@ -188,15 +213,15 @@ async def test_a_folder_is_read_again_too(tmp_path: Path, monkeypatch: pytest.Mo
     async with opened(tmp_path.as_uri()) as place:
         await place.prepare(soon())
         wanted = [Range(uuid4().hex, 0, 3)]
-        read, again = Place._read_anew, list[int]()
+        reread, again = Place._reread, list[int]()
 
         async def back_again(self: Place, *args: object) -> object:
             if again:
                 await place.write(wanted[0].pack, [b"abc"], sync=False, end=soon())
             again.append(1)
-            return await read(self, *args)  # type: ignore[arg-type]
+            return await reread(self, *args)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(Place, "_read_anew", back_again)
+        monkeypatch.setattr(Place, "_reread", back_again)
         (found,) = await place.read(wanted, end=soon())
         assert not isinstance(found, PackDamage)
         assert (bytes(found), len(again)) == (b"abc", 2)

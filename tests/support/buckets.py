@@ -44,6 +44,58 @@ class Service:
         return {key: data for key, data in self.objects.items() if key.endswith(ending)}
 
 
+#: The status, the body and the headers of an answer.
+Answer = tuple[int, bytes, list[str]]
+#: Replaces a right answer.
+Fault = Callable[[Answer], Answer]
+
+
+def not_found(answer: Answer) -> Answer:
+    """404, as if there were no such object."""
+    return 404, b"<Error><Code>NoSuchKey</Code></Error>", [_XML]
+
+
+def short(answer: Answer) -> Answer:
+    """206 for the first half of the range, with headers to match."""
+    _, body, facts = answer
+    half = body[: len(body) // 2]
+    start, size = re.findall(r"bytes (\d+)-\d+/(\d+)", facts[-1])[0]
+    where = f"Content-Range: bytes {start}-{int(start) + len(half) - 1}/{size}"
+    return 206, half, [*facts[:-1], where]
+
+
+def cut(answer: Answer) -> Answer:
+    """206 for the first half of the range, with headers that promise all of it."""
+    status, body, facts = answer
+    return status, body[: len(body) // 2], facts
+
+
+def flipped(answer: Answer) -> Answer:
+    """A bit of the last byte is another one."""
+    status, body, facts = answer
+    return status, body[:-1] + bytes([body[-1] ^ 1]), facts
+
+
+def page(answer: Answer) -> Answer:
+    """200 with HTML, as from a proxy that wants a login."""
+    return 200, b"<html><body>Please log in</body></html>", ["Content-Type: text/html", *_FACTS]
+
+
+FAULTS: dict[str, Fault] = {
+    "404": not_found,
+    "short": short,
+    "cut": cut,
+    "flipped": flipped,
+    "page": page,
+}
+
+
+def times(count: int, fault: Fault) -> Fault:
+    """The fault, for this number of answers."""
+    left = iter(range(count))
+    return lambda answer: answer if next(left, None) is None else fault(answer)
+
+
 class Endpoint:
     """One address of two services.
 
@@ -52,6 +104,8 @@ class Endpoint:
         wrong: Another one, empty at first, with a bucket of the same name.
         route: Chooses the service of a request; `right` at first.
         requests: Every request so far.
+        fault: What becomes of right answers with content of packs.
+        readers: For each time that content of a pack was asked for, the number of the connection.
         page: The most objects in the answer to one `LIST`.
     """
 
@@ -59,8 +113,11 @@ class Endpoint:
         self.right, self.wrong = Service(), Service()
         self.route: Callable[[Request], Service] = lambda request: self.right
         self.requests: list[Request] = []
+        self.fault: Fault = lambda answer: answer
+        self.readers: list[int] = []
         self.page = 1000
         self._port = 0
+        self._connections = 0
 
     @property
     def url(self) -> str:
@@ -78,6 +135,8 @@ class Endpoint:
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer the requests of one connection."""
+        self._connections += 1
+        connection = self._connections
         with suppress(asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             while head := await reader.readuntil(b"\r\n\r\n"):
                 first, *lines = head.decode().splitlines()
@@ -88,14 +147,16 @@ class Endpoint:
                 }
                 body = await reader.readexactly(int(headers.get("content-length", 0)))
                 status, answer, facts = self._answer(method, target, headers, body)
+                if method == "GET" and urlsplit(target).path.endswith(".pack"):
+                    self.readers.append(connection)
+                    if status == 206:
+                        status, answer, facts = self.fault((status, answer, facts))
                 lines = [f"HTTP/1.1 {status} X", f"Content-Length: {len(answer)}", *facts, "", ""]
                 writer.write("\r\n".join(lines).encode() + (b"" if method == "HEAD" else answer))
         writer.close()
 
-    def _answer(
-        self, method: str, target: str, headers: dict[str, str], body: bytes
-    ) -> tuple[int, bytes, list[str]]:
-        """Return a status, a body and headers."""
+    def _answer(self, method: str, target: str, headers: dict[str, str], body: bytes) -> Answer:
+        """Answer one request."""
         parts = urlsplit(target)
         query = {name: values[0] for name, values in parse_qs(parts.query, True).items()}
         key = unquote(parts.path).removeprefix(_PREFIX)

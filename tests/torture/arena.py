@@ -55,8 +55,10 @@ class Arena:
         before = told()
         async with asyncio.timeout(120):
             while told() < before + count:
-                ended = not all(one.is_running for one in crew)
-                assert not ended, f"a process has ended: {judge.entries(self.log)[-1:]}"
+                if not all(one.is_running for one in crew):
+                    entries = judge.entries(self.log)
+                    errors = [entry.detail for entry in entries if entry.what == "error"]
+                    raise AssertionError(f"a process has ended: {errors[:1] or entries[-1:]}")
                 await asyncio.sleep(0.02)
 
 

@@ -162,7 +162,7 @@ class Bucket:
             size = (await obstore.head_async(self._store, path))["size"]
             if size > start:
                 what = f"a request for a range of pack {pack} got an answer of another kind"
-                return PackDamage(what, is_conclusive=False)
+                return PackDamage(what, "unclear")
             return memoryview(b""), size
 
     async def remove(self, packs: Sequence[str]) -> None:

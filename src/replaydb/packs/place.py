@@ -149,22 +149,29 @@ class Place:
             offsets.append(length + gap)
             pieces.append(part)
             length += gap + len(part)
-        file = f"{name}.pack"
+        file = _file(name)
         await self._by(end, self._objects.put(file, pieces, sync=sync))
         await self._prove({file: length, _MARKER: len(self._marker)}, end)
         return offsets
 
     async def read(self, ranges: Sequence[Range], *, end: float) -> list[memoryview | PackDamage]:
-        """Bytes of packs, in the order asked for, compared with their checksums.
+        """Read ranges of packs and compare them with their checksums.
 
         A range whose pack is missing or too short, or whose bytes fail their checksum, is damage of
-        its own. As a service or a network may have answered wrongly once, damaged ranges are read
-        again, over other connections: at once, and after a pause. Only what both of these find is
-        returned as damage.
+        its own. A service or a network can answer wrongly once, and an address can lead to another
+        service for a while. So damaged ranges are read again over other connections, at once and
+        after a pause. Only what two of these reads in a row find is returned as damage.
+
+        Args:
+            ranges: What to read.
+            end: When the call is over, pauses included.
+
+        Returns:
+            The bytes, or what is wrong with them, in the order of the ranges.
 
         Raises:
-            PayloadsUnavailableError: The place cannot be reached, or what is there is not the
-                place of this store, or one read after another finds something else.
+            PayloadsUnavailableError: The payload store cannot be reached, or is not that of this
+                store, or repeated reads do not agree.
         """
         found: list[memoryview | PackDamage] = [PackDamage("no pack has such bytes")] * len(ranges)
         known = [position for position, wanted in enumerate(ranges) if _can_be(wanted)]
@@ -176,53 +183,72 @@ class Place:
                 suspects.append(position)
         if suspects:
             again = await self._read_again([ranges[position] for position in suspects], end)
-            for position, each in zip(suspects, again, strict=True):
-                found[position] = each
+            for position in suspects:
+                found[position] = again[ranges[position]]
         return found
 
     async def _read_again(
         self, ranges: Sequence[Range], end: float
-    ) -> list[memoryview | PackDamage]:
-        """Read ranges, in which damage was found, until each is sound or damaged for certain.
+    ) -> dict[Range, memoryview | PackDamage]:
+        """Read damaged ranges until each is intact, or damaged for certain.
 
-        Returns:
-            The bytes, or damage that two reads in a row have found alike.
+        Damage is certain if two reads in a row found the same and the sizes of the packs agree with
+        it, or if all reads found the same.
         """
         settled: dict[Range, memoryview | PackDamage] = {}
-        suspects: dict[Range, PackDamage | None] = dict.fromkeys(ranges)
+        suspects: dict[Range, list[PackDamage]] = {wanted: [] for wanted in ranges}
         for pause in REREADS:
             await self._by(end, asyncio.sleep(pause))
-            for wanted, each in await self._read_anew(list(suspects), end):
-                if isinstance(each, PackDamage) and not _confirms(each, suspects[wanted]):
-                    suspects[wanted] = each
+            other = Place.at(self.url, self._store_uid)
+            try:
+                found, confirmed = await other._reread(suspects, end)
+            finally:
+                await other.close()
+            for wanted, each in found.items():
+                if isinstance(each, PackDamage) and wanted not in confirmed:
+                    suspects[wanted].append(each)
                 else:
                     settled[wanted] = each
                     del suspects[wanted]
             if not suspects:
                 break
-        else:
-            reasons = sorted({each.reason for each in suspects.values() if each is not None})
-            said = f"repeated reads gave no consistent answer: {'; '.join(reasons)}"
-            raise PayloadsUnavailableError(self.url, said)
-        if sound := sum(not isinstance(each, PackDamage) for each in settled.values()):
+        for wanted, several in suspects.items():
+            if len(set(several)) > 1 or several[0].kind == "unclear":
+                reasons = "; ".join(sorted({each.reason for each in several}))
+                said = f"repeated reads gave no consistent answer: {reasons}"
+                raise PayloadsUnavailableError(self.url, said)
+            settled[wanted] = several[0]
+        if intact := sum(not isinstance(each, PackDamage) for each in settled.values()):
             logger.warning(
                 "%s: %d of %d parts were damaged in one read and intact in the next",
-                *(self.url, sound, len(settled)),
+                *(self.url, intact, len(settled)),
             )
-        return [settled[wanted] for wanted in ranges]
+        return settled
 
-    async def _read_anew(
-        self, ranges: Sequence[Range], end: float
-    ) -> list[tuple[Range, memoryview | PackDamage]]:
-        """Read ranges over connections of their own, by which the marker is found as well."""
-        other = Place.at(self.url, self._store_uid)
-        try:
-            found = await other._by(end, other._objects.read(ranges))
-            if any(isinstance(each, PackDamage) for each in found):
-                await other.check(end)
-            return list(zip(ranges, found, strict=True))
-        finally:
-            await other.close()
+    async def _reread(
+        self, suspects: Mapping[Range, Sequence[PackDamage]], end: float
+    ) -> tuple[dict[Range, memoryview | PackDamage], set[Range]]:
+        """Read ranges, each given with the damage that earlier reads found.
+
+        Returns:
+            What the read of each found, and the ranges whose damage the last read found as well and
+            the sizes of the packs agree with. The marker must be in the answer that has the sizes,
+            since a service other than that of this store has no packs either.
+        """
+        wanted = list(suspects)
+        read = await self._by(end, self._objects.read(wanted))
+        found = dict(zip(wanted, read, strict=True))
+        damaged = {one: each for one, each in found.items() if isinstance(each, PackDamage)}
+        if damaged:
+            await self.check(end)
+        again = {one: each for one, each in damaged.items() if suspects[one][-1:] == [each]}
+        if not again:
+            return found, set()
+        files = [_MARKER, *(_file(one.pack) for one in again)]
+        sizes = await self._by(end, self._objects.sizes(files))
+        if sizes.get(_MARKER) != len(self._marker):
+            return found, set()
+        return found, {one for one, each in again.items() if each.kind == _possible(one, sizes)}
 
     async def remove(self, names: Iterable[str], *, end: float) -> None:
         """Remove packs, and what killed writes left of them; those that are gone are no error.
@@ -292,9 +318,14 @@ def _time_in(file: str) -> int:
     return int(file[len(_NEW) : len(_NEW) + _TIME_DIGITS], 16) if is_new else 0
 
 
-def _confirms(found: PackDamage, before: PackDamage | None) -> bool:
-    """Whether a read has found what the read before it found, and that says something."""
-    return found.is_conclusive and found == before
+def _possible(damaged: Range, sizes: Mapping[str, int]) -> str:
+    """The kind of damage that a range can have, by the sizes of the packs that exist."""
+    stop = damaged.offset + damaged.length
+    return "altered" if sizes.get(_file(damaged.pack), -1) >= stop else "absent"
+
+
+def _file(pack: str) -> str:
+    return f"{pack}.pack"
 
 
 def _can_be(wanted: Range) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
+from typing import Literal, Protocol
 
 from replaydb import codec
 from replaydb.errors import ReplayDBError
@@ -39,12 +39,12 @@ class PackDamage:
 
     Attributes:
         reason: What was found, for people.
-        is_conclusive: Whether it is about the stored bytes. False: the answer was none that a
-            storage service gives.
+        kind: `absent`: the bytes do not exist. `altered`: they are not those that were written.
+            `unclear`: the answer says nothing of them.
     """
 
     reason: str
-    is_conclusive: bool = True
+    kind: Literal["absent", "altered", "unclear"] = "absent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,4 +123,4 @@ def too_short(wanted: Range, size: int) -> PackDamage:
 def compared(wanted: Range, data: memoryview) -> memoryview | PackDamage:
     """The bytes of a range, if they have its checksum."""
     wrong = None if wanted.checksum is None else codec.mismatch(data, wanted.checksum)
-    return data if wrong is None else PackDamage(wrong)
+    return data if wrong is None else PackDamage(wrong, "altered")

@@ -1,8 +1,8 @@
-"""A payload store whose address leads elsewhere for a while loses no acknowledged group.
+"""A payload store whose address leads elsewhere for a while loses and fails no acknowledged group.
 
-The endpoint of a bucket leads to another, empty service, alternates between two, or loses the
-marker; a folder is replaced by an empty one. Meanwhile groups are put, deleted, and their packs
-compacted. Nothing is read before the address is right again.
+The endpoint of a bucket leads to another, empty service, alternates between two, loses the marker,
+or answers wrongly; a folder is replaced by an empty one. Meanwhile groups are put, sampled,
+deleted, and their packs compacted.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from pathlib import Path
 from unittest.mock import patch
 
 from processes.derived import check_group, derived_group
-from replaydb import Buffer, PayloadsUnavailableError, Store
-from support.buckets import Endpoint, running_endpoint
+from replaydb import Buffer, NotEnoughGroupsError, PayloadsUnavailableError, Store
+from support.buckets import FAULTS, Endpoint, running_endpoint, times
 from support.s3 import credentials
 from torture.arena import Arena
 from torture.crew import BUFFER
 
-PROMISES = (1,)
+PROMISES = (1, 8)
 ENGINES = ("sqlite", "postgresql")
 #: Groups of one put, of which most are deleted, so that their pack is compacted.
 _GROUPS = 4
@@ -43,6 +43,7 @@ async def attack(arena: Arena) -> None:
         end = time.monotonic() + arena.seconds
         writing = [asyncio.create_task(_put(arena, buffer, name, end, kept)) for name in "abc"]
         writing.append(asyncio.create_task(_prune(arena, store, end)))
+        writing.append(asyncio.create_task(_sample(arena, buffer, end)))
         while time.monotonic() < end:
             trouble = arena.chance.choice(troubles)
             cause(trouble)
@@ -52,6 +53,7 @@ async def attack(arena: Arena) -> None:
             await asyncio.sleep(arena.chance.uniform(0.02, 0.1))
         await asyncio.gather(*writing)
         await _compacted(arena, store)
+        assert await buffer.count(statuses="failed") == 0, "intact groups failed"
         found = await buffer.find(limit=None)
         assert {one.group_uid for one in found} == kept, "other groups than acknowledged"
         for group in await buffer.get([one.id for one in found]):
@@ -83,6 +85,22 @@ async def _prune(arena: Arena, store: Store, end: float) -> None:
         await asyncio.sleep(0.02)
 
 
+async def _sample(arena: Arena, buffer: Buffer, end: float) -> None:
+    """Draw groups again and again; the pauses before they are read again outlast the trouble."""
+    with patch("replaydb.packs.place.REREADS", (0.0, 0.3, 0.3, 0.3)):
+        while time.monotonic() < end:
+            try:
+                for group in (await buffer.sample(3, timeout=0)).groups:
+                    check_group(group)
+            except PayloadsUnavailableError:
+                arena.figures["samples refused"] += 1
+            except NotEnoughGroupsError:
+                await asyncio.sleep(0.01)
+            else:
+                arena.figures["sampled"] += 1
+            await asyncio.sleep(0)
+
+
 async def _compacted(arena: Arena, store: Store) -> None:
     try:
         report = await store.prune(dry_run=False)
@@ -101,7 +119,7 @@ async def _payloads(arena: Arena) -> AsyncIterator[tuple[str, tuple[str, ...], C
         return
     async with running_endpoint() as endpoint:
         with patch.dict(os.environ, credentials()):
-            troubles = ("another service", "alternating", "random", "no marker")
+            troubles = ("another service", "alternating", "random", "no marker", "wrong answers")
             yield endpoint.url, troubles, _routes(arena, endpoint)
 
 
@@ -130,6 +148,7 @@ def _routes(arena: Arena, endpoint: Endpoint) -> Cause:
     def cause(trouble: str | None) -> None:
         match trouble:
             case None:
+                endpoint.fault = lambda answer: answer
                 endpoint.right.objects.update(marker)
                 endpoint.lead_to(endpoint.right)
             case "another service":
@@ -138,6 +157,9 @@ def _routes(arena: Arena, endpoint: Endpoint) -> Cause:
                 endpoint.alternate()
             case "random":
                 endpoint.route = lambda request: arena.chance.choice(services)
+            case "wrong answers":
+                fault = arena.chance.choice(list(FAULTS.values()))
+                endpoint.fault = times(arena.chance.randint(1, 3), fault)
             case "no marker":
                 marker.update(endpoint.right.named("replaydb-store"))
                 for key in marker:
