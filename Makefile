@@ -48,7 +48,7 @@ $(INTEGRATIONS)/.installed: pyproject.toml $(wildcard tests/integrations/*.txt)
 integrations: $(INTEGRATIONS)/.installed ## Test the integrations with the real trainers, in an environment of their own
 	$(INTEGRATIONS)/bin/python -m pytest --numprocesses 2 --dist loadgroup tests/integrations
 
-test: ## Everything in check and lowest, then all tests on SQLite and PostgreSQL, and the integrations
+test: ## Everything in check and lowest, then all tests on SQLite and PostgreSQL, and the integrations (see browser)
 	$(MAKE) --jobs=3 check lowest $(INTEGRATIONS)/.installed
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 	$(MAKE) integrations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -28,8 +29,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     skipped = terminalreporter.getreports("skipped")
     if skipped:
         terminalreporter.section("DID NOT RUN", red=True)
+        for reason, number in Counter(report.longrepr[2] for report in skipped).items():
+            terminalreporter.write_line(f"{number} tests: {reason}", red=True)
         for report in skipped:
-            terminalreporter.write_line(f"{report.nodeid}: {report.longrepr[2]}", red=True)
+            terminalreporter.write_line(report.nodeid, red=True)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -28,6 +28,7 @@ from pictures import PICTURES, VIEWS
 from replaydb import analysis
 from replaydb.cli import app
 from replaydb.database.views import VIEWS as VIEWS_OF_STORE
+from support.browsing import MISSING
 from support.connections import transaction
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -337,6 +338,19 @@ def test_make_targets_that_are_named_exist() -> None:
     text = "\n".join(page.read_text(encoding="utf8") for page in PAGES)
     named = set(re.findall(r"(?:^|`)make ([a-z]+)\b", text, re.MULTILINE))
     assert {"demo", "test"} <= named <= targets
+
+
+def test_the_first_screen_of_the_readme_has_the_demo_and_the_tests() -> None:
+    first = README.read_text(encoding="utf8").splitlines()[:40]
+    for command in ("make demo", "make test"):
+        assert [line for line in first if re.match(rf"{command} +# \w", line)], command
+
+
+def test_what_to_do_without_chromium_is_documented() -> None:
+    text = (CHECKOUT / "CONTRIBUTING.md").read_text(encoding="utf8")
+    for command in ("make browser", ".venv/bin/playwright install chromium"):
+        assert command in MISSING
+        assert f"`{command}`" in text
 
 
 def test_no_page_names_a_place_of_one_machine() -> None:

@@ -106,12 +106,10 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, An
                 [sys.executable, "-m", "support.extras", url, str(folder), names, *hidden],
                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
             )  # fmt: skip
-        outputs = {}
+        outputs = {extra: process.communicate() for extra, process in processes.items()}
         for extra, process in processes.items():
-            output, errors = process.communicate()
-            assert process.returncode == 0, f"with {extra}: {errors}"
-            outputs[extra] = json.loads(output.splitlines()[-1])
-        return outputs
+            assert process.returncode == 0, f"with {extra}: {outputs[extra][1]}"
+        return {extra: json.loads(said.splitlines()[-1]) for extra, (said, _) in outputs.items()}
 
     both = found("all", BARE, "dev")
     # What works without any package works with one more: only what is refused is tried again.

@@ -21,13 +21,28 @@ from playwright.async_api import (
     Request,
     async_playwright,
 )
+from playwright.sync_api import sync_playwright
 
 from replaydb.decoding import Decode
 from replaydb.ui import application
 
-#: Debian's package; `make browser` installs it.
-CHROMIUM = which("chromium")
-MISSING = "Chromium is not installed: make browser"
+MISSING = (
+    "Chromium is not installed. On Debian: make browser. "
+    "On other systems: .venv/bin/playwright install chromium"
+)
+
+
+def find_chromium() -> str | None:
+    """The browser of the system, or that which playwright has downloaded; None without one."""
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        if (found := which(name)) is not None:
+            return found
+    with sync_playwright() as playwright:
+        path = playwright.chromium.executable_path
+    return path if Path(path).is_file() else None
+
+
+CHROMIUM = find_chromium()
 #: What pages looked like, to be looked at; git ignores it.
 SCREENSHOTS = Path(__file__).resolve().parents[1] / "ui" / "browser" / "screenshots"
 
