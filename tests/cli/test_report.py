@@ -226,5 +226,5 @@ def test_what_cannot_be_written_is_an_error(
         monkeypatch.delitem(sys.modules, name)
     outcome = run("report", "math", "-o", tmp_path / "report.html", url=sqlite_url)
     assert outcome.exit_code == 1
-    assert "needs pyarrow" in outcome.stderr
+    assert "replaydb[report]" in outcome.stderr
     assert list(tmp_path.glob("*.html")) == []

@@ -98,7 +98,7 @@ def test_an_account_is_needed_for_azure(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_object_stores_need_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "obstore.store", None)
+    monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(NotSupportedError, match=r"replaydb\[obstore\]"):
         Place.at("s3://bucket/a", STORE)
     Place.at("file:///nvme", STORE)
