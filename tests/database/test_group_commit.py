@@ -140,9 +140,12 @@ async def test_closing_ends_what_is_under_way() -> None:
     put = store.put(1)
     while not store.attempts:  # noqa: ASYNC110
         await asyncio.sleep(0)
+    waiting = store.put(2)
+    await asyncio.sleep(0)
     await asyncio.wait_for(store.shared.give_up(), 10)
-    with pytest.raises(StoreClosedError):
-        await put
+    for one in (put, waiting):
+        with pytest.raises(StoreClosedError):
+            await asyncio.wait_for(one, 10)
     assert store.stored == []
 
 
@@ -177,7 +180,26 @@ async def test_a_database_that_is_gone_is_tried_once_for_all(
     assert store.attempts == [list(range(9))]
 
 
-async def test_only_those_who_waited_before_a_try_share_its_outage() -> None:
+async def test_who_waited_for_the_commits_of_others_has_as_long_as_who_comes_now() -> None:
+    """A database that commits is not given up, however long the queue is."""
+    ends: list[float] = []
+    committed: list[float] = []
+
+    async def commit(items: Sequence[int], gate: Gate, end: float) -> Sequence[int]:
+        ends.append(end)
+        await asyncio.sleep(0.01)
+        committed.append(asyncio.get_running_loop().time())
+        return items
+
+    shared: GroupCommit[int, int] = GroupCommit(commit, lambda num_bytes: 60.0, lambda: math.inf)
+    await asyncio.gather(*(shared.submit(Submission(i, ("alone",), 0)) for i in range(3)))
+    assert all(end >= before + 60.0 for before, end in zip(committed, ends[1:], strict=False))
+
+
+@pytest.mark.parametrize("is_unknown", [False, True], ids=["away", "unknown"])
+async def test_only_those_who_waited_before_a_try_share_its_outage(is_unknown: bool) -> None:
+    """What was not tried is not of unknown outcome."""
+    kind = OutcomeUnknownError if is_unknown else DatabaseUnavailableError
     store = Store()
     away = asyncio.Event()
 
@@ -185,7 +207,7 @@ async def test_only_those_who_waited_before_a_try_share_its_outage() -> None:
         store.attempts.append(list(items))
         if 1 in items:
             await away.wait()
-            raise DatabaseUnavailableError("gone")
+            raise kind("gone")
         return [2 * item for item in items]
 
     shared: GroupCommit[int, int] = GroupCommit(commit, lambda num_bytes: 60.0, lambda: math.inf)
@@ -201,9 +223,9 @@ async def test_only_those_who_waited_before_a_try_share_its_outage() -> None:
     await asyncio.sleep(0)
     away.set()
     told = await asyncio.gather(*before, return_exceptions=True)
-    assert {type(one) for one in told} == {DatabaseUnavailableError}
+    assert [type(one) for one in told] == [kind, int if is_unknown else kind]
     assert await asyncio.gather(*after) == [6, 8]
-    assert store.attempts == [[1], [3, 4]]
+    assert store.attempts == ([[1], [2, 3, 4]] if is_unknown else [[1], [3, 4]])
 
 
 async def test_one_that_fails_does_not_fail_its_neighbours() -> None:

@@ -14,6 +14,7 @@ from sqlalchemy import event, select
 import replaydb as rdb
 from replaydb import Buffer, EpisodeGroup, SamplingPolicy, Store
 from replaydb.database import schema
+from replaydb.database.engines.protocol import LostRaceError
 from support.connections import transaction
 from support.groups import group, groups, long_group
 from support.ledger import check_books
@@ -84,6 +85,30 @@ async def test_a_put_that_comes_during_an_outage_is_tried(
             await first
     await late
     assert await buffer.count() == 2
+
+
+async def test_time_that_is_up_between_two_attempts(
+    store: Store, buffer: Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first attempt is known to be undone, so the outcome is not unknown."""
+    monkeypatch.setattr("replaydb.buffer.waiting.GRACE_SECONDS", 0.1)
+    await buffer.put(group())
+    backend, attempts = store._database.backend, 0
+
+    async def finish(connection: Any, work: Any, end: float, *_: Any, **__: Any) -> Any:
+        nonlocal attempts
+        attempts += 1
+        if attempts == 1:
+            await backend.run(connection, work, end)
+            raise LostRaceError
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "finish", finish)
+        with pytest.raises(rdb.DatabaseUnavailableError) as caught:
+            await asyncio.wait_for(buffer.put(group("late"), timeout=0.5), 20)
+    assert (type(caught.value), attempts) == (rdb.DatabaseUnavailableError, 2)
+    assert await buffer.count() == 1
 
 
 async def test_large_puts_do_not_wait_for_each_other(
