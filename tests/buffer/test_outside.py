@@ -393,7 +393,8 @@ async def test_capacity_counts_what_it_lets_go(store: Store, written: list[int])
     )
     for i in range(6):
         await buffer.put([group(f"{i}-{j}", priority=float(10 * j + i)) for j in range(2)])
-    await buffer.put([group("0-0"), group("new")], on_duplicate="ignore")
+    assert await buffer.count(where=rdb.col.group_uid == "5-1") == 1
+    await buffer.put([group("5-1"), group("0-0"), group("new")], on_duplicate="ignore")
     await buffer.put([group("5-1", priority=99.0)], on_duplicate="replace")
     with pytest.raises(rdb.DuplicateGroupError):
         await buffer.put(group("5-1"))

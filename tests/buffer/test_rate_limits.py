@@ -280,3 +280,17 @@ async def test_a_long_wait_is_logged_once(
         assert "buffer 'math': a call has waited for 0 s: " in said.getMessage()
         assert reason in said.getMessage()
     await lease.nack()
+
+
+async def test_what_takes_the_place_of_a_stored_group_is_not_held_back(store: Store) -> None:
+    """It is no group more, and counts for none."""
+    limit = SamplesPerInsert(1.0, 1, 1.0)
+    for name, rate_limit in (("queue", Queue(2)), ("ratio", limit)):
+        buffer = await store.buffer(name, rate_limit=rate_limit)
+        await buffer.put(groups(2))
+        assert not await puts(buffer, 1)
+        await buffer.put(groups(2, priority=2.0), on_duplicate="replace", timeout=0)
+        assert not await puts(buffer, 1)
+        assert await draws(buffer, 1)
+        assert await puts(buffer, 1)
+        assert not await puts(buffer, 1)
