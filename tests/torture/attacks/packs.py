@@ -18,7 +18,13 @@ from typing import Final
 from uuid import uuid4
 
 from processes.derived import derived_group
-from replaydb import Buffer, Store, operations
+from replaydb import (
+    Buffer,
+    DatabaseUnavailableError,
+    PayloadsUnavailableError,
+    Store,
+    operations,
+)
 from support.workers import Worker, killed
 from torture import judge
 from torture.arena import Arena
@@ -127,7 +133,9 @@ async def _live(url: str, journal: Journal, role: str, chance: random.Random) ->
                     else:
                         step = pieces if role == "put" and chance.random() < 0.2 else STEPS[role]
                         await step(buffer, journal, chance, number)
-                except EXPECTED as error:
+                except PayloadsUnavailableError:
+                    raise
+                except (*EXPECTED, DatabaseUnavailableError) as error:  # of a busy machine
                     journal.tell(type(error).__name__, begin, None)
     except Exception:
         journal.tell("error", time.monotonic(), traceback.format_exc())
