@@ -18,6 +18,10 @@ from replaydb.errors import NotSupportedError, StoreClosedError
 R = TypeVar("R")
 Work = Callable[[], Coroutine[Any, Any, R]]
 
+#: A signal does not end a wait if it comes just before the thread blocks, or if another thread gets
+#: it. Its handler runs after this many seconds at most.
+WAKE_SECONDS = 0.5
+
 #: Seconds that a process may take to close at exit what it left open.
 EXIT_SECONDS = 5.0
 
@@ -64,7 +68,7 @@ class _Call(Generic[R]):
         """Wait likewise, and defer what interrupts the wait."""
         while not self._is_over:
             try:
-                self.wait()
+                self.wait(WAKE_SECONDS)
             except BaseException as error:
                 interrupts.defer(error)
                 if interrupts.are_overdue:
