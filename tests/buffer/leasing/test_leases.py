@@ -39,6 +39,17 @@ async def test_acked_when_the_block_ends_and_nacked_when_it_raises(
     assert await number_of(url, schema.lease) == 0
 
 
+@pytest.mark.parametrize("policy", [rdb.Fifo(), rdb.Uniform(), rdb.Prioritized()])
+async def test_a_lease_is_one_draw_whatever_chose_its_groups(
+    buffer: Buffer, url: str, policy: rdb.SamplingPolicy
+) -> None:
+    [group_id] = await buffer.put(group())
+    lease = await buffer.lease(1, policy, ttl=60)
+    assert (await group_row(url, group_id))["times_sampled"] == 1
+    await lease.nack()
+    assert (await group_row(url, group_id))["times_sampled"] == 0
+
+
 async def test_nobody_else_is_given_what_is_leased(buffer: Buffer, other: Store) -> None:
     ids = await buffer.put(groups(4))
     theirs = await other.buffer("math")
