@@ -102,9 +102,7 @@ async def test_an_error_inside_the_block_closes_the_store(url: str) -> None:
 async def test_a_connection_ends_though_closing_it_was_broken_off(sqlite_url: str) -> None:
     """Its thread is told to stop twice, and answers once."""
     path = sqlite_url.removeprefix("sqlite:///")
-    connection = await EagerConnection.open(
-        lambda: sqlite3.connect(path), lambda *_: None, lambda: None
-    )
+    connection = await EagerConnection.open(lambda: sqlite3.connect(path), lambda *_: None)
     closing = asyncio.create_task(connection.close())
     await asyncio.sleep(0)
     connection.stop()

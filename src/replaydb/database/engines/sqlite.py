@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 import random
 import sqlite3
 import time
@@ -44,6 +45,7 @@ from replaydb.database.engines.protocol import T, Work
 from replaydb.database.engines.signals import Signal
 from replaydb.database.engines.sqlite_driver import AdaptedConnection, Begin, EagerConnection
 from replaydb.database.engines.sqlite_file import DatabaseFile
+from replaydb.database.engines.sqlite_guard import GuardedConnection
 from replaydb.database.engines.sqlite_payloads import read_payloads
 from replaydb.database.prepared import execute
 from replaydb.database.schema import GENERATED, episode_group
@@ -108,6 +110,10 @@ class SqliteBackend:
     def file(self) -> Path:
         """The database."""
         return self._path
+
+    def is_new_file(self) -> bool:
+        """As the file system has it."""
+        return self._file.is_new()
 
     def writer_engine(self) -> AsyncEngine:
         """One connection, for which the writers of this process take turns."""
@@ -192,6 +198,10 @@ class SqliteBackend:
         """By the error's name, never by its text."""
         cause = error.orig if isinstance(error, DBAPIError) else error
         name = getattr(cause, "sqlite_errorname", None)
+        if isinstance(cause, MemoryError):
+            return DatabaseUnavailableError(f"{self._path}: not enough memory")
+        if isinstance(cause, OSError):
+            return DatabaseUnavailableError(f"{self._path}: {cause.strerror or cause}")
         if name is None:
             # Damage in a file comes back as it is: JSON that is none, text that is not UTF-8.
             damage = isinstance(cause, sqlite3.Error | json.JSONDecodeError | UnicodeDecodeError)
@@ -217,7 +227,10 @@ class SqliteBackend:
 
     async def check_target(self) -> None:
         """WAL needs shared memory, which network filesystems do not have."""
-        kind = await asyncio.to_thread(_filesystem_of, self._path)
+        try:
+            kind = await asyncio.to_thread(_filesystem_of, self._path)
+        except RuntimeError as error:
+            raise DatabaseUnavailableError(f"{self._path}: {error}") from error
         if kind in _NETWORK_FILESYSTEMS:
             raise NotSupportedError(
                 f"{self._path} is on a network filesystem ({kind}), where SQLite loses data; "
@@ -268,7 +281,7 @@ class SqliteBackend:
         """The whole file; it shrinks when the log that this leaves is moved into it."""
         connect = partial(self._file.connect, timeout=LOCK_SECONDS)
         try:
-            connection = await EagerConnection.open(connect, _begin_deferred, self._file.check)
+            connection = await EagerConnection.open(connect, _begin_deferred)
             try:
                 await connection.execute_fetchall("VACUUM")
                 await connection.execute_fetchall("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -327,10 +340,10 @@ class SqliteBackend:
     ) -> AsyncEngine:
         file = self._file
         seconds = LOCK_SECONDS if create else BUSY_SECONDS
-        connect = partial(file.connect, timeout=seconds, create=create)
+        connect = partial(file.connect, pragmas, timeout=seconds, create=create)
 
-        def begin_in_file(connection: sqlite3.Connection, check: Callable[[], None]) -> None:
-            file.check()
+        def begin_guarded(connection: Any, check: Callable[[], None]) -> None:
+            cast("GuardedConnection", connection).check()
             begin(connection, check)
 
         engine = create_async_engine(
@@ -342,17 +355,8 @@ class SqliteBackend:
 
         @event.listens_for(engine.sync_engine, "do_connect")
         def open_file(dialect: Dialect, *_: object) -> AdaptedConnection:
-            opened: Any = await_(EagerConnection.open(connect, begin_in_file, file.check))
+            opened: Any = await_(EagerConnection.open(connect, begin_guarded))
             return AdaptedConnection(dialect.loaded_dbapi, opened)
-
-        @event.listens_for(engine.sync_engine, "connect")
-        def configure(connection: Any, _record: object) -> None:
-            cursor = connection.cursor()
-            for pragma in pragmas:
-                cursor.execute(pragma)
-                if "journal_mode" in pragma and cursor.fetchone() != ("wal",):
-                    raise NotSupportedError(f"{self._path}: this filesystem cannot hold a WAL")
-            cursor.close()
 
         @event.listens_for(engine.sync_engine, "begin")
         def begin_soon(connection: Connection) -> None:
@@ -433,10 +437,9 @@ class _SqliteSignal(Signal):
     def __init__(self, file: DatabaseFile) -> None:
         super().__init__()
         self._connect = partial(file.connect, timeout=BUSY_SECONDS)
-        self._check = file.check
 
     async def _watch(self) -> None:
-        connection = await EagerConnection.open(self._connect, _begin_deferred, self._check)
+        connection = await EagerConnection.open(self._connect, _begin_deferred)
         try:
             shortest, longest = WATCH_SECONDS
             pause, seen = shortest, None
@@ -463,7 +466,7 @@ def _filesystem_of(path: Path) -> str | None:
         mounts = Path("/proc/self/mounts").read_text(encoding="utf8").splitlines()
     except OSError:
         return None
-    resolved = path.resolve()
+    resolved = Path(os.path.realpath(path))  # which does not fail where links form a loop
     best, kind = -1, None
     for mount in mounts:
         _, point, filesystem, *_ = mount.split(" ")

@@ -13,6 +13,8 @@ import aiosqlite
 from sqlalchemy.dialects.sqlite.aiosqlite import AsyncAdapt_aiosqlite_connection
 from sqlalchemy.util import await_
 
+from replaydb.cancellation import to_the_end
+from replaydb.errors import DatabaseUnavailableError
 from replaydb.memory import take
 
 T = TypeVar("T")
@@ -39,29 +41,31 @@ class EagerConnection(aiosqlite.Connection):
     """
 
     _begin: Begin
-    _before_commit: Callable[[], None]
     _is_to_begin = False
     _stopped = False
     _ended = False
     _ending: asyncio.Future[Any] | None = None
 
     @classmethod
-    async def open(
-        cls,
-        connect: Callable[[], sqlite3.Connection],
-        begin: Begin,
-        before_commit: Callable[[], None],
-    ) -> Self:
-        """Connect, in a thread that does not keep the process alive."""
+    async def open(cls, connect: Callable[[], sqlite3.Connection], begin: Begin) -> Self:
+        """Connect, in a thread that does not keep the process alive.
+
+        Raises:
+            DatabaseUnavailableError: No thread can be started.
+        """
         connection = cls(connect, iter_chunk_size=1)
         connection._begin = begin
-        connection._before_commit = before_commit
         connection._thread.daemon = True
         try:
-            await connection
+            connection._thread.start()
+        except RuntimeError as error:  # there is no other sign of it
+            raise DatabaseUnavailableError(f"no connection can be opened: {error}") from error
+        try:
+            await connection._connect()
         except BaseException:
             # aiosqlite does not wait for its thread, which may outlive the event loop it tells.
-            await asyncio.to_thread(connection._thread.join)
+            if (ending := connection.stop()) is not None:
+                await to_the_end(asyncio.wait([ending]))
             raise
         return connection
 
@@ -74,7 +78,7 @@ class EagerConnection(aiosqlite.Connection):
     async def commit(self) -> None:
         """Keep what was done."""
         self._is_to_begin = False
-        await self.in_thread(self._commit)
+        await self.in_thread(self._conn.commit)
 
     async def rollback(self) -> None:
         """Undo what is open, if anything is: the pool asks after every transaction.
@@ -163,11 +167,6 @@ class EagerConnection(aiosqlite.Connection):
             with suppress(asyncio.CancelledError):
                 await asyncio.wait([running])
         running.exception()  # seen: who is cancelled is told of that instead
-
-    def _commit(self) -> None:
-        if self._conn.in_transaction:
-            self._before_commit()
-            self._conn.commit()
 
     def _check(self) -> None:
         if self._stopped:

@@ -1,0 +1,259 @@
+"""Files of a SQLite database that are deleted, replaced, truncated or overwritten under a writer.
+
+The writer is a process of its own, and is killed afterwards: what it was told must be true for
+whoever opens the files next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import sqlite3
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+import replaydb as rdb
+from replaydb import Store, operations
+from support.groups import group
+from support.workers import Worker, workers
+
+#: What a writer was told of each put: the uid, and the error if there was one.
+Told = list[tuple[str, str | None]]
+
+
+def _write(url: str, pipe: Connection) -> None:
+    """Put the groups that are named, as often as told; close the store at None."""
+
+    async def live() -> None:
+        async with Store.open(url, run="writer") as store:
+            buffer = await store.buffer("math")
+            while (uids := pipe.recv()) is not None:
+                told: Told = []
+                for uid in uids:
+                    try:
+                        await buffer.put(group(uid))
+                        told.append((uid, None))
+                    except rdb.ReplayDBError as error:
+                        told.append((uid, f"{type(error).__name__}: {error}"))
+                pipe.send(told)
+        pipe.send("closed")
+
+    asyncio.run(live())
+
+
+class Writer:
+    """A process that has the store open."""
+
+    def __init__(self, url: str) -> None:
+        self._pipe, theirs = Pipe()
+        self.worker = Worker(_write, url, theirs)
+
+    async def put(self, *uids: str) -> Told:
+        self._pipe.send(uids)
+        return await asyncio.to_thread(self._pipe.recv)
+
+    async def close(self) -> None:
+        self._pipe.send(None)
+        assert await asyncio.to_thread(self._pipe.recv) == "closed"
+
+    async def kill(self) -> None:
+        self.worker.kill()
+        await self.worker.ended()
+
+
+@asynccontextmanager
+async def writer(path: Path) -> AsyncIterator[Writer]:
+    one = Writer(f"sqlite:///{path}")
+    with workers(one.worker):
+        yield one
+
+
+async def _stored(path: Path) -> set[str]:
+    async with Store.open(f"sqlite:///{path}") as store:
+        buffer = await store.buffer("math", create=False)
+        await buffer.put(group())  # and it goes on
+        return {one.group_uid for one in await buffer.find(limit=1000)}
+
+
+async def _fill(path: Path, *uids: str) -> None:
+    """Put groups; closing moves them from the log into the database."""
+    async with Store.open(f"sqlite:///{path}", run="first") as store:
+        await (await store.buffer("math")).put([group(uid) for uid in uids])
+
+
+def _delete(*endings: str) -> Callable[[Path], None]:
+    def happens(path: Path) -> None:
+        for ending in endings:
+            path.with_name(path.name + ending).unlink()
+
+    return happens
+
+
+def _replace(ending: str) -> Callable[[Path], None]:
+    def happens(path: Path) -> None:
+        file = path.with_name(path.name + ending)
+        file.rename(path.with_suffix(".old"))
+        shutil.copy(path.with_suffix(".old"), file)
+
+    return happens
+
+
+def _cut(ending: str, keep: float) -> Callable[[Path], None]:
+    def happens(path: Path) -> None:
+        file = path.with_name(path.name + ending)
+        os.truncate(file, int(keep * file.stat().st_size))
+
+    return happens
+
+
+def _overwrite(other: str) -> Callable[[Path], None]:
+    def happens(path: Path) -> None:
+        shutil.copyfile(path.with_name(other), path)
+
+    return happens
+
+
+def _spoil(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.write(bytes(100))
+
+
+@pytest.mark.parametrize(
+    ("happens", "told", "is_kept"),
+    [
+        pytest.param(_delete("-wal"), "earlier commits are safe", True, id="wal deleted"),
+        pytest.param(_delete("-shm"), "-shm was deleted", True, id="shm deleted"),
+        pytest.param(_delete("-wal", "-shm"), "-wal was deleted", None, id="both deleted"),
+        pytest.param(_replace("-wal"), "-wal was deleted", True, id="wal replaced"),
+        pytest.param(_replace("-shm"), "-shm was deleted", True, id="shm replaced"),
+        pytest.param(_cut("-wal", 0), "-wal was truncated", None, id="wal emptied"),
+        pytest.param(_cut("-wal", 0.9), "-wal was truncated", None, id="wal cut"),
+        pytest.param(_cut("", 0), "overwritten or truncated", None, id="emptied"),
+        pytest.param(_cut("", 0.9), "overwritten or truncated", None, id="cut"),
+        pytest.param(_overwrite("other.db"), "overwritten", None, id="another database"),
+        pytest.param(_overwrite("older.db"), "overwritten", None, id="an older copy"),
+        pytest.param(_spoil, "overwritten", None, id="no database"),
+    ],
+)
+async def test_nothing_is_acknowledged_that_no_process_can_find(
+    tmp_path: Path, happens: Callable[[Path], None], told: str, is_kept: bool | None
+) -> None:
+    path = tmp_path / "replay.db"
+    await _fill(tmp_path / "other.db", "theirs")
+    await _fill(path, "first")
+    shutil.copy(path, tmp_path / "older.db")
+    await _fill(path, "second")
+    async with writer(path) as one:
+        assert await one.put("third", "fourth") == [("third", None), ("fourth", None)]
+        happens(path)
+        answers = await one.put("fifth", "sixth", "seventh")
+        await one.kill()
+    assert all(error is not None for _, error in answers), answers
+    assert all(str(error).startswith("DatabaseUnavailableError") for _, error in answers), answers
+    assert told in str(answers[0][1])
+    if is_kept is None:
+        with contextlib.suppress(rdb.ReplayDBError):  # whatever is left, it is no raw error
+            await _stored(path)
+    else:
+        found = await _stored(path)
+        assert {"first", "second", "third", "fourth"} <= found
+        assert not {"fifth", "sixth", "seventh"} & found
+
+
+async def test_a_process_that_lost_its_files_leaves_those_of_the_next_alone(tmp_path: Path) -> None:
+    """It would move its old log over what the next one has written, and delete that one's log."""
+    path = tmp_path / "replay.db"
+    await _fill(path, "first")
+    async with writer(path) as one:
+        await one.put("lost")
+        _delete("-wal", "-shm")(path)
+        async with writer(path) as other:
+            assert await other.put("late") == [("late", None)]
+            ((_, error),) = await one.put("refused")
+            assert "another process has made a new one" in str(error)
+            await other.kill()
+        await one.close()
+    assert {"first", "late"} <= await _stored(path)
+
+
+async def test_closing_saves_what_is_only_in_deleted_files(tmp_path: Path) -> None:
+    path = tmp_path / "replay.db"
+    await _fill(path, "first")
+    async with writer(path) as one:
+        await one.put("second")
+        _delete("-wal", "-shm")(path)
+        ((_, error),) = await one.put("refused")
+        assert "when the store is closed" in str(error)
+        await one.close()
+    assert await _stored(path) >= {"first", "second"}
+
+
+async def test_a_backup_copied_beside_an_old_log_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "replay.db"
+    await _fill(path, "first")
+    shutil.copy(path, tmp_path / "older.db")
+    await _fill(path, "second")
+    async with writer(path) as one:
+        await one.put("third")
+        await one.kill()  # which leaves the log
+    _overwrite("older.db")(path)
+    # Not here: this process would keep it open.
+    code = "import asyncio, sys; from replaydb import Store; asyncio.run(Store.open(sys.argv[1]))"
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", code, f"sqlite:///{path}"),
+        stderr=asyncio.subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    _, problem = await process.communicate()
+    assert "do not belong together" in problem.decode()
+
+
+async def test_a_reader_notices_that_the_log_is_gone(tmp_path: Path) -> None:
+    path = tmp_path / "replay.db"
+    await _fill(path, "first")
+    async with Store.open(f"sqlite:///{path}", read_only=True) as store:
+        buffer = await store.buffer("math", create=False)
+        assert await buffer.count() == 1
+        _delete("-wal")(path)
+        with pytest.raises(rdb.DatabaseUnavailableError, match="-wal was deleted"):
+            await buffer.count()
+
+
+async def test_checkpoints_and_vacuums_of_others_are_no_losses(tmp_path: Path) -> None:
+    path = tmp_path / "replay.db"
+    url = f"sqlite:///{path}"
+    async with Store.open(url, run="a") as mine:
+        buffer = await mine.buffer("math")
+        async with writer(path) as theirs:
+            for nth, what in enumerate(("PASSIVE", "FULL", "RESTART", "TRUNCATE", "VACUUM") * 2):
+                await buffer.put(group(f"a{nth}"))
+                assert await theirs.put(f"b{nth}") == [(f"b{nth}", None)]
+                await buffer.delete([1 + 2 * nth])  # so that there is something to give back
+                with closing(sqlite3.connect(path, timeout=30, isolation_level=None)) as other:
+                    other.execute(
+                        what if what == "VACUUM" else f"PRAGMA wal_checkpoint({what})"
+                    ).fetchall()
+                await operations.vacuum(url)
+            await theirs.close()
+        assert await buffer.count() == 10
+
+
+async def test_looking_at_files_of_a_folder_drops_no_lock(tmp_path: Path) -> None:
+    """Closing any descriptor of a file drops all locks that a process has on it."""
+    path = tmp_path / "replay.db"
+    async with Store.open(f"sqlite:///{path}", run="a") as store:
+        await (await store.buffer("math")).put(group("mine"))
+        with pytest.raises(rdb.DatabaseUnavailableError, match="its folder has replay.db"):
+            await Store.open(f"sqlite:///{tmp_path / 'misspelt.db'}", migrate=False, read_only=True)
+        async with writer(path) as other:  # without those locks it would be the last to close
+            await other.put("theirs")
+            await other.close()
+        assert path.with_name("replay.db-wal").exists()
