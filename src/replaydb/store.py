@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Self, Unpack, get_args
 from uuid import uuid4
@@ -29,7 +30,7 @@ from replaydb.database.transactions import (
     allowance,
     end_in,
 )
-from replaydb.errors import InvalidInputError, UnknownBufferError
+from replaydb.errors import DatabaseUnavailableError, InvalidInputError, UnknownBufferError
 from replaydb.opening import Opening
 from replaydb.results import BufferInfo, PruneReport, RunInfo, RunStats
 from replaydb.settings import BufferSettings, SettingsChanges, all_changes
@@ -132,6 +133,10 @@ class Store:
         metadata = checks.json_object("run_metadata", run_metadata)
 
         async def opened() -> Store:
+            with _typed_shortage():
+                return await open_it()
+
+        async def open_it() -> Store:
             backend = backend_for(url, durability=durability, read_only=read_only, pool_size=size)
             await backend.check_target()
             await migrations.prepare(backend, migrate=False if read_only else migrate)
@@ -341,6 +346,22 @@ class Store:
 
             self._run = await self._database.write(work, end=end)
         return self._run
+
+
+@contextmanager
+def _typed_shortage() -> Iterator[None]:
+    """Type what Python raises if there is no memory: for data, or for a library to be loaded.
+
+    Where its own code in C cannot allocate anything, that may be a SystemError.
+    """
+    try:
+        yield
+    except ModuleNotFoundError:
+        raise
+    except (MemoryError, SystemError) as error:
+        raise DatabaseUnavailableError("not enough memory to open the store") from error
+    except ImportError as error:
+        raise DatabaseUnavailableError(f"a library cannot be loaded: {error}") from error
 
 
 def _new_run_name() -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 import asyncpg
 import pytest
-from sqlalchemy import make_url
+from sqlalchemy import URL, make_url
 
 import replaydb as rdb
 from replaydb import Store
@@ -66,6 +66,25 @@ async def test_what_is_no_url(url: Any) -> None:
 async def test_memory_cannot_be_shared(url: str) -> None:
     with pytest.raises(rdb.NotSupportedError, match="in-memory"):
         await Store.open(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"postgresql://me:{PASSWORD}\ud800@host/db",
+        f"postgresql://me:{PASSWORD}@host/\udc80",
+        f"postgresql://me:{PASSWORD}\0@host/db",
+        f"postgresql://me:{PASSWORD}@host/db%00",
+        f"sqlite:////tmp/{PASSWORD}\ud800.db",
+        f"sqlite:////tmp/{PASSWORD}\0.db",
+        URL.create("sqlite", database=f"/tmp/{PASSWORD}\udc80.db"),  # noqa: S108
+        URL.create("sqlite", database=f"/tmp/{PASSWORD}\0.db"),  # noqa: S108
+    ],
+)
+async def test_characters_that_no_engine_can_be_given(url: str | URL) -> None:
+    with pytest.raises(rdb.InvalidURLError, match=r"NUL character|valid UTF-8") as caught:
+        await Store.open(url)
+    assert PASSWORD not in everything_said_by(caught.value)
 
 
 @pytest.mark.parametrize("where", ["127.0.0.1:1", "no-such-host.invalid", "[::1]:1"])

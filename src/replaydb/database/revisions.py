@@ -43,8 +43,7 @@ NOTHING = Found(None, frozenset())
 
 async def find(backend: Backend) -> Found:
     """One small query where all is well."""
-    file = None if backend.read_only else backend.file
-    if file is not None and (not file.exists() or file.stat().st_size == 0):
+    if not backend.read_only and backend.is_new_file():
         return NOTHING  # connecting would write the header
     async with reading(backend) as connection:
         with suppress(DBAPIError):  # most likely no such table: the longer way tells

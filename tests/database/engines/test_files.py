@@ -6,6 +6,8 @@ import asyncio
 import os
 import shutil
 import sqlite3
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,11 @@ import pytest
 from sqlalchemy import make_url
 
 import replaydb as rdb
-from replaydb import Store
+from replaydb import Store, operations
 from replaydb.database.engines import backend_for
 from replaydb.database.engines.sqlite import SqliteBackend
 from support.groups import group
+from support.users import without_root
 
 
 def path_of(url: str) -> Path:
@@ -43,6 +46,85 @@ async def test_what_cannot_be_opened(sqlite_url: str, name: str, told: str) -> N
             await Store.open(f"sqlite:///{folder / name}", migrate=migrate)
         assert str(caught.value) == f"{folder / name}: {told}"
     assert files_in(folder) == before
+
+
+@pytest.mark.parametrize(
+    "name", ["a" * 300, f"{'a' * 300}/replay.db", "loop", "loop/replay.db", "a" * 252]
+)
+async def test_a_path_that_the_system_refuses(sqlite_url: str, name: str) -> None:
+    folder = path_of(sqlite_url).parent
+    (folder / "loop").symlink_to(folder / "loop")
+    url = f"sqlite:///{folder / name}"
+    for opening in (
+        Store.open(url),
+        Store.open(url, migrate=True),
+        Store.open(url, read_only=True),
+        operations.vacuum(url),
+        operations.copy(sqlite_url, url),
+    ):
+        with pytest.raises(rdb.DatabaseUnavailableError) as caught:
+            await opening
+        assert str(folder) in str(caught.value)
+
+
+async def test_a_folder_that_may_not_be_entered() -> None:
+    with tempfile.TemporaryDirectory(prefix="replaydb-closed-") as name:  # pytest's are closed
+        os.mkdir(f"{name}/closed", mode=0o000)
+        with (
+            without_root(),
+            pytest.raises(rdb.DatabaseUnavailableError, match="Permission denied"),
+        ):
+            await Store.open(f"sqlite:///{name}/closed/replay.db")
+
+
+#: Opens a store with little memory left, and says what came of it.
+_SHORT_OF_MEMORY = """
+import asyncio, os, resource, sys
+import alembic.command, replaydb
+from pathlib import Path
+from replaydb.database.engines import postgresql, sqlite
+
+async def open_with(spare):
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + spare
+    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+    try:
+        store = await replaydb.Store.open(sys.argv[1], migrate=True)
+    except replaydb.DatabaseUnavailableError as error:
+        assert error.__cause__ is not None
+        said = "refused"
+    else:
+        said = "opened"
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    if said == "opened":
+        await store.close()
+    links = (f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd"))
+    assert not [link for link in links if "mem.db" in os.path.realpath(link)]
+    return said
+
+for spare in (0, 1 << 18, 1 << 21, 5 << 20, 9 << 20, 12 << 20, 17 << 20, 19 << 20, 21 << 20):
+    print(asyncio.run(open_with(spare)))
+print(asyncio.run(open_with(1 << 33)))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
+@pytest.mark.parametrize("engine", ["sqlite", "postgresql"])
+async def test_an_opening_that_is_short_of_memory(
+    engine: str, tmp_path: Path, empty_postgresql_url: str
+) -> None:
+    url = f"sqlite:///{tmp_path / 'mem.db'}" if engine == "sqlite" else empty_postgresql_url
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", _SHORT_OF_MEMORY, url),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    said, problem = await process.communicate()
+    assert process.returncode == 0, problem.decode()
+    first, *_, last = said.decode().split()
+    assert (first, last) == ("refused", "opened")  # and it is none the worse for it
 
 
 async def test_a_disk_that_is_full_at_open(

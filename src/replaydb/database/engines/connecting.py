@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from replaydb.database.engines.urls import PostgresqlURL
-from replaydb.errors import InvalidURLError
+from replaydb.errors import DatabaseUnavailableError, InvalidURLError
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +38,7 @@ async def connect(url: PostgresqlURL, settings: Mapping[str, str]) -> asyncpg.Co
 
     Raises:
         OSError, asyncpg.PostgresError: What the last one failed of.
+        DatabaseUnavailableError: No thread can be started.
         InvalidURLError: A parameter, or a variable such as PGSSLMODE, has a value that cannot be.
     """
     failed: Exception | None = None
@@ -57,6 +58,8 @@ async def connect(url: PostgresqlURL, settings: Mapping[str, str]) -> asyncpg.Co
             return connection
         except _NEXT_HOST as error:
             failed = error
+        except RuntimeError as error:  # names are looked up in a thread
+            raise DatabaseUnavailableError(f"no connection can be opened: {error}") from error
         except ValueError as error:  # asyncpg's own are among them
             reason = " ".join(str(error).split())
             raise InvalidURLError("url", "parameters that can be used", reason) from error

@@ -61,6 +61,10 @@ class Backend(Protocol):
     def file(self) -> Path | None:
         """The file that holds the database, which may be made without asking; None: a server."""
 
+    def is_new_file(self) -> bool:
+        """Whether the database is a file that does not exist yet, or is empty."""
+        ...
+
     def writer_engine(self) -> AsyncEngine:
         """Connections for read-write transactions."""
 

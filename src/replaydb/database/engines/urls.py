@@ -48,13 +48,18 @@ def as_text(url: str | URL) -> str:
     """The URL as it would be typed, with its password.
 
     Raises:
-        InvalidURLError: It is neither text nor a URL of SQLAlchemy.
+        InvalidURLError: It is neither text nor a URL of SQLAlchemy, or has characters that no
+            engine can be given.
     """
-    if isinstance(url, URL):
-        return url.render_as_string(hide_password=False)
-    if not isinstance(url, str):
+    if not isinstance(url, str | URL):
         raise InvalidURLError("url", EXPECTED, type(url).__name__)
-    return url
+    with suppress(UnicodeEncodeError):  # which would repeat the password, also as a context
+        text = url if isinstance(url, str) else url.render_as_string(hide_password=False)
+        text.encode()
+        if "\0" in text:
+            raise InvalidURLError("url", "no NUL character", "one")
+        return text
+    raise InvalidURLError("url", "text that is valid UTF-8", "an unpaired surrogate")
 
 
 def engine_of(url: str | URL) -> str:
@@ -87,6 +92,8 @@ def sqlite_url(url: str | URL) -> URL:
         raise InvalidURLError("url", expected, "a host: two slashes where there should be three")
     if not parsed.database or parsed.database == ":memory:":
         raise NotSupportedError("an in-memory SQLite database cannot be shared; name a file")
+    if "\0" in parsed.database:
+        raise InvalidURLError("url", "no NUL character", "one")
     if "?" in as_text(url):  # also before what SQLAlchemy takes for no parameter: `?mode`
         raise InvalidURLError("url", f"{expected}, without parameters", "a question mark")
     return parsed
@@ -122,7 +129,10 @@ class PostgresqlURL:
         Raises:
             InvalidURLError: A part cannot be used; no value that may be a password is shown.
         """
-        parts = _split(as_text(url))
+        text = as_text(url)
+        if "%00" in text:
+            raise _refused("no NUL character", "one, as %00")
+        parts = _split(text)
         login, at, places = parts.netloc.rpartition("@")
         # First: without an @, what looks like parameters may be the end of a password.
         hosts = _hosts(unquote(place) for place in places.split(","))
