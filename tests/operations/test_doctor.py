@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 import tempfile
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -185,6 +186,21 @@ async def test_a_server_that_is_set_up_carelessly(postgresql_url: str) -> None:
     found = await examine(postgresql_url)
     bad = {one.text.split()[0] for one in found if one.level == "bad"}
     assert bad == {"fsync", "full_page_writes", "synchronous_commit", "autovacuum"}
+
+
+async def test_limits_that_are_too_short(empty_postgresql_url: str) -> None:
+    names = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout",
+             "transaction_timeout")  # fmt: skip
+    await migrations.upgrade(empty_postgresql_url)
+    found = {one.subject: one for one in await examine(empty_postgresql_url)}["limits"]
+    assert found.level == "good"
+    database = urlsplit(empty_postgresql_url).path.removeprefix("/")
+    for name in names:
+        await _execute(empty_postgresql_url, f'ALTER DATABASE "{database}" SET {name} = 59000')
+    short = [one for one in await examine(empty_postgresql_url) if one.subject == "limits"]
+    assert {one.text.split()[0] for one in short} == set(names)
+    assert all(one.level == "warning" and "59 s" in one.text for one in short)
+    assert all("ALTER ROLE" in (one.mend or "") for one in short)
 
 
 async def test_an_index_that_was_never_finished(postgresql_url: str) -> None:

@@ -18,9 +18,11 @@ from sqlalchemy import (
     ExceptionContext,
     Table,
     cast,
+    column,
     event,
     func,
     select,
+    table,
 )
 from sqlalchemy.dialects.postgresql import REGCLASS
 from sqlalchemy.exc import DBAPIError
@@ -69,9 +71,21 @@ CHANNEL = "replaydb"
 _NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
 _SCHEMA_LOCK = 0x7265_706C_6179_6462  # "replaydb"
 
-#: Shut down, crashed, starting up, no connection left.
-_OUTAGES = {"57P01", "57P02", "57P03", "53300"}
+#: Shut down, crashed, starting up, no connection left; no lock within `lock_timeout`.
+_OUTAGES = {"57P01", "57P02", "57P03", "53300", "55P03"}
 _CONFLICTS = {"40001", "40P01"}  # serialization, deadlock
+
+#: Errors of limits that an administrator may have set, and which setting that is.
+_LIMITS: Mapping[str, str] = {
+    "57014": "statement_timeout of this role, database or server is too short for the statement, "
+    "unless it was canceled by hand",
+    "55P03": "a lock was not free within lock_timeout of this role, database or server",
+    "25P03": "idle_in_transaction_session_timeout of this role, database or server is too short",
+    "25P04": "transaction_timeout of this role, database or server is too short",
+}
+_HOW_TO_RAISE = (
+    "raise it with ALTER ROLE ... SET, or in the URL, such as options=-c%20statement_timeout=60s"
+)
 
 
 class PostgresqlBackend:
@@ -112,6 +126,10 @@ class PostgresqlBackend:
     @property
     def file(self) -> None:
         """A server has the database."""
+
+    def is_new_file(self) -> bool:
+        """It is none."""
+        return False
 
     def writer_engine(self) -> AsyncEngine:
         """READ COMMITTED: what must not change is locked, row by row."""
@@ -226,6 +244,8 @@ class PostgresqlBackend:
         """By SQLSTATE, never by the error's text."""
         cause: BaseException | None = error.orig if isinstance(error, DBAPIError) else error
         state = getattr(cause, "sqlstate", None)
+        if isinstance(cause, MemoryError):
+            return DatabaseUnavailableError(f"{self.shown}: not enough memory")
         if state is None:
             if isinstance(
                 cause, OSError | asyncpg.InterfaceError | asyncpg.InternalClientError | DBAPIError
@@ -241,9 +261,10 @@ class PostgresqlBackend:
             kind = DatabaseFullError
         elif state == "25006":
             kind = DatabaseReadOnlyError
-        elif state[:2] in {"08", "28", "3D", "53", "57"}:
+        elif state[:2] in {"08", "28", "3D", "53", "57"} or state in _LIMITS:
             kind = DatabaseUnavailableError
-        return kind(f"{self.shown}: {cause} (SQLSTATE {state})")
+        limit = f"; {_LIMITS[state]}; {_HOW_TO_RAISE}" if state in _LIMITS else ""
+        return kind(f"{self.shown}: {cause} (SQLSTATE {state}){limit}")
 
     def is_conflict(self, error: BaseException) -> bool:
         """Lost a race against another client and was rolled back whole."""
@@ -286,7 +307,8 @@ class PostgresqlBackend:
         return list(postgresql_roles.statements(connection, prefix, tables))
 
     async def lock_schema(self, connection: AsyncConnection) -> None:
-        """An advisory lock, until the transaction ends."""
+        """An advisory lock, until the transaction ends, which may take as long as it takes."""
+        await connection.execute(_LIFT_LIMITS)
         lock = func.pg_advisory_xact_lock(_SCHEMA_LOCK)
         await connection.execute(select(postgresql_commits.BOUND_IDLENESS, lock))
 
@@ -392,6 +414,11 @@ def _tables() -> dict[str, Table]:
     return {name: one for name, one in metadata.tables.items() if len(one.primary_key)}
 
 
+_SETTINGS = table("pg_settings", column("name"))
+#: For the transaction. Those that this version of the server does not have are left out.
+_LIFT_LIMITS = select(func.set_config(_SETTINGS.c.name, "0", True)).where(
+    _SETTINGS.c.name.in_(["statement_timeout", "transaction_timeout"])
+)
 _NOW = select(func.clock_timestamp(type_=DateTime(timezone=True)))
 
 

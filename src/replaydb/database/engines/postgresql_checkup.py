@@ -11,6 +11,16 @@ from replaydb.results import Finding
 
 #: The first version that ends who hangs in the middle of a payload (`transaction_timeout`).
 BOUNDS_TRANSACTIONS = 17
+#: Calls without a timeout get that long, and those that touch every group up to an hour.
+SHORTEST_SECONDS = 60.0
+_WHAT_LIMITS_END = {
+    "statement_timeout": "a longer statement is canceled, such as one that moves large payloads or "
+    "touches every group",
+    "lock_timeout": "a call that waits longer for a lock starts over, behind others",
+    "idle_in_transaction_session_timeout": "sessions that pause longer in a transaction are ended, "
+    "such as those of vacuum or of SQL by hand",
+    "transaction_timeout": "longer transactions are ended, such as replaydb vacuum",
+}
 #: Part of the connections that others should find free.
 CONNECTIONS_LEFT = 0.2
 #: Dead rows that autovacuum should have removed: so many, and more than there are live ones.
@@ -27,6 +37,13 @@ _SETTINGS = text("""
         'server_version', 'server_version_num', 'fsync', 'full_page_writes', 'autovacuum',
         'track_counts', 'synchronous_commit', 'max_connections', 'server_encoding',
         'superuser_reserved_connections', 'max_wal_size')
+""")
+#: What a connection of this role and database begins with, in milliseconds; 0 is no limit.
+_LIMITS = text("""
+    SELECT name, CAST(reset_val AS bigint) AS milliseconds FROM pg_settings WHERE name IN (
+        'statement_timeout', 'lock_timeout', 'idle_in_transaction_session_timeout',
+        'transaction_timeout')
+    ORDER BY name
 """)
 _CONNECTIONS = text("SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'")
 _INVALID = text("""
@@ -70,6 +87,7 @@ def findings(connection: Connection) -> Iterator[Finding]:
     yield from _durability(settings)
     yield _autovacuum(settings)
     yield _encoding(settings)
+    yield from _limits(connection)
     yield _connections(connection, settings)
     yield _indexes(connection)
     yield _dead_rows(connection)
@@ -140,6 +158,21 @@ def _encoding(settings: dict[str, str]) -> Finding:
         f"the database is in {encoding}: texts that it cannot hold are refused",
         "CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE template0, and replaydb copy into it",
     )
+
+
+def _limits(connection: Connection) -> Iterator[Finding]:
+    rows = connection.execute(_LIMITS).all()
+    short = [row for row in rows if 0 < row.milliseconds < 1000 * SHORTEST_SECONDS]
+    for row in short:
+        yield Finding(
+            "warning",
+            "limits",
+            f"{row.name} is {row.milliseconds / 1000:g} s for this role and database: "
+            f"{_WHAT_LIMITS_END[row.name]}",
+            f"ALTER ROLE ... SET {row.name} = 0, or ALTER DATABASE ... SET",
+        )
+    if not short:
+        yield Finding("good", "limits", "none ends statements, locks or transactions early")
 
 
 def _connections(connection: Connection, settings: dict[str, str]) -> Finding:

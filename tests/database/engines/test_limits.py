@@ -1,0 +1,79 @@
+"""Limits that an administrator has set for the sessions of a PostgreSQL role or database."""
+
+from __future__ import annotations
+
+import asyncio
+from urllib.parse import urlsplit
+
+import pytest
+from sqlalchemy import func, select, text
+
+import replaydb as rdb
+from replaydb import Store
+from replaydb.database import migrations, revisions
+from replaydb.database.engines import backend_for
+from support.connections import transaction
+from support.groups import group
+
+
+async def limit(url: str, setting: str, value: str) -> None:
+    """Set a limit for every new session of a database of the test's own."""
+    name = urlsplit(url).path.removeprefix("/")
+    async with transaction(url) as connection:
+        await connection.execute(text(f"ALTER DATABASE \"{name}\" SET {setting} = '{value}'"))
+
+
+@pytest.mark.parametrize("setting", ["statement_timeout", "transaction_timeout"])
+async def test_a_migration_takes_as_long_as_it_takes(
+    empty_postgresql_url: str, setting: str
+) -> None:
+    await limit(empty_postgresql_url, setting, "400ms")
+    async with revisions.schema_transaction(backend_for(empty_postgresql_url)) as connection:
+        await connection.execute(select(func.pg_sleep(0.6)))
+
+
+async def test_an_error_names_statement_timeout(empty_postgresql_url: str) -> None:
+    await migrations.upgrade(empty_postgresql_url)
+    await limit(empty_postgresql_url, "statement_timeout", "300ms")
+    async with Store.open(empty_postgresql_url) as store:
+        buffer = await store.buffer("math")
+        async with transaction(empty_postgresql_url) as connection:
+            await connection.execute(text("SELECT id FROM buffer FOR UPDATE"))
+            with pytest.raises(
+                rdb.DatabaseUnavailableError, match=r"57014.* statement_timeout .*ALTER ROLE"
+            ):
+                await buffer.put(group())
+
+
+async def test_an_opening_that_is_ended_names_statement_timeout(empty_postgresql_url: str) -> None:
+    await migrations.upgrade(empty_postgresql_url)
+    async with revisions.schema_transaction(backend_for(empty_postgresql_url)):
+        await limit(empty_postgresql_url, "statement_timeout", "300ms")
+        with pytest.raises(rdb.DatabaseUnavailableError, match=r"statement_timeout .*ALTER ROLE"):
+            await Store.open(empty_postgresql_url, run="a")
+
+
+async def test_an_error_names_lock_timeout(empty_postgresql_url: str) -> None:
+    backend = backend_for(empty_postgresql_url)
+    async with revisions.schema_transaction(backend):
+        await limit(empty_postgresql_url, "lock_timeout", "50ms")
+        with pytest.raises(
+            rdb.DatabaseUnavailableError, match=r"55P03.* lock_timeout .*ALTER ROLE"
+        ):
+            async with revisions.schema_transaction(backend):
+                pass
+
+
+async def test_a_call_waits_for_a_lock_for_longer_than_lock_timeout(
+    empty_postgresql_url: str
+) -> None:
+    await migrations.upgrade(empty_postgresql_url)
+    await limit(empty_postgresql_url, "lock_timeout", "50ms")
+    async with Store.open(empty_postgresql_url) as store:
+        buffer = await store.buffer("math")
+        async with transaction(empty_postgresql_url) as connection:
+            await connection.execute(text("SELECT id FROM buffer FOR UPDATE"))
+            putting = asyncio.create_task(buffer.put(group("late")))
+            await asyncio.sleep(0.3)
+        await putting
+        assert [one.group_uid for one in await buffer.find()] == ["late"]
