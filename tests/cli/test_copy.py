@@ -65,7 +65,9 @@ def test_a_backup_is_restored(
     asyncio.run(live(url))
     file = str(tmp_path / "backup.db")
     assert run("backup", file, url=url).exit_code == 0
-    assert run("backup", file, url=url).exit_code == 1  # it is there
+    again = run("backup", file, url=url)
+    assert again.exit_code == 1
+    assert "name a new file, or delete this one first" in " ".join(again.output.split())
     missing = run("restore", str(tmp_path / "none.db"), url=empty_sqlite_url)
     assert missing.exit_code == 1
     assert "no such file" in missing.output

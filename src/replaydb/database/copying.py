@@ -42,7 +42,12 @@ async def begin_copy(backend: Backend) -> str:
                 raise SchemaError(f"{what}: remove it, and begin anew", revision, REVISIONS[-1])
         elif used := await connection.run_sync(first_in_use):
             expected = "an empty database, or a copy that was not finished"
-            raise InvalidInputError("target", expected, f"one with rows in the table {used}")
+            if backend.file is None:
+                how = "name another database, or empty this one with `replaydb db downgrade base`"
+            else:
+                how = "name a new file, or delete this one first"
+            actual = f"a store in use, with rows in the table {used}; {how}"
+            raise InvalidInputError("target", expected, actual)
         await connection.execute(_set_revision(mark))
     return mark
 
