@@ -11,7 +11,7 @@ import pytest
 import replaydb as rdb
 from replaydb import Buffer, MinSize, Queue, SamplesPerInsert, Store
 from replaydb.buffer import waiting
-from support.groups import group, groups
+from support.groups import episode, group, groups
 
 
 async def puts(buffer: Buffer, count: int, task: str = "gsm8k") -> bool:
@@ -294,3 +294,14 @@ async def test_what_takes_the_place_of_a_stored_group_is_not_held_back(store: St
         assert await draws(buffer, 1)
         assert await puts(buffer, 1)
         assert not await puts(buffer, 1)
+
+
+async def test_a_queue_has_room_for_what_is_arriving(store: Store) -> None:
+    buffer = await store.buffer("math", rate_limit=Queue(2))
+    await buffer.open_group("gsm8k", "arriving", 1)
+    assert await puts(buffer, 1)
+    assert not await puts(buffer, 1)
+    assert await buffer.add_episode("arriving", episode()) == "completed"
+    assert not await puts(buffer, 1)
+    assert await draws(buffer, 2)
+    assert await puts(buffer, 2)
