@@ -443,15 +443,16 @@ async def test_what_nobody_knows_of_can_be_claimed(store: Store, url: str) -> No
     async with transaction(url) as connection:
         [name] = await connection.scalars(select(pack.c.name))
     database = store._database
-    orphans = {name: 5, "f" * 32: 7}
+    orphans = {name, "f" * 32}
     now = database.backend.now
-    [orphan] = await database.write(
+    claimed = await database.write(
         lambda connection: packs.claim_orphans(connection, orphans, now(connection))
     )
     async with transaction(url) as connection:
         doomed = select(pack.c.id, pack.c.name).where(pack.c.removing)
-        assert (await connection.execute(doomed)).all() == [(orphan, "f" * 32)]
-    await database.write(lambda connection: packs.forget(connection, [orphan]))
+        assert dict((await connection.execute(doomed)).all()) == claimed
+    assert list(claimed.values()) == ["f" * 32]
+    await database.write(lambda connection: packs.forget(connection, claimed.keys()))
     assert await number_of(url, pack) == 1
 
 

@@ -8,6 +8,7 @@ import random
 import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -21,6 +22,8 @@ from replaydb import (
     PruneReport,
     Store,
 )
+from replaydb.database.payloads import Payloads
+from replaydb.database.pruning import Pruning
 from replaydb.database.repository import packs
 from replaydb.database.schema import pack, payload_place
 from replaydb.operations import verify
@@ -28,7 +31,7 @@ from replaydb.packs import Place
 from support.clock import Clock
 from support.connections import transaction
 from support.groups import groups, long_group
-from support.ledger import check_books
+from support.ledger import check_books, number_of
 
 DAY = 86_400.0
 
@@ -373,3 +376,89 @@ async def test_what_is_moved_before_it_is_read(
     found = {group.id: list(group.episodes) for group in batch.groups}
     assert [found[one] for one in ids[:2]] == expected
     assert await buffer.count(statuses="failed") == 0
+
+
+async def _pruned_as_if_old(store: Store, folder: Path) -> int:
+    """Prune while the clock of the place is days behind. Returns how many orphans were removed."""
+    for path in found(folder, "*.pack"):
+        os.utime(path, (path.stat().st_mtime - 3 * DAY,) * 2)
+    return (await store.prune(dry_run=False, min_age=7200.0)).num_orphans
+
+
+async def test_a_put_whose_pack_was_taken_for_an_orphan(
+    url: str, store: Store, buffer: Buffer, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock of the place is days behind: the pack is removed just before the commit."""
+    removed: list[int] = []
+    put = Payloads.put
+
+    async def put_then_prune(self: Payloads, *args: Any) -> None:
+        await put(self, *args)
+        if not removed:
+            removed.append(await _pruned_as_if_old(store, folder))
+
+    monkeypatch.setattr(Payloads, "put", put_then_prune)
+    async with Store.open(url) as other:
+        ids = await (await other.buffer("math")).put(groups(2))
+    assert removed == [1]
+    assert len(await contents(buffer, ids)) == 2
+    assert (await verify(store)).is_sound
+
+
+async def test_a_compaction_whose_pack_was_taken_for_an_orphan(
+    store: Store, buffer: Buffer, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = await buffer.put(groups(4))
+    await buffer.delete(ids[:3])
+    removed: list[int] = []
+    write = Place.write
+
+    async def nothing(*_: Any) -> None:
+        pass
+
+    async def write_then_prune(self: Place, *args: Any, **more: Any) -> list[int]:
+        offsets = await write(self, *args, **more)
+        monkeypatch.setattr(Place, "write", write)
+        with monkeypatch.context() as patch:
+            patch.setattr(Pruning, "_compact", nothing)  # it is killed before that
+            removed.append(await _pruned_as_if_old(store, folder))
+        return offsets
+
+    monkeypatch.setattr(Place, "write", write_then_prune)
+    await store.prune(dry_run=False)
+    assert removed == [1]
+    assert len(await contents(buffer, ids[3:])) == 1
+    assert (await verify(store)).is_sound
+
+
+async def test_orphans_that_were_removed_are_forgotten_later(
+    url: str, store: Store, folder: Path, clock: Clock
+) -> None:
+    await store.buffer("math")
+    await stray(url, folder, 1000)
+    async with Store.open(url, payload_grace=1e-6):
+        pass
+    assert await _pruned_as_if_old(store, folder) == 1
+    assert (await store.prune(dry_run=False)).num_condemned == 0
+    assert await number_of(url, pack) == 1
+    clock.jump(packs.REMEMBERED_SECONDS + 60.0)
+    assert (await store.prune(dry_run=False)).freed_bytes == 0
+    assert await number_of(url, pack) == 0
+
+
+async def test_an_orphan_whose_removal_was_broken_off(
+    url: str, store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next run removes it at once."""
+    await store.buffer("math")
+    await stray(url, folder, 1000)
+
+    async def fail(*_: Any, **__: Any) -> None:
+        raise PayloadsUnavailableError("file:///away", "not mounted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Place, "remove", fail)
+        with pytest.raises(PayloadsUnavailableError):
+            await _pruned_as_if_old(store, folder)
+    assert await _pruned_as_if_old(store, folder) == 1
+    assert not found(folder, "*.pack")

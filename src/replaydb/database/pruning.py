@@ -106,11 +106,10 @@ class Pruning:
             if each.name not in known and now - each.modified >= self._min_age
         }
 
-        def claim(connection: Connection) -> Mapping[int, str]:
-            return packs.names(connection, packs.claim_orphans(connection, orphans, now))
-
         if orphans and not self.report.dry_run:
-            await self._remove(claim)
+            claim = partial(packs.claim_orphans, names=orphans.keys(), now=now)
+            claimed = await self._database.write(claim, end=self._end)
+            await self._place.remove(claimed.values(), end=self._end)
         self._found(
             num_packs=len(page),
             num_bytes=sum(each.num_bytes for each in page),

@@ -308,6 +308,7 @@ pack = Table(
     Column("live_bytes", BigInteger, nullable=False),
     Column("condemned_at", UtcDateTime),
     # The point of no return: the object is about to be removed, or was.
+    # Of an orphan, `num_bytes` is 0.
     Column("removing", Boolean, nullable=False),
     sqlite_autoincrement=True,
 )

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
-from replaydb.database.prepared import execute, execute_many, inserted_id
+from replaydb.database.prepared import Bound, execute, execute_many
 from replaydb.database.records import PayloadRecord
 from replaydb.database.statements.pack import (
     change_packs,
@@ -38,6 +38,7 @@ from replaydb.database.statements.pack import (
     select_mostly_dead,
     select_pack_names,
     select_place,
+    select_removed_orphans,
     select_share,
     select_staying,
     select_unmarked_total,
@@ -48,6 +49,8 @@ from replaydb.errors import InvalidInputError
 
 #: A pack that is in no table and was written longer ago may be taken for what a crash left.
 FRESH_SECONDS = 3600.0
+#: How long an orphan that was removed is remembered: longer than anybody may still commit it.
+REMEMBERED_SECONDS = 2 * FRESH_SECONDS
 #: How long a pack stays to which nothing refers, where nobody said.
 GRACE_SECONDS = 3600.0
 
@@ -156,6 +159,8 @@ def enter(connection: Connection, payloads: Iterable[PayloadRecord]) -> Shares:
             if one.pack is new:
                 share.add(len(one.data))
         new.id = _insert(connection, new.name, new.num_bytes, datetime.now(UTC), share)
+        if new.id is None:
+            raise PackGoneError([])
         counted[new.id] = share
     return counted
 
@@ -239,8 +244,8 @@ def names(connection: Connection, ids: Collection[int]) -> dict[int, str]:
 
 def condemned(connection: Connection, now: datetime, limit: int) -> Sequence[int]:
     """Packs whose grace is over, at most so many: a look that locks nothing."""
-    cutoff = _cutoff(connection, now)
-    return [row.id for row in execute(connection, select_condemned(cutoff, limit))]
+    cutoff, forgotten = _cutoff(connection, now), now - timedelta(seconds=REMEMBERED_SECONDS)
+    return [row.id for row in execute(connection, select_condemned(cutoff, forgotten, limit))]
 
 
 def condemned_total(connection: Connection, now: datetime) -> Any:
@@ -269,23 +274,24 @@ def known(connection: Connection, pack_names: Sequence[str]) -> set[str]:
     return {row.name for row in execute(connection, select_known_packs(pack_names))}
 
 
-def claim_orphans(connection: Connection, orphans: Mapping[str, int], now: datetime) -> list[int]:
+def claim_orphans(connection: Connection, names: Collection[str], now: datetime) -> dict[int, str]:
     """Enter objects that are in no table as being removed: nobody can take them into use then.
+
+    These rows have no bytes. They stay for `REMEMBERED_SECONDS`: whoever is about to commit such a
+    pack still meets its row after the object was removed, and writes its payloads anew.
 
     Args:
         connection: In whose transaction; where somebody was quicker it is run again.
-        orphans: Their names, and how large each is.
+        names: Of the objects.
         now: The time.
 
     Returns:
-        Ids under which they are to be forgotten, once they were removed.
+        Names of the objects to remove now, by the ids of their rows.
     """
-    there = known(connection, sorted(orphans))
-    return [
-        _insert(connection, name, size, now, Share(), removing=True)
-        for name, size in orphans.items()
-        if name not in there
-    ]
+    for name in sorted(names):
+        _insert(connection, name, 0, now, Share(), removing=True)
+    rows = execute(connection, select_removed_orphans(sorted(names)))
+    return {row.id: row.name for row in rows}
 
 
 def mostly_dead(connection: Connection, share: float, limit: int) -> Sequence[Any]:
@@ -320,6 +326,8 @@ def repoint(
         now: The time.
     """
     new_id = _insert(connection, name, num_bytes, now, Share())
+    if new_id is None:  # taken for an orphan
+        return 0
     rows = [
         {"old_pack": old_id, "old_offset": old, "new_pack": new_id, "new_offset": new}
         for old, new in sorted(offsets.items())
@@ -342,7 +350,8 @@ def _insert(
     share: Share,
     *,
     removing: bool = False,
-) -> int:
+) -> int | None:
+    """Enter a pack. Returns its id, or None where there is one of that name."""
     values = {
         "name": name,
         "created_at": now,
@@ -352,7 +361,8 @@ def _insert(
         "condemned_at": None if share.parts else now,
         "removing": removing,
     }
-    return inserted_id(connection, insert_pack(), values)
+    rows: Any = execute(connection, Bound(insert_pack(), values))
+    return int(rows[0].id) if rows else None
 
 
 def _cutoff(connection: Connection, now: datetime) -> datetime:

@@ -63,8 +63,12 @@ def select_any_payload() -> Select[Any]:
 
 @cache
 def insert_pack() -> Insert:
-    """One pack, as a dict of its columns; returns its id."""
-    return insert(pack).returning(pack.c.id)
+    """One pack, as a dict of its columns; returns its id, or no row where its name is taken."""
+    columns = [column for column in pack.c if column is not pack.c.id]
+    values = select(*(bindparam(column.name, type_=column.type) for column in columns))
+    name = bindparam("name", type_=pack.c.name.type)
+    new = values.where(~exists().where(pack.c.name == name))
+    return insert(pack).from_select(columns, new).returning(pack.c.id)
 
 
 @cache
@@ -94,11 +98,15 @@ def select_staying(ids: Sequence[int]) -> Select[Any]:
     return select(pack.c.id).where(among(pack.c.id, ids), _STAYS)
 
 
-def select_condemned(cutoff: datetime, limit: int) -> Select[Any]:
-    """Packs to which nothing has referred since a time, the first to go first."""
+def select_condemned(cutoff: datetime, forgotten: datetime, limit: int) -> Select[Any]:
+    """Packs to which nothing has referred since a time, the first to go first.
+
+    Of the orphans that were removed, those that were removed by `forgotten`.
+    """
+    is_due = (pack.c.num_bytes > 0) | (pack.c.condemned_at <= forgotten)
     return (
         select(pack.c.id)
-        .where(pack.c.condemned_at <= cutoff)
+        .where(pack.c.condemned_at <= cutoff, is_due)
         .order_by(pack.c.condemned_at)
         .limit(limit)
     )
@@ -106,7 +114,7 @@ def select_condemned(cutoff: datetime, limit: int) -> Select[Any]:
 
 def select_condemned_total(cutoff: datetime) -> Select[Any]:
     """How many packs nothing has referred to since a time, and how large they are."""
-    return _totals().where(pack.c.condemned_at <= cutoff)
+    return _totals().where(pack.c.condemned_at <= cutoff, pack.c.num_bytes > 0)
 
 
 def doom_packs(ids: Sequence[int], cutoff: datetime) -> Update:
@@ -132,8 +140,13 @@ def delete_packs(ids: Sequence[int]) -> Delete:
 
 
 def select_known_packs(names: Sequence[str]) -> Select[Any]:
-    """Which of these packs there are."""
-    return select(pack.c.name).where(among(pack.c.name, names))
+    """Which of these packs there are, but for orphans that were taken for removal."""
+    return select(pack.c.name).where(among(pack.c.name, names), pack.c.num_bytes > 0)
+
+
+def select_removed_orphans(names: Sequence[str]) -> Select[Any]:
+    """Those of these packs that were taken for removal as orphans."""
+    return select(pack.c.id, pack.c.name).where(among(pack.c.name, names), pack.c.num_bytes == 0)
 
 
 def select_mostly_dead(share: float, limit: int) -> Select[Any]:
