@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from replaydb import Store
+from replaydb import Store, UnknownBufferError
 from support import pgbouncer
 from support.cluster import Node, template
 from support.groups import group
@@ -173,3 +173,32 @@ async def test_the_server_crashes_and_forgets(primary: Node, proxy: Proxy) -> No
         await put_by_others(primary, int(xid))
         proxy.heal()
     await check_books(primary.url())
+
+
+async def test_an_old_backup_takes_over(primary: Node, proxy: Proxy) -> None:
+    """Tasks are made again; the id of a buffer that is gone may be that of another one."""
+    primary.start()
+    async with Store.open(primary.url(), run="test") as store:
+        await store.buffer("math")
+    primary.stop()
+    with closing(primary.clone()) as backup:
+        primary.start()
+        async with Store.open(proxy.url, run="test") as store:
+            math, lost = await store.buffer("math"), await store.buffer("lost")
+            await math.put(group("lost", "new"))
+            await lost.put(group("lost"))
+            primary.kill()
+            backup.start()
+            proxy.lead_to(backup.url())
+            async with Store.open(backup.url(), run="others") as others:
+                other = await others.buffer("other")
+                await other.put(group("theirs"))
+                assert [one.group_uid for one in await math.find()] == []
+                [stored] = await math.put(group("mine", "new"))
+                assert (await math.sample(1)).ids == [stored]
+                with pytest.raises(UnknownBufferError, match="'lost'"):
+                    await lost.put(group("mine"))
+                with pytest.raises(UnknownBufferError, match="'lost'"):
+                    await lost.sample(1)
+                assert [one.group_uid for one in await other.find()] == ["theirs"]
+        await check_books(backup.url())

@@ -122,11 +122,12 @@ def state(connection: Connection, buffer_id: int, name: str, *, lock: bool = Fal
     """Policy version and settings as they are now.
 
     Raises:
-        UnknownBufferError: The buffer was deleted.
+        UnknownBufferError: The buffer was deleted, or is not in the backup that was restored. Its
+            id may belong to another buffer by now.
     """
     statement = lock_buffer if lock else select_buffer
     rows = execute(connection, statement(buffer_id))
-    if not rows:
+    if not rows or rows[0].name != name:
         raise UnknownBufferError(name)
     return BufferRow.of(rows[0])
 
