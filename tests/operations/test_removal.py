@@ -150,7 +150,12 @@ async def test_a_buffer_is_deleted_with_all_that_is_its_own(
     assert await number_of(url, task) == await number_of(url, buffer_table) == 1
     assert (await table_sizes(url))["episode_group"] == 2
 
-    for call in (theirs.put(group()), theirs.sample(1, timeout=5), theirs.stats()):
+    for call in (
+        theirs.put(group()),
+        theirs.sample(1, timeout=5),
+        theirs.stats(),
+        theirs.metrics(),
+    ):
         with pytest.raises(rdb.UnknownBufferError):
             await call
     with pytest.raises(rdb.LeaseExpiredError):

@@ -344,6 +344,6 @@ class Inspecting(BufferCore):
 
         def work(connection: Connection) -> dict[str, float]:
             now = self._database.backend.now(connection)
-            return metrics.collect(connection, self.id, number, now, sums=sums)
+            return metrics.collect(connection, self.id, self.name, number, now, sums=sums)
 
         return await self._database.read(work)

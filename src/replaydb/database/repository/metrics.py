@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from replaydb.database.prepared import execute
-from replaydb.database.statements.buffer import select_buffer
+from replaydb.database.repository import buffers
 from replaydb.database.statements.statistics import (
     STALENESS_BINS,
     select_task_counters,
@@ -25,16 +25,26 @@ _DROPPED = (GroupStatus.EXPIRED, GroupStatus.FAILED, GroupStatus.FILTERED)
 
 
 def collect(
-    connection: Connection, buffer_id: int, num_draws: int, now: datetime, *, sums: bool
+    connection: Connection,
+    buffer_id: int,
+    buffer_name: str,
+    num_draws: int,
+    now: datetime,
+    *,
+    sums: bool,
 ) -> dict[str, float]:
     """Everything about a buffer that a logger plots, by name; `docs/training.md` has the list.
 
     Args:
         connection: A snapshot.
         buffer_id: Which buffer.
+        buffer_name: Its name.
         num_draws: How many of the last draws count as recent.
         now: What ages are measured from.
         sums: Whether to sum over all groups.
+
+    Raises:
+        UnknownBufferError: The buffer was deleted.
     """
     (last,) = execute(connection, sum_last_draws(buffer_id, num_draws))
     drawn = last._asdict()
@@ -42,7 +52,7 @@ def collect(
     rows = [row._asdict() for row in found]
     found = execute(connection, select_task_counters(buffer_id))
     tasks = [row._asdict() for row in found]
-    (state,) = execute(connection, select_buffer(buffer_id))
+    state = buffers.state(connection, buffer_id, buffer_name)
     numbers = {
         **(_generated(rows) | _stored(rows, tasks) if sums else {}),
         **_kept(tasks),
