@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,7 +19,7 @@ from replaydb.errors import InvalidInputError
 from replaydb.exchange import formats, parquet
 from replaydb.exchange.formats import ParquetWriter, names_of, rows_of
 from replaydb.exchange.groups import groups_in
-from replaydb.exchange.parquet import batches_of
+from replaydb.exchange.parquet import batches_of, described_bytes
 from support.groups import episode
 from support.whole import whole_of
 
@@ -149,6 +150,36 @@ def test_what_an_export_writes_is_never_refused(
     [found] = groups_in(rows_of(path, "some.parquet"), "some.parquet")
     assert found.group == one
     assert sorted(tmp_path.iterdir()) == [other, path]
+
+
+@pytest.mark.parametrize("settings", ["", "PARQUET_VERSION v2, "])
+def test_files_of_duckdb(tmp_path: Path, settings: str) -> None:
+    """Version 2 has another encoding for texts that differ."""
+    path = tmp_path / "file"
+    rows = (
+        "SELECT 'g' || i AS group_uid, 'math' AS task_name, [i] AS token_ids FROM range(500) r(i)"
+    )
+    duckdb.sql(f"COPY ({rows}) TO '{path}' (FORMAT parquet, {settings}COMPRESSION zstd)")
+    found = pa.Table.from_batches(batches_of(path, "some.parquet"))
+    assert found["group_uid"].to_pylist() == [f"g{i}" for i in range(500)]
+    assert found["task_name"].to_pylist() == ["math"] * 500
+    assert names_of(path, "some.parquet")
+
+
+def test_text_of_a_dictionary_counts_each_time_in_a_column_that_is_not_read_as_one(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "file"
+    text = "CASE WHEN i < 4096 THEN repeat('x', 100000) ELSE 'g' || i END"
+    rows = f"FROM range(8192) r(i) SELECT {text} AS group_uid"
+    settings = "FORMAT parquet, PARQUET_VERSION v2, COMPRESSION zstd, ROW_GROUP_SIZE 2048"
+    duckdb.sql(f"COPY ({rows}) TO '{path}' ({settings})")
+    metadata = pq.read_metadata(path)
+    encodings = {metadata.row_group(i).column(0).encodings for i in range(metadata.num_row_groups)}
+    assert encodings == {("RLE_DICTIONARY",), ("DELTA_LENGTH_BYTE_ARRAY",)}
+    assert described_bytes(path, metadata, 2**40) > 4096 * 100_000
+    with pytest.raises(InvalidInputError, match=r"some\.parquet: expected a file that expands to"):
+        list(batches_of(path, "some.parquet"))
 
 
 def test_text_that_hides_its_size_is_refused(tmp_path: Path) -> None:

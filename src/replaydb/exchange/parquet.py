@@ -64,7 +64,7 @@ def batches_of(
     described = described_bytes(path, metadata, allowed, leaves)
     _check(name, described, allowed)
     num_rows = max(1, min(READ_ROWS, READ_BYTES * metadata.num_rows // max(1, described)))
-    texts = [leaf.path for leaf in leaves.values() if _is_text(leaf) and not _is_nested(leaf)]
+    texts = [leaf.path for i, leaf in leaves.items() if _is_kept_once(metadata, i)]
     with pq.ParquetFile(path, metadata=metadata, read_dictionary=texts) as file:
         names = file.schema_arrow.names
         known = [one for one in names if columns is None or one in columns]
@@ -88,7 +88,7 @@ def described_bytes(
 ) -> int:
     """Return how many bytes the page headers of a file describe; if more than `most`, any more.
 
-    Of text columns, a text in a dictionary counts once; of nested ones, each time.
+    A text in a dictionary counts once if its column is read as a dictionary, else each time.
 
     Args:
         path: The file.
@@ -108,7 +108,9 @@ def described_bytes(
                 left -= chunk.total_compressed_size
                 if left < 0 or chunk.total_compressed_size < 0:
                     raise ValueError("columns that overlap")
-                total += _chunk_bytes(file, chunk, metadata.schema.column(leaf), most - total)
+                column = metadata.schema.column(leaf)
+                repeats = _is_text(column) and not _is_kept_once(metadata, leaf)
+                total += _chunk_bytes(file, chunk, column, most - total, repeats=repeats)
                 if total > most:
                     return total
     return total
@@ -129,8 +131,16 @@ def _check(name: str, num_bytes: int, allowed: int) -> None:
         )
 
 
-def _chunk_bytes(file: BinaryIO, chunk: Any, leaf: Any, most: int) -> int:
-    """Bytes of the pages of one column in one row group, and of the values decoded from them."""
+def _chunk_bytes(file: BinaryIO, chunk: Any, leaf: Any, most: int, *, repeats: bool) -> int:
+    """Bytes of the pages of one column in one row group, and of the values decoded from them.
+
+    Args:
+        file: The file.
+        chunk: Metadata of the column in the row group.
+        leaf: The column in the schema.
+        most: Where to stop.
+        repeats: Whether a text of the dictionary counts each time that it occurs.
+    """
     # `length` is that of a value of fixed length, else 0. Beside each value the reader has two
     # levels of two bytes, and an offset for each list around it.
     width = _WIDTHS.get(leaf.physical_type, leaf.length) + 4 * (1 + leaf.max_repetition_level)
@@ -158,7 +168,7 @@ def _chunk_bytes(file: BinaryIO, chunk: Any, leaf: Any, most: int) -> int:
         if kind != _DICTIONARY:
             num_values += count
             total += longest * count if encoding in _FROM_DICTIONARY else 0
-        elif _is_text(leaf) and _is_nested(leaf):
+        elif repeats:
             longest = _longest(_decompressed(file.read(stored), expanded, chunk.compression))
     # Else the reader would go on to pages that were not counted.
     if position != end or num_values < chunk.num_values:
@@ -228,6 +238,19 @@ def _longest(page: bytes) -> int:
         longest = max(longest, length)
         position += 4 + length
     return longest
+
+
+def _is_kept_once(metadata: Any, position: int) -> bool:
+    """Whether a column is read as a dictionary, which holds a text once however often it occurs.
+
+    The reader makes dictionaries of top-level columns only, and not of `DELTA_LENGTH_BYTE_ARRAY`,
+    in which DuckDB writes distinct texts with `PARQUET_VERSION v2`.
+    """
+    leaf = metadata.schema.column(position)
+    if not _is_text(leaf) or _is_nested(leaf):
+        return False
+    chunks = (metadata.row_group(i).column(position) for i in range(metadata.num_row_groups))
+    return all("DELTA_LENGTH_BYTE_ARRAY" not in chunk.encodings for chunk in chunks)
 
 
 def _is_text(leaf: Any) -> bool:
