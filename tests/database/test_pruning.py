@@ -180,6 +180,18 @@ async def test_a_pack_that_is_mostly_dead_is_written_anew(
     await buffer.delete(ids[:2])
 
 
+async def test_compacted_packs_are_flushed(
+    url: str, store: Store, buffer: Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With any durability: the pack that a power loss must not take goes when it is replaced."""
+    ids = await buffer.put([long_group(str(i), 1000 + i) for i in range(4)])
+    await buffer.delete(ids[1:])
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", fsync := Mock(wraps=os.fsync))
+        await store.prune(dry_run=False)
+    assert fsync.call_count == 2  # the new pack, and the folder that has its name
+
+
 async def test_what_is_deleted_while_its_pack_is_written_anew(
     store: Store, buffer: Buffer, folder: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

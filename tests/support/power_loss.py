@@ -14,7 +14,7 @@ import re
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -121,7 +121,8 @@ class Disk:
             case "rename":
                 new = one.data.decode()
                 self.files[new] = self.files.pop(one.path)
-                self._unflushed[new] = self._unflushed.pop(one.path, [])
+                waiting = self._unflushed.pop(one.path, [])
+                self._unflushed[new] = [replace(each, path=new) for each in waiting]
             case "unlink":
                 self.files.pop(one.path, None)
                 self._unflushed.pop(one.path, None)
