@@ -65,7 +65,7 @@ async def test_an_error_names_lock_timeout(empty_postgresql_url: str) -> None:
 
 
 async def test_a_call_waits_for_a_lock_for_longer_than_lock_timeout(
-    empty_postgresql_url: str
+    empty_postgresql_url: str,
 ) -> None:
     await migrations.upgrade(empty_postgresql_url)
     await limit(empty_postgresql_url, "lock_timeout", "50ms")

@@ -549,7 +549,7 @@ STATEMENTS: dict[str, tuple[Callable[[], Any], dict[str, Any], set[str], set[str
     ),
     "select_staying": (lambda: select_staying([5, 6]), {}, {"pk_pack"}, {"pack"}),
     "select_condemned": (
-        lambda: select_condemned(NOW, 16), {}, {"ix_pack_condemned_at"}, {"pack"},
+        lambda: select_condemned(NOW, NOW, 16), {}, {"ix_pack_condemned_at"}, {"pack"},
     ),
     "move_member": (
         move_member, {"old_pack": 7, "old_offset": 0, "new_pack": 8, "new_offset": 64},

@@ -42,7 +42,7 @@ async def attack(arena: Arena) -> None:
 
 
 async def _damage(arena: Arena, name: str, folder: Path) -> None:
-    folder.mkdir()
+    await asyncio.to_thread(folder.mkdir)
     path, log = folder / "replay.db", folder / "log"
     others = folder / "others.db"
     await _fill(others, 5)  # which is also an older copy, or a database of another store
@@ -78,11 +78,10 @@ async def _damage(arena: Arena, name: str, folder: Path) -> None:
     arena.figures["acknowledged afterwards"] += len(promised)
     try:
         tables = await judge.read(f"sqlite:///{path}")
-    except (sqlite3.Error, AssertionError) as problem:
-        assert not promised, f"{name}: {len(promised)} groups were acknowledged into {problem}"
-    else:
         lost = promised - tables.by_uid.keys()
-        assert not lost, f"{name}: {len(lost)} of {len(promised)} acknowledged groups are lost"
+    except (sqlite3.Error, AssertionError):  # damaged beyond use
+        lost = promised
+    assert not lost, f"{name}: {len(lost)} of {len(promised)} acknowledged groups are lost"
 
 
 async def _fill(path: Path, count: int) -> None:
@@ -98,17 +97,21 @@ async def _between_checkpoints(path: Path) -> AsyncIterator[None]:
     """
     with closing(sqlite3.connect(path, timeout=60, isolation_level=None)) as one:
         one.execute("BEGIN IMMEDIATE")
-        before = None
-        while before != (before := path.stat().st_mtime_ns):
-            await asyncio.sleep(0.1)
+        await asyncio.to_thread(_wait_until_unchanged, path)
         yield
         one.execute("ROLLBACK")
 
 
+def _wait_until_unchanged(path: Path) -> None:
+    before = None
+    while before != (before := path.stat().st_mtime_ns):
+        time.sleep(0.1)
+
+
 async def _until(log: Path, count: int) -> None:
-    """Until the crew has told of so many calls."""
+    """Wait until the crew has told of this many calls."""
     async with asyncio.timeout(60):
-        while len(judge.entries(log)) < count:
+        while len(judge.entries(log)) < count:  # noqa: ASYNC110 - other processes write it
             await asyncio.sleep(0.02)
 
 
