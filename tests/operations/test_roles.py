@@ -87,7 +87,8 @@ async def denied(url: str, *statements: Any) -> None:
 
 async def refused(*calls: Awaitable[object]) -> None:
     for call in calls:
-        with pytest.raises(rdb.DatabaseError, match="permission denied") as caught:
+        match = "permission denied.*db roles.*--apply"
+        with pytest.raises(rdb.DatabaseError, match=match) as caught:
             await call
         assert caught.value.__cause__ is not None
 

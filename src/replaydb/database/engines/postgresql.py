@@ -86,6 +86,12 @@ _LIMITS: Mapping[str, str] = {
 _HOW_TO_RAISE = (
     "raise it with ALTER ROLE ... SET, or in the URL, such as options=-c%20statement_timeout=60s"
 )
+#: What to do, added to the errors of these states.
+_HINTS: Mapping[str, str] = {
+    **{state: f"; {limit}; {_HOW_TO_RAISE}" for state, limit in _LIMITS.items()},
+    "42501": "; if `replaydb db roles` created this role, run it with --apply again after each "
+    "upgrade of the schema",
+}
 
 
 class PostgresqlBackend:
@@ -263,8 +269,7 @@ class PostgresqlBackend:
             kind = DatabaseReadOnlyError
         elif state[:2] in {"08", "28", "3D", "53", "57"} or state in _LIMITS:
             kind = DatabaseUnavailableError
-        limit = f"; {_LIMITS[state]}; {_HOW_TO_RAISE}" if state in _LIMITS else ""
-        return kind(f"{self.shown}: {cause} (SQLSTATE {state}){limit}")
+        return kind(f"{self.shown}: {cause} (SQLSTATE {state}){_HINTS.get(state, '')}")
 
     def is_conflict(self, error: BaseException) -> bool:
         """Lost a race against another client and was rolled back whole."""
