@@ -33,7 +33,7 @@ _QUERIES = {
     " stored_groups, stored_tokens, stored_bytes, num_sampled, aged_to FROM task",
     "leases": "SELECT id FROM lease",
     "payloads": "SELECT group_id, checksum, data, pack_id, pack_offset, pack_length FROM payload",
-    "packs": "SELECT id, name, live_parts, live_bytes, condemned_at, removing FROM pack",
+    "packs": "SELECT id, name, num_bytes, live_parts, live_bytes, condemned_at, removing FROM pack",
     "places": "SELECT url, store_uid FROM payload_place",
     "episodes": "SELECT group_id, num_tokens FROM episode",
     "cursors": "SELECT value FROM cursor WHERE name LIKE 'put-%'",

@@ -13,7 +13,7 @@ from datetime import timedelta
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import func, insert, literal, select, update
+from sqlalchemy import func, insert, literal, select, text, update
 from sqlalchemy.dialects.postgresql import REGCLASS
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -91,8 +91,10 @@ async def test_a_question_ends_the_transaction_and_no_other(engine: AsyncEngine)
         await ended.invalidate()
 
 
-async def test_numbers_change_in_place(engine: AsyncEngine) -> None:
+async def test_numbers_change_in_place(engine: AsyncEngine, postgresql_url: str) -> None:
     """No index is touched, and no more than a page is filled."""
+    async with transaction(postgresql_url) as connection:  # without dead rows of other tests
+        await connection.execute(text("TRUNCATE commit_proof"))
     table = literal("commit_proof").cast(REGCLASS)
     in_place = select(func.pg_stat_get_xact_tuples_hot_updated(table))
     found = []

@@ -28,6 +28,9 @@ from dataclasses import dataclass
 from typing import NoReturn, Protocol
 from weakref import WeakValueDictionary
 
+from sqlalchemy.dialects.sqlite.base import SQLiteDialect
+
+from replaydb.database.engines.sqlite_sql import set_user_version
 from replaydb.errors import DatabaseUnavailableError
 
 #: Generations are 1 to this, then 1 again; 0 is none. SQLite has 32 bits with a sign.
@@ -44,6 +47,7 @@ _FAR = _GENERATIONS // 2
 _DAMAGED = ("SQLITE_NOTADB", "SQLITE_CORRUPT", "SQLITE_IOERR_SHORT_READ")
 
 _Identity = tuple[int, int]
+_DIALECT = SQLiteDialect()
 
 
 class File(Protocol):
@@ -323,7 +327,7 @@ class GuardedConnection(sqlite3.Connection):
             latest = latest % _GENERATIONS + 1
         else:
             return
-        self.execute(f"PRAGMA user_version = {latest}")
+        self.execute(str(set_user_version(latest).compile(dialect=_DIALECT)))
 
     def _fail(self, beside: _Beside, why: str) -> NoReturn:
         """Give up all connections of this process."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.schema import ExecutableDDLElement
+from sqlalchemy.sql.compiler import DDLCompiler, SQLCompiler
 
 from replaydb.database.expressions import (
     among,
@@ -23,6 +24,18 @@ from replaydb.database.expressions import (
     matches,
     seconds_between,
 )
+
+
+class set_user_version(ExecutableDDLElement):
+    """`PRAGMA user_version`, which takes no bound parameter."""
+
+    def __init__(self, version: int) -> None:
+        self.version = version
+
+
+@compiles(set_user_version, "sqlite")
+def _compile_set_user_version(element: set_user_version, compiler: DDLCompiler, **kw: Any) -> str:
+    return f"PRAGMA user_version = {int(element.version)}"
 
 
 @compiles(among, "sqlite")

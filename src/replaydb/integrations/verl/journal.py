@@ -125,10 +125,10 @@ class Journal:
         queue = tq.kv_list(TRAIN).get(TRAIN, {})
         queued = _finished(queue)
         # What later steps trained may have lost its payload.
-        trained = self._buffer.find(uids=queued, statuses=GroupStatus.ARCHIVED)
+        trained = self._buffer.find(uids=queued.keys(), statuses=GroupStatus.ARCHIVED)
         anew = [_read(one.group_uid, queue) for one in trained]
         self._buffer.put([group for group in anew if group is not None], on_duplicate="replace")
-        self._buffer.update(uids=queued, status=GroupStatus.COMPLETED)
+        self._buffer.update(uids=queued.keys(), status=GroupStatus.COMPLETED)
         ahead, behind = defaultdict(list), set()
         for one in self._buffer.find(statuses=GroupStatus.COMPLETED):
             asked = one.tags["global_steps"]
