@@ -45,7 +45,8 @@ def logprobs(length: int) -> st.SearchStrategy[NDArray[np.float32]]:
 
 
 versions = st.integers(-(2**31), 2**31 - 1)
-rewards = st.floats(allow_nan=False, allow_infinity=False, width=32)
+# Sums of several are within the range of float32 as well.
+rewards = st.floats(-(2.0**120), 2.0**120, width=32)
 finite = st.none() | rewards
 text = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=5)
 json_values = st.recursive(
