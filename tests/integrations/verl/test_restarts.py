@@ -122,7 +122,7 @@ async def test_an_older_checkpoint(
     leave(trainer)
     assert (behind, ahead) == (set(), {})
     assert await buffer.count(statuses="completed") == 4
-    for one in await buffer.get(uids=before):
+    for one in await buffer.get(uids=before.keys()):
         assert (one.tags, one.prompt_uid) == (
             before[one.group_uid].tags,
             before[one.group_uid].prompt_uid,
