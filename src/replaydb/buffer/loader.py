@@ -238,7 +238,7 @@ class _Item:
 
 
 def _closed() -> BaseException:
-    """Why a batch that nobody used goes back."""
+    """Reason for returning the groups of a batch that was not used."""
     return asyncio.CancelledError("the loader was closed")
 
 

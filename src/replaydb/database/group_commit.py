@@ -283,7 +283,7 @@ class GroupCommit(Generic[Item, Result]):
 
 
 async def _answered(caller: _Waiting[Any, Any], seconds: float) -> None:
-    """Wait for its answer, for at most so many seconds."""
+    """Wait for the answer to a submission, for at most this many seconds."""
     await asyncio.wait([caller.answer], timeout=None if seconds == math.inf else seconds)
 
 

@@ -176,7 +176,7 @@ class Payloads:
         found = await self._read(outside, end)
         if moved := await self._moved(outside, found, end):
             found |= await self._read(moved, end)
-        # Their checksums were compared where they were read: nobody does that again.
+        # `Place.read` has compared their checksums, so the decoder does not.
         parts = [
             part
             if part["pack_id"] is None

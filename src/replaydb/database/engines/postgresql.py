@@ -179,7 +179,7 @@ class PostgresqlBackend:
         return result
 
     async def commit(self, connection: AsyncConnection, end: float, hear_by: float) -> None:
-        """Commit. If the answer is lost, find out on another connection what became of it."""
+        """Commit. If the answer is lost, read the outcome on another connection."""
         transaction = postgresql_commits.transaction_of(connection)
         try:
             await self._commit(connection, transaction, end, hear_by)

@@ -277,8 +277,8 @@ def known(connection: Connection, pack_names: Sequence[str]) -> set[str]:
 def claim_orphans(connection: Connection, names: Collection[str], now: datetime) -> dict[int, str]:
     """Enter objects that are in no table as being removed: nobody can take them into use then.
 
-    These rows have no bytes. They stay for `REMEMBERED_SECONDS`: whoever is about to commit such a
-    pack still meets its row after the object was removed, and writes its payloads anew.
+    These rows have no bytes. They stay for `REMEMBERED_SECONDS`. So a transaction that is about to
+    commit such a pack finds the row after the object was removed, and writes its payloads again.
 
     Args:
         connection: In whose transaction; where somebody was quicker it is run again.
