@@ -22,6 +22,7 @@
     ├── StoreClosedError                    the store was closed
     └── DatabaseError                       the database refused or was not there
         ├── DatabaseUnavailableError        it cannot be reached, or the connection broke
+        │   ├── DatabaseReplacedError       its files, or its state, are not those that were opened
         │   ├── OutcomeUnknownError         the connection broke at the commit
         │   └── PayloadsUnavailableError    the folder or bucket of the payloads is not there
         ├── DatabaseReadOnlyError           it cannot be written
@@ -349,6 +350,15 @@ class DatabaseError(ReplayDBError):
 
 class DatabaseUnavailableError(DatabaseError):
     """The server or file cannot be reached, or the connection was lost."""
+
+
+class DatabaseReplacedError(DatabaseUnavailableError):
+    """The database is no longer the one that the store was opened on.
+
+    A SQLite file was replaced, overwritten or deleted, or an older state of a PostgreSQL database
+    took over. Trying again does not help: close the store and open it again, after what the message
+    says.
+    """
 
 
 class OutcomeUnknownError(DatabaseUnavailableError):

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 import replaydb as rdb
 from replaydb import Store, operations
@@ -168,6 +168,16 @@ async def test_a_buffer_is_deleted_with_all_that_is_its_own(
     assert await again.count() == 1
     with pytest.raises(rdb.UnknownBufferError):
         await operations.delete_buffer(store, "maths")
+
+
+async def test_a_buffer_does_not_use_the_id_of_another(store: Store, url: str) -> None:
+    """Which has got its id, because an older state of the database took over in between."""
+    mine = await store.buffer("math")
+    async with transaction(url) as connection:
+        await connection.execute(update(buffer_table).values(name="code"))
+    for call in (mine.put(group()), mine.sample(1), mine.stats()):
+        with pytest.raises(rdb.UnknownBufferError, match="'math'"):
+            await call
 
 
 async def test_a_buffer_is_deleted_under_those_who_use_it(

@@ -191,8 +191,12 @@ async def _live(
                     chosen = chance.choice(sorted(ROLES)) if role == "any" else role
                     try:
                         await ROLES[chosen](buffer, journal, chance, number)
+                    except rdb.DatabaseReplacedError:  # nothing acknowledged may be lost
+                        raise
                     except expected as error:
                         journal.tell(type(error).__name__, time.monotonic(), None)
+        except rdb.DatabaseReplacedError:
+            journal.tell("error", time.monotonic(), traceback.format_exc())
         except expected as error:  # while opening, or closing
             journal.tell(type(error).__name__, time.monotonic(), None)
             await asyncio.sleep(0.1)

@@ -13,7 +13,6 @@ from sqlalchemy import Connection
 
 from replaydb import checks
 from replaydb.buffer.core import BufferCore
-from replaydb.database.engines.protocol import LostRaceError
 from replaydb.database.group_commit import Gate, GroupCommit, Submission
 from replaydb.database.payloads import Payloads
 from replaydb.database.records import (
@@ -316,13 +315,8 @@ class Putting(BufferCore):
         self, several: Sequence[Put], gate: Gate, end: float
     ) -> Sequence[list[int] | Exception]:
         def work(connection: Connection, scope: Scope) -> list[list[int] | ReplayDBError]:
-            try:
-                with gate:
-                    outcomes = puts.put(connection, scope, self._known_tasks, several)
-            except LostRaceError:
-                # A server that took over without the newest commits may not have these tasks.
-                self._known_tasks = frozenset()
-                raise
+            with gate:
+                outcomes = puts.put(connection, scope, self._known_tasks, several)
             refused = all(isinstance(outcome, ReplayDBError) for outcome in outcomes)
             # A new pack is entered in any case: what is in it is not to be written again.
             if refused and all(part.pack is None or part.pack.is_kept for part in payloads):

@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 import replaydb as rdb
 from replaydb import Store
 from replaydb.database.engines import backend_for, postgresql_commits
-from replaydb.database.engines.postgresql_commits import Transaction
+from replaydb.database.engines.postgresql_commits import Acknowledged, Commit, Transaction
 from replaydb.database.schema import commit_proof
 from support.connections import transaction
 from support.groups import group
@@ -45,7 +45,7 @@ async def engine(postgresql_url: str) -> AsyncIterator[AsyncEngine]:
 async def begun(engine: AsyncEngine) -> AsyncIterator[tuple[AsyncConnection, Transaction]]:
     """A transaction as every write begins one."""
     async with engine.connect() as connection:
-        await postgresql_commits.begin(connection, 60)
+        assert await postgresql_commits.begin(connection, 60, Acknowledged())
         yield connection, postgresql_commits.transaction_of(connection)
 
 
@@ -105,6 +105,45 @@ async def test_numbers_change_in_place(engine: AsyncEngine, postgresql_url: str)
     async with engine.connect() as connection:
         assert await connection.scalar(select(func.pg_relation_size(table))) == 8192
     assert found.count(0) == 1  # the first inserts the row
+
+
+async def test_each_commit_is_looked_for_until_a_later_one_is_known(
+    engine: AsyncEngine, postgresql_url: str
+) -> None:
+    """Of transactions at the same time, either may come first in the log of the server."""
+    known = Acknowledged()
+    async with engine.connect() as first, engine.connect() as second:
+        for connection in (first, second):
+            assert await postgresql_commits.begin(connection, 60, known)
+        for connection in (second, first):
+            await connection.commit()
+            known.add(postgresql_commits.transaction_of(connection))
+        uid = postgresql_commits.transaction_of(second).connection_uid
+        for number, is_there in ((0, False), (1, True)):
+            async with transaction(postgresql_url) as other:
+                of_second = commit_proof.c.connection_uid == uid
+                await other.execute(
+                    update(commit_proof).where(of_second).values(transaction_number=number)
+                )
+            assert await postgresql_commits.begin(first, 60, known) is is_there
+            await first.commit()
+        assert len(known.newest) == 2
+        known.add(postgresql_commits.transaction_of(first))
+        assert len(known.newest) == 1
+
+
+async def test_nothing_is_missed_that_may_have_been_deleted(
+    engine: AsyncEngine, postgresql_url: str
+) -> None:
+    known = Acknowledged()
+    async with engine.connect() as connection:
+        assert await postgresql_commits.begin(connection, 60, known)
+        await connection.commit()
+        mine = postgresql_commits.transaction_of(connection)
+    for age, is_there in ((timedelta(hours=11), False), (timedelta(hours=13), True)):
+        known.newest = {mine.connection_uid: Commit(2, mine.began_at - age)}
+        async with engine.connect() as connection:
+            assert await postgresql_commits.begin(connection, 60, known) is is_there
 
 
 async def test_rows_of_connections_long_gone_are_deleted(postgresql_url: str) -> None:

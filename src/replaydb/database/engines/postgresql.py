@@ -39,7 +39,7 @@ from replaydb.database.engines import (
     postgresql_sql,
 )
 from replaydb.database.engines.connecting import ConnectionLog, connect
-from replaydb.database.engines.postgresql_commits import Transaction
+from replaydb.database.engines.postgresql_commits import Acknowledged, Transaction
 from replaydb.database.engines.protocol import T, Work
 from replaydb.database.engines.signals import Signal
 from replaydb.database.engines.urls import PostgresqlURL
@@ -50,6 +50,7 @@ from replaydb.errors import (
     DatabaseError,
     DatabaseFullError,
     DatabaseReadOnlyError,
+    DatabaseReplacedError,
     DatabaseUnavailableError,
     OutcomeUnknownError,
     ReplayDBError,
@@ -118,6 +119,7 @@ class PostgresqlBackend:
         self.concurrent_writes = pool_size or 3 * POOL_SIZE
         self.concurrent_draws = max(1, pool_size // 2) if pool_size else POOL_SIZE
         self._log = ConnectionLog(url.shown)
+        self._acknowledged = Acknowledged()
 
     @property
     def shown(self) -> str:
@@ -156,7 +158,15 @@ class PostgresqlBackend:
     async def begin(self, connection: AsyncConnection, end: float) -> None:
         """Have the transaction write its number, in case the answer to its commit is lost."""
         async with asyncio.timeout_at(end):
-            await postgresql_commits.begin(connection, end - asyncio.get_running_loop().time())
+            seconds = end - asyncio.get_running_loop().time()
+            has_all = await postgresql_commits.begin(connection, seconds, self._acknowledged)
+        if not has_all:
+            raise DatabaseReplacedError(
+                f"{self.shown}: the server has lost commits that it acknowledged: an older state "
+                "took over, such as a restored backup or a standby without the newest commits; ids "
+                "that this process has may belong to other rows now, so close the store and open "
+                "it again"
+            )
 
     async def run(self, connection: AsyncConnection, work: Work[T], end: float) -> T:
         """Where everything runs: the driver lives in the event loop."""
@@ -187,6 +197,7 @@ class PostgresqlBackend:
             # The caller may now undo what was committed: that must not come any later.
             await to_the_end(self._settle(transaction))
             raise
+        self._acknowledged.add(transaction)
 
     async def _commit(
         self, connection: AsyncConnection, transaction: Transaction, end: float, hear_by: float

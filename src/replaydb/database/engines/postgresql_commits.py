@@ -19,19 +19,42 @@ and compares the number. The number that it finds is final:
 
 Transaction ids prove less: a server gives them again after a crash that lost them, and so does a
 standby that is promoted without them.
+
+The same rows show that a server has lost commits, because a backup was restored, or a standby
+without the newest commits was promoted. Such a server generates the ids of the lost rows again. A
+process that still has those ids would act on rows of others. Therefore the first statement of each
+transaction also looks for the newest commits that were acknowledged to the same store. If one of
+them is missing, the transaction is refused.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID, uuid4
 
-from sqlalchemy import Delete, Insert, Interval, Select, cast, column, delete, func, select, table
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Delete,
+    Insert,
+    Interval,
+    Select,
+    Uuid,
+    any_,
+    cast,
+    column,
+    delete,
+    func,
+    select,
+    table,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, insert
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+from sqlalchemy.sql.elements import Grouping
 
 from replaydb.database.prepared import Bound, execute, prepared
 from replaydb.database.schema import commit_proof
@@ -44,7 +67,7 @@ IDLE_IN_TRANSACTION_SECONDS = 60
 PAUSE_SECONDS = 0.05
 #: Rows of connections that have written nothing for so long are deleted.
 RETENTION = timedelta(days=1)
-#: No question is asked later than this after its transaction began: its row is still there.
+#: No question is asked later than this after the transaction began: its row is still there.
 ASKED_WITHIN_SECONDS = RETENTION.total_seconds() / 2
 #: The first version with `transaction_timeout`, which also ends who is stuck in a payload.
 _BOUNDS_TRANSACTIONS = 17
@@ -62,6 +85,7 @@ class Transaction:
         began_at: When it began, by the clock of the server. A process that runs a transaction which
             began in another microsecond runs another one.
         asked_by: Time of the event loop after which its row may be gone.
+        earlier: What had been acknowledged when it began, and was found.
     """
 
     connection_uid: UUID
@@ -69,21 +93,64 @@ class Transaction:
     pid: int
     began_at: datetime
     asked_by: float
+    earlier: Mapping[UUID, Commit]
 
 
-async def begin(connection: AsyncConnection, seconds: float) -> None:
-    """Begin a transaction that the server ends by itself some time after so many seconds."""
+class Commit(NamedTuple):
+    """A transaction that is known to be committed; `Transaction` says what these are."""
+
+    number: int
+    began_at: datetime
+
+
+class Acknowledged:
+    """The newest commits of a store, by the uid of their connection.
+
+    A commit that a transaction has found when it began comes before its own in the log of the
+    server. So once that transaction is committed, the earlier commit need not be looked for again:
+    there are never more of these than transactions at the same time.
+    """
+
+    def __init__(self) -> None:
+        self.newest: Mapping[UUID, Commit] = {}
+
+    def add(self, transaction: Transaction) -> None:
+        """Look for a transaction from now on, instead of those before it."""
+        earlier = transaction.earlier
+        kept = {uid: one for uid, one in self.newest.items() if earlier.get(uid) is not one}
+        kept[transaction.connection_uid] = Commit(transaction.number, transaction.began_at)
+        self.newest = kept
+
+
+async def begin(connection: AsyncConnection, seconds: float, acknowledged: Acknowledged) -> bool:
+    """Begin a transaction that the server ends by itself some time after so many seconds.
+
+    Returns:
+        Whether the server has all that was acknowledged, as far as its rows are kept.
+    """
     limit = await _limit(connection, seconds)
+    earlier = acknowledged.newest
+    numbers = list(earlier), [one.number for one in earlier.values()]
     if is_reader(connection):
-        await connection.run_sync(execute, _look(*limit))
-        return
+        if not earlier:  # as for a role that may not read that table
+            await connection.run_sync(execute, _look(*limit))
+            return True
+        row = await _row(connection, _look_back(*limit, *numbers))
+        return _has_all(row, earlier)
     known: Transaction | None = connection.info.get(_KEY)
     uid, number = (uuid4(), 1) if known is None else (known.connection_uid, known.number + 1)
     asked_by = asyncio.get_running_loop().time() + ASKED_WITHIN_SECONDS
-    row = await _row(connection, _begin(uid, number, *limit))
-    connection.info[_KEY] = Transaction(uid, number, row.pid, row.began_at, asked_by)
+    row = await _row(connection, _begin(uid, number, *limit, *numbers))
+    connection.info[_KEY] = Transaction(uid, number, row.pid, row.began_at, asked_by, earlier)
     if known is None:  # so there are never many more than connections were made in that time
         await connection.run_sync(execute, _delete_unused(RETENTION))
+    return _has_all(row, earlier)
+
+
+def _has_all(row: Any, earlier: Mapping[UUID, Commit]) -> bool:
+    return row.num_found == len(earlier) or all(
+        row.began_at - one.began_at > RETENTION / 2 for one in earlier.values()
+    )
 
 
 def is_reader(connection: AsyncConnection) -> bool:
@@ -135,8 +202,8 @@ async def _ask(connection: AsyncConnection, transaction: Transaction, end: float
     return bool(row.transaction_number == transaction.number)
 
 
-async def _row(connection: AsyncConnection, statement: Bound[Insert]) -> Any:
-    """The row that a statement writes."""
+async def _row(connection: AsyncConnection, statement: Bound[Any]) -> Any:
+    """The row that a statement returns."""
     rows: Any = await connection.run_sync(execute, statement)
     return rows[0]
 
@@ -155,8 +222,19 @@ BOUND_IDLENESS = func.set_config(*_IDLENESS, True)
 _NEVER = 0
 
 
+def _num_found(uids: Any, numbers: Any) -> ColumnElement[int]:
+    """How many connections had these numbers, or higher ones, when the statement began."""
+    uids, numbers = cast(uids, ARRAY(Uuid)), Grouping(cast(numbers, ARRAY(BigInteger)))
+    uid, number = commit_proof.c.connection_uid, commit_proof.c.transaction_number
+    found = select(func.count()).where(
+        uid == any_(uids),  # by the index, which a join with both lists would be planned anew for
+        number >= numbers[func.array_position(uids, uid)],
+    )
+    return found.scalar_subquery().label("num_found")
+
+
 @prepared
-def _begin(uid: Any, number: Any, setting: Any, limit: Any) -> Insert:
+def _begin(uid: Any, number: Any, setting: Any, limit: Any, uids: Any, numbers: Any) -> Insert:
     added = insert(commit_proof).values(
         connection_uid=uid, transaction_number=number, written_at=func.now()
     )
@@ -169,12 +247,19 @@ def _begin(uid: Any, number: Any, setting: Any, limit: Any) -> Insert:
         func.now().label("began_at"),
         BOUND_IDLENESS,
         func.set_config(setting, limit, True),
+        _num_found(uids, numbers),
     )
 
 
 @prepared
 def _look(setting: Any, limit: Any) -> Select[Any]:
     return select(BOUND_IDLENESS, func.set_config(setting, limit, True))
+
+
+@prepared
+def _look_back(setting: Any, limit: Any, uids: Any, numbers: Any) -> Select[Any]:
+    look = _look.build(setting, limit)
+    return look.add_columns(func.now().label("began_at"), _num_found(uids, numbers))
 
 
 @prepared

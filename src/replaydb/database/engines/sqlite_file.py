@@ -11,7 +11,12 @@ from pathlib import Path
 from urllib.parse import quote
 
 from replaydb.database.engines.sqlite_guard import GuardedConnection, check_usable
-from replaydb.errors import DatabaseReadOnlyError, DatabaseUnavailableError, NotSupportedError
+from replaydb.errors import (
+    DatabaseReadOnlyError,
+    DatabaseReplacedError,
+    DatabaseUnavailableError,
+    NotSupportedError,
+)
 
 #: How many files an error names.
 _SHOWN_FILES = 5
@@ -79,7 +84,7 @@ class DatabaseFile:
         """
         found = self._look()
         if (found.st_dev, found.st_ino) != self._identity:
-            raise DatabaseUnavailableError(
+            raise DatabaseReplacedError(
                 f"{self.path}: it was replaced by another file while it was open; "
                 "open the store again"
             )

@@ -31,7 +31,7 @@ from weakref import WeakValueDictionary
 from sqlalchemy.dialects.sqlite.base import SQLiteDialect
 
 from replaydb.database.engines.sqlite_sql import set_user_version
-from replaydb.errors import DatabaseUnavailableError
+from replaydb.errors import DatabaseReplacedError, DatabaseUnavailableError
 
 #: Generations are 1 to this, then 1 again; 0 is none. SQLite has 32 bits with a sign.
 _GENERATIONS = 2**31 - 1
@@ -135,7 +135,7 @@ def check_usable(path: os.PathLike[str]) -> None:
     identity = _identity(path)
     beside = None if identity is None else _all_beside.get(identity)
     if beside is not None and beside.failure is not None:
-        raise DatabaseUnavailableError(beside.failure)
+        raise DatabaseReplacedError(beside.failure)
 
 
 class GuardedConnection(sqlite3.Connection):
@@ -186,7 +186,7 @@ class GuardedConnection(sqlite3.Connection):
         if beside is None:
             return
         if beside.failure is not None:
-            raise DatabaseUnavailableError(beside.failure)
+            raise DatabaseReplacedError(beside.failure)
         if (loss := beside.loss()) is not None:
             self._lose(file, beside, loss)
         seen = found.st_size, found.st_mtime_ns, found.st_ctime_ns
@@ -262,8 +262,8 @@ class GuardedConnection(sqlite3.Connection):
             self._check_contents(file, beside)
             if self._save():
                 safe = f"all earlier commits are safe in {os.fspath(file.path)}"
-                raise DatabaseUnavailableError(f"{what}, and {safe}; {again}")
-        raise DatabaseUnavailableError(
+                raise DatabaseReplacedError(f"{what}, and {safe}; {again}")
+        raise DatabaseReplacedError(
             f"{what}; the newest commits reach the database when the store is closed, so do not "
             f"kill its processes: {again}"
         )
@@ -332,7 +332,7 @@ class GuardedConnection(sqlite3.Connection):
     def _fail(self, beside: _Beside, why: str) -> NoReturn:
         """Give up all connections of this process."""
         self._keep(beside, why)
-        raise DatabaseUnavailableError(why)
+        raise DatabaseReplacedError(why)
 
     def _keep(self, beside: _Beside, why: str) -> None:
         """Stay open, and so keep a lock on the database, until the process ends.

@@ -122,8 +122,8 @@ def state(connection: Connection, buffer_id: int, name: str, *, lock: bool = Fal
     """Policy version and settings as they are now.
 
     Raises:
-        UnknownBufferError: The buffer was deleted, or is not in the backup that was restored. Its
-            id may belong to another buffer by now.
+        UnknownBufferError: The buffer was deleted, or its id belongs to another buffer because an
+            older state of the database took over.
     """
     statement = lock_buffer if lock else select_buffer
     rows = execute(connection, statement(buffer_id))

@@ -10,7 +10,6 @@ import numpy as np
 from sqlalchemy import Connection
 
 from replaydb.database.column_types import Damaged
-from replaydb.database.engines.protocol import LostRaceError
 from replaydb.database.prepared import execute, execute_many
 from replaydb.database.records import GroupRecord
 from replaydb.database.repository import (
@@ -89,9 +88,6 @@ def put(
 
     Returns:
         For each put the ids of its groups, in their order, or why it was left out whole.
-
-    Raises:
-        LostRaceError: A known task is gone, or the settings ask for other locks than were taken.
     """
     uids = [record.uid for put in puts for record in put.records]
     found = execute(connection, select_known_uids(scope.buffer_id, uids))
@@ -114,8 +110,6 @@ def put(
     # What is overwritten may be of any task.
     anywhere = any(put.on_duplicate in _OVERWRITING and _known(put, stored) for put in puts)
     with tasks_locked(connection, scope, None if anywhere else task_names) as buffer:
-        if gone := task_names - buffer.accounts.keys():
-            raise LostRaceError(f"tasks that were there are gone: {', '.join(sorted(gone))}")
         session = _Session(buffer, ids)
         outcomes: list[list[int] | ReplayDBError] = []
         for put in puts:
