@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
+from replaydb import Buffer, Store, operations
 from support.command import json_of, rows_of, run
 
 
@@ -50,6 +55,24 @@ def test_groups_are_deleted_by_id_and_uid(filled_url: str) -> None:
     assert len(json_of("groups", "list", "math", url=filled_url)) == 4
     missing = run(*words, "--yes", url=filled_url)
     assert (missing.exit_code, "uid-1" in missing.stderr) == (1, True)
+
+
+def test_a_list_of_a_buffer_that_is_deleted_meanwhile_is_not_empty(
+    filled_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Store.buffer
+
+    async def then_deleted(self: Store, name: str, **options: Any) -> Buffer:
+        monkeypatch.undo()
+        found = await opened(self, name, **options)
+        async with Store.open(filled_url) as other:
+            await operations.delete_buffer(other, name)
+        return found
+
+    monkeypatch.setattr(Store, "buffer", then_deleted)
+    result = run("leases", "list", "math", url=filled_url)
+    assert result.exit_code == 1
+    assert "there is no buffer named 'math'" in result.stderr
 
 
 def test_a_run_is_deleted(filled_url: str) -> None:

@@ -153,8 +153,23 @@ async def test_a_buffer_is_deleted_with_all_that_is_its_own(
     for call in (
         theirs.put(group()),
         theirs.sample(1, timeout=5),
+        theirs.peek(1),
+        theirs.peek(1, at_least=0),
+        theirs.find(),
+        theirs.find(where=rdb.col.prompt_uid == "any"),
+        theirs.get([1]),
+        theirs.episodes(1),
+        theirs.texts([1]),
+        theirs.count(),
         theirs.stats(),
+        theirs.prompts(),
+        theirs.cursor("data"),
+        theirs.draws(),
+        theirs.steps(),
+        theirs.redraw(1),
         theirs.metrics(),
+        theirs.leases(),
+        theirs.copy_to(beside),
     ):
         with pytest.raises(rdb.UnknownBufferError):
             await call
@@ -209,6 +224,27 @@ async def test_a_buffer_is_deleted_under_those_who_use_it(
     assert rdb.UnknownBufferError in told
     assert await table_sizes(url) == NOTHING
     assert await number_of(url, lease) == await number_of(url, task) == 0
+
+
+async def test_who_waits_for_groups_of_a_deleted_buffer_is_told(
+    store: Store, others: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while no attempt to draw would be worthwhile."""
+    theirs = await others.buffer("math")
+    looked = asyncio.Event()
+    look = theirs._may_suffice
+
+    async def look_at(*arguments: Any) -> bool:
+        looked.set()
+        return await look(*arguments)
+
+    monkeypatch.setattr(theirs, "_may_suffice", look_at)
+    waiting = asyncio.create_task(theirs.sample(1, timeout=None))
+    await looked.wait()
+    await operations.delete_buffer(store, "math")
+    async with asyncio.timeout(60):
+        with pytest.raises(rdb.UnknownBufferError):
+            await waiting
 
 
 async def test_a_run_is_deleted_with_what_it_put_and_drew(

@@ -16,7 +16,7 @@ from replaydb.database import filters
 from replaydb.database.payloads import Payloads
 from replaydb.database.prepared import execute
 from replaydb.database.records import Decoded, Stored, decoded
-from replaydb.database.repository import aging
+from replaydb.database.repository import aging, buffers
 from replaydb.database.repository.aging import StillExpiringError
 from replaydb.database.repository.buffers import BufferRow, RunRow
 from replaydb.database.repository.locked import Scope
@@ -25,7 +25,7 @@ from replaydb.database.statements.buffer import select_run
 from replaydb.database.statements.selections import Selection
 from replaydb.database.transactions import Database, allowance, end_in
 from replaydb.episodes import GroupStatus
-from replaydb.errors import DatabaseError, UnknownRunError
+from replaydb.errors import DatabaseError, ReplayDBError, UnknownRunError
 from replaydb.settings import BufferSettings
 
 T = TypeVar("T")
@@ -120,6 +120,38 @@ class BufferCore:
             else:
                 scope.log_news()
                 return result
+
+    async def _read(
+        self,
+        work: Callable[[Connection], T],
+        end: float | None = None,
+        *,
+        has_any: Callable[[T], bool] = bool,
+    ) -> T:
+        """Run `work` in one read-only transaction, and tell an empty buffer from a deleted one.
+
+        If `work` finds nothing, or fails, the buffer's row is read in the same transaction.
+
+        Args:
+            work: Statements, and what is done with their rows.
+            end: As of `Database.read`.
+            has_any: Whether a result of `work` has rows of this buffer.
+
+        Raises:
+            UnknownBufferError: The buffer was deleted.
+        """
+
+        def checked(connection: Connection) -> T:
+            try:
+                found = work(connection)
+            except ReplayDBError:
+                buffers.state(connection, self.id, self.name)
+                raise
+            if not has_any(found):
+                buffers.state(connection, self.id, self.name)
+            return found
+
+        return await self._database.read(checked, end=end)
 
     async def _is_deleted(self, run: RunRow, end: float) -> bool:
         found = await self._database.read(

@@ -73,8 +73,8 @@ class Drawing(BufferCore):
         if request.statuses != (GroupStatus.COMPLETED,):
             return True
         try:
-            available = await self._database.read(
-                lambda connection: buffers.available(connection, self.id), end=end
+            available = await self._read(
+                lambda connection: buffers.available(connection, self.id), end
             )
         except DatabaseUnavailableError:
             return True  # the attempt waits until it is back

@@ -86,7 +86,7 @@ class Inspecting(BufferCore):
             begin,
             checks.optional(checks.whole_number, "limit", limit),
         )
-        return await self._database.read(
+        return await self._read(
             lambda connection: find(connection, self._row, listing), end=end_in(BULK_SECONDS)
         )
 
@@ -117,7 +117,7 @@ class Inspecting(BufferCore):
             )
 
         end = end_in(BULK_SECONDS)
-        known, stored = await self._database.read(work, end=end)
+        known, stored = await self._read(work, end, has_any=lambda it: bool(it[1].groups))
         found = await self._decoded(stored, end)
         read = [found.groups[known[name]] for name in wanted if known.get(name) in found.groups]
         there = found.groups.keys() | found.corrupt.keys() | found.gone
@@ -144,7 +144,7 @@ class Inspecting(BufferCore):
         number = checks.whole_number("group_id", group_id)
         first = checks.whole_number("position", position)
         most = checks.whole_number("limit", limit)
-        return await self._database.read(
+        return await self._read(
             lambda connection: groups.episodes(connection, self.id, number, first, most)
         )
 
@@ -157,13 +157,13 @@ class Inspecting(BufferCore):
             ids: Ids of the groups.
         """
         wanted = checks.ids("ids", ids)
-        return await self._database.read(
+        return await self._read(
             lambda connection: groups.texts(connection, self.id, wanted), end=end_in(BULK_SECONDS)
         )
 
     async def _fetch(self, ids: Sequence[int]) -> Decoded:
         end = end_in(BULK_SECONDS)
-        stored = await self._database.read(
+        stored = await self._read(
             lambda connection: groups.fetch(self._database.backend, connection, self.id, ids),
             end=end,
         )
@@ -187,7 +187,7 @@ class Inspecting(BufferCore):
         """
         which = self._selection(tasks, statuses, where)
         most = checks.optional(checks.whole_number, "limit", limit)
-        return await self._database.read(
+        return await self._read(
             lambda connection: groups.count(
                 connection, narrowed(connection, self._row, which), most
             )
@@ -201,7 +201,7 @@ class Inspecting(BufferCore):
                 quick however many groups there are.
         """
         sums = checks.flag("totals", totals)
-        return await self._database.read(
+        return await self._read(
             lambda connection: groups.stats(connection, self.id, self.name, sums=sums)
         )
 
@@ -215,16 +215,14 @@ class Inspecting(BufferCore):
         sampled, expired, filtered, and with what rewards. Groups that were deleted do not count.
         """  # noqa: D205
         which = self._selection(tasks, None, where)
-        return await self._database.read(
+        return await self._read(
             lambda connection: lineage.prompts(connection, narrowed(connection, self._row, which))
         )
 
     async def cursor(self, name: str) -> Any:
         """The JSON value last written under a name by `put` or `ack`; None if there is none."""
         checks.name("name", name)
-        return await self._database.read(
-            lambda connection: lineage.cursor(connection, self.id, name)
-        )
+        return await self._read(lambda connection: lineage.cursor(connection, self.id, name))
 
     async def draws(
         self,
@@ -253,9 +251,7 @@ class Inspecting(BufferCore):
             "before": checks.optional(checks.whole_number, "before", before),
             "limit": checks.whole_number("limit", limit, least=1),
         }
-        return await self._database.read(
-            lambda connection: lineage.draws(connection, self.id, **which)
-        )
+        return await self._read(lambda connection: lineage.draws(connection, self.id, **which))
 
     async def steps(
         self,
@@ -280,9 +276,7 @@ class Inspecting(BufferCore):
             "below": checks.optional(checks.whole_number, "below", below),
             "limit": checks.whole_number("limit", limit),
         }
-        return await self._database.read(
-            lambda connection: lineage.steps(connection, self.id, **which)
-        )
+        return await self._read(lambda connection: lineage.steps(connection, self.id, **which))
 
     async def redraw(self, draw_id: int) -> Batch:
         """The very batch of an earlier draw again; nothing is counted.
@@ -305,7 +299,7 @@ class Inspecting(BufferCore):
             )
 
         end = end_in(BULK_SECONDS)
-        record, stored = await self._database.read(work, end=end)
+        record, stored = await self._read(work, end=end)
         found = await self._decoded(stored, end)
         replaced = [
             group_id
@@ -346,4 +340,4 @@ class Inspecting(BufferCore):
             now = self._database.backend.now(connection)
             return metrics.collect(connection, self.id, self.name, number, now, sums=sums)
 
-        return await self._database.read(work)
+        return await self._read(work)

@@ -203,4 +203,4 @@ class Leasing(Drawing):
             now = self._database.backend.now(connection)
             return leases.known(connection, self.id, now, expired=all_)
 
-        return await self._database.read(work)
+        return await self._read(work)

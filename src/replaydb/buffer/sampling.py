@@ -111,7 +111,9 @@ class Sampling(Drawing):
             while True:
                 try:
                     end = patience.end or end_in(BULK_SECONDS)
-                    found, stored = await self._database.read(work, end=end)
+                    found, stored = await self._read(
+                        work, end, has_any=lambda it: bool(it[1].groups)
+                    )
                     break
                 except NotEnoughGroupsError as error:
                     await patience.wait(error)
