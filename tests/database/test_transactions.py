@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from sqlalchemy import Connection, insert
+from sqlalchemy import Connection, insert, text, update
 
 import replaydb as rdb
 from replaydb import Store
+from replaydb.database import migrations
 from replaydb.database.engines.protocol import LostRaceError
-from replaydb.database.schema import run
+from replaydb.database.revisions import version_table
+from replaydb.database.schema import REVISIONS, run
 from replaydb.database.transactions import ATTEMPTS
+from support.connections import transaction
+from support.groups import groups
 from support.proxy import Proxy
 
 
@@ -31,6 +35,39 @@ async def test_a_constraint_that_is_violated_every_time_is_an_error(
     with pytest.raises(rdb.DatabaseError):
         await asyncio.wait_for(store._database.write(work), 20)
     assert attempts == (ATTEMPTS if engine_name == "postgresql" else 1)
+
+
+async def test_races_that_are_always_lost_are_an_error_of_the_database(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("replaydb.database.transactions.random.uniform", lambda *_: 0.0)
+    races = iter(range(1, 100))
+
+    def work(_: Connection) -> None:
+        raise LostRaceError(f"race {next(races)}")
+
+    with pytest.raises(rdb.DatabaseError, match=rf"lost {ATTEMPTS} races .*\(race 8\).* repeated"):
+        await store._database.write(work)
+
+
+async def test_tables_that_another_process_changes_are_named(empty_url: str) -> None:
+    """An open store has read the revision before."""
+    async with Store.open(empty_url, migrate=True, run="a") as store:
+        buffer = await store.buffer("math")
+        await buffer.put(groups(2))
+        before = "0005"
+        await migrations.downgrade(empty_url, before)
+        for call in (buffer.put(groups(1, "more")), buffer.sample(1), buffer.stats()):
+            with pytest.raises(rdb.SchemaOutOfDateError, match="run: replaydb db upgrade") as old:
+                await call
+            assert (old.value.current, old.value.expected) == (before, REVISIONS[-1])
+        await migrations.upgrade(empty_url)
+        assert len(await buffer.sample(2)) == 2
+        async with transaction(empty_url) as connection:
+            await connection.execute(text("ALTER TABLE run RENAME COLUMN name TO title"))
+            await connection.execute(update(version_table).values(version_num="9999"))
+        with pytest.raises(rdb.SchemaTooNewError, match="9999"):
+            await store.runs()
 
 
 async def test_what_was_cut_off_is_not_run_again(

@@ -21,11 +21,14 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from replaydb.cancellation import to_the_end
+from replaydb.database import revisions
 from replaydb.database.engines.protocol import Backend, LostRaceError, T, Work
 from replaydb.errors import (
+    DatabaseError,
     DatabaseReadOnlyError,
     DatabaseUnavailableError,
     OutcomeUnknownError,
+    SchemaError,
     StoreClosedError,
 )
 
@@ -43,6 +46,8 @@ SLOWEST_BYTES_PER_SECOND = 1_000_000
 ATTEMPTS = 8
 #: Pauses between attempts to reach a server that is away: the first, the longest.
 OUTAGE_SECONDS = (0.05, 1.0)
+#: How long a call that failed may take to read the revision of the tables.
+REVISION_SECONDS = 2.0
 #: What calls get to end in that were cut off.
 CUT_OFF_SECONDS = 1.0
 
@@ -255,19 +260,36 @@ class Database:
             raise StoreClosedError
         self._under_way += 1
         self._idle.clear()
+        call = _Call(self, end_in(allowance()) if end is None else end)
         try:
-            yield _Call(self, end_in(allowance()) if end is None else end)
+            yield call
         except TimeoutError as error:
             raise DatabaseUnavailableError(f"{self.backend.shown}: no answer in time") from error
+        except LostRaceError as error:
+            raise DatabaseError(
+                f"{self.backend.shown}: the transaction lost {call.races + 1} races against other "
+                f"writers ({error}); nothing was stored, and the call can be repeated"
+            ) from error
         except Exception as error:
             typed = self.backend.translate(error)
             if typed is None:
                 raise
+            if type(typed) is DatabaseError:  # such as a missing table or column
+                typed = await self._schema_problem() or typed
             raise typed from (error.orig if isinstance(error, DBAPIError) else error)
         finally:
             self._under_way -= 1
             if self._under_way == 0:
                 self._idle.set()
+
+    async def _schema_problem(self) -> SchemaError | None:
+        """Return why this version cannot use the tables, if they were changed after the opening."""
+        end = end_in(REVISION_SECONDS)
+        # If it cannot be read, the error that the call failed with says more.
+        with suppress(Exception):
+            async with asyncio.timeout_at(end), self._connected(self._reader, end) as connection:
+                return revisions.problem_of(self.backend, await revisions.look(connection))
+        return None
 
     @asynccontextmanager
     async def _connected(self, engine: AsyncEngine, end: float) -> AsyncIterator[AsyncConnection]:
@@ -308,21 +330,22 @@ class _Call:
 
     Attributes:
         end: When it is over.
+        races: How often its transaction was run again because it had lost a race.
     """
 
     def __init__(self, database: Database, end: float) -> None:
         self.end = end
+        self.races = 0
         self._database = database
-        self._races = 0
         self._pause, self._longest = OUTAGE_SECONDS
 
     async def pause_after(self, error: Exception) -> None:
         """Wait before the call's transaction is run again, or raise the error it failed of."""
         backend = self._database.backend
         lost = isinstance(error, LostRaceError) or backend.is_conflict(error)
-        if lost and self._races < ATTEMPTS - 1:
-            pause = random.uniform(0, 0.002 * 2**self._races)  # noqa: S311
-            self._races += 1
+        if lost and self.races < ATTEMPTS - 1:
+            pause = random.uniform(0, 0.002 * 2**self.races)  # noqa: S311
+            self.races += 1
         elif backend.is_outage(error) and self._database._open:
             pause, self._pause = self._pause, min(2 * self._pause, self._longest)
         else:
