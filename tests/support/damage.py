@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sqlite3
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -42,6 +44,26 @@ async def damage(url: str, group_id: int, how: Damage = DAMAGES["the last bit"])
         whole[part] = data[: row.pack_length].ljust(row.pack_length, b"?")
         file.write_bytes(whole)
         await connection.execute(update(payload).where(here).values(pack_length=len(data)))
+
+
+def change_behind_indexes(sqlite_url: str, table: str, change: str) -> None:
+    """Run a statement on a file that is not open, and leave the indexes of a table as before."""
+    path = sqlite_url.removeprefix("sqlite:///")
+    ours = "type = 'index' AND sql IS NOT NULL AND tbl_name = ?"
+
+    def schema(statement: str, *rows: Sequence[object]) -> list[tuple[object, ...]]:
+        with closing(sqlite3.connect(path)) as file, file:
+            file.execute("PRAGMA writable_schema = 1")
+            [(version,)] = file.execute("PRAGMA schema_version")
+            found = [one for row in rows for one in file.execute(statement, row)]
+            file.execute(f"PRAGMA schema_version = {version + 1}")
+            return found
+
+    indexes = schema(f"SELECT * FROM sqlite_master WHERE {ours}", [table])  # noqa: S608
+    schema(f"DELETE FROM sqlite_master WHERE {ours}", [table])  # noqa: S608
+    with closing(sqlite3.connect(path)) as file, file:
+        assert file.execute(change).rowcount == 1
+    schema("INSERT INTO sqlite_master VALUES (?, ?, ?, ?, ?)", *indexes)
 
 
 async def pack_file(connection: AsyncConnection, pack_id: int) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Awaitable, Callable
 from contextlib import closing
 from typing import Any
 
@@ -16,7 +17,7 @@ from replaydb.database.schema import episode_group, payload
 from replaydb.memory import LEAST_BYTES
 from replaydb.settings import Compression
 from support.connections import transaction
-from support.damage import DAMAGES, damage
+from support.damage import DAMAGES, change_behind_indexes, damage
 from support.groups import group, groups, long_group
 from support.tables import group_facts
 
@@ -326,3 +327,47 @@ async def test_damaged_settings_are_a_typed_error(sqlite_url: str, damage: str) 
             file.execute(f"UPDATE buffer SET settings = {damage}")  # noqa: S608
         with pytest.raises(rdb.DatabaseError, match=r"replay\.db"):
             await store.buffer("math")
+
+
+async def test_a_row_that_only_indexes_have_is_damage(sqlite_url: str) -> None:
+    """The row says that it is of another buffer."""
+    async with Store.open(sqlite_url, run="a") as store:
+        ids = await (await store.buffer("math")).put(groups(3))
+    change = f"UPDATE episode_group SET buffer_id = 99 WHERE id = {ids[1]}"  # noqa: S608
+    change_behind_indexes(sqlite_url, "episode_group", change)
+    async with Store.open(sqlite_url, run="a") as store:
+        buffer = await store.buffer("math")
+        for call in (buffer.find(), buffer.peek(3)):
+            with pytest.raises(rdb.CorruptPayloadError) as caught:
+                await call
+            assert caught.value.group_ids == (ids[1],)
+        with pytest.raises(rdb.DatabaseError, match="SQLITE_CORRUPT"):
+            await buffer.sample(3)
+        assert [one.id for one in await buffer.find([ids[0], ids[2]])] == [ids[0], ids[2]]
+
+
+@pytest.mark.parametrize(
+    ("damage", "call"),
+    [
+        ("episode_group SET task_name = 'x'", "update_priorities"),
+        ("episode_group SET task_name = 'x'", "update"),
+        ("draw_group SET outcome = 'x'", "draws"),
+    ],
+)
+async def test_names_that_cannot_be_there_are_typed_errors(
+    sqlite_url: str, damage: str, call: str
+) -> None:
+    async with Store.open(sqlite_url, run="a") as store:
+        buffer = await store.buffer("math")
+        ids = await buffer.put(groups(1))
+        await buffer.sample(1)
+        with closing(sqlite3.connect(sqlite_url.removeprefix("sqlite:///"))) as file, file:
+            file.execute("PRAGMA ignore_check_constraints = 1")
+            file.execute(f"UPDATE {damage}")
+        calls: dict[str, Callable[[], Awaitable[object]]] = {
+            "update_priorities": lambda: buffer.update_priorities(ids, [2.0]),
+            "update": lambda: buffer.update(ids, status="archived"),
+            "draws": buffer.draws,
+        }
+        with pytest.raises((rdb.DatabaseError, rdb.CorruptPayloadError), match="'x'"):
+            await calls[call]()

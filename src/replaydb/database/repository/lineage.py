@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection
 
+from replaydb.database.column_types import Damaged
 from replaydb.database.prepared import execute, execute_many, inserted_id
 from replaydb.database.repository.locked import LockedBuffer
 from replaydb.database.statements.buffer import insert_cursor, select_cursor, update_cursor
@@ -20,7 +21,10 @@ from replaydb.database.statements.draw import (
     settle_groups,
 )
 from replaydb.database.statements.statistics import select_prompts
+from replaydb.errors import CorruptPayloadError
 from replaydb.results import DrawInfo, DrawOutcome, PromptInfo
+
+_OUTCOMES = frozenset(DrawOutcome)
 
 
 def record(
@@ -68,7 +72,7 @@ def draws(connection: Connection, buffer_id: int, **which: Any) -> list[DrawInfo
             tuple(member.probability for member in members[row.id]),
             tuple(member.weight for member in members[row.id]),
             tuple(member.staleness for member in members[row.id]),
-            tuple(member.outcome and DrawOutcome(member.outcome) for member in members[row.id]),
+            tuple(_outcome(member) for member in members[row.id]),
             tuple(member.outcome_reason for member in members[row.id]),
             tuple(
                 row.created_at if member.outcome == DrawOutcome.SAMPLED else member.outcome_at
@@ -78,6 +82,15 @@ def draws(connection: Connection, buffer_id: int, **which: Any) -> list[DrawInfo
         )
         for row in found
     ]
+
+
+def _outcome(member: Any) -> DrawOutcome | None:
+    if member.outcome is not None and member.outcome not in _OUTCOMES:
+        raise CorruptPayloadError(
+            f"draw {member.draw_id}: outcome can not be read: {Damaged(member.outcome)}",
+            [member.group_id],
+        )
+    return member.outcome and DrawOutcome(member.outcome)
 
 
 def steps(connection: Connection, buffer_id: int, **which: Any) -> list[int]:

@@ -147,7 +147,9 @@ def _sorted(rows: Iterable[Any], order: Order, after: tuple[Any, int] | None = N
 def _shown(connection: Connection, buffer_id: int, ids: Sequence[int]) -> list[GroupInfo]:
     found = execute(connection, select_shown(buffer_id, ids))
     rows = {row.id: row._asdict() for row in found}
-    damaged: dict[int, str] = {}
+    damaged = dict.fromkeys(
+        set(ids) - rows.keys(), "an index lists the group, but its row is missing"
+    )
     for group_id, row in rows.items():
         try:
             check_scalars(row)

@@ -25,6 +25,7 @@ from replaydb.database.statements.task import (
     update_tasks,
 )
 from replaydb.episodes import GroupStatus
+from replaydb.errors import DatabaseError
 from replaydb.settings import BufferSettings
 
 #: The latest that a clock may show, in times between two arrivals: its last bit is up to 2**-16 of
@@ -213,8 +214,15 @@ def lock_some_behind(
     return _accounts(execute(connection, statement(buffer_id, most)))
 
 
+class _Accounts(dict[str, TaskAccount]):
+    def __missing__(self, task_name: str) -> TaskAccount:
+        raise DatabaseError(
+            f"damaged: a group names the task {task_name!r:.80}, which the buffer does not have"
+        )
+
+
 def _accounts(rows: Iterable[Row[Any]]) -> dict[str, TaskAccount]:
-    accounts = {}
+    accounts = _Accounts()
     for row in rows:
         facts = row._asdict()
         accounts[row.task_name] = TaskAccount(task_id=facts.pop("id"), **facts)
