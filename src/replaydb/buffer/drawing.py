@@ -16,6 +16,7 @@ from sqlalchemy import Connection
 from replaydb.batch.batch import Batch
 from replaydb.buffer.core import BufferCore
 from replaydb.cancellation import to_the_end
+from replaydb.database.engines.protocol import LostRaceError
 from replaydb.database.records import Decoded, Stored
 from replaydb.database.repository import (
     buffers,
@@ -34,6 +35,7 @@ from replaydb.episodes import GroupStatus
 from replaydb.errors import (
     CorruptPayloadError,
     DatabaseError,
+    DatabaseFullError,
     DatabaseUnavailableError,
     NotEnoughGroupsError,
     RateLimitedError,
@@ -195,7 +197,7 @@ class Drawing(BufferCore):
             await asyncio.wait(returning)
 
     async def _return(self, drawn: Drawn, ttl: float, reason: str) -> None:
-        """Return what was leased; try again until the lease expires."""
+        """Return what was leased; after an outage or a lost race, try again until it expires."""
         assert drawn.lease_id is not None  # noqa: S101
         lease_id = drawn.lease_id
         names = {row["task_name"] for row in drawn.rows}
@@ -210,7 +212,15 @@ class Drawing(BufferCore):
         while end_in(0) < end:
             try:
                 await self._write(work)
-            except DatabaseError:
+            except DatabaseError as error:
+                if not _may_pass(error):
+                    logger.exception(
+                        "buffer %r: lease %d was not delivered and cannot be returned; its groups"
+                        " become available when it expires",
+                        self.name,
+                        lease_id,
+                    )
+                    return
                 await asyncio.sleep(HAND_BACK_PAUSE)
             except ReplayDBError:  # the lease was not made, or is over, or the store is closed
                 return
@@ -279,6 +289,12 @@ class Result:
         """Tell the caller, who still gets the rest."""
         if self.damaged:
             raise CorruptPayloadError(reasons(self.damaged), sorted(self.damaged), self.batch)
+
+
+def _may_pass(error: DatabaseError) -> bool:
+    """Whether the same call may work later: after an outage, a full disk, or a lost race."""
+    lost = isinstance(error.__cause__, LostRaceError)
+    return lost or isinstance(error, DatabaseUnavailableError | DatabaseFullError)
 
 
 async def _end(reading: asyncio.Task[Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,8 @@ from sqlalchemy import select
 import replaydb as rdb
 from replaydb import Buffer, Lease, Store
 from replaydb.database import schema
+from replaydb.database.engines.protocol import LostRaceError
+from replaydb.database.repository.portions import Drawn
 from support.connections import transaction
 from support.groups import groups
 from support.ledger import check_books, group_rows
@@ -48,6 +51,12 @@ async def lease_of(buffer: Buffer, timeout: float) -> Lease:
     return await buffer.lease(2, ttl=36_000, timeout=timeout)
 
 
+def _lost_race() -> rdb.DatabaseError:
+    error = rdb.DatabaseError("lost 8 races")
+    error.__cause__ = LostRaceError()
+    return error
+
+
 async def cancelled(buffer: Buffer, monkeypatch: pytest.MonkeyPatch, url: str) -> AsyncExitStack:
     """Cancel a lease that was committed; until the block ends others have the lock."""
     committed = asyncio.Event()
@@ -78,6 +87,45 @@ async def test_cancelled_while_others_have_the_lock(
         pass
     await lease_of(buffer, 30)
     assert {row["attempts"] for row in await group_rows(url)} == {0}
+
+
+@pytest.mark.parametrize(
+    ("error", "is_repeated"),
+    [
+        (rdb.DatabaseUnavailableError("a restart"), True),
+        (rdb.DatabaseFullError("no space"), True),
+        (_lost_race(), True),
+        (rdb.DatabaseError("permission denied"), False),
+        (rdb.DatabaseReadOnlyError("a standby"), False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+async def test_only_what_may_pass_is_tried_again(
+    buffer: Buffer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: rdb.DatabaseError,
+    is_repeated: bool,
+) -> None:
+    monkeypatch.setattr("replaydb.buffer.drawing.HAND_BACK_PAUSE", 0.0)
+    monkeypatch.setattr("replaydb.buffer.drawing.HAND_BACK_SECONDS", 60.0)
+    await buffer.put(groups(2))
+    lease = await lease_of(buffer, 0)
+    drawn = replace(Drawn.nothing(), ids=lease.batch.ids, lease_id=lease.id)
+    drawn = replace(drawn, rows=[{"task_name": one.task_name} for one in lease.batch])
+    write = buffer._write
+    errors = iter([error, error])
+
+    async def failing(*arguments: Any) -> Any:
+        for raised in errors:
+            raise raised
+        return await write(*arguments)
+
+    monkeypatch.setattr(buffer, "_write", failing)
+    await buffer._hand_back(drawn, 36_000, "not delivered")
+    assert not buffer._returning
+    assert len(await buffer.leases()) == (0 if is_repeated else 1)
+    assert (f"lease {lease.id} was not delivered" in caplog.text) is not is_repeated
 
 
 async def test_closing_does_not_wait_long_for_its_return(
