@@ -16,6 +16,7 @@ from replaydb import Buffer, Store
 from replaydb.database import migrations
 from replaydb.database.engines.postgresql import PostgresqlBackend
 from replaydb.database.engines.sqlite import SqliteBackend
+from support.buckets import Endpoint, running_endpoint
 from support.clock import Clock
 from support.compiling import compile_once
 from support.ledger import check_books
@@ -70,6 +71,24 @@ def s3(_s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
         monkeypatch.setenv(name, value)
     _s3.start()  # where a test has killed it
     return _s3
+
+
+@pytest.fixture
+async def endpoint(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Endpoint]:
+    """An address of two S3 services in this process; it leads to the right one at first."""
+    for name, value in credentials().items():
+        monkeypatch.setenv(name, value)
+    async with running_endpoint() as running:
+        yield running
+
+
+@pytest.fixture
+async def store_at_endpoint(url: str, endpoint: Endpoint) -> AsyncIterator[Store]:
+    """A store whose payloads are there."""
+    async with Store.open(url, run="test", payloads=endpoint.url) as opened:
+        yield opened
+    endpoint.lead_to(endpoint.right)
+    await check_books(url)
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,9 @@ import pytest
 
 from replaydb import Buffer, Episode, PayloadsUnavailableError, Store
 from replaydb.packs.folder import Folder
-from support.buckets import Endpoint, Request, Service, running_endpoint
+from support.buckets import Endpoint, Request, Service
 from support.groups import group, groups, long_group
 from support.ledger import check_books
-from support.s3 import credentials
 
 Route = Callable[[Endpoint], Callable[[Request], Service]]
 
@@ -31,21 +30,9 @@ ROUTES: dict[str, Route] = {
 
 
 @pytest.fixture
-async def endpoint(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Endpoint]:
-    """An endpoint that leads to the right service."""
-    for name, value in credentials().items():
-        monkeypatch.setenv(name, value)
-    async with running_endpoint() as running:
-        yield running
-
-
-@pytest.fixture
-async def store(url: str, endpoint: Endpoint) -> AsyncIterator[Store]:
-    """A store with its payloads there."""
-    async with Store.open(url, run="test", payloads=endpoint.url) as opened:
-        yield opened
-    endpoint.lead_to(endpoint.right)
-    await check_books(url)
+def store(store_at_endpoint: Store) -> Store:
+    """A store whose payloads are in the bucket."""
+    return store_at_endpoint
 
 
 @pytest.fixture

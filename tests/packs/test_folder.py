@@ -128,6 +128,22 @@ async def test_what_the_system_refuses_is_typed_and_leaves_nothing(
         await place.write(uuid4().hex, [b"a"], sync=False, end=soon())
 
 
+async def test_a_marker_that_cannot_be_written_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(descriptor: int, pieces: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async with opened(tmp_path.as_uri()) as place:
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "writev", refuse)
+            with pytest.raises(DatabaseFullError):
+                await place.prepare(soon())
+        assert os.listdir(tmp_path) == []
+        await place.prepare(soon())
+        await place.check(soon())
+
+
 async def test_a_folder_that_is_not_mounted_is_not_made(tmp_path: Path) -> None:
     away = tmp_path / "mounted" / "replay"
     async with opened(away.as_uri()) as place:

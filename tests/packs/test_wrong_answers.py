@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -22,13 +23,10 @@ from support.buckets import (
     Fault,
     not_found,
     page,
-    running_endpoint,
     short,
     times,
 )
 from support.groups import long_group
-from support.ledger import check_books
-from support.s3 import credentials
 
 from .conftest import opened, soon
 
@@ -36,21 +34,9 @@ GROUPS = 4
 
 
 @pytest.fixture
-async def endpoint(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Endpoint]:
-    """A service that answers as it should, until it is told otherwise."""
-    for name, value in credentials().items():
-        monkeypatch.setenv(name, value)
-    async with running_endpoint() as running:
-        yield running
-
-
-@pytest.fixture
-async def store(url: str, endpoint: Endpoint) -> AsyncIterator[Store]:
-    """A store whose payloads are in its bucket."""
-    async with Store.open(url, run="test", payloads=endpoint.url) as opened:
-        yield opened
-    endpoint.lead_to(endpoint.right)
-    await check_books(url)
+def store(store_at_endpoint: Store) -> Store:
+    """A store whose payloads are in the bucket."""
+    return store_at_endpoint
 
 
 @pytest.fixture
@@ -225,3 +211,29 @@ async def test_a_folder_is_read_again_too(tmp_path: Path, monkeypatch: pytest.Mo
         (found,) = await place.read(wanted, end=soon())
         assert not isinstance(found, PackDamage)
         assert (bytes(found), len(again)) == (b"abc", 2)
+
+
+@pytest.mark.parametrize(
+    ("body", "what"),
+    [
+        (b"<html>", "DeleteObjects request with something that cannot be read"),
+        (b"<DeleteResult><Error><Key>of others</Key><Code>X</Code><Message/></Error>"
+         b"</DeleteResult>", "something that obstore cannot handle"),
+    ],
+    ids=["page", "other objects"],
+)  # fmt: skip
+async def test_an_answer_to_a_removal_that_cannot_be_read(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, body: bytes, what: str
+) -> None:
+    async with opened(endpoint.url) as place:
+        await place.prepare(soon())
+        answer = endpoint._answer
+
+        def answered(method: str, target: str, *rest: Any) -> Answer:
+            if "delete" in target:
+                return 200, body, ["Content-Type: text/xml"]
+            return answer(method, target, *rest)
+
+        monkeypatch.setattr(endpoint, "_answer", answered)
+        with pytest.raises(rdb.PayloadsUnavailableError, match=f"^s3://payloads/.*{what}"):
+            await place.remove([uuid4().hex], end=soon())

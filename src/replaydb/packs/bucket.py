@@ -51,6 +51,7 @@ _LARGE: Final = 1_000_000
 _FILE = re.compile(r"([0-9a-f]{32})\.pack")
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
+_UNREADABLE = re.compile(r"Got invalid (\w{1,64}) response")
 #: What obstore calls the parameters of a URL.
 _KEYS: Final = {
     "s3": {
@@ -194,7 +195,7 @@ class Bucket:
         """What happened in words of our own."""
         from obstore.exceptions import BaseError
 
-        if not isinstance(error, BaseError | OSError | ValueError):
+        if not isinstance(error, BaseError | OSError | ValueError) and not _is_panic(error):
             return None
         return PayloadsUnavailableError(self._url, reason(error))
 
@@ -247,7 +248,16 @@ def reason(error: Exception) -> str:
         return f"the service answers {status[1]}{f' {code[1]}' if code else ''}"
     if "error sending request" in text:
         return "no connection"
+    if request := _UNREADABLE.search(text):
+        return f"the service answered a {request[1]} request with something that cannot be read"
+    if _is_panic(error):
+        return "the service answered with something that obstore cannot handle"
     return type(error).__name__
+
+
+def _is_panic(error: Exception) -> bool:
+    """Whether obstore's own code failed, as on answers that no service should give."""
+    return type(error).__module__ == "pyo3_async_runtimes"
 
 
 def client(url: PlaceURL, prefix: str) -> S3Store | GCSStore | AzureStore:
