@@ -222,9 +222,9 @@ class Putting(BufferCore):
         checks.instance("episode", episode, Episode)
         if position is not None:
             position = checks.whole_number("position", position)
-        record = to_episode_record(episode, self.settings.compression)
-        if episode.turns:
-            self._log_restart(group_uid, flatten([episode]))
+        flat = flatten([episode])
+        record = to_episode_record(flat, episode.text, self.settings.compression)
+        self._log_restart(group_uid, flat)
         addition = Addition(group_uid, position, record)
         submission = Submission(addition, (), record.num_bytes)
         async with self._patience(checks.seconds("timeout", timeout)) as patience:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from replaydb import checks, codec
 from replaydb.batch.stored import StoredGroup
 from replaydb.database.column_types import Damaged
-from replaydb.episodes import Episode, EpisodeGroup, GroupStatus
+from replaydb.episodes import EpisodeGroup, GroupStatus
 from replaydb.episodes.flat import NO_VERSION, FlatEpisodes, flatten
 from replaydb.episodes.rewards import reward_stats
 from replaydb.errors import CorruptPayloadError
@@ -223,11 +223,12 @@ class EpisodeRecord:
         return len(self.payload.data)
 
 
-def to_episode_record(episode: Episode, compression: Literal["zstd"] | None) -> EpisodeRecord:
-    """Encode an episode on its own."""
-    flat = flatten([episode])
+def to_episode_record(
+    flat: FlatEpisodes, text: str | None, compression: Literal["zstd"] | None
+) -> EpisodeRecord:
+    """Encode an episode that is flattened on its own."""
     data = codec.encode(flat, compression=compression)
-    return EpisodeRecord(_episode_rows(flat)[0], PayloadRecord.of(0, data), episode.text)
+    return EpisodeRecord(_episode_rows(flat)[0], PayloadRecord.of(0, data), text)
 
 
 def reward_facts(rewards: NDArray[np.float64]) -> dict[str, float | None]:

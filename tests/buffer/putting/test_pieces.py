@@ -10,6 +10,8 @@ import pytest
 
 import replaydb as rdb
 from replaydb import Buffer, Capacity, Store
+from replaydb.database.records import to_episode_record
+from replaydb.episodes.flat import flatten
 from support.clock import Clock
 from support.groups import conversation, episode, group, groups, long_group
 from support.ledger import check_books, group_row, statuses
@@ -172,11 +174,16 @@ async def test_too_stale_when_it_is_complete(store: Store, url: str) -> None:
     assert row["status_reason"] == "staler than max_staleness"
 
 
-async def test_capacity_counts_what_is_arriving(store: Store, url: str) -> None:
-    buffer = await store.buffer("math", capacity=Capacity(tokens=100))
+@pytest.mark.parametrize("kind", ["tokens", "bytes"])
+async def test_capacity_counts_what_is_arriving(store: Store, url: str, kind: str) -> None:
+    """With one more token or byte of room, nothing would have to go."""
+    buffer = await store.buffer("math")
     await buffer.put([long_group(f"g{i}", 30) for i in range(3)])
     await buffer.open_group("gsm8k", "open", 3)
     long = long_group("x", 40).episodes[0]
+    stored = sum(getattr(one, f"num_{kind}") for one in await buffer.find())
+    new = getattr(to_episode_record(flatten([long]), None, None), f"num_{kind}")
+    await buffer.update_settings(capacity=Capacity(**{kind: stored + new - 1}))
     await buffer.add_episode("open", long)
     kept = {uid for uid, status in (await statuses(url)).items() if status != "archived"}
     assert kept == {"g1", "g2", "open"}
