@@ -203,6 +203,17 @@ async def test_limits_that_are_too_short(empty_postgresql_url: str) -> None:
     assert all("ALTER ROLE" in (one.mend or "") for one in short)
 
 
+async def test_sessions_whose_activity_is_not_tracked(empty_postgresql_url: str) -> None:
+    await migrations.upgrade(empty_postgresql_url)
+    found = {one.subject: one for one in await examine(empty_postgresql_url)}["commits"]
+    assert found.level == "good"
+    database = urlsplit(empty_postgresql_url).path.removeprefix("/")
+    await _execute(empty_postgresql_url, f'ALTER DATABASE "{database}" SET track_activities = off')
+    found = wrong(await examine(empty_postgresql_url))["commits"]
+    assert (found.level, "track_activities" in found.text) == ("warning", True)
+    assert "track_activities = on" in (found.mend or "")
+
+
 async def test_an_index_that_was_never_finished(postgresql_url: str) -> None:
     flag = "UPDATE pg_index SET indisvalid = {} WHERE indexrelid = 'ix_draw_latest'::regclass"
     await _execute(postgresql_url, flag.format("false"))

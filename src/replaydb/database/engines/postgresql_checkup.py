@@ -36,7 +36,7 @@ _SETTINGS = text("""
     SELECT name, setting FROM pg_settings WHERE name IN (
         'server_version', 'server_version_num', 'fsync', 'full_page_writes', 'autovacuum',
         'track_counts', 'synchronous_commit', 'max_connections', 'server_encoding',
-        'superuser_reserved_connections', 'max_wal_size')
+        'superuser_reserved_connections', 'max_wal_size', 'track_activities')
 """)
 #: What a connection of this role and database begins with, in milliseconds; 0 is no limit.
 _LIMITS = text("""
@@ -86,6 +86,7 @@ def findings(connection: Connection) -> Iterator[Finding]:
     yield _role(connection)
     yield from _durability(settings)
     yield _autovacuum(settings)
+    yield _commits(settings)
     yield _encoding(settings)
     yield from _limits(connection)
     yield _connections(connection, settings)
@@ -146,6 +147,18 @@ def _autovacuum(settings: dict[str, str]) -> Finding:
                 f"ALTER SYSTEM SET {name} = on, then SELECT pg_reload_conf()",
             )
     return Finding("good", "autovacuum", "it is on")
+
+
+def _commits(settings: dict[str, str]) -> Finding:
+    if settings["track_activities"] == "on":
+        return Finding("good", "commits", "their outcome can be found if an answer is lost")
+    return Finding(
+        "warning",
+        "commits",
+        "track_activities is off for this role and database: the session of a commit without an "
+        "answer is not found, and the call raises OutcomeUnknownError",
+        "ALTER ROLE ... SET track_activities = on, or ALTER DATABASE ... SET, by a superuser",
+    )
 
 
 def _encoding(settings: dict[str, str]) -> Finding:
