@@ -11,7 +11,7 @@ import pytest
 import replaydb as rdb
 from replaydb import Buffer, Capacity, Lease, Queue, Store
 from replaydb.database.engines.signals import Signal
-from support.groups import group
+from support.groups import episode, group
 from support.other_process import other_process
 
 
@@ -43,6 +43,31 @@ def sample_important(buffer: Buffer) -> Coroutine[Any, Any, Any]:
     return buffer.sample(1, where=rdb.col.priority > 5.0, timeout=600)
 
 
+async def sample_arriving(buffer: Buffer) -> Any:
+    await buffer.open_group("gsm8k", "open", 1)
+    return await sample(buffer)
+
+
+async def sample_fresh(buffer: Buffer) -> Any:
+    await buffer.put(group("old", version=0))
+    await buffer.advance_policy(1)
+    return await buffer.sample(1, max_staleness=0, timeout=600)
+
+
+def sample_hard(buffer: Buffer) -> Coroutine[Any, Any, Any]:
+    return buffer.sample(1, where=rdb.col.tags["level"].as_string() == "hard", timeout=600)
+
+
+async def acked_by_id(buffer: Buffer, lease: Lease | None) -> None:
+    assert lease is not None
+    await buffer.ack(lease.id)
+
+
+async def revoked(buffer: Buffer, lease: Lease | None) -> None:
+    assert lease is not None
+    await buffer.revoke(lease.id)
+
+
 def ack(_buffer: Buffer, lease: Lease | None) -> Awaitable[None]:
     assert lease is not None
     return lease.ack()
@@ -64,6 +89,18 @@ WAITS = {
     "a deletion makes room": Wait({"rate_limit": Queue(1)}, False, put, lambda b, _: b.delete([1])),
     "other settings make room": Wait(
         {"rate_limit": Queue(1)}, False, put, lambda b, _: b.update_settings(rate_limit=None)
+    ),
+    "a group is put": Wait({}, True, sample, lambda b, _: b.put(group("next"))),
+    "the last episode arrives": Wait(
+        {}, True, sample_arriving, lambda b, _: b.add_episode("open", episode())
+    ),
+    "an ack by id gives a group back": Wait({"on_ack": "return"}, True, sample, acked_by_id),
+    "a revocation gives a group back": Wait({}, True, sample, revoked),
+    "tags meet a filter": Wait(
+        {}, False, sample_hard, lambda b, _: b.update([1], tags={"level": "hard"})
+    ),
+    "an earlier policy makes a group fresh": Wait(
+        {}, True, sample_fresh, lambda b, _: b.advance_policy(0, rewind=True)
     ),
     "a draw makes room": Wait({"rate_limit": Queue(1)}, False, put, lambda b, _: b.sample(1)),
 }

@@ -13,6 +13,7 @@ from sqlalchemy import event
 
 import replaydb as rdb
 from replaydb import Batch, Buffer, Store
+from replaydb.buffer.requests import draw_request
 from support.groups import group, groups
 from support.other_process import other_process
 
@@ -34,6 +35,25 @@ async def waiting(buffer: Buffer, n: Any = 1, **arguments: Any) -> AsyncIterator
         yield asyncio.wait_for(sample, 30)
     finally:
         sample.cancel()
+
+
+@pytest.mark.parametrize(
+    ("n", "at_least", "expected"),
+    [
+        (5, None, True),
+        (6, None, False),
+        (6, 5, True),
+        ({"a": 4, "b": 1}, None, True),
+        ({"a": 2, "b": 2}, None, False),  # what one task has too many is no help to the other
+        ({"a": 2, "b": 2}, 3, True),
+    ],
+)
+async def test_when_another_attempt_is_worthwhile(
+    buffer: Buffer, n: Any, at_least: int | None, expected: bool
+) -> None:
+    await buffer.put([*(group(task="a") for _ in range(4)), group(task="b")])
+    request = draw_request(n, rdb.Fifo(), None, None, None, None, at_least)
+    assert await buffer._may_suffice(request, None) is expected
 
 
 @pytest.mark.parametrize("timeout", [600, 600.0, None, float("inf")])
