@@ -37,6 +37,13 @@ async def test_as_many_as_there_are_but_not_fewer_than_the_least(buffer: Buffer,
         assert (caught.value.wanted, caught.value.available) == (at_least or 6, 4)
 
 
+async def test_a_rate_limit_counts_what_was_taken(store: Store) -> None:
+    buffer = await store.buffer("limited", rate_limit=rdb.MinSize(1))
+    await buffer.put(groups(2))
+    assert len(await buffer.sample(4, at_least=2)) == 2
+    assert (await buffer.stats()).limited_samples == 2
+
+
 @pytest.mark.parametrize("call", CALLS)
 async def test_it_counts_the_groups_of_all_tasks(buffer: Buffer, call: str) -> None:
     await buffer.put([*groups(3, "a"), *groups(1, "b")])
