@@ -61,8 +61,9 @@ async def test_tables_that_another_process_changes_are_named(empty_url: str) -> 
             with pytest.raises(rdb.SchemaOutOfDateError, match="run: replaydb db upgrade") as old:
                 await call
             assert (old.value.current, old.value.expected) == (before, REVISIONS[-1])
-        await migrations.upgrade(empty_url)
-        assert len(await buffer.sample(2)) == 2
+    await migrations.upgrade(empty_url)
+    async with Store.open(empty_url) as store:
+        assert len(await (await store.buffer("math")).sample(2)) == 2
         async with transaction(empty_url) as connection:
             await connection.execute(text("ALTER TABLE run RENAME COLUMN name TO title"))
             await connection.execute(update(version_table).values(version_num="9999"))

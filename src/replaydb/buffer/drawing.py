@@ -36,6 +36,7 @@ from replaydb.errors import (
     CorruptPayloadError,
     DatabaseError,
     DatabaseFullError,
+    DatabaseReplacedError,
     DatabaseUnavailableError,
     NotEnoughGroupsError,
     RateLimitedError,
@@ -293,6 +294,8 @@ class Result:
 
 def _may_pass(error: DatabaseError) -> bool:
     """Whether the same call may work later: after an outage, a full disk, or a lost race."""
+    if isinstance(error, DatabaseReplacedError):  # until the store is opened again
+        return False
     lost = isinstance(error.__cause__, LostRaceError)
     return lost or isinstance(error, DatabaseUnavailableError | DatabaseFullError)
 

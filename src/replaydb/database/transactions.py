@@ -284,11 +284,11 @@ class Database:
 
     async def _schema_problem(self) -> SchemaError | None:
         """Return why this version cannot use the tables, if they were changed after the opening."""
-        end = end_in(REVISION_SECONDS)
-        # If it cannot be read, the error that the call failed with says more.
+        # If it cannot be read, the error that the call failed with says more. A connection of its
+        # own: transactions begin with a statement that needs a table of this version.
         with suppress(Exception):
-            async with asyncio.timeout_at(end), self._connected(self._reader, end) as connection:
-                return revisions.problem_of(self.backend, await revisions.look(connection))
+            async with asyncio.timeout(REVISION_SECONDS), revisions.reading(self.backend) as it:
+                return revisions.problem_of(self.backend, await revisions.look(it))
         return None
 
     @asynccontextmanager

@@ -97,6 +97,7 @@ async def test_cancelled_while_others_have_the_lock(
         (_lost_race(), True),
         (rdb.DatabaseError("permission denied"), False),
         (rdb.DatabaseReadOnlyError("a standby"), False),
+        (rdb.DatabaseReplacedError("an older state"), False),
     ],
     ids=lambda value: type(value).__name__,
 )
