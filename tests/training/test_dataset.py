@@ -81,6 +81,23 @@ def test_leases_keep_workers_apart(url: str, stored: list[int]) -> None:
         assert store.buffer("math").count(statuses=GroupStatus.ARCHIVED) == 12
 
 
+@pytest.mark.parametrize(("num_workers", "ahead"), [(0, 0), (2, 4)])
+def test_only_workers_ack_before_the_trainer_has_a_batch(
+    url: str, stored: list[int], num_workers: int, ahead: int
+) -> None:
+    """At most as many batches as a DataLoader asks for ahead, when the trainer ends early."""
+    options: dict[str, Any] = {}
+    if num_workers:
+        options = {"num_workers": num_workers, "multiprocessing_context": "fork"}
+    batches = iter(DataLoader(dataset(url, batch_size=1), batch_size=None, **options))
+    seen = {one for _ in range(3) for one in next(batches)}
+    del batches
+    with blocking.Store.open(url) as store:
+        acked = store.buffer("math").find(statuses=GroupStatus.ARCHIVED)
+        assert len({one.id for one in acked} - seen) <= ahead
+        assert store.buffer("math").leases() == []
+
+
 def test_workers_of_ranks_have_shards_of_their_own(url: str, stored: list[int]) -> None:
     found: list[list[int]] = []
     for rank in range(2):

@@ -34,8 +34,11 @@ class ReplayDataset(IterableDataset[Any]):
         policy: How groups are chosen.
         shard: How batches of ranks and workers stay disjoint. "lease": each holds its groups until
             it asks for its next batch, which acks them; one that dies gives them back when the
-            lease expires. "modulo": each is given the groups whose id modulo the number of shards
-            is its own, again and again; shards are fixed, so one may run dry before another.
+            lease expires. A worker of a DataLoader asks ahead of the trainer: up to `num_workers *
+            prefetch_factor` batches are acked before the trainer has them, and are not trained if
+            it ends early. With `num_workers=0` none is. "modulo": each is given the groups whose
+            id modulo the number of shards is its own, again and again; shards are fixed, so one
+            may run dry before another.
         collate: Called with each `Batch`; by default the batch itself is handed out. Workers send
             what it returns to the trainer, so tensors are better than groups.
         prefetch: See `Buffer.loader`.
