@@ -20,7 +20,7 @@ from replaydb import Buffer, Store, blocking
 from replaydb.analysis import decoded
 from replaydb.errors import InvalidInputError, PayloadsUnavailableError
 from replaydb.exchange import export_groups, exporting, import_groups
-from replaydb.exchange.files import files_at
+from replaydb.exchange.files import Folder, files_at
 from replaydb.exchange.manifest import NAME, Manifest, Part, packed
 from support.groups import episode, group, groups
 from support.ledger import check_books
@@ -160,6 +160,26 @@ def test_a_record_that_is_none(tmp_path: Path, content: bytes | None) -> None:
     kind = PayloadsUnavailableError if content is None else InvalidInputError
     with pytest.raises(kind, match=NAME if content is not None else tmp_path.name):
         Manifest.found(files_at("source", tmp_path))
+
+
+@pytest.mark.parametrize("num_lost", [1, 2])
+async def test_a_record_that_is_written_elsewhere(
+    buffer: Buffer, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_lost: int
+) -> None:
+    """As through an endpoint that leads to another service for a while."""
+    await buffer.put(groups(2))
+    put, left = Folder.put, iter([True] * (3 - num_lost))
+
+    def put_somewhere(files: Folder, name: str, content: bytes) -> None:
+        if next(left, False):
+            put(files, name, content)
+
+    monkeypatch.setattr(Folder, "put", put_somewhere)
+    with pytest.raises(PayloadsUnavailableError, match=f"{NAME} cannot be read as it was written"):
+        export_groups(url, tmp_path / "export")
+    monkeypatch.undo()
+    export_groups(url, tmp_path / "export")
+    assert import_groups(url, tmp_path / "export", buffer="again", create=True).num_put == 2
 
 
 async def test_a_record_of_fewer_files(buffer: Buffer, url: str, tmp_path: Path) -> None:

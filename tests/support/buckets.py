@@ -165,9 +165,11 @@ class Endpoint:
             return 200, self._listing(objects, query), [_XML]
         if "delete" in query:
             objects = self._routed("DELETE", "")
-            for each in _KEY.findall(body):
+            keys = _KEY.findall(body)
+            for each in keys:
                 objects.pop(each.decode(), None)
-            return 200, b"<DeleteResult/>", [_XML]
+            deleted = b"".join(b"<Deleted><Key>%b</Key></Deleted>" % each for each in keys)
+            return 200, b"<DeleteResult>%b</DeleteResult>" % deleted, [_XML]
         objects = self._routed(method, key)
         if method == "PUT":
             objects[key] = body

@@ -14,7 +14,7 @@ from uuid import uuid4
 import numpy as np
 from numpy.typing import NDArray
 
-from replaydb.errors import InvalidInputError
+from replaydb.errors import InvalidInputError, PayloadsUnavailableError
 from replaydb.exchange.files import Files
 
 #: Hidden, so that what reads all files of a folder does not take it for data.
@@ -89,7 +89,9 @@ class Manifest:
                 raise ValueError("a file twice")
             return cls(facts["wanted"], parts, facts["complete"], facts["writer"])
         except (ValueError, TypeError, KeyError, RecursionError, zlib.error) as error:
-            raise InvalidInputError(NAME, "what an export of this version wrote", error) from error
+            raise InvalidInputError(
+                NAME, "what an export of this version wrote (to export anew, delete it)", error
+            ) from error
 
     def begin(self, files: Files) -> None:
         """Take the place over from whoever writes there, without what was not noted."""
@@ -119,7 +121,10 @@ class Manifest:
 
     def _write(self, files: Files) -> None:
         facts = {"version": VERSION, **asdict(self)}
-        files.put(NAME, json.dumps(facts, indent=1, ensure_ascii=False).encode())
+        content = json.dumps(facts, indent=1, ensure_ascii=False).encode()
+        files.put(NAME, content)
+        if files.get(NAME) != content:  # such as an endpoint that leads to several services
+            raise PayloadsUnavailableError(files.url, f"{NAME} cannot be read as it was written")
 
     def ids(self, buffer: str, task: str) -> NDArray[np.int64]:
         """Groups of a task that are in files, ascending."""
