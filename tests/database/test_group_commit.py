@@ -19,7 +19,7 @@ class Store:
         self.attempts: list[list[int]] = []
         self.stored: list[int] = []
         self.before: Callable[[Sequence[int]], None] = lambda items: None
-        self.after = asyncio.Event()
+        self.committing, self.after = asyncio.Event(), asyncio.Event()
         self.settling_seconds = math.inf
         self.after.set()
         self.shared: GroupCommit[int, int] = GroupCommit(
@@ -32,12 +32,29 @@ class Store:
             await asyncio.sleep(0)
             self.before(items)
             await asyncio.sleep(0)
+        self.committing.set()
         await self.after.wait()
         self.stored.extend(items)
         return [2 * item for item in items]
 
     def put(self, item: int, end: float | None = None) -> asyncio.Task[int]:
         return asyncio.create_task(self.shared.submit(Submission(item, (), 0), end))
+
+
+@pytest.fixture
+def pass_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Sets the clock of the running event loop forward by so many seconds."""
+
+    def later(seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time
+        monkeypatch.setattr(loop, "time", lambda: now() + seconds)
+
+    return later
+
+
+def in_a_minute() -> float:
+    return asyncio.get_running_loop().time() + 60
 
 
 async def test_one_who_stays_is_not_rolled_back_again_and_again() -> None:
@@ -79,30 +96,38 @@ async def test_who_leaves_in_time_is_not_stored_and_who_does_not_is() -> None:
     assert (early.cancelled(), late.cancelled(), store.stored) == (True, True, [2])
 
 
-async def test_time_that_is_up_during_the_commit_is_not_a_failure() -> None:
+async def test_time_that_is_up_during_the_commit_is_not_a_failure(
+    pass_time: Callable[[float], None],
+) -> None:
     store = Store()
     store.after.clear()
-    now = asyncio.get_running_loop().time()
-    put = store.put(1, now + 0.05)
-    await asyncio.sleep(0.1)
+    put = store.put(1, in_a_minute())
+    await store.committing.wait()
+    pass_time(61)
+    await asyncio.wait([put], timeout=0.01)
     assert not put.done()
     store.after.set()
     assert await put == 2
 
 
-async def test_a_commit_that_nobody_hears_of_holds_up_nobody_who_is_in_a_hurry() -> None:
+async def test_a_commit_that_nobody_hears_of_holds_up_nobody_who_is_in_a_hurry(
+    pass_time: Callable[[float], None],
+) -> None:
     store = Store()
     store.after.clear()
     store.settling_seconds = 0.05
-    now = asyncio.get_running_loop().time()
-    hurried, patient = store.put(1, now + 0.05), store.put(2)
+    hurried, patient = store.put(1, in_a_minute()), store.put(2)
+    await store.committing.wait()
+    pass_time(61)
     with pytest.raises(OutcomeUnknownError):
         await asyncio.wait_for(hurried, 10)
     store.after.set()
     assert await patient == 4
 
 
-async def test_what_is_run_again_leaves_out_whom_nobody_told() -> None:
+async def test_what_is_run_again_leaves_out_whom_nobody_told(
+    pass_time: Callable[[float], None],
+) -> None:
     store = Store()
     store.settling_seconds = 0.05
     again = asyncio.Event()
@@ -111,12 +136,14 @@ async def test_what_is_run_again_leaves_out_whom_nobody_told() -> None:
     async def commit(items: Sequence[int], gate: Gate, end: float) -> Sequence[int]:
         with gate:
             pass  # it is committed, and that comes to nothing
+        store.committing.set()
         await again.wait()
         return await first_commit(items, gate, end)
 
     store.shared = GroupCommit(commit, lambda num_bytes: 60.0, lambda: store.settling_seconds)
-    now = asyncio.get_running_loop().time()
-    hurried, patient = store.put(1, now + 0.05), store.put(2)
+    hurried, patient = store.put(1, in_a_minute()), store.put(2)
+    await store.committing.wait()
+    pass_time(61)
     with pytest.raises(OutcomeUnknownError):
         await asyncio.wait_for(hurried, 10)
     again.set()
@@ -124,11 +151,13 @@ async def test_what_is_run_again_leaves_out_whom_nobody_told() -> None:
     assert store.stored == [2]
 
 
-async def test_a_commit_that_nobody_waits_for_ends() -> None:
+async def test_a_commit_that_nobody_waits_for_ends(pass_time: Callable[[float], None]) -> None:
     store = Store()
     store.after.clear()
     store.settling_seconds = 0.05
-    put = store.put(1, asyncio.get_running_loop().time() + 0.05)
+    put = store.put(1, in_a_minute())
+    await store.committing.wait()
+    pass_time(61)
     with pytest.raises(OutcomeUnknownError):
         await asyncio.wait_for(put, 10)
     await asyncio.wait_for(store.shared.drain(), 10)
