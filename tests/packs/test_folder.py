@@ -128,20 +128,23 @@ async def test_what_the_system_refuses_is_typed_and_leaves_nothing(
         await place.write(uuid4().hex, [b"a"], sync=False, end=soon())
 
 
-async def test_a_marker_that_cannot_be_written_leaves_no_folder(
+async def test_a_folder_whose_mount_is_gone_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Though nothing can be written to it: it is where the mount comes back."""
+
     def refuse(descriptor: int, pieces: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     async with opened(tmp_path.as_uri()) as place:
-        with monkeypatch.context() as patched:
-            patched.setattr(os, "writev", refuse)
-            with pytest.raises(DatabaseFullError):
-                await place.prepare(soon())
-        assert os.listdir(tmp_path) == []
         await place.prepare(soon())
-        await place.check(soon())
+        folder = tmp_path / os.listdir(tmp_path)[0]
+        folder.rename(tmp_path / "away")
+        folder.mkdir()
+        monkeypatch.setattr(os, "writev", refuse)
+        with pytest.raises(DatabaseFullError):
+            await place.write(uuid4().hex, [b"a"], sync=False, end=soon())
+        assert folder.exists()
 
 
 async def test_a_folder_that_is_not_mounted_is_not_made(tmp_path: Path) -> None:

@@ -115,8 +115,6 @@ class Folder:
         except BaseException:
             with suppress(OSError):
                 unfinished.unlink()
-            with suppress(OSError):  # only an empty one: the marker was to be the first file
-                self._folder.rmdir()
             raise
         if sync:
             _sync_folder(self._folder)
