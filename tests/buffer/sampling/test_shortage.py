@@ -73,17 +73,19 @@ async def test_only_who_is_told_pays_for_it(buffer: Buffer) -> None:
     seen: list[str] = []
 
     def note(_conn: object, _cursor: object, statement: str, *_more: object) -> None:
-        seen.append(statement)
+        if "count(*)" in statement.lower() and "commit_proof" not in statement:
+            seen.append(statement)
 
     event.listen(Engine, "before_cursor_execute", note)
     try:
         await buffer.put(groups(2))
         await buffer.sample(2)
-        assert not [one for one in seen if "count(*)" in one.lower()]
+        assert not seen
         await refused(buffer, 3)
-        counts = len([one for one in seen if "count(*)" in one.lower()])
+        counts = len(seen)
+        assert counts
         seen.clear()
         await refused(buffer, 3, timeout=0.05)
-        assert len([one for one in seen if "count(*)" in one.lower()]) == counts
+        assert len(seen) == counts
     finally:
         event.remove(Engine, "before_cursor_execute", note)
