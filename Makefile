@@ -9,7 +9,9 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help browser demo test check docs pictures lowest integrations torture bench bench-peers clean
+.PHONY: help browser demo quick test test-all check docs pictures lowest integrations torture mutants bench bench-peers clean
+#: What pytest leaves out; `make test-all` empties it.
+MARKS := not nightly
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -46,12 +48,19 @@ $(INTEGRATIONS)/.installed: pyproject.toml $(wildcard tests/integrations/*.txt)
 	@touch $@
 
 integrations: $(INTEGRATIONS)/.installed ## Test the integrations with the real trainers, in an environment of their own
-	$(INTEGRATIONS)/bin/python -m pytest --numprocesses 2 --dist loadgroup tests/integrations
+	$(INTEGRATIONS)/bin/python -m pytest --numprocesses 2 --dist loadgroup -m '$(MARKS)' tests/integrations
 
-test: ## Everything in check and lowest, then all tests on SQLite and PostgreSQL, and the integrations (see browser)
-	$(MAKE) --jobs=3 check lowest $(INTEGRATIONS)/.installed
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+quick: $(VENV)/.installed ## A minute of tests: on SQLite, without servers, browsers and other processes
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal --quick
+
+test: ## Everything in check, then tests on SQLite and PostgreSQL, and of the integrations (see browser)
+	$(MAKE) --jobs=2 check $(INTEGRATIONS)/.installed
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m '$(MARKS)'
 	$(MAKE) integrations
+
+test-all: ## Everything in test and lowest, and the longer and repeated tests (marked `nightly`)
+	$(MAKE) lowest
+	$(MAKE) test MARKS=
 
 browser: ## Install Chromium for the tests of the pages, by apt, where there is none
 	@command -v chromium >/dev/null || { \
@@ -62,6 +71,10 @@ browser: ## Install Chromium for the tests of the pages, by apt, where there is 
 torture: $(VENV)/.installed ## Attack every promise for 15 minutes (SEED=N repeats a run, RECORD=1 writes its figures)
 	PYTHONPATH=tests $(BIN)/python -m torture $(if $(SEED),--seed $(SEED)) $(if $(RECORD),--record)
 
+mutants: $(VENV)/.installed ## Try 300 small changes of the code that tests should notice (NUMBER=, SEED=, ONLY=PATH, FRESH=1)
+	PYTHONPATH=tests $(BIN)/python -m mutants $(if $(NUMBER),--number $(NUMBER)) $(if $(SEED),--seed $(SEED)) \
+		$(if $(ONLY),--only $(ONLY)) $(if $(FRESH),--fresh)
+
 bench: $(VENV)/.installed ## Measure this machine: medians and ratios
 	$(BIN)/python -m benchmarks
 
@@ -69,4 +82,4 @@ bench-peers: $(VENV)/.installed ## Measure replaydb beside other stores, each in
 	$(BIN)/python -m benchmarks.peers
 
 clean: ## Remove the environment and build output
-	rm -rf $(VENV) $(INTEGRATIONS) dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(INTEGRATIONS) .mutants dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis

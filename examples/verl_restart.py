@@ -19,7 +19,7 @@ import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 import ray
 import transfer_queue as tq
 

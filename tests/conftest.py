@@ -24,6 +24,57 @@ from support.postgres import PostgresServer, running_server
 from support.proxy import Proxy, running_proxy
 from support.s3 import S3Server, credentials, running_s3
 
+#: Left out of `make quick`: what starts servers, browsers and other processes, counts draws, or
+#: looks at whole stores.
+LONG_FIXTURES = {"postgres", "_s3", "endpoint", "_browser"}
+LONG_PATHS = (
+    "analysis",
+    "blocking/test_interrupts.py",
+    "buffer/sampling/test_extremes.py",
+    "buffer/sampling/test_proportions.py",
+    "buffer/sampling/test_sample_waiting.py",
+    "buffer/test_processes.py",
+    "buffer/test_state_machine.py",
+    "buffer/test_stress.py",
+    "cli",
+    "database/engines",
+    "database/migrations",
+    "database/repository/test_plans.py",
+    "database/test_failover.py",
+    "database/test_filters.py",
+    "exchange",
+    "mutants",
+    "operations",
+    "processes",
+    "project",
+    "test_close.py",
+    "test_memory.py",
+    "torture",
+    "ui",
+)
+TESTS = Path(__file__).parent
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="the tests of `make quick`")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With `--quick`, deselect what takes long."""
+    if config.getoption("--quick"):
+        quick = [item for item in items if _is_quick(item)]
+        config.hook.pytest_deselected(items=[item for item in items if not _is_quick(item)])
+        items[:] = quick
+
+
+def _is_quick(item: pytest.Item) -> bool:
+    values = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    return not (
+        any(isinstance(value, str) and value == "postgresql" for value in values)
+        or LONG_FIXTURES.intersection(getattr(item, "fixturenames", ()))
+        or any(item.path.is_relative_to(TESTS / path) for path in LONG_PATHS)
+    )
+
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say what did not run: nothing else is ever skipped."""

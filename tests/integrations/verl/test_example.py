@@ -11,7 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]
+import psutil
+import pytest
 from examples.verl_cpu import configuration
 from verl.utils.import_utils import load_class_from_fqn, load_extern_object
 
@@ -56,21 +57,24 @@ def _members(session: int) -> list[psutil.Process]:
     return found
 
 
-def test_nothing_is_generated_twice_or_lost(sqlite_url: str, postgresql_url: str) -> None:
-    runs = [_begin("sync", sqlite_url), _begin("colocate_async", postgresql_url)]
+@pytest.mark.parametrize(
+    ("mode", "engine_name"),
+    [pytest.param("sync", "sqlite", marks=pytest.mark.nightly), ("colocate_async", "postgresql")],
+)
+def test_nothing_is_generated_twice_or_lost(url: str, mode: str) -> None:
+    run = _begin(mode, url)
     try:
-        for run in runs:
-            output, _ = run.communicate(timeout=500)
-            assert run.returncode == 0, output
-            before, saved, after, trained = map(json.loads, _NUMBERS.findall(output))
-            assert before == list(range(14))
-            assert sorted(saved) == list(range(8))
-            assert sorted(trained) == list(range(20))
-            assert len(before + after) == len(set(before + after))
-            assert set(range(20)) <= set(before + after)
-            assert psutil.wait_procs(_members(run.pid), 10)[1] == []
+        output, _ = run.communicate(timeout=500)
+        assert run.returncode == 0, output
+        before, saved, after, trained = map(json.loads, _NUMBERS.findall(output))
+        assert before == list(range(14))
+        assert sorted(saved) == list(range(8))
+        assert sorted(trained) == list(range(20))
+        assert len(before + after) == len(set(before + after))
+        assert set(range(20)) <= set(before + after)
+        assert psutil.wait_procs(_members(run.pid), 10)[1] == []
     finally:
-        for one in [one for run in runs for one in _members(run.pid)]:
+        for one in _members(run.pid):
             with contextlib.suppress(psutil.NoSuchProcess):
                 one.kill()
 

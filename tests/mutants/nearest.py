@@ -1,0 +1,118 @@
+"""Which tests try the mutants of a file: about a minute of them, the nearest first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from mutants.generate import PACKAGE
+
+SQLITE = "not postgresql"
+POSTGRESQL = "not sqlite"
+BOTH = ""
+
+#: Long tests of one matter, left out of the suites that do not name them.
+_LONG = (
+    "buffer/leasing/test_lease_cancelled.py",
+    "buffer/leasing/test_undelivered_leases.py",
+    "buffer/putting/test_uniform_eviction.py",
+    "buffer/sampling/test_extremes.py",
+    "buffer/sampling/test_proportions.py",
+    "buffer/sampling/test_sample_waiting.py",
+    "buffer/sampling/test_seeds.py",
+    "database/engines/test_files_lost.py",
+    "database/engines/test_pgbouncer.py",
+)
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Tests that are run for a mutant until one fails."""
+
+    nearest: tuple[str, ...]
+    """These run first; most mutants do not survive them."""
+    others: tuple[str, ...]
+    engine: str
+    """What pytest chooses by; the tests of the other engine could notice nothing."""
+
+    @property
+    def name(self) -> str:
+        """The same for suites that differ only in their order, and so take as long."""
+        return " ".join((self.engine, *sorted({*self.nearest, *self.others})))
+
+    @property
+    def options(self) -> list[str]:
+        """Options of pytest."""
+        paths = dict.fromkeys(self.nearest + self.others)
+        left_out = (f"--ignore=tests/{path}" for path in _LONG if path not in paths)
+        return ["-k", self.engine, *left_out, *(f"tests/{path}" for path in paths)]
+
+
+def _suite(nearest: str, others: str = "", engine: str = SQLITE) -> Suite:
+    return Suite(tuple(nearest.split()), tuple(others.split()), engine)
+
+
+_CALLS = (
+    "buffer/test_state_machine.py buffer/test_model.py "
+    "buffer/putting buffer/leasing buffer/sampling buffer/inspecting buffer/managing"
+)
+_WAITS = "buffer/sampling/test_sample_waiting.py"
+_LOST = "buffer/leasing/test_lease_cancelled.py buffer/leasing/test_undelivered_leases.py"
+_DRAWS = "buffer/sampling buffer/sampling/test_proportions.py buffer/sampling/test_seeds.py"
+_PACKS = "packs/test_folder.py packs/test_place.py"
+_ENGINES = "database/engines database/test_transactions.py buffer/test_wakes.py buffer/putting"
+
+#: By the beginning of a path; the longest that fits counts.
+_SUITES = {
+    "codec/": _suite("codec", "batch"),
+    "batch/": _suite("batch", "codec"),
+    "buffer/": _suite("test_checks.py", _CALLS),
+    "buffer/putting": _suite("buffer/putting", _CALLS),
+    "buffer/pacing": _suite("buffer/test_pacing.py buffer/test_rate_limits.py", "buffer/putting"),
+    "buffer/waiting": _suite(f"buffer/test_wakes.py {_WAITS}", "buffer/sampling buffer/putting"),
+    "buffer/drawing": _suite(f"buffer/sampling {_WAITS}", _CALLS),
+    "buffer/leas": _suite(f"buffer/leasing {_LOST}", _CALLS),
+    "buffer/loader": _suite("buffer/test_loader.py"),
+    "buffer/inspecting": _suite("buffer/inspecting", _CALLS),
+    "buffer/managing": _suite("buffer/managing", _CALLS),
+    "database/": _suite("database/test_statements.py database/test_filters.py", _CALLS),
+    "database/copying": _suite("operations/test_copy.py"),
+    "database/group_commit": _suite("database/test_group_commit.py", "buffer/putting"),
+    "database/migrations": _suite("database/migrations", engine=BOTH),
+    "database/payloads": _suite("database/test_payloads.py buffer/test_outside.py", _PACKS),
+    "database/pruning": _suite("database/test_pruning.py", "operations"),
+    "database/revisions": _suite("database/migrations", engine=BOTH),
+    "database/schema": _suite("database/migrations/test_schema.py", _CALLS),
+    "database/transactions": _suite("database/test_transactions.py", _ENGINES, BOTH),
+    "database/views": _suite("analysis", "database/migrations/test_schema.py"),
+    "database/engines/": _suite(_ENGINES, engine=BOTH),
+    "database/engines/postgresql": _suite(_ENGINES, engine=POSTGRESQL),
+    "database/engines/postgresql_checkup": _suite("operations", engine=POSTGRESQL),
+    "database/engines/postgresql_roles": _suite("operations", engine=POSTGRESQL),
+    "database/engines/postgresql_sequences": _suite("operations", engine=POSTGRESQL),
+    "database/engines/sqlite": _suite(_ENGINES),
+    "database/engines/sqlite_checkup": _suite("operations"),
+    "database/engines/sqlite_guard": _suite("database/engines/test_files_lost.py", _ENGINES),
+    "database/repository/": _suite(_CALLS),
+    "database/statements/": _suite(_CALLS),
+}
+for _folder in "database/repository/", "database/statements/":
+    _SUITES |= {
+        f"{_folder}{name}": suite
+        for suite, names in (
+            (_suite(_DRAWS), "candidates draws draw orders policy pools portions selections"),
+            (_suite("buffer/putting", _CALLS), "capacity pieces puts"),
+            (_suite("buffer/leasing", _CALLS), "lease"),
+            (_suite("buffer/managing", _CALLS), "aging buffer task updates"),
+            (_suite("buffer/inspecting", _CALLS), "groups history lineage listing looks metrics"),
+            (_suite("database/repository/test_tags.py", _CALLS), "tag"),
+            (_suite("database/test_pruning.py buffer/test_outside.py", _PACKS), "pack payload"),
+        )
+        for name in names.split()
+    }
+
+
+def suite_of(path: Path) -> Suite:
+    """The tests for a file of the package."""
+    name = path.relative_to(PACKAGE).as_posix()
+    return _SUITES[max((begin for begin in _SUITES if name.startswith(begin)), key=len)]

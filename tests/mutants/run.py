@@ -1,0 +1,103 @@
+"""Mutants are tried by two processes, each in a copy of the checkout of its own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shlex
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from contextlib import ExitStack, contextmanager
+from multiprocessing.queues import SimpleQueue
+from pathlib import Path
+
+import psutil
+from cosmic_ray.mutating import mutate_and_test
+from cosmic_ray.testing import run_tests
+from cosmic_ray.work_item import TestOutcome, WorkItem, WorkResult
+
+from mutants import examples
+from mutants.nearest import Suite, suite_of
+from support.postgres import SERVER_VARIABLE, running_server
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+PROCESSES = 2
+LONGEST_SUITE = 900.0
+_NOT_COPIED = shutil.ignore_patterns(".*", "site", "dist")
+_PYTEST = (
+    *("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"),
+    *("-p", examples.__name__, f"--hypothesis-profile={examples.PROFILE}"),
+)
+
+
+@contextmanager
+def copies() -> Iterator[ProcessPoolExecutor]:
+    """Processes, each with a copy of the checkout and a PostgreSQL; interrupted, they are killed.
+
+    A server that a test started itself would outlive a timeout, which kills that test.
+    """
+    context = multiprocessing.get_context("spawn")
+    places: SimpleQueue[tuple[Path, str]] = context.SimpleQueue()
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="replaydb-mutants-"))
+        for number in range(PROCESSES):
+            root = shutil.copytree(CHECKOUT, Path(folder, str(number)), ignore=_NOT_COPIED)
+            places.put((root, stack.enter_context(running_server()).url))
+        pool = stack.enter_context(ProcessPoolExecutor(PROCESSES, context, _enter, (places,)))
+        try:
+            yield pool
+        except BaseException:
+            # Tests are in sessions of their own: neither Ctrl-C nor the end of a worker ends them.
+            pool.shutdown(wait=False, cancel_futures=True)
+            for worker in map(psutil.Process, (one.pid for one in context.active_children())):
+                for process in worker, *worker.children(recursive=True):
+                    process.kill()
+            raise
+
+
+def unmutated(suites: Iterable[Suite], pool: ProcessPoolExecutor) -> Iterator[tuple[str, float]]:
+    """Yield how many seconds each suite takes without a mutant; it must pass."""
+    running = [pool.submit(_try_unmutated, suite) for suite in suites]
+    for future in as_completed(running):
+        yield future.result()
+
+
+def outcomes(
+    mutants: Iterable[WorkItem], seconds: Mapping[str, float], pool: ProcessPoolExecutor
+) -> Iterator[tuple[WorkItem, WorkResult]]:
+    """Yield what became of each mutant, as soon as it is known."""
+    running: dict[Future[WorkResult], WorkItem] = {}
+    for mutant in mutants:
+        suite = suite_of(mutant.mutations[0].module_path)
+        running[pool.submit(_try_mutant, mutant, suite, 4 * seconds[suite.name] + 30)] = mutant
+    for future in as_completed(running):
+        yield running[future], future.result()
+
+
+def _enter(places: SimpleQueue[tuple[Path, str]]) -> None:
+    """Make one of the copies the current directory, where cosmic-ray writes its mutants."""
+    signal.signal(signal.SIGINT, lambda *_: None)  # the parent decides; tests have the default
+    root, os.environ[SERVER_VARIABLE] = places.get()
+    os.chdir(root)
+    os.environ["PYTHONPATH"] = f"{root / 'src'}{os.pathsep}{root / 'tests'}"
+
+
+def _try_unmutated(suite: Suite) -> tuple[str, float]:
+    begun = time.monotonic()
+    outcome, output = run_tests(_command(suite), timeout=LONGEST_SUITE)
+    if outcome is not TestOutcome.SURVIVED:
+        raise RuntimeError(f"the tests fail without a mutant: {suite.options}\n{output}")
+    return suite.name, time.monotonic() - begun
+
+
+def _try_mutant(mutant: WorkItem, suite: Suite, timeout: float) -> WorkResult:
+    return mutate_and_test(mutant.mutations, _command(suite), timeout)
+
+
+def _command(suite: Suite) -> str:
+    return shlex.join([sys.executable, *_PYTEST, *suite.options])
