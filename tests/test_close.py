@@ -60,7 +60,7 @@ async def test_closing_finishes_the_puts_under_way(url: str) -> None:
 async def test_closing_in_the_middle_of_everything(url: str) -> None:
     """Each call ends whole or says that the store is closed; no connection is left behind."""
     rng = random.Random(7)
-    for number in range(5):
+    for number in range(3):
         store = await Store.open(url)
         buffer = await store.buffer("math")
         await buffer.put([group() for _ in range(3)])

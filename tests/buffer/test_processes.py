@@ -20,12 +20,13 @@ from replaydb import Capacity, SamplesPerInsert, Store
 from replaydb.database import schema
 from replaydb.database.engines import backend_for
 from support import lives
+from support.engines import sqlite_nightly
 from support.groups import group, groups
 from support.ledger import check_books, number_of, statuses
 from support.workers import Worker, workers
 
-GROUPS = 5_000
-KILLS = 12
+GROUPS = 2_000
+KILLS = 6
 
 
 @asynccontextmanager
@@ -112,6 +113,7 @@ async def test_capacity_is_never_exceeded(store: Store, url: str) -> None:
 
 
 @pytest.mark.parametrize(("write_pause", "read_pause"), [(0.0, 0.03), (0.03, 0.0)])
+@sqlite_nightly
 async def test_samples_per_insert_holds_its_band(
     store: Store, url: str, write_pause: float, read_pause: float
 ) -> None:
@@ -132,6 +134,7 @@ async def test_samples_per_insert_holds_its_band(
     assert 120 + 12 / 2 <= task.num_inserted <= 120 + 28 / 2
 
 
+@sqlite_nightly
 async def test_episodes_from_many_processes(store: Store, url: str) -> None:
     buffer = await store.buffer("math")
     for i in range(10):
@@ -200,18 +203,23 @@ async def _nothing_drawn(store: Store, url: str) -> None:
 @pytest.mark.parametrize(
     ("action", "where", "check"),
     [
-        ("ack", f"{_REPOSITORY}.leases:ack", _back_in_time),
-        ("ack", f"{_REPOSITORY}.transitions:archive", _back_in_time),
         ("ack", f"{_REPOSITORY}.lineage:set_cursors", _back_in_time),
-        ("revoke", f"{_REPOSITORY}.transitions:reopen", _nothing_revoked),
         ("revoke", f"{_REPOSITORY}.tasks:save", _nothing_revoked),
-        ("put", f"{_REPOSITORY}.lineage:set_cursors", _nothing_put),
         ("put", f"{_REPOSITORY}.tasks:save", _nothing_put),
         ("put", "replaydb.database.group_commit:_answer", _all_put),
-        ("sample", f"{_REPOSITORY}.lineage:record", _nothing_drawn),
         ("sample", f"{_REPOSITORY}.tasks:save", _nothing_drawn),
-        ("lease", f"{_REPOSITORY}.lineage:record", _nothing_drawn),
         ("lease", "replaydb.buffer.core:decoded", _back_in_time),
+        *(
+            pytest.param(action, f"{_REPOSITORY}.{where}", check, marks=pytest.mark.nightly)
+            for action, where, check in [
+                ("ack", "leases:ack", _back_in_time),
+                ("ack", "transitions:archive", _back_in_time),
+                ("revoke", "transitions:reopen", _nothing_revoked),
+                ("put", "lineage:set_cursors", _nothing_put),
+                ("sample", "lineage:record", _nothing_drawn),
+                ("lease", "lineage:record", _nothing_drawn),
+            ]
+        ),
     ],
 )
 async def test_killed_exactly_there(

@@ -18,7 +18,7 @@ from replaydb.database.repository.puts import OnDuplicate
 from support.groups import episode, group
 from support.ledger import check_books
 
-SECONDS = 2.5
+SECONDS = 1.5
 ENOUGH = 20
 TASKS = ["a", "b", "c"]
 #: What a caller may be told among so many others.

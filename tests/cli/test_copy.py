@@ -101,7 +101,15 @@ app()
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("engine_name", "how"),
+    [
+        ("sqlite", signal.SIGINT),
+        ("postgresql", signal.SIGKILL),
+        pytest.param("sqlite", signal.SIGKILL, marks=pytest.mark.nightly),
+        pytest.param("postgresql", signal.SIGINT, marks=pytest.mark.nightly),
+    ],
+)
 def test_killed_anywhere_it_goes_on(url: str, tmp_path: Path, how: signal.Signals) -> None:
     asyncio.run(live(url))
     asyncio.run(put(url, 48, 120_000))

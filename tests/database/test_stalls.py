@@ -35,6 +35,9 @@ CALLS: dict[str, Callable[[Buffer], Awaitable[Any]]] = {
 }
 
 
+#: Of what draws, what reads and what writes.
+EXAMPLES = ("sample", "count", "update")
+
 LIMITS = {
     "replaydb.database.transactions.PATIENCE_SECONDS": 0.5,
     "replaydb.buffer.inspecting.BULK_SECONDS": 0.5,
@@ -75,8 +78,16 @@ async def far(proxied_url: str) -> AsyncIterator[Store]:
     await asyncio.wait_for(store.close(timeout=0.2), 20)
 
 
-@pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("connected", [True, False])
+@pytest.mark.parametrize(
+    ("name", "connected"),
+    [
+        *((name, True) for name in CALLS),
+        *(
+            pytest.param(name, False, marks=() if name in EXAMPLES else pytest.mark.nightly)
+            for name in CALLS
+        ),
+    ],
+)
 async def test_a_stalled_network(far: Store, proxy: Proxy, name: str, connected: bool) -> None:
     buffer = await far.buffer("math")
     await buffer.put(groups(3))

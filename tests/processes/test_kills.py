@@ -19,7 +19,7 @@ from processes.worker import BUFFER, Acks
 from replaydb import Buffer, DatabaseUnavailableError, NotEnoughGroupsError, Prioritized, Store
 from support.connections import transaction
 
-KILLS = 12
+KILLS = 6
 
 
 async def _kill_one(nursery: Child, role: str, after: float) -> None:

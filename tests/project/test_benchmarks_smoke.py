@@ -12,6 +12,8 @@ import pytest
 from support.ledger import check_books
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+#: Benchmarks that take seconds even with tiny sizes.
+LONG = "loop memory step trainers viewers"
 TINY = r"""
 import asyncio, json, sys
 from math import isfinite
@@ -28,8 +30,11 @@ options = Options(
     rows=(200, 400), shapes=(Shape(2, 16),), megabytes=0, file_rows=50, trainers=(1, 2),
     seconds=0.2, rounds=1, long_rounds=1,
 )
-engine, folder, *rooms = sys.argv[1:]
-names = [name for name, run in BENCHMARKS.items() if run.__module__.split(".")[1] in rooms]
+engine, folder, rooms, left_out = sys.argv[1:]
+names = [
+    name for name, run in BENCHMARKS.items()
+    if run.__module__.split(".")[1] in rooms.split() and name not in left_out.split()
+]
 results, facts = [], {}
 asyncio.run(measure(names, [engine], options, results, facts))
 assert {one.benchmark for one in results} == set(names)
@@ -84,13 +89,20 @@ def environment(engine_name: str, request: pytest.FixtureRequest) -> dict[str, s
     return os.environ | own
 
 
+@pytest.mark.parametrize(
+    ("engine_name", "rooms", "left_out"),
+    [
+        ("sqlite", "engines scaling process training", LONG),
+        ("postgresql", "engines", LONG),
+        pytest.param("sqlite", "engines scaling process training", "", marks=pytest.mark.nightly),
+        # What is around the engines is the same on PostgreSQL.
+        pytest.param("postgresql", "engines scaling", "", marks=pytest.mark.nightly),
+    ],
+)
 async def test_benchmarks_run(
-    engine_name: str, environment: dict[str, str], tmp_path: Path
+    engine_name: str, rooms: str, left_out: str, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    """All on SQLite; what is around the engines is the same on PostgreSQL."""
-    around = ["process", "training"] if engine_name == "sqlite" else []
-    rooms = ["engines", "scaling", *around]
-    await run(TINY, engine_name, str(tmp_path), *rooms, environment=environment)
+    await run(TINY, engine_name, str(tmp_path), rooms, left_out, environment=environment)
 
 
 async def test_filled_buffers_are_as_puts_leave_them(url: str, environment: dict[str, str]) -> None:

@@ -6,7 +6,10 @@ from pathlib import Path
 
 from examples import async_admission, grpo_replay, off_policy
 
+from support.engines import postgresql_nightly
 
+
+@postgresql_nightly
 async def test_grpo_with_replay(url: str) -> None:
     reward, metrics = await grpo_replay.train(url, steps=30)
     assert reward > 0.4
@@ -14,6 +17,7 @@ async def test_grpo_with_replay(url: str) -> None:
     assert metrics["gen/groups"] == 30 * grpo_replay.GROUPS_PER_STEP
 
 
+@postgresql_nightly
 async def test_asynchronous_training_stays_within_the_staleness_admitted(url: str) -> None:
     reward, staleness = await async_admission.run(url, steps=20)
     assert len(staleness) == 20 * async_admission.GROUPS_PER_STEP

@@ -11,6 +11,7 @@ import replaydb as rdb
 from replaydb import Capacity, Store
 from replaydb.database.schema import episode_group
 from support.connections import transaction
+from support.engines import postgresql_nightly
 from support.groups import group
 from support.tally import Tally
 
@@ -21,6 +22,7 @@ ARRIVALS = [("a", "completed")] * 2 + [("b", "completed")] * 3 + [("a", "aborted
 OLD = 3
 
 
+@postgresql_nightly
 async def test_everybody_is_as_likely_to_go(store: Store, url: str) -> None:
     buffer = await store.buffer(
         "math",

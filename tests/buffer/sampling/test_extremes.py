@@ -15,6 +15,7 @@ from replaydb.database.repository import draws
 from replaydb.database.schema import episode_group, group, task
 from replaydb.database.statements.pools import order_of
 from support.connections import transaction
+from support.engines import postgresql_nightly
 from support.tally import pearson
 from support.world import Filter, Known, World, level_below, tagged, to_group
 
@@ -58,6 +59,7 @@ def far_apart() -> list[Known]:
     return [*several, known("idle", 0.0, 0, 15)]
 
 
+@postgresql_nightly
 async def test_a_batch_that_takes_a_tiny_weight_leaves_no_trace(buffer: rdb.Buffer) -> None:
     """The clock goes on by 1e16 then, of which a double has no digit left for thirds."""
     priorities = [1.0, 1.0, 1.0, 1e-16]
@@ -93,6 +95,7 @@ async def test_a_batch_that_takes_a_tiny_weight_rewrites_no_other(
 
 
 @pytest.mark.parametrize("longest_walk", [draws.LONGEST_WALK, math.inf])
+@postgresql_nightly
 async def test_batches_that_take_nearly_everything(
     buffer: rdb.Buffer, effort: int, longest_walk: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,6 +115,7 @@ async def test_batches_that_take_nearly_everything(
     world.check()
 
 
+@postgresql_nightly
 async def test_walks_that_are_given_up(
     buffer: rdb.Buffer, effort: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +132,7 @@ async def test_walks_that_are_given_up(
     world.check()
 
 
+@postgresql_nightly
 async def test_groups_that_come_and_go(buffer: rdb.Buffer, effort: int) -> None:
     rng = np.random.default_rng(7)
     world = World(buffer, 16)
@@ -189,6 +194,7 @@ WAYS: list[Change] = [by_a_put, by_a_nack, by_new_priorities, by_another_exponen
 
 
 @pytest.mark.parametrize("appear", WAYS, ids=lambda way: way.__name__)
+@postgresql_nightly
 async def test_large_weights_that_appear_while_the_clock_is_late(
     buffer: rdb.Buffer, effort: int, appear: Change
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 import replaydb as rdb
 from replaydb.database.repository import draws
+from support.engines import postgresql_nightly
 from support.tally import Tally, pearson
 from support.world import EVERYTHING, Filter, Known, World, draw_often, level_below, request, tagged
 
@@ -64,6 +65,7 @@ async def test_plain_draws(buffer: rdb.Buffer, policy: rdb.Uniform | rdb.Priorit
     world.check()
 
 
+@postgresql_nightly
 async def test_plain_draws_one_by_one(
     buffer: rdb.Buffer, policy: rdb.Uniform | rdb.Prioritized, effort: int
 ) -> None:
@@ -81,6 +83,7 @@ async def test_single_draws_by_pearson(sqlite_buffer: rdb.Buffer) -> None:
     assert pearson(counts, [world.groups[one].priority ** 0.7 for one in ids]) > 0.001
 
 
+@postgresql_nightly
 async def test_filters_that_change_from_draw_to_draw(
     buffer: rdb.Buffer, policy: rdb.Uniform | rdb.Prioritized, effort: int
 ) -> None:
@@ -115,6 +118,7 @@ async def test_rare_filters_that_fall_back_to_a_scan(
     world.check()
 
 
+@postgresql_nightly
 async def test_a_rare_filter_at_the_usual_limits(url: str, effort: int) -> None:
     """Walks of 200 rows for 12 of 50 eligible groups among 800: either way of drawing comes up."""
     async with rdb.Store.open(url) as store:
@@ -164,6 +168,7 @@ async def test_groups_that_come_and_go(
 
 
 @pytest.mark.parametrize("n", [1, 6])
+@postgresql_nightly
 async def test_several_very_uneven_tasks_together(
     buffer: rdb.Buffer, policy: rdb.Uniform | rdb.Prioritized, n: int, effort: int
 ) -> None:
@@ -189,6 +194,7 @@ async def test_tasks_without_arrivals_in_a_draw(sqlite_buffer: rdb.Buffer) -> No
     world.check()
 
 
+@postgresql_nightly
 async def test_quotas_draw_each_task_in_proportion(
     buffer: rdb.Buffer, policy: rdb.Uniform | rdb.Prioritized, effort: int
 ) -> None:
@@ -208,6 +214,7 @@ async def test_quotas_draw_each_task_in_proportion(
 
 
 @pytest.mark.parametrize("condition", [EVERYTHING, level_below(6)], ids=["all", "filtered"])
+@postgresql_nightly
 async def test_weight_zero_comes_only_when_nothing_else_is_left(
     buffer: rdb.Buffer, condition: Filter, effort: int
 ) -> None:

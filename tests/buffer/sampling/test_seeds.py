@@ -9,6 +9,7 @@ import numpy as np
 
 import replaydb as rdb
 from replaydb.policies import SamplingPolicy
+from support.engines import postgresql_nightly
 from support.world import EVERYTHING, Filter, Known, level_below, tagged, to_group
 
 POLICIES: list[SamplingPolicy] = [
@@ -143,6 +144,7 @@ async def test_both_engines_draw_the_same(sqlite_url: str, postgresql_url: str) 
         np.testing.assert_allclose(here[2], there[2], rtol=1e-9)
 
 
+@postgresql_nightly
 async def test_closing_and_opening_again_changes_nothing(url: str) -> None:
     reference = await drawn_by(url, "reference", seed=42, steps=90)
     history: History | None = None

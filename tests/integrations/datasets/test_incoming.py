@@ -15,6 +15,7 @@ import replaydb as rdb
 from integrations.datasets.words import ids, tokenizer
 from replaydb import blocking
 from replaydb.integrations.datasets import incoming, put_dataset
+from support.engines import postgresql_nightly
 
 USER = [{"role": "user", "content": "2 + 2 ="}]
 
@@ -158,6 +159,7 @@ with blocking.Store.open(sys.argv[1]) as store:
 """
 
 
+@postgresql_nightly
 def test_an_import_survives_kill(url: str, sums: blocking.Buffer) -> None:
     with subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", _CHILD, url], stdout=subprocess.PIPE, text=True

@@ -21,6 +21,7 @@ from replaydb.integrations.datasets import (
     put_dataset,
     sft_dataset,
 )
+from support.engines import postgresql_nightly
 
 USER = [{"role": "user", "content": "2 + 2 ="}]
 
@@ -170,6 +171,7 @@ def test_groups_that_were_filtered_say_how_often_a_prompt_is_solved(
     assert rates(statuses="completed") == [("q", 0.5), ("p", 0.5)]
 
 
+@postgresql_nightly
 def test_groups_are_chosen_as_elsewhere(url: str, sums: blocking.Buffer, cache: str) -> None:
     with blocking.Store.open(url, run="other") as store:
         store.buffer("sums").put(group("run"))
@@ -238,6 +240,7 @@ def test_a_file_of_earlier_is_not_taken_for_what_is_stored(
     assert len(sft_dataset(url, "sums", cache_dir=cache)) == 2
 
 
+@postgresql_nightly
 def test_workers_open_the_store_themselves(url: str, sums: blocking.Buffer) -> None:
     sums.put([group(f"g{i}") for i in range(5)])
     dataset = sft_dataset(url, "sums", streaming=True).with_format("torch")

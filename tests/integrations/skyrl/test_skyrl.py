@@ -31,6 +31,7 @@ from replaydb.integrations.skyrl import (
     to_generator_output,
     to_groups,
 )
+from support.engines import postgresql_nightly
 from support.groups import groups
 
 #: What one function of SkyRL's recomputes whenever outputs are put together.
@@ -361,6 +362,7 @@ def _run(*arguments: object) -> int | None:
     return process.exitcode
 
 
+@postgresql_nightly
 def test_a_restart_in_the_middle(url: str, tmp_path: Path) -> None:
     """Killed between checkpoints: what they do not have is trained again, and not generated."""
     folder, log = tmp_path / "checkpoints", tmp_path / "log"

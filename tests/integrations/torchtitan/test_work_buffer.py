@@ -20,6 +20,7 @@ import replaydb as rdb
 from integrations.torchtitan import controller
 from integrations.torchtitan.rollouts import Sample, failed_group, rollout_group
 from replaydb.integrations.torchtitan import RolloutGroupWorkBuffer
+from support.engines import postgresql_nightly
 
 Build = Callable[..., Any]
 SAMPLE = Sample(question="2 + 2?", names_per_turn=(("a", "b"), ("c",)))
@@ -365,6 +366,7 @@ def start() -> Iterator[Callable[..., Awaitable[int]]]:
         yield run
 
 
+@postgresql_nightly
 async def test_a_restart_in_the_middle(
     url: str, tmp_path: Path, start: Callable[..., Awaitable[int]]
 ) -> None:
@@ -381,6 +383,7 @@ async def test_a_restart_in_the_middle(
     assert len(twice) <= 4  # workers that had said so, but not finalised it, when they were killed
 
 
+@postgresql_nightly
 async def test_a_dead_worker_at_the_head_blocks_nobody(
     build: Build, url: str, start: Callable[..., Awaitable[int]]
 ) -> None:

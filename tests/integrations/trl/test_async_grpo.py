@@ -19,6 +19,7 @@ from integrations.trl.tiny import asynchronous, put_samples, sample, train_async
 from replaydb import InvalidInputError, blocking
 from replaydb.integrations.trl.async_grpo import PREFETCH, RolloutBuffer
 from replaydb.integrations.trl.samples import to_group, to_sample
+from support.engines import postgresql_nightly
 
 
 @pytest.fixture
@@ -100,6 +101,7 @@ def test_only_what_was_given_can_be_done(rollouts: RolloutBuffer, url: str) -> N
     assert rollouts.qsize() == 0
 
 
+@postgresql_nightly
 def test_two_consumers_and_a_worker_process(
     url: str, rollouts: RolloutBuffer, child: Child
 ) -> None:
@@ -118,6 +120,7 @@ def test_two_consumers_and_a_worker_process(
     assert {one.advantage for one in taken(rollouts)} == {one.advantage for one in theirs}
 
 
+@postgresql_nightly
 def test_what_was_not_trained_survives(url: str, tmp_path: Path, child: Child) -> None:
     """Killed in the third step: the samples of two are done, all others come again, in order."""
     rollouts = RolloutBuffer(url, run="tiny")
@@ -159,6 +162,7 @@ class Broken(TrainerCallback):
             raise RuntimeError("broken")
 
 
+@postgresql_nightly
 def test_a_second_train_lets_go_of_what_it_trained(
     rollouts: RolloutBuffer, url: str, tmp_path: Path
 ) -> None:

@@ -23,6 +23,7 @@ from integrations.trl.tiny import (
 )
 from replaydb import InvalidInputError, MinSize, Mix, NotSupportedError, Queue, blocking, col
 from replaydb.integrations.trl.grpo import TOLERANCE
+from support.engines import postgresql_nightly
 
 #: Two groups whose rewards differ, with prompts and completions of several lengths.
 GOOD = [
@@ -295,6 +296,7 @@ def test_two_trainers_of_one_run(url: str, buffer: blocking.Buffer, tmp_path: Pa
     assert [one.times_replaced for one in buffer.find(where=col.min_policy_version == 0)] == [1, 1]
 
 
+@postgresql_nightly
 def test_killed_and_resumed(url: str, tmp_path: Path, child: Child) -> None:
     """A checkpoint of step 4, killed in step 5: step 4 is generated again, and not twice there."""
     folder = str(tmp_path)
@@ -315,6 +317,7 @@ def test_killed_and_resumed(url: str, tmp_path: Path, child: Child) -> None:
         assert sorted(step for step in steps if step is not None) == [0, 1, 2, 3, 4, 4, 5, 5]
 
 
+@postgresql_nightly
 def test_two_processes_have_their_own_groups(url: str, tmp_path: Path, child: Child) -> None:
     assert child(train_rank, url, str(tmp_path), free_port(), ranks=2) == [0, 0]
     with blocking.Store.open(url, run="tiny") as store:

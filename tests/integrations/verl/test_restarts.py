@@ -17,6 +17,7 @@ from verl.utils.tensordict_utils import get_tensordict
 
 from integrations.verl.lives import configured, forget, leave
 from replaydb import Store
+from support.engines import postgresql_nightly
 
 
 class _Died(Exception):
@@ -55,6 +56,7 @@ def begun(url: str, tmp_path: Path, log: Path, queue: None) -> Iterator[Callable
     leave(lives[-1])
 
 
+@postgresql_nightly
 def test_synchronous(begun: Callable[..., Trainer], log: Path) -> None:
     first = begun("sync", limit=14)
     for _ in range(3):  # the checkpoint has two of them

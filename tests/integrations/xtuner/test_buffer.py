@@ -17,6 +17,7 @@ from integrations.xtuner import lives
 from integrations.xtuner.conftest import Open
 from integrations.xtuner.states import state, uids
 from replaydb.integrations.xtuner import SqlReplayBuffer, SqlReplayBufferConfig, storage
+from support.engines import postgresql_nightly
 from support.workers import Worker, workers
 
 
@@ -278,6 +279,7 @@ async def test_a_put_of_a_run_that_the_buffer_no_longer_follows(build: Open, url
         await put(buffer, 2, response_model_steps=[5] * 3)
 
 
+@postgresql_nightly
 async def test_killed_before_the_first_checkpoint(url: str, build: Open) -> None:
     """There is nothing to resume from, so nobody resumes."""
     with workers(Worker(lives.die_beginning, url)) as [trainer]:
@@ -354,6 +356,7 @@ async def test_event_loops_of_several_threads(build: Open) -> None:
     assert sorted(uid for several in found for [uid] in several) == list(range(12))
 
 
+@postgresql_nightly
 async def test_processes_share_a_buffer(url: str, build: Open, tmp_path: Path) -> None:
     buffer = build()
     await put(buffer, *range(12))
