@@ -55,7 +55,7 @@ quick: $(VENV)/.installed ## A minute of tests: on SQLite, without servers, brow
 
 test: ## Everything in check, then tests on SQLite and PostgreSQL, and of the integrations (see browser)
 	$(MAKE) --jobs=2 check $(INTEGRATIONS)/.installed
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m '$(MARKS)'
+	$(BIN)/python -m pytest --numprocesses 3 --dist worksteal -m '$(MARKS)'
 	$(MAKE) integrations
 
 test-all: ## Everything in test and lowest, and the longer and repeated tests (marked `nightly`)
