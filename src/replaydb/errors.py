@@ -355,9 +355,9 @@ class DatabaseUnavailableError(DatabaseError):
 class DatabaseReplacedError(DatabaseUnavailableError):
     """The database is no longer the one that the store was opened on.
 
-    A SQLite file was replaced, overwritten or deleted, or an older state of a PostgreSQL database
-    took over. Trying again does not help: close the store and open it again, after what the message
-    says.
+    A SQLite file was replaced, overwritten or deleted, or a PostgreSQL server lost commits that it
+    had acknowledged. Repeating the call does not help. Follow the instructions in the message, then
+    close the store and open it again.
     """
 
 

@@ -43,7 +43,7 @@ class Store:
 
 @pytest.fixture
 def pass_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Sets the clock of the running event loop forward by so many seconds."""
+    """Set the clock of the running event loop forward by a number of seconds."""
 
     def later(seconds: float) -> None:
         loop = asyncio.get_running_loop()
@@ -110,7 +110,7 @@ async def test_time_that_is_up_during_the_commit_is_not_a_failure(
     assert await put == 2
 
 
-async def test_a_commit_that_nobody_hears_of_holds_up_nobody_who_is_in_a_hurry(
+async def test_a_put_times_out_while_its_commit_stalls(
     pass_time: Callable[[float], None],
 ) -> None:
     store = Store()
@@ -125,7 +125,7 @@ async def test_a_commit_that_nobody_hears_of_holds_up_nobody_who_is_in_a_hurry(
     assert await patient == 4
 
 
-async def test_what_is_run_again_leaves_out_whom_nobody_told(
+async def test_a_transaction_that_is_repeated_leaves_out_puts_that_timed_out(
     pass_time: Callable[[float], None],
 ) -> None:
     store = Store()
@@ -151,7 +151,7 @@ async def test_what_is_run_again_leaves_out_whom_nobody_told(
     assert store.stored == [2]
 
 
-async def test_a_commit_that_nobody_waits_for_ends(pass_time: Callable[[float], None]) -> None:
+async def test_a_stalled_commit_without_callers_ends(pass_time: Callable[[float], None]) -> None:
     store = Store()
     store.after.clear()
     store.settling_seconds = 0.05

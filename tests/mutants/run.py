@@ -70,7 +70,7 @@ def unmutated(suites: Iterable[Suite], pool: ProcessPoolExecutor) -> Iterator[tu
 def outcomes(
     mutants: Iterable[WorkItem], seconds: Mapping[str, float], pool: ProcessPoolExecutor
 ) -> Iterator[tuple[WorkItem, WorkResult]]:
-    """Yield what became of each mutant, as soon as it is known."""
+    """Yield the result of each mutant when it is available."""
     running: dict[Future[WorkResult], WorkItem] = {}
     for mutant in mutants:
         suite = suite_of(mutant.mutations[0].module_path)

@@ -90,7 +90,9 @@ class Manifest:
             return cls(facts["wanted"], parts, facts["complete"], facts["writer"])
         except (ValueError, TypeError, KeyError, RecursionError, zlib.error) as error:
             raise InvalidInputError(
-                NAME, "what an export of this version wrote (to export anew, delete it)", error
+                NAME,
+                "a record of an export by this version (delete it to start a new export)",
+                error,
             ) from error
 
     def begin(self, files: Files) -> None:

@@ -67,7 +67,7 @@ IDLE_IN_TRANSACTION_SECONDS = 60
 PAUSE_SECONDS = 0.05
 #: Rows of connections that have written nothing for so long are deleted.
 RETENTION = timedelta(days=1)
-#: No question is asked later than this after the transaction began: its row is still there.
+#: No question is asked later than this after its transaction began: its row is still there.
 ASKED_WITHIN_SECONDS = RETENTION.total_seconds() / 2
 #: The first version with `transaction_timeout`, which also ends who is stuck in a payload.
 _BOUNDS_TRANSACTIONS = 17
@@ -85,7 +85,7 @@ class Transaction:
         began_at: When it began, by the clock of the server. A process that runs a transaction which
             began in another microsecond runs another one.
         asked_by: Time of the event loop after which its row may be gone.
-        earlier: What had been acknowledged when it began, and was found.
+        earlier: Acknowledged commits that it looked for when it began.
     """
 
     connection_uid: UUID
@@ -97,25 +97,25 @@ class Transaction:
 
 
 class Commit(NamedTuple):
-    """A transaction that is known to be committed; `Transaction` says what these are."""
+    """The number and start time of a transaction that is known to be committed."""
 
     number: int
     began_at: datetime
 
 
 class Acknowledged:
-    """The newest commits of a store, by the uid of their connection.
+    """The acknowledged commits that a server must have, by the uid of their connection.
 
-    A commit that a transaction has found when it began comes before its own in the log of the
-    server. So once that transaction is committed, the earlier commit need not be looked for again:
-    there are never more of these than transactions at the same time.
+    If a transaction found a commit when it began, that commit precedes its own in the server's log.
+    After the transaction is committed, a server that has it also has the earlier commit, so only
+    the later one is kept. There are at most as many as transactions that ran at the same time.
     """
 
     def __init__(self) -> None:
         self.newest: Mapping[UUID, Commit] = {}
 
     def add(self, transaction: Transaction) -> None:
-        """Look for a transaction from now on, instead of those before it."""
+        """Add a committed transaction, and remove the commits that it found when it began."""
         earlier = transaction.earlier
         kept = {uid: one for uid, one in self.newest.items() if earlier.get(uid) is not one}
         kept[transaction.connection_uid] = Commit(transaction.number, transaction.began_at)
@@ -123,16 +123,17 @@ class Acknowledged:
 
 
 async def begin(connection: AsyncConnection, seconds: float, acknowledged: Acknowledged) -> bool:
-    """Begin a transaction that the server ends by itself some time after so many seconds.
+    """Begin a transaction, which the server ends if it takes longer than `seconds` and a margin.
 
     Returns:
-        Whether the server has all that was acknowledged, as far as its rows are kept.
+        Whether the server has all acknowledged commits. True also if all of them are so old that
+        their rows may have been deleted.
     """
     limit = await _limit(connection, seconds)
     earlier = acknowledged.newest
     numbers = list(earlier), [one.number for one in earlier.values()]
     if is_reader(connection):
-        if not earlier:  # as for a role that may not read that table
+        if not earlier:  # a role that only reads may have no right to read `commit_proof`
             await connection.run_sync(execute, _look(*limit))
             return True
         row = await _row(connection, _look_back(*limit, *numbers))
@@ -223,11 +224,12 @@ _NEVER = 0
 
 
 def _num_found(uids: Any, numbers: Any) -> ColumnElement[int]:
-    """How many connections had these numbers, or higher ones, when the statement began."""
+    """Count the connections whose number, when the statement begins, is at least the given one."""
+    # SQL requires parentheses around a CAST that is indexed; SQLAlchemy does not add them.
     uids, numbers = cast(uids, ARRAY(Uuid)), Grouping(cast(numbers, ARRAY(BigInteger)))
     uid, number = commit_proof.c.connection_uid, commit_proof.c.transaction_number
     found = select(func.count()).where(
-        uid == any_(uids),  # by the index, which a join with both lists would be planned anew for
+        uid == any_(uids),  # a join with `unnest` is planned again for each transaction
         number >= numbers[func.array_position(uids, uid)],
     )
     return found.scalar_subquery().label("num_found")
