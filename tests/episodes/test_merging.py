@@ -62,17 +62,6 @@ def test_a_prompt_that_does_not_go_on_begins_a_row() -> None:
     assert report.merge_ratio == 1.5
 
 
-def test_a_prompt_that_is_all_there_was_goes_on() -> None:
-    rows, _ = merge([turn([1], [2]), turn([1, 2], [3])])
-    assert [row.token_ids.tolist() for row in rows] == [[1, 2, 3]]
-    assert rows[0].loss_mask.tolist() == [False, True, True]
-
-
-def test_a_shorter_prompt_does_not_go_on() -> None:
-    rows, _ = merge([turn([1, 2], [3]), turn([1, 2], [4])])
-    assert [row.token_ids.tolist() for row in rows] == [[1, 2, 3], [1, 2, 4]]
-
-
 def test_rewards_of_every_turn_are_kept_on_its_last_action() -> None:
     rows, _ = merge(
         [
