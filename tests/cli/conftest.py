@@ -15,6 +15,13 @@ HOSTILE = "\x1b[31mred\x1b[2J\x9b1m\r\x7f\u202e[bold]"
 ESCAPED = r"\x1b[31mred\x1b[2J\x9b1m\r\x7f\u202e[bold]"
 
 
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.nightly)])
+def engine_name(request: pytest.FixtureRequest) -> str:
+    """The engine under test. Each command has one test that is marked `both_engines`."""
+    name: str = request.param
+    return name
+
+
 @pytest.fixture
 def filled_url(url: str) -> str:
     """Six groups of two tasks: two drawn for step 7, one held by `trainer-0`, one with a text."""

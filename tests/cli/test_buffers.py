@@ -10,6 +10,7 @@ import pytest
 
 import replaydb as rdb
 from support.command import run
+from support.engines import both_engines
 
 
 @pytest.fixture
@@ -29,6 +30,7 @@ def filled_url(url: str) -> str:
     return url
 
 
+@both_engines
 def test_list(filled_url: str) -> None:
     lines = run("buffers", "list", url=filled_url).output.splitlines()
     assert [line.split()[:2] for line in lines if line.split()[1:2] in (["0"], ["2"])] == [
@@ -43,6 +45,7 @@ def test_list(filled_url: str) -> None:
     assert listed[1]["settings"]["max_staleness"] == {"gsm8k": 4}
 
 
+@both_engines
 def test_show(filled_url: str) -> None:
     shown = run("buffers", "show", "math", url=filled_url).output
     assert "math: 2 groups" in shown

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +14,7 @@ import replaydb
 from replaydb.cli import app
 from replaydb.database.schema import REVISIONS
 from support.connections import transaction
+from support.engines import both_engines
 
 NEWEST = REVISIONS[-1]
 PASSWORD = "hunter2"  # noqa: S105
@@ -33,6 +31,7 @@ def test_version() -> None:
     assert run("--version").output == f"{replaydb.__version__}\n"
 
 
+@both_engines
 def test_the_tables_come_and_go(empty_url: str) -> None:
     assert run("db", "upgrade", "--url", empty_url).output == f"revision {NEWEST}\n"
     assert run("db", "check", "--url", empty_url).output == "the tables are as expected\n"
@@ -116,13 +115,7 @@ def test_a_password_is_not_pasted_but_named(empty_postgresql_url: str) -> None:
 
 
 def test_without_a_database_the_command_says_how_to_name_one() -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "REPLAYDB_URL"}
-    outcome = subprocess.run(
-        [sys.executable, "-m", "replaydb.cli", "db", "upgrade"],
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert outcome.returncode == 2
+    outcome = run("db", "upgrade")
+    assert outcome.exit_code == 2
     assert "--url" in outcome.stderr
     assert "REPLAYDB_URL" in outcome.stderr

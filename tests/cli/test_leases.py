@@ -6,8 +6,10 @@ import asyncio
 
 from replaydb import Store
 from support.command import json_of, rows_of, run
+from support.engines import both_engines
 
 
+@both_engines
 def test_leases_are_listed_and_shown(filled_url: str) -> None:
     (listed,) = json_of("leases", "list", "math", "--owner", "trainer-0", url=filled_url)
     assert (listed["step"], len(listed["group_ids"])) == (8, 1)
@@ -40,6 +42,7 @@ def test_leases_are_sorted(filled_url: str) -> None:
     assert owners("--sort", "num_groups")[0] == "a"
 
 
+@both_engines
 def test_a_lease_is_revoked(filled_url: str) -> None:
     (listed,) = json_of("leases", "list", "math", url=filled_url)
     words = ("leases", "revoke", "math", listed["id"])

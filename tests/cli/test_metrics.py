@@ -15,12 +15,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.request import urlopen
 
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from replaydb import Store, blocking
 from replaydb.training.prometheus import COUNTERS, GAUGES, StoreCollector
 from support.command import run
+from support.engines import both_engines
 from support.groups import groups
 
 DASHBOARD = Path(__file__).resolve().parents[2] / "docs" / "grafana.json"
@@ -87,6 +87,7 @@ def test_a_scrape(filled_url: str) -> None:
     assert len({panel["title"] for panel in panels}) == len(panels) > 10
 
 
+@both_engines
 def test_only_the_buffers_that_are_named(filled_url: str) -> None:
     with blocking.Store.open(filled_url, read_only=True) as store:
         [up, *families] = StoreCollector(store, ["code"]).collect()
@@ -102,9 +103,7 @@ def test_a_database_that_is_gone_is_said(sqlite_url: str) -> None:
     assert (up.name, up.samples[0].value) == ("replaydb_up", 0.0)
 
 
-def test_what_cannot_be_served_is_an_error(
-    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_served_is_an_error(sqlite_url: str) -> None:
     outcome = run("metrics", "serve", "chess", url=sqlite_url)
     assert (outcome.exit_code, outcome.stdout) == (1, "")
     assert "there is no buffer named 'chess'" in outcome.stderr
@@ -113,7 +112,3 @@ def test_what_cannot_be_served_is_an_error(
         outcome = run("metrics", "serve", "--port", port, url=sqlite_url)
     assert outcome.exit_code == 1
     assert f"expected an address and a port that are free, got 127.0.0.1:{port}" in outcome.stderr
-    monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    outcome = run("metrics", "serve", url=sqlite_url)
-    assert outcome.exit_code == 1
-    assert "pip install 'replaydb[prometheus]'" in outcome.stderr

@@ -13,6 +13,7 @@ import pytest
 
 from replaydb import Store
 from support.command import run
+from support.engines import both_engines
 from support.groups import groups
 from support.users import without_root
 
@@ -36,6 +37,7 @@ def folder(url: str, tmp_path: Path) -> Path:
     return made
 
 
+@both_engines
 def test_it_looks_first_and_removes_when_told(url: str, folder: Path) -> None:
     before = set(folder.glob("*/*"))
     looked = run("prune", url=url)

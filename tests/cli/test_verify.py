@@ -14,6 +14,7 @@ from replaydb.database.schema import task
 from support.command import json_of, run
 from support.connections import transaction
 from support.damage import damage
+from support.engines import both_engines
 
 
 async def change(url: str, statement: Any) -> None:
@@ -28,6 +29,7 @@ def lived(url: str) -> str:
     return url
 
 
+@both_engines
 def test_it_says_what_is_wrong(lived: str) -> None:
     sound = run("verify", url=lived)
     assert sound.exit_code == 0, sound.output

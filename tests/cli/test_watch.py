@@ -21,9 +21,11 @@ from replaydb.cli.watch import look_on
 from replaydb.looks import Look, empty, followed, overdue, rates, waits
 from replaydb.settings import RateLimit
 from support.command import rows_of, run
+from support.engines import both_engines
 from support.groups import group, groups
 
 
+@both_engines
 def test_a_look(filled_url: str) -> None:
     result = run("watch", "math", "--once", "--interval", "0.1", url=filled_url)
     headline, *table = rows_of(result)

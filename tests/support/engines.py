@@ -14,3 +14,5 @@ postgresql_nightly = pytest.mark.parametrize(
 sqlite_nightly = pytest.mark.parametrize(
     "engine_name", [pytest.param("sqlite", marks=_NIGHTLY), "postgresql"]
 )
+#: For what depends on the engine, in folders whose own `engine_name` is `postgresql_nightly`.
+both_engines = pytest.mark.parametrize("engine_name", ["sqlite", "postgresql"])
