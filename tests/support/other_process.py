@@ -1,74 +1,62 @@
-"""Another process at the same database: started, told when to act, and waited for.
-
-    python -m support.other_process put URL BUFFER UID...
-    python -m support.other_process settings URL BUFFER
-    python -m support.other_process get URL BUFFER ID...
-    python -m support.other_process ack|nack URL BUFFER    (a group, leased before it is ready)
-
-It prints `ready`, waits for a line, acts, and prints what came of it as one line of JSON.
-"""
+"""Another process at the same database: started, told when to act, and waited for."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from typing import Any
 
 from replaydb import Store
 from support.groups import group
+from support.workers import Worker, workers
 
 
 class Other:
     """A process that is ready to act."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
 
     async def act(self) -> Any:
         """Let it do what it was started for; its answer."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(b"go\n")
-        await self._process.stdin.drain()
-        return json.loads(await self._process.stdout.readline())
+        self._pipe.send("go")
+        return await asyncio.to_thread(self._pipe.recv)
 
 
 @asynccontextmanager
 async def other_process(action: str, url: str, *arguments: str) -> AsyncIterator[Other]:
-    """Another process; it must end well by itself when the block ends."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "support.other_process", action, url, *arguments),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert process.stdout is not None
-    try:
-        assert await process.stdout.readline() == b"ready\n"
-        yield Other(process)
-        assert await process.wait() == 0
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+    """Another process, which must end by itself when the block ends.
+
+    Args:
+        action: "put", "get", "settings", or how it ends a lease that it takes: "ack" or "nack".
+        url: Of the database.
+        arguments: The name of a buffer, and uids to put or ids to get.
+    """
+    pipe, theirs = Pipe()
+    with pipe, workers(Worker(_live, theirs, action, url, *arguments)) as (process,):
+        theirs.close()  # so that its death ends the wait for an answer
+        assert await asyncio.to_thread(pipe.recv) == "ready"
+        yield Other(pipe)
+        assert await process.ended() == 0
 
 
-async def main(action: str, url: str, buffer_name: str, *arguments: str) -> None:
+def _live(pipe: Connection, *arguments: str) -> None:
+    asyncio.run(_act(pipe, *arguments))
+
+
+async def _act(pipe: Connection, action: str, url: str, buffer_name: str, *arguments: str) -> None:
     async with Store.open(url) as store:
         buffer = await store.buffer(buffer_name, create=False)
         lease = await buffer.lease(1, ttl=600) if action in ("ack", "nack") else None
-        print("ready", flush=True)
-        await asyncio.to_thread(sys.stdin.readline)
+        pipe.send("ready")
+        await asyncio.to_thread(pipe.recv)
         answer: Any = None
         match action:
             case "put":
-                ids = await buffer.put([group(uid) for uid in arguments])
-                answer = {"ids": ids}
+                answer = {"ids": await buffer.put([group(uid) for uid in arguments])}
             case "settings":
                 answer = (await store.buffer(buffer_name)).settings.to_json()
             case "get":
@@ -77,8 +65,4 @@ async def main(action: str, url: str, buffer_name: str, *arguments: str) -> None
             case "ack" | "nack":
                 assert lease is not None
                 await (lease.ack() if action == "ack" else lease.nack())
-        print(json.dumps(answer), flush=True)
-
-
-if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:]))
+        pipe.send(answer)
