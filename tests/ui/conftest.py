@@ -16,6 +16,13 @@ from replaydb.ui.views import groups
 Looking = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
 
 
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.nightly)])
+def engine_name(request: pytest.FixtureRequest) -> str:
+    """The engine under test. Tests of pages whose queries differ are marked `both_engines`."""
+    name: str = request.param
+    return name
+
+
 @pytest.fixture
 def looking(url: str, monkeypatch: pytest.MonkeyPatch) -> Looking:
     """Makes a browser, of sorts, on the pages over `url`; arguments as of `application`."""

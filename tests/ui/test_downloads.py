@@ -23,6 +23,7 @@ from replaydb import Buffer, Episode, EpisodeGroup, Store, analysis, col
 from replaydb.database import migrations
 from replaydb.database.schema import REVISIONS
 from replaydb.ui import downloads, queries
+from support.engines import both_engines
 from support.groups import episode
 
 ADDRESSES = [
@@ -78,6 +79,7 @@ async def run(url: str, sql: str) -> list[tuple[Any, ...]]:
         await client.close()
 
 
+@both_engines
 async def test_a_download_has_the_groups_of_its_page(
     url: str, filled: Buffer, browser: httpx.AsyncClient
 ) -> None:
@@ -102,6 +104,7 @@ async def test_a_download_has_the_groups_of_its_page(
         assert len(ids) in (range(1, 9) if query else (9,)), query
 
 
+@both_engines
 async def test_rows_are_those_of_the_view(
     url: str, filled: Buffer, browser: httpx.AsyncClient
 ) -> None:
@@ -144,6 +147,7 @@ PAGES = (
 )
 
 
+@both_engines
 async def test_every_view_has_its_rows(
     url: str, filled: Buffer, browser: httpx.AsyncClient
 ) -> None:
@@ -201,6 +205,7 @@ def shown(value: Any) -> Any:
     return float(value) if isinstance(value, int | Decimal) else value
 
 
+@both_engines
 async def test_tokens_are_there_without_sql(
     url: str, filled: Buffer, browser: httpx.AsyncClient
 ) -> None:
@@ -265,6 +270,7 @@ async def test_downloads_of_what_is_not_there(filled: Buffer, browser: httpx.Asy
         assert said in answer.text
 
 
+@both_engines
 async def test_tables_of_another_revision_are_said(
     url: str, filled: Buffer, browser: httpx.AsyncClient
 ) -> None:

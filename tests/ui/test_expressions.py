@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from replaydb import Buffer, EpisodeGroup, InvalidInputError, col
 from replaydb.database.group_columns import COLUMNS
 from replaydb.ui.expressions import MOST_CHARACTERS, parsed
+from support.engines import both_engines
 from support.groups import episode
 
 tags: Any = col.tags
@@ -57,6 +58,7 @@ SAME: dict[str, Any] = {
 }
 
 
+@both_engines
 async def test_a_text_finds_what_python_finds(buffer: Buffer) -> None:
     levels: list[Any] = [3, "hard", 0.25, None]
     for i in range(12):
@@ -124,7 +126,7 @@ _WORDS = st.sampled_from([
 _TEXTS = st.text(max_size=60) | st.lists(_WORDS, max_size=14).map(" ".join)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(deadline=None)
 @given(_TEXTS)
 def test_any_text_is_a_filter_or_refused(text: str) -> None:
     try:

@@ -19,6 +19,7 @@ from replaydb.packs.folder import Folder
 from replaydb.ui import application, differences, tokens
 from replaydb.ui.views import group as view
 from support.damage import damage
+from support.engines import both_engines
 from support.groups import conversation, episode, group, groups
 from support.pages import Page, decode_bytes, read
 
@@ -40,6 +41,7 @@ async def get(
     return read(answer.text)
 
 
+@both_engines
 async def test_what_its_episodes_were(browser: httpx.AsyncClient, buffer: Buffer) -> None:
     episodes = [
         Episode(prompt_ids=[1], response_ids=[2] * (i + 1), reward=reward, text=f"text {i}",
@@ -78,6 +80,7 @@ async def test_advantages_that_are_stored(browser: httpx.AsyncClient, buffer: Bu
     assert [row[2] for row in page.tables[PUT][1:]] == ["0.125", "-7", "-"]
 
 
+@both_engines
 async def test_its_life(browser: httpx.AsyncClient, buffer: Buffer) -> None:
     await buffer.put(groups(3, version=0))
     await buffer.advance_policy(2)

@@ -17,6 +17,7 @@ from replaydb.ui.addresses import Groups
 from replaydb.ui.views import groups as view
 from support.connections import transaction
 from support.damage import damage
+from support.engines import both_engines
 from support.groups import episode, group
 from support.pages import decode_bytes
 
@@ -43,6 +44,7 @@ def _few_on_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(view, "PAGE", 4)
 
 
+@both_engines
 async def test_pages_go_forth_and_back(store: Store, browser: httpx.AsyncClient) -> None:
     """Each group is on one page, also those without a value, which come last either way."""
     buffer = await store.buffer("math")
@@ -74,6 +76,7 @@ async def test_pages_go_forth_and_back(store: Store, browser: httpx.AsyncClient)
         assert (await seen(browser, link(page, "Next")))[0] == pages[1]
 
 
+@both_engines
 async def test_what_an_address_asks_for_is_found_and_said(
     store: Store, browser: httpx.AsyncClient
 ) -> None:
@@ -149,6 +152,7 @@ async def test_what_an_address_cannot_say_is_refused(
         assert said in unescape(answer.text)
 
 
+@both_engines
 async def test_texts_are_looked_for_a_part_at_a_time(
     store: Store, browser: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,6 +228,7 @@ async def test_what_has_no_text_is_decoded(
     assert found == [ids[1], ids[0]]
 
 
+@both_engines
 async def test_counting_ends(
     store: Store, browser: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,6 +242,7 @@ async def test_counting_ends(
     assert "Not counted" in (await seen(browser, "groups?buffer=math"))[1]
 
 
+@both_engines
 @pytest.mark.parametrize("sort", ["priority", "times_sampled", "last_sampled_at", "reward_mean"])
 async def test_the_next_page_begins_where_this_one_ended(
     buffer: Buffer, browser: httpx.AsyncClient, sort: str
@@ -258,6 +264,7 @@ async def test_the_next_page_begins_where_this_one_ended(
     assert (await seen(browser, link(page, "Previous")))[0] == expected[5:9]
 
 
+@both_engines
 async def test_a_filter_that_overflows_is_no_fault_of_the_server(
     buffer: Buffer, browser: httpx.AsyncClient, engine_name: str
 ) -> None:

@@ -22,12 +22,13 @@ import httpx
 import pytest
 
 import replaydb as rdb
-from replaydb import Buffer, BufferStats, Store, blocking
+from replaydb import Buffer, BufferStats, Store
 from replaydb.ui import demo
 from replaydb.ui.shared import Shared
 from replaydb.ui.views import learning, overview
 from support.clock import Clock
 from support.command import run
+from support.engines import both_engines
 from support.groups import group
 from support.pages import read
 
@@ -59,6 +60,7 @@ async def put_versions(buffer: Buffer) -> None:
         await buffer.put(group(rewards=[version, version], version=version) for _ in range(5))
 
 
+@both_engines
 async def test_it_says_what_the_calls_say(store: Store, browser: httpx.AsyncClient) -> None:
     buffer = await store.buffer("math", max_times_sampled=1, max_staleness={"gsm8k": 9})
     await put_versions(buffer)
@@ -92,6 +94,7 @@ async def test_it_says_what_the_calls_say(store: Store, browser: httpx.AsyncClie
     await lease.ack()
 
 
+@both_engines
 async def test_what_is_over_and_nobody_came_by(
     store: Store, buffer: Buffer, browser: httpx.AsyncClient, clock: Clock
 ) -> None:
@@ -117,6 +120,7 @@ async def test_what_is_over_and_nobody_came_by(
     assert (buffers["math"][6], buffers["other"][6]) == ("; ".join(held_up), "-")
 
 
+@both_engines
 async def test_what_is_learned(
     buffer: Buffer, browser: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +157,7 @@ async def test_what_is_learned(
     assert (await learning.learning(buffer)).lately["single"].even is None
 
 
+@both_engines
 async def test_versions_compare_within_a_lineage_only(
     buffer: Buffer, url: str, browser: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,6 +198,7 @@ async def test_a_sample_knows_all_that_take_turns(
     assert found.charts[0].title == "Reward by policy version, 6 of 7 tasks"
 
 
+@both_engines
 async def test_few_groups_among_many_of_another_buffer(
     store: Store, browser: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,29 +329,21 @@ def command(*words: str, **env: str) -> Iterator[str]:
     assert process.returncode == 0
 
 
-def test_the_command_serves_until_ctrl_c(url: str) -> None:
-    with (
-        command(REPLAYDB_URL=url) as address,
-        urlopen(f"{address}?secret=1", timeout=60) as answer,  # noqa: S310
-    ):
-        assert b"There is no buffer yet." in answer.read()
-        assert "Server" not in answer.headers
-
-
-def test_a_demo_is_not_served_for_a_store_that_is_named(
+def test_a_demo_is_that_of_make_demo_and_of_no_store_that_is_named(
     sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left = tmp_path / "replaydb-demo-x" / "replaydb.db"
+    left.parent.mkdir()
+    left.touch()
     served: list[str] = []
     monkeypatch.setattr("replaydb.ui.serve", lambda shown, **_: served.append(shown))
     refused = run("ui", "--url", sqlite_url, "--demo", url="")
     assert (refused.exit_code, served) == (2, [])
     assert "one of the two is meant" in refused.output
-    assert (
-        run("ui", "--demo", url=sqlite_url).exit_code == 0
-    )  # the environment is not about this call
-    assert len(served) == 1
-    assert served[0] != sqlite_url
+    # REPLAYDB_URL is not about this call.
+    assert run("ui", "--demo", url=sqlite_url).exit_code == 0
+    assert served == [f"sqlite:///{left}"]
 
 
 async def test_the_turns_of_the_demo_hold_their_whole_context(
@@ -361,20 +359,11 @@ async def test_the_turns_of_the_demo_hold_their_whole_context(
     assert (merged.num_turns, merged.num_rows, merged.num_mismatches) == (16, 8, 0)
 
 
-def test_a_demo_needs_no_store(tmp_path: Path) -> None:
-    """It is made, and gone afterwards; or that of `make demo` is taken."""
+def test_a_demo_is_made_and_served_until_ctrl_c(tmp_path: Path) -> None:
     with command("--demo", REPLAYDB_URL="", TMPDIR=str(tmp_path)) as address:
-        with urlopen(address, timeout=60) as answer:  # noqa: S310
+        with urlopen(f"{address}?secret=1", timeout=60) as answer:  # noqa: S310
             page = answer.read().decode()
+        assert "Server" not in answer.headers
         assert set(cells(page, "Groups by task")) == {"sums", "tools"}
         assert plots(page).keys() >= {"Reward by policy version", "Staleness"}
     assert list(tmp_path.iterdir()) == []
-    left = tmp_path / "replaydb-demo-x" / "replaydb.db"
-    left.parent.mkdir()
-    with blocking.Store.open(f"sqlite:///{left}") as store:
-        store.buffer("digits")
-    with (
-        command("--demo", REPLAYDB_URL="", TMPDIR=str(tmp_path)) as address,
-        urlopen(address, timeout=60) as answer,  # noqa: S310
-    ):
-        assert b"<h1>digits</h1>" in answer.read()

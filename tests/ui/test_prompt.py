@@ -8,6 +8,7 @@ import pytest
 import replaydb as rdb
 from replaydb import Buffer, Store
 from replaydb.ui.views import prompt as view
+from support.engines import both_engines
 from support.groups import group
 from support.pages import Page, read
 
@@ -34,6 +35,7 @@ async def tried(buffer: Buffer, other: Store) -> Buffer:
     return buffer
 
 
+@both_engines
 async def test_attempts(browser: httpx.AsyncClient, tried: Buffer) -> None:
     page = await get(browser, task="gsm8k")
     assert page.tables[CHART][1:] == [
@@ -71,6 +73,7 @@ async def test_since_when_it_is_solved(
     assert said in " ".join((await get(browser, solved=solved, task="gsm8k")).text.split())
 
 
+@both_engines
 async def test_what_was_solved_once_is_not_solved_since(
     browser: httpx.AsyncClient, tried: Buffer
 ) -> None:

@@ -11,6 +11,7 @@ import replaydb as rdb
 from replaydb import Buffer, InvalidInputError, Store
 from replaydb.database.repository import run_sums
 from replaydb.ui.views import runs as view
+from support.engines import both_engines
 from support.groups import group, groups
 from support.pages import Page, read
 
@@ -42,6 +43,7 @@ async def ran(buffer: Buffer, url: str) -> None:
     await buffer.sample(1, step=7, runs="test")  # of a lineage that the buffer does not follow
 
 
+@both_engines
 async def test_what_a_run_did(store: Store, ran: None) -> None:
     mine, theirs = await store.run_stats("test"), await store.run_stats(NAME)
     assert (mine.share, mine.draw_share) == (1.0, 1.0)
@@ -63,6 +65,7 @@ async def test_what_a_run_did(store: Store, ran: None) -> None:
         await store.run_stats("nobody")
 
 
+@both_engines
 async def test_a_large_run_is_sampled_over_its_own_time(
     store: Store, buffer: Buffer, other: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,6 +86,7 @@ async def test_a_large_run_is_sampled_over_its_own_time(
     assert len(nothing.versions) <= 1
 
 
+@both_engines
 async def test_a_run(browser: httpx.AsyncClient, buffer: Buffer, ran: None) -> None:
     page = await get(browser, "/run", name="test")
     said = " ".join(page.text.split())

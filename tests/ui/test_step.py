@@ -10,6 +10,7 @@ import pytest
 import replaydb as rdb
 from replaydb import Buffer, Store
 from replaydb.ui.views import step as view
+from support.engines import both_engines
 from support.groups import group, groups
 from support.pages import Page, read
 
@@ -22,6 +23,7 @@ async def get(browser: httpx.AsyncClient, status: int = 200, **query: str | int)
     return read(answer.text)
 
 
+@both_engines
 async def test_what_trained_a_step(
     browser: httpx.AsyncClient, buffer: Buffer, other: Store
 ) -> None:
@@ -78,6 +80,7 @@ async def test_what_trained_a_step(
     assert page.links["p"] == "./prompt?buffer=math&uid=p&task=gsm8k"
 
 
+@both_engines
 async def test_of_one_run_or_one_draw(
     browser: httpx.AsyncClient, buffer: Buffer, other: Store
 ) -> None:
@@ -119,6 +122,7 @@ async def test_tasks_of_a_step(browser: httpx.AsyncClient, buffer: Buffer) -> No
     assert "Tasks of its groups" not in (await get(browser, step=1)).tables  # of one only
 
 
+@both_engines
 async def test_groups_that_are_gone(
     browser: httpx.AsyncClient, buffer: Buffer, other: Store
 ) -> None:

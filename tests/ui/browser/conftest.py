@@ -27,13 +27,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.nightly)])
-def engine_name(request: pytest.FixtureRequest) -> str:
-    """The engine under test: what pages say is tested on both, without a browser, in `tests/ui`."""
-    name: str = request.param
-    return name
-
-
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def _browser() -> AsyncIterator[Browser]:
     async with chromium() as browser:

@@ -8,8 +8,7 @@ from support.browsing import Tab
 
 #: Each with its address over the store of `support/exhibits.py`, whose first group has the id 1.
 VIEWS = {
-    "overview": "",
-    "overview-of-a-buffer": "?buffer=math",
+    "overview": "?buffer=math",
     "groups": "groups?buffer=math",
     "groups-found": "groups?buffer=math&where=priority+%3C+9&sort=priority&text=script",
     "group": "group?buffer=math&id=61",
