@@ -34,7 +34,7 @@ for bar in ("sample: replaydb-sqlite / dm-reverb | 0.25 x ✓",
     assert any(line.startswith(f"| {bar} |") for line in bars), bars
 
 lines = table("peers", Findings.load([Path(sys.argv[1])]))
-assert "Groups of 4.7 MB:" in lines, lines
+assert "Groups of 590 KB:" in lines, lines
 for name in sys.argv[2:]:
     assert sum(line.startswith(f"| {name} | ") for line in lines) == 3, lines
 """
@@ -69,7 +69,7 @@ def test_it_runs(tmp_path: Path, peers: tuple[str, ...]) -> None:
     """On sizes too small to mean anything, but what was drawn is compared with what was put."""
     written = tmp_path / "findings.json"
     command = [sys.executable, "-m", "benchmarks.peers", "--peers", *peers]
-    command += ["--groups", "100", "--sizes", "72 KB", "4.7 MB", "--rounds", "1"]
+    command += ["--groups", "100", "--sizes", "72 KB", "590 KB", "--rounds", "1"]
     command += ["--json", str(written)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(CHECKOUT), *sys.path])}
     subprocess.run(command, check=True, cwd=CHECKOUT, env=environment, stdout=subprocess.DEVNULL)
@@ -79,8 +79,8 @@ def test_it_runs(tmp_path: Path, peers: tuple[str, ...]) -> None:
         assert all(found[peer, operation]["value"] > 0 for peer in peers)
     assert [found[peer, "lost"]["value"] for peer in peers] == [100, 0, 0, 0][: len(peers)]
     assert all(one["note"] for one in results if one["value"] is None)
-    large = {(one["peer"], one["operation"]): one for one in results if one["size"] == "4.7 MB"}
-    for operation in ("put 2", "sample uniform", "sample uniform, columns"):
+    large = {(one["peer"], one["operation"]): one for one in results if one["size"] == "590 KB"}
+    for operation in ("put 10", "sample uniform", "sample uniform, columns"):
         assert all(large[peer, operation]["value"] > 0 for peer in peers)
     report = [sys.executable, "-c", REPORT, str(written), *peers[1:3]]
     subprocess.run(report, check=True, cwd=CHECKOUT, env=environment)

@@ -93,7 +93,7 @@ def environment(engine_name: str, request: pytest.FixtureRequest) -> dict[str, s
     ("engine_name", "rooms", "left_out"),
     [
         ("sqlite", "engines scaling process training", LONG),
-        ("postgresql", "engines", LONG),
+        ("postgresql", "engines", f"{LONG} fleet packs"),
         pytest.param("sqlite", "engines scaling process training", "", marks=pytest.mark.nightly),
         # What is around the engines is the same on PostgreSQL.
         pytest.param("postgresql", "engines scaling", "", marks=pytest.mark.nightly),

@@ -20,13 +20,10 @@ from urllib.parse import unquote
 
 import duckdb
 import pytest
-import typer
-from typer.core import TyperGroup
 
 import replaydb as rdb
 from pictures import PICTURES, VIEWS
 from replaydb import analysis
-from replaydb.cli import app
 from replaydb.database.views import VIEWS as VIEWS_OF_STORE
 from support.browsing import MISSING
 from support.connections import transaction
@@ -96,14 +93,6 @@ def documented_code() -> str:
     """Everything in the guides that is set as code."""
     spans = [span for page in GUIDES for span in _CODE_SPAN.findall(prose_of(page))]
     return "\n".join([*spans, *(block.body for block in BLOCKS)])
-
-
-def commands(group: TyperGroup, prefix: str) -> Iterator[str]:
-    for name, command in group.commands.items():
-        if isinstance(command, TyperGroup):
-            yield from commands(command, f"{prefix} {name}")
-        else:
-            yield f"{prefix} {name}"
 
 
 @pytest.mark.parametrize("block", PYTHON, ids=str)
@@ -269,13 +258,6 @@ def test_pages_that_count_the_views_have_all_of_them() -> None:
     for page in (SECURITY, CHECKOUT / "docs" / "analysis.md"):
         text = prose_of(page)
         assert [it.table.name for it in VIEWS_OF_STORE if f"`{it.table.name}`" not in text] == []
-
-
-def test_every_command_is_documented() -> None:
-    code = documented_code()
-    listed = list(commands(typer.main.get_group(app), "replaydb"))
-    assert len(listed) >= 7
-    assert [name for name in listed if name not in code] == []
 
 
 def test_every_room_is_in_the_architecture() -> None:

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
@@ -41,6 +42,12 @@ ELSEWHERE = {"import-dataset": "pip install datasets"}
 
 
 @cache
+def owners_of_modules() -> Mapping[str, list[str]]:
+    """The packages that every importable module is from; reading them takes a second."""
+    return packages_distributions()
+
+
+@cache
 def modules_of(extra: str) -> frozenset[str]:
     """Modules that are there after `pip install 'replaydb[EXTRA]'`."""
     wanted = [*PROJECT["dependencies"], *EXTRAS.get(extra, ())]
@@ -59,7 +66,7 @@ def modules_of(extra: str) -> frozenset[str]:
     names = {name for name, _ in found}
     return frozenset(
         module
-        for module, owners in packages_distributions().items()
+        for module, owners in owners_of_modules().items()
         if names & {canonicalize_name(owner) for owner in owners}
     )
 
@@ -69,7 +76,7 @@ def hidden_without(extra: str) -> list[str]:
     kept = modules_of(extra) | {"replaydb", "support", "typing_extensions"}
     return sorted(
         name
-        for name in packages_distributions().keys() - kept
+        for name in owners_of_modules().keys() - kept
         if name.isidentifier() and not name.startswith("_")
     )
 
@@ -177,6 +184,6 @@ def modules_of_package(requirement: str) -> set[str]:
     name = canonicalize_name(Requirement(requirement).name)
     return {
         module
-        for module, owners in packages_distributions().items()
+        for module, owners in owners_of_modules().items()
         if name in map(canonicalize_name, owners)
     }
