@@ -7,7 +7,6 @@ import platform
 from datetime import UTC, datetime
 from pathlib import Path
 
-from torture.attacks import ATTACKS, promise_of
 from torture.run import Verdict
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reliability.md"
@@ -37,8 +36,3 @@ def figures(verdicts: list[Verdict], seed: int) -> str:
         cells = one.name, one.engine, str(one.rounds), str(len(one.broken)), done
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, "", ""])
-
-
-def promises() -> str:
-    """What each attack attacks, as a list."""
-    return "\n".join(f"- `{name}`: {promise_of(attack)}" for name, attack in ATTACKS.items())
