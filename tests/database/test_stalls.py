@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
@@ -33,10 +33,6 @@ CALLS: dict[str, Callable[[Buffer], Awaitable[Any]]] = {
     "wait_until": lambda buffer: buffer.wait_until(at_least=99, timeout=0.2),
     "admission": lambda buffer: buffer.admission(1, max_staleness=0, timeout=0.2),
 }
-
-
-#: Of what draws, what reads and what writes.
-EXAMPLES = ("sample", "count", "update")
 
 LIMITS = {
     "replaydb.database.transactions.PATIENCE_SECONDS": 0.5,
@@ -78,26 +74,41 @@ async def far(proxied_url: str) -> AsyncIterator[Store]:
     await asyncio.wait_for(store.close(timeout=0.2), 20)
 
 
-@pytest.mark.parametrize(
-    ("name", "connected"),
-    [
-        *((name, True) for name in CALLS),
-        *(
-            pytest.param(name, False, marks=() if name in EXAMPLES else pytest.mark.nightly)
-            for name in CALLS
-        ),
-    ],
-)
-async def test_a_stalled_network(far: Store, proxy: Proxy, name: str, connected: bool) -> None:
-    buffer = await far.buffer("math")
-    await buffer.put(groups(3))
-    if not connected:
-        proxy.drop()
-    proxy.stall()
-    with impatience(), pytest.raises(rdb.DatabaseUnavailableError):
-        await asyncio.wait_for(CALLS[name](buffer), 20)
-    proxy.heal()
-    assert await buffer.count() >= 3
+@asynccontextmanager
+async def far_buffers(url: str, names: Iterable[str]) -> AsyncIterator[dict[str, Buffer]]:
+    """A buffer for each name, in a store of its own, so that calls do not share connections."""
+    async with AsyncExitStack() as stack:
+        buffers = {}
+        for name in names:
+            store = await Store.open(url, run=name)
+            stack.push_async_callback(store.close, timeout=0.2)
+            buffers[name] = await store.buffer(name)
+        yield buffers
+
+
+async def outcomes_of(calls: dict[str, Awaitable[Any]]) -> dict[str, type]:
+    """Run all calls at once. Returns the type of each result or error; none may hang."""
+    results = await asyncio.gather(
+        *(asyncio.wait_for(call, 20) for call in calls.values()), return_exceptions=True
+    )
+    return {name: type(result) for name, result in zip(calls, results, strict=True)}
+
+
+@pytest.mark.usefixtures("reading")
+@pytest.mark.parametrize("connected", [True, False])
+async def test_a_stalled_network(proxied_url: str, proxy: Proxy, connected: bool) -> None:
+    async with far_buffers(proxied_url, CALLS) as buffers:
+        for buffer in buffers.values():
+            await buffer.put(groups(3))
+        if not connected:
+            proxy.drop()
+        proxy.stall()
+        with impatience():
+            outcomes = await outcomes_of({name: CALLS[name](buffers[name]) for name in CALLS})
+        assert outcomes == dict.fromkeys(CALLS, rdb.DatabaseUnavailableError)
+        proxy.heal()
+        for buffer in buffers.values():
+            assert await buffer.count() >= 3
 
 
 @contextmanager
@@ -107,17 +118,18 @@ def in_a_hurry() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("name", HURRIED)
-async def test_a_timeout_bounds_the_first_call(proxied_url: str, proxy: Proxy, name: str) -> None:
-    """Which enters the run, and has others beside it that wait for that."""
-    store = await Store.open(proxied_url)
-    buffer = await store.buffer("math")
-    proxy.stall()
-    with in_a_hurry():
-        calls = (HURRIED[name](buffer, 0.2) for _ in range(3))
-        outcomes = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 20)
-    assert {type(one) for one in outcomes} == {rdb.DatabaseUnavailableError}
-    await asyncio.wait_for(store.close(timeout=0.2), 20)
+async def test_a_timeout_bounds_the_first_call(proxied_url: str, proxy: Proxy) -> None:
+    """The first call enters the run, while other calls of the store wait for it."""
+    async with far_buffers(proxied_url, HURRIED) as buffers:
+        proxy.stall()
+        calls = {
+            f"{name} {number}": call(buffers[name], 0.2)
+            for name, call in HURRIED.items()
+            for number in range(3)
+        }
+        with in_a_hurry():
+            outcomes = await outcomes_of(calls)
+        assert outcomes == dict.fromkeys(calls, rdb.DatabaseUnavailableError)
 
 
 @pytest.mark.parametrize("name", HURRIED)
@@ -132,14 +144,6 @@ async def test_a_timeout_bounds_the_question_about_a_commit(
     proxy.rule = lambda message: CLOSE if proxy.num_cut else cut(message)
     with in_a_hurry(), pytest.raises(rdb.OutcomeUnknownError):
         await asyncio.wait_for(HURRIED[name](buffer, UNTIL_COMMIT), 20)
-
-
-@pytest.mark.usefixtures("from_snapshots")
-@pytest.mark.parametrize("connected", [True, False])
-async def test_a_network_that_stalls_a_draw_that_reads_a_snapshot(
-    far: Store, proxy: Proxy, connected: bool
-) -> None:
-    await test_a_stalled_network(far, proxy, "sample", connected)
 
 
 @pytest.mark.parametrize("name", HURRIED)
