@@ -164,10 +164,15 @@ def _migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def _migrated_database(postgres: PostgresServer) -> str:
-    url = postgres.create_database("shared")
+def _migrated_template(postgres: PostgresServer) -> str:
+    url = postgres.create_database("template")
     asyncio.run(migrations.upgrade(url))
     return url
+
+
+@pytest.fixture(scope="session")
+def _migrated_database(postgres: PostgresServer, _migrated_template: str) -> str:
+    return postgres.create_database("shared", _migrated_template)
 
 
 @pytest.fixture
@@ -181,6 +186,14 @@ def postgresql_url(_migrated_database: str, postgres: PostgresServer) -> str:
     """A migrated PostgreSQL database without rows; the tests of one worker take turns at it."""
     postgres.empty_tables(_migrated_database)
     return _migrated_database
+
+
+@pytest.fixture
+def own_postgresql_url(postgres: PostgresServer, _migrated_template: str) -> Iterator[str]:
+    """A migrated PostgreSQL database of the test's own."""
+    url = postgres.create_database("own", _migrated_template)
+    yield url
+    postgres.drop_database(url)
 
 
 @pytest.fixture
@@ -253,6 +266,14 @@ def url(engine_name: str, layout: str, request: pytest.FixtureRequest) -> str:
 async def _settle(url: str, payloads: str) -> None:
     async with Store.open(url, payloads=payloads):
         pass
+
+
+@pytest.fixture
+def own_url(engine_name: str, request: pytest.FixtureRequest) -> str:
+    """A migrated database without groups, whose tables a test may change."""
+    name = "sqlite_url" if engine_name == "sqlite" else "own_postgresql_url"
+    address: str = request.getfixturevalue(name)
+    return address
 
 
 @pytest.fixture

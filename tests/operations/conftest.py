@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,10 @@ import pytest
 import replaydb as rdb
 from replaydb import Store
 from support.groups import conversation, episode, group, groups, long_group
+from support.postgres import PostgresServer
+
+#: In seconds: no lease expires and no deadline passes while the tests run.
+DAY = 86_400.0
 
 
 async def live(url: str, *, payloads: str | None = None) -> None:
@@ -26,13 +31,13 @@ async def live(url: str, *, payloads: str | None = None) -> None:
         await math.put(groups(5, "code", version=1, priority=3.0))
         talk = rdb.EpisodeGroup("code", [conversation(), episode(0.5, 2)], group_uid="talk")
         await math.put([talk, long_group("long", 9000), group("ä\u2028", status="failed")])
-        await math.open_group("gsm8k", "open", 3, deadline=600)
-        await math.lease(1, statuses=["pending"], ttl=600)
+        await math.open_group("gsm8k", "open", 3, deadline=DAY)
+        await math.lease(1, statuses=["pending"], ttl=DAY)
         await math.add_episode("open", episode(1.0, text="one"), position=1)
         await math.advance_policy(4)
         await math.sample(8, rdb.Prioritized(), step=1)
-        await (await math.lease(3, ttl=600, step=2)).ack()
-        await math.lease(2, ttl=600, step=3)
+        await (await math.lease(3, ttl=DAY, step=2)).ack()
+        await math.lease(2, ttl=DAY, step=3)
         await math.delete(uids=["m0", "m39"])
         await math.update(uids="m1", status="archived")
     async with Store.open(url, run="second", lineage="first") as store:
@@ -54,8 +59,36 @@ def place(tmp_path: Path) -> Callable[[str], str]:
     return made
 
 
-@pytest.fixture
-def lived(url: str) -> str:
-    """A store with something of everything, payloads inside."""
+@pytest.fixture(scope="session")
+def _lived_file(_migrated_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = Path(shutil.copy(_migrated_file, tmp_path_factory.mktemp("lived") / "replay.db"))
+    asyncio.run(live(f"sqlite:///{path}"))
+    return path
+
+
+@pytest.fixture(scope="session")
+def _lived_database(postgres: PostgresServer, _migrated_template: str) -> str:
+    url = postgres.create_database("lived", _migrated_template)
     asyncio.run(live(url))
     return url
+
+
+@pytest.fixture
+def lived_sqlite_url(_lived_file: Path, tmp_path: Path) -> str:
+    """A SQLite file with something of everything, payloads inside."""
+    return f"sqlite:///{shutil.copy(_lived_file, tmp_path / 'lived.db')}"
+
+
+@pytest.fixture
+def lived_postgresql_url(postgres: PostgresServer, _lived_database: str) -> Iterator[str]:
+    """A PostgreSQL database with something of everything, payloads inside."""
+    url = postgres.create_database("lived", _lived_database)
+    yield url
+    postgres.drop_database(url)
+
+
+@pytest.fixture
+def lived(engine_name: str, request: pytest.FixtureRequest) -> str:
+    """A store with something of everything, payloads inside."""
+    address: str = request.getfixturevalue(f"lived_{engine_name}_url")
+    return address

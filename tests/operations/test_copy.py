@@ -40,9 +40,16 @@ Contents = dict[str, list[tuple[object, ...]]]
 
 @pytest.fixture
 def target(engine_name: str, request: pytest.FixtureRequest) -> str:
-    """A database without tables: of the engine that `url` is not of, unless a test says which."""
-    other = getattr(request, "param", "postgresql" if engine_name == "sqlite" else "sqlite")
-    url: str = request.getfixturevalue(f"empty_{other}_url")
+    """A migrated database without rows, of the engine that `url` is not of."""
+    name = "own_postgresql_url" if engine_name == "sqlite" else "sqlite_url"
+    url: str = request.getfixturevalue(name)
+    return url
+
+
+@pytest.fixture
+def empty_target(request: pytest.FixtureRequest) -> str:
+    """A database without tables, of the engine that a test names."""
+    url: str = request.getfixturevalue(f"empty_{request.param}_url")
     return url
 
 
@@ -78,10 +85,11 @@ def test_every_table_is_copied_or_of_each_database_alone() -> None:
 
 
 @pytest.mark.parametrize(("here", "there"), [("in", "out"), ("out", "in")])
-@pytest.mark.parametrize("target", ["sqlite", "postgresql"], indirect=True)
+@pytest.mark.parametrize("empty_target", ["sqlite", "postgresql"], indirect=True)
 async def test_everything_is_the_same(
-    url: str, target: str, here: str, there: str, place: Callable[[str], str]
+    url: str, empty_target: str, here: str, there: str, place: Callable[[str], str]
 ) -> None:
+    target = empty_target
     await live(url, payloads=place("here") if here == "out" else None)
     seen: list[CopyReport] = []
     payloads = place("there") if there == "out" else None
@@ -183,7 +191,7 @@ async def test_while_others_write(lived: str, target: str, monkeypatch: pytest.M
 
 
 async def test_what_is_in_use_is_no_target(lived: str, target: str, tmp_path: Path) -> None:
-    async with Store.open(target, migrate=True) as store:
+    async with Store.open(target) as store:
         await store.buffer("mine")
     before = await contents(target)
     with pytest.raises(rdb.InvalidInputError, match="rows in the table buffer") as caught:
@@ -265,7 +273,6 @@ async def test_how_long_packs_stay_is_copied(
         assert await connection.scalar(select(payload_place.c.grace_seconds)) == 60
 
 
-@pytest.mark.parametrize("target", ["sqlite", "postgresql"], indirect=True)
 async def test_of_two_copies_at_once_the_last_to_begin_goes_on(lived: str, target: str) -> None:
     async def another() -> None:
         await copy(lived, target)
@@ -288,10 +295,10 @@ async def test_of_two_copies_at_once_the_last_to_begin_goes_on(lived: str, targe
 
 
 async def test_a_copy_that_another_begins_before(
-    target: str, monkeypatch: pytest.MonkeyPatch
+    empty_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between its look at the target and its mark."""
-    backend = backend_for(target)
+    """Between reading the target's revision and marking it."""
+    backend = backend_for(empty_url)
     prepare = migrations.prepare
 
     async def late(*args: Any, **options: Any) -> None:
@@ -303,11 +310,9 @@ async def test_a_copy_that_another_begins_before(
     await copying.end_copy(backend, await copying.begin_copy(backend))
 
 
-@pytest.mark.parametrize("target", ["sqlite", "postgresql"], indirect=True)
 async def test_who_had_the_empty_target_open_writes_nothing_into_it(
     lived: str, target: str
 ) -> None:
-    await migrations.upgrade(target)
     async with Store.open(target) as store:
         await copy(lived, target, finish=False)
         for create in (True, False):
@@ -323,7 +328,6 @@ async def test_who_had_the_empty_target_open_writes_nothing_into_it(
 
 async def test_making_a_buffer_and_beginning_a_copy_exclude_each_other(target: str) -> None:
     for _ in range(5):
-        await migrations.upgrade(target)
         async with Store.open(target) as store:
             made, begun = await asyncio.gather(
                 store.buffer("mine"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -29,10 +30,17 @@ TOLD = transcript.c.position == 0
 SECOND = (episode.c.group_id == 5) & (episode.c.position == 1)
 
 
-@pytest.fixture(params=["inside", "outside"])
-async def stored(request: pytest.FixtureRequest, url: str, place: Callable[[str], str]) -> str:
-    """A store with something of everything."""
-    await live(url, payloads=place("payloads") if request.param == "outside" else None)
+@pytest.fixture
+def lived_outside(url: str, place: Callable[[str], str]) -> str:
+    """A store with something of everything, payloads outside."""
+    asyncio.run(live(url, payloads=place("payloads")))
+    return url
+
+
+@pytest.fixture(params=["lived", "lived_outside"])
+def stored(engine_name: str, request: pytest.FixtureRequest) -> str:
+    """A store of each engine with something of everything, payloads inside or outside."""
+    url: str = request.getfixturevalue(request.param)
     return url
 
 
@@ -86,12 +94,11 @@ async def test_what_is_replaced_meanwhile(lived: str, monkeypatch: pytest.Monkey
     assert (await verified(lived)).is_sound
 
 
-async def test_packs_that_are_gone(url: str, place: Callable[[str], str]) -> None:
-    await live(url, payloads=place("payloads"))
-    async with transaction(url) as connection:
+async def test_packs_that_are_gone(lived_outside: str) -> None:
+    async with transaction(lived_outside) as connection:
         packed = await connection.scalars(select(payload.c.pack_id).where(payload.c.group_id == 3))
         (await pack_file(connection, packed.one() or 0)).unlink()
-    report = await verified(url)
+    report = await verified(lived_outside)
     assert report.num_problems == 38  # the groups of one put, but for the two that were deleted
     assert all("is missing" in one.what for one in report.problems)
 
@@ -115,14 +122,13 @@ async def test_groups_that_are_not_what_they_say(lived: str, statement: Any, wha
     assert not report.is_sound
 
 
-async def test_rows_without_parents(sqlite_url: str) -> None:
+async def test_rows_without_parents(lived_sqlite_url: str) -> None:
     """PostgreSQL has none."""
-    await live(sqlite_url)
-    engine = backend_for(sqlite_url).migration_engine()
+    engine = backend_for(lived_sqlite_url).migration_engine()
     async with engine.begin() as connection:
         await connection.execute(delete(episode_group).where(episode_group.c.id == 3))
     await engine.dispose()
-    found = {one.where: one.what for one in (await verified(sqlite_url)).problems}
+    found = {one.where: one.what for one in (await verified(lived_sqlite_url)).problems}
     assert found["table episode"] == "2 rows refer to rows of episode_group that are gone"
     assert found["table payload"] == "1 rows refer to rows of episode_group that are gone"
 
@@ -180,35 +186,37 @@ async def test_groups_that_failed_and_are_intact(stored: str) -> None:
     await check_books(stored)
 
 
-async def test_groups_that_an_earlier_version_failed(stored: str) -> None:
+async def test_groups_that_an_earlier_version_failed(lived: str) -> None:
     reasons = ["checksum is -5, not 7", f"pack {'0' * 32} is missing", "pack it again"]
-    async with Store.open(stored) as store:
+    async with Store.open(lived) as store:
         buffer = await store.buffer("math")
         ids = await buffer.put([group(f"d{i}", version=4) for i in range(3)])
         for one, reason in zip(ids, reasons, strict=True):
             await buffer.update([one], status="failed", reason=reason)
         never = update(episode_group).where(episode_group.c.id == ids[1]).values(completed_at=None)
-        await change(stored, never)
+        await change(lived, never)
         assert (await verify(store, repair=True)).num_repaired == 2
         found = {one.id: one.status for one in await buffer.find(ids=ids)}
         assert [found[one] for one in ids] == ["completed", "aborted", "failed"]
-    await check_books(stored)
+    await check_books(lived)
 
 
-async def test_accounts_are_repaired(stored: str) -> None:
-    await change(stored, update(task).values(num_available=99, total_weight=1e9, num_leased=7))
-    await change(stored, update(pack).values(live_parts=77, live_bytes=1))
-    report = await verified(stored)
+async def test_accounts_are_repaired(lived_outside: str) -> None:
+    await change(
+        lived_outside, update(task).values(num_available=99, total_weight=1e9, num_leased=7)
+    )
+    await change(lived_outside, update(pack).values(live_parts=77, live_bytes=1))
+    report = await verified(lived_outside)
     told = {one.where: one.what for one in report.problems}
     assert "num_available is 99, should be" in told["task 'gsm8k' of buffer 'math'"]
     assert not report.is_sound
-    assert report.num_problems == 3 + await number_of(stored, pack)
-    repaired = await verified(stored, repair=True)
+    assert report.num_problems == 3 + await number_of(lived_outside, pack)
+    repaired = await verified(lived_outside, repair=True)
     assert repaired.num_repaired == repaired.num_problems == report.num_problems
     assert repaired.is_sound
-    assert (await verified(stored)).num_problems == 0
-    await check_books(stored)
-    async with Store.open(stored) as store:
+    assert (await verified(lived_outside)).num_problems == 0
+    await check_books(lived_outside)
+    async with Store.open(lived_outside) as store:
         math = await store.buffer("math")
         assert len((await math.sample(4, rdb.Prioritized())).ids) == 4
 
@@ -254,11 +262,10 @@ async def test_rows_that_contradict_each_other(lived: str, statement: Any, what:
     assert (await verified(lived, repair=True)).num_repaired == 0
 
 
-async def test_a_damaged_index_is_told_and_nothing_is_repaired(sqlite_url: str) -> None:
+async def test_a_damaged_index_is_told_and_nothing_is_repaired(lived_sqlite_url: str) -> None:
     """Of PostgreSQL only an extension could tell."""
-    await live(sqlite_url)
-    before = await accounts(sqlite_url)
-    async with transaction(sqlite_url) as connection:
+    before = await accounts(lived_sqlite_url)
+    async with transaction(lived_sqlite_url) as connection:
         await connection.execute(text("PRAGMA writable_schema = 1"))
         await connection.execute(
             text(
@@ -266,12 +273,12 @@ async def test_a_damaged_index_is_told_and_nothing_is_repaired(sqlite_url: str) 
                 " WHERE name = 'ix_draw_latest') WHERE name = 'ix_episode_group_arrival'"
             )
         )
-    report = await verified(sqlite_url, repair=True)
+    report = await verified(lived_sqlite_url, repair=True)
     assert {one.kind for one in report.problems} == {"damage"}
     assert any("ix_episode_group_arrival" in one.what for one in report.problems)
     assert report.num_repaired == 0
     assert report.num_payloads == report.total_payloads
-    assert await accounts(sqlite_url) == before
+    assert await accounts(lived_sqlite_url) == before
 
 
 @pytest.mark.parametrize(
@@ -286,12 +293,11 @@ async def test_a_damaged_index_is_told_and_nothing_is_repaired(sqlite_url: str) 
     ],
 )
 async def test_values_that_no_column_can_have(
-    sqlite_url: str, sql: str, where: str, column: str
+    lived_sqlite_url: str, sql: str, where: str, column: str
 ) -> None:
     """PostgreSQL takes none of them."""
-    await live(sqlite_url)
-    await change(sqlite_url, text(sql))
-    report = await verified(sqlite_url, repair=True)
+    await change(lived_sqlite_url, text(sql))
+    report = await verified(lived_sqlite_url, repair=True)
     assert report.num_repaired == 0
     told = [one for one in report.problems if where in one.where]
     assert told

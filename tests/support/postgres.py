@@ -60,10 +60,11 @@ class PostgresServer:
         self._connections: dict[str, asyncpg.Connection] = {}
         self._databases: list[str] = []
 
-    def create_database(self, purpose: str) -> str:
-        """URL of a new database without tables."""
+    def create_database(self, purpose: str, template: str | None = None) -> str:
+        """URL of a new database: without tables, or a copy of another that is not connected to."""
         name = f"replaydb_test_{purpose}_{uuid4().hex[:12]}"
-        self.execute(self.url, f'CREATE DATABASE "{name}"')
+        copied = "template1" if template is None else urlsplit(template).path.removeprefix("/")
+        self.execute(self.url, f'CREATE DATABASE "{name}" TEMPLATE "{copied}"')
         self._databases.append(name)
         return urlunsplit(urlsplit(self.url)._replace(path=f"/{name}"))
 
