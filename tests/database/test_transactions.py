@@ -50,21 +50,21 @@ async def test_races_that_are_always_lost_are_an_error_of_the_database(
         await store._database.write(work)
 
 
-async def test_tables_that_another_process_changes_are_named(empty_url: str) -> None:
+async def test_tables_that_another_process_changes_are_named(own_url: str) -> None:
     """An open store has read the revision before."""
-    async with Store.open(empty_url, migrate=True, run="a") as store:
+    async with Store.open(own_url, run="a") as store:
         buffer = await store.buffer("math")
         await buffer.put(groups(2))
         before = "0005"
-        await migrations.downgrade(empty_url, before)
+        await migrations.downgrade(own_url, before)
         for call in (buffer.put(groups(1, "more")), buffer.sample(1), buffer.stats()):
             with pytest.raises(rdb.SchemaOutOfDateError, match="run: replaydb db upgrade") as old:
                 await call
             assert (old.value.current, old.value.expected) == (before, REVISIONS[-1])
-    await migrations.upgrade(empty_url)
-    async with Store.open(empty_url) as store:
+    await migrations.upgrade(own_url)
+    async with Store.open(own_url) as store:
         assert len(await (await store.buffer("math")).sample(2)) == 2
-        async with transaction(empty_url) as connection:
+        async with transaction(own_url) as connection:
             await connection.execute(text("ALTER TABLE run RENAME COLUMN name TO title"))
             await connection.execute(update(version_table).values(version_num="9999"))
         with pytest.raises(rdb.SchemaTooNewError, match="9999"):

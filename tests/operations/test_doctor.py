@@ -188,28 +188,26 @@ async def test_a_server_that_is_set_up_carelessly(postgresql_url: str) -> None:
     assert bad == {"fsync", "full_page_writes", "synchronous_commit", "autovacuum"}
 
 
-async def test_limits_that_are_too_short(empty_postgresql_url: str) -> None:
+async def test_limits_that_are_too_short(own_postgresql_url: str) -> None:
     names = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout",
              "transaction_timeout")  # fmt: skip
-    await migrations.upgrade(empty_postgresql_url)
-    found = {one.subject: one for one in await examine(empty_postgresql_url)}["limits"]
+    found = {one.subject: one for one in await examine(own_postgresql_url)}["limits"]
     assert found.level == "good"
-    database = urlsplit(empty_postgresql_url).path.removeprefix("/")
+    database = urlsplit(own_postgresql_url).path.removeprefix("/")
     for name in names:
-        await _execute(empty_postgresql_url, f'ALTER DATABASE "{database}" SET {name} = 59000')
-    short = [one for one in await examine(empty_postgresql_url) if one.subject == "limits"]
+        await _execute(own_postgresql_url, f'ALTER DATABASE "{database}" SET {name} = 59000')
+    short = [one for one in await examine(own_postgresql_url) if one.subject == "limits"]
     assert {one.text.split()[0] for one in short} == set(names)
     assert all(one.level == "warning" and "59 s" in one.text for one in short)
     assert all("ALTER ROLE" in (one.mend or "") for one in short)
 
 
-async def test_sessions_whose_activity_is_not_tracked(empty_postgresql_url: str) -> None:
-    await migrations.upgrade(empty_postgresql_url)
-    found = {one.subject: one for one in await examine(empty_postgresql_url)}["commits"]
+async def test_sessions_whose_activity_is_not_tracked(own_postgresql_url: str) -> None:
+    found = {one.subject: one for one in await examine(own_postgresql_url)}["commits"]
     assert found.level == "good"
-    database = urlsplit(empty_postgresql_url).path.removeprefix("/")
-    await _execute(empty_postgresql_url, f'ALTER DATABASE "{database}" SET track_activities = off')
-    found = wrong(await examine(empty_postgresql_url))["commits"]
+    database = urlsplit(own_postgresql_url).path.removeprefix("/")
+    await _execute(own_postgresql_url, f'ALTER DATABASE "{database}" SET track_activities = off')
+    found = wrong(await examine(own_postgresql_url))["commits"]
     assert (found.level, "track_activities" in found.text) == ("warning", True)
     assert "track_activities = on" in (found.mend or "")
 

@@ -10,7 +10,7 @@ from sqlalchemy import func, select, text
 
 import replaydb as rdb
 from replaydb import Store
-from replaydb.database import migrations, revisions
+from replaydb.database import revisions
 from replaydb.database.engines import backend_for
 from support.connections import transaction
 from support.groups import group
@@ -32,12 +32,11 @@ async def test_a_migration_takes_as_long_as_it_takes(
         await connection.execute(select(func.pg_sleep(0.6)))
 
 
-async def test_an_error_names_statement_timeout(empty_postgresql_url: str) -> None:
-    await migrations.upgrade(empty_postgresql_url)
-    await limit(empty_postgresql_url, "statement_timeout", "300ms")
-    async with Store.open(empty_postgresql_url) as store:
+async def test_an_error_names_statement_timeout(own_postgresql_url: str) -> None:
+    await limit(own_postgresql_url, "statement_timeout", "300ms")
+    async with Store.open(own_postgresql_url) as store:
         buffer = await store.buffer("math")
-        async with transaction(empty_postgresql_url) as connection:
+        async with transaction(own_postgresql_url) as connection:
             await connection.execute(text("SELECT id FROM buffer FOR UPDATE"))
             with pytest.raises(
                 rdb.DatabaseUnavailableError, match=r"57014.* statement_timeout .*ALTER ROLE"
@@ -45,12 +44,11 @@ async def test_an_error_names_statement_timeout(empty_postgresql_url: str) -> No
                 await buffer.put(group())
 
 
-async def test_an_opening_that_is_ended_names_statement_timeout(empty_postgresql_url: str) -> None:
-    await migrations.upgrade(empty_postgresql_url)
-    async with revisions.schema_transaction(backend_for(empty_postgresql_url)):
-        await limit(empty_postgresql_url, "statement_timeout", "300ms")
+async def test_an_opening_that_is_ended_names_statement_timeout(own_postgresql_url: str) -> None:
+    async with revisions.schema_transaction(backend_for(own_postgresql_url)):
+        await limit(own_postgresql_url, "statement_timeout", "300ms")
         with pytest.raises(rdb.DatabaseUnavailableError, match=r"statement_timeout .*ALTER ROLE"):
-            await Store.open(empty_postgresql_url, run="a")
+            await Store.open(own_postgresql_url, run="a")
 
 
 async def test_an_error_names_lock_timeout(empty_postgresql_url: str) -> None:
@@ -65,13 +63,12 @@ async def test_an_error_names_lock_timeout(empty_postgresql_url: str) -> None:
 
 
 async def test_a_call_waits_for_a_lock_for_longer_than_lock_timeout(
-    empty_postgresql_url: str,
+    own_postgresql_url: str,
 ) -> None:
-    await migrations.upgrade(empty_postgresql_url)
-    await limit(empty_postgresql_url, "lock_timeout", "50ms")
-    async with Store.open(empty_postgresql_url) as store:
+    await limit(own_postgresql_url, "lock_timeout", "50ms")
+    async with Store.open(own_postgresql_url) as store:
         buffer = await store.buffer("math")
-        async with transaction(empty_postgresql_url) as connection:
+        async with transaction(own_postgresql_url) as connection:
             await connection.execute(text("SELECT id FROM buffer FOR UPDATE"))
             putting = asyncio.create_task(buffer.put(group("late")))
             await asyncio.sleep(0.3)

@@ -11,6 +11,7 @@ import pytest
 
 from replaydb.database import migrations
 from replaydb.database.schema import REVISIONS
+from support.engines import postgresql_nightly
 from support.revisions import CHECKOUT
 
 
@@ -29,6 +30,7 @@ def alembic(
     )
 
 
+@postgresql_nightly
 async def test_up_check_and_down(empty_url: str) -> None:
     up = alembic("upgrade", "head", url=empty_url)
     assert up.returncode == 0, up.stderr

@@ -44,17 +44,13 @@ async def _set_revision(url: str, revision: str) -> None:
         )
 
 
-@pytest.mark.parametrize("choice", CHOICES)
-async def test_current_tables_are_taken_as_they_are(url: str, choice: bool | None) -> None:
-    await migrations.prepare(backend_for(url), migrate=choice)
-
-
 async def test_current_tables_cost_one_query(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = backend_for(url)
-    queries: list[str] = []
-    monkeypatch.setattr(backend, "reader_engine", _recording(backend, queries))
-    await migrations.prepare(backend, migrate=None)
-    assert len([query for query in queries if query != "BEGIN"]) == 1
+    for choice in CHOICES:
+        backend = backend_for(url)
+        queries: list[str] = []
+        monkeypatch.setattr(backend, "reader_engine", _recording(backend, queries))
+        await migrations.prepare(backend, migrate=choice)
+        assert len([query for query in queries if query != "BEGIN"]) == 1, choice
 
 
 def _recording(backend: Backend, queries: list[str]) -> Callable[[], AsyncEngine]:
@@ -100,62 +96,57 @@ async def test_a_file_of_somebody_else_is_not_filled_unasked(empty_sqlite_url: s
     assert await migrations.check(empty_sqlite_url) == ()
 
 
-@pytest.mark.parametrize("choice", [None, False])
-async def test_a_server_gets_tables_only_when_asked(
-    empty_postgresql_url: str, choice: bool | None
-) -> None:
-    with pytest.raises(SchemaOutOfDateError, match="there are no tables yet") as refused:
-        await migrations.prepare(backend_for(empty_postgresql_url), migrate=choice)
-    assert (refused.value.current, refused.value.expected) == (None, REVISIONS[-1])
+async def test_a_server_gets_tables_only_when_asked(empty_postgresql_url: str) -> None:
+    for choice in (None, False):
+        with pytest.raises(SchemaOutOfDateError, match="there are no tables yet") as refused:
+            await migrations.prepare(backend_for(empty_postgresql_url), migrate=choice)
+        assert (refused.value.current, refused.value.expected) == (None, REVISIONS[-1])
     assert await _tables(empty_postgresql_url) == []
     await migrations.prepare(backend_for(empty_postgresql_url), migrate=True)
     assert await migrations.check(empty_postgresql_url) == ()
 
 
-@pytest.mark.parametrize("choice", [None, False])
 async def test_old_tables_are_refused_with_the_command_to_run(
-    empty_url: str, choice: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await migrations.upgrade(empty_url)
     release_next(tmp_path, monkeypatch, "pass")
-    with pytest.raises(SchemaOutOfDateError) as refused:
-        await migrations.prepare(backend_for(empty_url), migrate=choice)
-    message, _, command = str(refused.value).partition("; run: ")
-    assert message == f"the tables are of revision {REVISIONS[-1]}, {NEXT} is needed"
-    *words, url = shlex.split(command)
-    assert words == ["replaydb", "db", "upgrade", "--url"]
+    for choice in (None, False):
+        with pytest.raises(SchemaOutOfDateError) as refused:
+            await migrations.prepare(backend_for(own_url), migrate=choice)
+        message, _, command = str(refused.value).partition("; run: ")
+        assert message == f"the tables are of revision {REVISIONS[-1]}, {NEXT} is needed"
+        *words, url = shlex.split(command)
+        assert words == ["replaydb", "db", "upgrade", "--url"]
     await migrations.upgrade(url)
-    assert await migrations.current(empty_url) == NEXT
+    assert await migrations.current(own_url) == NEXT
 
 
 async def test_migrate_true_upgrades_old_tables(
-    empty_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await migrations.upgrade(empty_url)
     release_next(tmp_path, monkeypatch, "pass")
-    await migrations.prepare(backend_for(empty_url), migrate=True)
-    assert await migrations.current(empty_url) == NEXT
+    await migrations.prepare(backend_for(own_url), migrate=True)
+    assert await migrations.current(own_url) == NEXT
 
 
-@pytest.mark.parametrize("choice", CHOICES)
-async def test_newer_tables_are_refused(empty_url: str, choice: bool | None) -> None:
-    await migrations.upgrade(empty_url)
-    await _set_revision(empty_url, "9999")
-    with pytest.raises(SchemaTooNewError, match=r"9999.*upgrade the package") as refused:
-        await migrations.prepare(backend_for(empty_url), migrate=choice)
-    assert (refused.value.current, refused.value.expected) == ("9999", REVISIONS[-1])
-    for change in (migrations.upgrade(empty_url), migrations.downgrade(empty_url, "base")):
+async def test_newer_tables_are_refused(own_url: str) -> None:
+    await _set_revision(own_url, "9999")
+    for choice in CHOICES:
+        with pytest.raises(SchemaTooNewError, match=r"9999.*upgrade the package") as refused:
+            await migrations.prepare(backend_for(own_url), migrate=choice)
+        assert (refused.value.current, refused.value.expected) == ("9999", REVISIONS[-1])
+    for change in (migrations.upgrade(own_url), migrations.downgrade(own_url, "base")):
         with pytest.raises(SchemaTooNewError):
             await change
-    assert await migrations.current(empty_url) == "9999"
+    assert await migrations.current(own_url) == "9999"
 
 
-@pytest.mark.parametrize("choice", CHOICES)
-async def test_tables_of_our_names_that_are_not_ours(empty_url: str, choice: bool | None) -> None:
+async def test_tables_of_our_names_that_are_not_ours(empty_url: str) -> None:
     async with transaction(empty_url) as connection:
         await connection.execute(text("CREATE TABLE run (id INTEGER PRIMARY KEY)"))
-    with pytest.raises(SchemaError, match="same names as ours: run; use another database"):
-        await migrations.prepare(backend_for(empty_url), migrate=choice)
+    for choice in CHOICES:
+        with pytest.raises(SchemaError, match="same names as ours: run; use another database"):
+            await migrations.prepare(backend_for(empty_url), migrate=choice)
     with pytest.raises(SchemaError, match="same names"):
         await migrations.upgrade(empty_url)
     assert await _tables(empty_url) == ["run"]

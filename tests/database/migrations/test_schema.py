@@ -63,17 +63,6 @@ async def test_what_only_one_engine_has(url: str, engine_name: str) -> None:
         assert counted == {"run", "buffer", "task", "lease", "episode_group", "draw", "pack"}
 
 
-async def test_down_takes_everything_and_up_again_brings_it_back(empty_url: str) -> None:
-    await migrations.upgrade(empty_url)
-    before = await _snapshot(empty_url)
-    await migrations.downgrade(empty_url, "base")
-    assert not any((await _snapshot(empty_url)).values())
-    assert await migrations.current(empty_url) is None
-    await migrations.upgrade(empty_url)
-    assert await _snapshot(empty_url) == before
-    assert await migrations.current(empty_url) == REVISIONS[-1]
-
-
 async def test_every_step_can_be_taken_back(empty_url: str) -> None:
     made: list[Snapshot] = []
     for revision in REVISIONS:
@@ -82,50 +71,45 @@ async def test_every_step_can_be_taken_back(empty_url: str) -> None:
     for revision, expected in list(zip(REVISIONS, made, strict=True))[-2::-1]:
         await migrations.downgrade(empty_url, revision)
         assert await _snapshot(empty_url) == expected
+    await migrations.downgrade(empty_url, "base")
+    assert not any((await _snapshot(empty_url)).values())
+    assert await migrations.current(empty_url) is None
+    await migrations.upgrade(empty_url)
+    assert await _snapshot(empty_url) == made[-1]
+    assert await migrations.current(empty_url) == REVISIONS[-1]
 
 
 def test_revisions_are_those_of_the_folder() -> None:
     assert tuple(revision.id for revision in migrations.history()) == REVISIONS
 
 
-async def test_check_finds_nothing_in_migrated_tables(url: str) -> None:
-    assert await migrations.check(url) == ()
+async def test_check_finds_what_was_changed_by_hand(own_url: str) -> None:
+    changes = {
+        "DROP INDEX ix_draw_step": "add index ix_draw_step",
+        "CREATE INDEX mine ON draw (policy)": "remove index mine",
+        "ALTER TABLE draw ADD COLUMN colour TEXT": "remove column draw.colour",
+        "DROP VIEW task_overview": "add view task_overview",
+        "DROP TABLE cursor": "add table cursor",
+    }
+    async with transaction(own_url) as connection:
+        for change in changes:
+            await connection.execute(text(change))
+    assert set(await migrations.check(own_url)) >= set(changes.values())
 
 
-@pytest.mark.parametrize(
-    ("change", "found"),
-    [
-        ("DROP INDEX ix_draw_step", "add index ix_draw_step"),
-        ("CREATE INDEX mine ON draw (policy)", "remove index mine"),
-        ("ALTER TABLE draw ADD COLUMN colour TEXT", "remove column draw.colour"),
-        ("DROP VIEW task_overview", "add view task_overview"),
-        ("DROP TABLE cursor", "add table cursor"),
-    ],
-)
-async def test_check_finds_what_was_changed_by_hand(
-    empty_url: str, change: str, found: str
-) -> None:
-    await migrations.upgrade(empty_url)
-    async with transaction(empty_url) as connection:
-        await connection.execute(text(change))
-    assert found in await migrations.check(empty_url)
-
-
-async def test_check_finds_a_view_with_other_columns(empty_url: str) -> None:
-    await migrations.upgrade(empty_url)
-    async with transaction(empty_url) as connection:
+async def test_check_finds_a_view_with_other_columns(own_url: str) -> None:
+    async with transaction(own_url) as connection:
         await connection.execute(text("DROP VIEW task_overview"))
         await connection.execute(text("CREATE VIEW task_overview AS SELECT task_name FROM task"))
-    assert await migrations.check(empty_url) == (
+    assert await migrations.check(own_url) == (
         "modify view task_overview: other columns than expected",
     )
 
 
-async def test_check_finds_a_changed_column(empty_postgresql_url: str) -> None:
-    await migrations.upgrade(empty_postgresql_url)
-    async with transaction(empty_postgresql_url) as connection:
+async def test_check_finds_a_changed_column(own_postgresql_url: str) -> None:
+    async with transaction(own_postgresql_url) as connection:
         await connection.execute(text("ALTER TABLE lease ALTER COLUMN owner DROP NOT NULL"))
-    assert await migrations.check(empty_postgresql_url) == (
+    assert await migrations.check(own_postgresql_url) == (
         "modify nullable lease.owner: True, expected False",
     )
 
