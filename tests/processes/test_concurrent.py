@@ -11,7 +11,7 @@ from processes.stored import acknowledged, check_draws, check_stored
 from processes.worker import BUFFER
 from replaydb import Store
 
-SECONDS = 8
+SECONDS = 4
 
 
 async def test_two_processes_put_and_sample_for_a_while(

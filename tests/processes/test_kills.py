@@ -19,7 +19,7 @@ from processes.worker import BUFFER, Acks
 from replaydb import Buffer, DatabaseUnavailableError, NotEnoughGroupsError, Prioritized, Store
 from support.connections import transaction
 
-KILLS = 6
+MANY_KILLS = pytest.mark.parametrize("kills", [3, pytest.param(12, marks=pytest.mark.nightly)])
 
 
 async def _kill_one(nursery: Child, role: str, after: float) -> None:
@@ -31,13 +31,14 @@ async def _kill_one(nursery: Child, role: str, after: float) -> None:
     assert os.WTERMSIG((await nursery.hear())["status"]) == signal.SIGKILL
 
 
+@MANY_KILLS
 @pytest.mark.parametrize("layout", ["inside", "outside"])
-async def test_a_writer_killed_in_the_middle_of_puts(url: str, tmp_path: Path) -> None:
+async def test_a_writer_killed_in_the_middle_of_puts(url: str, tmp_path: Path, kills: int) -> None:
     """What was acknowledged is there, whole puts or nothing, and the next one opens at once."""
     acks = tmp_path / "acks"
     async with child("nursery", url, str(acks)) as nursery:
         assert await nursery.hear() == {"ready": True}
-        for _ in range(KILLS):
+        for _ in range(kills):
             before = len(acknowledged(acks))
             for patience in range(50):  # a machine under load may take long to start
                 await _kill_one(nursery, "put", (1 + patience) * random.uniform(0.1, 0.35))
@@ -47,20 +48,23 @@ async def test_a_writer_killed_in_the_middle_of_puts(url: str, tmp_path: Path) -
                 buffer = await store.buffer(BUFFER)
                 await buffer.sample(1)
                 assert await buffer.count() >= len(acknowledged(acks))
-    assert await check_stored(url, acks) >= KILLS
+    assert await check_stored(url, acks) >= kills
 
 
-async def test_a_sampler_killed_in_the_middle_of_draws(url: str, tmp_path: Path) -> None:
+@MANY_KILLS
+async def test_a_sampler_killed_in_the_middle_of_draws(
+    url: str, tmp_path: Path, kills: int
+) -> None:
     """Its draws are counted whole or not at all, and its locks are gone with it."""
     async with Store.open(url) as store:
         buffer = await store.buffer(BUFFER)
         await buffer.put([derived_group(f"7-{i}-0-of-1") for i in range(60)])
         async with child("nursery", url, str(tmp_path / "acks")) as nursery:
             assert await nursery.hear() == {"ready": True}
-            for _ in range(KILLS // 2):
+            for _ in range(kills):
                 await _kill_one(nursery, "sample", random.uniform(0.1, 0.3))
                 await buffer.sample(8, Prioritized(), timeout=10)
-    assert await check_draws(url) >= KILLS // 2 * 8
+    assert await check_draws(url) >= kills * 8
     assert await check_stored(url, tmp_path / "acks") == 60
 
 
@@ -84,9 +88,11 @@ async def _drop_clients(url: str, stop: asyncio.Event, call_ended: asyncio.Event
                 call_ended.clear()
 
 
-async def _put_some(buffer: Buffer, acks: Acks, call_ended: asyncio.Event) -> Counter[str]:
+async def _put_some(
+    buffer: Buffer, calls: int, acks: Acks, call_ended: asyncio.Event
+) -> Counter[str]:
     outcomes: Counter[str] = Counter()
-    for i in range(150):
+    for i in range(calls):
         uids = [f"{i}-0-{k}-of-3" for k in range(3)]
         try:
             await buffer.put([derived_group(uid) for uid in uids])
@@ -99,9 +105,9 @@ async def _put_some(buffer: Buffer, acks: Acks, call_ended: asyncio.Event) -> Co
     return outcomes
 
 
-async def _sample_some(buffer: Buffer, call_ended: asyncio.Event) -> Counter[str]:
+async def _sample_some(buffer: Buffer, calls: int, call_ended: asyncio.Event) -> Counter[str]:
     outcomes: Counter[str] = Counter()
-    for _ in range(150):
+    for _ in range(calls):
         try:
             await buffer.sample(4, timeout=0.1)
         except DatabaseUnavailableError:
@@ -114,7 +120,10 @@ async def _sample_some(buffer: Buffer, call_ended: asyncio.Event) -> Counter[str
     return outcomes
 
 
-async def test_a_server_that_drops_its_clients(postgresql_url: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("calls", [50, pytest.param(200, marks=pytest.mark.nightly)])
+async def test_a_server_that_drops_its_clients(
+    postgresql_url: str, tmp_path: Path, calls: int
+) -> None:
     """Every call ends well: what was cut off is found out, or run again, by the store itself."""
     acks = tmp_path / "acks"
     stop, call_ended = asyncio.Event(), asyncio.Event()
@@ -123,7 +132,8 @@ async def test_a_server_that_drops_its_clients(postgresql_url: str, tmp_path: Pa
         dropping = asyncio.create_task(_drop_clients(postgresql_url, stop, call_ended))
         try:
             outcomes = await asyncio.gather(
-                _put_some(buffer, Acks(str(acks)), call_ended), _sample_some(buffer, call_ended)
+                _put_some(buffer, calls, Acks(str(acks)), call_ended),
+                _sample_some(buffer, calls, call_ended),
             )
         finally:
             stop.set()
