@@ -119,6 +119,7 @@ async def test_the_command_to_run_hides_the_password(empty_postgresql_url: str) 
     url = make_url(empty_postgresql_url).set(password=PASSWORD)
     with pytest.raises(rdb.SchemaOutOfDateError, match="replaydb db upgrade") as caught:
         await Store.open(url)
+    assert ":***@" in str(caught.value)
     assert PASSWORD not in everything_said_by(caught.value)
 
 
@@ -138,10 +139,9 @@ async def test_errors_of_an_open_store_hide_the_password(
     assert PASSWORD not in caplog.text
 
 
-@pytest.mark.parametrize("migrate", [None, True, False])
-async def test_a_folder_is_no_file(tmp_path: Path, migrate: bool | None) -> None:
+async def test_a_folder_without_migrations(tmp_path: Path) -> None:
     with pytest.raises(rdb.DatabaseError):
-        await Store.open(f"sqlite:///{tmp_path}", migrate=migrate)
+        await Store.open(f"sqlite:///{tmp_path}", migrate=False)
 
 
 @pytest.mark.parametrize("migrate", [None, True, False])

@@ -89,6 +89,22 @@ async def _fill(path: Path, *uids: str) -> None:
         await (await store.buffer("math")).put([group(uid) for uid in uids])
 
 
+@pytest.fixture
+async def path(sqlite_url: str) -> Path:
+    """A database with one group, which is closed."""
+    found = Path(sqlite_url.removeprefix("sqlite:///"))
+    await _fill(found, "first")
+    return found
+
+
+@pytest.fixture(scope="module")
+def another(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database of another store."""
+    made = tmp_path_factory.mktemp("another") / "another.db"
+    asyncio.run(_fill(made, "theirs"))
+    return made
+
+
 def _delete(*endings: str) -> Callable[[Path], None]:
     def happens(path: Path) -> None:
         for ending in endings:
@@ -138,18 +154,16 @@ def _spoil(path: Path) -> None:
         pytest.param(_cut("-wal", 0.9), "-wal was truncated", None, id="wal cut"),
         pytest.param(_cut("", 0), "overwritten or truncated", None, id="emptied"),
         pytest.param(_cut("", 0.9), "overwritten or truncated", None, id="cut"),
-        pytest.param(_overwrite("other.db"), "overwritten", None, id="another database"),
+        pytest.param(_overwrite("another.db"), "overwritten", None, id="another database"),
         pytest.param(_overwrite("older.db"), "overwritten", None, id="an older copy"),
         pytest.param(_spoil, "overwritten", None, id="no database"),
     ],
 )
 async def test_nothing_is_acknowledged_that_no_process_can_find(
-    tmp_path: Path, happens: Callable[[Path], None], told: str, is_kept: bool | None
+    path: Path, another: Path, happens: Callable[[Path], None], told: str, is_kept: bool | None
 ) -> None:
-    path = tmp_path / "replay.db"
-    await _fill(tmp_path / "other.db", "theirs")
-    await _fill(path, "first")
-    shutil.copy(path, tmp_path / "older.db")
+    shutil.copy(another, path.with_name("another.db"))
+    shutil.copy(path, path.with_name("older.db"))
     await _fill(path, "second")
     async with writer(path) as one:
         assert await one.put("third", "fourth") == [("third", None), ("fourth", None)]
@@ -169,10 +183,8 @@ async def test_nothing_is_acknowledged_that_no_process_can_find(
         assert not {"fifth", "sixth", "seventh"} & found
 
 
-async def test_a_process_that_lost_its_files_leaves_those_of_the_next_alone(tmp_path: Path) -> None:
+async def test_a_process_that_lost_its_files_leaves_those_of_the_next_alone(path: Path) -> None:
     """It would move its old log over what the next one has written, and delete that one's log."""
-    path = tmp_path / "replay.db"
-    await _fill(path, "first")
     async with writer(path) as one:
         await one.put("lost")
         _delete("-wal", "-shm")(path)
@@ -185,9 +197,7 @@ async def test_a_process_that_lost_its_files_leaves_those_of_the_next_alone(tmp_
     assert {"first", "late"} <= await _stored(path)
 
 
-async def test_closing_saves_what_is_only_in_deleted_files(tmp_path: Path) -> None:
-    path = tmp_path / "replay.db"
-    await _fill(path, "first")
+async def test_closing_saves_what_is_only_in_deleted_files(path: Path) -> None:
     async with writer(path) as one:
         await one.put("second")
         _delete("-wal", "-shm")(path)
@@ -197,10 +207,8 @@ async def test_closing_saves_what_is_only_in_deleted_files(tmp_path: Path) -> No
     assert await _stored(path) >= {"first", "second"}
 
 
-async def test_a_backup_copied_beside_an_old_log_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "replay.db"
-    await _fill(path, "first")
-    shutil.copy(path, tmp_path / "older.db")
+async def test_a_backup_copied_beside_an_old_log_is_refused(path: Path) -> None:
+    shutil.copy(path, path.with_name("older.db"))
     await _fill(path, "second")
     async with writer(path) as one:
         await one.put("third")
@@ -217,9 +225,7 @@ async def test_a_backup_copied_beside_an_old_log_is_refused(tmp_path: Path) -> N
     assert "do not belong together" in problem.decode()
 
 
-async def test_a_reader_notices_that_the_log_is_gone(tmp_path: Path) -> None:
-    path = tmp_path / "replay.db"
-    await _fill(path, "first")
+async def test_a_reader_notices_that_the_log_is_gone(path: Path) -> None:
     async with Store.open(f"sqlite:///{path}", read_only=True) as store:
         buffer = await store.buffer("math", create=False)
         assert await buffer.count() == 1
