@@ -32,6 +32,7 @@ from replaydb.errors import (
     UnknownBufferError,
 )
 from support.connections import transaction
+from support.engines import postgresql_nightly
 from support.groups import episode, group, groups
 
 Table = Callable[..., analysis.Rows]
@@ -203,6 +204,7 @@ async def test_filters(store: Store, other: Store, url: str) -> None:
     assert analysis.runs(url).to_table()["run_name"].to_pylist() == ["test", "other"]
 
 
+@postgresql_nightly
 @BY_TABLE
 async def test_whatever_reads_arrow(store: Store, url: str, table: Table) -> None:
     await fill(store)
@@ -243,6 +245,7 @@ async def test_columns_do_not_depend_on_what_is_stored(
     assert table(url).to_table().schema == empty.schema == table(url).schema
 
 
+@postgresql_nightly
 @BY_TABLE
 async def test_it_is_read_a_page_at_a_time(
     store: Store, url: str, table: Table, monkeypatch: pytest.MonkeyPatch
@@ -324,6 +327,7 @@ def test_a_store_that_is_not_there_is_not_made(tmp_path: Path, table: Table) -> 
     assert list(tmp_path.iterdir()) == []
 
 
+@postgresql_nightly
 @pytest.mark.parametrize("table", [*OF_GROUPS, analysis.draws], ids=lambda table: table.__name__)
 async def test_what_is_refused(buffer: Buffer, url: str, table: Table) -> None:
     with pytest.raises(UnknownBufferError, match="mth"):

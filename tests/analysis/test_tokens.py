@@ -25,6 +25,7 @@ from replaydb.episodes.flat import flatten
 from replaydb.errors import CorruptPayloadError, InvalidInputError
 from support import samples
 from support.connections import transaction
+from support.engines import postgresql_nightly
 from support.groups import conversation, episode, group, groups, long_group
 from support.whole import whole_of
 
@@ -169,6 +170,7 @@ async def test_a_large_payload_is_not_copied(buffer: Buffer, url: str) -> None:
         assert ids.to_numpy(zero_copy_only=True)[-1] == 499_999
 
 
+@postgresql_nightly
 async def test_a_row_for_each_token(buffer: Buffer, url: str) -> None:
     given = [
         Episode(
@@ -218,6 +220,7 @@ async def test_a_row_for_each_token(buffer: Buffer, url: str) -> None:
         assert found.fetchall() == [("math", 81)]
 
 
+@postgresql_nightly
 async def test_extras_as_columns(buffer: Buffer, url: str) -> None:
     given = [
         Episode(prompt_ids=[1], response_ids=[2], extras={
@@ -240,6 +243,7 @@ async def test_extras_as_columns(buffer: Buffer, url: str) -> None:
         analysis.tokens(url, extras={"n": "int64"}, per="token").to_table()
 
 
+@postgresql_nightly
 async def test_what_is_refused(buffer: Buffer, url: str) -> None:
     for which in (
         {"per": "turn"}, {"damaged": "ignore"}, {"extras": {"token_ids": "int32"}},

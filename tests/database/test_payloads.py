@@ -12,6 +12,7 @@ import pytest
 from replaydb import Buffer, Episode, PayloadsUnavailableError, Store
 from replaydb.packs.folder import Folder
 from support.buckets import Endpoint, Request, Service
+from support.engines import postgresql_nightly
 from support.groups import group, groups, long_group
 from support.ledger import check_books
 
@@ -68,6 +69,7 @@ async def test_a_put_into_another_service_is_refused(
     assert list(await contents(buffer)) == ["before", "refused-0"]
 
 
+@postgresql_nightly
 async def test_an_endpoint_that_changes_with_every_request(
     buffer: Buffer, endpoint: Endpoint
 ) -> None:
@@ -121,6 +123,7 @@ async def test_a_pack_is_not_moved_to_another_service(
     assert await contents(buffer) == expected
 
 
+@postgresql_nightly
 async def test_what_a_put_asks_of_an_object_store(buffer: Buffer, endpoint: Endpoint) -> None:
     """One request to write a pack and one that proves where it is, whose answer is short."""
     await buffer.put(group("first"))

@@ -35,6 +35,7 @@ from replaydb.exchange import (
 )
 from replaydb.exchange.manifest import NAME
 from support.command import run
+from support.engines import postgresql_nightly
 from support.groups import conversation, episode, group, groups
 from support.s3 import S3Server
 
@@ -182,6 +183,7 @@ async def test_an_export_that_is_broken_off_goes_on(
     assert import_groups(url, place, buffer=buffer.name).num_groups == 10
 
 
+@postgresql_nightly
 async def test_who_reads_parquet_reads_it(buffer: Buffer, url: str, tmp_path: Path) -> None:
     await buffer.put([*groups(3), *groups(2, "code")])
     report = export_groups(url, tmp_path / "export")
@@ -203,6 +205,7 @@ async def test_who_reads_parquet_reads_it(buffer: Buffer, url: str, tmp_path: Pa
     assert found == [("code", 20), ("gsm8k", 30)]
 
 
+@postgresql_nightly
 async def test_one_file_of_an_export(buffer: Buffer, url: str, tmp_path: Path) -> None:
     await buffer.put([*groups(3), *groups(2, "code")])
     export_groups(url, tmp_path / "export")
@@ -236,6 +239,7 @@ async def test_filters(store: Store, url: str, tmp_path: Path) -> None:
     assert again == report
 
 
+@postgresql_nightly
 async def test_what_is_refused(buffer: Buffer, url: str, tmp_path: Path, s3: S3Server) -> None:
     await buffer.put(groups(1))
     (tmp_path / "others").mkdir()
@@ -258,6 +262,7 @@ async def test_what_is_refused(buffer: Buffer, url: str, tmp_path: Path, s3: S3S
     assert not (tmp_path / "x").exists()
 
 
+@postgresql_nightly
 async def test_an_import_puts_some_at_a_time(
     buffer: Buffer, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,6 +276,7 @@ async def test_an_import_puts_some_at_a_time(
     assert seen == [(2, 5), (4, 5), (5, 5)]
 
 
+@postgresql_nightly
 def test_the_commands(url: str, tmp_path: Path) -> None:
     async def filled() -> None:
         async with Store.open(url, run="test") as store:

@@ -22,6 +22,7 @@ from replaydb.errors import InvalidInputError, PayloadsUnavailableError
 from replaydb.exchange import export_groups, exporting, import_groups
 from replaydb.exchange.files import Folder, files_at
 from replaydb.exchange.manifest import NAME, Manifest, Part, packed
+from support.engines import postgresql_nightly
 from support.groups import episode, group, groups
 from support.ledger import check_books
 
@@ -62,6 +63,7 @@ async def test_what_matches_later_is_exported_then(
     assert export_groups(url, tmp_path / "export", statuses="completed") == report
 
 
+@postgresql_nightly
 @pytest.mark.usefixtures("small")
 async def test_of_two_exports_the_later_goes_on(buffer: Buffer, url: str, tmp_path: Path) -> None:
     await buffer.put(groups(5))
@@ -79,6 +81,7 @@ async def test_of_two_exports_the_later_goes_on(buffer: Buffer, url: str, tmp_pa
     assert export_groups(url, tmp_path / "export", buffer="math") == later[0]
 
 
+@postgresql_nightly
 @pytest.mark.parametrize("when", ["written", "noted"])
 async def test_an_export_that_ends_with_its_first_file(
     buffer: Buffer, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
@@ -97,6 +100,7 @@ async def test_an_export_that_ends_with_its_first_file(
     assert len(uids(tmp_path / "export")) == 3
 
 
+@postgresql_nightly
 @pytest.mark.parametrize("format", ["parquet", "jsonl"])
 async def test_files_that_are_not_as_they_were_written(
     store: Store, buffer: Buffer, url: str, tmp_path: Path, format: Any
@@ -162,6 +166,7 @@ def test_a_record_that_is_none(tmp_path: Path, content: bytes | None) -> None:
         Manifest.found(files_at("source", tmp_path))
 
 
+@postgresql_nightly
 @pytest.mark.parametrize("num_lost", [1, 2])
 async def test_a_record_that_is_written_elsewhere(
     buffer: Buffer, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_lost: int
@@ -182,6 +187,7 @@ async def test_a_record_that_is_written_elsewhere(
     assert import_groups(url, tmp_path / "export", buffer="again", create=True).num_put == 2
 
 
+@postgresql_nightly
 async def test_a_record_of_fewer_files(buffer: Buffer, url: str, tmp_path: Path) -> None:
     await buffer.put([*groups(2, "a"), *groups(2, "other")])
     export = tmp_path / "export"
@@ -204,6 +210,7 @@ def little_room() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@postgresql_nightly
 @pytest.mark.parametrize("format", ["parquet", "jsonl"])
 async def test_a_place_that_takes_no_more(
     buffer: Buffer, url: str, tmp_path: Path, format: Any, request: pytest.FixtureRequest
@@ -252,6 +259,7 @@ async def test_archived_groups_take_no_room(
     await check_books(url)
 
 
+@postgresql_nightly
 async def test_rows_that_somebody_has_sorted(
     store: Store, buffer: Buffer, url: str, tmp_path: Path
 ) -> None:
@@ -293,6 +301,7 @@ async def test_rows_that_somebody_has_sorted(
     assert "halves" not in [info.name for info in await store.buffers()]
 
 
+@postgresql_nightly
 @pytest.mark.parametrize("format", ["parquet", "jsonl"])
 async def test_files_that_other_tools_have_written_again(
     store: Store, buffer: Buffer, url: str, tmp_path: Path, format: Any
@@ -341,6 +350,7 @@ async def test_a_buffer_that_takes_few_at_once(
     assert await small.count() == 7
 
 
+@postgresql_nightly
 async def test_a_run_that_the_store_knows_otherwise(
     buffer: Buffer, url: str, tmp_path: Path
 ) -> None:

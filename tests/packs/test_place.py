@@ -121,17 +121,15 @@ async def test_damage_is_that_of_its_range_only(
     assert alone == [f"pack {cut} ends at byte 150, before byte 400129"]
 
 
-@pytest.mark.parametrize(
-    "wanted",
-    [
-        *(Range("../" * 3 + "etc/passwd", 0, 10), Range("", 0, 1), Range("é" * 32, 0, 1)),
-        *(Range("0" * 32, -1, 10), Range("0" * 32, 0, -1), Range("0" * 32, 2**62, 2**62)),
-    ],
-)
-async def test_what_can_be_no_range_is_damage(place: Place, wanted: Range) -> None:
+async def test_what_can_be_no_range_is_damage(place: Place) -> None:
     pack = "0" * 32
     await place.write(pack, [b"abc"], sync=False, end=soon())
-    assert await read(place, wanted, Range(pack, 0, 3)) == ["no pack has such bytes", b"abc"]
+    impossible = [
+        *(Range("../" * 3 + "etc/passwd", 0, 10), Range("", 0, 1), Range("é" * 32, 0, 1)),
+        *(Range(pack, -1, 10), Range(pack, 0, -1), Range(pack, 2**62, 2**62)),
+    ]
+    found = await read(place, *impossible, Range(pack, 0, 3))
+    assert found == ["no pack has such bytes"] * len(impossible) + [b"abc"]
 
 
 async def test_a_length_that_is_absurd_takes_no_memory(place: Place) -> None:
@@ -141,10 +139,10 @@ async def test_a_length_that_is_absurd_takes_no_memory(place: Place) -> None:
     assert isinstance(found, PackDamage)
 
 
-@pytest.mark.parametrize("pack", ["", "a/../b", "../../x", "0" * 31, "G" * 32])
-async def test_only_names_are_written(place: Place, pack: str) -> None:
-    with pytest.raises(ValueError, match="no name"):
-        await place.write(pack, [b"a"], sync=False, end=soon())
+async def test_only_names_are_written(place: Place) -> None:
+    for pack in ("", "a/../b", "../../x", "0" * 31, "G" * 32):
+        with pytest.raises(ValueError, match="no name"):
+            await place.write(pack, [b"a"], sync=False, end=soon())
 
 
 async def test_packs_are_listed_and_removed(place: Place, behind: Behind) -> None:

@@ -26,6 +26,7 @@ from support.buckets import (
     short,
     times,
 )
+from support.engines import postgresql_nightly
 from support.groups import long_group
 
 from .conftest import opened, soon
@@ -47,6 +48,7 @@ async def buffer(store: Store) -> Buffer:
     return made
 
 
+@postgresql_nightly
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=list(FAULTS))
 async def test_one_wrong_answer_fails_no_group(
     buffer: Buffer, endpoint: Endpoint, fault: Fault
@@ -120,6 +122,7 @@ async def test_damage_is_what_two_more_reads_find(
     endpoint.right.objects[key] = data
 
 
+@postgresql_nightly
 @pytest.mark.parametrize("count", [3, 1000])
 async def test_a_pack_that_is_listed_but_not_found(
     buffer: Buffer, endpoint: Endpoint, count: int
@@ -135,6 +138,7 @@ async def test_a_pack_that_is_listed_but_not_found(
     assert await buffer.count(statuses="failed") == (0 if count == 3 else GROUPS)
 
 
+@postgresql_nightly
 async def test_two_services_in_turn_fail_no_group(buffer: Buffer, endpoint: Endpoint) -> None:
     await buffer.put([long_group("more", 1000)])  # two packs are read with two requests
     endpoint.alternate()
@@ -144,6 +148,7 @@ async def test_two_services_in_turn_fail_no_group(buffer: Buffer, endpoint: Endp
     assert await buffer.count(statuses="failed") == 0
 
 
+@postgresql_nightly
 async def test_answers_that_differ_are_no_damage(buffer: Buffer, endpoint: Endpoint) -> None:
     firsts = count(100)
 
@@ -157,6 +162,7 @@ async def test_answers_that_differ_are_no_damage(buffer: Buffer, endpoint: Endpo
     assert await buffer.count(statuses="failed") == 0
 
 
+@postgresql_nightly
 @pytest.mark.parametrize("fault", [short, page], ids=["short", "page"])
 async def test_what_is_no_answer_is_no_damage(
     buffer: Buffer, endpoint: Endpoint, fault: Fault
@@ -167,6 +173,7 @@ async def test_what_is_no_answer_is_no_damage(
         await buffer.get([1])
 
 
+@postgresql_nightly
 async def test_what_is_sound_is_asked_for_once(
     buffer: Buffer, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
