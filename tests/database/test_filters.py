@@ -26,6 +26,7 @@ from replaydb.database.group_columns import COLUMNS
 from replaydb.database.terms import FUNCTIONS
 from support.conditions import KEYS, Condition, conditions, stored_tags
 from support.connections import transaction
+from support.engines import postgresql_nightly
 from support.groups import group
 
 
@@ -332,6 +333,7 @@ def test_a_filter_means_the_same_in_another_process(condition: Condition) -> Non
     assert sent.compare(kept)
 
 
+@postgresql_nightly
 async def test_what_is_not_a_filter_is_refused_before_anything_is_sent(
     buffer: Buffer, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import os
 import random
 import shutil
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -38,25 +37,15 @@ DAY = 86_400.0
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Where the payloads are."""
-    made = tmp_path / "payloads"
-    made.mkdir()
-    return made
+def layout() -> str:
+    """Payloads are outside of the database."""
+    return "outside"
 
 
 @pytest.fixture
-async def store(url: str, folder: Path) -> AsyncIterator[Store]:
-    """A store whose payloads are outside of its database."""
-    async with Store.open(url, run="test", payloads=folder.as_uri()) as opened:
-        yield opened
-    await check_books(url)
-
-
-@pytest.fixture
-async def buffer(store: Store) -> Buffer:
-    """An empty buffer."""
-    return await store.buffer("math")
+def folder(url: str, tmp_path: Path) -> Path:
+    """The folder of the payloads."""
+    return tmp_path / "payloads"
 
 
 def found(folder: Path, pattern: str) -> set[Path]:

@@ -167,7 +167,7 @@ async def test_statements_go_on_when_a_table_was_changed(postgresql_url: str) ->
         await database.close()
 
 
-async def test_a_prepared_statement_is_built_once(url: str) -> None:
+def test_a_prepared_statement_is_built_once() -> None:
     first, second = named("a", "b"), named("c", "d")
     assert first.statement is second.statement
     assert first.values == {"names_from": "a", "names_to": "b"}

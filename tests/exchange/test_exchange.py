@@ -17,7 +17,6 @@ import pytest
 
 import replaydb as rdb
 from replaydb import Buffer, EpisodeGroup, Store, StoredGroup, codec
-from replaydb.analysis import decoded
 from replaydb.episodes.flat import flatten
 from replaydb.errors import (
     InvalidInputError,
@@ -29,7 +28,6 @@ from replaydb.exchange import (
     ExportReport,
     ImportReport,
     export_groups,
-    exporting,
     import_groups,
     importing,
 )
@@ -51,13 +49,6 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return str(tmp_path / "export")
     server: S3Server = request.getfixturevalue("s3")
     return server.url(f"exports/{uuid4().hex}")
-
-
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file for every two groups."""
-    monkeypatch.setattr(decoded, "CHUNK_GROUPS", 2)
-    monkeypatch.setattr(exporting, "PART_BYTES", 1)
 
 
 async def fill(store: Store) -> list[StoredGroup]:

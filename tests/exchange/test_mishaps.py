@@ -17,21 +17,13 @@ import pytest
 
 import replaydb as rdb
 from replaydb import Buffer, Store, blocking
-from replaydb.analysis import decoded
 from replaydb.errors import InvalidInputError, PayloadsUnavailableError
-from replaydb.exchange import export_groups, exporting, import_groups
+from replaydb.exchange import export_groups, import_groups
 from replaydb.exchange.files import Folder, files_at
 from replaydb.exchange.manifest import NAME, Manifest, Part, packed
 from support.engines import postgresql_nightly
 from support.groups import episode, group, groups
 from support.ledger import check_books
-
-
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file for every two groups."""
-    monkeypatch.setattr(decoded, "CHUNK_GROUPS", 2)
-    monkeypatch.setattr(exporting, "PART_BYTES", 1)
 
 
 def uids(folder: Path) -> list[str]:

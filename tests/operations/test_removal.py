@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import Awaitable
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,18 +18,12 @@ from replaydb.database.schema import cursor, draw, draw_group, lease, task
 from replaydb.operations import removal
 from support.clock import Clock
 from support.connections import transaction
+from support.engines import postgresql_nightly
 from support.groups import group, groups, long_group
 from support.ledger import check_books, number_of
 from support.tables import table_sizes
 
 NOTHING = {"episode_group": 0, "payload": 0, "episode": 0, "transcript": 0}
-
-
-@pytest.fixture
-async def others(url: str, store: Store) -> AsyncIterator[Store]:
-    """The same store in another process, of another run."""
-    async with Store.open(url, run="others") as opened:
-        yield opened
 
 
 @pytest.fixture(autouse=True)
@@ -54,9 +48,9 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch) -> list[Awaitable[object]]:
 
 
 async def test_groups_are_pruned_by_status_age_and_run(
-    store: Store, others: Store, clock: Clock
+    store: Store, other: Store, clock: Clock
 ) -> None:
-    mine, theirs = await store.buffer("math"), await others.buffer("math")
+    mine, theirs = await store.buffer("math"), await other.buffer("math")
     beside = await store.buffer("code")
     await mine.put([*groups(10), *groups(3, "bad", status="failed"), long_group("kept", 9)])
     await theirs.put(groups(4, "theirs"))
@@ -105,9 +99,9 @@ async def test_what_somebody_brings_back_meanwhile_stays(
 
 
 async def test_draws_are_pruned_but_those_that_hold_groups(
-    store: Store, others: Store, clock: Clock, url: str
+    store: Store, other: Store, clock: Clock, url: str
 ) -> None:
-    mine, theirs = await store.buffer("math"), await others.buffer("math")
+    mine, theirs = await store.buffer("math"), await other.buffer("math")
     await mine.put(groups(4))
     held = await mine.lease(2, ttl=10_000, step=0)
     for step in range(1, 9):
@@ -128,7 +122,7 @@ async def test_draws_are_pruned_but_those_that_hold_groups(
 
 @pytest.mark.parametrize("layout", ["inside", "outside"])
 async def test_a_buffer_is_deleted_with_all_that_is_its_own(
-    store: Store, others: Store, layout: str, url: str, meanwhile: list[Awaitable[object]]
+    store: Store, other: Store, layout: str, url: str, meanwhile: list[Awaitable[object]]
 ) -> None:
     buffer, beside = await store.buffer("math"), await store.buffer("code")
     await buffer.put([*groups(9), long_group("long", 20)], cursor={"data": 1})
@@ -136,7 +130,7 @@ async def test_a_buffer_is_deleted_with_all_that_is_its_own(
     await buffer.open_group("gsm8k", "open", 2)
     for _ in range(4):
         await buffer.sample(2)
-    theirs = await others.buffer("math")
+    theirs = await other.buffer("math")
     held = await theirs.lease(3, ttl=600)
     looked = await operations.delete_buffer(store, "math", dry_run=True)
     assert (looked.num_groups, looked.num_draws) == (11, 5)
@@ -177,7 +171,7 @@ async def test_a_buffer_is_deleted_with_all_that_is_its_own(
         await held.extend(ttl=60)
     with pytest.raises(rdb.ReplayDBError):
         await held.ack()
-    again = await others.buffer("math")
+    again = await other.buffer("math")
     assert again.id != theirs.id
     await again.put(groups(1))
     assert await again.count() == 1
@@ -196,9 +190,9 @@ async def test_a_buffer_does_not_use_the_id_of_another(store: Store, url: str) -
 
 
 async def test_a_buffer_is_deleted_under_those_who_use_it(
-    store: Store, others: Store, url: str
+    store: Store, other: Store, url: str
 ) -> None:
-    theirs = await others.buffer("math")
+    theirs = await other.buffer("math")
     await theirs.put(groups(30))
     told: list[type[Exception]] = []
 
@@ -227,10 +221,10 @@ async def test_a_buffer_is_deleted_under_those_who_use_it(
 
 
 async def test_who_waits_for_groups_of_a_deleted_buffer_is_told(
-    store: Store, others: Store, monkeypatch: pytest.MonkeyPatch
+    store: Store, other: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also while no attempt to draw would be worthwhile."""
-    theirs = await others.buffer("math")
+    theirs = await other.buffer("math")
     looked = asyncio.Event()
     look = theirs._may_suffice
 
@@ -248,10 +242,10 @@ async def test_who_waits_for_groups_of_a_deleted_buffer_is_told(
 
 
 async def test_a_run_is_deleted_with_what_it_put_and_drew(
-    store: Store, others: Store, url: str
+    store: Store, other: Store, url: str
 ) -> None:
-    mine, theirs = await store.buffer("math"), await others.buffer("math")
-    beside = await others.buffer("code")
+    mine, theirs = await store.buffer("math"), await other.buffer("math")
+    beside = await other.buffer("code")
     await mine.put(groups(3))
     await theirs.put(groups(8, "theirs"))
     await beside.put(groups(2))
@@ -260,18 +254,18 @@ async def test_a_run_is_deleted_with_what_it_put_and_drew(
     for who, name in ((mine, "theirs"), (theirs, "gsm8k")):  # what it has put, or drawn
         held = await who.lease(1, tasks=name, ttl=600)
         with pytest.raises(rdb.GroupLeasedError):
-            await operations.delete_run(store, "others")
+            await operations.delete_run(store, "other")
         await held.nack()
-    looked = await operations.delete_run(store, "others", dry_run=True)
+    looked = await operations.delete_run(store, "other", dry_run=True)
     assert (looked.num_groups, looked.num_draws) == (10, 2)
     assert await mine.count() == 11
-    done = await operations.delete_run(store, "others")
+    done = await operations.delete_run(store, "other")
     assert (done.num_groups, done.num_draws) == (10, 2)
     assert [one.name for one in await store.runs()] == ["test"]
     assert await mine.count() == 3
     assert [one.step for one in await mine.draws()] == [None, 1]
     with pytest.raises(rdb.InvalidInputError, match="one of the runs test"):
-        await operations.delete_run(store, "others")
+        await operations.delete_run(store, "other")
     late = (
         lambda: theirs.put(group("late")),
         lambda: theirs.open_group("gsm8k", "late", 2),
@@ -279,36 +273,36 @@ async def test_a_run_is_deleted_with_what_it_put_and_drew(
         lambda: theirs.advance_policy(9),
     )
     for call in late:
-        with pytest.raises(rdb.UnknownRunError, match="'others' was deleted"):  # it was not over
+        with pytest.raises(rdb.UnknownRunError, match="'other' was deleted"):  # it was not over
             await call()
     assert await mine.count(where=rdb.col.group_uid == "late") == 0
     await check_books(url)
-    async with Store.open(url, run="others") as again:
+    async with Store.open(url, run="other") as again:
         await (await again.buffer("math")).put(group("late"))
 
 
 async def test_what_is_leased_while_its_run_is_deleted_stays(
-    store: Store, others: Store, meanwhile: list[Awaitable[object]]
+    store: Store, other: Store, meanwhile: list[Awaitable[object]]
 ) -> None:
-    mine, theirs = await store.buffer("math"), await others.buffer("math")
+    mine, theirs = await store.buffer("math"), await other.buffer("math")
     await theirs.put(groups(8))
     meanwhile.append(mine.lease(2, rdb.Lifo(), ttl=600))
     with pytest.raises(rdb.GroupLeasedError) as caught:
-        await operations.delete_run(store, "others")
+        await operations.delete_run(store, "other")
     (held,) = await mine.leases()
     assert set(held.group_ids) == set(caught.value.group_ids)
     assert await mine.count(statuses="leased") == await mine.count(statuses=[*rdb.GroupStatus]) == 2
     await mine.ack(held.id)
-    assert (await operations.delete_run(store, "others")).num_groups == 2
+    assert (await operations.delete_run(store, "other")).num_groups == 2
 
 
-async def test_what_is_claimed_while_it_arrives_stays(store: Store, others: Store) -> None:
-    mine, theirs = await store.buffer("math"), await others.buffer("math")
+async def test_what_is_claimed_while_it_arrives_stays(store: Store, other: Store) -> None:
+    mine, theirs = await store.buffer("math"), await other.buffer("math")
     for name in ("claimed", "open"):
         await theirs.open_group("gsm8k", name, 2)
     claim = await mine.lease(1, statuses=["pending"], ttl=600)
     with pytest.raises(rdb.GroupLeasedError):
-        await operations.delete_run(store, "others")
+        await operations.delete_run(store, "other")
     pruned = await operations.prune_groups(store, statuses="pending", dry_run=False)
     assert pruned.num_groups == 1
     assert [one.group_uid for one in await mine.find(statuses="pending")] == ["claimed"]
@@ -316,10 +310,10 @@ async def test_what_is_claimed_while_it_arrives_stays(store: Store, others: Stor
     assert (await operations.prune_groups(store, statuses="pending")).num_groups == 1
 
 
-async def test_a_run_is_deleted_that_only_drew(store: Store, others: Store) -> None:
+async def test_a_run_is_deleted_that_only_drew(store: Store, other: Store) -> None:
     await (await store.buffer("math")).put(groups(2))
-    await (await others.buffer("math")).sample(1)
-    done = await operations.delete_run(store, "others")
+    await (await other.buffer("math")).sample(1)
+    done = await operations.delete_run(store, "other")
     assert (done.num_groups, done.num_draws) == (0, 1)
     assert [one.name for one in await store.runs()] == ["test"]
 
@@ -341,19 +335,20 @@ async def test_draws_that_somebody_else_deletes_are_not_waited_for(
 
 
 async def test_a_run_that_goes_on_is_not_deleted(
-    store: Store, others: Store, meanwhile: list[Awaitable[object]]
+    store: Store, other: Store, meanwhile: list[Awaitable[object]]
 ) -> None:
-    theirs = await others.buffer("math")
+    theirs = await other.buffer("math")
     await theirs.put(groups(1))
     meanwhile += [theirs.put(group(f"late{i}")) for i in range(removal.ATTEMPTS)]
     with pytest.raises(rdb.InvalidInputError, match="goes on"):
-        await operations.delete_run(store, "others")
+        await operations.delete_run(store, "other")
     assert meanwhile == []
     meanwhile += [theirs.put(group(f"later{i}")) for i in range(2)]
-    assert (await operations.delete_run(store, "others")).num_groups == 3
-    assert "others" not in [one.name for one in await store.runs()]
+    assert (await operations.delete_run(store, "other")).num_groups == 3
+    assert "other" not in [one.name for one in await store.runs()]
 
 
+@postgresql_nightly
 async def test_what_is_of_another_kind_is_refused(store: Store) -> None:
     wrong: list[dict[str, Any]] = [
         {"statuses": "leased"},

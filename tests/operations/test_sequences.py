@@ -16,6 +16,7 @@ from replaydb.database.engines import backend_for
 from replaydb.operations import copy, delete_buffer, delete_run, examine, verify
 from support.command import run
 from support.connections import transaction
+from support.engines import postgresql_nightly
 from support.groups import groups
 from support.ledger import check_books
 from support.sequences import largest_ids, next_ids, rewind
@@ -187,6 +188,7 @@ async def test_a_sequence_that_was_set_by_hand(
         assert group_id == largest["episode_group"] + 1
 
 
+@postgresql_nightly
 def test_the_commands_find_and_fix_it(lived: str, engine_name: str) -> None:
     asyncio.run(rewind(lived, engine_name))
     assert "replaydb verify --repair" in run("doctor", url=lived).output

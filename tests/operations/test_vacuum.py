@@ -42,9 +42,9 @@ async def test_space_is_given_back(url: str) -> None:
     await check_books(url)
 
 
-def test_the_command_says_how_much(url: str) -> None:
-    asyncio.run(used_and_left(url))
-    done = run("vacuum", url=url)
+def test_the_command_says_how_much(sqlite_url: str) -> None:
+    asyncio.run(used_and_left(sqlite_url))
+    done = run("vacuum", url=sqlite_url)
     assert done.exit_code == 0, done.output
     assert "MB were given back" in done.output
 

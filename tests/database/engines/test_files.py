@@ -130,9 +130,10 @@ async def test_an_opening_that_is_short_of_memory(
 async def test_a_disk_that_is_full_at_open(
     empty_sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    full = "PRAGMA max_page_count = 4"
     with monkeypatch.context() as patch:
         given = SqliteBackend._pragmas
-        patch.setattr(SqliteBackend, "_pragmas", lambda self, *more: [*given(self, *more), FULL])
+        patch.setattr(SqliteBackend, "_pragmas", lambda self, *more: [*given(self, *more), full])
         with pytest.raises(rdb.DatabaseFullError, match="SQLITE_FULL") as caught:
             await Store.open(empty_sqlite_url)
         assert "\n" not in str(caught.value)
@@ -140,18 +141,10 @@ async def test_a_disk_that_is_full_at_open(
         await (await store.buffer("math")).put(group())
 
 
-FULL = "PRAGMA max_page_count = 4"
-
-
 def test_no_room_for_the_file_of_shared_memory(sqlite_url: str) -> None:
-    error = sqlite_error("SQLITE_IOERR_SHMSIZE")
-    assert isinstance(backend_for(sqlite_url).translate(error), rdb.DatabaseFullError)
-
-
-def sqlite_error(name: str) -> Exception:
     error = sqlite3.OperationalError("disk I/O error")
-    error.sqlite_errorname = name
-    return error
+    error.sqlite_errorname = "SQLITE_IOERR_SHMSIZE"
+    assert isinstance(backend_for(sqlite_url).translate(error), rdb.DatabaseFullError)
 
 
 def delete(path: Path) -> None:

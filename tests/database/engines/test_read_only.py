@@ -68,10 +68,10 @@ async def test_whoever_looks_takes_one_core(postgresql_url: str, read_only: bool
     assert (workers == "0") is read_only
 
 
-def test_the_blocking_store_too(url: str) -> None:
-    with blocking.Store.open(url) as store:
+def test_the_blocking_store_too(sqlite_url: str) -> None:
+    with blocking.Store.open(sqlite_url) as store:
         store.buffer("math").put(group())
-    with blocking.Store.open(url, read_only=True) as store:
+    with blocking.Store.open(sqlite_url, read_only=True) as store:
         assert store.buffer("math").count() == 1
         with pytest.raises(rdb.DatabaseReadOnlyError):
             store.buffer("math").put(group())
