@@ -111,33 +111,22 @@ async def test_a_put_that_is_cut_off_is_stored_once(postgresql_url: str) -> None
     await check_books(postgresql_url)
 
 
-async def test_a_database_that_refuses_writes(postgresql_url: str) -> None:
+async def test_a_database_that_refuses_writes(own_postgresql_url: str) -> None:
     """As a standby does."""
-    async with Store.open(postgresql_url, run="a") as store:
-        buffer = await store.buffer("math")
-        await buffer.put(group())
-    name = make_url(postgresql_url).database
-    await _alter(postgresql_url, f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
-    try:
-        async with Store.open(postgresql_url) as store:
-            buffer = await store.buffer("math")
-            for call in (
-                lambda: buffer.put(group()),
-                lambda: buffer.sample(1),
-                lambda: buffer.advance_policy(1),
-            ):
-                with pytest.raises(rdb.DatabaseReadOnlyError, match="25006"):
-                    await call()
-            assert await buffer.count() == 1
-    finally:
-        await _alter(
-            postgresql_url,
-            f'SET transaction_read_only = off; ALTER DATABASE "{name}" '
-            "RESET default_transaction_read_only",
+    async with Store.open(own_postgresql_url, run="a") as store:
+        await (await store.buffer("math")).put(group())
+    name = make_url(own_postgresql_url).database
+    async with transaction(own_postgresql_url) as connection:
+        await connection.execute(
+            text(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
         )
-
-
-async def _alter(url: str, statements: str) -> None:
-    async with transaction(url) as connection:
-        for statement in statements.split("; "):
-            await connection.exec_driver_sql(statement)
+    async with Store.open(own_postgresql_url) as store:
+        buffer = await store.buffer("math")
+        for call in (
+            lambda: buffer.put(group()),
+            lambda: buffer.sample(1),
+            lambda: buffer.advance_policy(1),
+        ):
+            with pytest.raises(rdb.DatabaseReadOnlyError, match="25006"):
+                await call()
+        assert await buffer.count() == 1

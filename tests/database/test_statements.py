@@ -149,22 +149,19 @@ async def test_a_statement_that_fails_is_told_as_sqlalchemy_would(url: str) -> N
         assert "run-0" not in str(failed.value.params)
 
 
-async def test_statements_go_on_when_a_table_was_changed(postgresql_url: str) -> None:
+async def test_statements_go_on_when_a_table_was_changed(own_postgresql_url: str) -> None:
     """Those that the server has prepared then fail: the call is run again on a new connection."""
-    database = Database(backend_for(postgresql_url))
+    database = Database(backend_for(own_postgresql_url))
     changing = prepared(lambda least: select(NUMBERS).where(NUMBERS.c.number >= least))
 
     def change(sql: str) -> Awaitable[object]:
         return database.write(lambda connection: connection.exec_driver_sql(sql))
 
     await change("CREATE TABLE numbers AS SELECT CAST(7 AS integer) AS number")
-    try:
-        assert len(await database.read(lambda it: execute(it, changing(7)))) == 1
-        await change("ALTER TABLE numbers ALTER COLUMN number TYPE bigint")
-        assert len(await database.read(lambda it: execute(it, changing(7)))) == 1
-    finally:
-        await change("DROP TABLE numbers")
-        await database.close()
+    assert len(await database.read(lambda it: execute(it, changing(7)))) == 1
+    await change("ALTER TABLE numbers ALTER COLUMN number TYPE bigint")
+    assert len(await database.read(lambda it: execute(it, changing(7)))) == 1
+    await database.close()
 
 
 def test_a_prepared_statement_is_built_once() -> None:

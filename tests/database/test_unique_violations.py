@@ -32,24 +32,18 @@ async def refused(url: str, constraint: str) -> tuple[str, int]:
         await connection.execute(text(TAKEN.format(constraint=constraint)))
         trigger = "CREATE TRIGGER taken BEFORE INSERT ON task EXECUTE FUNCTION taken()"
         await connection.execute(text(trigger))
-    try:
-        async with Store.open(url) as store:
-            buffer = await store.buffer("math")
-            with pytest.raises(rdb.DatabaseError, match="23505") as caught:
-                await buffer.put(group())
-        async with transaction(url) as connection:
-            number = await connection.scalar(text("SELECT last_value FROM attempts"))
-    finally:
-        async with transaction(url) as connection:
-            await connection.execute(text("DROP TRIGGER taken ON task"))
-            await connection.execute(text("DROP FUNCTION taken"))
-            await connection.execute(text("DROP SEQUENCE attempts"))
+    async with Store.open(url) as store:
+        buffer = await store.buffer("math")
+        with pytest.raises(rdb.DatabaseError, match="23505") as caught:
+            await buffer.put(group())
+    async with transaction(url) as connection:
+        number = await connection.scalar(text("SELECT last_value FROM attempts"))
     return str(caught.value), int(number or 0)
 
 
-async def test_a_key_that_stays_taken(postgresql_url: str) -> None:
+async def test_a_key_that_stays_taken(own_postgresql_url: str) -> None:
     """It may be a lost race, so it is tried again, but not forever."""
-    told, attempts = await refused(postgresql_url, "uq_task_buffer_id_task_name")
+    told, attempts = await refused(own_postgresql_url, "uq_task_buffer_id_task_name")
     assert "table task" in told
     assert "replaydb verify" in told
     assert attempts % ATTEMPTS == 0  # the put shares its transaction, and then has one of its own
@@ -58,9 +52,11 @@ async def test_a_key_that_stays_taken(postgresql_url: str) -> None:
 @pytest.mark.parametrize(
     ("constraint", "what"), [("pk_task", "verify --repair"), ("theirs", "replaydb doctor")]
 )
-async def test_what_no_retry_can_change(postgresql_url: str, constraint: str, what: str) -> None:
+async def test_what_no_retry_can_change(
+    own_postgresql_url: str, constraint: str, what: str
+) -> None:
     """A generated id, which no other transaction gets, and a constraint of somebody else."""
-    told, attempts = await refused(postgresql_url, constraint)
+    told, attempts = await refused(own_postgresql_url, constraint)
     assert "table task" in told
     assert what in told
     assert attempts < ATTEMPTS

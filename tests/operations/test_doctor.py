@@ -62,14 +62,12 @@ async def test_tables_that_are_not_those_of_this_version(empty_url: str, engine_
     assert "tables" not in wrong(await examine(empty_url))
 
 
-async def test_an_index_that_is_gone(url: str) -> None:
-    await _execute(url, "DROP INDEX ix_draw_step")
-    try:
-        gone = wrong(await examine(url))["tables"]
-        assert (gone.level, "ix_draw_step" in gone.text) == ("bad", True)
-    finally:
-        await _execute(url, "CREATE INDEX ix_draw_step ON draw (buffer_id, step)")
-    assert "tables" not in wrong(await examine(url))
+async def test_an_index_that_is_gone(own_url: str) -> None:
+    await _execute(own_url, "DROP INDEX ix_draw_step")
+    gone = wrong(await examine(own_url))["tables"]
+    assert (gone.level, "ix_draw_step" in gone.text) == ("bad", True)
+    await _execute(own_url, "CREATE INDEX ix_draw_step ON draw (buffer_id, step)")
+    assert "tables" not in wrong(await examine(own_url))
 
 
 async def test_a_database_that_is_not_there(url: str, engine_name: str, tmp_path: Path) -> None:
@@ -94,16 +92,13 @@ async def test_a_clock_that_differs(url: str, clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("layout", ["outside"])
-async def test_a_place_of_payloads_that_is_gone(store: Store, layout: str, url: str) -> None:
+async def test_a_place_of_payloads_that_is_gone(layout: str, url: str) -> None:
     good = {one.subject: one for one in await examine(url)}["payload place"]
     assert good.level == "good"
     folder = Path(good.text.removeprefix("file://"))
-    away = folder.rename(folder.with_name("away"))  # noqa: ASYNC240
-    try:
-        gone = wrong(await examine(url))["payload place"]
-        assert (gone.level, "relocate" in (gone.mend or "")) == ("bad", True)
-    finally:
-        away.rename(folder)
+    folder.rename(folder.with_name("away"))  # noqa: ASYNC240
+    gone = wrong(await examine(url))["payload place"]
+    assert (gone.level, "relocate" in (gone.mend or "")) == ("bad", True)
 
 
 async def test_a_library_with_a_known_fault(
@@ -212,34 +207,29 @@ async def test_sessions_whose_activity_is_not_tracked(own_postgresql_url: str) -
     assert "track_activities = on" in (found.mend or "")
 
 
-async def test_an_index_that_was_never_finished(postgresql_url: str) -> None:
-    flag = "UPDATE pg_index SET indisvalid = {} WHERE indexrelid = 'ix_draw_latest'::regclass"
-    await _execute(postgresql_url, flag.format("false"))
-    try:
-        found = wrong(await examine(postgresql_url))["indexes"]
-        assert (found.level, "ix_draw_latest" in found.text) == ("bad", True)
-    finally:
-        await _execute(postgresql_url, flag.format("true"))
+async def test_an_index_that_was_never_finished(own_postgresql_url: str) -> None:
+    invalid = "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'ix_draw_latest'::regclass"
+    await _execute(own_postgresql_url, invalid)
+    found = wrong(await examine(own_postgresql_url))["indexes"]
+    assert (found.level, "ix_draw_latest" in found.text) == ("bad", True)
 
 
 async def test_what_becomes_of_a_server_in_use(
-    postgresql_url: str, monkeypatch: pytest.MonkeyPatch
+    own_postgresql_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Limits are set to where this server is."""
-    async with Store.open(postgresql_url) as store:
+    url = own_postgresql_url
+    async with Store.open(url) as store:
         await (await store.buffer("math")).put(groups(30))
         await (await store.buffer("math")).delete(statuses="completed")
-    await _execute(postgresql_url, "ALTER TABLE payload ALTER COLUMN data SET STORAGE EXTENDED")
+    await _execute(url, "ALTER TABLE payload ALTER COLUMN data SET STORAGE EXTENDED")
     limits = {"CONNECTIONS_LEFT": 1.0, "DEAD_ROWS": 1, "OLD_ROWS": 1, "LONG_SECONDS": 0.0,
               "BOUNDS_TRANSACTIONS": 99, "LONG_LOG": 0.0}  # fmt: skip
     for name, value in limits.items():
         monkeypatch.setattr(postgresql_checkup, name, value)
-    try:
-        async with transaction(postgresql_url) as connection:  # that does not end
-            await connection.exec_driver_sql("SELECT 1")
-            found = wrong(await examine(postgresql_url))
-    finally:
-        await _execute(postgresql_url, "ALTER TABLE payload ALTER COLUMN data SET STORAGE EXTERNAL")
+    async with transaction(url) as connection:  # that does not end
+        await connection.exec_driver_sql("SELECT 1")
+        found = wrong(await examine(url))
     expected = {"connections", "dead rows", "row ages", "transactions", "payloads", "PostgreSQL"}
     assert found.keys() == expected | FAST | {"log"}
     assert "pg_terminate_backend" in (found["transactions"].mend or "")

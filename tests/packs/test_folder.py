@@ -254,8 +254,3 @@ async def test_a_file_system_that_hangs_holds_nobody_up(
         with pytest.raises(PayloadsUnavailableError, match="no answer in time"):
             await place.write(uuid4().hex, [b"a"], sync=False, end=soon(0.1))
         woken.set()
-
-
-def test_places_are_below_the_store(folder: Path) -> None:
-    assert Place.at(folder.parent.as_uri(), STORE).url == folder.parent.as_uri()
-    assert files(folder) == {"replaydb-store"}

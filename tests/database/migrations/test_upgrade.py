@@ -8,16 +8,15 @@ import threading
 from pathlib import Path
 
 import pytest
-from sqlalchemy import insert, inspect, select, text
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import inspect, select, text
 
 from replaydb.database import migrations, revisions
 from replaydb.database.engines import backend_for
-from replaydb.database.schema import REVISIONS, episode_group
+from replaydb.database.schema import REVISIONS
 from replaydb.errors import DatabaseError, InvalidInputError
 from support.connections import transaction
 from support.revisions import NEXT, release_next
-from support.rows import contents, fill, group_row, view_counts
+from support.rows import contents, fill, view_counts
 from support.snapshot import take_snapshot
 
 # What SQLite cannot do in place: the table is copied. AUTOINCREMENT has to be said again.
@@ -76,13 +75,6 @@ async def test_rebuilding_a_table_does_not_give_ids_again(
         assert await connection.run_sync(backend.allocate_group_ids, 1) == range(100, 101)
 
 
-async def test_foreign_keys_are_on_again_after_an_upgrade(url: str) -> None:
-    await migrations.upgrade(url)
-    with pytest.raises(IntegrityError):
-        async with transaction(url) as connection:
-            await connection.execute(insert(episode_group), [group_row(1, "completed")])
-
-
 async def test_a_failed_upgrade_changes_nothing(
     filled_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,10 +119,10 @@ async def test_an_upgrade_that_leaves_orphans_is_refused(
         assert await contents(connection) == before
 
 
-@pytest.mark.parametrize("revision", ["nonsense", "+5"])
-async def test_a_revision_that_is_not_there(url: str, revision: str) -> None:
-    with pytest.raises(InvalidInputError, match="revision"):
-        await migrations.upgrade(url, revision)
+async def test_a_revision_that_is_not_there(url: str) -> None:
+    for revision in ("nonsense", "+5"):
+        with pytest.raises(InvalidInputError, match="revision"):
+            await migrations.upgrade(url, revision)
 
 
 async def test_coroutines_at_once(empty_url: str) -> None:
