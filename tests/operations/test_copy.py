@@ -47,9 +47,11 @@ def target(engine_name: str, request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def empty_target(request: pytest.FixtureRequest) -> str:
-    """A database without tables, of the engine that a test names."""
-    url: str = request.getfixturevalue(f"empty_{request.param}_url")
+def empty_target(engine_name: str, request: pytest.FixtureRequest) -> str:
+    """A database without tables, of the same engine as `url` or of the other."""
+    other = "postgresql" if engine_name == "sqlite" else "sqlite"
+    name = other if request.param == "other engine" else engine_name
+    url: str = request.getfixturevalue(f"empty_{name}_url")
     return url
 
 
@@ -84,8 +86,11 @@ def test_every_table_is_copied_or_of_each_database_alone() -> None:
     assert len(copied) == len(set(copied))
 
 
-@pytest.mark.parametrize(("here", "there"), [("in", "out"), ("out", "in")])
-@pytest.mark.parametrize("empty_target", ["sqlite", "postgresql"], indirect=True)
+@pytest.mark.parametrize(
+    ("empty_target", "here", "there"),
+    [("other engine", "in", "out"), ("other engine", "out", "in"), ("same engine", "in", "out")],
+    indirect=["empty_target"],
+)
 async def test_everything_is_the_same(
     url: str, empty_target: str, here: str, there: str, place: Callable[[str], str]
 ) -> None:

@@ -36,7 +36,6 @@ async def test_up_check_and_down(empty_url: str) -> None:
     assert up.returncode == 0, up.stderr
     assert "Running upgrade  -> 0001" in up.stderr
     assert await migrations.check(empty_url) == ()
-    assert f"{REVISIONS[-1]} (head)" in alembic("current", url=empty_url).stdout
     assert "No new upgrade operations" in alembic("check", url=empty_url).stdout
     assert alembic("downgrade", "base", url=empty_url).returncode == 0
     assert await migrations.current(empty_url) is None
