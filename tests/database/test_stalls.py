@@ -39,6 +39,7 @@ LIMITS = {
     "replaydb.buffer.inspecting.BULK_SECONDS": 0.5,
     "replaydb.buffer.managing.BULK_SECONDS": 0.5,
     "replaydb.buffer.waiting.GRACE_SECONDS": 0.3,
+    "replaydb.buffer.drawing.HAND_BACK_SECONDS": 0.3,
     "replaydb.database.engines.postgresql.COMMIT_SECONDS": 0.3,
     "replaydb.database.engines.postgresql.ROLLBACK_SECONDS": 0.2,
 }
