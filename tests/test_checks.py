@@ -149,7 +149,7 @@ WRONG: dict[str, list[Any]] = {
     "buffer": NAMES,
     "collate": [3, "list"],
     "create": FLAGS,
-    "cursor": [3, [1], {"a": None}, {"a": object()}, *({name: 1} for name in NAMES)],
+    "cursor": [3, [1], {"a": None}, *OBJECTS[3:], *({name: 1} for name in NAMES)],
     "deadline": [0, 1e11, *NUMBERS],
     "device": [],  # torch knows its own
     "draw_id": INTEGERS,
@@ -170,7 +170,7 @@ WRONG: dict[str, list[Any]] = {
     "group_uid": NAMES,
     "informative": [3, "reward_std"],
     "groups": [[3], "text", *NOTHING],
-    "ids": [*NOTHING, b"5", bytearray(b"5"), *([one] for one in INTEGERS)],
+    "ids": [*NOTHING, "12", b"5", bytearray(b"5"), *([one] for one in INTEGERS)],
     "lease": FLAGS,
     "lease_id": INTEGERS,
     "limit": INTEGERS,
@@ -186,7 +186,17 @@ WRONG: dict[str, list[Any]] = {
     "name": NAMES,
     "num_steps": INTEGERS,
     "on_duplicate": WORDS,
-    "order_by": [3, "id", rdb.col.task_name, rdb.col.id + 1],
+    "order_by": [
+        3,
+        "id",
+        rdb.col.task_name,
+        rdb.col.tags,
+        rdb.col.tags["level"],
+        rdb.col.has_transcript,
+        -rdb.col.priority,
+        rdb.col.priority.desc().nulls_first(),
+        rdb.col.id + 1,
+    ],
     "other": [None, np.array(3), torch.tensor(3), {}, Buffer],
     "owner": NAMES,
     "pad_to_multiple_of": [0, *INTEGERS],
@@ -197,7 +207,16 @@ WRONG: dict[str, list[Any]] = {
     "pool_size": [0, *INTEGERS],
     "position": INTEGERS,
     "prefetch": INTEGERS,
-    "priorities": [[], [1.0, 2.0], *NOTHING, *([one] for one in NUMBERS)],
+    "priorities": [
+        [],
+        [1.0, 2.0],
+        [[1.0, 2.0]],
+        [[1.0], [2.0, 3.0]],
+        np.ones((1, 1)),
+        [float("inf")],
+        *NOTHING,
+        *([one] for one in NUMBERS),
+    ],
     "priority": NUMBERS,
     "progress": [3, "print"],
     "prompt": [3, b"1 + 1", "\0", {"role": "user"}, ["user"], [None], *([it] for it in OBJECTS)],
@@ -223,7 +242,7 @@ WRONG: dict[str, list[Any]] = {
     "tasks": SEVERAL,
     "timeout": [one for one in NUMBERS if one is not None],
     "tolerance": NUMBERS,
-    "ttl": [0, 1e11, *NUMBERS],
+    "ttl": [0, 1e11, float("inf"), *NUMBERS],
     "totals": FLAGS,
     "uids": SEVERAL,
     "url": [None, 3, "", "mysql://here"],
@@ -354,9 +373,8 @@ async def done(result: Any) -> None:
         await result
 
 
-@pytest.mark.parametrize(
-    ("wrong", "field", "actual"),
-    [
+async def test_what_is_put_instead_of_groups_is_named(buffer: Buffer) -> None:
+    cases: list[tuple[Any, str, str]] = [
         ({"task_name": "gsm8k"}, "groups", "dict"),
         ("gsm8k", "groups", "str"),
         (None, "groups", "None"),
@@ -365,15 +383,12 @@ async def done(result: Any) -> None:
         ([episode()], "groups[0]", "Episode"),
         ([group(), {"task_name": "gsm8k"}], "groups[1]", "dict"),
         ([[group()]], "groups[0]", "list"),
-    ],
-)
-async def test_what_is_put_instead_of_groups_is_named(
-    buffer: Buffer, wrong: Any, field: str, actual: str
-) -> None:
-    with pytest.raises(rdb.InvalidInputError) as caught:
-        await buffer.put(wrong)
-    assert (caught.value.field, caught.value.actual) == (field, actual)
-    assert "EpisodeGroup" in caught.value.expected
+    ]
+    for wrong, field, actual in cases:
+        with pytest.raises(rdb.InvalidInputError) as caught:
+            await buffer.put(wrong)
+        assert (caught.value.field, caught.value.actual) == (field, actual)
+        assert "EpisodeGroup" in caught.value.expected
 
 
 async def test_names_from_an_iterator_are_read_once(buffer: Buffer) -> None:

@@ -85,13 +85,6 @@ def test_oversized_sequences_are_refused_or_dropped() -> None:
     assert everything.per_token(torch.ones(3)).shape == (0, 1)
 
 
-def test_wrong_arguments() -> None:
-    with pytest.raises(InvalidInputError, match="fit"):
-        lengths_batch(2).packed(0, max_tokens=5, fit="best")  # type: ignore[arg-type]
-    with pytest.raises(InvalidInputError, match="max_tokens"):
-        lengths_batch(2).packed(0, max_tokens=0)
-
-
 def test_nothing_to_pack() -> None:
     made = batch_of([]).packed(0, max_tokens=4)
     assert made.token_ids.shape == (0, 4)

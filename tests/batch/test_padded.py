@@ -230,15 +230,6 @@ def test_only_the_fields_asked_for() -> None:
         batch_of(groups).padded(0, fields=["values"])
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"side": "middle"}, {"pad_to_multiple_of": 0}, {"max_length": 0}, {"max_length": 1.5}],
-)
-def test_wrong_arguments(wrong: dict[str, object]) -> None:
-    with pytest.raises(InvalidInputError, match=next(iter(wrong))):
-        two_groups().padded(0, **wrong)  # type: ignore[arg-type]
-
-
 def test_nothing_to_pad() -> None:
     made = batch_of([[], []]).padded(0)
     assert made.token_ids.shape == (0, 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import time
+import threading
 from typing import Any, assert_type
 
 import pytest
@@ -18,6 +18,7 @@ from replaydb import (
     blocking,
     training,
 )
+from replaydb.database.repository import leases
 from support.groups import group, groups
 
 
@@ -76,10 +77,20 @@ def test_a_lease_acks_or_nacks(buffer: blocking.Buffer) -> None:
     assert buffer.count(statuses=GroupStatus.COMPLETED) == 1
 
 
-def test_leases_are_kept_alive_while_the_caller_works(buffer: blocking.Buffer) -> None:
+def test_leases_are_kept_alive_while_the_caller_works(
+    buffer: blocking.Buffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extended, extend = threading.Event(), leases.extend
+
+    def noted(*arguments: Any) -> None:
+        extend(*arguments)
+        extended.set()
+
+    monkeypatch.setattr(leases, "extend", noted)
+    monkeypatch.setattr("replaydb.buffer.lease.HEARTBEATS_PER_TTL", 10_000)
     buffer.put(groups(1))
-    with buffer.lease(1, ttl=1.5):
-        time.sleep(2.0)
+    with buffer.lease(1, ttl=60):
+        assert extended.wait(30)  # the caller's work
     assert buffer.count(statuses=GroupStatus.ARCHIVED) == 1
 
 

@@ -201,33 +201,6 @@ async def test_a_damaged_row_is_named(sqlite_url: str) -> None:
         assert [one.id for one in sound] == [ids[0], ids[2]]
 
 
-@pytest.mark.parametrize(
-    ("field", "wrong"),
-    [
-        ("order_by", rdb.col.task_name),
-        ("order_by", rdb.col.tags),
-        ("order_by", rdb.col.tags["level"]),
-        ("order_by", rdb.col.has_transcript),
-        ("order_by", -rdb.col.priority),
-        ("order_by", rdb.col.priority.desc().nulls_first()),
-        ("order_by", "priority"),
-        ("order_by", None),
-        ("after", 3),
-        ("limit", -1),
-        ("limit", 1.5),
-        ("uids", [3]),
-        ("uids", ""),
-        ("ids", ["uid"]),
-        ("statuses", "done"),
-        ("where", "id > 3"),
-    ],
-    ids=str,
-)
-async def test_arguments_that_are_refused(buffer: Buffer, field: str, wrong: Any) -> None:
-    with pytest.raises(rdb.InvalidInputError, match=field):
-        await buffer.find(**{field: wrong})
-
-
 async def test_pages_begin_at_what_a_column_can_hold(buffer: Buffer) -> None:
     [id_] = await buffer.put(group())
     places: list[tuple[Any, Any]] = [

@@ -115,17 +115,6 @@ async def test_cancelled_inside_the_block(buffer: Buffer, url: str) -> None:
     assert {row["attempts"] for row in await group_rows(url)} == {1}
 
 
-async def test_waiting_for_groups_ends_on_cancel_at_once(buffer: Buffer, url: str) -> None:
-    task = asyncio.ensure_future(buffer.lease(1, ttl=60, timeout=None).__aenter__())
-    await asyncio.sleep(0.1)
-    began = asyncio.get_running_loop().time()
-    task.cancel()
-    await asyncio.wait([task])
-    assert asyncio.get_running_loop().time() - began < 0.5
-    await buffer.put(groups(1))
-    assert await statuses(url) == {"gsm8k-0": "completed"}
-
-
 @pytest.mark.usefixtures("reading")
 async def test_waiting_for_a_lease_that_expires(buffer: Buffer) -> None:
     """Nothing is committed when time passes, so the waiting must look by itself."""

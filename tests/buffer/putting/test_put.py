@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -165,42 +166,31 @@ async def test_a_group_is_replaced_under_its_id(buffer: Buffer, url: str) -> Non
     assert await _counts(buffer) == {"gsm8k": 3, "code": 1}
 
 
-@pytest.mark.parametrize("status", ["completed", "failed"])
-@pytest.mark.parametrize("before", ["completed", "failed"])
-@pytest.mark.parametrize("task", ["gsm8k", "code", "new"])
-async def test_accounts_follow_a_replaced_group(
-    buffer: Buffer, url: str, task: str, before: str, status: str
-) -> None:
-    await buffer.put([group("a", status=before, priority=3.0), group("b"), group("c", "code")])
-    await buffer.put(group("a", task, status=status, priority=7.0), on_duplicate="replace")
-    await check_books(url)
-    assert await buffer.count(tasks=task, where=rdb.col.group_uid == "a") == 1
-    counts = await _counts(buffer)
-    batch = await buffer.sample(sum(counts.values()), rdb.Prioritized())
-    assert sum(batch.probabilities) == pytest.approx(1.0)
+async def test_accounts_follow_a_replaced_group(buffer: Buffer, url: str) -> None:
+    await buffer.put([group("b"), group("c", "code")])
+    statuses = ("completed", "failed")
+    for task, before, after in product(("gsm8k", "code", "new"), statuses, statuses):
+        uid = f"{task} {before} {after}"
+        await buffer.put(group(uid, status=before, priority=3.0))
+        await buffer.put(group(uid, task, status=after, priority=7.0), on_duplicate="replace")
+        await check_books(url)
+        assert await buffer.count(tasks=task, where=rdb.col.group_uid == uid) == 1
+        counts = await _counts(buffer)
+        batch = await buffer.sample(sum(counts.values()), rdb.Prioritized())
+        assert sum(batch.probabilities) == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize(
-    ("groups", "arguments", "field"),
-    [
-        (None, {}, "groups"),
-        (5, {}, "groups"),
-        (["text"], {}, "groups[0]"),
-        ([group(), None], {}, "groups[1]"),
-        ([group("a"), group("b"), group("a")], {}, "groups[2].group_uid"),
-        (group(), {"on_duplicate": "overwrite"}, "on_duplicate"),
-        ([], {"on_duplicate": None}, "on_duplicate"),
-        (group(status="leased"), {}, "status"),
-        (group(status="pending"), {}, "status"),
-        ([group(), group(status="leased")], {}, "status"),
-    ],
-)
-async def test_what_cannot_be_put(
-    buffer: Buffer, url: str, groups: Any, arguments: dict[str, Any], field: str
-) -> None:
-    with pytest.raises(rdb.InvalidInputError) as caught:
-        await buffer.put(groups, **arguments)
-    assert caught.value.field == field
+async def test_what_cannot_be_put(buffer: Buffer, url: str) -> None:
+    """Groups that are groups; `tests/test_checks.py` has what is of another kind."""
+    cases = [
+        ([group("a"), group("b"), group("a")], "groups[2].group_uid"),
+        ([group(status="leased")], "status"),
+        ([group(), group(status="pending")], "status"),
+    ]
+    for wrong, field in cases:
+        with pytest.raises(rdb.InvalidInputError) as caught:
+            await buffer.put(wrong)
+        assert caught.value.field == field
     assert await table_sizes(url) == NOTHING
 
 
