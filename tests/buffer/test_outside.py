@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -294,14 +294,15 @@ async def test_removing_that_was_broken_off_goes_on(
 async def test_a_place_that_is_away_is_no_damage(buffer: Buffer, folder: Path) -> None:
     await buffer.put(groups(2))
     move(folder, folder.with_name("gone"))
-    with pytest.raises(rdb.PayloadsUnavailableError):
-        await buffer.sample(1, rdb.Fifo())
-    with pytest.raises(rdb.PayloadsUnavailableError):
-        await buffer.lease(2, ttl=60)
-    with pytest.raises(rdb.PayloadsUnavailableError):
-        await buffer.get([1])
-    with pytest.raises(rdb.PayloadsUnavailableError):
-        await buffer.put(group("new"))
+    calls: list[Awaitable[object]] = [
+        buffer.sample(1, rdb.Fifo()),
+        buffer.lease(2, ttl=60),
+        buffer.get([1]),
+        buffer.put(group("new")),
+    ]
+    for call in calls:
+        with pytest.raises(rdb.PayloadsUnavailableError):
+            await call
     assert await buffer.leases() == []
     assert await buffer.count(statuses="completed") == await buffer.count() == 2
     move(folder.with_name("gone"), folder)

@@ -96,19 +96,8 @@ async def test_a_store_that_is_only_read_can_wait(store: Store, clock: Clock, ur
         assert await watched.wait_until(at_least=1, timeout=0)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {},
-        {"fewer_than": 1, "at_least": 1},
-        {"fewer_than": 0},
-        {"at_least": 1.5},
-        {"at_least": 1, "statuses": "done"},
-        {"at_least": 1, "timeout": -1},
-        {"at_least": 1, "where": "id"},
-    ],
-    ids=str,
-)
-async def test_conditions_that_are_refused(buffer: Buffer, wrong: dict[str, Any]) -> None:
-    with pytest.raises(rdb.InvalidInputError):
-        await buffer.wait_until(**wrong)
+async def test_one_bound_is_given_and_not_both(buffer: Buffer) -> None:
+    both: dict[str, Any] = {"fewer_than": 1, "at_least": 1}
+    for wrong in ({}, both):
+        with pytest.raises(rdb.InvalidInputError):
+            await buffer.wait_until(**wrong)

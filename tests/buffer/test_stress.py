@@ -18,8 +18,6 @@ from replaydb.database.repository.puts import OnDuplicate
 from support.groups import episode, group
 from support.ledger import check_books
 
-SECONDS = 1.5
-ENOUGH = 20
 TASKS = ["a", "b", "c"]
 #: What a caller may be told among so many others.
 EXPECTED = (
@@ -32,6 +30,13 @@ EXPECTED = (
     rdb.DuplicateEpisodeError,
     rdb.DuplicateGroupError,
 )
+
+
+@pytest.fixture(params=[0.8, pytest.param(3.0, marks=pytest.mark.nightly)])
+def seconds(request: pytest.FixtureRequest) -> float:
+    """How long the callers are at it."""
+    number: float = request.param
+    return number
 
 
 @pytest.fixture
@@ -129,10 +134,15 @@ async def keep(buffer: Buffer, chance: random.Random, name: str) -> None:
     ids=["open", "capacity", "task_capacity", "rate_limit"],
 )
 async def test_anything_at_once(
-    store: Store, other: Store, url: str, conflicts: list[str], settings: dict[str, Any]
+    store: Store,
+    other: Store,
+    url: str,
+    conflicts: list[str],
+    seconds: float,
+    settings: dict[str, Any],
 ) -> None:
     buffers = [await store.buffer("math", **settings), await other.buffer("math")]
-    until = time.monotonic() + SECONDS
+    until = time.monotonic() + seconds
     done = 0
 
     async def caller(number: int) -> None:
@@ -148,7 +158,7 @@ async def test_anything_at_once(
                     raise
             done += 1
 
-    async with asyncio.timeout(SECONDS + 20), asyncio.TaskGroup() as callers:
+    async with asyncio.timeout(seconds + 20), asyncio.TaskGroup() as callers:
         for number in range(12):
             callers.create_task(caller(number))
     await check_books(url)
@@ -156,10 +166,10 @@ async def test_anything_at_once(
 
 
 async def test_settings_change_while_all_are_at_work(
-    store: Store, other: Store, url: str, conflicts: list[str]
+    store: Store, other: Store, url: str, conflicts: list[str], seconds: float
 ) -> None:
     buffers = [await store.buffer("math"), await other.buffer("math")]
-    until = time.monotonic() + SECONDS
+    until = time.monotonic() + seconds
 
     async def caller(number: int) -> None:
         chance = random.Random(100 + number)
@@ -188,7 +198,7 @@ async def test_settings_change_while_all_are_at_work(
                 record_draws=chance.choice([False, True]),
             )
 
-    async with asyncio.timeout(SECONDS + 20), asyncio.TaskGroup() as callers:
+    async with asyncio.timeout(seconds + 20), asyncio.TaskGroup() as callers:
         callers.create_task(changer())
         for number in range(8):
             callers.create_task(caller(number))
@@ -196,7 +206,7 @@ async def test_settings_change_while_all_are_at_work(
     assert "40P01" not in conflicts, "deadlock"
 
 
-async def test_cancelled_at_random(store: Store, other: Store, url: str) -> None:
+async def test_cancelled_at_random(store: Store, other: Store, url: str, seconds: float) -> None:
     settings: dict[str, Any] = {"capacity": Capacity(groups=50), "max_staleness": 20}
     buffers = [await store.buffer("math", **settings), await other.buffer("math")]
     chance = random.Random(3)
@@ -207,7 +217,7 @@ async def test_cancelled_at_random(store: Store, other: Store, url: str) -> None
         except (*EXPECTED, rdb.InvalidInputError):
             pass
 
-    until = time.monotonic() + SECONDS
+    until = time.monotonic() + seconds
     number = 0
     while time.monotonic() < until:
         calls = [asyncio.ensure_future(one(number + i)) for i in range(6)]

@@ -69,12 +69,13 @@ def read(url: str, draws: int, n: int, pause: float) -> None:
     _live(url, life)
 
 
-def add(url: str, uid: str, positions: list[int]) -> None:
-    """Add episodes to a group that is open."""
+def add(url: str, num_groups: int, position: int) -> None:
+    """Add an episode to each of the open groups `group-0`, `group-1` and so on, in any order."""
+    order = random.Random(position).sample(range(num_groups), num_groups)
 
     async def life(buffer: Buffer) -> None:
-        for position in positions:
-            await buffer.add_episode(uid, episode(float(position)), position=position)
+        for i in order:
+            await buffer.add_episode(f"group-{i}", episode(float(position)), position=position)
 
     _live(url, life)
 
@@ -102,11 +103,11 @@ def die_at(url: str, action: str, where: str) -> None:
 
     async def life(buffer: Buffer) -> None:
         if action == "ack":
-            lease = await buffer.lease(2, ttl=3)
+            lease = await buffer.lease(2, ttl=600)
             setattr(module, name, killed)
             await lease.ack(cursor={"step": 7})
         elif action == "revoke":
-            lease = await buffer.lease(2, ttl=600)
+            lease = await buffer.lease(2, ttl=36_000)
             setattr(module, name, killed)
             await buffer.revoke(lease.id)
         setattr(module, name, killed)
@@ -119,7 +120,7 @@ def die_at(url: str, action: str, where: str) -> None:
         elif action == "index":
             await buffer.update_settings(indexed_tags=["level"])
         elif action == "lease":
-            await buffer.lease(2, ttl=0.5)
+            await buffer.lease(2, ttl=600)
 
     _live(url, life)
 

@@ -115,7 +115,6 @@ async def test_cancelled_inside_the_block(buffer: Buffer, url: str) -> None:
     assert {row["attempts"] for row in await group_rows(url)} == {1}
 
 
-@pytest.mark.usefixtures("reading")
 async def test_waiting_for_a_lease_that_expires(buffer: Buffer) -> None:
     """Nothing is committed when time passes, so the waiting must look by itself."""
     ids = await buffer.put(groups(1))

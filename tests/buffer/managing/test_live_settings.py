@@ -21,10 +21,6 @@ async def theirs(buffer: Buffer, other: Store) -> Buffer:
     return opened
 
 
-async def live(url: str) -> int:
-    return sum(status != "archived" for status in (await statuses(url)).values())
-
-
 async def test_capacity_while_episodes_arrive(buffer: Buffer, theirs: Buffer, url: str) -> None:
     await theirs.open_group("gsm8k", "g", 2)
     await theirs.add_episode("g", episode())

