@@ -10,8 +10,8 @@ import pytest
 
 import replaydb as rdb
 from replaydb import Buffer, Capacity, Lease, Queue, Store
-from replaydb.database.engines.signals import Signal
 from support.groups import episode, group
+from support.naps import Naps
 from support.other_process import other_process
 
 
@@ -104,30 +104,6 @@ WAITS = {
     ),
     "a draw makes room": Wait({"rate_limit": Queue(1)}, False, put, lambda b, _: b.sample(1)),
 }
-
-
-class Naps:
-    """Counts who goes to sleep until a signal comes."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._taken = 0
-        self._twice = asyncio.Event()
-        wait = Signal.wait
-
-        async def counted(signal: Signal, *arguments: Any) -> None:
-            self._taken += 1
-            if self._taken == 2:
-                self._twice.set()
-            await wait(signal, *arguments)
-
-        monkeypatch.setattr(Signal, "wait", counted)
-        # Nobody looks again anyway.
-        monkeypatch.setattr("replaydb.database.engines.signals.RECHECK_SECONDS", 600.0)
-
-    async def settled(self) -> None:
-        """Until somebody sleeps whom only a change will wake: one wakes once on falling asleep."""
-        async with asyncio.timeout(60):
-            await self._twice.wait()
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import replaydb as rdb
 from replaydb import Batch, Buffer, Store
 from replaydb.buffer.requests import draw_request
 from support.groups import group, groups
+from support.naps import Naps
 from support.other_process import other_process
 
 
@@ -146,11 +147,13 @@ async def test_a_cancellation_that_comes_with_a_change_is_not_lost(buffer: Buffe
         await asyncio.wait_for(asyncio.shield(task), 30)
 
 
-async def test_a_wait_asks_nothing(buffer: Buffer) -> None:
+async def test_a_wait_asks_nothing(buffer: Buffer, monkeypatch: pytest.MonkeyPatch) -> None:
     """While nothing is committed, whoever waits for it runs no statement."""
     asked: list[str] = []
     database = buffer._database
+    naps = Naps(monkeypatch)
     async with waiting(buffer) as sample:
+        await naps.settled()
         for engine in (database._writer, database._reader):
             event.listen(
                 engine.sync_engine,
