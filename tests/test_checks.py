@@ -219,7 +219,7 @@ WRONG: dict[str, list[Any]] = {
     ],
     "priority": NUMBERS,
     "progress": [3, "print"],
-    "prompt": [3, b"1 + 1", "\0", {"role": "user"}, ["user"], [None], *([it] for it in OBJECTS)],
+    "prompt": [3, b"1 + 1", {"role": "user"}, ["user"], [None], *([it] for it in OBJECTS)],
     "prompt_ids": [3, "text", [1.5], [[1]], [2**31]],
     "prompt_side": WORDS,
     "prompt_uid": NAMES,

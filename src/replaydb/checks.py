@@ -155,10 +155,16 @@ def duration(field: str, value: object) -> float:
     return number(field, value, above=0.0, most=LONGEST_SECONDS)
 
 
-def string(field: str, value: object) -> str:
-    """A string that both engines can hold: UTF-8 without NUL characters."""
+def text(field: str, value: object) -> str:
+    """Any str: generated text may hold every character, NUL and unpaired surrogates included."""
     if not isinstance(value, str):
         raise InvalidInputError(field, "a str", repr(value))
+    return str.__str__(value)
+
+
+def string(field: str, value: object) -> str:
+    """A str that is valid UTF-8 without NUL characters: names, keys and settings."""
+    value = text(field, value)
     if "\0" in value:
         raise InvalidInputError(field, "no NUL character", f"one at {value.index(chr(0))}")
     try:
@@ -167,7 +173,7 @@ def string(field: str, value: object) -> str:
         raise InvalidInputError(
             field, "text that is valid UTF-8", f"an unpaired surrogate at {error.start}"
         ) from error
-    return str.__str__(value)
+    return value
 
 
 def name(field: str, value: object) -> str:
@@ -275,29 +281,41 @@ def cursors(field: str, value: Any) -> dict[str, Any]:
     return found
 
 
-def json_object(field: str, value: Mapping[str, Any] | None) -> dict[str, Any]:
+def json_object(
+    field: str, value: Mapping[str, Any] | None, leaf: Callable[[str, object], str] = string
+) -> dict[str, Any]:
     """A JSON object as plain dicts and lists (tuples become lists); None becomes empty.
 
     It may hold str, bool, None, 64-bit integers, finite floats, lists, and objects whose keys
     are str, nested up to 100 deep. The field of an error is the path to what was refused.
+
+    Args:
+        field: Its name, for errors.
+        value: The object.
+        leaf: Checks its strings, except keys: `string` or `text`.
     """
     if value is None:
         return {}
     if not isinstance(value, Mapping):
         raise InvalidInputError(field, "a mapping", repr(value))
-    return {} if not value else _json_object(field, value, 0)
+    return {} if not value else _json_object(field, value, leaf, 0)
 
 
-def _json_object(field: str, value: Mapping[Any, Any], depth: int) -> dict[str, Any]:
+def _json_object(
+    field: str, value: Mapping[Any, Any], leaf: Callable[[str, object], str], depth: int
+) -> dict[str, Any]:
     found = {}
     for key, item in value.items():
         if not isinstance(key, str):
             raise InvalidInputError(field, "str keys", repr(key))
-        found[string(f"{field} key", key)] = _json_value(f"{field}.{key}", item, depth + 1)
+        name = string(f"{field} key", key)
+        found[name] = _json_value(f"{field}.{key}", item, leaf, depth + 1)
     return found
 
 
-def _json_value(field: str, value: object, depth: int) -> object:
+def _json_value(
+    field: str, value: object, leaf: Callable[[str, object], str], depth: int
+) -> object:
     if depth > _MAX_JSON_DEPTH:
         raise InvalidInputError(
             field[:_MAX_NAME], f"at most {_MAX_JSON_DEPTH} levels of nesting", "more"
@@ -305,7 +323,7 @@ def _json_value(field: str, value: object, depth: int) -> object:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
-        return string(field, value)
+        return leaf(field, value)
     if isinstance(value, int):
         if not -(2**63) <= (found := int.__index__(value)) < 2**64:
             raise InvalidInputError(field, "integers of at most 64 bits", "a larger one")
@@ -313,11 +331,11 @@ def _json_value(field: str, value: object, depth: int) -> object:
     if isinstance(value, float):
         return number(field, value)
     if isinstance(value, Mapping):
-        return _json_object(field, value, depth)
+        return _json_object(field, value, leaf, depth)
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
-        return [_json_value(f"{field}[{i}]", item, depth + 1) for i, item in enumerate(value)]
+        return [_json_value(f"{field}[{i}]", item, leaf, depth + 1) for i, item in enumerate(value)]
     if not isinstance(plain := scalar(value), type(value)):
-        return _json_value(field, plain, depth)
+        return _json_value(field, plain, leaf, depth)
     raise InvalidInputError(field, "JSON values", type(value).__name__)
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sqlalchemy import update
 
 import replaydb as rdb
-from replaydb import Buffer, Episode, EpisodeGroup, Store, Turn, analysis
+from replaydb import Buffer, Episode, EpisodeGroup, Store, Turn, analysis, escapes
 from replaydb.analysis import decoded as reading
 from replaydb.analysis.episode_rows import batch_of_episodes, episode_schema
 from replaydb.database.schema import payload
@@ -65,7 +65,7 @@ def check_row(row: dict[str, Any], one: Episode) -> None:
     for name in ("reward", "advantage", "finish_reason", "text", "num_tokens", "num_loss_tokens",
                  "num_turns", "prompt_length"):  # fmt: skip
         assert row[name] == getattr(one, name), name
-    assert json.loads(row["metadata"]) == one.metadata
+    assert escapes.from_json(row["metadata"]) == one.metadata
     for name in ("token_extras", "extras"):
         expected = {key: array_row(key, value) for key, value in getattr(one, name).items()}
         assert {each["name"]: each for each in row[name] or []} == expected
@@ -79,7 +79,7 @@ def check_row(row: dict[str, Any], one: Episode) -> None:
         assert same_numbers(turn["token_versions"], own_versions)
         assert turn["has_token_rewards"] == (own.token_rewards is not None)
         assert turn["token_extras"] == list(own.token_extras)
-        assert json.loads(turn["metadata"]) == own.metadata
+        assert escapes.from_json(turn["metadata"]) == own.metadata
 
 
 def rich() -> list[EpisodeGroup]:

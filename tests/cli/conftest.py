@@ -10,9 +10,9 @@ import replaydb as rdb
 from support.groups import episode
 
 #: Colours, a cleared screen, a link, what turns text, markup of rich.
-HOSTILE = "\x1b[31mred\x1b[2J\x9b1m\r\x7f\u202e[bold]"
+HOSTILE = "\x1b[31mred\x1b[2J\x9b1m\r\x7f\u202e[bold]\0\ud800"
 #: As it is shown.
-ESCAPED = r"\x1b[31mred\x1b[2J\x9b1m\r\x7f\u202e[bold]"
+ESCAPED = r"\x1b[31mred\x1b[2J\x9b1m\r\x7f\u202e[bold]\x00\ud800"
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.nightly)])

@@ -153,7 +153,7 @@ def test_the_blobs_below_are_only_wrong_where_they_say() -> None:
         (blob(**{"group/": np.zeros(2)}), "group/: expected 1 to 255 characters"),
         (blob(json=as_json({"prompt": 1})), "prompt: expected text, or a sequence"),
         (blob(json=as_json({"prompt": [{}, 1]})), "prompt: expected text, or a sequence"),
-        (blob(json=as_json({"prompt": "a\0"})), "prompt: expected no NUL"),
+        (blob(json=as_json({"prompt": [{"a\0": 1}]})), "key: expected no NUL"),
     ],
 )
 def test_what_is_wrong_is_said(data: bytes, reason: str) -> None:

@@ -101,7 +101,7 @@ def test_group_equality() -> None:
         ({"prompt": ["user"]}, "prompt", MESSAGES, "['user']"),
         ({"prompt": 3}, "prompt", MESSAGES, "int"),
         ({"prompt": [{"content": b"png"}]}, "prompt[0].content", "JSON values", "bytes"),
-        ({"prompt": "a\0"}, "prompt", "no NUL character", "one at 1"),
+        ({"tags": {"a": "\0"}}, "tags.a", "no NUL character", "one at 0"),
         ({"prompt_ids": [0.5]}, "prompt_ids", "integers", "dtype float64"),
         ({"extras": [1]}, "extras", "a mapping of names to arrays", "list"),
         ({"extras": {"": [1]}}, "extras name", "1 to 255 characters", "0 characters"),

@@ -34,7 +34,7 @@ from replaydb.exchange import (
 from replaydb.exchange.manifest import NAME
 from support.command import run
 from support.engines import postgresql_nightly
-from support.groups import conversation, episode, group, groups
+from support.groups import GENERATED, conversation, episode, group, groups
 from support.s3 import S3Server
 
 
@@ -57,14 +57,14 @@ async def fill(store: Store) -> list[StoredGroup]:
     await buffer.put(
         [
             *groups(4, prompt_uid="p", tags={"level": "hard", "n": [1, None]}),
-            EpisodeGroup("a/b %", [conversation(), episode(None, 3, text="ø")], priority=0.5),
+            EpisodeGroup("a/b %", [conversation(), episode(None, 3, text=GENERATED)], priority=0.5),
             EpisodeGroup("a/b %", [], status="aborted", prompt="roll me", expected_episodes=8),
             EpisodeGroup("a/b %", [], status="failed"),
             group("filtered", status="filtered"),
             EpisodeGroup("a/b %", [episode(3e38), episode(-3e38)]),  # the most there is
         ]
     )
-    await buffer.open_group("pieces", "pieces", 3, prompt=[{"role": "user", "content": "hi"}])
+    await buffer.open_group("pieces", "pieces", 3, prompt=[{"role": "user", "content": GENERATED}])
     for position in (2, 0):
         await buffer.add_episode("pieces", episode(float(position)), position=position)
     await (await store.buffer("code")).put(groups(3, "code"))

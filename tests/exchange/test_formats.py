@@ -54,7 +54,7 @@ def any_group(draw: st.DrawFn) -> EpisodeGroup:
         status=draw(
             st.sampled_from(["completed", "aborted"] if several else ["aborted", "failed"])
         ),
-        tags=draw(samples.metadata),
+        tags=draw(samples.tags),
         expected_episodes=draw(st.none() | st.integers(max(1, len(several)), 9)),
         prompt=context.prompt,
         prompt_ids=context.prompt_ids,

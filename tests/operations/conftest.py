@@ -11,7 +11,7 @@ import pytest
 
 import replaydb as rdb
 from replaydb import Store
-from support.groups import conversation, episode, group, groups, long_group
+from support.groups import GENERATED, conversation, episode, group, groups, long_group
 from support.postgres import PostgresServer
 
 #: In seconds: no lease expires and no deadline passes while the tests run.
@@ -29,7 +29,8 @@ async def live(url: str, *, payloads: str | None = None) -> None:
             cursor={"gsm8k": 0.1, "text": {"at": [1, 2.50]}},
         )
         await math.put(groups(5, "code", version=1, priority=3.0))
-        talk = rdb.EpisodeGroup("code", [conversation(), episode(0.5, 2)], group_uid="talk")
+        said = episode(0.5, 2, text=GENERATED, metadata={"said": GENERATED})
+        talk = rdb.EpisodeGroup("code", [conversation(), said], group_uid="talk", prompt=GENERATED)
         await math.put([talk, long_group("long", 9000), group("ä\u2028", status="failed")])
         await math.open_group("gsm8k", "open", 3, deadline=DAY)
         await math.lease(1, statuses=["pending"], ttl=DAY)

@@ -49,12 +49,25 @@ versions = st.integers(-(2**31), 2**31 - 1)
 rewards = st.floats(-(2.0**120), 2.0**120, width=32)
 finite = st.none() | rewards
 text = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=5)
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | text | finite,
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(text, inner, max_size=2),
-    max_leaves=4,
-)
-metadata = st.dictionaries(text, json_values, max_size=2)
+#: With NUL characters, unpaired surrogates and what is stored in their place.
+generated = st.lists(
+    st.characters() | st.sampled_from(["\0", "\ud83d", "\ude00", "␛", "0000", "d83d", "241b"]),
+    max_size=5,
+).map("".join)
+
+
+def json_objects(texts: st.SearchStrategy[str]) -> st.SearchStrategy[dict[str, Any]]:
+    """JSON objects whose strings, except keys, are of `texts`."""
+    values = st.recursive(
+        st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | texts | finite,
+        lambda inner: st.lists(inner, max_size=2) | st.dictionaries(text, inner, max_size=2),
+        max_leaves=4,
+    )
+    return st.dictionaries(text, values, max_size=2)
+
+
+tags = json_objects(text)
+metadata = json_objects(generated)
 
 
 def versions_of(length: int) -> st.SearchStrategy[Any]:
@@ -126,7 +139,7 @@ def episode(draw: st.DrawFn) -> Episode:
 
 contexts = st.builds(
     GroupContext.of,
-    st.none() | text | st.lists(metadata, max_size=2),
+    st.none() | generated | st.lists(metadata, max_size=2),
     st.none() | st.lists(versions, max_size=3),
     extras_of(None, "ae/"),
 )

@@ -234,12 +234,13 @@ async def test_what_is_not_there(browser: httpx.AsyncClient, buffer: Buffer) -> 
 
 async def test_texts_are_shown_and_never_run(browser: httpx.AsyncClient, buffer: Buffer) -> None:
     hostile = Episode(
-        prompt_ids=[1], response_ids=[2], text=HOSTILE, finish_reason=HOSTILE,
+        prompt_ids=[1], response_ids=[2], text=f"{HOSTILE}\0\ud800", finish_reason=HOSTILE,
         metadata={HOSTILE: HOSTILE}, reward=1.0,
     )  # fmt: skip
     [one] = await buffer.put(
         EpisodeGroup(HOSTILE, [hostile, hostile], prompt_uid=HOSTILE, group_uid=HOSTILE,
-                     tags={HOSTILE: [HOSTILE]}, prompt=[{"role": HOSTILE, "content": HOSTILE}])
+                     tags={HOSTILE: [HOSTILE]},
+                     prompt=[{"role": HOSTILE, "content": f"{HOSTILE}\0\ud800"}])
     )  # fmt: skip
     for address, query in {
         "/group": {"id": one},

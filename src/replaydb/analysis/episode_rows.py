@@ -6,7 +6,6 @@ is one payload, joined where it is several.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from replaydb import checks
+from replaydb import checks, escapes
 from replaydb.analysis.columns import TIME
 from replaydb.batch.stored import StoredGroup
 from replaydb.episodes import Episode
@@ -124,15 +123,14 @@ class Whole:
         prompt = self.group.prompt
         more = {
             "group_id": self.group.id,
-            "tags": to_json(self.group.tags),
-            "prompt": None if prompt is None else to_json(prompt),
+            "tags": _to_json(self.group.tags),
+            "prompt": None if prompt is None else _to_json(prompt),
         }
         return tuple([more[name] if name in more else self.facts[name] for name in _GROUP])
 
 
-def to_json(value: Any) -> str:
-    """As JSON text that reads back as the same value."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+def _to_json(value: Any) -> str:
+    return escapes.to_json(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def batch_of_episodes(schema: pa.Schema, groups: Sequence[Whole]) -> pa.RecordBatch:
@@ -191,7 +189,14 @@ def _episode_columns(groups: Sequence[Whole], flats: Sequence[FlatEpisodes]) -> 
         "min_policy_version": _versions([flat.min_policy_versions for flat in flats]),
         "max_policy_version": _versions([flat.max_policy_versions for flat in flats]),
         "metadata": _metadata([one for flat in flats for one in flat.metadata]),
-        "text": pa.array([text for whole in groups for text in whole.group.texts], _TEXT),
+        "text": pa.array(
+            [
+                None if text is None else escapes.escape(text)
+                for whole in groups
+                for text in whole.group.texts
+            ],
+            _TEXT,
+        ),
     }
     return [columns[name] for name in _EPISODE]
 
@@ -323,7 +328,7 @@ def _loss_tokens(flat: FlatEpisodes) -> NDArray[np.int64]:
 
 
 def _metadata(rows: Iterable[dict[str, Any]]) -> pa.Array:
-    return pa.array([to_json(row) if row else "{}" for row in rows], _TEXT)
+    return pa.array([_to_json(row) if row else "{}" for row in rows], _TEXT)
 
 
 class _Episodes:

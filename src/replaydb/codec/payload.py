@@ -15,7 +15,6 @@ The tensors of a payload, for E episodes of T tokens and N turns; those in brack
 
 from __future__ import annotations
 
-import json
 import math
 import operator
 import re
@@ -27,7 +26,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from replaydb import checks
+from replaydb import checks, escapes
 from replaydb.codec import framing
 from replaydb.codec.framing import corrupt
 from replaydb.episodes import CORE_FIELDS
@@ -129,7 +128,7 @@ def _tensors(flat: FlatEpisodes) -> dict[str, Array]:
     if flat.context.prompt is not None:
         columns["prompt"] = flat.context.prompt
     if columns:
-        text = json.dumps(columns, allow_nan=False, separators=(",", ":"))
+        text = escapes.to_json(columns, separators=(",", ":"))
         tensors["json"] = np.frombuffer(text.encode(), np.uint8)
     return tensors
 
@@ -158,8 +157,12 @@ class _Reader:
 
     def __init__(self, tensors: framing.Tensors) -> None:
         self._tensors = tensors
-        text = tensors.pop("json", None)
-        self._json = {} if text is None else framing.parse_json(text[1].tobytes())
+        self._json: dict[str, Any] = {}
+        if (text := tensors.pop("json", None)) is not None:
+            data = text[1].tobytes()
+            self._json = framing.parse_json(data)
+            if escapes.JSON_MARK in data:
+                self._json = escapes.unescaped(self._json)
 
     def episodes(self) -> FlatEpisodes:
         """Everything there is.
@@ -306,7 +309,7 @@ def _finish_reason(value: Any) -> str | None:
 
 
 def _metadata(value: Any) -> dict[str, Any]:
-    return checks.json_object("metadata", value)
+    return checks.json_object("metadata", value, checks.text)
 
 
 def _names(value: Any) -> tuple[str, ...]:

@@ -9,8 +9,11 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, DateTime, Dialect, Integer, String, TypeDecorator
+from sqlalchemy import JSON, BigInteger, DateTime, Dialect, Integer, String, Text, TypeDecorator
 from sqlalchemy.sql.operators import OperatorClass, OperatorType
+from sqlalchemy.types import TypeEngine
+
+from replaydb import escapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,41 @@ class Tags(TypeDecorator[Any]):
                 else None
             )
         )
+
+
+class GeneratedText(TypeDecorator[str]):
+    """Text of a model: see `replaydb.escapes`."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        """Escaped."""
+        return None if value is None else escapes.escape(value)
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> Any:
+        """What was bound; SQLite may have something else than text."""
+        return escapes.unescape(value) if isinstance(value, str) else value
+
+
+class GeneratedJson(TypeDecorator[Any]):
+    """JSON whose strings may be text of a model."""
+
+    impl = JSON(none_as_null=True)
+    cache_ok = True
+
+    def bind_processor(self, dialect: Dialect) -> Callable[[Any], Any]:
+        """Its strings escaped."""
+        return lambda value: None if value is None else escapes.to_json(value)
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> Any:
+        """What was bound."""
+        return escapes.unescaped(value)
+
+
+def is_json(kind: TypeEngine[Any]) -> bool:
+    """Whether a column of a type holds JSON."""
+    return isinstance(kind, JSON | Tags | GeneratedJson)
 
 
 def kept(text: str) -> str | bytes:

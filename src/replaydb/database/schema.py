@@ -32,7 +32,16 @@ from sqlalchemy import (
     text,
 )
 
-from replaydb.database.column_types import AnyJson, Id, Json, Name, Tags, UtcDateTime
+from replaydb.database.column_types import (
+    AnyJson,
+    GeneratedJson,
+    GeneratedText,
+    Id,
+    Json,
+    Name,
+    Tags,
+    UtcDateTime,
+)
 from replaydb.episodes import GroupStatus
 from replaydb.results import DrawOutcome
 
@@ -279,7 +288,7 @@ episode = Table(
     Column("min_policy_version", BigInteger),
     Column("max_policy_version", BigInteger),
     Column("finish_reason", Text),
-    Column("metadata", Json, nullable=False),
+    Column("metadata", GeneratedJson, nullable=False),
     sqlite_with_rowid=False,
 )
 
@@ -351,7 +360,7 @@ transcript = Table(
     metadata,
     _group_id(),
     Column("position", Integer, primary_key=True),
-    Column("text", Text, nullable=False),
+    Column("text", GeneratedText, nullable=False),
 )
 
 draw = Table(

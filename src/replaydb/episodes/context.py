@@ -63,9 +63,12 @@ def to_prompt(name: str, value: Any) -> Prompt:
         InvalidInputError: Neither of them.
     """
     if isinstance(value, str):
-        return checks.string(name, value)
+        return checks.text(name, value)
     expected = "text, or a sequence of messages, which are JSON objects"
     messages = [] if isinstance(value, Mapping) else list(checks.items(name, expected, value))
     if isinstance(value, Mapping) or not all(isinstance(message, Mapping) for message in messages):
         raise InvalidInputError(name, expected, repr(value))
-    return [checks.json_object(f"{name}[{i}]", message) for i, message in enumerate(messages)]
+    return [
+        checks.json_object(f"{name}[{i}]", message, checks.text)
+        for i, message in enumerate(messages)
+    ]

@@ -134,8 +134,8 @@ class Episode:
                 **spread_named("token_extras", per_token, total, response),
             },
             extras=named_arrays("extras", extras, CORE_FIELDS | row.taken | per_token.keys()),
-            metadata=checks.json_object("metadata", metadata),
-            text=checks.optional(checks.string, "text", text),
+            metadata=checks.json_object("metadata", metadata, checks.text),
+            text=checks.optional(checks.text, "text", text),
             turns=row.turns,
         )
 

@@ -99,7 +99,7 @@ class Turn:
             policy_version=to_versions(policy_version, size),
             finish_reason=checks.optional(checks.string, "finish_reason", finish_reason),
             token_extras=spread_named("token_extras", extras, len(prompt) + size, size),
-            metadata=checks.json_object("metadata", metadata),
+            metadata=checks.json_object("metadata", metadata, checks.text),
         )
 
     @classmethod

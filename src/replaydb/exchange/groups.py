@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -11,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from replaydb import checks
+from replaydb import checks, escapes
 from replaydb.episodes import Episode, EpisodeGroup, GroupStatus, Turn
 from replaydb.episodes.arrays import NUMPY_CODES, TORCH_CODES, Array, from_bits
 from replaydb.errors import InvalidInputError
@@ -160,8 +159,13 @@ def _episode(row: Row) -> Episode:
         token_extras=token_extras,
         extras=_arrays(row, "extras"),
         metadata=_json(row, "metadata"),
-        text=row.get("text"),
+        text=_text(row),
     )
+
+
+def _text(row: Row) -> Any:
+    text = row.get("text")
+    return escapes.unescape(text) if isinstance(text, str) else text
 
 
 def _tokens(row: Row) -> dict[str, Any]:
@@ -210,7 +214,7 @@ def _turns(row: Row, turns: Sequence[Row], extras: dict[str, Array]) -> list[Tur
 
 def _json(row: Row, name: str) -> Any:
     text = row.get(name)
-    return None if text is None else json.loads(text)
+    return None if text is None else escapes.from_json(text)
 
 
 def _arrays(row: Row, name: str) -> dict[str, Array]:

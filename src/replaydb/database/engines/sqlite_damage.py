@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sqlalchemy import (
-    JSON,
     Boolean,
     Column,
     ColumnElement,
@@ -21,7 +20,7 @@ from sqlalchemy import (
     select,
 )
 
-from replaydb.database.column_types import Tags, UtcDateTime
+from replaydb.database.column_types import GeneratedText, UtcDateTime, is_json
 from replaydb.database.schema import metadata
 
 #: Rows of a table that are told.
@@ -57,12 +56,12 @@ def _is_other(one: Column[object]) -> ColumnElement[bool] | None:
     """Whether a value is none that a column can have; None: this is looked at elsewhere."""
     found = func.typeof(one)
     match one.type:
-        case JSON() | Tags():
+        case kind if is_json(kind):
             return one.is_not(None) & (func.json_valid(cast(one, Text)) == 0)
         case UtcDateTime():
             return one.is_not(None) & func.julianday(one).is_(None)
         case Integer() | Double() | Boolean():
             return found.in_(["text", "blob"])
-        case String():
+        case String() | GeneratedText():
             return found == "blob"
     return None

@@ -20,6 +20,7 @@ from sqlalchemy import (
     Select,
     Table,
     TableClause,
+    Text,
     Update,
     and_,
     bindparam,
@@ -32,9 +33,9 @@ from sqlalchemy import (
     table,
     update,
 )
-from sqlalchemy.types import JSON, TypeEngine, UserDefinedType
+from sqlalchemy.types import TypeEngine, UserDefinedType
 
-from replaydb.database.column_types import Tags, kept, tolerant
+from replaydb.database.column_types import GeneratedText, is_json, kept, tolerant
 from replaydb.database.expressions import among
 from replaydb.database.schema import (
     GENERATED,
@@ -137,9 +138,9 @@ def _plain(of: Table) -> TableClause:
 
 
 def _plain_type(kind: TypeEngine[Any]) -> TypeEngine[Any]:
-    if isinstance(kind, JSON | Tags):
+    if is_json(kind):
         return _JsonText().with_variant(_KeptText(), "sqlite")
-    return kind
+    return Text() if isinstance(kind, GeneratedText) else kind
 
 
 @cache

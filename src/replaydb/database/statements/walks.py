@@ -11,18 +11,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import (
-    JSON,
     Column,
     ColumnElement,
     Select,
+    Text,
     func,
     literal,
     select,
     true,
     tuple_,
+    type_coerce,
 )
 
-from replaydb.database.column_types import Tags
+from replaydb.database.column_types import is_json
 from replaydb.database.expressions import among, json_as_stored
 from replaydb.database.schema import (
     buffer,
@@ -107,10 +108,10 @@ def walk_groups(condition: ColumnElement[bool]) -> Walk:
 
 
 def walk_episodes(condition: ColumnElement[bool]) -> Walk:
-    """Rows of `episode_overview`, with their texts."""
+    """Rows of `episode_overview`, with their texts as they are stored."""
     key = episode.c.group_id, episode.c.position
     text = (
-        select(transcript.c.text)
+        select(type_coerce(transcript.c.text, Text))
         .where(transcript.c.group_id == key[0], transcript.c.position == key[1])
         .correlate(episode)
         .scalar_subquery()
@@ -244,7 +245,7 @@ def drawn_by(names: Collection[str]) -> ColumnElement[bool]:
 def plain(rows: Select[Any]) -> Select[Any]:
     """A query whose JSON comes as the text that is stored."""
     shown = [
-        json_as_stored(column).label(column.key) if isinstance(column.type, JSON | Tags) else column
+        json_as_stored(column).label(column.key) if is_json(column.type) else column
         for column in rows.selected_columns
     ]
     return rows.with_only_columns(*shown)
