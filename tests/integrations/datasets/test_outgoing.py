@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -86,6 +88,65 @@ def test_chats_stay_chats(url: str, sums: blocking.Buffer, how: dict[str, Any]) 
     assert pair["rejected"] == [{"role": "assistant", "content": "answer 1"}]
     assert is_conversational(pair)
     assert is_conversational(row)
+
+
+def conversation(**arguments: Any) -> list[dict[str, Any]]:
+    call = {"type": "function", "function": {"name": "add", "arguments": arguments}}
+    return [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "name": "add", "content": "4"},
+        {"role": "assistant", "content": "It is 4."},
+    ]
+
+
+def chat(uid: str, *completions: Any) -> rdb.EpisodeGroup:
+    """A group whose completions are messages, or whatever else is in the metadata."""
+    episodes = [
+        rdb.Episode(
+            prompt_ids=[4],
+            response_ids=[8],
+            reward=float(-i),
+            text="transcript",
+            metadata={
+                "completion_json": json.dumps(one) if isinstance(one, list) else one,
+            },
+        )
+        for i, one in enumerate(completions)
+    ]
+    return rdb.EpisodeGroup("sums", episodes, group_uid=uid, prompt=USER)
+
+
+def test_conversations_stay_as_they_were(
+    url: str, sums: blocking.Buffer, how: dict[str, Any]
+) -> None:
+    short, long = conversation(a=2, b=0.1 + 0.2), [*conversation(a="2"), *conversation(c=None)]
+    sums.put([group("a", prompt=USER), chat("b", long, short)])
+    assert [row["completion"] for row in sft_dataset(url, "sums", **how)] == [
+        [{"role": "assistant", "content": "answer 0"}],
+        long,
+    ]
+    pair = list(dpo_dataset(url, "sums", **how))[1]
+    assert (pair["chosen"], pair["rejected"]) == (long, short)
+    assert is_conversational(pair)
+
+
+def test_what_a_file_would_change_is_streamed(url: str, sums: blocking.Buffer, cache: str) -> None:
+    for uid, value in {"large": 2**64, "infinite": math.inf, "surrogate": "\ud800"}.items():
+        messages = conversation(a=value)
+        sums.put(chat(uid, messages))
+        only = rdb.col.group_uid == uid
+        (row,) = sft_dataset(url, "sums", streaming=True, where=only)
+        assert row["completion"] == messages
+        with pytest.raises(rdb.InvalidInputError, match=f"completion of group '{uid}'.*streaming"):
+            sft_dataset(url, "sums", cache_dir=cache, where=only)
+
+
+def test_metadata_that_is_no_conversation_is_refused(url: str, sums: blocking.Buffer) -> None:
+    for i, stored in enumerate(["{", "4", '["4"]', 4]):
+        sums.put(chat(f"g{i}", stored))
+        where = rf"metadata\['completion_json'\] of episode 0 of group 'g{i}'"
+        with pytest.raises(rdb.InvalidInputError, match=where):
+            sft_dataset(url, "sums", streaming=True, where=rdb.col.group_uid == f"g{i}")
 
 
 def test_the_tokens_that_were_sampled(url: str, sums: blocking.Buffer, how: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ import torch
 
 from integrations.trl.conftest import Child
 from integrations.trl.tiny import (
+    PROMPTS,
     Scripted,
     ScriptedFields,
     by_step,
@@ -22,6 +23,7 @@ from integrations.trl.tiny import (
     trainer,
 )
 from replaydb import InvalidInputError, MinSize, Mix, NotSupportedError, Queue, blocking, col
+from replaydb.integrations.datasets import dpo_dataset, sft_dataset
 from replaydb.integrations.trl.grpo import TOLERANCE
 from support.engines import postgresql_nightly
 
@@ -258,6 +260,50 @@ def test_other_fields_are_not_mixed_in(buffer: blocking.Buffer, tmp_path: Path) 
     assert made.step(1, MIXED)["completion_ids"][0].tolist() == [3, 1, 0]
     made.step(2, GOOD)
     assert made.step(3, MIXED)["completion_ids"][0].tolist() != [3, 1, 0]
+
+
+def test_chats_become_training_sets(url: str, buffer: blocking.Buffer, tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    def reward(completions: list[Any], **kwargs: Any) -> list[float | None]:
+        seen.extend(completions)
+        return [float(i % 4) for i in range(len(completions))]
+
+    chats = [[{"role": "user", "content": text}] for text in PROMPTS]
+    trainer(tmp_path, buffer, reward=reward, prompts=chats, max_steps=1).train()
+    cache = str(tmp_path / "cache")
+    rows = sft_dataset(url, "grpo", cache_dir=cache)
+    assert [row["completion"] for row in rows] == [seen[3], seen[7]]
+    assert all(row["prompt"] in chats for row in rows)
+    pairs = dpo_dataset(url, "grpo", cache_dir=cache)
+    assert [row["chosen"] for row in pairs] == [seen[3], seen[7]]
+    assert [row["rejected"] for row in pairs] == [seen[0], seen[4]]
+    (group,) = buffer.get(uids="tiny/0/0/0")
+    assert group.texts == [messages[0]["content"] for messages in seen[:4]]
+
+
+def test_conversations_with_tools_become_training_sets(
+    url: str, buffer: blocking.Buffer, tmp_path: Path
+) -> None:
+    """Numbers of the arguments, which the model chooses, need not be such as JSON columns hold."""
+    call = {"name": "multiply", "arguments": {"a": 2**70, "b": math.inf}}
+    made = scripted(tmp_path, buffer)
+    made.chat = [
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"type": "function", "function": call}],
+        },
+        {"role": "tool", "name": "multiply", "content": [{"type": "text", "text": "a"}, {1}]},
+    ]
+    made.step(0, GOOD)
+    first, second = sft_dataset(url, "grpo", streaming=True)
+    plain = {"role": "assistant", "content": "e f a <eos>"}
+    result = {**made.chat[1], "content": [{"type": "text", "text": "a"}, "{1}"]}
+    assert first["completion"] == [plain, made.chat[0], result]
+    assert len(second["completion"]) == 3
+    (group,) = buffer.get(uids="tiny/0/0/0")
+    assert group.texts[0] == "e f a <eos>"  # all of its tokens
 
 
 def test_truncated_completions_are_stored_whole(buffer: blocking.Buffer, tmp_path: Path) -> None:

@@ -33,7 +33,9 @@ Rewards = Callable[..., list[float | None]]
 def tokenizer() -> PreTrainedTokenizerFast:
     words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="a"))  # noqa: S106
     words.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>")  # noqa: S106
+    made = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>")  # noqa: S106
+    made.chat_template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+    return made
 
 
 def policy() -> LlamaForCausalLM:
@@ -67,6 +69,7 @@ def trainer(
     reward: Rewards | list[Rewards] = by_step,
     replay: Any = None,
     callbacks: list[Any] | None = None,
+    prompts: list[Any] = PROMPTS,
     **options: Any,
 ) -> Any:
     """A trainer with replay of two groups of four."""
@@ -93,7 +96,7 @@ def trainer(
         model=str(Path(folder) / "model") if args.beta else model,
         reward_funcs=reward,
         args=args,
-        train_dataset=Dataset.from_dict({"prompt": PROMPTS}),
+        train_dataset=Dataset.from_dict({"prompt": prompts}),
         processing_class=tokenizer(),
         callbacks=callbacks,
         buffer=buffer,
@@ -105,25 +108,30 @@ class Scripted(ReplayMixin, GRPOTrainer):
     """A real trainer that generates what it is told, and whose rewards are told, too.
 
     `script` has a row for each completion: the ids of prompt and completion, and the reward;
-    `sampled` says whether an inference engine gave logprobs, `tools` whether tools were called.
+    `sampled` says whether an inference engine gave logprobs, `tools` whether tools were called,
+    `chat` what follows the first message of each completion, of which prompts are chats then.
     """
 
     script: list[tuple[list[int], list[int], float | None]]
     sampled = tools_called = False
+    chat: list[dict[str, Any]] | None = None
     added: dict[str, Callable[[dict[str, Any]], Any]] = {}  # noqa: RUF012
 
     def _generate(self, prompts: list[Any]) -> Any:
         rows = [ids for _, ids, _ in self.script]
         logps = [[-0.5 - 0.01 * token for token in ids] for ids in rows] if self.sampled else None
         masks = [[i % 2 for i in range(len(ids))] for ids in rows] if self.tools_called else None
-        texts = [" ".join(WORDS[token] for token in ids) for ids in rows]
+        texts: list[Any] = [" ".join(WORDS[token] for token in ids) for ids in rows]
+        if self.chat is not None:
+            texts = [[{"role": "assistant", "content": text}, *self.chat] for text in texts]
         return [p for p, _, _ in self.script], rows, masks, texts, logps, {}, None, None
 
     def step(self, step: int, script: list[Any], mode: str = "train") -> dict[str, Any]:
         """What one call of the trainer makes of a script."""
         self.script, self.state.global_step = script, step
         self.model.train(mode == "train")
-        inputs = [{"prompt": "a"} for _ in script]
+        prompt = "a" if self.chat is None else [{"role": "user", "content": "a"}]
+        inputs = [{"prompt": prompt} for _ in script]
         outputs: dict[str, Any] = self._generate_and_score_completions(inputs)
         return outputs
 

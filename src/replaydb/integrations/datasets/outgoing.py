@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -13,6 +14,7 @@ import datasets
 import numpy as np
 from datasets.exceptions import DatasetGenerationError
 from datasets.io.generator import GeneratorDatasetInputStream
+from datasets.utils.json import ujson_dumps, ujson_loads
 from sqlalchemy import ColumnElement
 
 from replaydb import (
@@ -28,6 +30,10 @@ from replaydb.training import merge_turns
 
 #: Groups that are read at once.
 PAGE = 64
+
+#: Metadata of an episode whose value is the messages of a chat completion, as JSON text. Trainers
+#: write it if the completion is more than a text of the assistant, such as one that calls tools.
+MESSAGES = "completion_json"
 
 #: Groups that were fit for training, also those that were trained on already.
 STATUSES = ("completed", "leased", "archived")
@@ -204,7 +210,11 @@ def _prompt(group: StoredGroup, tokenizer: Any) -> str | list[dict[str, Any]]:
     return text
 
 
-def _completion(group: StoredGroup, i: int, tokenizer: Any) -> str | list[dict[str, str]]:
+def _completion(group: StoredGroup, i: int, tokenizer: Any) -> str | list[dict[str, Any]]:
+    is_chat = isinstance(group.prompt, list)
+    if is_chat and MESSAGES in (metadata := group.episodes[i].metadata):
+        where = f"metadata[{MESSAGES!r}] of episode {i} of group {group.group_uid!r}"
+        return _messages(where, metadata[MESSAGES])
     text = group.texts[i]
     if text is None:
         if tokenizer is None:
@@ -215,9 +225,18 @@ def _completion(group: StoredGroup, i: int, tokenizer: Any) -> str | list[dict[s
             )
         ids = group.episodes[i].response_ids.tolist()
         text = tokenizer.decode(ids, skip_special_tokens=True)
-    if isinstance(group.prompt, list):
-        return [{"role": "assistant", "content": text}]
-    return text
+    return [{"role": "assistant", "content": text}] if is_chat else text
+
+
+def _messages(where: str, stored: Any) -> list[dict[str, Any]]:
+    """Return the messages of a completion that were stored as JSON text."""
+    try:
+        messages = json.loads(stored)
+    except (TypeError, ValueError):
+        messages = None
+    if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
+        raise InvalidInputError(where, "messages as JSON text", repr(stored))
+    return messages
 
 
 @dataclass(kw_only=True)
@@ -229,6 +248,7 @@ class _Rows:
     rows_of: Callable[[StoredGroup], Iterable[Row]]
     tags: Sequence[str]
     newest_of_prompt: bool
+    is_file: bool
     which: dict[str, Any]
 
     def __call__(self) -> Iterator[Row]:
@@ -249,6 +269,8 @@ class _Rows:
                                 else f"{kinds[name].__name__}, as in the groups before",
                                 type(value).__name__,
                             )
+                    if self.is_file:
+                        _check_file_keeps(row, group.group_uid)
                     yield {**row, **tags}
 
     def _groups(self, buffer: blocking.Buffer) -> Iterator[StoredGroup]:
@@ -270,6 +292,25 @@ class _Rows:
             page = buffer.find(**which, order_by=order, limit=PAGE, after=page[-1])
 
 
+def _check_file_keeps(row: Row, group_uid: str) -> None:
+    """Refuse messages that `datasets` would change when it writes a file.
+
+    Its JSON has null in the place of NaN, and integers beyond 64 bits are read back as text.
+    """
+    for name, value in row.items():
+        if isinstance(value, list) and value and isinstance(value[0], Mapping):
+            try:
+                kept = ujson_loads(ujson_dumps(value))
+            except (OverflowError, ValueError):
+                kept = None
+            if kept != value:
+                raise InvalidInputError(
+                    f"{name} of group {group_uid!r}",
+                    "valid UTF-8 and finite numbers of 64 bits; streaming=True needs neither",
+                    repr(value),
+                )
+
+
 def _is_new(prompt: tuple[str, str | None], seen: set[tuple[str, str | None]]) -> bool:
     """Whether it was not seen before; prompts without a uid never were."""
     if prompt in seen:
@@ -289,6 +330,7 @@ def _dataset(
     newest_of_prompt: bool = False,
 ) -> datasets.Dataset | datasets.IterableDataset:
     given = selection.get("where")
+    streaming = selection.get("streaming", False)
     where &= col.num_bytes > 0  # archived groups may have no episodes any more
     rows = _Rows(
         url=url,
@@ -296,6 +338,7 @@ def _dataset(
         rows_of=rows_of,
         tags=tuple(selection.get("tags", ())),
         newest_of_prompt=newest_of_prompt,
+        is_file=not streaming,
         which={
             "tasks": selection.get("tasks"),
             "runs": selection.get("runs"),
@@ -309,7 +352,7 @@ def _dataset(
     # `from_generator` of an IterableDataset would make a fingerprint of every part of a filter.
     stream = GeneratorDatasetInputStream(
         rows,
-        streaming=selection.get("streaming", False),
+        streaming=streaming,
         cache_dir=selection.get("cache_dir"),
         fingerprint=uuid.uuid4().hex,
     )
@@ -320,7 +363,8 @@ def _dataset(
             raise error.__cause__ from None
         if isinstance(error.__cause__, TypeError | ValueError):
             expected = (
-                "columns whose first 1,000 rows are of the type of all; streaming=True needs none"
+                "columns whose first 1,000 rows are of the type of all, and text of valid UTF-8; "
+                "streaming=True needs neither"
             )
             raise InvalidInputError("dataset", expected, str(error.__cause__)) from error
         raise

@@ -13,6 +13,7 @@ from trl.models.utils import disable_gradient_checkpointing
 
 from replaydb import EpisodeGroup, Prioritized, Share, blocking, col
 from replaydb.errors import InvalidInputError
+from replaydb.integrations.trl import chats
 from replaydb.integrations.trl.outputs import (
     OLD,
     Scored,
@@ -115,10 +116,24 @@ class ReplayMixin(_Trainer):
             for i, name in enumerate(self.reward_func_names)
         ]
         each = [dict(zip(names, map(_number, row), strict=True)) for row in local.tolist()]
+        texts = [
+            self._text(completion, ids)
+            for completion, ids in zip(completions, completion_ids_list, strict=True)
+        ]
         self._scored = Scored(
-            prompts, completions, completion_ids_list, each, [_number(x) for x in totals.tolist()]
+            prompts,
+            completions,
+            completion_ids_list,
+            texts,
+            each,
+            [_number(x) for x in totals.tolist()],
         )
         return rewards
+
+    def _text(self, completion: Any, ids: list[int]) -> str:
+        """Return a completion as readable text: if it calls tools, all of its tokens."""
+        text = chats.to_text(completion)
+        return str(self._tokenizer.decode(ids)) if text is None else text
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         outputs: dict[str, Any] = super()._generate_and_score_completions(inputs)

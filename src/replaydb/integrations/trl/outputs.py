@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,6 +10,7 @@ import torch
 
 from replaydb import Batch, Episode, EpisodeGroup
 from replaydb.errors import InvalidInputError, NotSupportedError
+from replaydb.integrations.trl import chats
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,6 +31,7 @@ class Scored(NamedTuple):
         prompts: Text or messages.
         completions: Text or messages.
         completion_ids: Their tokens, unpadded.
+        texts: The completions as readable text.
         rewards: By the names of the functions; None where one had nothing to say.
         totals: Their weighted sum; None where no function had anything to say.
     """
@@ -38,6 +39,7 @@ class Scored(NamedTuple):
     prompts: list[Any]
     completions: list[Any]
     completion_ids: list[list[int]]
+    texts: list[str]
     rewards: list[dict[str, float | None]]
     totals: list[float | None]
 
@@ -77,6 +79,9 @@ def to_groups(
     def episode(i: int) -> Episode:
         # Not by completion_mask, which is empty where truncated completions are masked.
         length = len(scored.completion_ids[i])
+        metadata: dict[str, Any] = {"rewards": scored.rewards[i]}
+        if chats.to_text(scored.completions[i]) is None:
+            metadata |= chats.to_metadata(scored.completions[i])
         return Episode(
             prompt_ids=prompts[i],
             response_ids=completions[i, :length],
@@ -86,8 +91,8 @@ def to_groups(
             advantage=advantages[i],
             policy_version=version,
             token_extras={name: column[i, :length] for name, column in columns.items()},
-            metadata={"rewards": scored.rewards[i]},
-            text=_text(scored.completions[i]),
+            metadata=metadata,
+            text=scored.texts[i],
         )
 
     return [
@@ -136,8 +141,3 @@ def _stored(name: str, field: Tensor, width: int) -> Tensor:
     """A field of the tokens on the CPU [B, C]; masks as bytes, everything else as float32."""
     kind = torch.uint8 if name in _MASKS else torch.float32
     return field.detach().to("cpu", kind).expand(-1, width)
-
-
-def _text(completion: Any) -> str:
-    """A completion for people: text, or messages."""
-    return completion if isinstance(completion, str) else json.dumps(completion, default=str)

@@ -8,6 +8,7 @@ import numpy as np
 from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
 from replaydb import Episode, EpisodeGroup
+from replaydb.integrations.trl import chats
 
 
 def to_group(sample: RolloutSample, source: str = "") -> EpisodeGroup:
@@ -29,15 +30,20 @@ def to_group(sample: RolloutSample, source: str = "") -> EpisodeGroup:
         advantage=sample.advantage,
         policy_version=sample.model_version,
         metadata={
-            "prompt": sample.prompt,
-            "completion": sample.completion,
+            **chats.to_metadata(sample.completion),
             "metrics": metrics,
             "group_id": int(sample.group_id),
             "enqueued_at": sample.enqueued_at,
             "source": source,
         },
+        text=chats.to_text(sample.completion),
     )
-    return EpisodeGroup("rollouts", [episode], prompt_uid=f"{source}/{int(sample.group_id)}")
+    return EpisodeGroup(
+        "rollouts",
+        [episode],
+        prompt=sample.prompt,
+        prompt_uid=f"{source}/{int(sample.group_id)}",
+    )
 
 
 def to_sample(group: EpisodeGroup) -> RolloutSample:
@@ -45,8 +51,8 @@ def to_sample(group: EpisodeGroup) -> RolloutSample:
     (episode,) = group.episodes
     data = episode.metadata
     return RolloutSample(
-        prompt=data["prompt"],
-        completion=data["completion"],
+        prompt=group.prompt,
+        completion=chats.from_metadata(data),
         input_ids=episode.token_ids.astype(np.int64),
         completion_mask=episode.loss_mask.astype(np.int64),
         old_log_probs=np.array(episode.logprobs),
