@@ -344,23 +344,26 @@ def test_two_trainers_of_one_run(url: str, buffer: blocking.Buffer, tmp_path: Pa
 
 @postgresql_nightly
 def test_killed_and_resumed(url: str, tmp_path: Path, child: Child) -> None:
-    """A checkpoint of step 4, killed in step 5: step 4 is generated again, and not twice there."""
+    """Killed in step 4 after a checkpoint of step 3: another generation is at other steps."""
     folder = str(tmp_path)
-    assert child(train, url, folder, kill_at=5) == [-signal.SIGKILL]
+    assert child(train, url, folder, kill_at=4) == [-signal.SIGKILL]
     with blocking.Store.open(url, run="tiny") as store:
-        buffer = store.buffer("grpo")
-        assert buffer.count(where=col.min_policy_version == 5) == 2
-        kept = {one.group_uid: one.id for one in buffer.find(limit=100)}
+        found = store.buffer("grpo").find()
+        assert {one.min_policy_version for one in found} == {0, 2, 4}
     assert child(train, url, folder, resume=True) == [0]
     with blocking.Store.open(url, run="tiny") as store:
-        found = store.buffer("grpo").find(limit=100)
-        assert {one.group_uid: one.id for one in found} == kept
-        assert sorted(kept) == [f"tiny/{step}/0/{i}" for step in range(6) for i in range(2)]
-        replaced = [one.min_policy_version for one in found if one.times_replaced]
-        assert replaced == [4, 4, 5, 5]
+        buffer = store.buffer("grpo")
+        left = {one.id for one in found if one.min_policy_version == 4}
+        again = buffer.find(ids=left)
+        assert {one.status for one in again} == {"archived"}
+        assert {one.status_reason for one in again} == {"training started again from step 3"}
+        others = buffer.find(where=col.id.not_in(left))
+        assert {one.min_policy_version for one in others} == {0, 2, 3, 5}
+        assert "archived" not in {one.status for one in others}
+        drawn = {draw.step: set(draw.group_ids) for draw in buffer.draws()}
+        assert sorted(step for step in drawn if step is not None) == [0, 2, 3, 4, 5]
+        assert left.isdisjoint(drawn[3] | drawn[5])
         assert {run.name for run in store.runs()} == {"tiny"}
-        steps = [draw.step for draw in store.buffer("grpo").draws()]
-        assert sorted(step for step in steps if step is not None) == [0, 1, 2, 3, 4, 4, 5, 5]
 
 
 @postgresql_nightly
@@ -377,3 +380,9 @@ def test_two_processes_have_their_own_groups(url: str, tmp_path: Path, child: Ch
         assert [len(ids) for ids in draws] == [2, 2]
         first = {one.id for one in found if one.min_policy_version == 0}
         assert set.union(*draws) <= first
+        # One process takes the place of the two, and finds nothing of what they did.
+        trainer(tmp_path, buffer, max_steps=2).train()
+        assert {one.group_uid for one in buffer.find(statuses="archived")} == {
+            f"tiny/{step}/0/{i}" for step in range(2) for i in (2, 3)
+        }
+        assert buffer.count(statuses=["completed", "filtered"]) == 4

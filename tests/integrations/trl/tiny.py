@@ -167,13 +167,15 @@ class Killed(TrainerCallback):
 
 
 def train(url: str, folder: str, *, kill_at: int | None = None, resume: bool = False) -> None:
-    """A training process, of six steps with a checkpoint after each second one."""
+    """A training process, of six steps with a checkpoint after step 3; two steps a generation."""
     with blocking.Store.open(url, run="tiny") as store:
         made = trainer(
             folder,
             store.buffer("grpo"),
             save_strategy="steps",
-            save_steps=2,
+            save_steps=3,
+            per_device_train_batch_size=4,
+            steps_per_generation=2,
             callbacks=[] if kill_at is None else [Killed(kill_at)],
         )
         made.train(resume_from_checkpoint=resume)

@@ -8,10 +8,11 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers import TrainerCallback
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 
-from replaydb import EpisodeGroup, Prioritized, Share, blocking, col
+from replaydb import EpisodeGroup, GroupStatus, Prioritized, Share, blocking, col
 from replaydb.errors import InvalidInputError
 from replaydb.integrations.trl import chats
 from replaydb.integrations.trl.outputs import (
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from trl import GRPOTrainer as _Trainer
 else:
     _Trainer = object
+
+#: Statuses of the groups that are archived when training starts again before them.
+_RETIRABLE = (GroupStatus.COMPLETED, GroupStatus.EXPIRED, GroupStatus.FILTERED)
 
 #: Rewards that are this close are equal.
 TOLERANCE = 1e-6
@@ -100,6 +104,7 @@ class ReplayMixin(_Trainer):
         self._replay = policy
         self._scored: Scored | None = None
         self._generations = (-1, count())
+        self.add_callback(_Resuming(self))
 
     def _calculate_rewards(
         self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any
@@ -206,6 +211,36 @@ class ReplayMixin(_Trainer):
         metrics["replay/uninformative"].append(len(made.filtered_ids) / len(fresh))
         metrics["replay/replayed"].append(len(replayed) / len(fresh))
         return {i: one for i, one in zip(places, made.batch, strict=True) if one.id in replayed}
+
+    def _retire(self, step: int) -> None:
+        """Archive the groups that this run stored at `step`, where training starts, or later.
+
+        A process generated them after the checkpoint and then ended, so they are not part of the
+        training that continues. New groups do not replace all of them by name: the steps at which
+        this process generates may differ, and so may the number of processes.
+        """
+        if self.accelerator.is_main_process:
+            left = self._buffer.find(
+                runs=self._buffer.run, statuses=_RETIRABLE, where=col.max_policy_version >= step
+            )
+            self._buffer.update(
+                [one.id for one in left],
+                statuses=_RETIRABLE,
+                status=GroupStatus.ARCHIVED,
+                reason=f"training started again from step {step}",
+            )
+        self.accelerator.wait_for_everyone()  # before any process stores groups of this step
+
+
+class _Resuming(TrainerCallback):
+    """Retires the groups of an earlier process when training starts."""
+
+    def __init__(self, trainer: ReplayMixin) -> None:
+        self._trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Training starts at `state.global_step`."""
+        self._trainer._retire(state.global_step)
 
 
 class ReplayGRPOTrainer(ReplayMixin, GRPOTrainer):
