@@ -6,6 +6,7 @@ import pickle
 import queue
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -130,10 +131,11 @@ def test_what_was_not_trained_survives(url: str, tmp_path: Path, child: Child) -
         assert store.buffer("rollouts").count(statuses="archived") == 8
         assert store.buffer("rollouts").count(statuses="leased") == PREFETCH - 8
     again = RolloutBuffer(url, run="tiny")
-    asynchronous(tmp_path, again, steps=1)
-    rest = taken(again)
-    assert [one.advantage for one in rest] == list(range(8, 40))
+    assert observe(asynchronous(tmp_path, again, steps=3)) == list(range(8, 12))
     again.close()
+    last = RolloutBuffer(url, run="tiny")
+    assert [one.advantage for one in taken(last)] == list(range(12, 40))
+    last.close()
 
 
 def test_training_lets_go_of_what_a_checkpoint_has(
@@ -155,22 +157,18 @@ def test_training_lets_go_of_what_a_checkpoint_has(
 
 
 class Broken(TrainerCallback):
-    """A step that is trained, but not saved."""
+    """Breaks training in step 3, before it is saved or when it has just been saved."""
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def __init__(self, event: str) -> None:
+        setattr(self, event, self.breaks)
+
+    def breaks(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if state.global_step == 3:
             raise RuntimeError("broken")
 
 
-@postgresql_nightly
-def test_a_second_train_lets_go_of_what_it_trained(
-    rollouts: RolloutBuffer, url: str, tmp_path: Path
-) -> None:
-    for i in range(40):
-        one = sample(i, group_id=i)
-        one.model_version = 100  # not stale
-        rollouts.put_nowait(one)
-    trainer = asynchronous(tmp_path, rollouts, steps=4)
+def observe(trainer: Any, resume: bool = True) -> list[float]:
+    """Resume training, or start one that breaks; the advantages of what it trained on."""
     trained: list[float] = []
     step = trainer.training_step
 
@@ -179,18 +177,54 @@ def test_a_second_train_lets_go_of_what_it_trained(
         return step(model, inputs, *more)
 
     trainer.training_step = observed
-    trainer.add_callback(Broken())
-    with pytest.raises(RuntimeError, match="broken"):
-        trainer.train()
+    with nullcontext() if resume else pytest.raises(RuntimeError, match="broken"):
+        trainer.train(resume_from_checkpoint=resume)
+    trainer.training_step = step
+    return sorted(trained)
+
+
+@postgresql_nightly
+@pytest.mark.parametrize(
+    ("event", "restarted"),
+    [("on_step_end", False), ("on_save", True)],
+    ids=["before the checkpoint, same trainer", "after the checkpoint, other trainer"],
+)
+def test_a_broken_training_trains_each_sample_once(
+    url: str, tmp_path: Path, event: str, restarted: bool
+) -> None:
+    """A sample is trained again if the checkpoint does not have it, and only then."""
+    buffer = RolloutBuffer(url, run="tiny")
+    for i in range(40):
+        one = sample(i, group_id=i)
+        one.model_version = 100  # not stale
+        buffer.put_nowait(one)
+    trainer = asynchronous(tmp_path, buffer, steps=4, callbacks=[Broken(event)])
+    assert observe(trainer, resume=False) == list(range(12))
     trainer.remove_callback(Broken)
-    assert sorted(trained) == list(range(12))
-    trained = trained[:8]  # as in the checkpoint
-    trainer.train(resume_from_checkpoint=True)
+    if restarted:  # the old one holds its samples, as if it had been killed
+        trainer = asynchronous(tmp_path, RolloutBuffer(url, run="tiny"), steps=4)
+    in_checkpoint = 8 if event == "on_step_end" else 12
+    assert observe(trainer) == list(range(in_checkpoint, 16))
     with blocking.Store.open(url, read_only=True) as store:
-        buffer = store.buffer("rollouts", create=False)
-        done = buffer.get([one.id for one in buffer.find(statuses="archived", limit=100)])
-    assert sorted(trained) == list(range(16))
-    assert sorted(one.episodes[0].advantage or 0.0 for one in done) == sorted(trained)
+        stored = store.buffer("rollouts", create=False)
+        done = stored.get([one.id for one in stored.find(statuses="archived")])
+    assert sorted(one.episodes[0].advantage or 0.0 for one in done) == list(range(16))
+
+
+def test_samples_of_a_checkpoint_whose_lease_has_ended(
+    rollouts: RolloutBuffer, url: str, tmp_path: Path
+) -> None:
+    for i in range(3):
+        rollouts.put_nowait(sample(i))
+    trained: Any = rollouts.get()
+    rollouts.give_back("it took too long")
+    with blocking.Store.open(url) as store:
+        theirs = store.buffer("rollouts").lease(1, ttl=60, owner="other")
+        rollouts.resume([trained.group_id.stored_uid, "of another store"])
+        assert store.buffer("rollouts").count(statuses="archived") == 0  # the other one has it
+        theirs.nack()
+        rollouts.resume([trained.group_id.stored_uid])
+    assert [one.advantage for one in taken(rollouts)] == [1.0, 2.0]
 
 
 def test_a_pickle_opens_nothing(tmp_path: Path) -> None:

@@ -225,7 +225,11 @@ class Idle:
 
 
 def asynchronous(
-    folder: Path | str, buffer: RolloutBuffer, *, steps: int, kill_at: int = -1
+    folder: Path | str,
+    buffer: RolloutBuffer,
+    *,
+    steps: int,
+    callbacks: list[TrainerCallback] | None = None,
 ) -> Any:
     """An `AsyncGRPOTrainer` of steps of two micro-batches of two samples, saved after each."""
     packing._flash_attn = lambda: types.SimpleNamespace(flash_attn_varlen_func=attention)
@@ -252,7 +256,7 @@ def asynchronous(
         processing_class=tokenizer(),
         rollout_worker=Idle(),
         weight_transfer=Idle(),
-        callbacks=[Killed(kill_at)],
+        callbacks=callbacks,
     )
     buffer.attach(made)
     return made
@@ -279,7 +283,7 @@ def sample(i: int, group_id: int = 0) -> RolloutSample:
 def train_async(url: str, folder: str, steps: int, kill_at: int) -> None:
     """A training process that takes samples from a store."""
     buffer = RolloutBuffer(url, run="tiny")
-    asynchronous(folder, buffer, steps=steps, kill_at=kill_at).train()
+    asynchronous(folder, buffer, steps=steps, callbacks=[Killed(kill_at)]).train()
 
 
 def put_samples(buffer: RolloutBuffer, first: int, count: int) -> None:

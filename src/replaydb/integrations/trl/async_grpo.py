@@ -29,11 +29,16 @@ DAY_SECONDS = 86_400.0
 PREFETCH = 32
 
 
+#: Where `trainer_state.json` of a checkpoint names the samples that it has since the one before.
+STATE = "replaydb"
+
+
 class _GroupId(int):
     """A `group_id` that knows its sample's place: the one thing that goes all the way with it."""
 
     lease_id: int
     stored_id: int
+    stored_uid: str
 
 
 class RolloutBuffer:
@@ -148,6 +153,7 @@ class RolloutBuffer:
             known = group.episodes[0].metadata["source"] == self._source
             sample.group_id = _GroupId(sample.group_id if known else ~sample.group_id)
             sample.group_id.lease_id, sample.group_id.stored_id = lease.id, group.id
+            sample.group_id.stored_uid = group.group_uid
             self._ready.append(sample)
 
     def qsize(self) -> int:
@@ -182,10 +188,11 @@ class RolloutBuffer:
         """Become the rollout buffer of an `AsyncGRPOTrainer`, before it trains.
 
         Samples are let go when a checkpoint is saved that has them, so `ttl` must be longer than
-        the time from one to the next; samples too stale for the trainer, when it gets them. What a
-        process with the same `output_dir` had taken before, and was killed, is given out again at
-        once, and so is, by another `train`, what no checkpoint has of the one before. On other
-        processes than the main one, which takes no samples, it does nothing.
+        the time from one to the next; samples too stale for the trainer, when it gets them. The
+        checkpoint names them in its `trainer_state.json`. When training starts, samples that the
+        checkpoint which it resumes from names are let go, and all others that were taken for the
+        same `output_dir`, by this process or a killed one, are given out again. On other processes
+        than the main one, which takes no samples, it does nothing.
 
         Args:
             trainer: The trainer, whose worker puts samples here from now on.
@@ -193,15 +200,32 @@ class RolloutBuffer:
         if not trainer.accelerator.is_main_process:
             return
         self._owner = os.path.abspath(trainer.args.output_dir)
-        for lease in self._buffer.leases():
-            if lease.owner == self._owner:
-                self._buffer.revoke(lease.id, reason="the trainer began again")
         trainer.rollout_worker.rollout_buffer = trainer.rollout_queue = self
         self._is_stale = lambda sample: (
             trainer.model_version - sample.model_version > trainer.args.max_staleness
         )
         trainer._trained_groups = _Collated()
         trainer.add_callback(_Settling(self, trainer))
+
+    def resume(self, trained: Iterable[str]) -> None:
+        """Let go of samples that a checkpoint has, and let all others be given out again.
+
+        The others are those that this buffer, or a trainer with the same `output_dir`, had taken.
+
+        Args:
+            trained: Their `group_uid` in the store.
+        """
+        uids = list(trained)
+        ids = {one.id for one in self._buffer.find(uids=uids)}
+        held, self._held = self._held, {}
+        self._ready.clear()
+        for lease in self._buffer.leases():
+            if lease.owner == self._owner or lease.id in held:
+                if done := ids.intersection(lease.group_ids):
+                    self._buffer.open_lease(lease.id, ttl=self._given["ttl"]).ack(done)
+                self._buffer.revoke(lease.id, reason="training started again")
+        # Their lease may have ended since.
+        self._buffer.update(uids=uids, statuses="completed", status="archived")
 
     def extend(self) -> None:
         """Let all that is held last `ttl` seconds from now."""
@@ -240,11 +264,11 @@ class _Settling(TrainerCallback):
     def __init__(self, buffer: RolloutBuffer, trainer: Any) -> None:
         self._buffer = buffer
         self._collated: _Collated = trainer._trained_groups
-        self._trained: list[int] = []
+        self._trained: list[Any] = []
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """What an earlier `train` had taken, and no checkpoint has, comes again."""
-        self._buffer.give_back("the trainer began again")
+        """Give out again what was taken before and is not in the checkpoint, if there is one."""
+        self._buffer.resume(state.stateful_callbacks.get(STATE, {}).get("trained", []))
         self._collated.batches.clear()
         self._trained = []
 
@@ -252,7 +276,14 @@ class _Settling(TrainerCallback):
         """A micro-batch was trained on: the oldest, as some are collated ahead."""
         self._trained += self._collated.batches.popleft()
 
-    on_step_end = on_substep_end
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """A step is done, and may be saved next.
+
+        The checkpoint itself names its samples: the process may be killed once it is complete and
+        before `on_save`, which other callbacks can delay.
+        """
+        self.on_substep_end(args, state, control, **kwargs)
+        state.stateful_callbacks[STATE] = {"trained": [one.stored_uid for one in self._trained]}
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """There is a checkpoint."""
