@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from datasets import Dataset, IterableDataset
 
@@ -89,6 +90,78 @@ def test_rows_of_tokens_need_no_tokenizer(sums: blocking.Buffer) -> None:
     behaviour = other.episodes[0].logprobs
     assert behaviour is not None
     assert behaviour.tolist() == [0, 0, -0.5, -0.25]
+
+
+def call(**arguments: int | None) -> dict[str, Any]:
+    function = {"name": "add", "arguments": arguments}
+    return {"role": "assistant", "tool_calls": [{"type": "function", "function": function}]}
+
+
+#: Messages, and arguments of calls, that differ in their keys: of such a column Arrow makes objects
+#: that have all keys.
+AGENT = [USER[0], call(a=2), call(b=2), {"role": "tool", "name": "add", "content": "4"}]
+#: Reads what there is.
+CALLS = (
+    "{% for message in messages %}{{ message['name'] or '' }} {{ message['content'] or '' }} "
+    "{% if 'tool_calls' in message %}{% for call in message['tool_calls'] %}"
+    "{% for name in call['function']['arguments'] %}+ {{ call['function']['arguments'][name] }} "
+    "{% endfor %}{% endfor %}{% endif %}{% endfor %}"
+)
+
+
+def test_keys_that_arrow_adds_are_not_read(sums: blocking.Buffer) -> None:
+    rows = [{"prompt": AGENT, "completion": "4"}]
+    typed = Dataset.from_list(rows)
+    assert typed[0]["prompt"][0]["tool_calls"] is None
+    ways = [
+        IterableDataset.from_generator(lambda: iter(rows)),
+        typed,
+        typed.to_iterable_dataset().map(dict),
+        Dataset.from_list(rows, on_mixed_types="use_json"),
+    ]
+    for way, dataset in enumerate(ways):
+        put_dataset(sums, dataset, f"way {way}", tokenizer=tokenizer(CALLS))
+    expected = ids("2 + 2 = + 2 + 2 <unk> 4")
+    for one in stored(sums):
+        assert one.prompt == AGENT
+        assert one.episodes[0].prompt_ids.tolist() == expected
+    null = [{"prompt": [*USER, call(a=None)], "completion": "4"}]
+    json = Dataset.from_list(null, on_mixed_types="use_json")  # which adds no keys
+    put_dataset(sums, json, "null", tokenizer=tokenizer(CALLS))
+    assert stored(sums)[-1].prompt == null[0]["prompt"]
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch", "pandas", "arrow"])
+def test_formats_of_a_dataset_change_nothing(sums: blocking.Buffer, kind: str) -> None:
+    texts = [
+        {"prompt": USER, "completion": "4", "reward": 1.0, "prompt_uid": "p"},
+        {"prompt": USER, "completion": "5", "reward": 0.0, "prompt_uid": "p"},
+    ]
+    tokens = {"prompt_ids": [1], "completion_ids": [[3, 4], [5]], "logprobs": [[-1, -2], [-3]]}
+    for rows in (texts, [tokens]):
+        plain = Dataset.from_list(rows)
+        formatted = plain.with_format(kind)
+        ways: list[Any] = [plain, formatted, formatted.to_iterable_dataset()]
+        if kind in ("numpy", "torch"):  # a function gets rows, and makes rows of arrays
+            ways.append(formatted.to_iterable_dataset().map(dict))
+        if kind == "numpy" and rows is texts:
+            ways.append(plain.with_transform(_arrays))
+        for way, dataset in enumerate(ways):
+            name = f"{len(rows)} rows, way {way}"
+            put_dataset(sums, dataset, name, task_name="sums", tokenizer=tokenizer())
+        first, *others = stored(sums)
+        assert len(others) == len(ways) - 1
+        for one in others:
+            assert (one.prompt, one.prompt_uid) == (first.prompt, first.prompt_uid)
+            assert one.episodes == first.episodes
+        sums.delete(tasks="sums")
+    chosen = Dataset.from_list(texts).with_format(kind, columns=["prompt", "completion"])
+    put_dataset(sums, chosen, "chosen", tokenizer=tokenizer())
+    assert [(one.prompt_uid, one.reward_max) for one in stored(sums)] == [(None, None)]
+
+
+def _arrays(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    return {name: [np.asarray(value) for value in values] for name, values in batch.items()}
 
 
 def _rows(count: int, each: int = 2) -> list[dict[str, Any]]:
@@ -221,6 +294,9 @@ def test_calls_that_are_refused(sums: blocking.Buffer) -> None:
         put_dataset(sums, dataset, "d", tokenizer=tokenizer(), tags=["level"])
     with pytest.raises(rdb.InvalidInputError, match="dataset: expected a Dataset"):
         put_dataset(sums, [TEXT], "d", tokenizer=tokenizer())
+    broken = tokenizer("{{ messages[0]['content'] + 1 }}")
+    with pytest.raises(rdb.InvalidInputError, match=r"row 0: expected .* accept, got TypeError"):
+        put_dataset(sums, Dataset.from_list([{**TEXT, "prompt": USER}]), "d", tokenizer=broken)
     other = tokenizer("{{ messages | length }}")
     with pytest.raises(rdb.InvalidInputError, match="chat template"):
         put_dataset(sums, Dataset.from_list([{**TEXT, "prompt": USER}]), "d", tokenizer=other)

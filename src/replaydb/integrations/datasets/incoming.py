@@ -17,6 +17,9 @@ PAGE = 64
 #: How far above 0 a logprob may be, of probabilities that are rounded.
 ROUNDING = 0.01
 
+#: Columns that may have messages of chats.
+_MESSAGES = {"prompt", "completion", "completions"}
+
 #: Columns with a value for each completion of a prompt, and what each has of them.
 _SEVERAL = {
     "completions": "completion",
@@ -43,7 +46,9 @@ def put_dataset(
     completions are text, or messages of a chat: `prompt`, and one message of the assistant. Tokens
     come from `prompt_ids` and `completion_ids`, with `logprobs` where they are known; or all from
     the tokenizer, where a row has none of these three. `prompt_uid` names the prompt; rewards may
-    be None, or not there.
+    be None, or not there. Rows are read as Python values, whatever the format of the dataset.
+    Keys of messages that are None are left out, since Arrow adds them to messages that lack keys of
+    others; except in columns of type `Json`, where nobody but the user adds them.
 
     With each page of groups, `buffer.cursor(f"dataset/{name}")` is how many rows are put, and a
     group's uid is `name` and its first row, so an import that was broken off, or runs twice, puts
@@ -74,7 +79,7 @@ def put_dataset(
         return 0  # which `skip` refuses
     num_rows = len(dataset) if isinstance(dataset, datasets.Dataset) else None
     total, page = 0, []
-    for _, members in groupby(enumerate(dataset.skip(start), start), key=_prompt):
+    for _, members in groupby(enumerate(_rows(dataset, start), start), key=_prompt):
         rows = list(members)
         page.append(_group(name, name if task_name is None else task_name, rows, tokenizer, tags))
         end = rows[-1][0] + 1
@@ -84,6 +89,53 @@ def put_dataset(
             if progress is not None:
                 progress(end, num_rows)
     return total + len(buffer.put(page, on_duplicate="ignore", cursor={key: end}))
+
+
+def _rows(
+    dataset: datasets.Dataset | datasets.IterableDataset, start: int
+) -> Iterator[dict[str, Any]]:
+    """Yield rows as Python values, whatever format the dataset has, without absent keys."""
+    features = dataset.features or {}
+    if isinstance(dataset, datasets.IterableDataset):
+        dataset = dataset.with_format(None)
+    elif dataset.format["type"] != "custom":  # a transform of the user makes the rows
+        chosen = {name: dataset.format[name] for name in ("columns", "output_all_columns")}
+        dataset = dataset.with_format(None, **chosen)
+    for row in dataset.skip(start):
+        plain = {name: _plain(value) for name, value in row.items()}
+        for name in _MESSAGES & plain.keys():
+            plain[name] = _without_absent(plain[name], features.get(name))
+        yield plain
+
+
+def _plain(value: Any) -> Any:
+    """Return arrays, tensors and their scalars as lists and numbers, also inside of others."""
+    found = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(found, Mapping):
+        return {name: _plain(each) for name, each in found.items()}
+    if isinstance(found, list) and found and not isinstance(found[0], int | float | str):
+        return [_plain(each) for each in found]
+    return found  # tokens, which are many, are not looked at one by one
+
+
+def _without_absent(value: Any, feature: Any) -> Any:
+    """Return messages without the keys that Arrow added.
+
+    Objects of one column have the same keys there: those that a message lacks are None. A null in
+    a column of JSON is one that somebody wrote.
+    """
+    if isinstance(feature, datasets.Json):
+        return value
+    if isinstance(value, Mapping):
+        inner = feature if isinstance(feature, Mapping) else {}
+        return {
+            name: _without_absent(each, inner.get(name))
+            for name, each in value.items()
+            if each is not None
+        }
+    if isinstance(value, list):
+        return [_without_absent(each, getattr(feature, "feature", None)) for each in value]
+    return value
 
 
 def _prompt(numbered: tuple[int, Mapping[str, Any]]) -> Any:
@@ -167,7 +219,13 @@ def _episode(where: str, row: Mapping[str, Any], tokenizer: Any) -> Episode:
             raise InvalidInputError(
                 "tokenizer", f"one, where {where} has no prompt_ids and completion_ids", None
             )
-        prompt_ids, ids = _tokens(where, prompt, text, tokenizer)
+        try:
+            prompt_ids, ids = _tokens(where, prompt, text, tokenizer)
+        except InvalidInputError:
+            raise
+        except Exception as error:  # of any kind: templates are programs
+            expected = "a prompt and a completion that the tokenizer and its chat template accept"
+            raise InvalidInputError(where, expected, repr(error)) from error
     episode = Episode(
         prompt_ids=prompt_ids,
         response_ids=ids,
