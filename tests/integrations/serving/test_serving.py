@@ -172,8 +172,13 @@ def test_sglang_chat(read: Reader) -> None:
     assert one.metadata == {"request_id": "0b7f", "stop_reason": 9, "reasoning": "easy"}
 
 
-def test_tool_calls_are_kept(read: Reader) -> None:
-    (one,) = read(vllm_tool_call())
+@pytest.mark.parametrize("server", ["vllm", "sglang"])
+def test_tool_calls_are_kept(read: Reader, server: str) -> None:
+    answer = vllm_tool_call()
+    if server == "sglang":
+        message = answer["choices"][0]["message"]
+        message["content"], message["tool_calls"][0]["index"] = "", 0
+    (one,) = read(answer)
     function = {"name": "add", "arguments": '{"a": 2, "b": 2}'}
     assert one.metadata["tool_calls"] == [
         {"id": "call_1", "type": "function", "function": function}
@@ -192,10 +197,20 @@ def test_a_stream(typed: bool) -> None:
     assert (right.prompt_ids, right.response_ids, right.logprobs) == (PROMPT, RIGHT, [-0.5, -0.25])
     assert (right.text, right.finish_reason) == (" 4", "stop")
     assert (wrong.response_ids, wrong.logprobs) == (WRONG, [-1.5, -2.0, -0.5])
-    (call,) = wrong.metadata["tool_calls"]
-    assert (call["id"], call["function"]) == ("call_1", {"name": "add", "arguments": "{}"})
-    assert wrong.finish_reason == "tool_calls"
+    function = {"name": "add", "arguments": "{}"}  # as in an answer that comes at once
+    assert wrong.metadata["tool_calls"] == [
+        {"id": "call_1", "type": "function", "function": function}
+    ]
+    assert (wrong.text, wrong.finish_reason) == (None, "tool_calls")
     assert chunks == before
+
+
+def test_a_stream_of_reasoning_alone() -> None:
+    chunks = vllm_chunks()
+    for chunk in (chunks[3], chunks[4]):
+        chunk["choices"][0]["delta"] = {"reasoning": "2"}
+    wrong = from_openai(chunks)[1]
+    assert (wrong.text, wrong.metadata["reasoning"]) == (None, "22")
 
 
 def test_a_stream_that_has_not_ended() -> None:

@@ -67,20 +67,22 @@ def from_openai(response: Any, *, prompt_ids: Iterable[int] | None = None) -> li
             ids, logprobs = _chosen(where, one)
         prompt = first(given, get(one, "prompt_token_ids"), get(response, "prompt_token_ids"))
         message = get(one, "message") or get(one, "delta")
+        calls = _calls(where, get(message, "tool_calls"))
+        reasoning = first(get(message, "reasoning"), get(message, "reasoning_content"))
         found.append(
             Completion(
                 token_ids(f"{where}.prompt_token_ids", prompt, _PROMPT),
                 ids,
                 logprobs,
-                first(get(one, "text"), get(message, "content")),
+                first(get(one, "text"), _content(message, beside=calls or reasoning)),
                 finished(f"{where}.finish_reason", get(one, "finish_reason"), _FINAL),
                 version(first(get(meta, "weight_version"), of_all)),
                 get(response, "prompt_text"),
                 said(
                     request_id=first(get(response, "id"), get(response, "request_id")),
                     stop_reason=first(get(one, "stop_reason"), get(one, "matched_stop")),
-                    tool_calls=_plain(where, get(message, "tool_calls")),
-                    reasoning=first(get(message, "reasoning"), get(message, "reasoning_content")),
+                    tool_calls=calls,
+                    reasoning=reasoning,
                 ),
             )
         )
@@ -118,16 +120,26 @@ def _named(where: str, tokens: Any) -> list[int] | None:
         raise InvalidInputError(f"{where}.logprobs", "token_id:NUMBER", str(error)) from None
 
 
-def _plain(where: str, tool_calls: Any) -> list[Any]:
-    """Tool calls as JSON."""
+def _content(message: Any, *, beside: Any) -> Any:
+    """Return the text of a message; None if it is empty beside a tool call or reasoning.
+
+    Streams begin with an empty content, and some servers write one. Others write null.
+    """
+    content = get(message, "content")
+    return None if beside and content == "" else content
+
+
+def _calls(where: str, tool_calls: Any) -> list[Any]:
+    """Return tool calls as JSON, without the index that they have in streams and in SGLang."""
     try:
-        return [
+        calls = [
             call if isinstance(call, Mapping) else call.model_dump(exclude_none=True)
             for call in tool_calls or []
         ]
     except (AttributeError, TypeError):
         expected = "a list of objects"
         raise InvalidInputError(f"{where}.tool_calls", expected, repr(tool_calls)) from None
+    return [{name: value for name, value in call.items() if name != "index"} for call in calls]
 
 
 def _joined(chunks: Any) -> dict[str, Any]:
