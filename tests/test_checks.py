@@ -300,6 +300,7 @@ async def test_no_call_takes_what_is_of_another_kind(
         "Buffer.wait_until": {"at_least": 1, "timeout": 0},
         "Lease.ack": {},
         "Lease.extend": {},
+        "Lease.fail": {"ids": [one], "reason": "unreadable"},
         "Lease.nack": {},
         "Lease.reject": {"reason": "useless"},
         "Loader.load_state_dict": {},

@@ -194,6 +194,7 @@ class Lease(_Managed):
 
     ack = _blocking(buffer.Lease.ack)
     nack = _blocking(buffer.Lease.nack)
+    fail = _blocking(buffer.Lease.fail)
     reject = _blocking(buffer.Lease.reject)
     extend = _blocking(buffer.Lease.extend)
 

@@ -133,6 +133,34 @@ class Lease:
         await self._buffer._write(work)
         self._let_go(chosen)
 
+    async def fail(self, ids: Iterable[int], *, reason: str) -> None:
+        """End the lease because some of its groups could not be processed.
+
+        The groups `ids` go back one attempt older. Each becomes `failed` at the `max_attempts` of
+        the buffer, or at its third attempt if the buffer sets none, so that a group that no
+        consumer can process does not block the groups behind it forever. The other groups that
+        the lease holds go back as they were, without an attempt.
+
+        Args:
+            ids: Groups that could not be processed.
+            reason: Becomes their `status_reason`.
+
+        Raises:
+            LeaseExpiredError: The lease is over, or does not hold one of the ids; nothing changed.
+            InvalidInputError: An argument is wrong.
+        """
+        chosen = self._chosen(checks.ids("ids", ids)) or []
+        why = checks.string("reason", reason)
+        if not self.id:
+            return
+
+        def work(connection: Connection, scope: Scope) -> None:
+            with lease_locked(connection, scope, self.id) as buffer:
+                leases.fail(buffer, self.id, chosen, why)
+
+        await self._buffer._write(work)
+        self._let_go(None)
+
     async def reject(self, ids: Iterable[int] | None = None, *, reason: str) -> None:
         """Say that groups are of no use to anybody: they become `filtered`.
 

@@ -35,6 +35,30 @@ async def test_attempts_lead_to_failed(store: Store, clock: Clock, url: str) -> 
         await buffer.lease(1, ttl=10)
 
 
+@pytest.mark.parametrize(("limit", "failures"), [(None, 3), (2, 2)])
+async def test_a_failure_counts_for_the_group_that_failed(
+    store: Store, url: str, limit: int | None, failures: int
+) -> None:
+    """The group behind it is drawn in the end, without an attempt."""
+    buffer = await store.buffer("math", max_attempts=limit)
+    bad, good = await buffer.put(groups(2))
+    for attempt in range(1, failures + 1):
+        assert (await group_row(url, bad))["group_status"] == "completed"
+        lease = await buffer.lease(2, ttl=10)
+        assert lease.batch.ids == [bad, good]
+        await lease.fail([bad], reason="unreadable")
+        assert await buffer.leases() == []
+        assert (await group_row(url, bad))["attempts"] == attempt
+    row = await group_row(url, bad)
+    assert row["group_status"] == "failed"
+    assert row["status_reason"] == f"unreadable (attempt {failures} of {failures})"
+    assert (await group_row(url, good))["attempts"] == 0
+    async with buffer.lease(1, ttl=10) as lease:
+        assert lease.batch.ids == [good]
+        with pytest.raises(rdb.LeaseExpiredError):
+            await lease.fail([bad], reason="unreadable")
+
+
 async def test_time_counts_as_an_attempt_too(store: Store, clock: Clock, url: str) -> None:
     buffer = await store.buffer("math", max_attempts=1)
     (group_id, _) = await buffer.put(groups(2))

@@ -35,6 +35,9 @@ from replaydb.errors import LeaseExpiredError
 from replaydb.results import DrawOutcome, LeaseInfo
 
 LEASE_EXPIRED = "lease expired"
+OTHERS_FAILED = "other groups of the batch could not be processed"
+#: Failures after which a group is `failed` in a buffer that sets no `max_attempts`.
+DEFAULT_FAILURES = 3
 
 
 def create(buffer: LockedBuffer, owner: str, ttl: float) -> int:
@@ -148,6 +151,22 @@ def nack(
     _delete_if_empty(buffer, lease_id)
 
 
+def fail(buffer: LockedBuffer, lease_id: int, ids: Sequence[int], reason: str) -> None:
+    """End a lease because of some of its groups: only these are one attempt older.
+
+    Raises:
+        LeaseExpiredError: The lease is over, or does not hold one of the ids.
+    """
+    blamed = {row.id for row in _held(buffer, lease_id, ids)}
+    failed, others = _split(_held(buffer, lease_id, None), lambda row: row.id in blamed)
+    limit = buffer.settings.max_attempts or DEFAULT_FAILURES
+    _undo(buffer, failed, reason, limit=limit)
+    lineage.settle(buffer, _ids(failed), DrawOutcome.NACKED, reason)
+    _undo(buffer, others, OTHERS_FAILED, attempts=0)
+    lineage.settle(buffer, _ids(others), DrawOutcome.NACKED, OTHERS_FAILED)
+    _delete_if_empty(buffer, lease_id)
+
+
 def reject(buffer: LockedBuffer, lease_id: int, ids: Sequence[int] | None, reason: str) -> None:
     """What was leased is of no use, to anybody: it is not drawn again.
 
@@ -205,9 +224,15 @@ def _held(buffer: LockedBuffer, lease_id: int, ids: Sequence[int] | None) -> Seq
     return rows
 
 
-def _undo(buffer: LockedBuffer, rows: Sequence[Any], reason: str, attempts: int = 1) -> None:
+def _undo(
+    buffer: LockedBuffer,
+    rows: Sequence[Any],
+    reason: str,
+    attempts: int = 1,
+    limit: int | None = None,
+) -> None:
     """End leases without an ack: the draw does not count, the attempt does."""
-    limit = buffer.settings.max_attempts
+    limit = buffer.settings.max_attempts if limit is None else limit
 
     def undone(rows: Sequence[Any], why: str) -> list[Change]:
         return [
