@@ -22,6 +22,7 @@ from replaydb.errors import (
     StoreClosedError,
     UnknownBufferError,
 )
+from replaydb.integrations.decoding import decoded_sample
 from replaydb.policies import SimplePolicy
 from replaydb.settings import Eviction, RateLimit, SettingsChanges
 
@@ -219,7 +220,7 @@ class Table(Generic[D]):
             )
         except StoreClosedError:
             return None
-        return [self.converter.from_group(group) for group in batch]
+        return decoded_sample(self.buffer, batch, self.converter.from_group)
 
     def shutdown(self) -> None:
         """Close the database: who waits in `sample` gets None. What is stored stays. Idempotent."""

@@ -19,7 +19,8 @@ from torchtitan.experiments.rl.components.work_buffer import RolloutGroupWork
 import replaydb as rdb
 from integrations.torchtitan import controller
 from integrations.torchtitan.rollouts import Sample, failed_group, rollout_group
-from replaydb.integrations.torchtitan import RolloutGroupWorkBuffer
+from replaydb.integrations.torchtitan import RolloutGroupWorkBuffer, to_rollout_group
+from replaydb.integrations.torchtitan import buffer as stored
 from support.engines import postgresql_nightly
 
 Build = Callable[..., Any]
@@ -394,3 +395,28 @@ async def test_a_dead_worker_at_the_head_blocks_nobody(
     assert await claimed(buffer) == [0]  # as soon as the lease of the dead one is over
     await finalize(buffer, 0)
     assert await taken(buffer, 2) == [0, 1]
+
+
+async def test_rollouts_that_cannot_be_decoded_free_the_window(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the third attempt the group is taken as one that has no rollouts."""
+    buffer = build()
+    await add(buffer, 0, 1)
+    await claimed(buffer, 2)
+    await finalize(buffer, 0, 1)
+    decode = to_rollout_group
+
+    def refuses_the_first(group: rdb.StoredGroup) -> Any:
+        if group.tags["group_id"] == 0:
+            raise KeyError
+        return decode(group)
+
+    monkeypatch.setattr(stored, "to_rollout_group", refuses_the_first)
+    for _ in range(3):
+        with pytest.raises(KeyError):
+            await buffer.take_finalized()
+    assert (await buffer.take_finalized()).rollouts == []
+    assert await taken(buffer) == [1]
+    await buffer.release_active_groups(2, reason="trained")
+    assert gauges(buffer)["rollout_buffer/available_active_slots"] == 4

@@ -157,8 +157,10 @@ def fail(buffer: LockedBuffer, lease_id: int, ids: Sequence[int], reason: str) -
     Raises:
         LeaseExpiredError: The lease is over, or does not hold one of the ids.
     """
-    blamed = {row.id for row in _held(buffer, lease_id, ids)}
-    failed, others = _split(_held(buffer, lease_id, None), lambda row: row.id in blamed)
+    rows, blamed = _held(buffer, lease_id, None), set(ids)
+    if lost := blamed - set(_ids(rows)):
+        raise LeaseExpiredError(lease_id, sorted(lost))
+    failed, others = _split(rows, lambda row: row.id in blamed)
     limit = buffer.settings.max_attempts or DEFAULT_FAILURES
     _undo(buffer, failed, reason, limit=limit)
     lineage.settle(buffer, _ids(failed), DrawOutcome.NACKED, reason)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 from torchtitan.experiments.rl.components import work_buffer
@@ -18,8 +18,10 @@ from torchtitan.observability import structured_logger
 
 import replaydb as rdb
 from replaydb import blocking
+from replaydb.integrations.decoding import decoded_one
 from replaydb.integrations.torchtitan.rollouts import TASK, to_group, to_rollout_group
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 #: Taken by `take_finalized`: a group that failed, and so has no rollouts, is one too.
@@ -120,11 +122,7 @@ class RolloutGroupWorkBuffer(work_buffer.RolloutGroupWorkBuffer):
     async def claim_next(self) -> work_buffer.RolloutGroupWork | None:
         """Take the oldest group that waits, to generate it; None once the buffer is closed."""
         with suppress(rdb.StoreClosedError):
-            [group] = (await self._hold(self._claim, statuses="pending", timeout=None)).batch
-            sample = self._samples.validate_json(str(group.prompt))
-            work = work_buffer.RolloutGroupWork(group_id=group.tags["group_id"], sample=sample)
-            work.state = type(work.state)("inflight")
-            return work
+            return await self._hold(self._claim, self._work, statuses="pending", timeout=None)
         return None
 
     async def finalize_work(self, rollout_group: RolloutGroup) -> None:
@@ -157,8 +155,7 @@ class RolloutGroupWorkBuffer(work_buffer.RolloutGroupWorkBuffer):
                     window = rdb.col.tags["group_id"] < end
                     which = {"statuses": _FINALIZED, "where": window, "timeout": 1}
                     with suppress(rdb.NotEnoughGroupsError):  # the head may be another's by now
-                        lease = await self._hold(self._taken.append, **which)
-                        return to_rollout_group(lease.batch[0])
+                        return await self._hold(self._taken.append, _finalized, **which)
         return None
 
     async def release_active_groups(self, count: int, *, reason: str) -> None:
@@ -240,14 +237,30 @@ class RolloutGroupWorkBuffer(work_buffer.RolloutGroupWorkBuffer):
                 self._store = await rdb.Store.open(self._config.url, run=self._config.run)
             return await self._store.buffer(self._config.buffer)
 
-    async def _hold(self, keep: Callable[[rdb.Lease], None], **which: Any) -> rdb.Lease:
-        """One group, kept until its lease is ended."""
+    async def _hold(
+        self,
+        keep: Callable[[rdb.Lease], None],
+        decode: Callable[[rdb.StoredGroup], T],
+        **which: Any,
+    ) -> T:
+        """Decode one group, and keep it until its lease is ended."""
         buffer = await self._open()
         lease = await buffer.lease(1, ttl=self._config.ttl, **which).__aenter__()
+        try:
+            found = await decoded_one(lease, decode)
+        except BaseException as error:
+            await lease.__aexit__(type(error), error, error.__traceback__)
+            raise
         keep(lease)
         if self._closed:
             raise rdb.StoreClosedError
-        return lease
+        return found
+
+    def _work(self, group: rdb.StoredGroup) -> work_buffer.RolloutGroupWork:
+        sample = self._samples.validate_json(str(group.prompt))
+        work = work_buffer.RolloutGroupWork(group_id=group.tags["group_id"], sample=sample)
+        work.state = type(work.state)("inflight")
+        return work
 
     def _claim(self, lease: rdb.Lease) -> None:
         self._claimed[lease.batch[0].tags["group_id"]] = lease
@@ -260,4 +273,16 @@ class RolloutGroupWorkBuffer(work_buffer.RolloutGroupWorkBuffer):
                 await lease.extend()
                 return lease
         which = rdb.col.group_uid == str(group_id)
-        return await self._hold(self._claim, statuses="pending", where=which)
+        await self._hold(self._claim, lambda group: group, statuses="pending", where=which)
+        return self._claimed[group_id]
+
+
+def _finalized(group: rdb.StoredGroup) -> RolloutGroup:
+    """The rollouts of a group; none if it failed because they could not be decoded."""
+    try:
+        return to_rollout_group(group)
+    except Exception:
+        if group.leased_from != "failed":
+            raise
+        logger.exception("rollout group %s has no rollouts", group.group_uid)
+        return RolloutGroup(group_id=group.tags["group_id"], rollouts=[], metrics=[])

@@ -22,6 +22,7 @@ from replaydb.errors import (
     NotEnoughGroupsError,
     RateLimitedError,
 )
+from replaydb.integrations.decoding import decoded
 from replaydb.integrations.trl.samples import to_group, to_sample
 
 DAY_SECONDS = 86_400.0
@@ -147,9 +148,9 @@ class RolloutBuffer:
             )
         except (NotEnoughGroupsError, RateLimitedError):
             raise queue.Empty from None
+        samples = decoded(lease, to_sample)
         self._held[lease.id] = set(lease.batch.ids)
-        for group in lease.batch:
-            sample = to_sample(group)
+        for group, sample in zip(lease.batch, samples, strict=True):
             known = group.episodes[0].metadata["source"] == self._source
             sample.group_id = _GroupId(sample.group_id if known else ~sample.group_id)
             sample.group_id.lease_id, sample.group_id.stored_id = lease.id, group.id

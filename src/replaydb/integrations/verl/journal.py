@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Self
 
 import transfer_queue as tq
+from tensordict import TensorDict
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from replaydb import (
@@ -20,6 +21,7 @@ from replaydb import (
     blocking,
     col,
 )
+from replaydb.integrations.decoding import decoded_sample
 from replaydb.integrations.verl.rows import Fields, rows, to_fields, to_group
 
 logger = logging.getLogger(__name__)
@@ -153,11 +155,18 @@ class Journal:
 
     def _put_back(self, groups: Iterable[StoredGroup]) -> None:
         for group in groups:
-            for episode in group.episodes:
+            [fields] = decoded_sample(self._buffer, [group], _fields)
+            for episode, row in zip(group.episodes, fields, strict=True):
                 told = episode.metadata["verl"]
-                fields = list_of_dict_to_tensordict([to_fields(group.group_uid, episode)])
-                tq.kv_batch_put([told["key"]], TRAIN, fields=fields, tags=[told["tag"]])
+                tq.kv_batch_put([told["key"]], TRAIN, fields=row, tags=[told["tag"]])
             tq.kv_batch_put([group.group_uid], TRAIN, tags=[group.tags])
+
+
+def _fields(group: StoredGroup) -> list[TensorDict]:
+    return [
+        list_of_dict_to_tensordict([to_fields(group.group_uid, episode)])
+        for episode in group.episodes
+    ]
 
 
 def _finished(queue: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
