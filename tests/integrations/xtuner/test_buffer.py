@@ -11,12 +11,14 @@ import pytest
 from pydantic import ValidationError
 from xtuner.v1.data_proto.rl_data import RolloutState, Status
 from xtuner.v1.rl.replay_buffer import AsyncReplayBufferConfig, ReplayBuffer, StorageItem
+from xtuner.v1.rl.rollout import trace_store
 
 import replaydb as rdb
 from integrations.xtuner import lives
 from integrations.xtuner.conftest import Open
 from integrations.xtuner.states import state, uids
-from replaydb.integrations.xtuner import SqlReplayBuffer, SqlReplayBufferConfig, storage
+from replaydb.integrations.xtuner import SqlReplayBuffer, SqlReplayBufferConfig, states, storage
+from support.damage import damage
 from support.engines import postgresql_nightly
 from support.workers import Worker, workers
 
@@ -64,7 +66,11 @@ async def test_nothing_is_nothing(build: Open) -> None:
     assert len(buffer) == 0
     assert await buffer.get(0, "math", Status.COMPLETED) == []
     assert await buffer.is_ready({"math": 0})
-    assert await buffer.take_batch({"math": 0}) == ({"math": []}, {"math": 0})
+    assert await buffer.take_batch({"math": 0, "code": -1}) == (
+        {"math": [], "code": []},
+        {"math": 0, "code": 0},
+    )
+    assert await buffer.get(-1, "math", Status.COMPLETED) == []
 
 
 @pytest.mark.parametrize(
@@ -156,6 +162,7 @@ async def test_what_is_taken_during_a_refresh_does_not_expire(
     find = buffer._storage.buffer.find
 
     def find_and_lose(*args: Any, **named: Any) -> Any:
+        monkeypatch.undo()
         found = find(*args, **named)
         assert asyncio.run(taken(other, math=1)) == {"math": [[1]]}
         return found
@@ -196,37 +203,136 @@ async def test_an_update_that_is_refused_changes_nothing(build: Open) -> None:
     assert await taken(buffer, math=1) == {"math": [[1]]}
 
 
-async def test_expired_groups_that_nobody_rolls_again(build: Open) -> None:
-    buffer = build()
-    await put(buffer, 1, response_model_steps=[1] * 3)
+async def test_expired_groups_that_nobody_rolls_again(
+    build: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their sessions are released at once, when they are gone and the buffer is not locked."""
+    buffer, other = build(), build()
+    released: list[list[str]] = []
+
+    async def release(session_ids: Any) -> set[str]:
+        released.append(sorted(session_ids))
+        assert await buffer.count("math", Status.COMPLETED) == 0
+        return set(session_ids)
+
+    monkeypatch.setattr(trace_store, "release_existing_sessions", release)
+    dropped = {"stale_threshold": 2, "expired_groups_retryable": False, "current_train_step": 4}
+    await buffer.put([state(9, session_id=9, response_model_steps=[1] * 3)], "math", **dropped)
+    assert (released.pop(), len(buffer)) == (["9"], 0)
+    for number in (1, 2, 3):
+        await put(buffer, number, session_id=10 + number, response_model_steps=[1] * 3)
+    delete = buffer._storage.buffer.delete
+
+    def lose_and_delete(*args: Any, **named: Any) -> Any:
+        assert asyncio.run(taken(other, math=1)) == {"math": [[1]]}  # another trainer's sessions
+        return delete(*args, **named)
+
+    monkeypatch.setattr(buffer._storage.buffer, "delete", lose_and_delete)
     expired = await buffer.refresh_staleness(
         task_stale_thresholds={"math": 2},
         current_train_step=4,
         expired_groups_retryable_by_task={"math": False},
     )
-    assert (expired, len(buffer)) == ({"math": 1}, 0)
+    assert (expired, len(buffer), released) == ({"math": 3}, 0, [["12", "13"]])
 
 
 async def test_rows_without_a_version_expire_too(build: Open) -> None:
-    """They are as old as their put."""
+    """Their tokens are as old as their put; without tokens there is nothing to be stale."""
     buffer = build()
     await put(buffer, 1, response_model_steps=[4] * 3)
-    await put(buffer, 2, status=Status.ABORTED, response_ids=[], logprobs=[], response_mask=[])
+    await put(buffer, 2)
+    await put(buffer, 3, status=Status.ABORTED, response_ids=[], logprobs=[], response_mask=[])
     for step, number in ((6, 0), (7, 2)):
         expired = await buffer.refresh_staleness(
             task_stale_thresholds={"math": 2}, current_train_step=step
         )
         assert expired == {"math": number}
+    [[aborted]] = await buffer.get(9, "math", Status.ABORTED)
+    assert (aborted.rollout_id, aborted.seq_staleness) == (3, 0)
 
 
-async def test_a_refresh_writes_no_payload(build: Open) -> None:
+async def test_a_refresh_reads_and_writes_what_may_expire(
+    build: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
     buffer = build()
+    await buffer.put([state(0, response_model_steps=[3] * 3)], "math", current_train_step=5)
     await put(buffer, 1, response_model_steps=[1] * 3)
-    [before] = buffer._storage.buffer.find()
-    await buffer.refresh_staleness(task_stale_thresholds={"math": 2}, current_train_step=9)
-    [after] = buffer._storage.buffer.find()
-    assert (after.status, after.staleness) == ("expired", 7)
-    assert (after.id, after.times_replaced) == (before.id, 0)
+    await put(buffer, 2)
+    read: list[int] = []
+    get = buffer._storage.buffer.get
+
+    def noted(ids: list[int]) -> Any:
+        read.extend(ids)
+        return get(ids)
+
+    monkeypatch.setattr(buffer._storage.buffer, "get", noted)
+    await refreshed(buffer, 6, math=3)
+    infos = buffer._storage.buffer.find()
+    assert [(one.status, one.times_replaced) for one in infos] == [
+        ("completed", 0),
+        ("expired", 1),
+        ("completed", 0),
+    ]
+    assert read == [infos[1].id]
+
+
+async def refreshed(
+    buffer: SqlReplayBuffer, step: int, *, tokens: int | None = None, **thresholds: int
+) -> dict[str, int]:
+    """Refresh as XTuner's manager does."""
+    return await buffer.refresh_staleness(
+        task_stale_thresholds=thresholds,
+        task_token_stale_thresholds={} if tokens is None else dict.fromkeys(thresholds, tokens),
+        expired_groups_retryable_by_task=dict.fromkeys(thresholds, True),
+        current_train_step=step,
+        statuses=[Status.COMPLETED, Status.ABORTED, Status.EXPIRED],
+    )
+
+
+@pytest.mark.parametrize("how", ["put", "refresh"])
+@pytest.mark.parametrize("rule", ["states", "tokens"])
+async def test_fresh_members_of_an_expired_group_are_kept(build: Open, how: str, rule: str) -> None:
+    """They expire in turn, in a group that waits to be rolled again."""
+    buffer = build()
+    group = [
+        state(1, response_model_steps=[0] * 3),
+        state(2, response_model_steps=[0, 0, 4]),
+        state(3, response_model_steps=[5] * 3),
+    ]
+    threshold, tokens = (4, None) if rule == "states" else (99, 4)
+    stale = {1, 2} if rule == "states" else {1}
+    if how == "put":
+        await buffer.put(
+            [one.model_copy() for one in group],
+            "math",
+            current_train_step=6,
+            stale_threshold=threshold,
+            token_stale_threshold=tokens,
+        )
+    else:
+        await buffer.put([one.model_copy() for one in group], "math")
+        assert await refreshed(buffer, 6, tokens=tokens, math=threshold) == {"math": 1}
+    [item] = await buffer._storage.get({"status": Status.EXPIRED})
+    for found, one in zip(item.item, group, strict=True):
+        if one.rollout_id in stale:
+            assert (found.status, found.response_ids, found.reward) == (Status.EXPIRED, [], None)
+        else:
+            steps = one.response_model_steps or []
+            assert dict(found) == dict(one) | {"seq_staleness": 5 - min(steps)}
+    await refreshed(buffer, 11, tokens=tokens, math=threshold)
+    [[*members]] = await buffer.get(9, "math", Status.EXPIRED)
+    assert [one.response_ids for one in members] == [[], [], []]
+    assert {one.status for one in members} == {Status.EXPIRED}
+
+
+async def test_groups_that_the_buffer_makes_expire(build: Open) -> None:
+    """By its own `max_staleness`, which knows no members."""
+    buffer = build()
+    await put(buffer, 1, response_model_steps=[0] * 3)
+    buffer._storage.buffer.update_settings(max_staleness=2)
+    await buffer.refresh_staleness(task_stale_thresholds={"math": 99}, current_train_step=9)
+    [[found]] = await buffer.get(9, "math", Status.EXPIRED)
+    assert (found.status, found.response_ids) == (Status.EXPIRED, [])
 
 
 async def test_a_trainer_goes_back_to_an_earlier_step(build: Open) -> None:
@@ -241,10 +347,11 @@ async def test_a_trainer_goes_back_to_an_earlier_step(build: Open) -> None:
 async def test_a_threshold_that_cannot_be(build: Open, threshold: Any) -> None:
     buffer = build()
     await put(buffer, 1, response_model_steps=[1] * 3)
-    with pytest.raises(ValueError, match=r"task_stale_thresholds\['math'\]: expected above 0"):
-        await buffer.refresh_staleness(
-            task_stale_thresholds={"math": threshold}, current_train_step=9
-        )
+    for field in ("task_stale_thresholds", "task_token_stale_thresholds"):
+        thresholds: dict[str, Any] = {"task_stale_thresholds": {"math": 2}}
+        thresholds[field] = {"math": threshold}
+        with pytest.raises(ValueError, match=rf"{field}\['math'\]: expected above 0"):
+            await buffer.refresh_staleness(**thresholds, current_train_step=9)
     assert buffer._storage.buffer.policy_version == 1
 
 
@@ -281,32 +388,68 @@ async def test_a_put_of_a_run_that_the_buffer_no_longer_follows(build: Open, url
 
 @postgresql_nightly
 async def test_killed_before_the_first_checkpoint(url: str, build: Open) -> None:
-    """There is nothing to resume from, so nobody resumes."""
+    """There is nothing to resume from, so nobody resumes: training begins at step 1 again."""
     with workers(Worker(lives.die_beginning, url)) as [trainer]:
         assert await trainer.ended() == -9
     other = build(consume="saved", order="fifo", owner="other")
     assert await taken(other, math=1) == {"math": [[2]]}
     buffer = build(consume="saved", order="fifo")
+    await refreshed(buffer, 1, math=9)
     assert await taken(buffer, math=9) == {"math": [[0], [1], [3]]}
     assert len(buffer._storage.buffer.leases()) == 2
 
 
-@pytest.mark.parametrize("consume", ["taken", "saved"])
-async def test_what_cannot_be_read_is_not_held(
+@pytest.mark.parametrize("told", ["refresh", "put"])
+async def test_a_checkpoint_without_the_buffer(build: Open, told: str) -> None:
+    """What earlier steps took is trained; what later ones took comes again; the rest is there."""
+    first = build(consume="saved", order="fifo")
+    await put(first, 1, 2, 3, 4)
+    for step in (1, 2, 3):
+        await refreshed(first, step, math=99)
+        await taken(first, math=1)
+    second = build(consume="saved", order="fifo")
+    assert len(second) == 0  # or the manager would refuse to resume
+    if told == "refresh":
+        await refreshed(second, 3, math=99)
+    else:
+        await second.put([state(5)], "code", current_train_step=3)
+    assert await taken(second, math=9) == {"math": [[3], [4]]}
+    await refreshed(second, 4, math=99)  # settles nothing that this process holds
+    await second.resume("anywhere")
+    assert await taken(second, math=9) == {"math": [[3], [4]]}
+    assert len(second) == (1 if told == "put" else 0)
+
+
+@pytest.mark.parametrize("consume", ["taken", "saved", "never"])
+async def test_what_cannot_be_read_does_not_block_the_rest(
     build: Open, monkeypatch: pytest.MonkeyPatch, consume: str
 ) -> None:
-    buffer = build(consume=consume)
+    buffer = build(consume=consume, order="fifo")
     await put(buffer, 1, 2)
 
-    def refused(_: rdb.Episode) -> RolloutState:
-        raise KeyError
+    def refuses_the_first(episode: rdb.Episode) -> RolloutState:
+        found = states.to_state(episode)
+        if found.rollout_id == 1:
+            raise KeyError
+        return found
 
-    with monkeypatch.context() as broken:
-        broken.setattr(storage, "to_state", refused)
+    monkeypatch.setattr(storage, "to_state", refuses_the_first)
+    for _ in range(3):
         with pytest.raises(KeyError):
             await buffer.take_batch({"math": 2})
-    assert buffer._storage.buffer.leases() == []
-    assert await taken(buffer, math=9) == {"math": [[1], [2]]}
+        assert buffer._storage.buffer.leases() == []
+    assert await taken(buffer, math=9) == {"math": [[2]]}
+    assert await buffer.count("math", Status.FAILED) == 1
+
+
+async def test_a_damaged_group_does_not_block_refreshes(build: Open, url: str) -> None:
+    buffer = build()
+    await put(buffer, 1, 2, response_model_steps=[1] * 3)
+    await damage(url, 1)
+    with pytest.raises(rdb.CorruptPayloadError):
+        await refreshed(buffer, 9, math=2)
+    assert await refreshed(buffer, 9, math=2) == {"math": 1}
+    assert await buffer.count("math", Status.FAILED) == 1
 
 
 async def test_groups_are_found_by_an_index(build: Open, monkeypatch: pytest.MonkeyPatch) -> None:

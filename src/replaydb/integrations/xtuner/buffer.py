@@ -11,9 +11,11 @@ import torch
 from xtuner.v1.data_proto import rl_data
 from xtuner.v1.data_proto.rl_data import RolloutState, Status
 from xtuner.v1.rl import replay_buffer as upstream
+from xtuner.v1.rl.replay_buffer import StorageItem
 
 import replaydb as rdb
 from replaydb.errors import InvalidInputError
+from replaydb.integrations.xtuner.query import selection
 from replaydb.integrations.xtuner.storage import Consume, SqlReplayPolicy, SqlStorage
 
 
@@ -23,17 +25,43 @@ class SqlReplayBuffer(upstream.ReplayBuffer):
     _policy: SqlReplayPolicy
     _storage: SqlStorage
 
+    async def put(
+        self,
+        items: list[RolloutState],
+        task_name: str,
+        *,
+        current_train_step: int | None = None,
+        **options: Any,
+    ) -> None:
+        """Store a group; members that are too stale are cleared, as XTuner does.
+
+        Args:
+            items: The states of the group.
+            task_name: Their task.
+            current_train_step: The train step that will use them.
+            options: What else XTuner's `put` takes, such as thresholds.
+
+        Raises:
+            InvalidInputError: A state holds something that cannot be stored.
+        """
+        if current_train_step is not None:
+            await self._storage.begin(current_train_step)
+        await super().put(items, task_name, current_train_step=current_train_step, **options)
+
     async def take_batch(
         self, task_batch_sizes: Mapping[str, int], *, group_status: Status = Status.COMPLETED
     ) -> tuple[dict[str, list[list[RolloutState]]], dict[str, int]]:
         """Take up to so many groups of each task, all of them at once.
 
         Returns:
-            The groups by task, and how many these are.
+            The groups by task, and how many these are. A task whose size is not above 0 has none.
         """
         batch: dict[str, list[list[RolloutState]]] = {task: [] for task in task_batch_sizes}
+        sizes = {task: size for task, size in task_batch_sizes.items() if size > 0}
         query = {"status": group_status}
-        for item in await self._storage.take(task_batch_sizes, query, self._policy.order):
+        async with self._lock:
+            taken = await self._storage.take(sizes, query, self._policy.order) if sizes else []
+        for item in taken:
             batch[item.task_name].append(item.item)
         return batch, {task: len(groups) for task, groups in batch.items()}
 
@@ -42,37 +70,65 @@ class SqlReplayBuffer(upstream.ReplayBuffer):
         *,
         task_stale_thresholds: Mapping[str, int],
         current_train_step: int,
-        statuses: list[Status] | None = None,
-        expired_groups_retryable_by_task: Mapping[str, bool] | None = None,
+        task_token_stale_thresholds: Mapping[str, int] | None = None,
+        **options: Any,
     ) -> dict[str, int]:
-        """Move to a train step, and have expire what is too stale for it.
+        """Move to a train step, and have expire what is too stale for it, as XTuner does.
+
+        A member of a group expires if its oldest token has reached the threshold of its task, or if
+        all of its tokens that are trained on have reached the token threshold. Its response is
+        cleared; the other members are kept. Groups of tasks whose expired groups are not retryable
+        are deleted instead, and their trace sessions released. Only groups with a token that is
+        old enough are read and written.
 
         Args:
-            task_stale_thresholds: By task, the staleness at which groups expire.
-            current_train_step: The step; a group's staleness is this, less that of the model that
-                made its oldest token, less one.
-            statuses: Which groups may expire: by default those that are completed or aborted.
-            expired_groups_retryable_by_task: Tasks whose expired groups are kept to be rolled
-                again, as by default; of the others they are deleted.
+            task_stale_thresholds: By task, the staleness at which states expire. Staleness is
+                `current_train_step` minus the model step of the oldest token, minus one.
+            current_train_step: The train step.
+            task_token_stale_thresholds: By task, the staleness at which single tokens expire; tasks
+                without one have no such rule.
+            options: What else XTuner's method takes: `statuses` and
+                `expired_groups_retryable_by_task`.
 
         Returns:
-            How many groups have expired, by task.
+            By task, how many of the groups that were read are expired now.
 
         Raises:
             InvalidInputError: A threshold is not positive; nothing was changed.
         """
-        for task, threshold in task_stale_thresholds.items():
-            if not isinstance(threshold, int | float) or not threshold > 0:
-                field = f"task_stale_thresholds[{task!r}]"
-                raise InvalidInputError(field, "above 0", threshold)
+        of_tokens = task_token_stale_thresholds or {}
+        for field, thresholds in {
+            "task_stale_thresholds": task_stale_thresholds,
+            "task_token_stale_thresholds": of_tokens,
+        }.items():
+            for task, threshold in thresholds.items():
+                if not isinstance(threshold, int | float) or not threshold > 0:
+                    raise InvalidInputError(f"{field}[{task!r}]", "above 0", threshold)
+        if task_token_stale_thresholds is not None:  # sources before August 2026 have no such rule
+            options["task_token_stale_thresholds"] = task_token_stale_thresholds
+        await self._storage.begin(current_train_step)
         await self._storage.move_to(current_train_step)
-        expired = {}
-        for task, threshold in task_stale_thresholds.items():
-            chosen = statuses or [Status.COMPLETED, Status.ABORTED]
-            query = {"task_name": task, "status": {"$in": chosen}}
-            retry = (expired_groups_retryable_by_task or {}).get(task, True)
-            expired[task] = await self._storage.expire(query, threshold, delete=not retry)
+        from_ = {
+            task: min(threshold, of_tokens.get(task, threshold))
+            for task, threshold in task_stale_thresholds.items()
+        }
+        aged: Any = _Aged(self._storage, from_, current_train_step)
+        refreshing = upstream.ReplayBuffer(self._policy, aged)
+        refreshing._lock = self._lock
+        expired: dict[str, int] = await refreshing.refresh_staleness(
+            task_stale_thresholds=task_stale_thresholds,
+            current_train_step=current_train_step,
+            **options,
+        )
         return expired
+
+    def __len__(self) -> int:
+        """Return the number of groups, which is 0 until this object was used.
+
+        XTuner resumes from a checkpoint that does not include the buffer only if the buffer that it
+        has just built is empty. What earlier processes stored counts from the first other call on.
+        """
+        return len(self._storage) if self._storage.is_used else 0
 
     async def save(self, path: str | Path) -> None:
         """Say that a checkpoint has what was taken so far. No file is written."""
@@ -110,8 +166,6 @@ class SqlReplayBufferConfig(upstream.AsyncReplayBufferConfig):
     def build(self) -> SqlReplayBuffer:
         """Open the buffer, with everything that an earlier process has left in it.
 
-        With `consume="saved"` it has back what its owner took and did not save.
-
         Raises:
             InvalidInputError: The buffer follows a run that this one does not continue.
         """
@@ -124,9 +178,53 @@ class SqlReplayBufferConfig(upstream.AsyncReplayBufferConfig):
             consume=self.consume,
             owner=self.owner,
         )
-        if self.consume == "saved":
-            storage.give_back()
         return SqlReplayBuffer(policy=SqlReplayPolicy(order), storage_backend=storage)
+
+
+class _Aged:
+    """The items of a storage that a refresh may change, in the place of the whole storage.
+
+    It has what XTuner's refresh calls, and no more.
+    """
+
+    def __init__(self, storage: SqlStorage, from_: Mapping[str, float], train_step: int) -> None:
+        self._storage = storage
+        self._from = from_
+        self._train_step = train_step
+        self._before: dict[int, Any] = {}
+        self._items: dict[int, StorageItem] = {}
+        self._undated: list[tuple[RolloutState, Any]] = []
+
+    async def get(self, query: Any) -> list[StorageItem]:
+        """The items that a query for one task finds, if they have a token that is old enough."""
+        [task] = selection(query).tasks or []
+        aged = {"staleness": {"$gte": self._from[task]}}
+        found = await self._storage.get({"$and": [query, aged]})
+        for item in found:
+            self._items[item.uid], self._before[item.uid] = item, _state_of(item)
+            for state in item.item:
+                if state.response_ids and not state.response_model_steps:  # as old as its put
+                    self._undated.append((state, state.response_model_steps))
+                    rl_data.update_sample_version(state, self._train_step - 1 - state.seq_staleness)
+        return found
+
+    async def update(self, items: list[StorageItem]) -> None:
+        """Write the items that have changed."""
+        for state, steps in self._undated:
+            if state.status is not Status.EXPIRED:
+                state.response_model_steps = steps
+        changed = [item for item in items if _state_of(item) != self._before[item.uid]]
+        await self._storage.update(changed)
+
+    async def delete(self, uids: list[int]) -> None:
+        """Delete items. Those that another trainer has just taken keep their trace sessions."""
+        for uid in await self._storage.discard(uids):
+            self._items[uid].item.clear()
+
+
+def _state_of(item: StorageItem) -> Any:
+    """What a refresh changes about an item."""
+    return item.status, [(one.status, one.seq_staleness) for one in item.item]
 
 
 def load_dump(path: str | Path) -> dict[str, Any]:
@@ -162,7 +260,7 @@ def _safe() -> list[Any]:
     empty = np.empty(0)
     return [
         *(thing for thing in own if thing.__module__ == rl_data.__name__),
-        upstream.StorageItem,
+        StorageItem,
         set,
         np.ndarray,
         np.dtype,

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from collections.abc import Iterable
-from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -15,47 +13,51 @@ from xtuner.v1.data_proto.rl_data import RolloutState
 
 import replaydb as rdb
 from replaydb.errors import InvalidInputError
+from replaydb.integrations.xtuner.values import pack, restored, unpack
 
-#: The extra of an episode that has the state, but what is in columns, as JSON.
+#: The extra of an episode that has the state, without what is in columns, as JSON.
 _STATE = "xtuner"
-#: Keys of what stands in that JSON for an array or tensor, by the name of its extra, and for what
-#: a reference of Ray refers to.
-_ARRAY, _TENSOR, _REF = "replaydb.array", "replaydb.tensor", "replaydb.ref"
-#: Fields that become columns of tokens of the response, where they have one value for each.
-_PER_TOKEN = {
-    "logprobs": "logprobs",
-    "response_mask": "loss_mask",
-    "response_model_steps": "policy_version",
+#: What ids of tokens and policy versions can be in a column.
+_LEAST, _MOST = -(2**31) + 1, 2**31 - 1
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
+#: Fields that become columns of tokens of the response, if they have one value for each.
+_PER_TOKEN: dict[str, tuple[str, type, float, float]] = {
+    "logprobs": ("logprobs", float, -_FLOAT32_MAX, _FLOAT32_MAX),
+    "response_mask": ("loss_mask", int, 0, 1),
+    "response_model_steps": ("policy_version", int, _LEAST, _MOST),
 }
 
 
 def to_episode(state: RolloutState, version: int) -> rdb.Episode:
-    """A state as an episode.
+    """Convert a state to an episode.
 
-    References of Ray are resolved: what they refer to dies with the cluster.
+    Fields become columns if these give them back as they are. Everything else is kept as JSON and
+    arrays, and so are logprobs that are more precise than their column, which is float32.
 
     Args:
         state: The state.
-        version: Its policy version where it does not say which model made its tokens.
+        version: Its policy version if it does not say which model made its tokens.
 
     Raises:
-        InvalidInputError: It holds what is neither JSON nor an array.
+        InvalidInputError: It is no `RolloutState`, or holds an object that cannot be stored.
     """
-    fields: dict[str, Any] = state.model_dump(warnings=False)
-    response, columns = fields["response_ids"] or [], {}
-    for name, column in _PER_TOKEN.items():
-        values = fields[name]
-        if response and values is not None and len(values) == len(response):
-            columns[column] = fields.pop(name)
+    fields, columns = _fields(state), {}
+    for name in ("prompt_ids", "response_ids"):
+        if _is_column(fields[name], int, _LEAST, _MOST):
+            columns[name] = fields.pop(name)
+    size = len(columns.get("response_ids", ()))
+    for name, (column, kind, least, most) in _PER_TOKEN.items():
+        if size and _is_column(fields[name], kind, least, most) and len(fields[name]) == size:
+            columns[column] = fields[name]
+            if name != "logprobs" or _is_float32(fields[name]):
+                del fields[name]
     if "policy_version" not in columns:
         steps = fields["response_model_steps"]
-        columns["policy_version"] = min(steps) if steps else version
-    for name in ("prompt_ids", "response_ids"):
-        if fields[name] is not None:
-            columns[name] = fields.pop(name)
+        oldest = int(min(steps)) if steps is not None and len(steps) else version
+        columns["policy_version"] = min(max(oldest, _LEAST), _MOST)
     arrays: dict[str, Any] = {}
-    rest = json.dumps(_packed(fields, arrays)).encode()
-    score = (state.reward or {}).get("score")
+    rest = _json(fields, arrays)
+    score = state.reward.get("score") if isinstance(state.reward, dict) else None
     return rdb.Episode(
         **{"prompt_ids": [], "response_ids": []} | columns,
         reward=score if _is_reward(score) else None,
@@ -65,12 +67,13 @@ def to_episode(state: RolloutState, version: int) -> rdb.Episode:
 
 
 def fingerprint(states: Iterable[RolloutState]) -> str:
-    """A name of what states hold, but for their staleness, which changes by itself."""
+    """Return a digest of the contents of states, without their staleness, which time changes."""
     digest = hashlib.sha256()
     for state in states:
         arrays: dict[str, Any] = {}
-        fields = state.model_dump(warnings=False, exclude={"seq_staleness"})
-        digest.update(json.dumps(_packed(fields, arrays)).encode())
+        fields = _fields(state)
+        del fields["seq_staleness"]
+        digest.update(_json(fields, arrays))
         for array in arrays.values():
             digest.update(f"{array.dtype}{tuple(array.shape)}".encode())
             if isinstance(array, torch.Tensor):
@@ -79,18 +82,12 @@ def fingerprint(states: Iterable[RolloutState]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _is_reward(score: Any) -> bool:
-    """Whether it can be the reward of an episode; others are in the state alone."""
-    return isinstance(score, int | float) and abs(score) <= float(np.finfo(np.float32).max)
-
-
 def to_state(episode: rdb.Episode) -> RolloutState:
-    """The state that `to_episode` was given; its logprobs are float32.
+    """Return the state that `to_episode` was given.
 
-    What references referred to is put into Ray again, where that runs.
+    What references referred to is put into Ray again, if Ray runs.
     """
-    fields = json.loads(np.asarray(episode.extras[_STATE]).tobytes())
-    fields = _unpacked(fields, episode.extras)
+    fields = unpack(json.loads(np.asarray(episode.extras[_STATE]).tobytes()), dict(episode.extras))
     start = episode.prompt_length
     found: dict[str, Any] = {
         "prompt_ids": episode.prompt_ids,
@@ -102,48 +99,38 @@ def to_state(episode: rdb.Episode) -> RolloutState:
     if isinstance(episode.policy_version, np.ndarray):
         found["response_model_steps"] = episode.policy_version[start:]
     columns = {name: values.tolist() for name, values in found.items() if name not in fields}
-    return RolloutState.model_validate(columns | fields)
+    state: RolloutState = restored(RolloutState, columns | fields)
+    return state
 
 
-def _packed(value: Any, arrays: dict[str, Any]) -> Any:
-    """A value as JSON; its arrays go to `arrays`."""
-    match value:
-        case Enum():
-            return _packed(value.value, arrays)
-        case None | bool() | int() | float() | str():
-            return value
-        case dict() if all(isinstance(key, str) for key in value):
-            return {key: _packed(each, arrays) for key, each in value.items()}
-        case list() | tuple():
-            return [_packed(each, arrays) for each in value]
-        case np.generic():
-            return value.item()
-        case np.ndarray() | torch.Tensor():
-            name = f"{_STATE}_{len(arrays)}"
-            arrays[name] = value
-            return {_TENSOR if isinstance(value, torch.Tensor) else _ARRAY: name}
-    if _is_ref(value):
-        return {_REF: _packed(sys.modules["ray"].get(value), arrays)}
-    raise InvalidInputError("item", "JSON, arrays and tensors", repr(value))
+def _fields(state: RolloutState) -> dict[str, Any]:
+    if type(state) is not RolloutState:  # whose fields could not come back
+        raise InvalidInputError("items", "states of the class RolloutState", repr(type(state)))
+    return dict(state)
 
 
-def _unpacked(value: Any, arrays: dict[str, Any]) -> Any:
-    match value:
-        case {"replaydb.array": str(name)}:
-            return np.array(arrays[name])
-        case {"replaydb.tensor": str(name)}:
-            return torch.as_tensor(arrays[name]).clone()
-        case {"replaydb.ref": inner}:
-            ray = sys.modules.get("ray")
-            found = _unpacked(inner, arrays)
-            return ray.put(found) if ray is not None and ray.is_initialized() else found
-        case dict():
-            return {key: _unpacked(each, arrays) for key, each in value.items()}
-        case list():
-            return [_unpacked(each, arrays) for each in value]
-    return value
+def _is_column(values: Any, kind: type, least: float, most: float) -> bool:
+    """Whether a column gives values back as they are."""
+    if type(values) is not list or not set(map(type, values)) <= {kind}:
+        return False
+    return not values or bool(least <= min(values) and max(values) <= most)
 
 
-def _is_ref(value: Any) -> bool:
-    ray = sys.modules.get("ray")  # or nobody can have made a reference
-    return ray is not None and isinstance(value, ray.ObjectRef)
+def _is_float32(values: list[float]) -> bool:
+    exact = np.array(values)
+    return bool((exact.astype(np.float32) == exact).all())
+
+
+def _is_reward(score: Any) -> bool:
+    """Whether it can be the reward of an episode; others are in the state alone."""
+    return isinstance(score, int | float) and abs(score) <= _FLOAT32_MAX
+
+
+def _json(fields: dict[str, Any], arrays: dict[str, Any]) -> bytes:
+    try:
+        packed = {name: pack(value, arrays, name) for name, value in fields.items()}
+        return json.dumps(packed).encode()
+    except InvalidInputError:
+        raise
+    except (RecursionError, ValueError) as error:  # a dict that holds itself, a very long int
+        raise InvalidInputError("items", "what JSON can hold", str(error)) from error

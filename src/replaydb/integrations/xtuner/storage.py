@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeVar
 
-from xtuner.v1.data_proto import rl_data
-from xtuner.v1.data_proto.rl_data import RolloutState, Status
+from xtuner.v1.data_proto.rl_data import RolloutState, Status, reset_rollout_response
 from xtuner.v1.rl.replay_buffer import ReplayPolicy, StorageBackend, StorageItem
 
 import replaydb as rdb
 from replaydb import blocking
-from replaydb.errors import InvalidInputError, UnknownGroupError
+from replaydb.errors import (
+    CorruptPayloadError,
+    InvalidInputError,
+    PayloadGoneError,
+    UnknownGroupError,
+)
+from replaydb.integrations.decoding import decoded, decoded_sample
 from replaydb.integrations.xtuner.query import LIVE, STANDS_FOR, STATUS_TAG, Selection, selection
 from replaydb.integrations.xtuner.states import fingerprint, to_episode, to_state
 from replaydb.policies import SimplePolicy
 
+T = TypeVar("T")
 #: When what is taken is used up: at once; when the trainer has saved a checkpoint; never.
 Consume = Literal["taken", "saved", "never"]
-#: Seconds that what was taken is held for: until its consumer says so, or until it is saved.
-TAKE_SECONDS, SAVE_SECONDS = 60.0, 7 * 86_400.0
+#: Seconds of a lease that ends with the call; and of one that ends with a checkpoint, whenever
+#: there is one.
+TAKE_SECONDS, SAVE_SECONDS = 60.0, 1e9
 
 
 class SqlStorage(StorageBackend):
@@ -28,6 +35,10 @@ class SqlStorage(StorageBackend):
 
     A uid is the id of a group, and so is a timestamp_id: later ones are higher. The policy version
     of the buffer is XTuner's train step less one, so that staleness is the same number here.
+
+    Attributes:
+        buffer: The buffer of replaydb.
+        is_used: Whether an item was stored, read or counted by this object.
 
     Raises:
         InvalidInputError: The buffer follows the policy of another lineage: the staleness of what
@@ -54,14 +65,21 @@ class SqlStorage(StorageBackend):
         self._consume = consume
         self._owner = owner
         self._held: list[blocking.Lease] = []
+        self._has_begun = consume != "saved"
+        self.is_used = False
 
     def close(self) -> None:
         """Let go of the database. What is stored stays; what is held is held on."""
         self._store.close()
 
+    async def _run(self, work: Callable[..., T], /, *args: Any, **named: Any) -> T:
+        """Call what blocks, in a thread."""
+        self.is_used = True
+        return await asyncio.to_thread(work, *args, **named)
+
     async def put(self, item: StorageItem) -> int:
         """Store an item. It survives the death of any process from then on."""
-        return await asyncio.to_thread(self._put, item)
+        return await self._run(self._put, item)
 
     async def get(self, query: Any) -> list[StorageItem]:
         """The items that a query finds, the oldest first."""
@@ -70,19 +88,26 @@ class SqlStorage(StorageBackend):
             ids = [one.id for one in self._find(selection(query))]
             try:
                 groups = self.buffer.get(ids)
-            except UnknownGroupError as error:  # they were deleted meanwhile
+            except (UnknownGroupError, PayloadGoneError) as error:  # deleted or taken meanwhile
                 groups = list(error.batch or [])
-            return [self._item(group) for group in groups]
+            except CorruptPayloadError as error:
+                # A draw raises the same, and marks the groups as failed: the next call passes on.
+                damaged = rdb.col.id.in_(error.group_ids)
+                which: dict[str, Any] = {"statuses": LIVE, "where": damaged, "at_least": 0}
+                self.buffer.lease(len(error.group_ids), ttl=TAKE_SECONDS, **which)
+                raise
+            there = [group for group in groups if group.status in LIVE]
+            return decoded_sample(self.buffer, there, self._item)
 
-        return await asyncio.to_thread(work)
+        return await self._run(work)
 
     async def count(self, query: Any) -> int:
         """How many items a query finds."""
-        return await asyncio.to_thread(lambda: self.buffer.count(**selection(query)._asdict()))
+        return await self._run(lambda: self.buffer.count(**selection(query)._asdict()))
 
     async def delete(self, uids: list[int]) -> None:
         """Delete items; those that are gone are passed over."""
-        await asyncio.to_thread(self.buffer.delete, uids)
+        await self._run(self.buffer.delete, uids)
 
     async def update(self, items: list[StorageItem]) -> None:
         """Put new content in the place of items, all of them at once; they keep their uids.
@@ -92,14 +117,29 @@ class SqlStorage(StorageBackend):
 
         def work() -> None:
             by_id = {item.uid: item for item in items}
-            mine = rdb.col.id.in_(list(by_id))
-            asked: dict[str, Any] = {"statuses": LIVE, "where": mine, "at_least": 0}
+            which: dict[str, Any] = {"statuses": LIVE, "where": rdb.col.id.in_(list(by_id))}
+            new = {
+                one.id: self._group(by_id[one.id], one.group_uid)
+                for one in self.buffer.find(**which)
+            }
             # Held, or what is taken between the two calls would be there again.
-            with self.buffer.lease(len(by_id), rdb.Fifo(), ttl=TAKE_SECONDS, **asked) as lease:
-                groups = [self._group(by_id[one.id], one.group_uid) for one in lease.batch]
-                self.buffer.put(groups, on_duplicate="replace")
+            with self.buffer.lease(len(new), ttl=TAKE_SECONDS, at_least=0, **which) as lease:
+                held = [new[one.id] for one in lease.batch if one.id in new]
+                self.buffer.put(held, on_duplicate="replace")
 
-        await asyncio.to_thread(work)
+        if items:
+            await self._run(work)
+
+    async def discard(self, uids: list[int]) -> list[int]:
+        """Delete items, apart from those that somebody has taken, whose uids are returned."""
+
+        def work() -> list[int]:
+            mine = rdb.col.id.in_(uids)
+            if self.buffer.delete(uids, statuses=LIVE) == len(uids):
+                return []
+            return [one.id for one in self.buffer.find(where=mine)]
+
+        return await self._run(work) if uids else []
 
     async def take(
         self, count: int | Mapping[str, int], query: Any, policy: SimplePolicy
@@ -111,31 +151,34 @@ class SqlStorage(StorageBackend):
             query: What to take.
             policy: In what order.
         """
-        return await asyncio.to_thread(self._take, count, selection(query), policy)
+        return await self._run(self._take, count, selection(query), policy)
 
     async def move_to(self, train_step: int) -> None:
         """Have staleness be that of a train step, which may be an earlier one."""
-        version = max(train_step - 1, 0)
-        await asyncio.to_thread(self.buffer.advance_policy, version, rewind=True)
+        await self._run(self._move_to, train_step)
 
-    async def expire(self, query: Any, threshold: int, *, delete: bool) -> int:
-        """Have items expire whose staleness is at least `threshold`; or delete them.
+    async def begin(self, train_step: int) -> None:
+        """Settle what an earlier process of this owner held, once the trainer says where it is.
 
-        Their states are not read and not written.
-
-        Returns:
-            How many.
+        `let_go` does so if the trainer resumes from a checkpoint that includes the buffer. If not,
+        what was taken for earlier steps is part of the trainer's state, and what was taken for this
+        step and later ones goes back.
         """
-        which = selection({"$and": [query, {"staleness": {"$gte": threshold}}]})
 
-        def work() -> int:
-            if delete:
-                return self.buffer.delete(**which._asdict())
-            ids = [one.id for one in self._find(which)]
-            # Not what somebody has just taken.
-            return self.buffer.update(ids, statuses=which.statuses, status="expired")
+        def work() -> None:
+            held = {lease.id for lease in self._held}
+            for found in self._leases():
+                if found.id in held:
+                    continue
+                if found.step is not None and found.step < train_step:
+                    self.buffer.ack(found.id)
+                else:
+                    self.buffer.revoke(found.id, reason=f"began at train step {train_step}")
+            self._move_to(train_step)
 
-        return await asyncio.to_thread(work)
+        if not self._has_begun:
+            self._has_begun = True
+            await self._run(work)
 
     async def let_go(self, *, used: bool) -> None:
         """End the hold on what was taken: it was used; or not, also by a process that died."""
@@ -145,15 +188,11 @@ class SqlStorage(StorageBackend):
                 self._held.pop().ack()
             self._held.clear()
             if not used:
-                self.give_back()
+                for found in self._leases():
+                    self.buffer.revoke(found.id, reason="resumed from a checkpoint")
 
-        await asyncio.to_thread(work)
-
-    def give_back(self) -> None:
-        """Have back what this owner holds, also in a process that died."""
-        for found in self.buffer.leases():
-            if found.owner == self._owner:
-                self.buffer.revoke(found.id, reason="resumed from a checkpoint")
+        self._has_begun = self._has_begun or not used
+        await self._run(work)
 
     def __len__(self) -> int:
         return self.buffer.count(statuses=LIVE)
@@ -171,6 +210,7 @@ class SqlStorage(StorageBackend):
         Raises:
             InvalidInputError: It is the state of another storage.
         """
+        self.is_used = True
         if state == self.state_dict():
             return
         if "items" not in state:
@@ -185,6 +225,13 @@ class SqlStorage(StorageBackend):
         [uid] = self.buffer.put(self._group(item))
         return uid
 
+    def _move_to(self, train_step: int) -> None:
+        self.buffer.advance_policy(max(train_step - 1, 0), rewind=True)
+
+    def _leases(self) -> list[rdb.LeaseInfo]:
+        """What this owner holds, also in a process that died."""
+        return [one for one in self.buffer.leases() if one.owner == self._owner]
+
     def _find(self, which: Selection) -> list[rdb.GroupInfo]:
         return self.buffer.find(**which._asdict())
 
@@ -195,7 +242,8 @@ class SqlStorage(StorageBackend):
             return []
         asked: dict[str, Any] = {"tasks": which.tasks, "where": which.where, "at_least": 0}
         if self._consume == "never" and which.statuses == ["completed"]:
-            return [self._item(group) for group in self.buffer.sample(count, policy, **asked)]
+            batch = self.buffer.sample(count, policy, **asked)
+            return decoded_sample(self.buffer, batch, self._item)
         is_held = self._consume == "saved"
         lease = self.buffer.lease(
             count,
@@ -203,13 +251,10 @@ class SqlStorage(StorageBackend):
             ttl=SAVE_SECONDS if is_held else TAKE_SECONDS,
             owner=self._owner,
             statuses=which.statuses,
+            step=self.buffer.policy_version + 1,
             **asked,
         )
-        try:
-            items = [self._item(group) for group in lease.batch]
-        except BaseException:
-            lease.nack()
-            raise
+        items = decoded(lease, self._item)
         if is_held:
             self._held.append(lease)
         else:
@@ -217,12 +262,13 @@ class SqlStorage(StorageBackend):
         return items
 
     def _group(self, item: StorageItem, group_uid: str | None = None) -> rdb.EpisodeGroup:
-        steps = [
-            min(state.response_model_steps) for state in item.item if state.response_model_steps
+        versions = [
+            state.seq_staleness + min(state.response_model_steps)
+            for state in item.item
+            if state.response_model_steps
         ]
-        version = item.staleness + min(steps, default=0)
-        if steps and version > self.buffer.policy_version:
-            self._advance(version)
+        if versions and max(versions) > self.buffer.policy_version:
+            self._advance(max(versions))
         now = self.buffer.policy_version
         status = _status(item)
         prompt = getattr(item.item[0], "group_id", None) if item.item else None
@@ -251,9 +297,10 @@ class SqlStorage(StorageBackend):
             if group.staleness is not None:
                 newer = (episode.min_policy_version or 0) - (group.min_policy_version or 0)
                 state.seq_staleness = group.staleness - newer
-            if status == "expired":
+        if status == "expired" and all(one.status is not Status.EXPIRED for one in states):
+            for state in states:  # `max_staleness` of the buffer made the whole group expire
                 state.status = Status.EXPIRED
-                getattr(rl_data, "reset_rollout_response", lambda _: None)(state)
+                reset_rollout_response(state)
         return StorageItem(
             item=states,
             uid=group.id,

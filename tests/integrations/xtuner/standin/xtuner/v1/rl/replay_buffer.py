@@ -11,7 +11,16 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ConfigDict
 
-from xtuner.v1.data_proto.rl_data import RolloutState, Status, reset_rollout_response
+from xtuner.v1.data_proto.rl_data import (
+    RolloutState,
+    Status,
+    fresh_masks,
+    get_group_status,
+    refresh_seq_staleness,
+    reset_rollout_response,
+    update_sample_version,
+)
+from xtuner.v1.rl.rollout.trace_store import release_and_discard_rollout_groups
 
 
 @dataclass
@@ -63,15 +72,42 @@ class ReplayPolicy(ABC):
         return await storage_backend.count(query)
 
 
-#: Of the members of a group, the first of these that one has is the group's; else COMPLETED.
-WORST_FIRST = (Status.FAILED, Status.ABORTED, Status.EXPIRED, Status.FILTERED)
-
-
 class ReplayBuffer:
     def __init__(self, policy: ReplayPolicy, storage_backend: StorageBackend) -> None:
         self._policy = policy
         self._storage = storage_backend
         self._lock = asyncio.Lock()
+
+    def _expire(
+        self,
+        group: list[RolloutState],
+        step: int | None,
+        threshold: int | None,
+        token_threshold: int | None,
+        retryable: bool,
+    ) -> Status:
+        """Clear the members of a group that are too stale; the others are kept as they are."""
+        status = get_group_status(group)
+        refreshed = (Status.COMPLETED, Status.ABORTED, Status.EXPIRED)
+        if step is None or status not in refreshed:
+            return status
+        refresh_seq_staleness(group, step)
+        masks = fresh_masks(group, step, token_threshold)
+        stale = [
+            state
+            for state, mask in zip(group, masks, strict=True)
+            if state.status is Status.EXPIRED
+            or (threshold is not None and state.seq_staleness >= threshold)
+            or (mask is not None and not any(mask))
+        ]
+        if not stale:
+            return status
+        for state in stale if retryable else group:
+            state.status = Status.EXPIRED
+        if retryable:
+            for state in stale:
+                reset_rollout_response(state)
+        return Status.EXPIRED
 
     async def put(
         self,
@@ -81,26 +117,70 @@ class ReplayBuffer:
         model_step: int | None = None,
         current_train_step: int | None = None,
         stale_threshold: int | None = None,
+        token_stale_threshold: int | None = None,
+        expired_groups_retryable: bool = True,
     ) -> None:
         if not items:
             return
         for item in items:
             if model_step is not None:
-                known = item.response_model_steps or []
-                missing = len(item.response_ids or []) - len(known)
-                item.response_model_steps = known + [model_step] * missing
-            if current_train_step is not None and item.response_model_steps:
-                oldest = min(item.response_model_steps)
-                item.seq_staleness = current_train_step - oldest - 1
+                update_sample_version(item, model_step)
+        status = self._expire(
+            items,
+            current_train_step,
+            stale_threshold,
+            token_stale_threshold,
+            expired_groups_retryable,
+        )
+        if status is Status.EXPIRED and not expired_groups_retryable:
+            await self._discard([items])
+            return
         staleness = max(item.seq_staleness for item in items)
-        if stale_threshold is not None and staleness >= stale_threshold:
-            for item in items:
-                reset_rollout_response(item).status = Status.EXPIRED
-        members = {item.status for item in items}
-        status = next((one for one in WORST_FIRST if one in members), Status.COMPLETED)
         stored = StorageItem(items, 0, 0, task_name, status, staleness)
         async with self._lock:
             await self._policy.put(stored, self._storage)
+
+    async def refresh_staleness(
+        self,
+        *,
+        task_stale_thresholds: dict[str, int],
+        task_token_stale_thresholds: dict[str, int] | None = None,
+        expired_groups_retryable_by_task: dict[str, bool] | None = None,
+        current_train_step: int,
+        statuses: list[Status] | None = None,
+    ) -> dict[str, int]:
+        chosen = statuses or [Status.COMPLETED, Status.ABORTED, Status.EXPIRED]
+        expired = dict.fromkeys(task_stale_thresholds, 0)
+        updated, gone = [], []
+        async with self._lock:
+            for task, threshold in task_stale_thresholds.items():
+                query = {"$and": [{"task_name": task}, {"status": {"$in": chosen}}]}
+                retryable = (expired_groups_retryable_by_task or {}).get(task, True)
+                for record in await self._storage.get(query):
+                    status = self._expire(
+                        record.item,
+                        current_train_step,
+                        threshold,
+                        (task_token_stale_thresholds or {}).get(task),
+                        retryable,
+                    )
+                    staleness = max((one.seq_staleness for one in record.item), default=0)
+                    expired[task] += status is Status.EXPIRED
+                    if status is Status.EXPIRED and not retryable:
+                        gone.append(record)
+                    else:
+                        updated.append(replace(record, status=status, staleness=staleness))
+            await self._storage.delete([record.uid for record in gone])
+            await self._storage.update(updated)
+        await self._discard([record.item for record in gone])
+        return expired
+
+    async def _discard(self, groups: list[list[RolloutState]]) -> None:
+        if groups:
+            await release_and_discard_rollout_groups(groups)
+        for group in groups:
+            for item in group:
+                item.status = Status.EXPIRED
 
     async def get(
         self, batch_size: int, task_name: str, group_status: Status
