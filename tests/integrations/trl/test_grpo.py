@@ -163,7 +163,7 @@ def test_a_replayed_group_comes_as_it_was(
     assert after["num_items_in_batch"] == mask.sum()
     assert all(field.dtype == before[name].dtype for name, field in after.items() if name in before)
     first = stored["tiny/0/0/0"].episodes[0]
-    assert first.text == "e f a <eos>"
+    assert first.text == "e \0 a <eos>"
     assert first.num_loss_tokens == (2 if more == "tools" else 4)
 
 
@@ -298,12 +298,12 @@ def test_conversations_with_tools_become_training_sets(
     ]
     made.step(0, GOOD)
     first, second = sft_dataset(url, "grpo", streaming=True)
-    plain = {"role": "assistant", "content": "e f a <eos>"}
+    plain = {"role": "assistant", "content": "e \0 a <eos>"}
     result = {**made.chat[1], "content": [{"type": "text", "text": "a"}, "{1}"]}
     assert first["completion"] == [plain, made.chat[0], result]
     assert len(second["completion"]) == 3
     (group,) = buffer.get(uids="tiny/0/0/0")
-    assert group.texts[0] == "e f a <eos>"  # all of its tokens
+    assert group.texts[0] == "e \0 a <eos>"  # all of its tokens
 
 
 def test_truncated_completions_are_stored_whole(buffer: blocking.Buffer, tmp_path: Path) -> None:

@@ -25,8 +25,9 @@ from replaydb.integrations.trl.async_grpo import RolloutBuffer
 
 torch.set_num_threads(1)
 
-WORDS = ["<pad>", "<eos>", "a", "b", "c", "d", "e", "f"]
-PROMPTS = ["a b", "c", "d e f", "b"] * 4
+#: One is a NUL character, which byte-level vocabularies have as well.
+WORDS = ["<pad>", "<eos>", "a", "b", "c", "d", "e", "\0"]
+PROMPTS = ["a b", "c", "d e e", "b"] * 4
 Rewards = Callable[..., list[float | None]]
 
 
