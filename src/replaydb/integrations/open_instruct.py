@@ -7,11 +7,13 @@ constructor and methods, and keeps what is put into it in a buffer.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
 from sqlalchemy import ColumnElement
 
 import replaydb as rdb
@@ -23,6 +25,7 @@ from replaydb.errors import (
     UnknownBufferError,
 )
 from replaydb.integrations.decoding import decoded_sample
+from replaydb.integrations.values import dataclasses_of, decode, encode
 from replaydb.policies import SimplePolicy
 from replaydb.settings import Eviction, RateLimit, SettingsChanges
 
@@ -39,88 +42,96 @@ REMOVERS: dict[str, Eviction] = {
     "lifo": "newest",
 }
 
-#: Fields of a `GenerationResult`, and of what is around it, that become columns of episodes.
-_OF_RESULT = {"responses", "masks", "logprobs", "finish_reasons"}
-_OF_DATA = {"queries", "decoded_responses", "reward_scores"}
-#: The extra of a group that has all other fields, as JSON.
-_REST = "open_instruct"
+
+@dataclass(frozen=True)
+class _Column:
+    """Stands in the stored data for a field that the columns of the episodes give back."""
+
+
+#: The extra of a group that has the data without what is in columns, as JSON.
+_DATA = "open_instruct"
+#: What a field of the data is called as an argument of `Episode`.
+_ARGUMENTS = {
+    "responses": "response_ids",
+    "queries": "prompt_ids",
+    "masks": "loss_mask",
+    "logprobs": "logprobs",
+    "reward_scores": "reward",
+    "finish_reasons": "finish_reason",
+    "decoded_responses": "text",
+}
+#: Of these, those that may be empty or missing. Some of them `GenerationResult` does not have.
+_OPTIONAL = {"queries", "logprobs", "reward_scores", "decoded_responses"}
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 class Converter(Generic[D]):
-    """Groups from what open-instruct puts into its table, and back.
+    """Convert what open-instruct inserts into its table to groups, and back.
 
-    Everything comes back as it was, but logprobs, which are float32 here, and what JSON has no word
-    for: tuples are lists, keys of dicts strings, empty `reward_scores` None. The class that is made
-    of what is stored is the one that is named here, whatever the database says.
+    Tokens, masks, logprobs, rewards, finish reasons and texts become columns of episodes. A field
+    that its column cannot hold exactly (such as logprobs beyond the precision of float32) is also
+    stored as it is. So the data comes back with equal values of the same types, whatever its
+    annotations say. Instances of subclasses of builtin types come back as the builtin type.
 
     Attributes:
         kind: The dataclass of one prompt's completions: `GenerationResult`, or one that has it as
-            its field `result`, as `ProcessedResult` does.
+            its field `result`, as `ProcessedResult` does. It is named here because the database
+            must not choose the class.
+
+    Raises:
+        InvalidInputError: `kind` is not a dataclass.
     """
 
     def __init__(self, kind: type[D]) -> None:
         self.kind = kind
-        self._adapter = TypeAdapter(kind)
+        self._classes = {_Column.__qualname__: _Column} | dataclasses_of("kind", kind)
 
     def to_group(
         self, data: D, task_name: str, *, group_uid: str | None = None, priority: float = 1.0
     ) -> rdb.EpisodeGroup:
-        """The completions of one prompt as a group: an episode for each.
+        """Return the completions of one prompt as a group, with an episode for each.
 
-        Their prompt is that of `queries`, where there are any, and their policy version the
-        `model_step` of the result.
+        Their prompt is that of `queries`, if there are any, and their policy version the
+        `model_step` of the result. The tag `dataset` is the first of `datasets`, several names
+        joined by ", ".
 
         Raises:
-            InvalidInputError: It is no `kind`, has fewer or more of something than responses, or
-                something in it cannot be kept, or is not what the fields of `kind` say.
+            InvalidInputError: It is not a `kind`, a field has more or fewer values than there are
+                responses, or a value cannot be stored.
         """
-        if not isinstance(data, self.kind):
+        if type(data) is not self.kind:
             raise InvalidInputError("data", f"a {self.kind.__name__}", type(data).__name__)
         result: Any = getattr(data, "result", data)
-        episodes, datasets = _episodes(data, result), getattr(data, "datasets", None)
-        columns: dict[str, Any] = dict.fromkeys(_OF_DATA | _OF_RESULT, True)
-        rest = self._adapter.dump_python(
-            data, exclude=columns | {"result": _OF_RESULT}, warnings=False
-        )
-        group = rdb.EpisodeGroup(
+        if type(result) not in self._classes.values():
+            expected = f"the dataclass that {self.kind.__name__} has"
+            raise InvalidInputError("data.result", expected, type(result).__name__)
+        episodes = _episodes(data, result)
+        arrays: dict[str, Any] = {}
+        stored = encode("data", _without(data, _columns(episodes)), arrays, self._classes)
+        return rdb.EpisodeGroup(
             task_name,
             episodes,
             group_uid=group_uid,
             prompt_uid=result.prompt_id,
             priority=priority,
-            tags={"dataset": datasets[0]} if datasets else None,
-            extras={_REST: np.frombuffer(json.dumps(rest, default=_json).encode(), np.uint8)},
+            tags=_tags(getattr(data, "datasets", None)),
+            extras={_DATA: np.frombuffer(json.dumps(stored).encode(), np.uint8), **arrays},
         )
-        try:
-            self.from_group(group)  # else the draw that takes it would lose its whole batch
-        except ValidationError as error:
-            wrong = error.errors(include_url=False)[0]
-            raise InvalidInputError(
-                ".".join(map(str, wrong["loc"])),
-                f"as {self.kind.__name__} has it ({wrong['msg']})",
-                repr(wrong["input"]),
-            ) from None
-        return group
 
     def from_group(self, group: rdb.EpisodeGroup) -> D:
-        """What `to_group` was given."""
-        data: dict[str, Any] = json.loads(bytes(np.asarray(group.extras[_REST])))
-        episodes = group.episodes
-        data["reward_scores"] = _any(one.reward for one in episodes)
-        if "result" in data:
-            data["queries"] = [one.prompt_ids.tolist() for one in episodes]
-            data["decoded_responses"] = group.texts
-        data.get("result", data).update(
-            responses=[one.response_ids.tolist() for one in episodes],
-            masks=[one.loss_mask[one.prompt_length :].astype(int).tolist() for one in episodes],
-            logprobs=_any(
-                None if one.logprobs is None else one.logprobs[one.prompt_length :].tolist()
-                for one in episodes
-            ),
-            finish_reasons=[one.finish_reason for one in episodes],
-        )
-        found: D = self._adapter.validate_python(data)
-        return found
+        """Return what `to_group` was given.
+
+        Raises:
+            InvalidInputError: `kind` has a field without default that was not stored.
+        """
+        stored = json.loads(bytes(np.asarray(group.extras[_DATA])))
+        data: D = decode(stored, group.extras, self._classes)
+        columns = _columns(group.episodes)
+        for part in (data, getattr(data, "result", data)):
+            for name, values in columns.items():
+                if isinstance(getattr(part, name, None), _Column):
+                    object.__setattr__(part, name, values)
+        return data
 
 
 class Table(Generic[D]):
@@ -166,7 +177,7 @@ class Table(Generic[D]):
             max_age: Training steps by which the model that made an item may be behind.
 
         Raises:
-            InvalidInputError: There is no such selector or limiter.
+            InvalidInputError: There is no such selector or limiter, or `kind` is not a dataclass.
             InvalidSettingsError: A number is impossible, or `min_size` is more than `max_size`; or
                 the table is there already, with other settings, which stay as they are.
         """
@@ -272,44 +283,89 @@ def _same(store: blocking.Store, name: str, settings: SettingsChanges) -> None:
 
 
 def _episodes(data: Any, result: Any) -> list[rdb.Episode]:
-    """One for each response, all of which must have as much beside them as the others."""
-    size = len(result.responses)
-    queries = getattr(data, "queries", [[]] * size)
-    texts = getattr(data, "decoded_responses", [None] * size)
-    rewards = getattr(data, "reward_scores", None) or [None] * size
-    for field, values in {
-        "result.masks": result.masks,
-        "result.logprobs": result.logprobs,
-        "result.finish_reasons": result.finish_reasons,
-        "queries": queries,
-        "decoded_responses": texts,
-        "reward_scores": rewards,
-    }.items():
-        if values is not None and len(values) != size:
-            raise InvalidInputError(field, f"{size}, as there are responses", len(values))
-    return [
-        rdb.Episode(
-            prompt_ids=queries[i],
-            response_ids=result.responses[i],
-            loss_mask=result.masks[i],
-            logprobs=None if result.logprobs is None else result.logprobs[i],
-            reward=rewards[i],
-            finish_reason=result.finish_reasons[i],
-            policy_version=getattr(result, "model_step", None),
-            text=texts[i],
-        )
-        for i in range(size)
-    ]
+    """Return one for each response, all of which must have as many values as the others."""
+    size, columns = 0, {}
+    for name, argument in _ARGUMENTS.items():
+        field, values = _values(data, result, name)
+        if name in _OPTIONAL and (values is None or len(values) == 0):
+            continue
+        if not isinstance(values, Sequence):
+            raise InvalidInputError(field, "a list", type(values).__name__)
+        size = size or len(values)
+        if len(values) != size:
+            raise InvalidInputError(field, f"{size} values, one for each response", len(values))
+        columns[argument] = values
+    return [_episode(data, result, {of: columns[of][i] for of in columns}, i) for i in range(size)]
 
 
-def _any(values: Iterable[Any]) -> list[Any] | None:
-    """All of them, or None where each is None."""
-    several = list(values)
-    return None if several and all(one is None for one in several) else several
+def _episode(data: Any, result: Any, values: dict[str, Any], position: int) -> rdb.Episode:
+    reward = values.get("reward")
+    if not (isinstance(reward, Real) and abs(float(reward)) <= _FLOAT32_MAX):
+        values["reward"] = None  # it is in the stored data alone, as is what is not text
+    for argument in ("finish_reason", "text"):
+        if not isinstance(values.get(argument), str):
+            values[argument] = None
+    version = getattr(result, "model_step", None)
+    try:
+        return rdb.Episode(**{"prompt_ids": []} | values, policy_version=version)
+    except InvalidInputError as error:
+        for name, argument in {**_ARGUMENTS, "model_step": "policy_version"}.items():
+            if argument == error.field:
+                field = f"{_values(data, result, name)[0]}[{position}]"
+                raise InvalidInputError(field, error.expected, error.actual) from None
+        raise
 
 
-def _json(value: Any) -> Any:
-    """What numpy has for a number or a list of them."""
-    if isinstance(value, np.generic | np.ndarray):
-        return value.tolist()
-    raise InvalidInputError("data", "what JSON can hold", type(value).__name__)
+def _values(data: Any, result: Any, name: str) -> tuple[str, Any]:
+    """Return the path to a field of the data, or else of its result, and the value."""
+    if hasattr(data, name) or result is data:
+        return f"data.{name}", getattr(data, name, None)
+    return f"data.result.{name}", getattr(result, name, None)
+
+
+def _columns(episodes: Sequence[rdb.Episode]) -> dict[str, Any]:
+    """Return the fields of the data as the columns of the episodes have them."""
+    pairs = [(one, one.prompt_length) for one in episodes]
+    return {
+        "queries": [one.prompt_ids.tolist() for one in episodes],
+        "responses": [one.response_ids.tolist() for one in episodes],
+        "masks": [one.loss_mask[start:].astype(int).tolist() for one, start in pairs],
+        "logprobs": [
+            None if one.logprobs is None else one.logprobs[start:].tolist() for one, start in pairs
+        ],
+        "reward_scores": [one.reward for one in episodes],
+        "finish_reasons": [one.finish_reason for one in episodes],
+        "decoded_responses": [one.text for one in episodes],
+    }
+
+
+def _without(data: Any, columns: Mapping[str, Any]) -> Any:
+    """Return a copy that has `_Column` in place of each field that the columns give back."""
+    bare = copy(data)
+    for name, values in columns.items():
+        if _is_same(getattr(data, name, None), values):
+            object.__setattr__(bare, name, _Column())
+    if hasattr(data, "result"):
+        object.__setattr__(bare, "result", _without(data.result, columns))
+    return bare
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Return whether two values are equal and of the same types; NaN equals NaN."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, list):
+        kinds = list(map(type, one))
+        if kinds != list(map(type, other)):
+            return False
+        return (list not in kinds and one == other) or all(map(_is_same, one, other))
+    return bool(one == other or (one != one and other != other))
+
+
+def _tags(datasets: Any) -> dict[str, str]:
+    """Return the dataset of the first completion as a tag; a row may have several."""
+    first = datasets[0] if datasets else None
+    names = [first] if isinstance(first, str) else first
+    if isinstance(names, list) and names and all(isinstance(name, str) for name in names):
+        return {"dataset": ", ".join(names)}
+    return {}

@@ -263,7 +263,7 @@ def test_a_bad_item_spoils_no_batch(table: Open) -> None:
     mine = table()
     insert(mine, "a", "b")
     bad = processed("bad")
-    bad.result.finish_reasons = [None, None]  # type: ignore[list-item]
+    bad.result.finish_reasons = ["stop"]
     with pytest.raises(rdb.InvalidInputError, match="finish_reasons"):
         mine.insert("bad", bad)
     assert uids(mine.sample(3)) == ["a", "b"]

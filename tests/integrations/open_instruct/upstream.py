@@ -1,9 +1,23 @@
-"""What open-instruct puts into its table, as its source of 2026-04 has it: not on the index."""
+"""What open-instruct inserts into its table.
+
+The package is not on an index. The classes have the fields and annotations of its source, and the
+values have the types that its code produces, which the annotations do not all say: a row's verifier
+sources and ground truths are lists, timeouts are bools, and metrics are numpy scalars.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
+
+
+@dataclass
+class ToolCallStats:
+    tool_name: str
+    success: bool
+    runtime: float
 
 
 @dataclass
@@ -14,6 +28,7 @@ class RequestInfo:
     tool_outputs: list[str]
     tool_runtimes: list[float]
     tool_calleds: list[bool]
+    tool_call_stats: list[list[ToolCallStats]] = field(default_factory=list)
     rollout_states: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -75,29 +90,31 @@ def processed(
         masks=[[1, 0, 1]] * size,
         request_info=RequestInfo(
             num_calls=[1] * size,
-            timeouts=[0] * size,
+            timeouts=[False] * size,
             tool_errors=[""] * size,
             tool_outputs=["6"] * size,
             tool_runtimes=[0.25] * size,
             tool_calleds=[True] * size,
-            rollout_states=[{"step": i} for i in range(size)],
+            tool_call_stats=[[ToolCallStats("python", True, 0.25)]] * size,
+            rollout_states=[{"step_count": i, "rewards": [0.1]} for i in range(size)],
         ),
         index=17,
         prompt_id=uid,
         token_statistics=TokenStatistics(2, 3 * size, 0.5),
         start_time=12.5,
         logprobs=[[-0.5, 0.0, -0.25]] * size,
+        reward_scores=list(rewards),
         model_step=model_step,
     )
     return ProcessedResult(
         result=result,
         queries=[[1, 2]] * size,
-        ground_truths=[[9, 9]] * size,
-        datasets=["gsm8k"] * size,
+        ground_truths=[["007"]] * size,  # type: ignore[list-item]
+        datasets=[["gsm8k"]] * size,  # type: ignore[list-item]
         raw_queries=["2 + 2?"] * size,
         active_tools=[["python"], *[None] * (size - 1)],
         decoded_responses=[f"answer {i}" for i in range(size)],
         reward_scores=list(rewards),
-        reward_metrics={"verifiable": 0.5, "per_tool": [0.25, float("inf")]},
+        reward_metrics={"objective/verifiable_reward": np.float64(0.5), "per_tool": [0.25]},
         percent_solved=sum(rewards) / size,
     )

@@ -11,7 +11,7 @@ import torch
 from tensordict import NonTensorData, TensorDict
 
 from replaydb import Episode, EpisodeGroup, InvalidInputError
-from replaydb.integrations.verl.values import decode, encode, to_tensor
+from replaydb.integrations.values import decode, encode, to_tensor
 
 Fields = dict[str, Any]
 
