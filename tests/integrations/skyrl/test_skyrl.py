@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from skyrl.train.fully_async_trainer import _AsyncStalenessManager
@@ -22,12 +23,14 @@ from skyrl.train.generators.base import BatchMetadata, TrajectoryID
 from skyrl.train.trainer import RayPPOTrainer
 
 import replaydb as rdb
+from integrations.identical import identical
 from integrations.skyrl import trainer
 from integrations.skyrl.outputs import output
 from replaydb import blocking
 from replaydb.integrations.skyrl import (
     StoredGenerator,
     merge_stepwise_output,
+    outputs,
     to_generator_output,
     to_groups,
 )
@@ -89,13 +92,32 @@ def test_what_is_empty_is_not_absent(kept: blocking.Buffer) -> None:
 
 def test_images_and_experts(kept: blocking.Buffer) -> None:
     made = output(random.Random(2), ["a"], step_wise=False)
-    made["pixel_values"] = [torch.rand(4, 3), torch.rand(2, 3)]
+    made["pixel_values"] = [torch.rand(4, 3), torch.rand(2, 3).bfloat16()]
     made["image_grid_thw"] = [torch.tensor([[1, 2, 2]]), torch.tensor([[1, 1, 2]])]
     made["rollout_expert_indices"] = [[[[1, 2]], [[3, 0]]], [[[0, 1]], [[2, 2]]]]
     back = to_generator_output(kept.get(kept.put(to_groups(made, ["a", "a"]))))
     assert back["rollout_expert_indices"] == made["rollout_expert_indices"]
     for name in ("pixel_values", "image_grid_thw"):
         assert all(map(torch.equal, back[name], made[name]))
+    made["rollout_expert_indices"] = [
+        np.array(of, np.uint8) for of in made["rollout_expert_indices"]
+    ]
+    back = to_generator_output(kept.get(kept.put(to_groups(made, ["a", "a"]))))
+    assert identical(back["rollout_expert_indices"], made["rollout_expert_indices"])
+
+
+def test_time_splits(kept: blocking.Buffer) -> None:
+    """Lists by name, of all rows, where all other fields are one list."""
+    made = output(random.Random(2), ["a", "b"])
+    size = len(made["response_ids"])
+    made["trajectory_time_splits"] = {"llm": [0.1 * i for i in range(size)], "env": [2.0] * size}
+    [a, b] = kept.get(kept.put(to_groups(made)))
+    of_a, of_b = (outputs._to_output(group)["trajectory_time_splits"] for group in (a, b))
+    splits = made["trajectory_time_splits"]
+    assert {name: of_a[name] + of_b[name] for name in splits} == splits
+    merged, _ = merge_stepwise_output(made)
+    sizes = {len(of) for of in merged["trajectory_time_splits"].values()}
+    assert sizes == {len(merged["response_ids"])} != {size}
 
 
 def test_experts_of_several_turns_are_refused() -> None:
@@ -134,6 +156,7 @@ def test_the_worked_example() -> None:
         "response_ids": [[40, 50], [80, 90]],
         "rewards": [0.25, 1.0],
         "loss_masks": [[1, 1], [1, 1]],
+        "rollout_logprobs": [[-0.1, -0.2], [-0.3, -0.4]],
         "trajectory_ids": [TrajectoryID("a", 0)] * 2,
         "is_last_step": [False, True],
     }
@@ -141,6 +164,7 @@ def test_the_worked_example() -> None:
     assert ours["prompt_token_ids"] == [[10, 20, 30]]
     assert ours["response_ids"] == [[40, 50, 60, 70, 80, 90]]
     assert ours["loss_masks"] == [[1, 1, 0, 0, 1, 1]]
+    assert ours["rollout_logprobs"] == [[-0.1, -0.2, 0.0, 0.0, -0.3, -0.4]]
     assert ours["rewards"] == [[0, 0.25, 0, 0, 0, 1.0]]  # SkyRL's is [1.0]
     assert metrics == {
         "generate/num_seq_before_merge": 2,
@@ -148,6 +172,45 @@ def test_the_worked_example() -> None:
         "generate/merge_ratio": 2.0,
         "generate/num_prefix_mismatches": 0,
     }
+
+
+@pytest.mark.parametrize(
+    ("masks", "expected"),
+    [([[1, 0], [0]], [0.5, 0, 0, 2.0]), ([[0, 0], [1]], [0, 0.5, 0, 2.0])],
+)
+def test_rewards_of_earlier_turns_are_those_of_tokens(
+    masks: list[list[int]], expected: list[float]
+) -> None:
+    made = {
+        "prompt_token_ids": [[1], [1, 2, 3, 4], [9]],
+        "response_ids": [[2, 3], [5], [8]],
+        "rewards": [0.5, 2.0, 3.0],
+        "loss_masks": [*masks, [1]],
+        "trajectory_ids": [TrajectoryID("a", 0)] * 2 + [TrajectoryID("b", 0)],
+        "is_last_step": [False, True, True],
+    }
+    assert merge_stepwise_output(made)[0]["rewards"] == [expected, [3.0]]
+    made["rewards"] = [0.0, 2.0, 3.0]  # SkyRL's function loses nothing
+    assert merge_stepwise_output(made)[0]["rewards"] == [2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("trajectory_ids", None),
+        ("is_last_step", None),
+        ("rollout_expert_indices", [np.zeros((3, 1, 2), np.uint8)] * 2),
+        ("pixel_values", [torch.zeros(2, 3)] * 2),
+        ("image_grid_thw", [torch.ones(1, 3)] * 2),
+    ],
+)
+def test_what_skyrl_does_not_merge_is_refused(name: str, value: Any) -> None:
+    made = output(random.Random(5), ["a"], repetitions=1) | {name: value}
+    with pytest.raises((AssertionError, TypeError)) as theirs:
+        utils.merge_stepwise_output(made)
+    with pytest.raises(rdb.InvalidInputError, match=f"^{name}: expected") as ours:
+        merge_stepwise_output(made)
+    assert isinstance(ours.value, type(theirs.value))
 
 
 def test_merging_loses_no_rows_and_no_fields() -> None:

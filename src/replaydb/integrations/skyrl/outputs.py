@@ -8,21 +8,30 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
-import torch
 from skyrl.train.generators.base import GeneratorOutput, TrajectoryID
 from skyrl.train.generators.utils import concatenate_generator_outputs
 
 import replaydb as rdb
+from replaydb.integrations.values import to_tensor
 from replaydb.training import merge_turns
 
 _TASK = "skyrl"
 _EXPERTS = "rollout_expert_indices"
 _OF_TURNS = ("response_ids", "rewards", "loss_masks", "stop_reasons", "rollout_logprobs")
 _METRICS = "env_metrics"
-_OF_ROWS = ("is_last_step", "trajectory_generation_times", _METRICS)
+_SPLITS = "trajectory_time_splits"  # lists of numbers by name; every other field is one list
+_OF_ROWS = ("is_last_step", "trajectory_generation_times", _SPLITS, _METRICS)
 _ARRAYS = ("pixel_values", "image_grid_thw", _EXPERTS)
+_LISTS = "lists"  # metadata: which arrays were lists
 
 Row = dict[str, Any]
+
+
+class UnmergeableOutputError(rdb.InvalidInputError, AssertionError, TypeError):
+    """An output that SkyRL's `merge_stepwise_output` does not merge either.
+
+    It is also an error of the types that SkyRL's function raises for such an output.
+    """
 
 
 def to_groups(
@@ -62,36 +71,38 @@ def to_generator_output(groups: Iterable[rdb.EpisodeGroup]) -> GeneratorOutput:
 
 
 def merge_stepwise_output(output: GeneratorOutput) -> tuple[GeneratorOutput, dict[str, float]]:
-    """Merge the turns of each trajectory as long as each prompt goes on from what was before.
+    """Merge the turns of each trajectory as long as each prompt continues what was before.
 
-    Rows are those of SkyRL's function of this name, and keep what that loses: rewards are those of
-    tokens, so that every turn keeps its own, on its last token in the loss where it is one number;
-    rows after the last that is a last step stay; so do times and metrics of environments.
+    Rows are those of SkyRL's function of this name. They also keep what that loses: rows after the
+    last `is_last_step`, times and metrics of environments, and rewards of earlier turns. If each
+    reward is one number and an earlier turn has one other than 0, the rewards become those of
+    tokens, and that of a turn is on its last token in the loss.
 
     Returns:
         The output, and numbers of rows by the names of SkyRL's metrics.
+
+    Raises:
+        UnmergeableOutputError: `trajectory_ids` or `is_last_step` are missing; or it has expert
+            indices or images, for which there is no merged form.
     """
+    for name in ("trajectory_ids", "is_last_step"):
+        if output.get(name) is None:
+            raise UnmergeableOutputError(name, "one for each row", None)
+    for name in _ARRAYS:
+        if output.get(name) is not None:
+            raise UnmergeableOutputError(name, f"None: {name} not supported for merging", "some")
     rows = [_row(output, i) for i in range(len(output["response_ids"]))]
-    merged, mismatches = [], 0
+    parts: list[list[Row]] = []
+    mismatches = 0
     for turns in _trajectories(rows):
-        found, report = merge_turns([_to_turn(row, None) for row in turns])
+        found, report = merge_turns([_tokens_of(row) for row in turns])
         mismatches += report.num_mismatches
-        for one in found:
-            last, row, start = turns[one.last_turn], one.episode, one.episode.prompt_length
-            rewards = row.token_extras.get("token_rewards", np.zeros(row.num_tokens))
-            merged.append(
-                {
-                    **last,
-                    "prompt_token_ids": row.prompt_ids.tolist(),
-                    "response_ids": row.response_ids.tolist(),
-                    "loss_masks": row.loss_mask[start:].astype(int).tolist(),
-                    "rewards": rewards[start:].tolist(),
-                    "rollout_logprobs": None
-                    if row.logprobs is None
-                    else row.logprobs[start:].tolist(),
-                }
-            )
-    columns = {name: [row[name] for row in merged] for name in _row(output, 0) if name in output}
+        parts += [turns[one.first_turn : one.last_turn + 1] for one in found]
+    earlier = [row["rewards"] for part in parts for row in part[:-1]]
+    is_lost = any(not _is_list(reward) and reward for reward in earlier)
+    merged = [_merged(part, spread=is_lost) for part in parts]
+    present = rows[0].keys() if rows else ()
+    columns = {name: _column(name, merged) for name in output if name in present}
     return {**output, **columns}, {
         "generate/num_seq_before_merge": len(rows),
         "generate/num_seq_after_merge": len(merged),
@@ -100,9 +111,55 @@ def merge_stepwise_output(output: GeneratorOutput) -> tuple[GeneratorOutput, dic
     }
 
 
+def _tokens_of(row: Row) -> rdb.Turn:
+    return rdb.Turn(prompt_ids=row["prompt_token_ids"], response_ids=row["response_ids"])
+
+
+def _merged(turns: Sequence[Row], *, spread: bool) -> Row:
+    """Return one row of turns, each of which begins with all tokens of those before it.
+
+    Values are those of the turns, unchanged. `spread` makes rewards of turns those of tokens.
+    """
+    prompt = turns[0]["prompt_token_ids"]
+    fills = {"loss_masks": 0, "rollout_logprobs": 0.0, "rewards": 0.0}
+    names = [name for name in fills if _is_list(turns[0].get(name))]
+    row: Row = {**turns[-1], "prompt_token_ids": prompt, "response_ids": []}
+    row |= {name: [] for name in names}
+    if spread:
+        row["rewards"] = []
+    for turn in turns:
+        between = turn["prompt_token_ids"][len(prompt) + len(row["response_ids"]) :]
+        row["response_ids"] += [*between, *turn["response_ids"]]
+        for name in names:
+            row[name] += [fills[name]] * len(between) + list(turn[name])
+        if spread and row["response_ids"]:
+            row["rewards"] += [0.0] * (len(row["response_ids"]) - len(row["rewards"]))
+            mask = list(map(bool, turn["loss_masks"]))
+            behind = mask[::-1].index(True) if True in mask else 0
+            row["rewards"][-1 - behind] += turn["rewards"]
+    return row
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence | np.ndarray)
+
+
 def _row(output: Mapping[str, Any], i: int) -> Row:
     fields = {name: of for name, of in output.items() if name != "rollout_metrics"}
-    return {"position": i, **{name: of[i] for name, of in fields.items() if of is not None}}
+    row = {name: of[i] for name, of in fields.items() if of is not None and name != _SPLITS}
+    if (splits := output.get(_SPLITS)) is not None:
+        row[_SPLITS] = {name: of[i] for name, of in splits.items()}
+    return {"position": i, **row}
+
+
+def _column(name: str, rows: Sequence[Row]) -> Any:
+    """Return a field of all rows as SkyRL has it; None if a row does not have it."""
+    values: list[Any] = [row.get(name) for row in rows]
+    if all(value is None for value in values) or (name == _SPLITS and None in values):
+        return None
+    if name == _SPLITS:
+        return {key: [value[key] for value in values] for key in values[0]}
+    return values
 
 
 def _trajectories(rows: Iterable[Row]) -> Iterator[list[Row]]:
@@ -122,7 +179,7 @@ def _trajectories(rows: Iterable[Row]) -> Iterator[list[Row]]:
 
 def _to_turn(row: Row, step: int | None) -> rdb.Turn:
     rewards = row["rewards"]
-    of_tokens = isinstance(rewards, Sequence)
+    of_tokens = _is_list(rewards)
     metadata = {name: row[name] for name in _OF_ROWS if name in row}
     if metadata.get(_METRICS) is not None:  # as text: JSON columns take no NaN
         metadata[_METRICS] = json.dumps(metadata[_METRICS], default=float)
@@ -144,14 +201,18 @@ def _to_episode(rows: Sequence[Row], step: int | None) -> rdb.Episode:
     arrays = {name: first[name] for name in _ARRAYS if first.get(name) is not None}
     if arrays and len(rows) > 1:
         raise rdb.InvalidInputError(next(iter(arrays)), "none in a step-wise trajectory", "some")
+    lists = [name for name, array in arrays.items() if isinstance(array, list)]
     which = first.get("trajectory_ids")
+    metadata: dict[str, Any] = {_LISTS: lists} if lists else {}
+    if which is not None:
+        metadata["repetition_id"] = which.repetition_id
     return rdb.Episode(
         turns=[_to_turn(row, step) for row in rows],
         extras={
-            name: array if isinstance(array, torch.Tensor) else np.asarray(array, np.int32)
+            name: np.asarray(array, np.int32) if name in lists else array
             for name, array in arrays.items()
         },
-        metadata={} if which is None else {"repetition_id": which.repetition_id},
+        metadata=metadata,
     )
 
 
@@ -160,19 +221,21 @@ def _to_output(group: rdb.EpisodeGroup) -> GeneratorOutput:
     for episode in group.episodes:
         repetition = episode.metadata.get("repetition_id")
         which = None if repetition is None else TrajectoryID(str(group.prompt_uid), repetition)
-        arrays: dict[str, Any] = {
-            name: torch.as_tensor(np.array(of)) for name, of in episode.extras.items()
+        arrays = {
+            name: _array(name, of, name in episode.metadata.get(_LISTS, ()))
+            for name, of in episode.extras.items()
         }
-        if _EXPERTS in arrays:
-            arrays[_EXPERTS] = arrays[_EXPERTS].tolist()
         rows += [{**_of_turn(turn), "trajectory_ids": which, **arrays} for turn in episode.turns]
     names = ("prompt_token_ids", *_OF_TURNS, "trajectory_ids", *_OF_ROWS, *_ARRAYS)
-    output = {name: [row.get(name) for row in rows] for name in names}
-    metrics = json.loads(group.tags["rollout_metrics"])
-    return {
-        **{name: None if set(map(type, of)) == {type(None)} else of for name, of in output.items()},
-        "rollout_metrics": metrics,
-    }
+    output = {name: _column(name, rows) for name in names}
+    return {**output, "rollout_metrics": json.loads(group.tags["rollout_metrics"])}
+
+
+def _array(name: str, array: Any, is_list: bool) -> Any:
+    """Return it as it was: expert indices are an array or a list, everything else a tensor."""
+    if is_list:
+        return array.tolist()
+    return np.array(array) if name == _EXPERTS else to_tensor(array)
 
 
 def _of_turn(turn: rdb.Turn) -> Row:
