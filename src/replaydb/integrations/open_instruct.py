@@ -25,7 +25,7 @@ from replaydb.errors import (
     UnknownBufferError,
 )
 from replaydb.integrations.decoding import decoded_sample
-from replaydb.integrations.values import dataclasses_of, decode, encode
+from replaydb.integrations.values import dataclasses_of, decode, encode, is_same
 from replaydb.policies import SimplePolicy
 from replaydb.settings import Eviction, RateLimit, SettingsChanges
 
@@ -343,23 +343,11 @@ def _without(data: Any, columns: Mapping[str, Any]) -> Any:
     """Return a copy that has `_Column` in place of each field that the columns give back."""
     bare = copy(data)
     for name, values in columns.items():
-        if _is_same(getattr(data, name, None), values):
+        if is_same(getattr(data, name, None), values):
             object.__setattr__(bare, name, _Column())
     if hasattr(data, "result"):
         object.__setattr__(bare, "result", _without(data.result, columns))
     return bare
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    """Return whether two values are equal and of the same types; NaN equals NaN."""
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, list):
-        kinds = list(map(type, one))
-        if kinds != list(map(type, other)):
-            return False
-        return (list not in kinds and one == other) or all(map(_is_same, one, other))
-    return bool(one == other or (one != one and other != other))
 
 
 def _tags(datasets: Any) -> dict[str, str]:

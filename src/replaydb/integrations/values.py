@@ -116,6 +116,26 @@ def dataclasses_of(field: str, kind: type) -> dict[str, type]:
     return found
 
 
+def is_same(one: Any, other: Any) -> bool:
+    """Return whether two values are equal and of the same types, and so is all that they hold.
+
+    It looks into lists, tuples, dicts and dataclasses; NaN equals NaN.
+    """
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, list | tuple):
+        kinds = list(map(type, one))
+        if kinds != list(map(type, other)):
+            return False
+        return (_SHALLOW.issuperset(kinds) and one == other) or all(map(is_same, one, other))
+    if isinstance(one, dict):
+        return is_same([*one.items()], [*other.items()])
+    if is_dataclass(one):
+        names = [each.name for each in fields(one)]
+        return all(is_same(getattr(one, name), getattr(other, name)) for name in names)
+    return bool(one == other or (one != one and other != other))
+
+
 def to_tensor(array: Any) -> Any:
     """Return a tensor of its own memory."""
     import torch
@@ -188,6 +208,10 @@ def _of_numpy(value: Any, arrays: Arrays) -> Any:
 
 def _raw(arrays: Mapping[str, Any], dtype: str, shape: list[int], name: str) -> Any:
     return np.ndarray(shape, dtype, arrays[name].tobytes())
+
+
+#: Numbers and text, of which `==` is enough if the types are equal.
+_SHALLOW = {type(None), bool, int, float, str, bytes}
 
 
 def _is_plain(value: Any) -> bool:

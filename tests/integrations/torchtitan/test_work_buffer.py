@@ -9,6 +9,7 @@ import random
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ async def build(url: str) -> AsyncIterator[Build]:
     made: list[Any] = []
 
     def one(active: int = 4, window: int = 1, **options: Any) -> Any:
-        config = RolloutGroupWorkBuffer.Config(url=url, sample_type=Sample, **options)
+        fields: dict[str, Any] = {"url": url, "sample_type": Sample, **options}
+        config = RolloutGroupWorkBuffer.Config(**fields)
         made.append(config.build(max_active_rollout_groups=active, window_size=window))
         return made[-1]
 
@@ -313,11 +315,41 @@ async def test_what_cannot_be_stored_waits_again(build: Build) -> None:
     assert await claimed(buffer) == [0]
 
 
-@pytest.mark.filterwarnings("ignore:Pydantic serializer")
-async def test_a_sample_that_would_come_back_otherwise_is_refused(build: Build) -> None:
-    buffer = build()
-    with pytest.raises(rdb.InvalidInputError, match="sample"):
-        await buffer.add_work(RolloutGroupWork(group_id=0, sample={"question": "2 + 2?"}))
+class Level(IntEnum):
+    LOW = 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "sample"),
+    [
+        (Sample, {"question": "2 + 2?"}),
+        (Sample, object()),
+        (Sample, Sample(question=3)),  # type: ignore[arg-type]
+        (Sample, Sample(question="2 + 2?", names_per_turn=[["a"]])),  # type: ignore[arg-type]
+        (Any, SAMPLE),
+        (Any, object()),
+        (Any, {"question": "\ud800"}),
+        (Any, {"question": (1, 2)}),
+        (Any, {1: "a"}),
+        (Any, {"level": Level.LOW}),
+        (Any, {"score": float("nan")}),
+    ],
+)
+async def test_a_sample_that_would_not_come_back_is_refused(
+    build: Build, kind: Any, sample: Any
+) -> None:
+    buffer = build(sample_type=kind)
+    with pytest.raises(rdb.InvalidInputError, match=f"sample: expected .*{type(sample).__name__}"):
+        await buffer.add_work(RolloutGroupWork(group_id=0, sample=sample))
+    assert gauges(buffer)["rollout_buffer/num_groups_waiting"] == 0
+
+
+async def test_samples_of_another_type_are_named(build: Build) -> None:
+    buffer = build(sample_type=Any)
+    await buffer.add_work(RolloutGroupWork(group_id=0, sample={"question": 3}))
+    again = build()
+    with pytest.raises(rdb.InvalidInputError, match=r"sample_type: expected .* got \{"):
+        await again.claim_next()
 
 
 async def test_json_is_the_default(url: str) -> None:
@@ -325,8 +357,6 @@ async def test_json_is_the_default(url: str) -> None:
     buffer = config.build(max_active_rollout_groups=2)
     await buffer.add_work(RolloutGroupWork(group_id=0, sample={"question": [1, None]}))
     assert (await buffer.claim_next()).sample == {"question": [1, None]}
-    with pytest.raises(rdb.InvalidInputError, match="sample"):
-        await buffer.add_work(RolloutGroupWork(group_id=1, sample=SAMPLE))
     await buffer.close()
 
 
@@ -338,6 +368,8 @@ def test_a_config_that_cannot_work_is_refused_when_it_is_built(url: str) -> None
         config(url="mysql://x/y").build(max_active_rollout_groups=2)
     with pytest.raises(rdb.InvalidInputError, match="name"):
         config(url=url, buffer="").build(max_active_rollout_groups=2)
+    with pytest.raises(rdb.InvalidInputError, match="sample_type"):
+        config(url=url, sample_type=random.Random).build(max_active_rollout_groups=2)
     with pytest.raises(rdb.InvalidInputError, match="ttl"):
         config(url=url, ttl=0).build(max_active_rollout_groups=2)
 

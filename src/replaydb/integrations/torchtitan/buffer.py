@@ -10,7 +10,8 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter
+from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
+from pydantic_core import PydanticSerializationError
 from torchtitan.experiments.rl.components import work_buffer
 from torchtitan.experiments.rl.observability import metrics as m
 from torchtitan.experiments.rl.rollout import RolloutGroup
@@ -20,6 +21,7 @@ import replaydb as rdb
 from replaydb import blocking
 from replaydb.integrations.decoding import decoded_one
 from replaydb.integrations.torchtitan.rollouts import TASK, to_group, to_rollout_group
+from replaydb.integrations.values import is_same
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -74,7 +76,7 @@ class RolloutGroupWorkBuffer(work_buffer.RolloutGroupWorkBuffer):
         if config.ttl <= 0:
             raise rdb.InvalidInputError("ttl", "more than 0", config.ttl)
         self._config = config
-        self._samples = TypeAdapter(config.sample_type)
+        self._samples = _Samples(config.sample_type)
         # For `metrics`, which cannot wait; and so what is wrong with the store is said at once.
         self._blocking = blocking.Store.open(config.url, run=config.run)
         try:
@@ -106,10 +108,7 @@ class RolloutGroupWorkBuffer(work_buffer.RolloutGroupWorkBuffer):
             RuntimeError: There is no free slot.
             InvalidInputError: The sample would not come back as it is.
         """
-        sample = self._samples.dump_json(work.sample).decode()
-        if self._samples.validate_json(sample) != work.sample:
-            kind = type(work.sample).__name__
-            raise rdb.InvalidInputError("sample", "what `sample_type` can read back", kind)
+        sample = self._samples.to_json(work.sample)
         uid, tags = str(work.group_id), {"group_id": work.group_id}
         with suppress(rdb.DuplicateGroupError, rdb.StoreClosedError):
             buffer = await self._open()
@@ -120,7 +119,11 @@ class RolloutGroupWorkBuffer(work_buffer.RolloutGroupWorkBuffer):
             self._peak = max(self._peak, active + 1)
 
     async def claim_next(self) -> work_buffer.RolloutGroupWork | None:
-        """Take the oldest group that waits, to generate it; None once the buffer is closed."""
+        """Take the oldest group that waits, to generate it; None once the buffer is closed.
+
+        Raises:
+            InvalidInputError: Its sample was stored by another `sample_type`.
+        """
         with suppress(rdb.StoreClosedError):
             return await self._hold(self._claim, self._work, statuses="pending", timeout=None)
         return None
@@ -257,7 +260,7 @@ class RolloutGroupWorkBuffer(work_buffer.RolloutGroupWorkBuffer):
         return found
 
     def _work(self, group: rdb.StoredGroup) -> work_buffer.RolloutGroupWork:
-        sample = self._samples.validate_json(str(group.prompt))
+        sample = self._samples.from_json(str(group.prompt))
         work = work_buffer.RolloutGroupWork(group_id=group.tags["group_id"], sample=sample)
         work.state = type(work.state)("inflight")
         return work
@@ -286,3 +289,35 @@ def _finalized(group: rdb.StoredGroup) -> RolloutGroup:
             raise
         logger.exception("rollout group %s has no rollouts", group.group_uid)
         return RolloutGroup(group_id=group.tags["group_id"], rollouts=[], metrics=[])
+
+
+class _Samples:
+    """Samples of a dataset as JSON, and back."""
+
+    def __init__(self, kind: Any) -> None:
+        try:
+            self._adapter = TypeAdapter(kind)
+        except PydanticSchemaGenerationError as error:
+            expected = "a type that pydantic writes as JSON"
+            raise rdb.InvalidInputError("sample_type", expected, repr(kind)) from error
+
+    def to_json(self, sample: Any) -> str:
+        """Return the JSON of a sample that comes back from it as it is."""
+        cause: Exception | None = None
+        try:
+            text: str = self._adapter.dump_json(sample, warnings=False).decode()
+            if is_same(self._adapter.validate_json(text), sample):
+                return text
+        except (PydanticSerializationError, ValidationError) as error:
+            cause = error
+        kind = type(sample).__name__
+        expected = "a sample that JSON of `sample_type` gives back equal in values and types"
+        raise rdb.InvalidInputError("sample", expected, kind) from cause
+
+    def from_json(self, text: str) -> Any:
+        """Return the sample of some JSON."""
+        try:
+            return self._adapter.validate_json(text)
+        except ValidationError as error:
+            expected = "the type of the samples that the buffer has"
+            raise rdb.InvalidInputError("sample_type", expected, text[:100]) from error
