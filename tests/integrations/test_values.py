@@ -138,3 +138,7 @@ def test_only_dataclasses_are_created() -> None:
 
     with pytest.raises(rdb.InvalidInputError, match="annotations that can be resolved"):
         dataclasses_of("kind", Unresolved)
+
+    namesake = type("Inner", (), {"__annotations__": {"outer": Outer}, "__module__": __name__})
+    with pytest.raises(rdb.InvalidInputError, match="dataclasses of different names, got Inner"):
+        dataclasses_of("kind", dataclass(namesake))

@@ -130,7 +130,7 @@ class Converter(Generic[D]):
         for part in (data, getattr(data, "result", data)):
             for name, values in columns.items():
                 if isinstance(getattr(part, name, None), _Column):
-                    object.__setattr__(part, name, values)
+                    object.__setattr__(part, name, copy(values))  # both parts may have it
         return data
 
 
@@ -287,10 +287,12 @@ def _episodes(data: Any, result: Any) -> list[rdb.Episode]:
     size, columns = 0, {}
     for name, argument in _ARGUMENTS.items():
         field, values = _values(data, result, name)
-        if name in _OPTIONAL and (values is None or len(values) == 0):
+        if values is None and name in _OPTIONAL:
             continue
-        if not isinstance(values, Sequence):
+        if not isinstance(values, Sequence | np.ndarray):
             raise InvalidInputError(field, "a list", type(values).__name__)
+        if len(values) == 0 and name in _OPTIONAL:
+            continue
         size = size or len(values)
         if len(values) != size:
             raise InvalidInputError(field, f"{size} values, one for each response", len(values))

@@ -96,7 +96,8 @@ def dataclasses_of(field: str, kind: type) -> dict[str, type]:
     """Return a dataclass and those in the annotations of its fields, by qualified name.
 
     Raises:
-        InvalidInputError: It is not a dataclass, or its annotations cannot be resolved.
+        InvalidInputError: It is not a dataclass, its annotations cannot be resolved, or two of
+            them have one name.
     """
     if not (isinstance(kind, type) and is_dataclass(kind)):
         raise InvalidInputError(field, "a dataclass", repr(kind))
@@ -106,7 +107,8 @@ def dataclasses_of(field: str, kind: type) -> dict[str, type]:
         one = waiting.pop()
         waiting += get_args(one)
         if isinstance(one, type) and is_dataclass(one) and one not in found.values():
-            found[one.__qualname__] = one
+            if found.setdefault(one.__qualname__, one) is not one:
+                raise InvalidInputError(field, "dataclasses of different names", one.__qualname__)
             try:
                 waiting += get_type_hints(one).values()
             except NameError as error:

@@ -22,7 +22,9 @@ def test_everything_comes_back(url: str) -> None:
         buffer = store.buffer("table")
         ids = buffer.put(converter.to_group(data, "gsm8k", group_uid="1", priority=2.0))
         [stored] = buffer.get(ids)
-    assert identical(converter.from_group(stored), data)
+    found = converter.from_group(stored)
+    assert identical(found, data)
+    assert found.reward_scores is not found.result.reward_scores
 
 
 @pytest.mark.parametrize(
@@ -40,6 +42,7 @@ def test_everything_comes_back(url: str) -> None:
         ("reward_scores", [np.float32(0.1), np.float64(0.1)]),
         ("reward_scores", [None, 1.0]),
         ("reward_scores", []),
+        ("reward_scores", np.array([0.5, 1e39])),
         ("decoded_responses", [None, "b"]),
         ("queries", [(1, 2), np.array([1, 2])]),
         ("percent_solved", np.float64(0.5)),
@@ -139,6 +142,7 @@ def test_what_cannot_be_kept() -> None:
         ("result.masks", None, "result.masks: expected a list, got NoneType"),
         ("result.logprobs", [[0.5] * 3], "result.logprobs: expected 2 values, .*, got 1"),
         ("result.responses", [[1, 2, 3], [2**31] * 3], r"responses\[1\]: expected 32-bit"),
+        ("reward_scores", 1.0, "data.reward_scores: expected a list, got float"),
         ("result.model_step", "new", r"result.model_step\[0\]: expected"),
         ("queries", [[1, 2]], "data.queries: expected 2 values, .*, got 1"),
         ("decoded_responses", ["a"], "data.decoded_responses: expected 2 values, .*, got 1"),
