@@ -22,6 +22,7 @@ _LONG = (
     "buffer/sampling/test_seeds.py",
     "database/engines/test_files_lost.py",
     "database/engines/test_pgbouncer.py",
+    "ui/browser",
 )
 
 
@@ -88,10 +89,14 @@ _SUITES = {
     "database/engines/": _suite(_ENGINES, engine=BOTH),
     "database/engines/postgresql": _suite(_ENGINES, engine=POSTGRESQL),
     "database/engines/postgresql_checkup": _suite("operations", engine=POSTGRESQL),
+    "database/engines/postgresql_commits": _suite(
+        "database/test_lost_answers.py database/test_failover.py", _ENGINES, POSTGRESQL
+    ),
     "database/engines/postgresql_roles": _suite("operations", engine=POSTGRESQL),
     "database/engines/postgresql_sequences": _suite("operations", engine=POSTGRESQL),
     "database/engines/sqlite": _suite(_ENGINES),
     "database/engines/sqlite_checkup": _suite("operations"),
+    "database/engines/sqlite_damage": _suite("operations"),
     "database/engines/sqlite_guard": _suite("database/engines/test_files_lost.py", _ENGINES),
     "database/repository/": _suite(_CALLS),
     "database/statements/": _suite(_CALLS),
@@ -100,11 +105,16 @@ for _folder in "database/repository/", "database/statements/":
     _SUITES |= {
         f"{_folder}{name}": suite
         for suite, names in (
-            (_suite(_DRAWS), "candidates draws draw orders policy pools portions selections"),
+            (_suite(_DRAWS, _CALLS), "candidates draws orders policy pools portions selections"),
             (_suite("buffer/putting", _CALLS), "capacity pieces puts"),
             (_suite("buffer/leasing", _CALLS), "lease"),
             (_suite("buffer/managing", _CALLS), "aging buffer task updates"),
-            (_suite("buffer/inspecting", _CALLS), "groups history lineage listing looks metrics"),
+            (
+                _suite("buffer/inspecting", f"{_CALLS} ui"),
+                "draw groups history lineage listing looks metrics pages run_sums statistics",
+            ),
+            (_suite("operations", _CALLS), "damage recount rows sequences"),
+            (_suite("analysis", "ui exchange"), "walks"),
             (_suite("database/repository/test_tags.py", _CALLS), "tag"),
             (_suite("database/test_pruning.py buffer/test_outside.py", _PACKS), "pack payload"),
         )

@@ -43,7 +43,7 @@ async def test_on_arrival_and_as_the_policy_advances(buffer: Buffer, url: str) -
 async def test_groups_that_are_completed_or_given_back(buffer: Buffer, url: str) -> None:
     for uid, newest in (("fresh", 5), ("stale", 3)):
         await buffer.open_group("gsm8k", uid, 2)
-        await buffer.add_episode(uid, episode(1.0, 0))
+        await buffer.add_episode(uid, episode(1.0, 1))
         await buffer.add_episode(uid, episode(1.0, newest))
     assert await statuses(url) == {"fresh": "completed", "stale": "expired"}
     lease = await buffer.lease(1, ttl=60)
