@@ -14,7 +14,9 @@ import pytest
 from replaydb import integrations
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-NAMES = sorted(module.name for module in pkgutil.iter_modules(integrations.__path__))
+#: Modules that several integrations use.
+_SHARED = {"decoding", "values"}
+NAMES = sorted({module.name for module in pkgutil.iter_modules(integrations.__path__)} - _SHARED)
 #: What only the integration that is for it may take along.
 _FOREIGN = {
     "datasets",
