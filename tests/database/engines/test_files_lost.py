@@ -256,9 +256,10 @@ async def test_checkpoints_and_vacuums_of_others_are_no_losses(tmp_path: Path) -
 async def test_looking_at_files_of_a_folder_drops_no_lock(tmp_path: Path) -> None:
     """Closing any descriptor of a file drops all locks that a process has on it."""
     path = tmp_path / "replay.db"
+    (tmp_path / "notes.txt").write_text("no database")
     async with Store.open(f"sqlite:///{path}", run="a") as store:
         await (await store.buffer("math")).put(group("mine"))
-        with pytest.raises(rdb.DatabaseUnavailableError, match=r"its folder has replay\.db"):
+        with pytest.raises(rdb.DatabaseUnavailableError, match=r"its folder has replay\.db$"):
             await Store.open(f"sqlite:///{tmp_path / 'misspelt.db'}", migrate=False, read_only=True)
         async with writer(path) as other:  # without those locks it would be the last to close
             await other.put("theirs")
