@@ -117,7 +117,8 @@ for _folder in "database/repository/", "database/statements/":
             (_suite("operations", _CALLS), "damage recount rows sequences"),
             (_suite("analysis", "ui exchange"), "walks"),
             (_suite("database/repository/test_tags.py", _CALLS), "tag"),
-            (_suite("database/test_pruning.py buffer/test_outside.py", _PACKS), "pack payload"),
+            (_suite("database/test_pruning.py buffer/test_outside.py", _PACKS), "pack"),
+            (_suite("buffer/inspecting", f"{_PACKS} buffer/test_outside.py"), "payload"),
         )
         for name in names.split()
     }
