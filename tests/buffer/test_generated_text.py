@@ -7,9 +7,7 @@ from sqlalchemy import select
 from replaydb import Buffer, Episode, EpisodeGroup, Turn, analysis
 from replaydb.database.schema import episode as episode_table
 from support.connections import transaction
-from support.groups import GENERATED, episode
-
-STORED = "NUL ␛0000, ␛d83d␛de00, ␛241b0000 and \U0001f600\n"
+from support.groups import GENERATED, STORED, episode
 
 
 async def test_generated_text_comes_back_bit_for_bit(buffer: Buffer) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 from replaydb import Episode, EpisodeGroup, Turn
 
-#: Text that neither engine can store as it is, with what is stored in its place.
+#: Text that neither engine can store as it is, and what is stored in its place.
 GENERATED = "NUL \0, \ud83d\ude00, ␛0000 and 😀\n"
+STORED = "NUL ␛0000, ␛d83d␛de00, ␛241b0000 and 😀\n"
 
 
 def episode(reward: float | None = 1.0, version: int | None = None, **fields: Any) -> Episode:

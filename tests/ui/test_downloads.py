@@ -24,7 +24,7 @@ from replaydb.database import migrations
 from replaydb.database.schema import REVISIONS
 from replaydb.ui import downloads, queries
 from support.engines import both_engines
-from support.groups import episode
+from support.groups import GENERATED, STORED, episode
 
 ADDRESSES = [
     "",
@@ -225,6 +225,21 @@ async def test_tokens_are_there_without_sql(
     assert (await browser.get(f"tokens.sql?{address}")).status_code == 404
     await filled.update(ids=[put], status="archived")
     assert (await browser.get(f"tokens.json?{address}")).status_code == 200
+
+
+@both_engines
+async def test_texts_are_downloaded_in_their_stored_form(
+    url: str, buffer: Buffer, browser: httpx.AsyncClient
+) -> None:
+    given = episode(text=GENERATED, metadata={"said": GENERATED})
+    [put] = await buffer.put(EpisodeGroup("gsm8k", [given]))
+    group = f"buffer={buffer.name}&group={put}"
+    for page in f"episode.{{}}?{group}&position=0", f"compare.{{}}?{group}&a=0&b=0":
+        answers = {kind: await browser.get(page.format(kind)) for kind in downloads.MEDIA_TYPES}
+        [row] = pq.read_table(io.BytesIO(answers["parquet"].content)).to_pylist()
+        [said] = answers["json"].json()
+        assert row["text"] == said["text"] == said["metadata"]["said"] == STORED
+        assert STORED in (await run(url, answers["sql"].text))[0]
 
 
 async def test_every_page_leads_to_its_downloads(

@@ -16,8 +16,10 @@ from sqlalchemy import (
     Double,
     ScalarSelect,
     Select,
+    Text,
     func,
     select,
+    type_coerce,
 )
 from sqlalchemy import cast as cast_
 from sqlalchemy.sql.visitors import replacement_traverse
@@ -107,9 +109,9 @@ def select_episodes(buffer: str, group_id: int) -> Select[Any]:
 
 
 def select_said(buffer: str, group_id: int, positions: Sequence[int]) -> Select[Any]:
-    """Some episodes of a group, with their texts."""
+    """Some episodes of a group, with their texts as they are stored."""
     text = (
-        select(transcript.c.text)
+        select(type_coerce(transcript.c.text, Text))
         .where(
             transcript.c.group_id == _episodes.group_id,
             transcript.c.position == _episodes.position,
