@@ -35,6 +35,18 @@ async def test_attempts_lead_to_failed(store: Store, clock: Clock, url: str) -> 
         await buffer.lease(1, ttl=10)
 
 
+async def test_a_lower_limit_fails_no_group_without_an_attempt(store: Store, url: str) -> None:
+    buffer = await store.buffer("math")
+    ids = await buffer.put(groups(2))
+    for _ in range(2):
+        await (await buffer.lease(2, ttl=10)).nack()
+    lease = await buffer.lease(2, ttl=10)
+    await buffer.update_settings(max_attempts=2)
+    await lease.fail(ids[:1], reason="unreadable")
+    assert await statuses(url) == {"gsm8k-0": "failed", "gsm8k-1": "completed"}
+    assert (await group_row(url, ids[1]))["attempts"] == 2
+
+
 @pytest.mark.parametrize(("limit", "failures"), [(None, 3), (2, 2)])
 async def test_a_failure_counts_for_the_group_that_failed(
     store: Store, url: str, limit: int | None, failures: int

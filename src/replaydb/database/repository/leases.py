@@ -250,7 +250,11 @@ def _undo(
             for row in rows
         ]
 
-    failed, again = _split(rows, lambda row: limit is not None and row.attempts + attempts >= limit)
+    # Without a new attempt none was the last, even if `max_attempts` was lowered meanwhile.
+    failed, again = _split(
+        rows,
+        lambda row: attempts > 0 and limit is not None and row.attempts + attempts >= limit,
+    )
     last = undone(failed, f"{reason} (attempt {limit} of {limit})")
     transitions.move(buffer, last, GroupStatus.FAILED)
     _give_back(buffer, undone(again, reason))
