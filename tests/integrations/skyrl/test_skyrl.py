@@ -75,6 +75,31 @@ def test_metrics_that_are_not_finite_come_back(kept: blocking.Buffer) -> None:
     assert repr(back["env_metrics"]) == repr(made["env_metrics"])
 
 
+def test_metrics_keep_their_types(kept: blocking.Buffer) -> None:
+    made = output(random.Random(1), ["a"], repetitions=1, step_wise=False)
+    given = {"calls": np.int64(3), "won": np.bool_(True), "mean": np.float32(0.5), "of": np.ones(2)}
+    made["env_metrics"] = [given]
+    back = to_generator_output(kept.get(kept.put(to_groups(made, ["a"]))))
+    expected = {"calls": 3, "won": True, "mean": 0.5, "of": [1.0, 1.0]}
+    assert identical(back["env_metrics"], [expected])
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("env_metrics", [{"a": object()}]),
+        ("rollout_metrics", {"a": {1, 2}}),
+        ("rewards", [1.0, 2.0]),
+        ("loss_masks", []),
+    ],
+)
+def test_outputs_that_are_refused(field: str, value: Any) -> None:
+    made = output(random.Random(1), ["a"], repetitions=1, step_wise=False) | {field: value}
+    with pytest.raises(rdb.InvalidInputError) as caught:
+        to_groups(made, ["a"])
+    assert caught.value.field == field
+
+
 def test_a_generator_can_be_copied(kept: blocking.Buffer) -> None:
     generator = StoredGenerator(Counting(), kept)
     assert copy.copy(generator).seen is generator.seen

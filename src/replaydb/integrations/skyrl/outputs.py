@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
+import torch
 from skyrl.train.generators.base import GeneratorOutput, TrajectoryID
 from skyrl.train.generators.utils import concatenate_generator_outputs
 
@@ -50,13 +51,13 @@ def to_groups(
         InvalidInputError: Rows say nothing of their prompts; or something cannot be stored, such
             as a reward that is not finite.
     """
-    rows = [_row(output, i) for i in range(len(output["response_ids"]))]
+    rows = _rows(output)
     is_step_wise = output.get("is_last_step") is not None
     if is_step_wise or uids is None:
         if output.get("trajectory_ids") is None:
             raise rdb.InvalidInputError("trajectory_ids", "one for each row", None)
         uids = [one.instance_id for one in output["trajectory_ids"]]
-    metrics = json.dumps(output.get("rollout_metrics"), default=float)
+    metrics = _to_json("rollout_metrics", output.get("rollout_metrics"))
     groups = []
     for uid, members in groupby(_trajectories(rows), lambda some: uids[some[0]["position"]]):
         episodes = [_to_episode(some, step) for some in members]
@@ -91,7 +92,7 @@ def merge_stepwise_output(output: GeneratorOutput) -> tuple[GeneratorOutput, dic
     for name in _ARRAYS:
         if output.get(name) is not None:
             raise UnmergeableOutputError(name, f"None: {name} not supported for merging", "some")
-    rows = [_row(output, i) for i in range(len(output["response_ids"]))]
+    rows = _rows(output)
     parts: list[list[Row]] = []
     mismatches = 0
     for turns in _trajectories(rows):
@@ -144,6 +145,31 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, Sequence | np.ndarray)
 
 
+def _rows(output: Mapping[str, Any]) -> list[Row]:
+    number = len(output["response_ids"])
+    columns = {name: of for name, of in output.items() if name not in ("rollout_metrics", _SPLITS)}
+    columns |= {f"{_SPLITS}.{name}": of for name, of in (output.get(_SPLITS) or {}).items()}
+    for name, of in columns.items():
+        if of is not None and len(of) != number:
+            raise rdb.InvalidInputError(name, f"one for each of {number} rows", len(of))
+    return [_row(output, i) for i in range(number)]
+
+
+def _to_json(field: str, value: Any) -> str:
+    """Return metrics as text, as JSON columns take no NaN. Numbers of numpy become Python's."""
+    try:
+        return json.dumps(value, default=_plain)
+    except (TypeError, ValueError) as error:
+        raise rdb.InvalidInputError(field, "numbers and text", error) from error
+
+
+def _plain(value: Any) -> Any:
+    """Return a number for a scalar, and lists for an array or a tensor."""
+    if isinstance(value, np.generic | np.ndarray | torch.Tensor):
+        return value.tolist()
+    raise TypeError(type(value).__name__)
+
+
 def _row(output: Mapping[str, Any], i: int) -> Row:
     fields = {name: of for name, of in output.items() if name != "rollout_metrics"}
     row = {name: of[i] for name, of in fields.items() if of is not None and name != _SPLITS}
@@ -181,14 +207,14 @@ def _to_turn(row: Row, step: int | None) -> rdb.Turn:
     rewards = row["rewards"]
     of_tokens = _is_list(rewards)
     metadata = {name: row[name] for name in _OF_ROWS if name in row}
-    if metadata.get(_METRICS) is not None:  # as text: JSON columns take no NaN
-        metadata[_METRICS] = json.dumps(metadata[_METRICS], default=float)
+    if metadata.get(_METRICS) is not None:
+        metadata[_METRICS] = _to_json(_METRICS, metadata[_METRICS])
     return rdb.Turn(
         prompt_ids=row["prompt_token_ids"],
         response_ids=row["response_ids"],
         loss_mask=row["loss_masks"],
         logprobs=row.get("rollout_logprobs"),
-        reward=None if of_tokens else float(rewards),
+        reward=None if of_tokens else rewards,
         token_rewards=rewards if of_tokens else None,
         policy_version=step,
         finish_reason=row.get("stop_reasons"),
