@@ -15,7 +15,7 @@ from datasets import Dataset, IterableDataset
 import replaydb as rdb
 from integrations.datasets.words import ids, tokenizer
 from replaydb import blocking
-from replaydb.integrations.datasets import incoming, put_dataset
+from replaydb.integrations.datasets import incoming, put_dataset, sft_dataset
 from support.engines import postgresql_nightly
 
 USER = [{"role": "user", "content": "2 + 2 ="}]
@@ -129,6 +129,19 @@ def test_keys_that_arrow_adds_are_not_read(sums: blocking.Buffer) -> None:
     json = Dataset.from_list(null, on_mixed_types="use_json")  # which adds no keys
     put_dataset(sums, json, "null", tokenizer=tokenizer(CALLS))
     assert stored(sums)[-1].prompt == null[0]["prompt"]
+
+
+@pytest.mark.parametrize(("content", "tokens"), [({}, "+ 2"), ({"content": "5"}, "5 + 2")])
+def test_an_answer_that_calls_tools_comes_back(
+    url: str, sums: blocking.Buffer, content: dict[str, str], tokens: str
+) -> None:
+    answer = [call(a=2) | content]
+    dataset = Dataset.from_list([{"prompt": USER, "completion": answer, "reward": 1.0}])
+    put_dataset(sums, dataset, "calls", tokenizer=tokenizer(CALLS))
+    [episode] = stored(sums)[0].episodes
+    assert (episode.text, episode.response_ids.tolist()) == (content.get("content"), ids(tokens))
+    [row] = sft_dataset(url, sums.name, streaming=True)
+    assert row["completion"] == answer
 
 
 @pytest.mark.parametrize("kind", ["numpy", "torch", "pandas", "arrow"])
@@ -266,6 +279,7 @@ REFUSED = [
     ({"prompt": "2", "completions": 5}, "row 0", "one length"),
     ({"prompt": "2", "completions": "45"}, "row 0", "one length"),
     ({**TEXT, "completion": 5}, "completion of row 0", "one message"),
+    ({**TEXT, "completion": [call(a=2)]}, "completion of row 0", "as the prompt is text"),
     ({**TEXT, "completion": {"content": "4"}}, "completion of row 0", "one message"),
     ({**TEXT, "prompt": []}, "prompt of row 0", "text, or messages"),
     ({**TOKENS, "logprobs": [0.5]}, "logprobs of row 0", "none above 0"),

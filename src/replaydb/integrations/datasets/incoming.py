@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, TypeGuard
@@ -10,6 +11,7 @@ import datasets
 import numpy as np
 
 from replaydb import Episode, EpisodeGroup, InvalidInputError, blocking
+from replaydb.integrations.datasets.outgoing import MESSAGES
 
 #: Groups that are put in one transaction, with where the dataset stands.
 PAGE = 64
@@ -208,7 +210,7 @@ def _episode(where: str, row: Mapping[str, Any], tokenizer: Any) -> Episode:
         raise InvalidInputError(
             where, "columns prompt and completion, or prompt_ids and completion_ids", list(row)
         )
-    text = None if completion is None else _text(where, completion)
+    text, metadata = (None, {}) if completion is None else _text(where, completion)
     if prompt_ids is None or ids is None:
         for of_tokens in ("prompt_ids", "completion_ids", "logprobs"):
             if row.get(of_tokens) is not None:  # which those of the tokenizer need not be
@@ -220,7 +222,7 @@ def _episode(where: str, row: Mapping[str, Any], tokenizer: Any) -> Episode:
                 "tokenizer", f"one, where {where} has no prompt_ids and completion_ids", None
             )
         try:
-            prompt_ids, ids = _tokens(where, prompt, text, tokenizer)
+            prompt_ids, ids = _tokens(where, prompt, completion, tokenizer)
         except InvalidInputError:
             raise
         except Exception as error:  # of any kind: templates are programs
@@ -231,6 +233,7 @@ def _episode(where: str, row: Mapping[str, Any], tokenizer: Any) -> Episode:
         response_ids=ids,
         logprobs=row.get("logprobs"),
         reward=row.get("reward"),
+        metadata=metadata,
         text=text,
     )
     if episode.logprobs is not None and np.any(episode.logprobs > ROUNDING):
@@ -238,33 +241,47 @@ def _episode(where: str, row: Mapping[str, Any], tokenizer: Any) -> Episode:
     return episode
 
 
-def _text(where: str, completion: Any) -> str:
-    """The text of a completion: text, or one message of the assistant."""
+def _text(where: str, completion: Any) -> tuple[str | None, dict[str, str]]:
+    """Return the text of a completion, and metadata with its message if that is more than a text.
+
+    A completion is text, or one message of the assistant.
+    """
     if isinstance(completion, str):
-        return completion
+        return completion, {}
+    expected = "text, or one message of the assistant"
     message = completion[0] if _is_list(completion) and len(completion) == 1 else None
-    fields = message if isinstance(message, Mapping) else {}
-    content = fields.get("content")
-    if not isinstance(content, str) or fields.get("role") != "assistant":
-        raise InvalidInputError(
-            f"completion of {where}", "text, or one message of the assistant", completion
-        )
-    return content
+    fields = dict(message) if isinstance(message, Mapping) else {}
+    role, content = fields.pop("role", None), fields.pop("content", None)
+    if role != "assistant" or not (
+        isinstance(content, str) or (content is None and any(fields.values()))
+    ):
+        raise InvalidInputError(f"completion of {where}", expected, completion)
+    if not fields:
+        return content, {}
+    try:
+        return content, {MESSAGES: json.dumps(completion)}
+    except (TypeError, ValueError) as error:
+        raise InvalidInputError(f"completion of {where}", f"{expected} as JSON", error) from error
 
 
 def _tokens(
-    where: str, prompt: Any, text: str | None, tokenizer: Any
+    where: str, prompt: Any, completion: Any, tokenizer: Any
 ) -> tuple[list[int], list[int]]:
     """Tokens as an engine has them: those of the prompt, and after them those of the completion."""
     if isinstance(prompt, str):
+        text, message = _text(where, completion)
+        if message:  # which a template would have to write
+            expected = "text, or a message with nothing but a text, as the prompt is text"
+            raise InvalidInputError(f"completion of {where}", expected, completion)
         ending = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
         return tokenizer(prompt)["input_ids"], ids + ending
     if not _is_list(prompt) or not prompt or not all(isinstance(one, Mapping) for one in prompt):
         raise InvalidInputError(f"prompt of {where}", "text, or messages", repr(prompt))
-    answered = [*prompt, {"role": "assistant", "content": text}]
+    is_text = isinstance(completion, str)
+    answer = {"role": "assistant", "content": completion} if is_text else completion[0]
     begun = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
-    whole = tokenizer.apply_chat_template(answered, tokenize=False)
+    whole = tokenizer.apply_chat_template([*prompt, answer], tokenize=False)
     if not whole.startswith(begun):
         raise InvalidInputError(
             f"prompt of {where}", "one that its chat template begins the answer with", repr(begun)
