@@ -50,6 +50,15 @@ def test_a_sample(url: str) -> None:
         assert [one.status for one in buffer.find()] == ["failed", "completed"]
 
 
+def test_a_sample_that_uses_groups_up(url: str) -> None:
+    with blocking.Store.open(url) as store:
+        buffer = store.buffer("math", max_times_sampled=1, rate_limit=rdb.MinSize(1))
+        _put(buffer)
+        batch = buffer.sample(2, rdb.Fifo())  # the buffer is below its rate limit from now on
+        with pytest.raises(KeyError):
+            decoded_sample(buffer, batch, _name)
+
+
 async def test_one(store: rdb.Store) -> None:
     buffer = await store.buffer("math")
     [group] = groups(1)

@@ -7,6 +7,7 @@ The others of its batch go back without an attempt. The error is raised in any c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import TypeVar
 
 import replaydb as rdb
@@ -56,8 +57,11 @@ def decoded_sample(
     found, errors = _attempt(groups, decode)
     if errors:
         which = rdb.col.id.in_(list(errors))
-        lease = buffer.lease(len(errors), ttl=_SECONDS, statuses=_STATUSES, where=which, at_least=0)
-        lease.fail(lease.batch.ids, reason=_reason(errors))
+        with suppress(rdb.ReplayDBError):  # such as a rate limit: what is raised says more
+            lease = buffer.lease(
+                len(errors), ttl=_SECONDS, statuses=_STATUSES, where=which, at_least=0
+            )
+            lease.fail(lease.batch.ids, reason=_reason(errors))
         raise next(iter(errors.values()))
     return found
 
