@@ -17,6 +17,7 @@ from integrations.datasets.words import ids, tokenizer
 from replaydb import blocking
 from replaydb.integrations.datasets import incoming, put_dataset, sft_dataset
 from support.engines import postgresql_nightly
+from support.groups import GENERATED
 
 USER = [{"role": "user", "content": "2 + 2 ="}]
 
@@ -142,6 +143,14 @@ def test_an_answer_that_calls_tools_comes_back(
     assert (episode.text, episode.response_ids.tolist()) == (content.get("content"), ids(tokens))
     [row] = sft_dataset(url, sums.name, streaming=True)
     assert row["completion"] == answer
+
+
+def test_an_answer_of_any_characters_comes_back(url: str, sums: blocking.Buffer) -> None:
+    answer = [call(a=2) | {"content": GENERATED}]
+    row = {"prompt": USER, "completion": answer, "prompt_ids": [1], "completion_ids": [2]}
+    put_dataset(sums, IterableDataset.from_generator(lambda: iter([row | {"reward": 1}])), "any")
+    [back] = sft_dataset(url, sums.name, streaming=True)
+    assert back["completion"] == answer
 
 
 @pytest.mark.parametrize("kind", ["numpy", "torch", "pandas", "arrow"])

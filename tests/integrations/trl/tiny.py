@@ -22,6 +22,7 @@ from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 from replaydb import InvalidInputError, blocking
 from replaydb.integrations.trl import ReplayGRPOTrainer, ReplayMixin
 from replaydb.integrations.trl.async_grpo import RolloutBuffer
+from support.groups import GENERATED
 
 torch.set_num_threads(1)
 
@@ -269,7 +270,7 @@ def sample(i: int, group_id: int = 0) -> RolloutSample:
 
     return RolloutSample(
         prompt=[{"role": "user", "content": "a"}],
-        completion=[{"role": "assistant", "content": "b"}],
+        completion=[{"role": "assistant", "content": GENERATED}],
         input_ids=np.array([2 + i % 6, 3, 4, 1]),
         completion_mask=np.array([0, 0, 1, 1]),
         old_log_probs=np.array([0.0, 0.0, -0.5, -0.25], np.float32),

@@ -259,7 +259,8 @@ def _text(where: str, completion: Any) -> tuple[str | None, dict[str, str]]:
     if not fields:
         return content, {}
     try:
-        return content, {MESSAGES: json.dumps(completion)}
+        # Not as ASCII, in which neighbouring unpaired surrogates read as one character.
+        return content, {MESSAGES: json.dumps(completion, ensure_ascii=False)}
     except (TypeError, ValueError) as error:
         raise InvalidInputError(f"completion of {where}", f"{expected} as JSON", error) from error
 

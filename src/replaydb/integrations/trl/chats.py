@@ -29,13 +29,14 @@ def to_text(completion: Any) -> str | None:
 def to_metadata(completion: Any) -> dict[str, str]:
     """Return the metadata entry that holds the messages of a completion.
 
-    What a tool returned may be no JSON. It becomes text, as it did in the tokens.
+    What a tool returned may be no JSON. It becomes text, as it did in the tokens. The JSON text is
+    not ASCII, in which two unpaired surrogates that are neighbours read as one character.
 
     Raises:
         InvalidInputError: A key of an object is no text, or the messages contain themselves.
     """
     try:
-        return {MESSAGES: json.dumps(completion, default=str)}
+        return {MESSAGES: json.dumps(completion, default=str, ensure_ascii=False)}
     except (TypeError, ValueError) as error:
         raise InvalidInputError("completion", "messages as JSON objects", error) from error
 
