@@ -7,6 +7,7 @@ import random
 from dataclasses import replace
 
 import pytest
+import torch
 from torchtitan.experiments.rl.components.training_sample_builder import TrainingSampleBuilder
 from torchtitan.experiments.rl.observability import metrics as m
 from torchtitan.experiments.rl.rollout import Rollout, RolloutGroup, RolloutStatus
@@ -126,6 +127,16 @@ def test_what_cannot_be_stored_is_named(field: str) -> None:
     group = rollout_group(1)
     setattr(group.rollouts[1], field, float("nan"))
     with pytest.raises(rdb.InvalidInputError, match=field):
+        to_group(group)
+
+
+@pytest.mark.parametrize("value", [object(), 1j, torch.ones(2)])
+@pytest.mark.parametrize("field", ["reward_breakdown", "env_rewards"])
+def test_rewards_that_are_not_numbers_are_refused(field: str, value: object) -> None:
+    group = rollout_group(1)
+    one = group.rollouts[0]
+    setattr(one if field == "reward_breakdown" else one.turns[0], field, {"judge": value})
+    with pytest.raises(rdb.InvalidInputError, match=f"{field}: expected numbers by name"):
         to_group(group)
 
 

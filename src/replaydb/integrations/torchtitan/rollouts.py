@@ -32,8 +32,9 @@ def to_group(
         prompt: Kept with it, to roll it again.
 
     Raises:
-        InvalidInputError: A reward, an advantage or a number of a message is not finite; or a
-            metric is of no type that torchtitan has.
+        InvalidInputError: A reward, an advantage or a number of a message is not finite; a value
+            of `reward_breakdown` or `env_rewards` is not a number; or a metric is of no type that
+            torchtitan has.
     """
     return rdb.EpisodeGroup(
         TASK,
@@ -121,11 +122,19 @@ def _to_episode(rollout: Rollout) -> rdb.Episode:
         "group_id": rollout.group_id,
         "rollout_id": rollout.rollout_id,
         "status": rollout.status.value,
-        "reward_breakdown": json.dumps(rollout.reward_breakdown, default=float),
+        "reward_breakdown": _rewards("reward_breakdown", rollout.reward_breakdown),
     }
     turns = [_to_turn(turn) for turn in rollout.turns]
     tokens: dict[str, Any] = {"turns": turns} if turns else {"prompt_ids": [], "response_ids": []}
     return rdb.Episode(**tokens, reward=rollout.reward, advantage=rollout.advantage, metadata=its)
+
+
+def _rewards(field: str, rewards: Any) -> str:
+    """Return JSON text of named numbers, because a JSON column takes only finite ones."""
+    try:
+        return json.dumps(rewards, default=float)
+    except (TypeError, ValueError, RuntimeError) as error:  # the last one is that of tensors
+        raise rdb.InvalidInputError(field, "numbers by name", repr(rewards)) from error
 
 
 def _to_rollout(episode: rdb.Episode, group_id: int) -> Rollout:
@@ -150,7 +159,7 @@ _OF_TURNS = ("prompt_messages", "completion_message", "env_messages")
 
 def _to_turn(turn: RolloutTurn) -> rdb.Turn:
     metadata: dict[str, Any] = {name: getattr(turn, name) for name in _OF_TURNS}
-    metadata["env_rewards"] = json.dumps(turn.env_rewards, default=float)
+    metadata["env_rewards"] = _rewards("env_rewards", turn.env_rewards)
     metadata["metrics"] = _to_json(turn.metrics)
     if len(turn.completion_token_ids) < 2:  # no token would be of the newest
         metadata["max_policy_version"] = turn.max_policy_version
