@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,9 @@ def identical(one: Any, other: Any) -> bool:
     """Whether two values are equal and have the same types, and so has all that they hold."""
     if type(one) is not type(other):
         return False
-    if is_dataclass(one):
-        names = [each.name for each in fields(one)]
+    kind = type(one)
+    names = getattr(kind, "__dataclass_fields__", None) or getattr(kind, "model_fields", None)
+    if names:  # a dataclass, or a model of pydantic
         return all(identical(getattr(one, name), getattr(other, name)) for name in names)
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(identical, one, other))
@@ -26,6 +26,8 @@ def identical(one: Any, other: Any) -> bool:
     if isinstance(one, np.ndarray | np.generic):
         same = (one.dtype, one.shape) == (other.dtype, other.shape)
         return same and one.tobytes() == other.tobytes()
+    if hasattr(one, "equal"):  # tensors
+        return one.dtype == other.dtype and bool(one.equal(other))
     if isinstance(one, float):
         return repr(one) == repr(other)
     return bool(one == other)

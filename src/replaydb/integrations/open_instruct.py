@@ -6,7 +6,6 @@ constructor and methods, and keeps what is put into it in a buffer.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from replaydb.errors import (
     UnknownBufferError,
 )
 from replaydb.integrations.decoding import decoded_sample
-from replaydb.integrations.values import dataclasses_of, decode, encode, is_same
+from replaydb.integrations.values import dataclasses_of, from_extras, is_same, to_extras
 from replaydb.policies import SimplePolicy
 from replaydb.settings import Eviction, RateLimit, SettingsChanges
 
@@ -106,8 +105,7 @@ class Converter(Generic[D]):
             expected = f"the dataclass that {self.kind.__name__} has"
             raise InvalidInputError("data.result", expected, type(result).__name__)
         episodes = _episodes(data, result)
-        arrays: dict[str, Any] = {}
-        stored = encode("data", _without(data, _columns(episodes)), arrays, self._classes)
+        stored = _without(data, _columns(episodes))
         return rdb.EpisodeGroup(
             task_name,
             episodes,
@@ -115,7 +113,7 @@ class Converter(Generic[D]):
             prompt_uid=result.prompt_id,
             priority=priority,
             tags=_tags(getattr(data, "datasets", None)),
-            extras={_DATA: np.frombuffer(json.dumps(stored).encode(), np.uint8), **arrays},
+            extras=to_extras("data", stored, _DATA, self._classes),
         )
 
     def from_group(self, group: rdb.EpisodeGroup) -> D:
@@ -124,8 +122,7 @@ class Converter(Generic[D]):
         Raises:
             InvalidInputError: `kind` has a field without default that was not stored.
         """
-        stored = json.loads(bytes(np.asarray(group.extras[_DATA])))
-        data: D = decode(stored, group.extras, self._classes)
+        data: D = from_extras(group.extras, _DATA, self._classes)
         columns = _columns(group.episodes)
         for part in (data, getattr(data, "result", data)):
             for name, values in columns.items():

@@ -17,6 +17,7 @@ from xtuner.v1.data_proto.rl_data import (
 )
 
 import replaydb as rdb
+from integrations.identical import identical
 from integrations.xtuner.conftest import Open
 from integrations.xtuner.states import state
 from replaydb.integrations.xtuner.states import to_episode, to_state
@@ -124,45 +125,14 @@ def test_references_outlive_their_cluster(monkeypatch: pytest.MonkeyPatch) -> No
     np.testing.assert_array_equal(to_state(episode).routed_experts, [1.0, 1.0])
 
 
-VALUES: list[Any] = [
-    {2: 2, None: 3, True: 4, (1, 2): 5},
-    {"replaydb.array": "a"},
-    {"a": {"replaydb.dict": [[1, 2]]}},
-    [b"\0\xff", b"", bytearray(b"a")],
-    [(1, (2, [3])), {1, 2}, frozenset({"a"}), ()],
-    [True, 1, 1.0, 2**70, "\0\ud800", {"\0": "\n"}],
-    [0.1] * 40,
-    np.array([[None, [1, 2]], [{"a": b"b"}, np.float32(0.5)]], object),
-    [np.float64(0.1), np.float32(0.1), np.int8(3), np.bool_(True), np.str_("ab"), np.str_("")],
-    [np.datetime64("2026-01-01"), np.timedelta64(3, "s"), np.complex64(1j)],
-    [np.array(["2026-01-01"], "M8[ns]"), np.array(["a", "bc"]), np.arange(3, dtype=">f4")],
-    [np.arange(2) + 1j, np.zeros((0, 2)), np.array(3.0), np.zeros(2, bool)],
-    [torch.ones(2, dtype=torch.bfloat16), torch.tensor(3)],
-    [Status.FAILED, SampleParams(n=3), state(7, status=Status.ABORTED)],
-]
-
-
-def same(one: Any, other: Any) -> bool:
-    """Whether two values are equal, and all they hold is of the same types."""
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, np.ndarray) and one.dtype != object:
-        return one.dtype == other.dtype and np.array_equal(one, other)
-    if isinstance(one, np.ndarray):
-        return one.shape == other.shape and same(one.ravel().tolist(), other.ravel().tolist())
-    if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, dict):
-        return same(list(one.items()), list(other.items()))
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other)
-
-
 async def test_values_keep_their_types(build: Open) -> None:
-    found = await stored(build, state(1, extra_fields={"values": VALUES}))
-    for value, back in zip(VALUES, found.extra_fields["values"], strict=True):
-        assert same(value, back), value
+    values = [
+        [Status.FAILED, SampleParams(n=3), state(7, status=Status.ABORTED)],
+        [{2: 2, None: 3, (1, 2): 5}, {"$array": "a"}, (1, {2}), "\0\ud83d\ude00", 10**5000],
+        [bytearray(b"a"), np.array([[1, 2], None], object), torch.ones(2).bfloat16()],
+    ]
+    found = await stored(build, state(1, extra_fields={"values": values}))
+    assert identical(found.extra_fields["values"], values)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +157,7 @@ def test_fields_are_not_validated_again() -> None:
     one = state(1)
     one.response_mask, one.uid = np.array([1, 0, 1]), 7
     found = to_state(to_episode(one, 0))
-    assert same(found.response_mask, one.response_mask)
+    assert identical(found.response_mask, one.response_mask)
     assert (found.uid, found.rollout_id) == (7, 1)
 
 
@@ -199,8 +169,8 @@ async def test_what_cannot_be_kept(build: Open) -> None:
     buffer = build()
     endless: dict[str, Any] = {}
     endless["self"] = endless
-    for value in (object(), endless, 10**5000, np.zeros(1, [("a", int)]), type(buffer)):
-        with pytest.raises(rdb.InvalidInputError, match=r"extra_fields\['what'\]|JSON can hold"):
+    for value in (object(), endless, np.zeros(1, [("a", int)]), type(buffer)):
+        with pytest.raises(rdb.InvalidInputError, match=r"state.extra_fields.what"):
             await buffer.put([state(1, extra_fields={"what": value})], "math")
     with pytest.raises(rdb.InvalidInputError, match="items: expected states of the class"):
         await buffer.put([_Mine.model_construct(**dict(state(1)))], "math")

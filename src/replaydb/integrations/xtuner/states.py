@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable
+from enum import Enum
 from typing import Any
 
 import numpy as np
 import torch
+from pydantic import BaseModel
+from xtuner.v1.data_proto import rl_data
 from xtuner.v1.data_proto.rl_data import RolloutState
 
 import replaydb as rdb
 from replaydb.errors import InvalidInputError
-from replaydb.integrations.xtuner.values import pack, restored, unpack
+from replaydb.integrations.values import create, from_extras, to_extras
 
 #: The extra of an episode that has the state, without what is in columns, as JSON.
 _STATE = "xtuner"
+#: XTuner's own data classes and enumerations, which values may hold.
+_CLASSES: dict[str, type] = {
+    name: value
+    for name, value in vars(rl_data).items()
+    if isinstance(value, type)
+    and issubclass(value, BaseModel | Enum)
+    and value.__module__ == rl_data.__name__
+}
 #: What ids of tokens and policy versions can be in a column.
 _LEAST, _MOST = -(2**31) + 1, 2**31 - 1
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
@@ -55,14 +65,12 @@ def to_episode(state: RolloutState, version: int) -> rdb.Episode:
         steps = fields["response_model_steps"]
         oldest = int(min(steps)) if steps is not None and len(steps) else version
         columns["policy_version"] = min(max(oldest, _LEAST), _MOST)
-    arrays: dict[str, Any] = {}
-    rest = _json(fields, arrays)
     score = state.reward.get("score") if isinstance(state.reward, dict) else None
     return rdb.Episode(
         **{"prompt_ids": [], "response_ids": []} | columns,
         reward=score if _is_reward(score) else None,
         finish_reason=state.finish_reason,
-        extras=arrays | {_STATE: np.frombuffer(rest, np.uint8)},
+        extras=to_extras("state", fields, _STATE, _CLASSES),
     )
 
 
@@ -70,11 +78,9 @@ def fingerprint(states: Iterable[RolloutState]) -> str:
     """Return a digest of the contents of states, without their staleness, which time changes."""
     digest = hashlib.sha256()
     for state in states:
-        arrays: dict[str, Any] = {}
         fields = _fields(state)
         del fields["seq_staleness"]
-        digest.update(_json(fields, arrays))
-        for array in arrays.values():
+        for array in to_extras("state", fields, _STATE, _CLASSES).values():
             digest.update(f"{array.dtype}{tuple(array.shape)}".encode())
             if isinstance(array, torch.Tensor):
                 array = array.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
@@ -87,7 +93,7 @@ def to_state(episode: rdb.Episode) -> RolloutState:
 
     What references referred to is put into Ray again, if Ray runs.
     """
-    fields = unpack(json.loads(np.asarray(episode.extras[_STATE]).tobytes()), dict(episode.extras))
+    fields = from_extras(episode.extras, _STATE, _CLASSES)
     start = episode.prompt_length
     found: dict[str, Any] = {
         "prompt_ids": episode.prompt_ids,
@@ -99,7 +105,7 @@ def to_state(episode: rdb.Episode) -> RolloutState:
     if isinstance(episode.policy_version, np.ndarray):
         found["response_model_steps"] = episode.policy_version[start:]
     columns = {name: values.tolist() for name, values in found.items() if name not in fields}
-    state: RolloutState = restored(RolloutState, columns | fields)
+    state: RolloutState = create(RolloutState, columns | fields)
     return state
 
 
@@ -124,13 +130,3 @@ def _is_float32(values: list[float]) -> bool:
 def _is_reward(score: Any) -> bool:
     """Whether it can be the reward of an episode; others are in the state alone."""
     return isinstance(score, int | float) and abs(score) <= _FLOAT32_MAX
-
-
-def _json(fields: dict[str, Any], arrays: dict[str, Any]) -> bytes:
-    try:
-        packed = {name: pack(value, arrays, name) for name, value in fields.items()}
-        return json.dumps(packed).encode()
-    except InvalidInputError:
-        raise
-    except (RecursionError, ValueError) as error:  # a dict that holds itself, a very long int
-        raise InvalidInputError("items", "what JSON can hold", str(error)) from error
