@@ -59,7 +59,10 @@ _CALLS = (
 )
 _WAITS = "buffer/sampling/test_sample_waiting.py"
 _LOST = "buffer/leasing/test_lease_cancelled.py buffer/leasing/test_undelivered_leases.py"
-_DRAWS = "buffer/sampling database/repository/test_tags.py buffer/sampling/test_proportions.py buffer/sampling/test_seeds.py"
+_DRAWS = (
+    "buffer/sampling database/repository/test_tags.py "
+    "buffer/sampling/test_proportions.py buffer/sampling/test_seeds.py"
+)
 _PACKS = "packs/test_folder.py packs/test_place.py"
 _ENGINES = "database/engines database/test_transactions.py buffer/test_wakes.py buffer/putting"
 

@@ -13,6 +13,7 @@ from torchtitan.experiments.rl.rollout import Rollout, RolloutGroup, RolloutStat
 from torchtitan.experiments.rl.types import RolloutTurnID, TrainingSample
 
 import replaydb as rdb
+from replaydb.integrations.values import Arrays, decode, encode
 from replaydb.training import merge_turns
 
 #: The task of all groups: a rollouter mixes what it mixes.
@@ -32,8 +33,8 @@ def to_group(
         prompt: Kept with it, to roll it again.
 
     Raises:
-        InvalidInputError: A reward, an advantage or a number of a message is not finite; a value
-            of `reward_breakdown` or `env_rewards` is not a number; or a metric is of no type that
+        InvalidInputError: A reward or an advantage is not finite, a message or a reward holds a
+            value that `replaydb.integrations.values` cannot encode, or a metric is of no type that
             torchtitan has.
     """
     return rdb.EpisodeGroup(
@@ -118,23 +119,18 @@ def from_training_sample(sample: TrainingSample) -> rdb.Episode:
 
 
 def _to_episode(rollout: Rollout) -> rdb.Episode:
+    arrays: Arrays = {}
     its = {
         "group_id": rollout.group_id,
         "rollout_id": rollout.rollout_id,
         "status": rollout.status.value,
-        "reward_breakdown": _rewards("reward_breakdown", rollout.reward_breakdown),
+        "reward_breakdown": encode("reward_breakdown", rollout.reward_breakdown, arrays),
     }
-    turns = [_to_turn(turn) for turn in rollout.turns]
+    turns = [_to_turn(turn, arrays) for turn in rollout.turns]
     tokens: dict[str, Any] = {"turns": turns} if turns else {"prompt_ids": [], "response_ids": []}
-    return rdb.Episode(**tokens, reward=rollout.reward, advantage=rollout.advantage, metadata=its)
-
-
-def _rewards(field: str, rewards: Any) -> str:
-    """Return JSON text of named numbers, because a JSON column takes only finite ones."""
-    try:
-        return json.dumps(rewards, default=float)
-    except (TypeError, ValueError, RuntimeError) as error:  # the last one is that of tensors
-        raise rdb.InvalidInputError(field, "numbers by name", repr(rewards)) from error
+    return rdb.Episode(
+        **tokens, reward=rollout.reward, advantage=rollout.advantage, metadata=its, extras=arrays
+    )
 
 
 def _to_rollout(episode: rdb.Episode, group_id: int) -> Rollout:
@@ -143,23 +139,22 @@ def _to_rollout(episode: rdb.Episode, group_id: int) -> Rollout:
         group_id=group_id,
         rollout_id=rollout_id,
         turns=[
-            _to_rollout_turn(turn, RolloutTurnID(group_id, rollout_id, position))
+            _to_rollout_turn(turn, RolloutTurnID(group_id, rollout_id, position), episode.extras)
             for position, turn in enumerate(episode.turns)
         ],
         status=RolloutStatus(episode.metadata["status"]),
         reward=episode.reward,
-        reward_breakdown=json.loads(episode.metadata["reward_breakdown"]),
+        reward_breakdown=decode(episode.metadata["reward_breakdown"], episode.extras),
         advantage=episode.advantage,
     )
 
 
 #: What a turn has beside its tokens.
-_OF_TURNS = ("prompt_messages", "completion_message", "env_messages")
+_OF_TURNS = ("prompt_messages", "completion_message", "env_messages", "env_rewards")
 
 
-def _to_turn(turn: RolloutTurn) -> rdb.Turn:
-    metadata: dict[str, Any] = {name: getattr(turn, name) for name in _OF_TURNS}
-    metadata["env_rewards"] = _rewards("env_rewards", turn.env_rewards)
+def _to_turn(turn: RolloutTurn, arrays: Arrays) -> rdb.Turn:
+    metadata = {name: encode(name, getattr(turn, name), arrays) for name in _OF_TURNS}
     metadata["metrics"] = _to_json(turn.metrics)
     if len(turn.completion_token_ids) < 2:  # no token would be of the newest
         metadata["max_policy_version"] = turn.max_policy_version
@@ -172,7 +167,9 @@ def _to_turn(turn: RolloutTurn) -> rdb.Turn:
     )
 
 
-def _to_rollout_turn(turn: rdb.Turn, rollout_id: RolloutTurnID) -> RolloutTurn:
+def _to_rollout_turn(
+    turn: rdb.Turn, rollout_id: RolloutTurnID, arrays: Mapping[str, Any]
+) -> RolloutTurn:
     lowest, highest = _versions_of(turn)
     return RolloutTurn(
         rollout_id=rollout_id,
@@ -181,9 +178,8 @@ def _to_rollout_turn(turn: rdb.Turn, rollout_id: RolloutTurnID) -> RolloutTurn:
         completion_logprobs=[] if turn.logprobs is None else turn.logprobs.tolist(),
         min_policy_version=lowest,
         max_policy_version=highest,
-        env_rewards=json.loads(turn.metadata["env_rewards"]),
         metrics=_to_metrics(turn.metadata["metrics"]),
-        **{name: turn.metadata[name] for name in _OF_TURNS},
+        **{name: decode(turn.metadata[name], arrays) for name in _OF_TURNS},
     )
 
 
