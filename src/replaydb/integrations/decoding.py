@@ -1,17 +1,21 @@
 """Decoding of drawn groups, so that one that cannot be decoded does not block the others.
 
-A group whose decoding fails goes back one attempt older (`Lease.fail`), and is `failed` in the end.
-The others of its batch go back without an attempt. The error is raised in any case.
+A group whose decoding fails goes back with one more attempt (`Lease.fail`), and becomes `failed` at
+`max_attempts`. The other groups of a lease go back unchanged and the error is raised. A sample may
+have been the last one of its groups, so the other groups of a sample are returned.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TypeVar
 
 import replaydb as rdb
 from replaydb import blocking
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _SECONDS = 60.0
@@ -50,9 +54,12 @@ def decoded_sample(
     groups: Iterable[rdb.StoredGroup],
     decode: Callable[[rdb.StoredGroup], T],
 ) -> list[T]:
-    """Do the same as `decoded` for groups that no lease holds.
+    """Decode groups that no lease holds. Errors are logged if some groups can be decoded.
 
     A group that was taken since it was read, or sampled for the last time, has no more attempts.
+
+    Raises:
+        Exception: What `decode` raised for the first group, if no group could be decoded.
     """
     found, errors = _attempt(groups, decode)
     if errors:
@@ -62,7 +69,10 @@ def decoded_sample(
                 len(errors), ttl=_SECONDS, statuses=_STATUSES, where=which, at_least=0
             )
             lease.fail(lease.batch.ids, reason=_reason(errors))
-        raise next(iter(errors.values()))
+        if not found:
+            raise next(iter(errors.values()))
+        for group_id, error in errors.items():
+            logger.error("Group %d cannot be decoded and is left out", group_id, exc_info=error)
     return found
 
 

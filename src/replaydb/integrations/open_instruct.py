@@ -217,10 +217,12 @@ class Table(Generic[D]):
             step: The training step, for the record.
 
         Returns:
-            At least one, unless `n` is 0; None once the table is shut down.
+            At least one, unless `n` is 0; None once the table is shut down. Items that cannot be
+            decoded are logged and left out.
 
         Raises:
             InvalidInputError: An argument is wrong.
+            Exception: No item can be decoded.
         """
         try:
             batch = self.buffer.sample(

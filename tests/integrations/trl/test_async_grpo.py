@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import queue
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +68,9 @@ def test_it_is_a_queue(url: str) -> None:
     assert buffer.qsize() == 0
     buffer.put_nowait(sample(3))
     assert buffer.get().advantage == 3.0
-    broken = sample(4)
-    broken.advantage = float("nan")
-    with pytest.raises(InvalidInputError, match="advantage"):
-        buffer.put_nowait(broken)
+    for field, value in {"advantage": math.nan, "metrics": {"reward": None}}.items():
+        with pytest.raises(InvalidInputError, match=field):
+            buffer.put_nowait(replace(sample(4), **{field: value}))
     buffer.close()
 
 

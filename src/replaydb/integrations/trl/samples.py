@@ -7,7 +7,7 @@ import math
 import numpy as np
 from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
-from replaydb import Episode, EpisodeGroup
+from replaydb import Episode, EpisodeGroup, InvalidInputError
 from replaydb.integrations.trl import chats
 
 
@@ -21,7 +21,10 @@ def to_group(sample: RolloutSample, source: str = "") -> EpisodeGroup:
     Raises:
         InvalidInputError: The sample cannot be stored.
     """
-    metrics = {name: None if math.isnan(x) else float(x) for name, x in sample.metrics.items()}
+    try:
+        metrics = {name: None if math.isnan(x) else float(x) for name, x in sample.metrics.items()}
+    except TypeError as error:
+        raise InvalidInputError("metrics", "numbers", repr(sample.metrics)) from error
     episode = Episode(
         token_ids=sample.input_ids,
         loss_mask=sample.completion_mask,
