@@ -140,3 +140,20 @@ async def test_a_change_of_another_process_wakes(
         assert not waiter.done()
         await other.act()
         assert (await asyncio.wait_for(waiter, 20)).ids == [group_id]
+
+
+def watchers() -> int:
+    """Tasks that watch for commits of other processes."""
+    return sum("._watch" in repr(task.get_coro()) for task in asyncio.all_tasks())
+
+
+async def test_commits_of_others_are_watched_only_while_a_call_waits(
+    store: Store, naps: Naps
+) -> None:
+    buffer = await store.buffer("math")
+    waiter = asyncio.create_task(buffer.sample(1, timeout=600))
+    await naps.settled()
+    assert watchers() == 1
+    await buffer.put(group("next"))
+    await asyncio.wait_for(waiter, 20)
+    assert watchers() == 0

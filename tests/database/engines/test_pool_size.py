@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -34,6 +36,15 @@ async def test_the_server_sees_no_more(postgresql_url: str) -> None:
         others = await direct.fetchval(f"{mine} AND pid <> pg_backend_pid()")
     await direct.close()
     assert others <= 2 + 2 + 1  # they write, read, and one tells
+
+
+async def test_a_file_is_opened_no_more_often(sqlite_url: str) -> None:
+    async with Store.open(sqlite_url, run="a", pool_size=2) as store:
+        buffer = await store.buffer("math")
+        await buffer.put(group())
+        await asyncio.gather(*(buffer.stats() for _ in range(20)))
+        files = [os.path.realpath(one) for one in Path("/proc/self/fd").iterdir()]
+        assert files.count(os.path.realpath(sqlite_url.removeprefix("sqlite:///"))) <= 2 + 1 + 1
 
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, "8", True])

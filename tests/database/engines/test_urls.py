@@ -52,6 +52,7 @@ def test_hosts(url: str | URL, hosts: list[tuple[str, int | None]]) -> None:
         (f"{ME}one,,two/replay", "a host before every colon and comma"),
         (f"{ME}:5432/replay", "a host before every colon and comma"),
         (f"{ME}db:99999/replay", "a port from 1 to 65535"),
+        (f"{ME}db:0/replay", "a port from 1 to 65535"),
         ("sqlite:///replay.db?mode=ro", "without parameters, got a question mark"),
         ("sqlite:///replay.db?readonly", "without parameters, got a question mark"),
         ("sqlite://data/replay.db", "two slashes where there should be three"),
