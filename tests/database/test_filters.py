@@ -98,6 +98,7 @@ MEANINGS: list[tuple[Any, str]] = [
     (tags["ok"].as_boolean(), "hard"),
     (~tags["ok"].as_boolean(), "easy"),
     (tags["ok"] == True, "hard"),  # noqa: E712
+    (tags["ok"].in_([False]), "easy"),
     (tags["ok"].is_not(True), "easy text null none"),
     (tags["ok"] == "true", "text"),
     (tags["ok"] == 1, ""),
@@ -270,6 +271,7 @@ REFUSED: list[Any] = [
     one.desc(),
     sa.distinct(one) == 1,
     sa.tuple_(one, one).in_([(1, 1)]),
+    sa.func.length(rdb.col.group_uid, 2) == 1,
     one.between(1, 2, symmetric=True),
     one.bitwise_and(1) == 1,
     # Values that one engine at least cannot hold, or compares in a way of its own.

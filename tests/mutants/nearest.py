@@ -58,6 +58,7 @@ _CALLS = (
     "buffer/putting buffer/leasing buffer/sampling buffer/inspecting buffer/managing"
 )
 _WAITS = "buffer/sampling/test_sample_waiting.py"
+_RATES = "buffer/test_rate_limits.py"
 _LOST = "buffer/leasing/test_lease_cancelled.py buffer/leasing/test_undelivered_leases.py"
 _DRAWS = (
     "buffer/sampling database/repository/test_tags.py "
@@ -69,7 +70,7 @@ _ENGINES = "database/engines database/test_transactions.py buffer/test_wakes.py 
 #: By the beginning of a path; the longest that fits counts.
 _SUITES = {
     "codec/": _suite("codec", "batch"),
-    "batch/": _suite("batch", "codec"),
+    "batch/": _suite("batch", "codec test_checks.py buffer/leasing/test_rerolling.py"),
     "buffer/": _suite("test_checks.py", _CALLS),
     "buffer/putting": _suite("buffer/putting", _CALLS),
     "buffer/pacing": _suite("buffer/test_pacing.py buffer/test_rate_limits.py", "buffer/putting"),
@@ -96,12 +97,16 @@ _SUITES = {
         "database/test_lost_answers.py database/test_failover.py", _ENGINES, POSTGRESQL
     ),
     "database/engines/postgresql_roles": _suite("operations", engine=POSTGRESQL),
+    "database/engines/postgresql_sql": _suite("analysis database/test_filters.py", "", POSTGRESQL),
     "database/engines/postgresql_sequences": _suite("operations", engine=POSTGRESQL),
-    "database/engines/sqlite": _suite(_ENGINES),
+    "database/engines/sqlite": _suite(_ENGINES, "operations"),
     "database/engines/sqlite_checkup": _suite("operations"),
     "database/engines/sqlite_damage": _suite("operations"),
-    "database/engines/sqlite_file": _suite("database/engines/test_files_lost.py", _ENGINES),
+    "database/engines/sqlite_file": _suite(
+        "database/engines/test_files_lost.py", f"{_ENGINES} cli/test_copy.py operations"
+    ),
     "database/engines/sqlite_guard": _suite("database/engines/test_files_lost.py", _ENGINES),
+    "database/engines/sqlite_sql": _suite("buffer/inspecting database/test_filters.py", "ui"),
     "database/repository/": _suite(_CALLS),
     "database/statements/": _suite(_CALLS),
 }
@@ -109,15 +114,16 @@ for _folder in "database/repository/", "database/statements/":
     _SUITES |= {
         f"{_folder}{name}": suite
         for suite, names in (
-            (_suite(_DRAWS, _CALLS), "candidates draws orders policy pools portions selections"),
+            (_suite(_DRAWS, _CALLS), "candidates draws orders pools portions selections"),
             (_suite("buffer/putting", _CALLS), "capacity pieces puts"),
             (_suite("buffer/leasing", _CALLS), "lease"),
-            (_suite("buffer/managing", _CALLS), "aging buffer task updates"),
+            (_suite("buffer/managing", f"{_CALLS} {_RATES}"), "aging buffer policy task updates"),
+            (_suite(f"buffer/test_pacing.py {_RATES}", _CALLS), "counts limits"),
             (
                 _suite("buffer/inspecting", f"{_CALLS} ui"),
-                "draw groups history lineage listing looks metrics pages run_sums statistics",
+                "draw groups lineage listing looks metrics pages run_sums statistics",
             ),
-            (_suite("operations", _CALLS), "damage recount rows sequences"),
+            (_suite("operations", _CALLS), "damage history recount rows sequences"),
             (_suite("analysis", "ui exchange"), "walks"),
             (_suite("database/repository/test_tags.py", _CALLS), "tag"),
             (_suite("database/test_pruning.py buffer/test_outside.py", _PACKS), "pack"),

@@ -89,15 +89,15 @@ async def test_only_the_last_draws_count_as_recent(buffer: Buffer) -> None:
     assert found["replay/groups"] == 1
     assert found["gen/recent_groups"] == 0
     await buffer.put(group("d", rewards=[0.0, 0.5, 1.0]))
-    await buffer.put(group("e", rewards=[1.0, 1.0]))
+    await buffer.put([group("e", rewards=[1.0, 1.0]), group("f", rewards=[0.5, 0.5])])
     found = await buffer.metrics(draws=1)
-    assert found["gen/recent_groups"] == 2
-    assert found["gen/reward_mean"] == 0.75
-    assert found["gen/reward_std"] == pytest.approx((1 / 6) ** 0.5 / 2)
-    assert found["gen/uninformative"] == 0.5
+    assert found["gen/recent_groups"] == 3
+    assert found["gen/reward_mean"] == pytest.approx(2 / 3)
+    assert found["gen/reward_std"] == pytest.approx((1 / 6) ** 0.5 / 3)
+    assert found["gen/uninformative"] == pytest.approx(2 / 3)
     whole = await buffer.metrics(draws=2)
     assert whole["train/groups"] == 4
-    assert whole["gen/recent_groups"] == 4
+    assert whole["gen/recent_groups"] == 5
 
 
 async def test_without_draws_everything_is_recent(buffer: Buffer) -> None:
