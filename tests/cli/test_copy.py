@@ -36,7 +36,7 @@ def test_it_is_prepared_and_finished(url: str, tmp_path: Path) -> None:
     place = ("--payloads", (tmp_path / "payloads").as_uri())
     prepared = run("copy", url, target, *place, "--prepare", url="")
     assert prepared.exit_code == 0, prepared.output
-    assert re.search(r"50 groups; \d+ rows and 50 payloads \(82.5 kB\) were", prepared.output)
+    assert re.search(r"50 groups; \d+ rows and 50 payloads \(82.7 kB\) were", prepared.output)
     assert "not finished" in run("buffers", "list", url=target).output
     done = run("copy", url, target, *place, url="")
     assert done.exit_code == 0, done.output

@@ -33,7 +33,7 @@ def lived(url: str) -> str:
 def test_it_says_what_is_wrong(lived: str) -> None:
     sound = run("verify", url=lived)
     assert sound.exit_code == 0, sound.output
-    assert sound.output == "50 groups, 50 payloads (82.5 kB) read: nothing is wrong\n"
+    assert sound.output == "50 groups, 50 payloads (82.7 kB) read: nothing is wrong\n"
     asyncio.run(change(lived, update(task).values(num_pending=5)))
     wrong = run("verify", url=lived)
     assert wrong.exit_code == 1
