@@ -24,9 +24,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: $(VENV)/.installed ## Train a small model from a buffer that survives kill -9 (DB=sqlite or postgresql)
 	$(BIN)/python -m examples.grpo_digits --database $(DB)
 
-check: $(VENV)/.installed ## Lint, types, layers, the wheel, and the documentation
+check: $(VENV)/.installed ## Lint, spelling, types, layers, the wheel, and the documentation
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell $$(git ls-files src docs benchmarks examples migrations '*.md')
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m build --wheel --no-isolation --outdir $(VENV)/dist .
@@ -35,10 +36,10 @@ check: $(VENV)/.installed ## Lint, types, layers, the wheel, and the documentati
 docs: $(VENV)/.installed ## Build the documentation into site/, with a reference of what is public
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-pictures: $(VENV)/.installed ## Take the pictures of the pages in the documentation anew, in Chromium
+pictures: $(VENV)/.installed ## Take the screenshots of the documentation again, in Chromium
 	PYTHONPATH=tests $(BIN)/python -m pictures
 
-lowest: $(VENV)/.installed ## Try both engines with the lowest versions that are allowed
+lowest: $(VENV)/.installed ## Test both engines with the lowest versions that are allowed
 	PYTHONPATH=tests $(BIN)/python -m lowest
 
 $(INTEGRATIONS)/.installed: pyproject.toml $(wildcard tests/integrations/*.txt)
@@ -50,7 +51,7 @@ $(INTEGRATIONS)/.installed: pyproject.toml $(wildcard tests/integrations/*.txt)
 integrations: $(INTEGRATIONS)/.installed ## Test the integrations with the real trainers, in an environment of their own
 	$(INTEGRATIONS)/bin/python -m pytest --numprocesses 2 --dist loadgroup -m '$(MARKS)' tests/integrations
 
-quick: $(VENV)/.installed ## A minute of tests: on SQLite, without servers, browsers and other processes
+quick: $(VENV)/.installed ## Run a minute of tests: on SQLite, without servers, browsers and other processes
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal --quick
 
 test: ## Everything in check, then tests on SQLite and PostgreSQL, and of the integrations (see browser)
@@ -68,10 +69,10 @@ browser: ## Install Chromium for the tests of the pages, by apt, where there is 
 		$$root apt-get update --quiet --quiet && \
 		$$root apt-get install --quiet --quiet --yes --no-install-recommends chromium fonts-dejavu-core; }
 
-torture: $(VENV)/.installed ## Attack every promise for 15 minutes (SEED=N repeats a run, RECORD=1 writes its figures)
+torture: $(VENV)/.installed ## Inject faults against every guarantee for 15 minutes (SEED=N repeats a run, RECORD=1 writes its figures)
 	PYTHONPATH=tests $(BIN)/python -m torture $(if $(SEED),--seed $(SEED)) $(if $(RECORD),--record)
 
-mutants: $(VENV)/.installed ## Try 300 small changes of the code that tests should notice (NUMBER=, SEED=, ONLY=PATH, FRESH=1)
+mutants: $(VENV)/.installed ## Try 300 small changes of the code that tests should detect (NUMBER=, SEED=, ONLY=PATH, FRESH=1)
 	PYTHONPATH=tests $(BIN)/python -m mutants $(if $(NUMBER),--number $(NUMBER)) $(if $(SEED),--seed $(SEED)) \
 		$(if $(ONLY),--only $(ONLY)) $(if $(FRESH),--fresh)
 

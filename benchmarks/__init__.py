@@ -1,1 +1,1 @@
-"""Measurements of replaydb on this machine: `python -m benchmarks --help`."""
+"""Benchmarks of replaydb: `python -m benchmarks --help`."""

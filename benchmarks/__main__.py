@@ -1,4 +1,4 @@
-"""Run benchmarks and show what came of them."""
+"""Run benchmarks and print the results."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rich.console import Console
 from benchmarks.bench import Bench
 from benchmarks.databases import databases
 from benchmarks.options import Options
-from benchmarks.progress import shown
+from benchmarks.progress import progress
 from benchmarks.registry import BENCHMARKS, WITHOUT_ENGINE
-from benchmarks.results import ITSELF, Result, machine, to_json, to_table
+from benchmarks.results import TOTAL_TIME, Result, machine, to_json, to_table
 
 ENGINES = {
     "sqlite": ["sqlite"],
@@ -33,21 +33,21 @@ async def measure(
     results: list[Result],
     facts: dict[str, Any],
 ) -> None:
-    """Add the results of benchmarks on engines, in order, as they come, and what they hang on."""
+    """Run benchmarks on engines. Append results as they come, and facts about the databases."""
     for name in names:
         for engine in [""] if name in WITHOUT_ENGINE else engines:
-            with shown(f"{name} {engine}".strip()) as say:
+            with progress(f"{name} {engine}".strip()) as report:
                 async with databases() as made:
                     start = time.perf_counter()
-                    bench = Bench(name, engine, options, made, say)
+                    bench = Bench(name, engine, options, made, report)
                     async for one in BENCHMARKS[name](bench):
                         results.append(one)
-                    results.append(bench.result(ITSELF, time.perf_counter() - start, "s"))
+                    results.append(bench.result(TOTAL_TIME, time.perf_counter() - start, "s"))
                     facts |= made.facts
 
 
 def main() -> None:
-    """Parse arguments, measure, print; an interrupt ends the measuring only."""
+    """Parse arguments, run, print. After an interrupt the results so far are printed."""
     arguments = _arguments()
     options = Options(rows=tuple(arguments.rows), rounds=arguments.rounds)
     names = arguments.names or list(BENCHMARKS)
@@ -55,7 +55,7 @@ def main() -> None:
     try:
         asyncio.run(measure(names, ENGINES[arguments.database], options, results, facts))
     except KeyboardInterrupt:
-        Console(stderr=True).print("interrupted: these are the results so far")
+        Console(stderr=True).print("interrupted; results so far:")
     finally:
         if arguments.json is not None:
             content = json.dumps(to_json(results, facts), indent=2)
@@ -65,10 +65,25 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", help=f"some of {', '.join(BENCHMARKS)}; default: all")
-    parser.add_argument("--rows", type=int, nargs="+", default=Options().rows, help="for scale")
-    parser.add_argument("--rounds", type=int, default=Options().rounds)
-    parser.add_argument("--database", choices=ENGINES, default="both")
+    parser.add_argument(
+        "names", nargs="*", help=f"benchmarks to run (default: all): {', '.join(BENCHMARKS)}"
+    )
+    parser.add_argument(
+        "--rows",
+        type=int,
+        nargs="+",
+        default=Options().rows,
+        help="groups in the buffers of scale; the largest up to 1,000,000 for advance and viewers",
+    )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=Options().rounds,
+        help="rounds of short measurements (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--database", choices=ENGINES, default="both", help="engines (default: %(default)s)"
+    )
     parser.add_argument("--json", type=Path, help="also write the results to this file")
     arguments = parser.parse_args()
     if unknown := set(arguments.names) - set(BENCHMARKS):

@@ -1,4 +1,4 @@
-"""The same rows in the same tables, with a driver and nothing else."""
+"""Baseline: the same rows in the same tables, written and read with the bare driver."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from replaydb import codec
 from replaydb.database.records import to_record
 from replaydb.database.schema import episode, episode_group, payload
 
-#: Rows for the tables, those of a table that others refer to first.
+#: Rows by table; tables that others refer to come first.
 Rows = Mapping[Table, Sequence[tuple[Any, ...]]]
 #: Group id, bytes and checksum of a payload.
 Payload = tuple[int, bytes, int]
@@ -34,35 +34,35 @@ _FETCH = "SELECT group_id, data, checksum FROM payload WHERE group_id {}"
 
 
 class Driver(Protocol):
-    """One connection."""
+    """A connection of a bare driver."""
 
     dialect: Dialect
 
     async def write(self, rows: Rows) -> None:
-        """All in one transaction."""
+        """Insert rows in one transaction."""
 
     async def read(self, ids: Sequence[int]) -> list[Payload]:
-        """Payloads by primary key."""
+        """Read payloads by primary key."""
 
     async def claim(self, buffer_id: int, count: int) -> list[Payload]:
         """Mark the oldest groups as leased and read them, in one transaction."""
 
     async def release(self, ids: Sequence[int]) -> None:
-        """Make leased groups completed again."""
+        """Set the status of leased groups back to completed."""
 
     async def close(self) -> None:
-        """Let go."""
+        """Close the connection."""
 
 
 async def connect(url: str) -> Driver:
-    """The bare connection of an engine, set up as ours are."""
+    """Connect with the bare driver of an engine, with the settings that replaydb uses."""
     if url.startswith("sqlite"):
         return _Sqlite(make_url(url).database or "")
     return _Postgresql(await asyncpg.connect(url))
 
 
 class Encoder:
-    """Makes rows of groups by the codec, without a store."""
+    """Converts groups to rows with the codec of replaydb, without a store."""
 
     def __init__(self, driver: Driver, buffer_id: int, first_id: int = 1_000_000) -> None:
         self._sqlite = isinstance(driver, _Sqlite)
@@ -70,7 +70,7 @@ class Encoder:
         self._next_id = first_id
 
     def rows(self, groups: Iterable[rdb.EpisodeGroup]) -> Rows:
-        """Rows for every table that a put fills."""
+        """Return rows for every table that a put writes."""
         now: Any = datetime.now(UTC)
         if self._sqlite:
             now = f"{now:%Y-%m-%d %H:%M:%S.%f}"
@@ -93,14 +93,14 @@ class Encoder:
 
 
 def decode(payloads: Iterable[Payload]) -> None:
-    """What a trainer needs of them, by the codec alone."""
+    """Decode payloads with the codec of replaydb."""
     for _, data, checksum in payloads:
         codec.decode(data, checksum)
 
 
 @cache
 def insert_statement(table: Table, dialect: Dialect, columns: tuple[str, ...] | None = None) -> str:
-    """INSERT with a place for every value."""
+    """Return an INSERT statement with a parameter for every column."""
     names = list(columns or table.columns.keys())
     return str(insert(table).compile(dialect=dialect, column_keys=names))
 

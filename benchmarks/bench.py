@@ -1,4 +1,4 @@
-"""What every benchmark is handed: where to measure, how long, and whom to tell."""
+"""Context of a benchmark: engine, sizes, databases and progress reports."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ class Bench:
     """One benchmark on one engine.
 
     Attributes:
-        name: Of the benchmark.
-        engine: "sqlite" or "postgresql"; empty for what needs none.
+        name: Name of the benchmark.
+        engine: "sqlite" or "postgresql"; empty if the benchmark needs no database.
         options: Sizes.
-        databases: Where databases come from.
-        say: Called with what is being done.
+        databases: Creates databases.
+        report: Called with a description of the current step.
     """
 
     name: str
     engine: str
     options: Options
     databases: Databases
-    say: Callable[[str], None] = lambda _: None
+    report: Callable[[str], None] = lambda _: None
 
     async def database(self) -> str:
-        """URL of a new database with all tables and no rows."""
+        """Create a database with all tables and no rows. Return its URL."""
         return await self.databases.make(self.engine)
 
     async def race(
         self, what: str, works: Mapping[Any, TimedWork], rounds: int, *, warm_up: int = 1
     ) -> Timings:
-        """All works in every round; see `benchmarks.results.race`."""
+        """Time all works in every round: see `benchmarks.results.race`."""
         return await race(
-            works, rounds, warm_up=warm_up, say=lambda progress: self.say(f"{what}: {progress}")
+            works, rounds, warm_up=warm_up, report=lambda step: self.report(f"{what}: {step}")
         )
 
     async def times(
         self, what: str, works: Mapping[Any, Work], rounds: int, *, warm_up: int = 1
     ) -> Timings:
-        """The same for works all of which counts."""
+        """As `race`, for works whose whole duration counts."""
         return await self.race(what, timed(works), rounds, warm_up=warm_up)
 
     def result(
@@ -52,14 +52,14 @@ class Bench:
         what: str,
         value: float,
         unit: str,
-        bar: float | None = None,
+        target: float | None = None,
         *,
         more_is_better: bool = False,
         **facts: Any,
     ) -> Result:
-        """A number of this benchmark."""
-        return Result(self.name, self.engine, what, value, unit, bar, more_is_better, facts)
+        """Return a result of this benchmark; arguments as the attributes of `Result`."""
+        return Result(self.name, self.engine, what, value, unit, target, more_is_better, facts)
 
 
-#: Yields results as soon as they are known, so that a run that is cut off has those before.
+#: Yields results as soon as they are known, so that an interrupted run has the earlier ones.
 Benchmark = Callable[[Bench], AsyncIterator[Result]]

@@ -1,4 +1,4 @@
-"""Fresh databases to measure on."""
+"""Temporary databases for benchmarks."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ URL_VARIABLE = "REPLAYDB_URL"
 
 
 class Databases:
-    """Makes databases, and drops them at the end."""
+    """Creates databases, and drops them at the end."""
 
     def __init__(self, stack: AsyncExitStack) -> None:
         self._stack = stack
         self._server: str | None = None
-        #: What the numbers depend on, as far as it is known by now.
+        #: Facts that the results depend on, such as the version of the server.
         self.facts: dict[str, str] = {}
 
     async def make(self, engine: str) -> str:
-        """URL of a new database with all tables and no rows."""
+        """Create a database with all tables and no rows. Return its URL."""
         if engine == "sqlite":
             folder = tempfile.TemporaryDirectory(prefix="replaydb-bench-")
             url = f"sqlite:///{self._stack.enter_context(folder)}/replay.db"
@@ -39,7 +39,7 @@ class Databases:
         return url
 
     async def server_process(self) -> psutil.Process | None:
-        """The server's first process, if it runs on this machine."""
+        """Return the main process of the server; None if it does not run on this machine."""
         if self._server is None:
             return None
         async with _connected(self._server) as connection:
@@ -52,7 +52,7 @@ class Databases:
     async def _make_on_server(self) -> str:
         if self._server is None:
             self._server = self._find_server()
-            self.facts["postgresql"] = await _ask(self._server, "SHOW server_version")
+            self.facts["postgresql"] = await _query(self._server, "SHOW server_version")
         name = f"replaydb_bench_{uuid4().hex[:12]}"
         await _execute(self._server, f'CREATE DATABASE "{name}"')
         self._stack.push_async_callback(
@@ -77,7 +77,7 @@ class Databases:
 
 @asynccontextmanager
 async def databases() -> AsyncIterator[Databases]:
-    """For the length of a block."""
+    """Create databases in a block; they are dropped when it ends."""
     async with AsyncExitStack() as stack:
         yield Databases(stack)
 
@@ -87,7 +87,7 @@ async def _execute(url: str, sql: str) -> None:
         await connection.execute(sql)
 
 
-async def _ask(url: str, sql: str) -> str:
+async def _query(url: str, sql: str) -> str:
     async with _connected(url) as connection:
         return str(await connection.fetchval(sql))
 

@@ -1,7 +1,7 @@
-"""Buffers of millions of small groups, as as many puts would have left them.
+"""Bulk loading of buffers with millions of small groups, as if each had been put.
 
-One real put makes the rows that all others are copies of; only what tells groups apart is made
-here, column by column. Indexes are built when all rows are in.
+One real put writes the rows that all others are copied from. Only the columns that differ between
+groups are generated here. Indexes are built after all rows are inserted.
 """
 
 from __future__ import annotations
@@ -22,16 +22,15 @@ from benchmarks.bare import insert_statement
 from benchmarks.groups import TASK, small_group
 from replaydb.database.schema import episode_group
 
-#: Seven groups in ten are of the first task, one in ten of each other.
+#: Seven of ten groups are of the first task, one of ten of each other task.
 TASKS = (TASK, "code", "chat", "tools")
 _SHARES = (7, 1, 1, 1)
-#: Every second group is hard, one in a hundred is rare, one in ten thousand the rarest, whatever
-#: its task.
+#: Every second group is hard, one in 100 is rare, one in 10,000 is rarest, in every task.
 LEVELS = ("easy", "hard", "rare", "rarest")
 NUM_VERSIONS = 50
 CHUNK = 50_000
 
-#: Rows of `payload` and `episode` of all groups, from those of the first.
+#: Columns of `payload` and `episode` that all groups copy from the first group.
 _CHILDREN = {
     "payload": "part, codec_version, checksum, data",
     "episode": "position, reward, num_tokens, num_loss_tokens, num_turns, "
@@ -47,7 +46,7 @@ _DELETE = (
     "DELETE FROM payload WHERE group_id > 1",
     "DELETE FROM episode WHERE group_id > 1",
 )
-_ACCOUNT = """
+_COUNTERS = """
 UPDATE task SET num_available = {count}, stored_groups = {count}, num_inserted = {count},
     stored_tokens = {tokens}, stored_bytes = {bytes},
     total_weight = {weight!r}, weight_error = 0, uniform_clock = 0, priority_clock = 0
@@ -55,8 +54,8 @@ WHERE task_name = '{task}'
 """
 
 
-async def fill(url: str, count: int, say: Callable[[str], None] = lambda _: None) -> None:
-    """A buffer "bench" of so many groups (at least ten), on a database without rows."""
+async def fill(url: str, count: int, report: Callable[[str], None] = lambda _: None) -> None:
+    """Create the buffer "bench" with `count` groups (at least ten), on a database without rows."""
     await _put_templates(url)
     loader: _Loader = _Sqlite(url) if url.startswith("sqlite") else _Postgresql(url)
     async with loader:
@@ -70,15 +69,15 @@ async def fill(url: str, count: int, say: Callable[[str], None] = lambda _: None
             for task in TASKS:
                 weights[task] += float(columns["weight"][columns["task_name"] == task].sum())
             await loader.insert(template, columns)
-            say(f"filling {count:,}: {columns['id'][-1]:,} groups")
+            report(f"filling {count:,}: {columns['id'][-1]:,} groups")
         for table, names in _CHILDREN.items():
-            say(f"filling {count:,}: {table}")
+            report(f"filling {count:,}: {table}")
             await loader.execute(_COPY.format(table=table, columns=names, last=count))
         for index in episode_group.indexes:
-            say(f"filling {count:,}: {index.name}")
+            report(f"filling {count:,}: {index.name}")
             await loader.execute(str(CreateIndex(index).compile(dialect=loader.dialect)))
-        await _keep_books(loader, template, count, weights)
-        say(f"filling {count:,}: statistics")
+        await _set_counters(loader, template, count, weights)
+        report(f"filling {count:,}: statistics")
 
 
 async def _put_templates(url: str) -> None:
@@ -86,32 +85,32 @@ async def _put_templates(url: str) -> None:
         buffer = await store.buffer("bench", seed=0, on_ack="return")
         for task in TASKS:
             await buffer.put(small_group(task))
-        assert buffer.id == 1, "the database has no other buffer"
+        assert buffer.id == 1, "the database must have no other buffer"
 
 
-async def _keep_books(
+async def _set_counters(
     loader: _Loader, template: Mapping[str, Any], count: int, weights: Mapping[str, float]
 ) -> None:
     await loader.execute(f"UPDATE buffer SET policy_version = {NUM_VERSIONS}")  # noqa: S608
     for i, task in enumerate(TASKS):
-        mine = int((_places(0, count) == i).sum())
-        account = {
+        mine = int((_task_indexes(0, count) == i).sum())
+        counters = {
             "task": task,
             "count": mine,
             "tokens": mine * template["num_tokens"],
             "bytes": mine * template["num_bytes"],
             "weight": weights[task],
         }
-        await loader.execute(_ACCOUNT.format_map(account))
+        await loader.execute(_COUNTERS.format_map(counters))
 
 
-def _places(first: int, last: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Index into `TASKS` of groups in the order they were put."""
+def _task_indexes(first: int, last: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return the index into `TASKS` of groups in the order of their ids."""
     return np.repeat(np.arange(len(TASKS)), _SHARES)[np.arange(first, last) % sum(_SHARES)]
 
 
 def _chunks(count: int) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
-    """What tells groups apart, a part at a time."""
+    """Yield the columns that differ between groups, in chunks."""
     rng = np.random.default_rng(0)
     tags = np.array([json.dumps({"level": level}) for level in LEVELS], object)
     for first in range(0, count, CHUNK):
@@ -124,7 +123,7 @@ def _chunks(count: int) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
         yield {
             "id": i + 1,
             "group_uid": np.array([f"bench-{one:09}" for one in i.tolist()], object),
-            "task_name": np.array(TASKS, object)[_places(first, first + len(i))],
+            "task_name": np.array(TASKS, object)[_task_indexes(first, first + len(i))],
             "priority": priority,
             "weight": priority,
             "uniform_key": uniform,
@@ -139,7 +138,7 @@ def _chunks(count: int) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
 
 
 class _Loader(Protocol):
-    """A connection that is in a hurry."""
+    """A connection for bulk loading."""
 
     dialect: Dialect
 
@@ -152,13 +151,13 @@ class _Loader(Protocol):
     async def fetch(self, sql: str) -> list[dict[str, Any]]: ...
 
     async def insert(self, template: Mapping[str, Any], columns: Mapping[str, Any]) -> None:
-        """Groups like the template but for these columns."""
+        """Insert groups that differ from the template in these columns."""
 
 
 def _records(
     template: Mapping[str, Any], columns: Mapping[str, Any]
 ) -> tuple[tuple[str, ...], Iterator[Sequence[Any]]]:
-    """Names and rows of what is not NULL."""
+    """Return the names and rows of the columns that are not NULL."""
     count = len(columns["id"])
     full = {name: [value] * count for name, value in template.items() if value is not None}
     full |= {name: column.tolist() for name, column in columns.items()}
@@ -166,7 +165,7 @@ def _records(
 
 
 class _Sqlite:
-    """Without waiting for the disk."""
+    """Bulk loading without waiting for the disk."""
 
     dialect: Dialect = sqlite.dialect()
 
@@ -197,7 +196,7 @@ class _Sqlite:
 
 
 class _Postgresql:
-    """By COPY, and without looking up keys that are known to be there: a superuser may."""
+    """Bulk loading by COPY, without foreign key checks, which requires a superuser."""
 
     dialect: Dialect = postgresql.asyncpg.dialect()
 

@@ -1,4 +1,4 @@
-"""Groups to measure with."""
+"""Generated groups for benchmarks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TASK = "bench"
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How large a group is."""
+    """Size of a group: episodes, and tokens per episode."""
 
     episodes: int
     tokens: int
@@ -26,12 +26,12 @@ class Shape:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of a group, prompts included."""
+        """Tokens of a group, including prompts."""
         return self.episodes * self.tokens
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of a group's tensors: ids, mask, logprobs of its tokens. Its rows are extra."""
+        """Bytes of the tensors of a group (token ids, mask, logprobs), without its rows."""
         return 9 * self.num_tokens
 
 
@@ -39,9 +39,9 @@ SMALL, MIDDLE, LARGE = Shape(8, 1024), Shape(8, 8192), Shape(16, 32_768)
 
 
 class Source:
-    """Makes groups of one shape, as fast as a benchmark takes them.
+    """Generates groups of one shape quickly.
 
-    Arrays of a few groups are shared by all; every group has a uid of its own.
+    All groups share the arrays of a few, but each has its own uid.
     """
 
     def __init__(self, shape: Shape, *, variety: int = 8, task_name: str = TASK) -> None:
@@ -51,20 +51,20 @@ class Source:
         self._episodes = cycle([_episodes(shape, rng) for _ in range(variety)])
 
     def take(self, count: int) -> list[rdb.EpisodeGroup]:
-        """New groups."""
+        """Return new groups."""
         return [
             rdb.EpisodeGroup(self._task_name, next(self._episodes), group_uid=uuid4().hex)
             for _ in range(count)
         ]
 
     def batches(self, count: int, size: int) -> Iterator[list[rdb.EpisodeGroup]]:
-        """As many new groups, so many at a time."""
+        """Yield `count` new groups in batches of up to `size`."""
         for first in range(0, count, size):
             yield self.take(min(size, count - first))
 
 
 async def put_all(buffer: rdb.Buffer, source: Source, count: int) -> list[int]:
-    """Put new groups, 32 MB at a time; their ids."""
+    """Put new groups, up to 32 MB at a time. Return their ids."""
     size = max(1, 32_000_000 // source.shape.num_bytes)
     return [
         one for batch in source.batches(count, min(size, 500)) for one in await buffer.put(batch)
@@ -72,7 +72,7 @@ async def put_all(buffer: rdb.Buffer, source: Source, count: int) -> list[int]:
 
 
 def small_group(task_name: str = TASK) -> rdb.EpisodeGroup:
-    """One episode of two tokens."""
+    """Return a group of one episode with two tokens."""
     episode = rdb.Episode(prompt_ids=[1], response_ids=[2], reward=1.0, policy_version=0)
     return rdb.EpisodeGroup(task_name, [episode], group_uid=uuid4().hex)
 

@@ -1,4 +1,4 @@
-"""An S3 service to measure on: yours by URL, or SeaweedFS, which pip brings."""
+"""S3 service for benchmarks: yours, by URL, or SeaweedFS, which is installed with pip."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from uuid import uuid4
 
-from replaydb.packs import Place
+from replaydb.packs import PayloadStore
 
 URL_VARIABLE = "REPLAYDB_PAYLOADS"
 _SERVERS = ("admin", "master", "volume", "filer", "s3")
@@ -21,7 +21,7 @@ _CREDENTIALS = {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "bench-se
 
 @asynccontextmanager
 async def object_store() -> AsyncIterator[str]:
-    """URL of a prefix that is new, for the length of a block; credentials are set meanwhile."""
+    """Yield the URL of a new prefix. Credentials are set in the environment during the block."""
     if given := os.environ.get(URL_VARIABLE):
         head, _, query = given.partition("?")
         yield f"{head.rstrip('/')}/{uuid4().hex}?{query}".rstrip("?")
@@ -57,10 +57,10 @@ async def object_store() -> AsyncIterator[str]:
 
 
 async def _ready(url: str) -> None:
-    place, end = Place.at(url, uuid4().hex), asyncio.get_running_loop().time() + 60
+    store, end = PayloadStore.at(url, uuid4().hex), asyncio.get_running_loop().time() + 60
     while True:
         try:
-            await place.prepare(end)
+            await store.prepare(end)
         except Exception:
             if asyncio.get_running_loop().time() > end:
                 raise

@@ -1,4 +1,4 @@
-"""What a run is told."""
+"""Options of a benchmark run."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ class Options:
     """Sizes of a run.
 
     Attributes:
-        rows: Groups in the buffers of `scale`.
-        shapes: Of the groups of `put`, `sample` and `claim`.
-        megabytes: What their measurements move in a round, at least.
-        most_megabytes: What they may move at most; larger ones are left out.
-        file_rows: Groups in the file of `open`.
-        trainers: How many processes draw at once.
-        seconds: How long things run that run for a while.
-        rounds: Rounds whose median counts, where a round is short.
-        long_rounds: The same where it is long.
+        rows: Numbers of groups in the buffers of `scale`, `advance` and `viewers`.
+        shapes: Shapes of the groups of `put`, `sample`, `claim`, `packs`, `fleet` and `memory`.
+        megabytes: Minimum amount of data that a round of these moves.
+        most_megabytes: Maximum amount; cases that would move more are skipped.
+        file_rows: Number of groups in the file of `open`.
+        trainers: Numbers of processes that draw concurrently.
+        seconds: Duration of measurements over a period of time.
+        rounds: Number of rounds, if a round is short.
+        long_rounds: Number of rounds, if a round is long.
     """
 
     rows: tuple[int, ...] = (10_000, 100_000, 1_000_000)
@@ -34,5 +34,5 @@ class Options:
     long_rounds: int = 3
 
     def groups(self, shape: Shape, least: int = 1) -> int:
-        """How many groups of a shape make up `megabytes`, but at least so many."""
+        """Return how many groups of a shape make up `megabytes`, but at least `least`."""
         return max(least, 10**6 * self.megabytes // shape.num_bytes)

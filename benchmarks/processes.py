@@ -1,4 +1,4 @@
-"""Processes of their own, made ready before any of them begins."""
+"""Child processes of benchmarks, all started before any of them begins to work."""
 
 from __future__ import annotations
 
@@ -14,45 +14,45 @@ import psutil
 
 
 class Child:
-    """A module of this package as a program that serves: see `serve`."""
+    """A child process that runs a module of this package and serves requests: see `serve`."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
         self.pid = process.pid
 
     async def ask(self, *arguments: object) -> Any:
-        """Let it do its work with these arguments; what came of it."""
+        """Request work with these arguments. Return the result."""
         await self.begin(*arguments)
         return json.loads(await self.line())
 
     async def begin(self, *arguments: object) -> None:
-        """The same without waiting."""
+        """Request work without waiting for the result."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(arguments).encode() + b"\n")
         await self._process.stdin.drain()
 
     async def line(self) -> str:
-        """What it says next."""
+        """Return the next line of its output."""
         assert self._process.stdout is not None
         line = (await self._process.stdout.readline()).decode()
         if not line:
-            raise RuntimeError(f"a child has died with status {await self._process.wait()}")
+            raise RuntimeError(f"a child process exited with status {await self._process.wait()}")
         return line.rstrip("\n")
 
     async def rest(self) -> list[str]:
-        """Whole lines that it has said before it died."""
+        """Return the complete lines of its output until it exited."""
         assert self._process.stdout is not None
         text = (await self._process.stdout.read()).decode()
         return text.splitlines() if text.endswith("\n") else text.splitlines()[:-1]
 
     def kill(self) -> None:
-        """As the system would: without a word."""
+        """Send SIGKILL."""
         self._process.kill()
 
 
 @asynccontextmanager
 async def children(module: str, count: int, *arguments: object) -> AsyncIterator[list[Child]]:
-    """So many processes of a module, for the length of a block; all are ready."""
+    """Run `count` processes of a module during a block, which begins when all are ready."""
     async with AsyncExitStack() as stack:
         started = []
         for _ in range(count):
@@ -60,7 +60,7 @@ async def children(module: str, count: int, *arguments: object) -> AsyncIterator
                 *(sys.executable, "-m", module, *map(str, arguments)),
                 stdin=PIPE,
                 stdout=PIPE,
-                start_new_session=True,  # an interrupt is for the parent, who ends them
+                start_new_session=True,  # only the parent gets an interrupt, and ends the children
             )
             stack.push_async_callback(_end, process)
             started.append(Child(process))
@@ -70,14 +70,14 @@ async def children(module: str, count: int, *arguments: object) -> AsyncIterator
 
 
 async def serve(work: Callable[..., Awaitable[Any]]) -> None:
-    """Of a child: do work whenever it is asked for, until nobody can ask any more."""
+    """Serve requests in a child process until the input ends."""
     print("ready", flush=True)
     while line := await asyncio.to_thread(sys.stdin.readline):
         print(json.dumps(await work(*json.loads(line))), flush=True)
 
 
 def cpu_seconds(processes: Iterable[psutil.Process]) -> dict[int, float]:
-    """What each of them, and each of their children, has used so far."""
+    """Return the CPU seconds that the processes and their children have used, by process id."""
     used = {}
     for process in processes:
         for one in (process, *process.children(recursive=True)):

@@ -1,4 +1,4 @@
-"""What is being done, on stderr: a line that changes, and one for each benchmark that is over."""
+"""Progress on stderr: a status line, and one line for each finished benchmark."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rich.console import Console
 
 
 @contextmanager
-def shown(what: str) -> Iterator[Callable[[str], None]]:
-    """For the length of a block; what the block says comes after `what`."""
+def progress(what: str) -> Iterator[Callable[[str], None]]:
+    """Show a status line during a block. Yields a function that sets the text after `what`."""
     console = Console(stderr=True)
     start = time.perf_counter()
-    # Seldom: what draws the line runs beside what is measured.
+    # Refreshed rarely, since drawing the line takes CPU time during a measurement.
     with console.status(what, refresh_per_second=2) as status:
-        yield lambda progress: status.update(f"{what}: {progress}")
+        yield lambda step: status.update(f"{what}: {step}")
     console.print(f"{what}: {time.perf_counter() - start:.1f} s", highlight=False)

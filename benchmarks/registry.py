@@ -1,4 +1,4 @@
-"""Every benchmark there is."""
+"""Registry of all benchmarks by name."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     "blocking": blocking.run,
     "open": opening.run,
 }
-#: Run once, whatever the engines.
+#: Benchmarks without a database, which run once.
 WITHOUT_ENGINE = frozenset({"tensors"})

@@ -1,4 +1,4 @@
-"""Timing that others on the machine disturb as little as possible, and what came of it."""
+"""Results of benchmarks, and timing in interleaved rounds to reduce the effect of noise."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from typing import Any
 import psutil
 from rich.table import Table
 
-#: What the time of a whole benchmark is called.
-ITSELF = "the benchmark itself"
+#: Label of the duration of a whole benchmark.
+TOTAL_TIME = "total time of the benchmark"
 
 Work = Callable[[], Awaitable[object]]
-#: Work that knows how many seconds of it count.
+#: Work that returns how many seconds of it count.
 TimedWork = Callable[[], Awaitable[float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One number.
+    """One measured value.
 
     Attributes:
-        benchmark: Its name.
-        database: "sqlite" or "postgresql"; empty where there is none.
-        what: What was measured, with its size.
-        value: The median.
+        benchmark: Name of the benchmark.
+        database: "sqlite" or "postgresql"; empty without a database.
+        what: Description of the measurement, with its size.
+        value: The value, usually a median.
         unit: "ms", "groups/s", "x" and the like.
-        bar: What it is to reach: at most, or at least where more is better; None: no bar.
-        more_is_better: Which side of the bar is good.
-        facts: What `what` says, for programs: sizes, policies and the like.
+        target: Maximum that the value should have, or minimum if more is better; None: no target.
+        more_is_better: Whether higher values are better.
+        facts: Parts of the description, for programs: sizes, sampling strategies and the like.
     """
 
     benchmark: str
@@ -47,34 +47,34 @@ class Result:
     what: str
     value: float
     unit: str
-    bar: float | None = None
+    target: float | None = None
     more_is_better: bool = False
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def verdict(self) -> str:
-        """ "ok", "missed" or nothing."""
-        if self.bar is None:
+        """ "ok" or "missed", or "" without a target."""
+        if self.target is None:
             return ""
-        good = self.value >= self.bar if self.more_is_better else self.value <= self.bar
+        good = self.value >= self.target if self.more_is_better else self.value <= self.target
         return "ok" if good else "missed"
 
 
 class Timings(dict[Hashable, list[float]]):
-    """Seconds of several works, round by round."""
+    """Seconds of several works by name, one value per round."""
 
     def median(self, name: Hashable) -> float:
-        """Of one work."""
+        """Return the median of one work."""
         return statistics.median(self[name])
 
     def ratio(self, name: Hashable, other: Hashable) -> float:
-        """How many times as long one takes as another: the median over the rounds."""
+        """Return the median over all rounds of the time of one work divided by another's."""
         pairs = zip(self[name], self[other], strict=True)
         return statistics.median(mine / theirs for mine, theirs in pairs)
 
 
 async def seconds(work: Awaitable[object]) -> float:
-    """How long something takes; what makes its arguments does not count."""
+    """Return how long an awaitable takes, without the evaluation of its arguments."""
     start = time.perf_counter()
     await work
     return time.perf_counter() - start
@@ -85,16 +85,16 @@ async def race(
     rounds: int,
     *,
     warm_up: int = 1,
-    say: Callable[[str], None] = lambda _: None,
+    report: Callable[[str], None] = lambda _: None,
 ) -> Timings:
-    """All of them in every round, so that noise hits all alike.
+    """Time all works in every round, so that noise affects all of them alike.
 
-    Each round has an order of its own: who comes after whom matters, for caches and for memory.
+    The order is shuffled in each round, since a work affects caches and memory of the next one.
     """
     timings = Timings({name: [] for name in works})
     order, chance = list(works), Random(0)
     for number in range(warm_up + rounds):
-        say(f"round {number + 1} of {warm_up + rounds}")
+        report(f"round {number + 1} of {warm_up + rounds}")
         for name in order:
             taken = await works[name]()
             if number >= warm_up:
@@ -104,16 +104,16 @@ async def race(
 
 
 def timed(works: Mapping[Any, Work]) -> dict[Any, TimedWork]:
-    """Works all of which counts."""
+    """Wrap works so that their whole duration counts."""
 
-    async def whole(work: Work) -> float:
+    async def run(work: Work) -> float:
         return await seconds(work())
 
-    return {name: partial(whole, work) for name, work in works.items()}
+    return {name: partial(run, work) for name, work in works.items()}
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers depend on."""
+    """Return facts about the machine and the versions that results depend on."""
     return {
         "cpus": os.cpu_count(),
         "processor": _processor(),
@@ -130,7 +130,7 @@ def machine() -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """Its name, where Linux tells."""
+    """Return the name of the processor."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -139,37 +139,37 @@ def _processor() -> str:
 
 
 def number(value: float, unit: str) -> str:
-    """A value as people write it, three digits."""
+    """Format a value with three significant digits."""
     text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
     return f"{text} {unit}"
 
 
-def bar(one: Result) -> str:
-    """What a result is to reach."""
+def target(one: Result) -> str:
+    """Format the target of a result."""
     sign = "≥" if one.more_is_better else "≤"
-    return "" if one.bar is None else f"{sign} {one.bar:g} {one.unit}"
+    return "" if one.target is None else f"{sign} {one.target:g} {one.unit}"
 
 
 def to_table(results: Iterable[Result], facts: Mapping[str, Any] | None = None) -> Table:
-    """For people."""
+    """Format results as a table for the terminal."""
     caption = ", ".join(f"{name} {value}" for name, value in (facts or machine()).items())
     table = Table(title="replaydb", caption=caption)
     for name in ("benchmark", "database", "what"):
         table.add_column(name)
-    for name in ("median", "bar"):
+    for name in ("median", "target"):
         table.add_column(name, justify="right")
     table.add_column("")
     for one in results:
         style = {"ok": "green", "missed": "red"}.get(one.verdict)
         value = number(one.value, one.unit)
         table.add_row(
-            one.benchmark, one.database, one.what, value, bar(one), one.verdict, style=style
+            one.benchmark, one.database, one.what, value, target(one), one.verdict, style=style
         )
     return table
 
 
 def to_json(results: Iterable[Result], facts: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """For programs."""
+    """Convert results to JSON values."""
     return {
         "machine": dict(facts or machine()),
         "results": [asdict(one) | {"verdict": one.verdict} for one in results],
@@ -177,7 +177,7 @@ def to_json(results: Iterable[Result], facts: Mapping[str, Any] | None = None) -
 
 
 def from_json(content: Mapping[str, Any]) -> list[Result]:
-    """What `to_json` was given."""
+    """Restore the results from the output of `to_json`."""
     return [
         Result(**{name: value for name, value in one.items() if name != "verdict"})
         for one in content["results"]

@@ -1,1 +1,1 @@
-"""Examples that run from a checkout."""
+"""Examples, to be run from a checkout."""

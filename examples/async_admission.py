@@ -1,8 +1,8 @@
-"""Fully asynchronous training: workers generate while the trainer trains, bounded by staleness.
+"""Fully asynchronous training with bounded staleness: workers generate while the trainer trains.
 
-A scheduler opens groups, no more than can be trained before they are too stale
-(`Buffer.admission`). Workers claim them and add episodes; the groups of a worker that dies go to
-another. The trainer leases every group once, the oldest first, and acks it after its step.
+A scheduler opens only as many groups as can be trained before they are too stale
+(`Buffer.admission`). Workers claim groups and add episodes. If a worker dies, another worker claims
+its groups. The trainer leases every group once, oldest first, and acks it after its step.
 
     python -m examples.async_admission
 """
@@ -25,10 +25,10 @@ WORKERS = 3
 
 
 async def run(url: str, steps: int = STEPS) -> tuple[float, list[int | None]]:
-    """All in one event loop; scheduler, workers and trainer might as well be on many machines.
+    """Run scheduler, workers and trainer in one event loop; they could run on several machines.
 
     Returns:
-        The reward that is reached, and how stale every group was when it was trained.
+        The expected reward after training, and the staleness of every group when it was trained.
     """
     policy = Policy()
     async with rdb.Store.open(url, run="async") as store, asyncio.TaskGroup() as tasks:
@@ -44,7 +44,7 @@ async def run(url: str, steps: int = STEPS) -> tuple[float, list[int | None]]:
 
 
 async def schedule(buffer: rdb.Buffer) -> None:
-    """Open as many groups as are admitted; they are pending until all episodes are there."""
+    """Open as many groups as are admitted. They are pending until all episodes are added."""
     generator = torch.Generator().manual_seed(0)
     for number in itertools.count():
         await buffer.admission(GROUPS_PER_STEP, max_staleness=MAX_STALENESS)
@@ -53,7 +53,7 @@ async def schedule(buffer: rdb.Buffer) -> None:
 
 
 async def generate(buffer: rdb.Buffer, policy: Policy, seed: int) -> None:
-    """Claim one pending group after another; its last episode completes it."""
+    """Claim pending groups one after another. The last episode of a group completes it."""
     generator = torch.Generator().manual_seed(seed)
     while True:
         async with buffer.lease(1, statuses="pending", ttl=30, timeout=None) as claim:
@@ -65,7 +65,7 @@ async def generate(buffer: rdb.Buffer, policy: Policy, seed: int) -> None:
 
 
 async def train(buffer: rdb.Buffer, policy: Policy, steps: int) -> list[int | None]:
-    """Every group once: what a trainer that dies holds goes to the next one."""
+    """Train on every group once. If a trainer dies, its leased groups go to the next trainer."""
     optimizer = torch.optim.Adam(policy.parameters(), lr=0.1)
     staleness: list[int | None] = []
     for step in range(steps):
@@ -79,7 +79,7 @@ async def train(buffer: rdb.Buffer, policy: Policy, steps: int) -> list[int | No
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         reward, staleness = asyncio.run(run(f"sqlite:///{folder}/replay.db"))
-    print(f"expected reward: {reward:.2f}, by chance it is {1 / NUM_DIGITS}")
+    print(f"expected reward: {reward:.2f}, at random: {1 / NUM_DIGITS}")
     stalest = max(versions for versions in staleness if versions is not None)
     print(f"trained {len(staleness)} groups, the stalest {stalest} versions behind")
 

@@ -1,8 +1,8 @@
-"""Completions that were generated elsewhere, stored once, train by SFT and by DPO.
+"""SFT and DPO on completions that were generated elsewhere and are stored once.
 
-A dataset of sums with right and wrong answers goes into a buffer. The best answer of each prompt
-makes a set for supervised fine-tuning, the best and the worst one for preferences; TRL trains a
-tiny model, made here, on both.
+A dataset of sums with right and wrong answers is put into a buffer. The best answers form a dataset
+for supervised fine-tuning; the best and the worst answer of each prompt form a dataset of
+preferences. TRL trains a tiny model, created here, on both.
 
     pip install trl
     python -m examples.datasets_sft_dpo
@@ -29,7 +29,7 @@ SPECIAL = {"pad_token": "[PAD]", "eos_token": "[EOS]", "unk_token": "[UNK]"}
 
 
 def completions() -> datasets.Dataset:
-    """Every sum of two digits below five, answered three times; one answer is right."""
+    """Return all sums of two digits below five, with three answers each, one of which is right."""
     sums = [(a, b) for a in range(5) for b in range(5)]
     return datasets.Dataset.from_list(
         [
@@ -45,7 +45,7 @@ def completions() -> datasets.Dataset:
 
 
 def words() -> Any:
-    """A tokenizer of whole numbers."""
+    """Return a word-level tokenizer for sums."""
     known = [*SPECIAL.values(), "+", "=", *map(str, range(12))]
     vocabulary = {word: i for i, word in enumerate(known)}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token=SPECIAL["unk_token"]))
@@ -67,7 +67,7 @@ def tiny_model(tokenizer: Any) -> LlamaForCausalLM:
 
 
 def train(url: str, folder: str, steps: int = 20) -> tuple[float, float]:
-    """Returns the last loss of SFT, and how often DPO prefers the right answer at the end."""
+    """Train. Return the last loss of SFT, and how often DPO prefers the right answer at the end."""
     tokenizer = words()
     with blocking.Store.open(url, run="import") as store:
         buffer = store.buffer("sums")

@@ -1,7 +1,7 @@
-"""GRPO in which replay takes the place of groups that teach nothing.
+"""GRPO that replaces zero-variance groups by replayed groups.
 
-Every step generates groups and stores them. Those whose rewards are all equal have no advantage:
-stored groups are trained on in their place, the most informative ones most often.
+Every step generates and stores groups. Groups whose rewards are all equal have zero advantage. They
+are replaced by stored groups, sampled in proportion to their reward standard deviation.
 
     python -m examples.grpo_replay
 """
@@ -23,7 +23,7 @@ MAX_STALENESS = 10
 
 
 async def train(url: str, steps: int = STEPS) -> tuple[float, dict[str, float]]:
-    """Returns the reward that is reached, and the metrics of the buffer."""
+    """Train. Return the expected reward after training, and the metrics of the buffer."""
     policy = Policy()
     optimizer = torch.optim.Adam(policy.parameters(), lr=0.1)
     generator = torch.Generator().manual_seed(0)
@@ -38,7 +38,7 @@ async def train(url: str, steps: int = STEPS) -> tuple[float, dict[str, float]]:
             replaced = await replace_uninformative(
                 fresh, buffer, rdb.Prioritized(), priority=priorities.reward_std, step=step
             )
-            if replaced.batch:  # in the beginning there may be nothing to replay
+            if replaced.batch:  # at first there may be no groups to train on
                 grpo_step(policy, optimizer, replaced.batch)
                 await buffer.advance_policy(policy.version)
         return policy.expected_reward(), await buffer.metrics()
@@ -47,7 +47,7 @@ async def train(url: str, steps: int = STEPS) -> tuple[float, dict[str, float]]:
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         reward, metrics = asyncio.run(train(f"sqlite:///{folder}/replay.db"))
-    print(f"expected reward: {reward:.2f}, by chance it is {1 / NUM_DIGITS}")
+    print(f"expected reward: {reward:.2f}, at random: {1 / NUM_DIGITS}")
     for name in ("gen/groups", "buffer/dropped", "train/groups", "replay/share"):
         print(f"{name}: {metrics[name]:g}")
 

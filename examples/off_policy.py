@@ -1,8 +1,8 @@
-"""Off-policy training from what another policy left in the store, without an event loop.
+"""Off-policy training on stored groups of another policy, without an event loop.
 
-A behaviour policy that answers at random fills a buffer once. Another one is trained from it alone:
-groups are drawn in proportion to how learnable they are, which the batch's importance weights
-correct for, and tokens are weighed by truncated importance ratios.
+A behaviour policy that answers at random fills a buffer once. Another policy is trained on this
+buffer alone. Groups are drawn in proportion to their learnability, for which the importance weights
+of the batch correct, and tokens are weighted by truncated importance ratios.
 
     python -m examples.off_policy
 """
@@ -23,7 +23,7 @@ GROUPS = 100
 
 
 def fill(url: str) -> None:
-    """What some earlier run generated."""
+    """Put the groups of an earlier run."""
     generator = torch.Generator().manual_seed(0)
     behaviour = Policy()
     groups = [
@@ -35,7 +35,7 @@ def fill(url: str) -> None:
 
 
 def train(url: str, steps: int = STEPS) -> tuple[float, dict[str, float]]:
-    """Returns the reward that is reached, and how far off-policy the last step was."""
+    """Train. Return the expected reward, and off-policy statistics of the last step."""
     policy = Policy()
     optimizer = torch.optim.Adam(policy.parameters(), lr=0.1)
     summary: dict[str, float] = {}
@@ -62,7 +62,7 @@ def main() -> None:
         url = f"sqlite:///{folder}/replay.db"
         fill(url)
         reward, summary = train(url)
-    print(f"expected reward: {reward:.2f}, by chance it is {1 / NUM_DIGITS}")
+    print(f"expected reward: {reward:.2f}, at random: {1 / NUM_DIGITS}")
     print(f"effective sample size: {summary['ratio/ess']:.2f}, KL: {summary['kl/k3']:.2f}")
 
 

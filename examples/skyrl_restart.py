@@ -1,8 +1,8 @@
-"""A SkyRL generator that is asked again after a restart answers from the store.
+"""Restart of a SkyRL trainer without generating completed prompts again.
 
-A trainer asks for prompts, trains on the first of them, saves a checkpoint, and is gone. The next
-one resumes: its data loader comes to the prompts that the checkpoint does not have, and only the
-one that was never generated is generated.
+A trainer requests prompts, trains on the first of them, saves a checkpoint, and exits. The next
+trainer resumes: its data loader returns the prompts that are not in the checkpoint, and only the
+prompt without stored completions is generated.
 
     pip install skyrl
     python -m examples.skyrl_restart
@@ -30,15 +30,19 @@ COMPLETIONS = 4
 
 
 class Adding(GeneratorInterface):
-    """Where the inference engine would be, there is chance; `seen` are the prompts that it got."""
+    """A generator with random answers instead of an inference engine.
+
+    Attributes:
+        generated: The prompts that it received.
+    """
 
     def __init__(self) -> None:
-        self.seen: list[str] = []
+        self.generated: list[str] = []
 
     async def generate(self, input_batch: GeneratorInput) -> GeneratorOutput:
-        """An answer for each row of the input."""
+        """Return an answer for each row of the input."""
         uids = [one.instance_id for one in input_batch["trajectory_ids"] or ()]
-        self.seen += dict.fromkeys(uids)
+        self.generated += dict.fromkeys(uids)
         answers = [int(uid) + random.choice((1, 2)) for uid in uids]
         return {
             "prompt_token_ids": [[int(uid)] for uid in uids],
@@ -52,7 +56,7 @@ class Adding(GeneratorInterface):
 
 
 def batch(uids: list[str], step: int) -> Any:
-    """What SkyRL's trainer hands to its generator: each prompt as often as it wants answers."""
+    """Return the input that SkyRL's trainer passes to its generator: a row for each answer."""
     ids = [TrajectoryID(uid, repetition) for uid in uids for repetition in range(COMPLETIONS)]
     return {
         "prompts": [[{"role": "user", "content": f"{one.instance_id} + 1 ="}] for one in ids],
@@ -64,8 +68,13 @@ def batch(uids: list[str], step: int) -> Any:
     }
 
 
-def live(url: str, uids: list[str], *, trains: list[str]) -> list[str]:
-    """A trainer's life: it asks for prompts, and its checkpoint has some of them.
+def run_trainer(url: str, uids: list[str], *, trains: list[str]) -> list[str]:
+    """Run a trainer process: it requests prompts, and saves some of them in a checkpoint.
+
+    Args:
+        url: URL of the store.
+        uids: The prompts to request.
+        trains: The prompts that the checkpoint contains.
 
     Returns:
         The prompts that were generated.
@@ -74,16 +83,16 @@ def live(url: str, uids: list[str], *, trains: list[str]) -> list[str]:
         inner = Adding()
         generator = StoredGenerator(inner, store.buffer("rollouts"))
         asyncio.run(generator.generate(batch(uids, step=1)))
-        generator.settle(consumed=trains)  # `CheckpointedGroups` does so with each checkpoint
-        return inner.seen
+        generator.settle(consumed=trains)  # `CheckpointedGroups` calls it at each checkpoint
+        return inner.generated
 
 
 def main() -> None:
-    """Two lives on one store."""
+    """Run two trainers, one after the other, on the same store."""
     with tempfile.TemporaryDirectory() as folder:
         url = f"sqlite:///{folder}/rollouts.db"
-        print("generated", live(url, ["1", "2", "3"], trains=["1"]))
-        print("generated", live(url, ["2", "3", "4"], trains=["2", "3", "4"]))
+        print("generated", run_trainer(url, ["1", "2", "3"], trains=["1"]))
+        print("generated", run_trainer(url, ["2", "3", "4"], trains=["2", "3", "4"]))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""torchtitan's work buffer over a restart: what was finalised is there, the rest is generated.
+"""Restart of torchtitan's work buffer: finalized groups are stored, only the rest is generated.
 
-A data loop, two rollout workers and a trainer go through the numbers as torchtitan's controller
-does. The first life ends in the middle, with rollouts in hand; the second one begins its dataset
-anew, as the controller does, and generates only what is missing.
+A data loop, two rollout workers and a trainer process numbers as torchtitan's controller does. The
+first run ends early, with unfinished rollouts. The second run starts its dataset from the
+beginning, as the controller does, and generates only the missing groups.
 
     pip install torchtitan
     python -m examples.torchtitan_restart
@@ -26,13 +26,13 @@ PROMPTS, COMPLETIONS = 12, 4
 
 @dataclass
 class Sample:
-    """What the dataset gives: add one to a number."""
+    """A sample of the dataset: add one to a number."""
 
     number: int
 
 
 def roll_out(group_id: int, sample: Sample) -> RolloutGroup:
-    """Completions of one prompt; where the model would be, there is chance."""
+    """Return completions of one prompt, with random answers instead of a model."""
     rollouts = []
     for i in range(COMPLETIONS):
         answer = sample.number + random.choice((1, 2))
@@ -62,15 +62,15 @@ def roll_out(group_id: int, sample: Sample) -> RolloutGroup:
     return RolloutGroup(group_id=group_id, rollouts=rollouts)
 
 
-async def live(url: str, most: int) -> tuple[list[int], list[int]]:
-    """One life of the controller, until `most` are trained; what it generated and trained."""
+async def run_controller(url: str, most: int) -> tuple[list[int], list[int]]:
+    """Run the controller until `most` groups are trained. Return the ids generated and trained."""
     config = RolloutGroupWorkBuffer.Config(url=url, sample_type=Sample)
     buffer = config.build(max_active_rollout_groups=6, window_size=3)
     generated: list[int] = []
     trained: list[int] = []
 
     async def data_loop() -> None:
-        for number in range(PROMPTS):  # from 0 in each life: what is known is passed over
+        for number in range(PROMPTS):  # from 0 in each run: known groups are skipped
             if await buffer.wait_for_slot():
                 work = RolloutGroupWork(group_id=number, sample=Sample(number))
                 await buffer.add_work(work)
@@ -82,7 +82,7 @@ async def live(url: str, most: int) -> tuple[list[int], list[int]]:
 
     async def trainer() -> None:
         while len(trained) < most and (group := await buffer.take_finalized()) is not None:
-            trained.append(group.group_id)  # here the weights would change
+            trained.append(group.group_id)  # the weights would be updated here
             await buffer.release_active_groups(1, reason="trained")
         await buffer.close()
 
@@ -91,11 +91,11 @@ async def live(url: str, most: int) -> tuple[list[int], list[int]]:
 
 
 def main() -> None:
-    """Two lives on one store."""
+    """Run the controller twice on the same store."""
     with tempfile.TemporaryDirectory() as folder:
         url = f"sqlite:///{folder}/rollouts.db"
         for most in (5, PROMPTS - 5):
-            generated, trained = asyncio.run(live(url, most))
+            generated, trained = asyncio.run(run_controller(url, most))
             print(f"generated {generated}, trained {trained}")
 
 

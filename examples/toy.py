@@ -1,4 +1,4 @@
-"""What the small examples share: a task learned in seconds, and a step of GRPO.
+"""Shared code of the small examples: a task that is learned in seconds, and a step of GRPO.
 
 The task is to answer a digit by repeating it twice.
 """
@@ -17,10 +17,10 @@ COMPLETIONS = 4
 
 
 class Policy(nn.Module):
-    """One distribution for each prompt and position: a table of logits.
+    """A table of logits: one distribution for each prompt and position.
 
     Attributes:
-        version: Training steps that made it.
+        version: Number of training steps so far.
     """
 
     def __init__(self) -> None:
@@ -29,13 +29,13 @@ class Policy(nn.Module):
         self.version = 0
 
     def logprobs(self, prompts: Tensor, responses: Tensor) -> Tensor:
-        """Logprobs of response tokens [N, R] to prompts [N, 1]."""
+        """Return the logprobs of response tokens, float32 [N, R], to prompts [N, 1]."""
         table = self.table[prompts[:, -1], : responses.shape[1]].log_softmax(dim=-1)
         return table.gather(2, responses[:, :, None]).squeeze(2)
 
     @torch.no_grad()
     def complete(self, digit: int, generator: torch.Generator) -> list[rdb.Episode]:
-        """Sample completions of one prompt; the reward is the share of tokens that are right."""
+        """Sample completions of one prompt. The reward is the share of right tokens."""
         probabilities = self.table[digit].softmax(dim=-1)
         responses = torch.multinomial(probabilities, COMPLETIONS, True, generator=generator).T
         logprobs = self.logprobs(torch.full((COMPLETIONS, 1), digit), responses)
@@ -52,13 +52,13 @@ class Policy(nn.Module):
 
     @torch.no_grad()
     def expected_reward(self) -> float:
-        """Chance that a token is right, mean over prompts and positions."""
+        """Return the probability that a token is right, as a mean over prompts and positions."""
         right = self.table.softmax(dim=-1).diagonal(dim1=0, dim2=2)
         return right.mean().item()
 
 
 def grpo_step(policy: Policy, optimizer: torch.optim.Optimizer, batch: rdb.Batch) -> None:
-    """One step of clipped policy gradient, on fresh and replayed groups alike."""
+    """Take one step of clipped policy gradient, on new and replayed groups alike."""
     tensors = batch.split(pad_token_id=0)
     assert tensors.logprobs is not None
     gain = tensors.per_token(advantages.grpo(tensors.rewards, tensors.group_index))

@@ -1,8 +1,8 @@
-"""TRL's GRPO trainer with replay, on a tiny model that is made here: nothing is downloaded.
+"""TRL's GRPO trainer with replay, on a tiny model that is created here: nothing is downloaded.
 
-A policy over eight words learns to say "yes". Reward is given for a completion that has it, so
-that before long most groups are all right or all wrong, and teach nothing: stored groups take their
-places.
+A policy over eight words learns to say "yes". A completion that contains "yes" is rewarded, so soon
+the rewards of most groups are all equal (zero-variance groups). These are replaced by stored
+groups.
 
     python -m examples.trl_grpo
 """
@@ -26,14 +26,14 @@ WORDS = ["<pad>", "<eos>", "yes", "no", "maybe", "is", "it", "so"]
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """One token for each word."""
+    """Return a tokenizer with one token per word."""
     words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>")  # noqa: S106
 
 
 def policy() -> LlamaForCausalLM:
-    """A transformer of one layer, at random."""
+    """Return a randomly initialized transformer of one layer."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=len(WORDS),
@@ -49,12 +49,12 @@ def policy() -> LlamaForCausalLM:
 
 
 def says_yes(completions: list[str], **kwargs: Any) -> list[float]:
-    """The reward of each completion."""
+    """Return the reward of each completion."""
     return [float("yes" in completion) for completion in completions]
 
 
 def train(url: str, folder: str, steps: int = STEPS) -> list[dict[str, float]]:
-    """What the trainer logged of each step."""
+    """Train. Return the trainer's log entry of each step."""
     with blocking.Store.open(url, run="says-yes") as store:
         trainer = ReplayGRPOTrainer(
             model=policy(),
@@ -81,7 +81,7 @@ def train(url: str, folder: str, steps: int = STEPS) -> list[dict[str, float]]:
 
 
 def main() -> None:
-    """Train, and say what replay did."""
+    """Train, and print how rewards and replay changed."""
     with tempfile.TemporaryDirectory() as folder:
         logs = train(f"sqlite:///{folder}/grpo.db", folder)
     for name in ("reward", "replay/uninformative", "replay/replayed"):

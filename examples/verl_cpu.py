@@ -1,7 +1,7 @@
-"""verl's V1 trainer without a GPU: its own code, but for the workers and what generates.
+"""verl's V1 trainer without a GPU: its own code, except for the workers and the generation.
 
-What stands for them learns nothing: it remembers on which prompts it was trained, and writes down
-which prompts were generated.
+The stand-ins learn nothing. They record the prompts that were trained on, and the prompts that were
+generated.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ logging.getLogger("transfer_queue.utils.common").setLevel(logging.ERROR)
 
 
 def configuration(mode: str, folder: Path, overrides: Sequence[str]) -> DictConfig:
-    """verl's own for a small run, with these overrides of Hydra."""
+    """Return verl's configuration for a small run, with these Hydra overrides."""
     small = [
         f"trainer.v1.trainer_mode={mode}",
         f"trainer.default_local_dir={folder}/checkpoints",
@@ -44,7 +44,7 @@ def configuration(mode: str, folder: Path, overrides: Sequence[str]) -> DictConf
         f"data.train_batch_size={BATCH_SIZE}",
         f"+data.gen_batch_size={BATCH_SIZE if mode == 'sync' else 1}",
     ]
-    if mode == "separate_async":  # generates on GPUs of its own, and trains twice a step
+    if mode == "separate_async":  # generates on separate GPUs, and trains twice per step
         small += [
             "trainer.v1.separate_async.parameter_sync_step=2",
             f"actor_rollout_ref.actor.ppo_mini_batch_size={BATCH_SIZE // 2}",
@@ -58,12 +58,12 @@ def configuration(mode: str, folder: Path, overrides: Sequence[str]) -> DictConf
 
 
 def start_queue() -> None:
-    """A TransferQueue on the Ray of this process."""
+    """Start a TransferQueue on the Ray instance of this process."""
     tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
 
 
 def prompt(number: int) -> dict[str, Any]:
-    """A row of the dataset."""
+    """Return a row of the dataset."""
     return {
         "raw_prompt": [{"role": "user", "content": f"{number} + 1 = ?"}],
         "data_source": "gsm8k",
@@ -74,11 +74,11 @@ def prompt(number: int) -> dict[str, Any]:
 
 
 def trajectory(number: int, session: int, index: int = 0, step: int = 1) -> dict[str, Any]:
-    """What an agent loop puts into the queue, without the fields of the prompt."""
+    """Return the fields that an agent loop puts into the queue, without those of the prompt."""
     length = 3 + (number + session + index) % 3
     prompts, responses = torch.arange(2) + number, torch.arange(length) + 100 * number
     mask = torch.ones(length, dtype=torch.int64)
-    mask[1] = index  # the answer of a tool
+    mask[1] = index  # in the first turn, a tool response, without loss
     scores = torch.zeros(length)
     scores[-1] = float((number + session) % 2)
     tokens = torch.cat([prompts, responses])
@@ -98,19 +98,19 @@ def trajectory(number: int, session: int, index: int = 0, step: int = 1) -> dict
 
 
 def generated(log: Path) -> list[int]:
-    """The prompts that were generated, in all lives."""
+    """Return the prompts that were generated, in all runs."""
     return [int(line) for line in log.read_text().split()]
 
 
 def put(keys: list[str], fields: Sequence[dict[str, Any]], tags: list[dict[str, Any]]) -> None:
-    """Trajectories of one session, as agent loops put them."""
+    """Put the trajectories of one session into the queue, as agent loops do."""
     tq.kv_batch_put(keys, "train", fields=tu.list_of_dict_to_tensordict(fields), tags=tags)
 
 
 class Generator:
-    """Agent loops of two sessions; every other prompt needs two turns in its first.
+    """Agent loops of two sessions; every other prompt has two turns in its first session.
 
-    So many prompts are finished; the others stay under way, with a first trajectory.
+    Up to `limit` prompts are finished. The others stay in progress, with only their first session.
     """
 
     def __init__(self, config: DictConfig, log: Path, limit: int) -> None:
@@ -129,7 +129,7 @@ class Generator:
                 self.finish(self.stuck.pop())
 
     def finish(self, row: dict[str, Any]) -> None:
-        """The other session of a prompt, and the end of it."""
+        """Put the second session of a prompt, and mark the prompt as finished."""
         self._put(row, 1)
         with self.log.open("a") as log:
             log.write(f"{row['index']}\n")
@@ -145,11 +145,11 @@ class Generator:
 
 
 class DurableGenerator(DurableGeneration, Generator):
-    """The same, made durable."""
+    """The generator with durable generation."""
 
 
 class Model:
-    """Stands for the workers: it remembers which prompts it was trained on."""
+    """Stand-in for the workers: it records the prompts that it was trained on."""
 
     def __init__(self) -> None:
         self.trained: list[int] = []
@@ -163,7 +163,7 @@ class Model:
 
 
 class Trainer:
-    """One life of a trainer: what `fit` of verl does, around its own methods."""
+    """One run of a trainer: calls the methods of verl's trainer in the order of its `fit`."""
 
     def __init__(self, config: DictConfig, log: Path, limit: int = PROMPTS) -> None:
         self.verl: PPOTrainer = get_trainer_cls(config.trainer.v1.trainer_mode)(config)
@@ -173,7 +173,7 @@ class Trainer:
         self.manager = kind(config, log, limit)
         self.model = self.verl.actor_rollout_wg = Model()
         self.verl.agent_loop_manager = self.manager
-        self.verl.current_mode = HybridEngineMode.TRAINER  # no GPUs are lent to generation
+        self.verl.current_mode = HybridEngineMode.TRAINER  # no GPUs are shared with generation
         self.verl.train_dataloader = StatefulDataLoader(
             [prompt(number) for number in range(PROMPTS)],
             batch_size=config.data.gen_batch_size,

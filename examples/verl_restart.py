@@ -1,8 +1,8 @@
-"""verl's V1 trainer, killed with its queue and its Ray: nothing is generated twice or lost.
+"""Restart of verl's V1 trainer after it was killed with its queue and Ray instance.
 
-The trainer is verl's own, on a real TransferQueue, but for what needs GPUs. Its first life is
-killed in the middle; the second one is the same program, begun again, and generates only what is
-missing.
+Nothing is generated twice or lost. The trainer is verl's own, on a real TransferQueue, except for
+the parts that need GPUs. Its first run is killed between two checkpoints. The second run is the
+same program, and generates only the missing groups.
 
     pip install verl TransferQueue cachetools fastapi uvicorn
     python -m examples.verl_restart
@@ -26,16 +26,17 @@ import transfer_queue as tq
 from examples.verl_cpu import PROMPTS, Trainer, configuration, generated, start_queue
 from replaydb import blocking
 
-#: The first life is killed when so many prompts are generated, in the second step since a
-#: checkpoint; the second one makes so many steps.
-KILLED_AT, MORE_STEPS = 14, 3
+#: The first run is killed after this many generated prompts, in the second step after a checkpoint.
+KILLED_AT = 14
+#: Number of steps of the second run.
+MORE_STEPS = 3
 
 
 def durable(url: str, mode: str) -> list[str]:
-    """All that changes: overrides of Hydra, where before there were none.
+    """Return the Hydra overrides that make a trainer durable; nothing else changes.
 
-    `DurableGenerator` stands where `replaydb.integrations.verl.DurableAgentLoopManager` does with
-    verl's agent loops, which need GPUs.
+    With verl's agent loops, which need GPUs, use
+    `replaydb.integrations.verl.DurableAgentLoopManager` instead of `DurableGenerator`.
     """
     sampler = "DurableReplayBuffer" if mode == "sync" else "DurableReplayBufferAsync"
     return [
@@ -47,15 +48,15 @@ def durable(url: str, mode: str) -> list[str]:
     ]
 
 
-def live(url: str, mode: str, folder: Path, steps: int, limit: int = PROMPTS) -> list[int]:
-    """A life of the trainer, with a Ray and a queue of its own.
+def run_trainer(url: str, mode: str, folder: Path, steps: int, limit: int = PROMPTS) -> list[int]:
+    """Run the trainer with its own Ray instance and queue.
 
     Returns:
-        What the model has been trained on, in this life and up to its checkpoint in earlier ones.
+        Prompts that the model was trained on, in this run and in earlier ones up to the checkpoint.
     """
     ray.init(
         address="local",
-        num_cpus=2,  # one for each actor of the queue
+        num_cpus=2,  # one per actor of the queue
         include_dashboard=False,
         object_store_memory=80 * 2**20,
         log_to_driver=False,
@@ -70,41 +71,44 @@ def live(url: str, mode: str, folder: Path, steps: int, limit: int = PROMPTS) ->
     return trainer.model.trained
 
 
-def kill(life: BaseProcess, url: str) -> None:
-    """Kill all of it when the store has what it generated; it waits for more then."""
+def kill(process: BaseProcess, url: str) -> None:
+    """Kill the trainer, its Ray instance and its queue when all generated groups are stored."""
     with blocking.Store.open(url) as store:
         buffer = store.buffer("grpo")
         while buffer.count() < KILLED_AT:
-            if not life.is_alive():
-                raise RuntimeError("the trainer ended by itself")
+            if not process.is_alive():
+                raise RuntimeError("the trainer exited before it was killed")
             time.sleep(0.2)
-    trainer = psutil.Process(life.pid)
-    for one in (trainer, *trainer.children(recursive=True)):  # the others are its Ray and its queue
+    trainer = psutil.Process(process.pid)
+    for one in (trainer, *trainer.children(recursive=True)):  # children: Ray and the queue
         with contextlib.suppress(psutil.NoSuchProcess):
             one.kill()
-    life.join()
+    process.join()
 
 
 def main() -> None:
-    """Two lives on one store."""
+    """Run the trainer twice on the same store."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--mode", choices=("sync", "colocate_async"), default="sync")
-    parser.add_argument("--url", help="a store, such as postgresql://...; a file of its own if not")
+    parser.add_argument(
+        "--url",
+        help="URL of the store, such as postgresql://... (default: a temporary SQLite file)",
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         url = options.url or f"sqlite:///{folder}/grpo.db"
-        # A process of its own, in which everything is imported already.
+        # Forked, so that everything is imported already.
         arguments = (url, options.mode, folder, PROMPTS, KILLED_AT)
-        first = multiprocessing.get_context("fork").Process(target=live, args=arguments)
+        first = multiprocessing.get_context("fork").Process(target=run_trainer, args=arguments)
         first.start()
         kill(first, url)
         [checkpoint] = (folder / "checkpoints").rglob("trained.json")
         before = generated(folder / "log")
         print(f"killed: generated {before}, trained {json.loads(checkpoint.read_text())}")
-        trained = live(url, options.mode, folder, MORE_STEPS)
+        trained = run_trainer(url, options.mode, folder, MORE_STEPS)
         after = generated(folder / "log")[len(before) :]
-        print(f"went on: generated {after}, trained {trained}")
+        print(f"resumed: generated {after}, trained {trained}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""How alembic reaches the database.
+"""Alembic environment: the connection that migrations run on.
 
-Called from code, on the connection it was given. Called as `alembic ...` in a checkout, on one
-made from `-x url=...`, else REPLAYDB_URL, else the url in alembic.ini.
+If alembic is called from code, this is the given connection. If it is called as `alembic ...` in a
+checkout, a connection is made from `-x url=...`, else REPLAYDB_URL, else the url in alembic.ini.
 """
 
 from __future__ import annotations
@@ -40,25 +40,27 @@ async def run_alone() -> None:
         or context.config.get_main_option("sqlalchemy.url")
     )
     if not url:
-        raise CommandError("which database? -x url=..., or REPLAYDB_URL, or alembic.ini")
+        raise CommandError(
+            "no database URL: pass -x url=..., or set REPLAYDB_URL or sqlalchemy.url in alembic.ini"
+        )
     async with schema_transaction(backend_for(url)) as connection:
         await connection.run_sync(run)
 
 
 @contextmanager
 def _tables_rebuildable(connection: sa.Connection) -> Iterator[None]:
-    """Let `batch_alter_table` keep all there is: it copies a table, drops it, renames the copy.
+    """Keep views and sequences when `batch_alter_table` copies a table and renames the copy.
 
-    The rename would fail on views of the dropped table, unless SQLite does as before 3.25. And
-    the copy counts AUTOINCREMENT from the rows it has: ids of groups that are gone, which draws
-    still name, would be given again.
+    The rename fails on views of the dropped table, unless SQLite renames as before 3.25. The copy
+    continues AUTOINCREMENT from its largest id, so ids of deleted groups, which draws still refer
+    to, would be generated again.
     """
     connection.execute(sa.text("PRAGMA legacy_alter_table = ON"))
-    given = _last_ids(connection)
+    before = _last_ids(connection)
     yield
-    left = _last_ids(connection)
-    for table, last in given.items():
-        if left.get(table, 0) < last and sa.inspect(connection).has_table(table):
+    after = _last_ids(connection)
+    for table, last in before.items():
+        if after.get(table, 0) < last and sa.inspect(connection).has_table(table):
             connection.execute(sa.delete(_sequences).where(_sequences.c.name == table))
             connection.execute(sa.insert(_sequences).values(name=table, seq=last))
 
@@ -71,7 +73,7 @@ def _last_ids(connection: sa.Connection) -> dict[str, int]:
 
 
 if context.is_offline_mode():
-    raise CommandError("--sql is not supported: migrations look at the database they change")
+    raise CommandError("--sql is not supported: migrations read the database that they change")
 given_connection = context.config.attributes.get("connection")
 if given_connection is not None:
     run(given_connection)

@@ -1,4 +1,4 @@
-"""Databases and stores for the tests. `url`, `store`, `buffer`: of both engines."""
+"""Fixtures of databases and stores. `url`, `store` and `buffer` exist for both engines."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from replaydb.database.engines.sqlite import SqliteBackend
 from support.buckets import Endpoint, running_endpoint
 from support.clock import Clock
 from support.compiling import compile_once
-from support.ledger import check_books
+from support.invariants import check_invariants
 from support.postgres import PostgresServer, running_server
 from support.proxy import Proxy, running_proxy
 from support.s3 import S3Server, credentials, running_s3
 
-#: Left out of `make quick`: what starts servers, browsers and other processes, counts draws, or
-#: looks at whole stores.
+#: Not in `make quick`: tests that start servers, browsers or other processes, count draws, or read
+#: whole stores.
 LONG_FIXTURES = {"postgres", "_s3", "endpoint", "_browser"}
 LONG_PATHS = (
     "analysis",
@@ -69,13 +69,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """With `--quick`, do not even import what takes long; None leaves it to others."""
+    """With `--quick`, do not even import slow tests. None: other plugins decide."""
     name = collection_path.relative_to(Path(__file__).parent).as_posix()
     return True if config.getoption("--quick") and name in LONG_PATHS else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With `--quick`, deselect what needs a server."""
+    """With `--quick`, deselect tests that need a server."""
     if config.getoption("--quick"):
         quick = [item for item in items if _is_quick(item)]
         config.hook.pytest_deselected(items=[item for item in items if not _is_quick(item)])
@@ -91,7 +91,7 @@ def _is_quick(item: pytest.Item) -> bool:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what did not run: nothing else is ever skipped."""
+    """Report all skipped tests in red, since no test should be skipped silently."""
     skipped = terminalreporter.getreports("skipped")
     if skipped:
         terminalreporter.section("DID NOT RUN", red=True)
@@ -110,15 +110,15 @@ def _compiling() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _quick_rereads() -> Iterator[None]:
-    """What is damaged is read again after shorter pauses than those of users."""
+    """Shorten the pauses before damaged payloads are read again."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr("replaydb.packs.place.REREADS", (0.0, 0.01, 0.02, 0.04))
+        monkeypatch.setattr("replaydb.packs.store.REREADS", (0.0, 0.01, 0.02, 0.04))
         yield
 
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
-    """A real PostgreSQL, one for each worker of pytest-xdist; without one the tests fail."""
+    """A PostgreSQL server, one per worker of pytest-xdist. Without one the tests fail."""
     with running_server() as server:
         yield server
 
@@ -131,16 +131,16 @@ def _s3() -> Iterator[S3Server]:
 
 @pytest.fixture
 def s3(_s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
-    """A real S3 service, one for each worker of pytest-xdist, whose credentials are set."""
+    """An S3 service, one per worker of pytest-xdist, with its credentials in the environment."""
     for name, value in credentials().items():
         monkeypatch.setenv(name, value)
-    _s3.start()  # where a test has killed it
+    _s3.start()  # if a test has killed it
     return _s3
 
 
 @pytest.fixture
 async def endpoint(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Endpoint]:
-    """An address of two S3 services in this process; it leads to the right one at first."""
+    """An endpoint of two S3 services in this process, which initially routes to the right one."""
     for name, value in credentials().items():
         monkeypatch.setenv(name, value)
     async with running_endpoint() as running:
@@ -149,11 +149,11 @@ async def endpoint(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Endpoint]:
 
 @pytest.fixture
 async def store_at_endpoint(url: str, endpoint: Endpoint) -> AsyncIterator[Store]:
-    """A store whose payloads are there."""
+    """A store with payloads at that endpoint."""
     async with Store.open(url, run="test", payloads=endpoint.url) as opened:
         yield opened
-    endpoint.lead_to(endpoint.right)
-    await check_books(url)
+    endpoint.route_to(endpoint.right)
+    await check_invariants(url)
 
 
 @pytest.fixture(scope="session")
@@ -183,14 +183,14 @@ def sqlite_url(_migrated_file: Path, tmp_path: Path) -> str:
 
 @pytest.fixture
 def postgresql_url(_migrated_database: str, postgres: PostgresServer) -> str:
-    """A migrated PostgreSQL database without rows; the tests of one worker take turns at it."""
+    """A migrated PostgreSQL database without rows, shared by the tests of a worker."""
     postgres.empty_tables(_migrated_database)
     return _migrated_database
 
 
 @pytest.fixture
 def own_postgresql_url(postgres: PostgresServer, _migrated_template: str) -> Iterator[str]:
-    """A migrated PostgreSQL database of the test's own."""
+    """A migrated PostgreSQL database for this test alone."""
     url = postgres.create_database("own", _migrated_template)
     yield url
     postgres.drop_database(url)
@@ -198,26 +198,26 @@ def own_postgresql_url(postgres: PostgresServer, _migrated_template: str) -> Ite
 
 @pytest.fixture
 def proxy(postgresql_url: str) -> Iterator[Proxy]:
-    """A network to `postgresql_url` that fails when told; it is good at first."""
+    """A fault-injecting proxy to `postgresql_url`, initially without faults."""
     with running_proxy(postgresql_url) as running:
         yield running
 
 
 @pytest.fixture
 def proxied_url(proxy: Proxy) -> str:
-    """The database of `postgresql_url`, by way of `proxy`."""
+    """URL of the database of `postgresql_url` through `proxy`."""
     return proxy.url
 
 
 @pytest.fixture
 def empty_sqlite_url(tmp_path: Path) -> str:
-    """A SQLite file that is not there yet."""
+    """A SQLite file that does not exist yet."""
     return f"sqlite:///{tmp_path / 'empty.db'}"
 
 
 @pytest.fixture
 def empty_postgresql_url(postgres: PostgresServer) -> Iterator[str]:
-    """A PostgreSQL database of the test's own, without tables."""
+    """A PostgreSQL database for this test alone, without tables."""
     url = postgres.create_database("empty")
     yield url
     postgres.drop_database(url)
@@ -225,14 +225,14 @@ def empty_postgresql_url(postgres: PostgresServer) -> Iterator[str]:
 
 @pytest.fixture
 def from_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draws read their payloads from a snapshot, though those of tests are small."""
+    """Let draws read payloads from a snapshot, as for large payloads."""
     for backend in (SqliteBackend, PostgresqlBackend):
         monkeypatch.setattr(backend, "small_draw_bytes", -1)
 
 
 @pytest.fixture(params=["in the draw", "from a snapshot"])
 def reading(request: pytest.FixtureRequest) -> str:
-    """Where draws read their payloads."""
+    """Whether draws read payloads in their transaction or from a snapshot."""
     if request.param == "from a snapshot":
         request.getfixturevalue("from_snapshots")
     how: str = request.param
@@ -248,7 +248,7 @@ def engine_name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def layout() -> str:
-    """Where payloads are: `inside` the database, or `outside`; what cares has both."""
+    """Payloads are stored `inside` or `outside` the database. Tests may parametrize it."""
     return "inside"
 
 
@@ -259,18 +259,18 @@ def url(engine_name: str, layout: str, request: pytest.FixtureRequest) -> str:
     if layout == "outside":
         folder = request.getfixturevalue("tmp_path") / "payloads"
         folder.mkdir()
-        asyncio.run(_settle(address, folder.as_uri()))
+        asyncio.run(_set_payloads(address, folder.as_uri()))
     return address
 
 
-async def _settle(url: str, payloads: str) -> None:
+async def _set_payloads(url: str, payloads: str) -> None:
     async with Store.open(url, payloads=payloads):
         pass
 
 
 @pytest.fixture
 def own_url(engine_name: str, request: pytest.FixtureRequest) -> str:
-    """A migrated database without groups, whose tables a test may change."""
+    """A migrated database without groups for this test alone, whose tables it may change."""
     name = "sqlite_url" if engine_name == "sqlite" else "own_postgresql_url"
     address: str = request.getfixturevalue(name)
     return address
@@ -285,10 +285,10 @@ def empty_url(engine_name: str, request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 async def store(url: str) -> AsyncIterator[Store]:
-    """An open store, of the run `test`; after the test its accounts must agree with its groups."""
+    """An open store of the run `test`. After the test the invariants of its tables are checked."""
     async with Store.open(url, run="test") as opened:
         yield opened
-    await check_books(url)
+    await check_invariants(url)
 
 
 @pytest.fixture
@@ -306,7 +306,7 @@ async def buffer(store: Store) -> Buffer:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """In place of both engines' clocks."""
+    """An adjustable clock that replaces the clocks of both engines."""
     made = Clock()
 
     def now(backend: object, connection: Connection) -> datetime:

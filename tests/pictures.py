@@ -1,8 +1,8 @@
-"""Takes the pictures of the pages that the README and `docs/ui.md` show.
+"""Take the screenshots of the web UI for the README and `docs/ui.md`.
 
     PYTHONPATH=tests python -m pictures
 
-They are of the store that `replaydb ui --demo` makes, in Chromium, and go to `docs/pictures`.
+They show the store of `replaydb ui --demo` in Chromium and are written to `docs/pictures`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from support.browsing import chromium, serving, tab
 
 PICTURES = Path(__file__).resolve().parents[1] / "docs" / "pictures"
 FOUND = quote('0.2 < reward_mean < 0.8 and tags["level"] == "hard"')
-#: Views by the name of their picture: each with its address, and how many pixels of it are shown.
+#: Views by the name of their picture, with relative URL and height in pixels.
 VIEWS = {
     "overview": ("?buffer=math", 800),
     "groups": (f"groups?buffer=math&where={FOUND}&sort=times_sampled", 720),
@@ -32,7 +32,7 @@ VIEWS = {
 
 
 def as_bytes(ids: list[int]) -> str:
-    """What tokens of that store say: each is a byte."""
+    """Decode tokens of the demo store, which are bytes."""
     return bytes(ids).decode("utf8", "replace")
 
 

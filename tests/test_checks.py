@@ -1,4 +1,4 @@
-"""One rule for each kind of argument, whatever call it is given to and on either engine."""
+"""One rule per kind of argument, in every call and on both engines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.groups import episode, group
 
 
 class Boaster(int):
-    """An integer that fits everywhere, as it says."""
+    """An int subclass that claims to fit everywhere."""
 
     def __le__(self, other: object) -> bool:
         return True
@@ -28,7 +28,7 @@ class Boaster(int):
     __ge__ = __le__
 
 
-#: What is no number, no whole number, no name.
+#: Values that are not numbers, not whole numbers, not names.
 NUMBERS: list[Any] = ["1.5", None, True, np.True_, float("nan"), -1.0, 10**400, [1.0], b"1", 1j]
 INTEGERS: list[Any] = [
     "1",
@@ -42,7 +42,7 @@ INTEGERS: list[Any] = [
     [1],
     b"1",
 ]
-#: No several: of the items of a mapping, the keys would be taken.
+#: Not a sequence: iterating over a mapping would use its keys.
 NOTHING: list[Any] = [3, np.array(3), torch.tensor(3), {}, {1: 2}, rdb.col.tags["a"] == "b"]
 FLAGS: list[Any] = [None, 0, 1, "no", np.zeros(2), torch.zeros(2), rdb.col.id > 0]
 TEXTS: list[Any] = [None, "a\0", "\ud800", 3, b"a"]
@@ -54,7 +54,7 @@ OBJECTS: list[Any] = [3, [1], {1: 2}, {"a": object()}, {"a": float("nan")}]
 
 FINITE = [it for it in NUMBERS if it != -1.0]
 REWARDS = np.ones(1)
-BUFFER: Any = None  # not looked at before the others are
+BUFFER: Any = None  # checked after the others
 ONES, MASK = torch.ones(1, 1), torch.ones(1, 1, dtype=torch.bool)
 
 GIVEN: list[tuple[str, Callable[[Any], Any], type[Exception], list[Any]]] = [
@@ -129,7 +129,7 @@ GIVEN: list[tuple[str, Callable[[Any], Any], type[Exception], list[Any]]] = [
 @pytest.mark.parametrize(
     ("field", "give", "error", "wrong"), GIVEN, ids=[field for field, *_ in GIVEN]
 )
-def test_what_is_of_another_kind_is_refused(
+def test_values_of_another_kind_are_refused(
     field: str, give: Callable[[Any], Any], error: type[Exception], wrong: list[Any]
 ) -> None:
     for it in wrong:
@@ -138,7 +138,7 @@ def test_what_is_of_another_kind_is_refused(
         assert str(caught.value).startswith(f"{field}: expected "), it
 
 
-#: What no call takes, by the name of the argument, or of the call and the argument.
+#: Invalid values by the name of the argument, or of the call and the argument.
 WRONG: dict[str, list[Any]] = {
     "above": INTEGERS,
     "after": [3, "last"],
@@ -151,7 +151,7 @@ WRONG: dict[str, list[Any]] = {
     "create": FLAGS,
     "cursor": [3, [1], {"a": None}, *OBJECTS[3:], *({name: 1} for name in NAMES)],
     "deadline": [0, 1e11, *NUMBERS],
-    "device": [],  # torch knows its own
+    "device": [],  # torch checks it
     "draw_id": INTEGERS,
     "draws": [0, *INTEGERS],
     "drop_oversized": FLAGS,
@@ -252,15 +252,15 @@ WRONG: dict[str, list[Any]] = {
 
 
 def wrong(argument: inspect.Parameter) -> list[Any]:
-    """None is wrong wherever the signature does not say that it may be given."""
+    """Return invalid values. None is invalid unless the signature allows it."""
     others = [it for it in WRONG[argument.name] if it is not None]
     return others if "None" in argument.annotation else [None, *others]
 
 
-async def test_no_call_takes_what_is_of_another_kind(
+async def test_every_argument_of_every_call_is_checked(
     store: Store, buffer: Buffer, url: str
 ) -> None:
-    """Every argument of every public call, before anything is written."""
+    """Before anything is written."""
     [one, two] = await buffer.put([group(), group()])
     lease = await buffer.lease(1, rdb.Lifo(), ttl=60)
     calls: dict[str, dict[str, Any]] = {
@@ -354,7 +354,7 @@ async def test_nothing_is_stored_when_the_draw_that_follows_would_be_refused(
 
 
 def public_calls(owner: object) -> dict[str, Callable[..., Any]]:
-    """Methods that take arguments, by the names of their class and their own."""
+    """Return methods with arguments, by class and method name."""
     kind = type(owner)
     found = {name: getattr(owner, name) for name in dir(kind) if not name.startswith("_")}
     return {
@@ -374,7 +374,7 @@ async def done(result: Any) -> None:
         await result
 
 
-async def test_what_is_put_instead_of_groups_is_named(buffer: Buffer) -> None:
+async def test_the_error_names_objects_that_are_not_groups(buffer: Buffer) -> None:
     cases: list[tuple[Any, str, str]] = [
         ({"task_name": "gsm8k"}, "groups", "dict"),
         ("gsm8k", "groups", "str"),
@@ -401,7 +401,7 @@ async def test_names_from_an_iterator_are_read_once(buffer: Buffer) -> None:
 
 
 async def test_scalars_of_numpy_are_numbers(store: Store, url: str) -> None:
-    """They are kept as JSON, and handed to drivers that know none of them."""
+    """They are stored as JSON and passed to drivers that do not know them."""
     scalar: Any = np
     buffer = await store.buffer(
         "math",
@@ -452,13 +452,13 @@ def test_scalars_of_numpy_are_json(value: Any, plain: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [np.clongdouble(1), np.datetime64("2020"), np.arange(2)])
-def test_what_of_numpy_is_no_json(value: Any) -> None:
+def test_numpy_values_that_are_not_json(value: Any) -> None:
     with pytest.raises(rdb.InvalidInputError, match=r"tags\.a: expected JSON values"):
         rdb.EpisodeGroup("t", [], status="failed", tags={"a": value})
 
 
 def test_calls_that_wait_have_the_default_of_their_kind() -> None:
-    """The table of docs/lifecycle.md: who answers at once, and who holds its caller back."""
+    """As in the table of docs/lifecycle.md."""
     calls: dict[str, Callable[..., Any]] = {
         name: call
         for owner in (Buffer, Store)
@@ -477,7 +477,7 @@ def test_calls_that_wait_have_the_default_of_their_kind() -> None:
     assert found == at_once | backpressure | loops | {"close": 60}
 
 
-@pytest.mark.parametrize(("wrong", "said"), [(-1, ">= 0"), (2**63, f"from 0 to {2**63 - 1}")])
-def test_an_error_names_the_bound_that_was_crossed(wrong: int, said: str) -> None:
-    with pytest.raises(rdb.InvalidSettingsError, match=f"an integer {said}, got"):
+@pytest.mark.parametrize(("wrong", "bounds"), [(-1, ">= 0"), (2**63, f"from 0 to {2**63 - 1}")])
+def test_an_error_names_the_bound_that_was_crossed(wrong: int, bounds: str) -> None:
+    with pytest.raises(rdb.InvalidSettingsError, match=f"an integer {bounds}, got"):
         BufferSettings(seed=wrong)

@@ -1,4 +1,4 @@
-"""Closing stores: what is under way ends first, what comes later is told."""
+"""Closing stores: running calls end first, later calls raise."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import replaydb as rdb
 from replaydb import Buffer, Store
 from replaydb.database.engines.sqlite_driver import EagerConnection
 from support.groups import group
-from support.ledger import check_books
+from support.invariants import check_invariants
 
 CALLS: dict[str, Callable[[Store, Buffer], Awaitable[Any]]] = {
     "store.buffer": lambda store, _: store.buffer("math"),
@@ -37,7 +37,7 @@ CALLS: dict[str, Callable[[Store, Buffer], Awaitable[Any]]] = {
 }
 
 
-async def test_a_closed_store_says_so(url: str) -> None:
+async def test_calls_on_a_closed_store_raise(url: str) -> None:
     async with Store.open(url) as store:
         buffer = await store.buffer("math")
         await buffer.put(group())
@@ -47,18 +47,18 @@ async def test_a_closed_store_says_so(url: str) -> None:
     await store.close()
 
 
-async def test_closing_finishes_the_puts_under_way(url: str) -> None:
+async def test_closing_finishes_running_puts(url: str) -> None:
     store = await Store.open(url)
     buffer = await store.buffer("math")
     puts = [asyncio.create_task(buffer.put(group())) for _ in range(20)]
     await asyncio.sleep(0)
     await store.close()
     assert len({group_id for [group_id] in await asyncio.gather(*puts)}) == 20
-    await check_books(url)
+    await check_invariants(url)
 
 
-async def test_closing_in_the_middle_of_everything(url: str) -> None:
-    """Each call ends whole or says that the store is closed; no connection is left behind."""
+async def test_closing_during_concurrent_calls(url: str) -> None:
+    """Each call succeeds or raises `StoreClosedError`; no connection stays open."""
     rng = random.Random(7)
     for number in range(3):
         store = await Store.open(url)
@@ -78,10 +78,10 @@ async def test_closing_in_the_middle_of_everything(url: str) -> None:
         ]
         assert not unexpected, number
         gc.collect()  # complains about connections that were not closed
-    await check_books(url)
+    await check_invariants(url)
 
 
-async def test_closing_ends_those_who_wait(url: str) -> None:
+async def test_closing_ends_waiting_calls(url: str) -> None:
     store = await Store.open(url)
     buffer = await store.buffer("math")
     waiting = asyncio.create_task(buffer.sample(1, timeout=None))
@@ -99,8 +99,8 @@ async def test_an_error_inside_the_block_closes_the_store(url: str) -> None:
         await store.runs()
 
 
-async def test_a_connection_ends_though_closing_it_was_broken_off(sqlite_url: str) -> None:
-    """Its thread is told to stop twice, and answers once."""
+async def test_a_connection_closes_even_if_its_close_is_interrupted(sqlite_url: str) -> None:
+    """Its thread gets two requests to stop and answers one."""
     path = sqlite_url.removeprefix("sqlite:///")
     connection = await EagerConnection.open(lambda: sqlite3.connect(path), lambda *_: None)
     closing = asyncio.create_task(connection.close())

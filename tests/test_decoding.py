@@ -1,10 +1,10 @@
-"""What each token of an episode says."""
+"""Text of each token of an episode."""
 
 from __future__ import annotations
 
 import pytest
 
-from replaydb.decoding import LONGEST_SIGN, pieces
+from replaydb.decoding import LONGEST_CHARACTER, token_texts
 
 
 def of_bytes(ids: list[int]) -> str:
@@ -13,28 +13,28 @@ def of_bytes(ids: list[int]) -> str:
 
 
 def of_words(ids: list[int]) -> str:
-    """One that leaves out the blank before the first word, as those of SentencePiece do."""
+    """A tokenizer that omits the space before the first word, like those of SentencePiece."""
     return " ".join(f"w{one}" for one in ids)
 
 
 @pytest.mark.parametrize("text", ["", "ab", "naïve 🦕 日本", "\ufffd!", "x" * 100])
-def test_pieces_are_the_text(text: str) -> None:
+def test_token_texts_add_up_to_the_text(text: str) -> None:
     ids = list(text.encode())
-    said = pieces(ids, of_bytes)
-    assert len(said) == len(ids)
-    assert "".join(said) == text
+    texts = token_texts(ids, of_bytes)
+    assert len(texts) == len(ids)
+    assert "".join(texts) == text
 
 
-def test_the_last_token_of_a_sign_has_it() -> None:
-    assert pieces(list("aé🦕".encode()), of_bytes) == ["a", "", "é", "", "", "", "🦕"]
+def test_the_last_token_of_a_character_has_its_text() -> None:
+    assert token_texts(list("aé🦕".encode()), of_bytes) == ["a", "", "é", "", "", "", "🦕"]
 
 
-def test_blanks_between_words_are_kept() -> None:
-    assert pieces([1, 2, 3], of_words) == ["w1", " w2", " w3"]
+def test_spaces_between_words_are_kept() -> None:
+    assert token_texts([1, 2, 3], of_words) == ["w1", " w2", " w3"]
 
 
-def test_what_is_no_text_costs_no_more() -> None:
-    """A model may well end within a sign, or write bytes that never become one."""
+def test_undecodable_bytes_cost_no_more() -> None:
+    """A model may stop within a character, or generate bytes that never form one."""
     most = 0
 
     def decode(ids: list[int]) -> str:
@@ -42,6 +42,6 @@ def test_what_is_no_text_costs_no_more() -> None:
         most = max(most, len(ids))
         return of_bytes(ids)
 
-    said = pieces([0x80] * 500 + [0x61], decode)
-    assert "".join(said) == "\ufffd" * 500 + "a"
-    assert most <= 2 * LONGEST_SIGN
+    texts = token_texts([0x80] * 500 + [0x61], decode)
+    assert "".join(texts) == "\ufffd" * 500 + "a"
+    assert most <= 2 * LONGEST_CHARACTER

@@ -1,4 +1,4 @@
-"""Memory that is kept."""
+"""Reusable memory blocks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replaydb.memory import LEAST_BYTES, KeptMemory
+from replaydb.memory import LEAST_BYTES, BlockPool
 
 MB = 1 << 20
 
@@ -28,32 +28,32 @@ def _address(view: memoryview) -> int:
 @given(
     st.lists(
         st.one_of(
-            st.integers(0, 3 * LEAST_BYTES),  # take so much
-            st.integers(-8, -1),  # drop one of those that are held
+            st.integers(0, 3 * LEAST_BYTES),  # take a block of this size
+            st.integers(-8, -1),  # drop one of the blocks in use
         ),
         max_size=40,
     )
 )
-def test_nobody_writes_over_what_is_held(steps: list[int]) -> None:
-    kept = KeptMemory(2 * MB)
-    held: list[tuple[memoryview, int]] = []
+def test_memory_in_use_is_not_reused(steps: list[int]) -> None:
+    kept = BlockPool(2 * MB)
+    in_use: list[tuple[memoryview, int]] = []
     for i, step in enumerate(steps):
         if step < 0:
-            if held:
-                held.pop(step % len(held))
+            if in_use:
+                in_use.pop(step % len(in_use))
         else:
             view = kept.take(step)
             assert len(view) == step
             assert not view.readonly
             view[:] = bytes([i]) * step
-            held.append((view, i))
+            in_use.append((view, i))
         assert kept.num_free_bytes <= 2 * MB
-        for view, mark in held:
+        for view, mark in in_use:
             assert bytes(view) == bytes([mark]) * len(view)
 
 
-def test_what_was_used_is_used_again() -> None:
-    kept = KeptMemory()
+def test_free_memory_is_reused() -> None:
+    kept = BlockPool()
     first = kept.take(MB)
     address = _address(first)
     assert _address(kept.take(MB)) != address
@@ -62,7 +62,7 @@ def test_what_was_used_is_used_again() -> None:
     assert _address(again) == address
     assert _address(kept.take(MB)) != address
     del again
-    assert _address(kept.take(LEAST_BYTES)) != address  # that would be a waste
+    assert _address(kept.take(LEAST_BYTES)) != address  # the block is much larger
 
 
 @pytest.mark.parametrize(
@@ -75,12 +75,12 @@ def test_what_was_used_is_used_again() -> None:
         lambda whole: _tensor(whole),
     ],
 )
-def test_a_view_holds_it(view: Callable[[memoryview], Any]) -> None:
-    kept = KeptMemory()
-    held = view(kept.take(MB))
+def test_a_view_keeps_memory_in_use(view: Callable[[memoryview], Any]) -> None:
+    kept = BlockPool()
+    in_use = view(kept.take(MB))
     gc.collect()
     assert kept.num_free_bytes == 0
-    del held
+    del in_use
     gc.collect()
     assert kept.num_free_bytes == MB
 
@@ -91,19 +91,19 @@ def _tensor(whole: memoryview) -> Any:
     return torch.from_numpy(np.frombuffer(whole, np.int32)[3:])[4:].view(torch.float32)
 
 
-def test_what_is_too_much_goes_the_longest_unused_first() -> None:
-    kept = KeptMemory(4 * MB)
-    pieces = [kept.take(MB) for _ in range(10)]
-    addresses = [_address(piece) for piece in pieces]
-    while pieces:
-        del pieces[0]
+def test_excess_memory_is_freed_least_recently_used_first() -> None:
+    kept = BlockPool(4 * MB)
+    blocks = [kept.take(MB) for _ in range(10)]
+    addresses = [_address(block) for block in blocks]
+    while blocks:
+        del blocks[0]
     assert kept.num_free_bytes == 4 * MB
     again = [kept.take(MB) for _ in range(4)]
-    assert [_address(piece) for piece in again] == addresses[:5:-1]
+    assert [_address(block) for block in again] == addresses[:5:-1]
 
 
-def test_threads_share_it() -> None:
-    kept = KeptMemory(8 * MB)
+def test_threads_share_memory() -> None:
+    kept = BlockPool(8 * MB)
 
     def work(mark: int) -> None:
         for i in range(200):
@@ -119,13 +119,13 @@ def test_threads_share_it() -> None:
     assert 0 < kept.num_free_bytes <= 8 * MB
 
 
-def test_a_fork_has_its_own() -> None:
-    """Also while another thread is in it, which the fork does not have."""
+def test_a_forked_process_has_its_own_memory() -> None:
+    """Even if another thread, which does not exist in the forked process, has the lock."""
     script = """
         import os
-        from replaydb.memory import KeptMemory
+        from replaydb.memory import BlockPool
 
-        kept = KeptMemory()
+        kept = BlockPool()
         view = kept.take(1 << 20)
         view[:] = b"a" * len(view)
         dropped = kept.take(1 << 20)

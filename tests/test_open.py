@@ -1,4 +1,4 @@
-"""Opening stores; runs and buffers by name."""
+"""Opening stores, runs and buffers by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sqlalchemy import make_url
 import replaydb as rdb
 from replaydb import Buffer, Store
 from support.groups import group, groups
-from support.ledger import check_books
+from support.invariants import check_invariants
 from support.other_process import other_process
 
 
@@ -33,11 +33,11 @@ async def test_reopening_sees_everything(url: str) -> None:
         assert found == put
         assert [one.times_sampled for one in found] == [1, 0]
         assert [one.staleness for one in found] == [None, 2]
-    await check_books(url)
+    await check_invariants(url)
 
 
 @pytest.mark.parametrize("as_object", [False, True])
-async def test_drivers_need_not_be_named_and_may_be(url: str, as_object: bool) -> None:
+async def test_urls_with_and_without_a_driver(url: str, as_object: bool) -> None:
     driver = {"sqlite": "sqlite+aiosqlite", "postgresql": "postgresql+asyncpg"}
     parsed = make_url(url)
     named = parsed.set(drivername=driver[parsed.get_backend_name()])
@@ -66,7 +66,7 @@ async def test_another_process_sees_a_group_as_soon_as_it_is_put(buffer: Buffer,
         assert await other.act() == ["gsm8k-0", "gsm8k-1"]
 
 
-async def test_a_new_file_gets_its_tables_and_a_new_database_needs_to_be_asked(
+async def test_a_new_file_gets_its_tables_and_a_new_database_needs_migrate(
     empty_url: str, engine_name: str
 ) -> None:
     if engine_name == "postgresql":
@@ -76,7 +76,7 @@ async def test_a_new_file_gets_its_tables_and_a_new_database_needs_to_be_asked(
         await (await store.buffer("math")).put(group())
 
 
-async def test_tables_are_not_made_where_that_is_forbidden(empty_url: str) -> None:
+async def test_tables_are_not_created_with_migrate_false(empty_url: str) -> None:
     with pytest.raises(rdb.SchemaOutOfDateError):
         await Store.open(empty_url, migrate=False)
 
@@ -101,7 +101,7 @@ async def test_durability_is_sqlites_synchronous(
 
 
 @pytest.mark.parametrize(("field", "wrong"), [("durability", "none"), ("run", "a\0b")])
-def test_nonsense_is_refused_before_anything_is_opened(field: str, wrong: Any) -> None:
+def test_invalid_arguments_are_refused_before_anything_is_opened(field: str, wrong: Any) -> None:
     with pytest.raises(rdb.InvalidInputError) as caught:
         Store.open("sqlite:///never.db", **{field: wrong})
     assert caught.value.field == field
@@ -126,7 +126,7 @@ async def test_runs_started_at_the_same_time_are_one_run(url: str) -> None:
         await store.close()
 
 
-async def test_a_name_is_made_up_for_a_run_that_writes(url: str) -> None:
+async def test_a_run_without_a_name_gets_one_when_it_writes(url: str) -> None:
     async with Store.open(url) as store:
         buffer = await store.buffer("math")
         assert await store.runs() == []
@@ -155,7 +155,7 @@ async def test_buffers_are_listed_by_name(store: Store) -> None:
     assert found["math"].num_groups == 0
 
 
-async def test_a_buffer_that_is_not_to_be_made(store: Store) -> None:
+async def test_create_false_raises_for_an_unknown_buffer(store: Store) -> None:
     with pytest.raises(rdb.UnknownBufferError, match="math") as caught:
         await store.buffer("math", create=False)
     assert caught.value.name == "math"

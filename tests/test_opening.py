@@ -1,4 +1,4 @@
-"""What can be entered is a coroutine as well, for whoever runs coroutines."""
+"""Objects that are opened with `async with` are also coroutines."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def test_leases_are_tasks(buffer: Buffer) -> None:
     fourth = await asyncio.wait_for(buffer.lease(1, ttl=60), 30)
     leases = [first, second, third, fourth]
     assert all(isinstance(lease, Lease) for lease in leases)
-    assert sorted(held for lease in leases for held in lease.batch.ids) == ids
+    assert sorted(group_id for lease in leases for group_id in lease.batch.ids) == ids
     async with asyncio.TaskGroup() as tasks:
         failed = tasks.create_task(asyncio.wait({asyncio.ensure_future(buffer.lease(1, ttl=60))}))
     ((done,), _) = failed.result()
@@ -46,8 +46,8 @@ async def test_a_task_that_waits_for_a_lease_is_cancelled(buffer: Buffer) -> Non
     assert await buffer.leases() == []
 
 
-async def test_it_runs_once_and_warns_of_nothing(buffer: Buffer) -> None:
-    """Warnings are errors here, those of a coroutine that is thrown away as well."""
+async def test_an_opening_runs_once_and_does_not_warn(buffer: Buffer) -> None:
+    """Warnings are errors here, including those of a coroutine that is never awaited."""
     await buffer.put(groups(2))
     opening = buffer.lease(1, ttl=60)
     async with opening:

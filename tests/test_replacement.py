@@ -1,4 +1,4 @@
-"""Replay in the place of groups that teach nothing."""
+"""Replacing zero-variance groups by replay."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EQUAL = [0.1, 0.1, 0.1]
 
 
 def fresh() -> list[EpisodeGroup]:
-    """Informative ones first and last, between them two that are not."""
+    """Informative groups first and last, and two zero-variance groups between them."""
     return [
         group("first"),
         group("equal", rewards=EQUAL, tags={"level": 3}),
@@ -38,7 +38,7 @@ def fresh() -> list[EpisodeGroup]:
     ]
 
 
-async def test_stored_groups_take_the_places(buffer: Buffer) -> None:
+async def test_stored_groups_replace_zero_variance_groups(buffer: Buffer) -> None:
     stored = await buffer.put(groups(3, "code"))
     done = await replace_uninformative(fresh(), buffer, Fifo(), step=7)
     assert [one.group_uid for one in done.batch.groups] == ["first", "code-0", "code-1", "last"]
@@ -55,13 +55,13 @@ async def test_stored_groups_take_the_places(buffer: Buffer) -> None:
     assert sorted(draw.group_ids) == sorted(done.batch.ids)
 
 
-async def test_an_empty_buffer_gives_what_there_is(buffer: Buffer) -> None:
+async def test_an_empty_buffer_leaves_groups_missing(buffer: Buffer) -> None:
     done = await replace_uninformative(fresh(), buffer)
     assert [one.group_uid for one in done.batch.groups] == ["first", "last"]
     assert (done.replayed_ids, done.num_missing) == ([], 2)
 
 
-async def test_nothing_informative_at_all(buffer: Buffer) -> None:
+async def test_no_informative_groups(buffer: Buffer) -> None:
     done = await replace_uninformative([group(rewards=EQUAL)], buffer)
     assert len(done.batch) == 0
     assert done.num_missing == 1
@@ -70,7 +70,7 @@ async def test_nothing_informative_at_all(buffer: Buffer) -> None:
     assert (len(nothing.batch), nothing.num_missing) == (0, 0)
 
 
-async def test_too_few_stored_groups_fill_the_first_places(buffer: Buffer) -> None:
+async def test_too_few_stored_groups_replace_the_first_ones(buffer: Buffer) -> None:
     await buffer.put(group("old"))
     done = await replace_uninformative(fresh(), buffer, Prioritized())
     assert [one.group_uid for one in done.batch.groups] == ["first", "old", "last"]
@@ -78,7 +78,7 @@ async def test_too_few_stored_groups_fill_the_first_places(buffer: Buffer) -> No
 
 
 async def test_uninformative_and_fresh_groups_replace_nothing(buffer: Buffer) -> None:
-    """A neighbour has by far the highest priority, and a stored one is no better."""
+    """Even if a fresh group has by far the highest priority."""
     await buffer.put([group("flat", rewards=EQUAL, priority=99.0), group("old")])
     several = [group("fresh", priority=99.0), group("equal", rewards=EQUAL)]
     done = await replace_uninformative(several, buffer, TopPriority())
@@ -95,8 +95,8 @@ async def test_filters_of_replay(buffer: Buffer) -> None:
     assert [one.group_uid for one in done.batch.groups] == ["fresh", "b"]
 
 
-async def test_what_is_informative_is_for_the_caller_to_say(buffer: Buffer) -> None:
-    """Fresh groups that are half solved; stored ones that are hard, though rewards are equal."""
+async def test_the_caller_defines_informative(buffer: Buffer) -> None:
+    """Here: half-solved fresh groups, and hard stored groups with equal rewards."""
     hard = group("hard", rewards=EQUAL, tags={"level": 3})
     await buffer.put([group("easy", tags={"level": 1}), hard])
     several = [group("all", rewards=[1.0, 0.9]), group("half", rewards=[1.0, 0.0])]
@@ -113,7 +113,7 @@ async def test_what_is_informative_is_for_the_caller_to_say(buffer: Buffer) -> N
     assert several[0].tags == {}
 
 
-async def test_an_answer_that_is_no_truth_value_stores_nothing(buffer: Buffer) -> None:
+async def test_a_verdict_that_is_not_a_bool_stores_nothing(buffer: Buffer) -> None:
     wrong: Any = lambda one: one.reward_std  # noqa: E731
     with pytest.raises(InvalidInputError) as caught:
         await replace_uninformative(fresh(), buffer, informative=wrong)
@@ -121,7 +121,7 @@ async def test_an_answer_that_is_no_truth_value_stores_nothing(buffer: Buffer) -
     assert await buffer.count() == 0
 
 
-async def test_priorities_of_what_is_stored(buffer: Buffer) -> None:
+async def test_priorities_of_stored_groups(buffer: Buffer) -> None:
     done = await replace_uninformative(fresh(), buffer, priority=priorities.reward_std)
     found = await buffer.get([*done.fresh_ids, *done.filtered_ids])
     assert [one.priority for one in found] == [0.5, 0.125, 0.0, 0.0]
@@ -134,8 +134,8 @@ async def test_a_duplicate_stores_nothing(buffer: Buffer) -> None:
     assert await buffer.count() == 1
 
 
-async def test_a_repeated_step_replaces_what_it_had_stored(buffer: Buffer) -> None:
-    """The policy went on from a checkpoint, and what it generates may teach something else."""
+async def test_a_repeated_step_replaces_its_stored_groups(buffer: Buffer) -> None:
+    """The trainer resumed from a checkpoint, and new generations may be informative or not."""
     stored = [
         group("first", rewards=EQUAL, status="filtered"),
         group("equal", rewards=[0.0, 1.0]),
@@ -167,8 +167,8 @@ async def test_a_full_buffer_keeps_its_good_groups(buffer: Buffer) -> None:
     assert await buffer.count(statuses="completed") == 4
 
 
-async def test_replay_is_for_what_teaches_nothing(buffer: Buffer) -> None:
-    """The full buffer refuses a group that teaches something, but less than all it has."""
+async def test_refused_informative_groups_are_not_replaced(buffer: Buffer) -> None:
+    """The full buffer refuses an informative group with a lower priority than all stored ones."""
     await buffer.update_settings(capacity=Capacity(groups=2), eviction="lowest_priority")
     [first, _] = await buffer.put(groups(2), priority=9.0)
     several = [group("refused", priority=0.1), group("equal", rewards=EQUAL)]

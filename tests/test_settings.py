@@ -1,4 +1,4 @@
-"""Settings are kept with the buffer, and obeyed by every process."""
+"""Settings are stored with the buffer and obeyed by every process."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def test_settings_have_defaults(buffer: Buffer) -> None:
     assert (buffer.name, repr(buffer)) == ("math", "Buffer('math')")
 
 
-async def test_settings_given_again_are_updated_and_the_others_stay(store: Store) -> None:
+async def test_given_settings_are_updated_and_others_stay(store: Store) -> None:
     await store.buffer("math", max_staleness=4, seed=7)
     again = await store.buffer("math", max_staleness=2)
     assert again.settings == BufferSettings(max_staleness=2, seed=7)
@@ -74,7 +74,7 @@ async def test_all_settings_at_once_and_changes_to_them(store: Store) -> None:
     assert (await store.buffers())[0].settings == again.settings
 
 
-def test_what_can_be_changed_are_the_fields_of_the_settings() -> None:
+def test_changes_have_the_fields_of_the_settings() -> None:
     assert get_type_hints(SettingsChanges) == get_type_hints(BufferSettings)
     for field in fields(BufferSettings):
         wrong: dict[str, Any] = {field.name: object()}
@@ -83,7 +83,7 @@ def test_what_can_be_changed_are_the_fields_of_the_settings() -> None:
 
 
 async def test_a_type_checker_knows_the_settings(store: Store, buffer: Buffer, url: str) -> None:
-    """mypy reports an `ignore` that is not needed."""
+    """mypy reports an unnecessary `ignore`."""
     with pytest.raises(rdb.InvalidSettingsError, match="did you mean 'max_staleness'"):
         await store.buffer("math", max_stalenes=4)  # type: ignore[call-arg]
     with pytest.raises(rdb.InvalidSettingsError, match="seed: expected an integer, got '4'"):
@@ -107,7 +107,7 @@ LIMITED = BufferSettings(
 
 
 @pytest.mark.parametrize("settings", [BufferSettings(), LIMITED, BufferSettings(task_capacity={})])
-def test_what_was_stored_reads_as_it_was(settings: BufferSettings) -> None:
+def test_stored_settings_round_trip(settings: BufferSettings) -> None:
     assert BufferSettings.from_json(json.loads(json.dumps(settings.to_json()))) == settings
 
 
@@ -122,7 +122,7 @@ def test_what_was_stored_reads_as_it_was(settings: BufferSettings) -> None:
         ("keep_draws", {"bytes": 4}),
     ],
 )
-def test_what_a_newer_version_stored_is_refused(setting: str, stored: Any) -> None:
+def test_settings_of_a_newer_version_are_refused(setting: str, stored: Any) -> None:
     with pytest.raises(
         rdb.InvalidSettingsError, match=f"^({setting}: expected |unknown setting '{setting}')"
     ):
@@ -137,7 +137,9 @@ def test_what_a_newer_version_stored_is_refused(setting: str, stored: Any) -> No
     ],
     ids=["large", "small"],
 )
-async def test_settings_are_kept_as_given(store: Store, url: str, settings: dict[str, Any]) -> None:
+async def test_settings_are_stored_as_given(
+    store: Store, url: str, settings: dict[str, Any]
+) -> None:
     made = await store.buffer("math", **settings)
     async with Store.open(url) as second:
         found = await second.buffer("math", create=False)
@@ -196,9 +198,7 @@ def test_impossible_limits(kind: Any, arguments: dict[str, Any]) -> None:
         kind(**arguments)
 
 
-async def test_an_unknown_setting_is_answered_with_the_one_that_was_meant(
-    store: Store, buffer: Buffer
-) -> None:
+async def test_the_error_suggests_a_known_setting(store: Store, buffer: Buffer) -> None:
     calls: list[Any] = [
         buffer.update_settings,
         functools.partial(store.buffer, "math"),
@@ -218,7 +218,7 @@ async def test_an_unknown_setting_is_answered_with_the_one_that_was_meant(
                 kind(**{f"{name}z": 3})
     with pytest.raises(rdb.InvalidSettingsError, match="'creat'; did you mean 'create'"):
         await calls[1](creat=False)
-    with pytest.raises(rdb.InvalidSettingsError, match="'ttl'; there are archived_payload, "):
+    with pytest.raises(rdb.InvalidSettingsError, match="'ttl'; known names: archived_payload, "):
         calls[-1](ttl=3)
     assert [info.name for info in await store.buffers()] == ["math"]
 
@@ -235,7 +235,7 @@ async def test_compression_needs_its_library_when_it_is_set(
         await plain.update_settings(compression="zstd")
     assert {info.name for info in await store.buffers()} == {"plain", "squeezed"}
     assert plain.settings.compression is None
-    # What somebody else has set can be looked at all the same, and put right.
+    # The setting of another process can still be read and changed.
     again = await store.buffer("squeezed")
     assert again.settings.compression == squeezed.settings.compression == "zstd"
     await again.update_settings(compression=None)
@@ -282,7 +282,7 @@ async def test_a_tightened_limit_expires_at_once(store: Store) -> None:
     assert await buffer.count(statuses="completed") == 3
 
 
-async def test_another_exponent_reweighs_what_is_stored(store: Store) -> None:
+async def test_a_new_exponent_reweighs_stored_groups(store: Store) -> None:
     buffer = await store.buffer("math")
     await buffer.put([group(priority=priority) for priority in (0.0, 1.0, 2.0, 3.0)])
     for exponent, weights in ((2.0, [1, 4, 9]), (0.0, [1, 1, 1]), (1.0, [1, 2, 3])):
@@ -293,7 +293,7 @@ async def test_another_exponent_reweighs_what_is_stored(store: Store) -> None:
         assert chances == pytest.approx(expected)
 
 
-async def test_an_exponent_that_no_stored_priority_bears_is_refused(buffer: Buffer) -> None:
+async def test_an_exponent_without_weight_for_a_stored_priority_is_refused(buffer: Buffer) -> None:
     await buffer.put([group(priority=1e-100), group(priority=2.0)])
     with pytest.raises(rdb.InvalidSettingsError, match="priority_exponent"):
         await buffer.update_settings(priority_exponent=3.0, max_staleness=1)
@@ -303,7 +303,7 @@ async def test_an_exponent_that_no_stored_priority_bears_is_refused(buffer: Buff
 
 
 async def _reopened(buffer: Buffer) -> Buffer:
-    """The buffer, with an exponent under which 1e-100 has no weight."""
+    """Return the buffer, with an exponent for which 1e-100 has no weight."""
     await buffer.delete(statuses="completed")
     await buffer.update_settings(priority_exponent=2.0)
     return buffer

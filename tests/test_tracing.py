@@ -1,4 +1,4 @@
-"""Spans around calls, and scraping."""
+"""Spans around calls, and metrics for Prometheus."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A script that ends without closing its store: it ends, with its own error and exit code."""
+"""A script that does not close its store ends with its own error and exit code."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_it_ends(url: str, ending: str) -> None:
+def test_the_script_ends(url: str, ending: str) -> None:
     code, message = ENDINGS[ending]
     tests = str(Path(__file__).parent)
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT + ending, url],
         capture_output=True,
         text=True,
-        timeout=120,  # a script that hangs
+        timeout=120,  # of a script that hangs
         check=False,
         env={"PYTHONPATH": ":".join([tests, *sys.path]), "PATH": "/usr/bin:/bin"},
     )

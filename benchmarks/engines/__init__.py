@@ -1,1 +1,1 @@
-"""Beside the bare engines: the same rows, the same bytes, the same minute."""
+"""Comparisons with bare drivers, on the same rows and payloads and in the same rounds."""

@@ -1,8 +1,8 @@
-"""How fast groups are leased, next to a bare driver that claims as many.
+"""Time of leases, compared with a bare driver that claims as many groups.
 
-The bare claim is the queue that many write themselves: SELECT by an index (FOR UPDATE SKIP LOCKED
-on PostgreSQL), UPDATE of the status, fetch, COMMIT. A lease also keeps the accounts and the
-lineage, has an end, and decodes what it hands out.
+The bare claim is a common implementation of a queue: SELECT by an index (FOR UPDATE SKIP LOCKED on
+PostgreSQL), UPDATE of the status, fetch, COMMIT. A lease also updates task counters and lineage,
+expires, and decodes the groups.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ TTL = 600
 
 
 async def run(bench: Bench) -> AsyncIterator[Result]:
-    """Milliseconds and ratios: to claim, and to claim and let go."""
+    """Measure milliseconds of a claim, and of a claim with its release; and their ratios."""
     for shape in bench.options.shapes:
         url, count = await bench.database(), batch_size(bench.options, shape)
         async with rdb.Store.open(url) as store:
             buffer = await store.buffer("bench", on_ack="return")
-            bench.say(f"{shape}: putting")
+            bench.report(f"{shape}: putting")
             await put_all(buffer, Source(shape), bench.options.groups(shape, 2 * count))
             driver = await bare.connect(url)
             claims = _Claims(buffer, driver, count)
             rounds = bench.options.rounds
             timings = await bench.race(str(shape), claims.works(), rounds, warm_up=3)
             await driver.close()
-        for name, whole in (("bare claim", "bare claim + release"), ("lease", "lease + ack")):
+        for name, total in (("bare claim", "bare claim + release"), ("lease", "lease + ack")):
             ends = claims.ends[name][-rounds:]
-            timings[whole] = [sum(both) for both in zip(timings[name], ends, strict=True)]
+            timings[total] = [sum(both) for both in zip(timings[name], ends, strict=True)]
         facts: dict[str, Any] = {"shape": str(shape), "groups": count}
         for side in map(str, timings):
-            what = f"{count} of {shape}: {side}"
+            what = f"{count} groups of {shape}: {side}"
             yield bench.result(what, 1e3 * timings.median(side), "ms", side=side, **facts)
         for name, other in (
             ("lease", "bare claim"),
@@ -49,11 +49,11 @@ async def run(bench: Bench) -> AsyncIterator[Result]:
         ):
             side = f"{name} / {other}"
             ratio = timings.ratio(name, other)
-            yield bench.result(f"{count} of {shape}: {side}", ratio, "x", side=side, **facts)
+            yield bench.result(f"{count} groups of {shape}: {side}", ratio, "x", side=side, **facts)
 
 
 class _Claims:
-    """Claims whose time is taken, each followed by its end, whose time is taken separately."""
+    """Timed claims, each followed by its release or ack, which is timed separately."""
 
     def __init__(self, buffer: rdb.Buffer, driver: bare.Driver, count: int) -> None:
         self._buffer = buffer
@@ -81,7 +81,7 @@ class _Claims:
 
     async def _lease(self) -> float:
         start = time.perf_counter()
-        held = await self._buffer.lease(self._count, rdb.Fifo(), ttl=TTL)
+        lease = await self._buffer.lease(self._count, rdb.Fifo(), ttl=TTL)
         taken = time.perf_counter() - start
-        self.ends["lease"].append(await seconds(held.ack()))
+        self.ends["lease"].append(await seconds(lease.ack()))
         return taken

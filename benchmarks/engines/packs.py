@@ -1,7 +1,7 @@
-"""How fast groups come and go whose payloads are in an object store, next to its client alone.
+"""Puts and samples of groups with payloads in an object store, compared with its client alone.
 
-A put proves, before its transaction begins, that its pack is beside the marker of the store: what
-that takes is the difference to a put that does not.
+Before its transaction begins, a put verifies that its pack is next to the marker of the store. The
+cost is the difference to a put without this verification.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ from benchmarks.groups import Shape, Source
 from benchmarks.object_store import object_store
 from benchmarks.results import Result, TimedWork, seconds
 from replaydb.database.records import to_record
-from replaydb.packs import Place
+from replaydb.packs import PayloadStore
 from replaydb.packs.bucket import Bucket
-from replaydb.packs.urls import PlaceURL
+from replaydb.packs.urls import PayloadURL
 
 
 async def run(bench: Bench) -> AsyncIterator[Result]:
-    """Milliseconds, the ratios to the client with the same bytes, and the requests of a put."""
-    async with object_store() as place:
+    """Measure milliseconds, ratios to the client with the same bytes, and requests of a put."""
+    async with object_store() as payloads:
         for shape in bench.options.shapes:
             count = batch_size(bench.options, shape)
-            async with rdb.Store.open(await bench.database(), payloads=place) as store:
-                for result in await _one_shape(bench, store, place, shape, count):
+            async with rdb.Store.open(await bench.database(), payloads=payloads) as store:
+                for result in await _one_shape(bench, store, payloads, shape, count):
                     yield result
-            place = place.replace("?", f"/{uuid4().hex}?", 1)
+            payloads = payloads.replace("?", f"/{uuid4().hex}?", 1)
 
 
 async def _one_shape(
-    bench: Bench, store: rdb.Store, place: str, shape: Shape, count: int
+    bench: Bench, store: rdb.Store, payloads: str, shape: Shape, count: int
 ) -> list[Result]:
     buffer, source = await store.buffer("sampled", seed=0), Source(shape)
     other = await store.buffer("put")
-    # As our own client is configured, so that what is measured is what we do around it.
-    bare = Bucket(PlaceURL.of(place), uuid4().hex)._store
+    # Configured as the client of replaydb, so that the difference is the work of replaydb.
+    bare = Bucket(PayloadURL.of(payloads), uuid4().hex)._store
     [group] = source.take(1)
     content = b"".join(bytes(one.data) for one in to_record(group, None).payloads)
     names = [uuid4().hex for _ in range(2 * count)]
-    bench.say(f"{shape}: putting")
-    for name in names:  # one pack a group, and as many objects of the same size
+    bench.report(f"{shape}: putting")
+    for name in names:  # one pack per group, and as many objects of the same size
         await obstore.put_async(bare, name, content, use_multipart=False)
         await buffer.put(source.take(1))
     rng = np.random.default_rng(0)
@@ -64,8 +64,8 @@ async def _one_shape(
         groups = source.take(number)
         return await seconds(other.put(groups))
 
-    async def put_unproven() -> float:
-        with patch.object(Place, "_prove", _not_proven):
+    async def put_unverified() -> float:
+        with patch.object(PayloadStore, "_prove", _not_verified):
             return await put(1)
 
     async def get_bare() -> float:
@@ -88,43 +88,49 @@ async def _one_shape(
     facts: dict[str, Any] = {"shape": str(shape), "groups": count}
     results = [
         bench.result(
-            f"{count} of {shape}: {name}", 1e3 * timings.median(name), "ms", side=name, **facts
+            f"{count} groups of {shape}: {name}",
+            1e3 * timings.median(name),
+            "ms",
+            side=name,
+            **facts,
         )
         for name in works
     ]
     results += [
         bench.result(
-            f"{count} of {shape}: {mine} / {theirs}", timings.ratio(mine, theirs), "x",
+            f"{count} groups of {shape}: {mine} / {theirs}", timings.ratio(mine, theirs), "x",
             side=f"{mine} / {theirs}", **facts,
         )
         for mine, theirs in (("put", "put_async"), ("sample", "get_range_async"))
     ]  # fmt: skip
     facts["groups"] = 1
-    proofs: dict[str, TimedWork] = {"put, not proven": put_unproven, "put": lambda: put(1)}
-    timings = await bench.race(f"{shape}: proofs", proofs, 4 * bench.options.rounds, warm_up=2)
+    unverified = "put without verification"
+    puts: dict[str, TimedWork] = {unverified: put_unverified, "put": lambda: put(1)}
+    timings = await bench.race(f"{shape}: verification", puts, 4 * bench.options.rounds, warm_up=2)
+    one = f"1 group of {shape}"
     results += [
-        bench.result(f"1 of {shape}: {name}", 1e3 * timings.median(name), "ms", side=name, **facts)
-        for name in proofs
+        bench.result(f"{one}: {name}", 1e3 * timings.median(name), "ms", side=name, **facts)
+        for name in puts
     ]
-    side = "put / put, not proven"
-    ratio = timings.ratio("put", "put, not proven")
-    results.append(bench.result(f"1 of {shape}: {side}", ratio, "x", side=side, **facts))
+    side = f"put / {unverified}"
+    ratio = timings.ratio("put", unverified)
+    results.append(bench.result(f"{one}: {side}", ratio, "x", side=side, **facts))
     with _requests() as requests:
         await put(1)
     results += [
-        bench.result(f"1 of {shape}: {kind} of a put", times, "requests", side=kind, **facts)
+        bench.result(f"{one}: {kind} requests of a put", times, "requests", side=kind, **facts)
         for kind, times in requests.items()
     ]
     return results
 
 
-async def _not_proven(*_: object) -> None:
-    """Take the place of the proof."""
+async def _not_verified(*_: object) -> None:
+    """Replace the verification."""
 
 
 @contextmanager
 def _requests() -> Iterator[Counter[str]]:
-    """Count what is asked of the service; a list of up to 1000 objects is one request."""
+    """Count requests to the service by kind. A list of up to 1000 objects is one request."""
     counts: Counter[str] = Counter()
     kinds = {
         "put_async": "PUT", "list": "LIST", "head_async": "HEAD", "get_async": "GET",

@@ -1,7 +1,7 @@
-"""How fast groups are put, next to a bare driver that writes the same rows.
+"""Throughput of puts, compared with a bare driver that writes the same rows.
 
-The bare driver gets its rows ready-made; "bare + encoding" makes them of the same groups by the
-codec, right before it writes them. Neither looks for uids, draws ids and keys, or keeps accounts.
+The bare driver gets prepared rows; "bare + encoding" first converts the groups with the codec of
+replaydb. Neither checks uids, allocates ids, generates keys or updates task counters.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from benchmarks.options import Options
 from benchmarks.results import Result, TimedWork, seconds
 from replaydb.database.records import to_record
 
-#: Groups of a put, as far as a put stays below `PUT_BYTES`.
+#: Groups per put, unless they exceed `PUT_BYTES`.
 SIZES = (50, 1)
 PUT_BYTES = 12_000_000
 PRODUCERS = (1, 8, 64)
-#: Connections that the bare drivers write through at most: SQLite has one writer, and ten is what
-#: a pool of asyncpg opens.
+#: Maximum number of connections of the bare driver: SQLite has one writer, and ten is the default
+#: size of an asyncpg pool.
 CONNECTIONS = {"sqlite": 1, "postgresql": 10}
-BATCH_BARS, SINGLE_BAR = {"sqlite": 0.85, "postgresql": 0.8}, 0.7
+BATCH_TARGETS, SINGLE_TARGET = {"sqlite": 0.85, "postgresql": 0.8}, 0.7
 
 W = TypeVar("W")
 T = TypeVar("T")
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """So many groups of a shape, so many in a put, by so many producers."""
+    """One measurement: `count` groups of a shape, `size` per put, by `producers` producers."""
 
     shape: Shape
     count: int
@@ -43,29 +43,29 @@ class Case:
     producers: int
 
     def __str__(self) -> str:
-        return f"{self.shape}: {self.size} a put, {_plural(self.producers, 'producer')}"
+        return f"{self.shape}: {self.size} per put, {_plural(self.producers, 'producer')}"
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The same for programs."""
+        """Facts of the results."""
         return {"shape": str(self.shape), "size": self.size, "producers": self.producers}
 
     @property
     def warm_up(self) -> int:
-        """Rounds before those that count; long ones need none."""
+        """Number of warm-up rounds; long rounds need none."""
         return 1 if self.count * self.shape.num_bytes < 10**8 else 0
 
-    def bar(self, engine: str) -> float | None:
-        """What ours is to reach of the bare driver's speed: for groups of 72 KB."""
+    def target(self, engine: str) -> float | None:
+        """Return the target share of the bare driver's speed, for groups of 72 KB."""
         if self.shape.num_bytes > 100_000:
             return None
         if self.size > 1:
-            return BATCH_BARS[engine]
-        return SINGLE_BAR if self.producers == 64 else None
+            return BATCH_TARGETS[engine]
+        return SINGLE_TARGET if self.producers == 64 else None
 
 
 async def run(bench: Bench) -> AsyncIterator[Result]:
-    """Groups per second of every case, and how they compare."""
+    """Measure groups per second of every case, and their ratios."""
     for shape in bench.options.shapes:
         async with _sides(bench, shape) as sides:
             size = to_record(sides.source.take(1)[0], None).facts["num_bytes"]
@@ -79,15 +79,17 @@ async def run(bench: Bench) -> AsyncIterator[Result]:
                     yield bench.result(
                         f"{case}: {side}", speed, "groups/s", side=side, **case.facts
                     )
-                for other, bar in (("bare", case.bar(bench.engine)), ("bare + encoding", None)):
+                target = case.target(bench.engine)
+                for other, limit in (("bare", target), ("bare + encoding", None)):
+                    side = f"replaydb / {other}"
                     yield bench.result(
-                        f"{case}: ours / {other}", timings.ratio(other, "ours"), "x", bar,
-                        more_is_better=True, side=f"ours / {other}", **case.facts,
+                        f"{case}: {side}", timings.ratio(other, "replaydb"), "x", limit,
+                        more_is_better=True, side=side, **case.facts,
                     )  # fmt: skip
 
 
 def cases(options: Options, shape: Shape) -> list[Case]:
-    """Those that do not move too many bytes."""
+    """Return the cases that do not move more than `most_megabytes`."""
     found = []
     most = max(1, min(PUT_BYTES // shape.num_bytes, options.groups(shape)))
     for size in dict.fromkeys(min(size, most) for size in SIZES):
@@ -100,7 +102,7 @@ def cases(options: Options, shape: Shape) -> list[Case]:
 
 @dataclass(frozen=True, slots=True)
 class _Sides:
-    """A store and bare connections, each with a database of their own."""
+    """A store and bare connections, on separate databases."""
 
     buffer: rdb.Buffer
     drivers: Sequence[bare.Driver]
@@ -110,23 +112,23 @@ class _Sides:
     def works(self, case: Case) -> dict[str, TimedWork]:
         drivers = self.drivers[: case.producers]
 
-        async def ours() -> float:
+        async def put() -> float:
             batches = list(self.source.batches(case.count, case.size))
             buffers = [self.buffer] * case.producers
-            return await seconds(share_out(batches, buffers, lambda one, batch: one.put(batch)))
+            return await seconds(distribute(batches, buffers, lambda one, batch: one.put(batch)))
 
-        async def ready() -> float:
+        async def write() -> float:
             batches = self.source.batches(case.count, case.size)
             rows = [self.encoder.rows(batch) for batch in batches]
-            return await seconds(share_out(rows, drivers, lambda one, rows: one.write(rows)))
+            return await seconds(distribute(rows, drivers, lambda one, rows: one.write(rows)))
 
-        async def encoded() -> float:
+        async def encode_and_write() -> float:
             batches = list(self.source.batches(case.count, case.size))
             return await seconds(
-                share_out(batches, drivers, lambda one, batch: one.write(self.encoder.rows(batch)))
+                distribute(batches, drivers, lambda one, batch: one.write(self.encoder.rows(batch)))
             )
 
-        return {"ours": ours, "bare": ready, "bare + encoding": encoded}
+        return {"replaydb": put, "bare": write, "bare + encoding": encode_and_write}
 
 
 @asynccontextmanager
@@ -136,7 +138,7 @@ async def _sides(bench: Bench, shape: Shape) -> AsyncIterator[_Sides]:
     async with AsyncExitStack() as stack:
         stores = [await stack.enter_async_context(rdb.Store.open(url)) for url in urls]
         buffers = [await store.buffer("bench") for store in stores]
-        for buffer in buffers:  # makes the task
+        for buffer in buffers:  # creates the task
             await put_all(buffer, source, 1)
         await stores[1].close()
         drivers = [await bare.connect(urls[1]) for _ in range(CONNECTIONS[bench.engine])]
@@ -145,10 +147,10 @@ async def _sides(bench: Bench, shape: Shape) -> AsyncIterator[_Sides]:
         yield _Sides(buffers[0], drivers, bare.Encoder(drivers[0], buffers[1].id), source)
 
 
-async def share_out(
+async def distribute(
     items: Sequence[T], workers: Sequence[W], work: Callable[[W, T], Awaitable[object]]
 ) -> None:
-    """Every worker does its share of the items, one after another; all at once."""
+    """Process items by concurrent workers, each of which takes its share one after another."""
 
     async def one_after_another(first: int) -> None:
         for item in items[first :: len(workers)]:

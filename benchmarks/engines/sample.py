@@ -1,4 +1,4 @@
-"""How fast groups are drawn and decoded, next to a bare fetch of as many by primary key."""
+"""Time of samples, compared with a bare driver that fetches as many groups by primary key."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from replaydb.policies import SamplingPolicy
 
 Fetch = Callable[[], Awaitable[list[bare.Payload]]]
 
-BARS = {"sqlite": 2.0, "postgresql": 1.5}
+TARGETS = {"sqlite": 2.0, "postgresql": 1.5}
 POLICIES: tuple[SamplingPolicy, ...] = (rdb.Uniform(), rdb.Prioritized(), rdb.Fifo())
 
 
 async def run(bench: Bench) -> AsyncIterator[Result]:
-    """Milliseconds, and the ratios to the bare driver."""
+    """Measure milliseconds, and ratios to the bare driver."""
     rng = np.random.default_rng(0)
     for shape in bench.options.shapes:
         url, count = await bench.database(), batch_size(bench.options, shape)
         async with rdb.Store.open(url) as store:
             buffer = await store.buffer("bench", seed=0)
-            bench.say(f"{shape}: putting")
+            bench.report(f"{shape}: putting")
             ids = await put_all(buffer, Source(shape), bench.options.groups(shape, 3 * count))
             driver = await bare.connect(url)
 
@@ -47,17 +47,18 @@ async def run(bench: Bench) -> AsyncIterator[Result]:
             await driver.close()
         facts: dict[str, Any] = {"shape": str(shape), "groups": count}
         for name in works:
-            what = f"{count} of {shape}: {name}"
+            what = f"{count} groups of {shape}: {name}"
             yield bench.result(what, 1e3 * timings.median(name), "ms", side=name, **facts)
         for policy in POLICIES:
             name = type(policy).__name__
-            for other, bar in (("bare", BARS[bench.engine]), ("bare + decoding", None)):
+            for other, target in (("bare", TARGETS[bench.engine]), ("bare + decoding", None)):
+                side = f"{name} / {other}"
                 yield bench.result(
-                    f"{count} of {shape}: {name} / {other}", timings.ratio(name, other), "x", bar,
-                    side=f"{name} / {other}", **facts,
+                    f"{count} groups of {shape}: {side}", timings.ratio(name, other), "x", target,
+                    side=side, **facts,
                 )  # fmt: skip
 
 
 def batch_size(options: Options, shape: Shape) -> int:
-    """32 groups, or fewer where these are large."""
+    """Return 32, or fewer for large groups."""
     return min(32, options.groups(shape))

@@ -1,1 +1,1 @@
-"""replaydb beside other stores, with the same groups, in one run: `python -m benchmarks.peers`."""
+"""Comparison of replaydb with other stores, on the same groups: `python -m benchmarks.peers`."""

@@ -1,4 +1,4 @@
-"""Measure replaydb beside other stores: the same groups, each in a process of its own."""
+"""Compare replaydb with other stores, on the same groups, each store in its own process."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ Pythons = dict[Peer, Path]
 
 
 class Run:
-    """Who still takes part, and what was found; who fails drops out, the others go on."""
+    """A comparison in progress. A peer that fails is excluded; the others continue."""
 
     def __init__(self, console: Console, groups: int) -> None:
         self._console = console
         self._groups = groups
-        self._out: set[str] = set()
+        self._excluded: set[str] = set()
         self.findings: list[Finding] = []
 
     @property
     def failed(self) -> bool:
-        """Whether anybody did."""
-        return bool(self._out)
+        """Whether any peer failed."""
+        return bool(self._excluded)
 
     def environments(self, peers: list[Peer]) -> Pythons:
-        """An interpreter for each."""
+        """Return the interpreter of each peer, whose environment is installed if necessary."""
         pythons = {}
         for peer in peers:
             try:
                 pythons[peer] = python_of(peer.environment, self._console)
             except InstallError as error:
-                self._drop(peer.name, str(error))
+                self._exclude(peer.name, str(error))
         return pythons
 
     def race(self, pythons: Pythons, load: Load, rounds: int) -> None:
-        """All of them in each round, so that noise hits all alike."""
+        """Measure all peers in each round, so that noise affects all of them alike."""
         with ExitStack() as stack:
             contenders = [
                 Contender(peer, load, python, _folder(stack), stack)
@@ -66,24 +66,24 @@ class Run:
                 self._attempt(one.name, partial(self.findings.extend, one.findings()))
 
     def crash(self, pythons: Pythons) -> None:
-        """One after the other."""
+        """Measure recovery after SIGKILL, one peer after another."""
         for peer, python in track(pythons.items(), "Crashes", console=self._console):
             with ExitStack() as stack:
                 lost = crash(peer, python, _folder(stack), self._groups)
                 self._attempt(peer.name, partial(self.findings.extend, lost))
 
     def _attempt(self, name: str, work: Callable[[], object]) -> None:
-        if name in self._out:
+        if name in self._excluded:
             return
         try:
             work()
         except WorkerError as error:
-            self._drop(name, str(error))
+            self._exclude(name, str(error))
 
-    def _drop(self, name: str, why: str) -> None:
-        self._console.print(why, markup=False)
-        self._out.add(name)
-        self.findings.append(Finding(name, "failed", None, note=why.splitlines()[0]))
+    def _exclude(self, name: str, reason: str) -> None:
+        self._console.print(reason, markup=False)
+        self._excluded.add(name)
+        self.findings.append(Finding(name, "failed", None, note=reason.splitlines()[0]))
 
 
 def _folder(stack: ExitStack) -> Path:
@@ -92,14 +92,27 @@ def _folder(stack: ExitStack) -> Path:
 
 
 def main() -> None:
-    """Parse arguments, measure, print."""
+    """Parse arguments, measure, and print the findings."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
-    parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
     parser.add_argument(
-        "--groups", type=int, default=1000, help="of 72 KB, in each store before it is timed"
+        "--peers", nargs="+", choices=PEERS, default=list(PEERS), help="stores (default: all)"
     )
-    parser.add_argument("--sizes", nargs="+", choices=SHAPES, default=list(SHAPES))
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument(
+        "--groups",
+        type=int,
+        default=1000,
+        help="groups of 72 KB in each store before measurements (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--sizes",
+        nargs="+",
+        choices=SHAPES,
+        default=list(SHAPES),
+        help="group sizes (default: all)",
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=9, help="number of rounds (default: %(default)s)"
+    )
     parser.add_argument("--json", type=Path, help="also write the findings to this file")
     arguments = parser.parse_args()
     console = Console(width=None if Console().is_terminal else 150)

@@ -1,4 +1,4 @@
-"""Who takes part."""
+"""Catalog of the stores that are compared."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ class Peer:
     """A store.
 
     Attributes:
-        name: As it is chosen and shown.
-        module: Of `benchmarks.peers.adapters`.
-        adapter: Its class.
+        name: Name on the command line and in tables.
+        module: Its module in `benchmarks.peers.adapters`.
+        adapter: Its class in that module.
         environment: Name of its requirements file; None: it runs in this environment.
     """
 

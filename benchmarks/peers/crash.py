@@ -1,4 +1,4 @@
-"""What is left after SIGKILL, to a store's own processes and those that use it."""
+"""Lost groups and recovery time after SIGKILL of all processes of a store and its clients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.peers.race import Load, loads
 
 
 def crash(peer: Peer, python: Path, folder: Path, groups: int) -> Iterator[Finding]:
-    """Kill it once all puts are acknowledged: as it is, and with a checkpoint half-way."""
+    """Kill a store after all puts are acknowledged: without and with a checkpoint half-way."""
     load = loads(groups)["72 KB"]
     half = max(1, groups // 2 // load.batch) * load.batch
     for checkpoint in (False, True):
@@ -51,7 +51,7 @@ def _found(
     *,
     checkpoint: bool,
 ) -> Iterator[Finding]:
-    """How much is gone, and how long until the first batch; importing is not part of that."""
+    """Count lost groups, and measure the time until the first batch, without imports."""
     when = " with a checkpoint" if checkpoint else ""
     worker.ask("describe")
     seconds = worker.open(folder, policy, 2 * half, load.size)

@@ -1,4 +1,4 @@
-"""An environment for each peer, made once: `.venv/peers/NAME`."""
+"""Virtual environments of peers, created once: `.venv/peers/NAME`."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from rich.console import Console
 CHECKOUT = Path(__file__).resolve().parents[2]
 REQUIREMENTS = Path(__file__).parent / "requirements"
 ENVIRONMENTS = CHECKOUT / ".venv" / "peers"
-# The pins of this project are not those of the peers.
+# The version pins of this project do not apply to peers.
 _VARIABLES = {key: value for key, value in os.environ.items() if key != "PIP_CONSTRAINT"}
 
 
 class InstallError(Exception):
-    """pip could not; the message says where its output is."""
+    """pip failed; the message names the file with its output."""
 
 
 def python_of(name: str | None, console: Console) -> Path:
-    """The interpreter of an environment, which is made or completed first where it has to be."""
+    """Return the interpreter of an environment, which is created or completed if necessary."""
     if name is None:
         return Path(sys.executable)
     folder = ENVIRONMENTS / name
@@ -38,7 +38,7 @@ def python_of(name: str | None, console: Console) -> Path:
 
 
 def _install(folder: Path, requirements: Path) -> None:
-    """Every package is pinned, so pip need not resolve; it goes on where it was interrupted."""
+    """Install pinned packages without dependency resolution; resumes an interrupted install."""
     python = folder / "bin" / "python"
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     command = [str(python), "-m", "pip", "install", "--no-deps", "--requirement", str(requirements)]

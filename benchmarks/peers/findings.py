@@ -1,4 +1,4 @@
-"""What is found."""
+"""Findings of the comparison."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A number, or why there is none; `size` is that of groups."""
+    """A measured value, or in `note` the reason why there is none; `size` is the group size."""
 
     peer: str
     operation: str

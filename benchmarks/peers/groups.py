@@ -1,4 +1,4 @@
-"""The groups that everybody gets: plain numpy, and the same number always makes the same group."""
+"""Groups for all peers: numpy arrays that are generated deterministically from a number."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _PAGE = 4096
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Groups of so many episodes of so many tokens."""
+    """Shape of groups: episodes, and tokens per episode."""
 
     episodes: int
     tokens: int
 
     @property
     def prompt(self) -> int:
-        """Tokens of the prompt."""
+        """Number of tokens of the prompt."""
         return self.tokens // 4
 
     @property
     def fields(self) -> dict[str, tuple[tuple[int, ...], type]]:
-        """Shape and dtype of what belongs to one episode."""
+        """Shape and dtype of the fields of one episode."""
         return {
             "token_ids": ((self.tokens,), np.int32),
             "mask": ((self.tokens,), np.bool_),
@@ -41,7 +41,7 @@ SHAPES = {"72 KB": Shape(8, 1024), "590 KB": Shape(8, 8192), "4.7 MB": Shape(16,
 
 
 def make_group(number: int, shape: Shape) -> Group:
-    """The group of that number; `row` names each episode."""
+    """Generate the group of a number; `row` identifies each episode."""
     rng = np.random.default_rng(number)
     size = shape.episodes, shape.tokens
     logprobs = rng.standard_normal(size, np.float32)
@@ -60,34 +60,36 @@ def make_group(number: int, shape: Shape) -> Group:
 
 
 def number_of(group: Group) -> int:
-    """What it was made from."""
+    """Return the number that a group was generated from."""
     return int(group["row"][0]) // len(group["row"])
 
 
-def concatenated(pieces: Iterable[Group]) -> Group:
-    """One array [episodes, ...] for each field."""
-    pieces = list(pieces)
-    if len(pieces) == 1:
-        return pieces[0]
-    return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+def concatenated(parts: Iterable[Group]) -> Group:
+    """Concatenate the arrays of each field to [episodes, ...]."""
+    parts = list(parts)
+    if len(parts) == 1:
+        return parts[0]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def touch(pieces: Iterable[Group]) -> int:
-    """Read a byte of each page, so that what is mapped and not loaded is loaded."""
-    return sum(_touched(array) for piece in pieces for array in piece.values())
+def touch(parts: Iterable[Group]) -> int:
+    """Read a byte of each page, so that mapped pages are loaded."""
+    return sum(_touched(array) for part in parts for array in part.values())
 
 
 def check(columns: Group, num_groups: int, shape: Shape, rng: np.random.Generator) -> None:
-    """The right number of episodes, and one of them is what was put."""
+    """Check the number of episodes, and compare a random episode with the one that was put."""
     count = len(columns["row"])
     if count != num_groups * shape.episodes:
-        raise AssertionError(f"{num_groups} groups were asked for, {count} episodes came")
-    place = int(rng.integers(count))
-    number, episode = divmod(int(columns["row"][place]), shape.episodes)
+        raise AssertionError(
+            f"expected {num_groups * shape.episodes} episodes of {num_groups} groups, got {count}"
+        )
+    position = int(rng.integers(count))
+    number, episode = divmod(int(columns["row"][position]), shape.episodes)
     expected = make_group(number, shape)
     for name in expected:
-        if not np.array_equal(columns[name][place], expected[name][episode]):
-            raise AssertionError(f"{name} of group {number} is not what was put")
+        if not np.array_equal(columns[name][position], expected[name][episode]):
+            raise AssertionError(f"{name} of group {number} differs from the group that was put")
 
 
 def _touched(array: NDArray) -> int:

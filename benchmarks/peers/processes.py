@@ -1,4 +1,4 @@
-"""Workers, seen from the driver: started, asked, weighed and killed."""
+"""Worker processes, as controlled by the driver: start, requests, memory and kill."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _PSS = re.compile(r"^Pss(?:_File)?:\s+(\d+) kB", re.MULTILINE)
 
 
 class WorkerError(Exception):
-    """A worker ended before it answered; the message has the end of what it printed."""
+    """A worker exited before it replied; the message has the end of its output."""
 
 
 class WorkerProcess:
-    """A worker that has not opened its store yet."""
+    """A worker process; it opens its store when `open` is called."""
 
     def __init__(self, peer: Peer, python: Path, folder: Path) -> None:
         self._name = peer.name
@@ -41,7 +41,7 @@ class WorkerProcess:
             )
 
     def ask(self, command: str, **arguments: Any) -> Any:
-        """Send a command, wait for what comes back."""
+        """Send a command and return the reply."""
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
@@ -51,11 +51,11 @@ class WorkerProcess:
         reply = process.stdout.readline()
         if not reply:
             printed = self._log.read_text(encoding="utf8", errors="replace")[-2000:]
-            raise WorkerError(f"{self._name} ended at {command!r}:\n{printed}")
+            raise WorkerError(f"{self._name} exited during {command!r}:\n{printed}")
         return json.loads(reply)
 
     def open(self, folder: Path, policy: str, capacity: int, size: str) -> float:
-        """Seconds until the store was there; remembers what runs for it."""
+        """Open the store, and record its server processes. Return the seconds it took."""
         seconds: float = self.ask(
             "open", folder=str(folder), policy=policy, capacity=capacity, size=size
         )
@@ -63,9 +63,12 @@ class WorkerProcess:
         return seconds
 
     def memory(self) -> tuple[int, int]:
-        """Bytes in memory of all its processes, shared pages once; and those mapped from files."""
+        """Return the memory of all its processes in bytes, shared pages counted once.
+
+        The second value is the part that is mapped from files.
+        """
         total = mapped = 0
-        for process in self._family():
+        for process in self._processes():
             with suppress(OSError):
                 text = Path(f"/proc/{process.pid}/smaps_rollup").read_text(encoding="ascii")
                 sizes = [1024 * int(size) for size in _PSS.findall(text)]
@@ -73,17 +76,17 @@ class WorkerProcess:
         return total, mapped
 
     def kill(self) -> None:
-        """SIGKILL to all its processes, without a word."""
-        family = self._family()
-        for process in family:
+        """Send SIGKILL to all its processes."""
+        processes = self._processes()
+        for process in processes:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         self._process.wait()
-        # Orphans are reaped in a while; PostgreSQL waits until its old process id is free.
-        psutil.wait_procs(family, timeout=30)
+        # Orphans are reaped later; PostgreSQL does not start until its old process id is free.
+        psutil.wait_procs(processes, timeout=30)
 
     def close(self) -> None:
-        """Let the store end as it likes to; kill it where it does not."""
+        """Let the store shut down; kill it if it does not within 30 seconds."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -92,17 +95,17 @@ class WorkerProcess:
         except subprocess.TimeoutExpired:
             self.kill()
 
-    def _family(self) -> list[psutil.Process]:
-        heads = [
+    def _processes(self) -> list[psutil.Process]:
+        parents = [
             psutil.Process(pid)
             for pid in (self._process.pid, *self._servers)
             if psutil.pid_exists(pid)
         ]
-        return heads + [child for head in heads for child in head.children(recursive=True)]
+        return parents + [child for one in parents for child in one.children(recursive=True)]
 
 
 def _variables(peer: Peer) -> dict[str, str]:
-    """Packages of this environment are not for the others."""
+    """Return the environment variables; PYTHONPATH only for peers in this environment."""
     return {
         key: value
         for key, value in os.environ.items()

@@ -1,4 +1,4 @@
-"""What is timed, in rounds that all take part in."""
+"""Timed operations of a peer, in rounds shared by all peers."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from benchmarks.peers.processes import WorkerProcess
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is asked of a store.
+    """Operations of a round on a store.
 
     Attributes:
-        size: That of its groups, as `SHAPES` has it.
-        groups: How many it holds before it is timed.
-        batch: Groups of a large put.
-        n: Groups of a sample.
-        singles: Single puts of a round.
-        batches: Large puts of a round.
-        draws: Draws of each kind of a round.
-        whole: By every policy, and updates; else by the first one only.
+        size: Size of its groups, a key of `SHAPES`.
+        groups: Number of groups in the store before measurements.
+        batch: Groups per batched put.
+        n: Groups per sample.
+        singles: Single puts per round.
+        batches: Batched puts per round.
+        draws: Draws of each kind per round.
+        all_policies: Whether to draw by every policy and update priorities; otherwise only by the
+            first policy of the store.
     """
 
     size: str
@@ -37,23 +38,23 @@ class Load:
     singles: int
     batches: int
     draws: int
-    whole: bool = False
+    all_policies: bool = False
 
     @property
     def warm_up(self) -> int:
-        """Large puts before anything is weighed: as many as a sample needs."""
+        """Number of batched puts before memory is measured: as many as a sample needs."""
         return max(2, -(-self.n // self.batch))
 
     def capacity(self, rounds: int) -> int:
-        """Groups that are ever put."""
+        """Return the total number of groups that are put."""
         each = self.singles + self.batches * self.batch + self.draws
         return self.warm_up * self.batch + self.groups + (rounds + 1) * each
 
 
 def loads(groups: int) -> dict[str, Load]:
-    """By the size of groups: of the smallest, stores hold so many."""
+    """Return the loads by group size. `groups` is the number of stored groups of 72 KB."""
     several = (
-        Load("72 KB", groups, 50, 32, singles=20, batches=2, draws=5, whole=True),
+        Load("72 KB", groups, 50, 32, singles=20, batches=2, draws=5, all_policies=True),
         Load("590 KB", max(32, groups // 8), 10, 32, singles=4, batches=2, draws=3),
         Load("4.7 MB", max(10, groups // 32), 2, 10, singles=2, batches=2, draws=3),
     )
@@ -70,7 +71,7 @@ OPERATIONS = {
 
 
 class Contender:
-    """A peer with its workers: one, or one for each policy."""
+    """A peer with its worker processes: one for all policies, or one for each."""
 
     def __init__(
         self, peer: Peer, load: Load, python: Path, folder: Path, stack: ExitStack
@@ -84,13 +85,13 @@ class Contender:
         self._seconds: dict[str, list[float]] = defaultdict(list)
 
     def start(self, rounds: int) -> None:
-        """Open the stores and put groups into each; the first one is weighed."""
+        """Open the stores and put groups into each. The memory of the first one is measured."""
         first = self._worker()
         self._facts: dict[str, Any] = first.ask("describe")
         self._first, *others = self._facts["policies"]
         self._workers = {self._first: first}
         self._memory = self._fill(self._first, rounds)
-        for policy in others if self._load.whole else ():
+        for policy in others if self._load.all_policies else ():
             if self._facts["one_store"]:
                 self._workers[policy] = first
             else:
@@ -98,7 +99,7 @@ class Contender:
                 self._fill(policy, rounds)
 
     def round(self, *, counts: bool) -> None:
-        """Everything a few times; the first round only warms up."""
+        """Run all operations; times are recorded unless this is the warm-up round."""
         first, load = self._workers[self._first], self._load
         taken = {
             "put one": first.ask("put", times=load.singles, batch=1),
@@ -108,7 +109,7 @@ class Contender:
             ],
         }
         for policy, worker in self._workers.items():
-            if load.whole and policy == "priority" and self._facts["updates"]:
+            if load.all_policies and policy == "priority" and self._facts["updates"]:
                 taken["update priorities"] = worker.ask("update", n=load.n, times=load.draws)
             for columns, how in ((False, ""), (True, ", columns")):
                 taken[f"sample {policy}{how}"] = worker.ask(
@@ -118,7 +119,7 @@ class Contender:
             self._seconds[operation] += seconds
 
     def findings(self) -> Iterator[Finding]:
-        """Medians of everything, and what the store cannot do."""
+        """Yield the medians of all operations, and the operations that the store lacks."""
         for operation, seconds in self._seconds.items():
             median = statistics.median(seconds)
             if operation.startswith("put"):
@@ -127,7 +128,7 @@ class Contender:
             else:
                 yield self._finding(operation, 1e3 * median, "ms")
         lacks: dict[str, str] = self._facts["none"]
-        for what, operation in OPERATIONS.items() if self._load.whole else ():
+        for what, operation in OPERATIONS.items() if self._load.all_policies else ():
             if what in lacks:
                 yield Finding(self.name, operation, None, note=lacks[what], size=self._load.size)
         if "memory" not in lacks:
@@ -139,13 +140,13 @@ class Contender:
         return Finding(self.name, operation, value, unit, size=self._load.size)
 
     def _fill(self, policy: str, rounds: int) -> list[int]:
-        """Bytes that its groups took: all, and those of files."""
+        """Put groups. Return the bytes of memory that they take: total, and mapped from files."""
         load = self._load
         folder = self._folder / policy
         folder.mkdir()
         worker = self._workers[policy]
         worker.open(folder, policy, load.capacity(rounds), load.size)
-        # Used before it is weighed: what is loaded at the first use is no matter of groups.
+        # Used before memory is measured, since libraries loaded at the first use do not count.
         worker.ask("put", times=load.warm_up, batch=load.batch)
         worker.ask("sample", policy=policy, n=load.n, times=2, columns=False)
         before = worker.memory()

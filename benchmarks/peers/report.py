@@ -1,4 +1,4 @@
-"""Findings for people and for programs."""
+"""Tables and JSON of the findings."""
 
 from __future__ import annotations
 
@@ -15,62 +15,62 @@ from benchmarks.peers.findings import Finding
 from benchmarks.peers.race import loads
 from benchmarks.results import machine
 
-# Headings, and the operations under each; the second one after a slash.
+# Headings, and the operations in each column, separated by slashes.
 _SMALLEST, *_LARGER = loads(0).values()
 SMALLEST = _SMALLEST.size
 BATCH, N = _SMALLEST.batch, _SMALLEST.n
 SPEED = {
-    "put one by one,\ngroups/s": ["put one"],
-    f"put by {BATCH},\ngroups/s": [f"put {BATCH}"],
-    f"{N} uniform,\nms": ["sample uniform", "sample uniform, columns"],
-    f"{N} by priority,\nms": ["sample priority", "sample priority, columns"],
-    f"{N} in order,\nms": ["sample order", "sample order, columns"],
-    "draw after\na put, ms": [
+    "single puts,\ngroups/s": ["put one"],
+    f"puts of {BATCH},\ngroups/s": [f"put {BATCH}"],
+    f"sample {N}\nuniformly, ms": ["sample uniform", "sample uniform, columns"],
+    f"sample {N}\nby priority, ms": ["sample priority", "sample priority, columns"],
+    f"sample {N}\nin order, ms": ["sample order", "sample order, columns"],
+    f"sample {N}\nafter a put, ms": [
         "sample uniform after a put",
         "sample priority after a put",
         "sample order after a put",
     ],
     f"update {N}\npriorities, ms": ["update priorities"],
 }
-#: The same of larger groups, by the first policy that a store has.
+#: Columns for larger groups, which are drawn by the first policy that a store has.
 SIZES = {
     load.size: {
-        "put one by one,\ngroups/s": ["put one"],
-        f"put by {load.batch},\ngroups/s": [f"put {load.batch}"],
-        f"{load.n} drawn,\nms": [
+        "single puts,\ngroups/s": ["put one"],
+        f"puts of {load.batch},\ngroups/s": [f"put {load.batch}"],
+        f"sample {load.n},\nms": [
             f"sample {policy}{how}"
             for how in ("", ", columns")
             for policy in ("uniform", "priority", "order")
         ],
-        "memory / of it\nfiles, MB": ["memory", "memory, of files"],
+        "memory / mapped\nfiles, MB": ["memory", "memory, of files"],
     }
     for load in _LARGER
 }
 SAFETY = {
-    "memory / of it\nfiles, MB": ["memory", "memory, of files"],
-    "lost after\nkill -9": ["lost"],
-    "back after,\nms": ["recovery"],
-    "checkpoint\ntakes, s": ["checkpoint"],
-    "lost since a\ncheckpoint": ["lost with a checkpoint"],
-    "back from\nit, ms": ["recovery with a checkpoint"],
+    "memory / mapped\nfiles, MB": ["memory", "memory, of files"],
+    "groups lost\nby kill -9": ["lost"],
+    "recovery,\nms": ["recovery"],
+    "checkpoint,\ns": ["checkpoint"],
+    "groups lost after\na checkpoint": ["lost with a checkpoint"],
+    "recovery from\ncheckpoint, ms": ["recovery with a checkpoint"],
 }
 
 
 def to_tables(findings: list[Finding], groups: int) -> Renderables:
-    """A table for each size, one of hard exits, and the notes."""
+    """Return a table for each group size, a table of memory and recovery, and the notes."""
     facts = ", ".join(f"{name} {value}" for name, value in machine().items())
     speed = [
-        _table(f"{size}: as handed out / as one array per field", columns, findings, size)
+        _table(f"{size}: as returned / as one array per field", columns, findings, size)
         for size, columns in ({SMALLEST: SPEED} | SIZES).items()
     ]
-    title = f"{groups:,} groups: memory, and a hard exit, also with a checkpoint of half of them"
+    title = f"{groups:,} groups: memory, and recovery, also from a checkpoint of half of them"
     safety = _table(title, SAFETY, findings, SMALLEST)
     safety.caption = facts
     return Renderables(*speed, safety, Text("\n".join(_notes(findings))))
 
 
 def to_json(findings: Iterable[Finding], groups: int) -> dict[str, Any]:
-    """Everything that was found."""
+    """Convert findings to JSON values."""
     return {
         "machine": machine(),
         "groups": groups,
@@ -94,7 +94,7 @@ def _table(title: str, columns: dict[str, list[str]], findings: list[Finding], s
 
 
 def _notes(findings: list[Finding]) -> list[str]:
-    """One line for each reason of a peer."""
+    """Return a line for each reason why a peer lacks operations."""
     operations: dict[tuple[str, str], list[str]] = {}
     for one in findings:
         if one.value is None and not one.operation.startswith("recovery"):

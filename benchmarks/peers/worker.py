@@ -1,9 +1,9 @@
-"""One store in a process of its own: a line of JSON in, a line of JSON out.
+"""Worker process of one store: reads commands and writes replies, each a line of JSON.
 
 python -m benchmarks.peers.worker MODULE CLASS
 
-Runs in the environment of the store, so it imports nothing but numpy and the adapter. Times are
-taken here; making and checking groups is not part of them.
+It runs in the environment of the store, so it imports only numpy and the adapter. Times are
+measured here, without the generation and checking of groups.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmarks.peers.groups import SHAPES, Group, check, concatenated, make_gro
 
 
 class Worker:
-    """The commands; each returns what is sent back."""
+    """Commands of a worker; each returns its reply."""
 
     def __init__(self, made: type) -> None:
         self._made = made
@@ -33,7 +33,7 @@ class Worker:
         self._next = 0
 
     def describe(self) -> dict[str, Any]:
-        """What the store can do."""
+        """Return the capabilities of the store."""
         return {
             "policies": self._made.POLICIES,
             "one_store": self._made.ONE_STORE,
@@ -43,14 +43,14 @@ class Worker:
         }
 
     def open(self, folder: str, policy: str, capacity: int, size: str) -> float:
-        """Seconds."""
+        """Open the store. Return the seconds it took."""
         self._shape = SHAPES[size]
         made = partial(self._made, Path(folder), policy, capacity, self._shape)
         self._adapter, seconds = _timed(made)
         return seconds
 
     def put(self, times: int, batch: int) -> list[float]:
-        """Seconds of each put of so many groups; they are numbered on and on."""
+        """Put `batch` groups `times` times. Return the seconds of each put."""
         seconds = []
         for _ in range(times):
             groups = [make_group(self._next + i, self._shape) for i in range(batch)]
@@ -59,7 +59,7 @@ class Worker:
         return seconds
 
     def sample(self, policy: str, n: int, times: int, columns: bool) -> list[float]:
-        """Seconds of each draw, until all arrays were read: as they come, or one for each field."""
+        """Draw and read all arrays, as returned or as one array per field. Return the seconds."""
         seconds = []
         for _ in range(times):
             arrays, taken = _timed(partial(self._drawn, policy, n, columns))
@@ -68,7 +68,7 @@ class Worker:
         return seconds
 
     def update(self, n: int, times: int) -> list[float]:
-        """Seconds of each update, of the groups of a sample."""
+        """Update the priorities of the groups of a sample. Return the seconds of each update."""
         seconds = []
         for _ in range(times):
             sample = self._adapter.sample("priority", n)
@@ -78,30 +78,30 @@ class Worker:
         return seconds
 
     def checkpoint(self) -> float:
-        """Seconds."""
+        """Write a checkpoint. Return the seconds it took."""
         return _timed(self._adapter.checkpoint)[1]
 
     def count(self) -> int:
-        """Groups in the store."""
+        """Return the number of groups in the store."""
         return self._adapter.count()
 
     def pids(self) -> list[int]:
-        """What runs for the store, beside this process and its children."""
+        """Return the processes of the store other than this one and its children."""
         return self._adapter.pids()
 
     def close(self) -> None:
-        """End what runs for the store; no command, it comes at the end."""
+        """Close the store, when the input ends. This is not a command."""
         if self._adapter is not None:
             self._adapter.close()
 
     def _drawn(self, policy: str, n: int, columns: bool) -> list[Group]:
         sample = self._adapter.sample(policy, n)
         if not columns:
-            arrays = self._adapter.pieces(sample)
+            arrays = self._adapter.parts(sample)
         elif hasattr(self._adapter, "columns"):
             arrays = [self._adapter.columns(sample)]
         else:
-            arrays = [concatenated(self._adapter.pieces(sample))]
+            arrays = [concatenated(self._adapter.parts(sample))]
         touch(arrays)
         return arrays
 
@@ -113,9 +113,9 @@ def _timed(work: Callable[[], Any]) -> tuple[Any, float]:
 
 
 def main() -> None:
-    """Answer until the input ends."""
+    """Serve commands until the input ends."""
     replies = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what libraries print is no reply
+    os.dup2(2, 1)  # the output of libraries must not mix with replies
     module, name = sys.argv[1:]
     worker = Worker(getattr(importlib.import_module(f"benchmarks.peers.adapters.{module}"), name))
     try:

@@ -1,1 +1,1 @@
-"""What a process that uses a store goes through."""
+"""Costs within one process: event loop, startup, delivery and the blocking API."""

@@ -1,4 +1,4 @@
-"""What the blocking store costs beside the async one, one call after another."""
+"""Overhead of the blocking API over the asynchronous one, for sequential calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from replaydb import blocking
 
 
 async def run(bench: Bench) -> AsyncIterator[Result]:
-    """Milliseconds of a call, and how many more they are."""
+    """Measure milliseconds of a call with each API, and the difference."""
     url, rounds = await bench.database(), 8 * bench.options.rounds
     async with rdb.Store.open(url) as store:
         buffer = await store.buffer("bench")
@@ -27,10 +27,12 @@ async def run(bench: Bench) -> AsyncIterator[Result]:
         awaited = await race(timed(works), rounds, warm_up=2)
     called = await asyncio.to_thread(_blocking_calls, url, rounds)
     for name in works:
-        alone, through = awaited.median(name), called.median(name)
+        asynchronous, synchronous = awaited.median(name), called.median(name)
         for side, value in (
-            ("async", alone), ("blocking", through), ("blocking, more", through - alone),
-        ):  # fmt: skip
+            ("async", asynchronous),
+            ("blocking", synchronous),
+            ("blocking - async", synchronous - asynchronous),
+        ):
             yield bench.result(f"{name}, {side}", 1e3 * value, "ms", call=name, side=side)
 
 

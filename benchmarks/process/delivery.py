@@ -1,4 +1,4 @@
-"""What delivery costs: episodes one by one, and the record of what was drawn."""
+"""Cost of incremental groups (`add_episode`), and of recording draws."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from benchmarks.groups import SMALL, TASK, Source, small_group
 from benchmarks.results import Result, TimedWork, seconds
 from replaydb import Buffer
 
-AT_ONCE = (1, 8, 64)
+CONCURRENT = (1, 8, 64)
 BATCH = 64
 
 
 async def run(bench: Bench) -> AsyncIterator[Result]:
-    """Episodes per second, and milliseconds of a draw with and without lineage."""
+    """Measure episodes per second, and milliseconds of a draw with and without lineage."""
     async with rdb.Store.open(await bench.database()) as store:
-        for one in [await _pieces(bench, store), await _lineage(bench, store)]:
+        for one in [await _incremental(bench, store), await _lineage(bench, store)]:
             for result in one:
                 yield result
 
 
-async def _pieces(bench: Bench, store: rdb.Store) -> list[Result]:
-    buffer = await store.buffer("pieces")
+async def _incremental(bench: Bench, store: rdb.Store) -> list[Result]:
+    buffer = await store.buffer("incremental")
     [group] = Source(SMALL).take(1)
 
     async def add(concurrent: int) -> float:
@@ -38,14 +38,16 @@ async def _pieces(bench: Bench, store: rdb.Store) -> list[Result]:
         for episode in group.episodes:
             await buffer.add_episode(uid, episode)
 
-    works: dict[str, TimedWork] = {f"{count} at once": partial(add, count) for count in AT_ONCE}
+    works: dict[str, TimedWork] = {
+        f"{count} concurrent": partial(add, count) for count in CONCURRENT
+    }
     timings = await bench.race("add_episode", works, max(1, bench.options.rounds // 4))
     return [
         bench.result(
             f"add_episode of 1,024 tokens, {name}",
-            count * group.num_episodes / timings.median(name), "episodes/s", at_once=count,
+            count * group.num_episodes / timings.median(name), "episodes/s", concurrent=count,
         )
-        for count, name in zip(AT_ONCE, works, strict=True)
+        for count, name in zip(CONCURRENT, works, strict=True)
     ]  # fmt: skip
 
 

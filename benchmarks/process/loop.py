@@ -1,7 +1,8 @@
-"""How long the event loop is held up while everything goes on at once.
+"""Event loop latency under load.
 
-Four producers put batches, two trainers draw, one leases and acks, all without a pause and in one
-process. A coroutine that sleeps a millisecond at a time says how late it was woken.
+Under full load, four producers put batches, two trainers draw and one leases and acks, in one
+process and without pauses. A coroutine that sleeps for a millisecond at a time records how late it
+wakes up.
 """
 
 from __future__ import annotations
@@ -21,27 +22,27 @@ from benchmarks.bench import Bench
 from benchmarks.groups import SMALL, TASK, Source, put_all
 from benchmarks.results import Result
 
-BEAT = 0.001
-BAR = 20.0
-WAITING_BAR = 5.0
+SLEEP = 0.001
+TARGET = 20.0
+WAITING_TARGET = 5.0
 PUT, BATCH = 50, 32
 LOADS = {"puts": (4, 0, 0), "samples": (0, 2, 0), "leases": (0, 0, 2), "everything": (4, 2, 1)}
-#: Enough for a buffer that is full, and evicts, after a second or two.
+#: Groups after which the buffer is full and evicts, after a second or two.
 CAPACITY = 2000
 
 
 async def run(bench: Bench) -> AsyncIterator[Result]:
-    """Lateness: idle, and under each kind of load."""
-    bench.say("idle")
-    late = await _beat(asyncio.create_task(asyncio.sleep(min(1.0, bench.options.seconds))))
-    yield bench.result("stall, p99, idle", _p99(late), "ms", load="idle", side="p99")
-    bench.say("waiting")
-    used = await _wait_for_nothing(await bench.database(), min(1.0, bench.options.seconds))
+    """Measure the delay of wakeups: idle, and under each kind of load."""
+    bench.report("idle")
+    late = await _delays(asyncio.create_task(asyncio.sleep(min(1.0, bench.options.seconds))))
+    yield bench.result("wakeup delay, p99, idle", _p99(late), "ms", load="idle", side="p99")
+    bench.report("waiting")
+    used = await _wait_in_vain(await bench.database(), min(1.0, bench.options.seconds))
     yield bench.result(
-        "processor time of a sample that waits", 100 * used, "%", WAITING_BAR, side="waiting"
+        "CPU usage of a waiting sample", 100 * used, "%", WAITING_TARGET, side="waiting"
     )
     for load, numbers in LOADS.items():
-        bench.say(load)
+        bench.report(load)
         async with rdb.Store.open(await bench.database()) as store:
             buffer = await store.buffer(
                 "bench", capacity=rdb.Capacity(groups=CAPACITY), on_evict="delete", on_ack="return"
@@ -49,26 +50,21 @@ async def run(bench: Bench) -> AsyncIterator[Result]:
             await put_all(buffer, Source(SMALL), 4 * BATCH)
             working = asyncio.create_task(_work(buffer, bench.options.seconds, *numbers))
             with _collections() as pauses:
-                late, done = await _beat(working), await working
+                late, done = await _delays(working), await working
         facts: dict[str, Any] = {"load": load}
-        yield bench.result(f"stall, p99, {load}", _p99(late), "ms", BAR, side="p99", **facts)
-        yield bench.result(
-            f"stall, longest, {load}", 1e3 * float(late.max()), "ms", side="longest", **facts
-        )
-        yield bench.result(
-            f"garbage collection, longest, {load}", 1e3 * max(pauses), "ms", side="garbage", **facts
-        )
-        yield bench.result(
-            f"groups put, drawn and leased meanwhile, {load}",
-            done,
-            "groups/s",
-            side="done",
-            **facts,
-        )
+        what = f"wakeup delay, p99, {load}"
+        yield bench.result(what, _p99(late), "ms", TARGET, side="p99", **facts)
+        what = f"wakeup delay, maximum, {load}"
+        yield bench.result(what, 1e3 * float(late.max()), "ms", side="maximum", **facts)
+        what = f"longest garbage collection, {load}"
+        side = "longest garbage collection"
+        yield bench.result(what, 1e3 * max(pauses), "ms", side=side, **facts)
+        what = f"throughput (groups put, drawn and leased), {load}"
+        yield bench.result(what, done, "groups/s", side="throughput", **facts)
 
 
-async def _wait_for_nothing(url: str, duration: float) -> float:
-    """The part of one processor that waiting takes."""
+async def _wait_in_vain(url: str, duration: float) -> float:
+    """Return the share of one CPU that a sample uses while it waits."""
     async with rdb.Store.open(url) as store:
         buffer = await store.buffer("bench")
         before = time.process_time()
@@ -80,9 +76,9 @@ async def _wait_for_nothing(url: str, duration: float) -> float:
 async def _work(
     buffer: rdb.Buffer, duration: float, producers: int, trainers: int, lessees: int
 ) -> float:
-    """Load until the time is over; groups per second."""
+    """Produce load for some seconds. Return groups per second."""
     source = Source(SMALL)
-    # Made beforehand: what is measured is the store, not how fast groups can be thought up.
+    # Generated beforehand, so that the time of generation does not count.
     ready = cycle([[one.episodes for one in source.take(PUT)] for _ in range(2)])
 
     async def put() -> int:
@@ -94,8 +90,8 @@ async def _work(
 
     async def lease() -> int:
         with suppress(rdb.NotEnoughGroupsError):
-            async with buffer.lease(BATCH, ttl=60, timeout=1) as held:
-                return len(held.batch)
+            async with buffer.lease(BATCH, ttl=60, timeout=1) as leased:
+                return len(leased.batch)
         return 0
 
     start = time.perf_counter()
@@ -113,8 +109,8 @@ async def _work(
 
 @contextmanager
 def _collections() -> Iterator[list[float]]:
-    """Seconds of Python's garbage collections, which hold up everything, during a block."""
-    gc.collect()  # what came before is not to be collected now
+    """Record the seconds of Python's garbage collections during a block; they pause all threads."""
+    gc.collect()  # so that earlier garbage does not count
     pauses, start = [0.0], 0.0
 
     def note(phase: str, _: dict[str, int]) -> None:
@@ -131,12 +127,12 @@ def _collections() -> Iterator[list[float]]:
         gc.callbacks.remove(note)
 
 
-async def _beat(during: asyncio.Task[Any]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+async def _delays(during: asyncio.Task[Any]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     late = []
     while not during.done():
         start = time.perf_counter()
-        await asyncio.sleep(BEAT)
-        late.append(time.perf_counter() - start - BEAT)
+        await asyncio.sleep(SLEEP)
+        late.append(time.perf_counter() - start - SLEEP)
     await during
     return np.array(late)
 

@@ -1,6 +1,6 @@
-"""How long it takes to be ready: importing, and opening what a killed process left.
+"""Startup time: the import, and opening a store after its writer was killed.
 
-The killed process had said of every group when its put returned: none of them may be lost.
+The killed process reported every put that returned: none of these groups may be lost.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from benchmarks.groups import small_group
 from benchmarks.processes import children, serve
 from benchmarks.results import Result
 
-OPEN_BAR, IMPORT_BAR = 300.0, 400.0
+OPEN_TARGET, IMPORT_TARGET = 300.0, 400.0
 
 
 async def run(bench: Bench) -> AsyncIterator[Result]:
-    """Milliseconds, and groups lost; the import only once, with SQLite."""
+    """Measure milliseconds, and count lost groups. The import is measured with SQLite only."""
     rounds, rows = min(bench.options.rounds, 7), bench.options.file_rows
     url = await bench.database()
-    bench.say(f"writing {rows:,} groups")
+    bench.report(f"writing {rows:,} groups")
     acknowledged = await _write_and_die(url, rows)
     opened = [await _open(url) for _ in range(rounds)]
     milliseconds = 1e3 * statistics.median(taken for taken, _ in opened)
     lost = max(acknowledged - count for _, count in opened)
-    what = f"open after kill -9, {rows:,} groups, until the first batch"
-    yield bench.result(what, milliseconds, "ms", OPEN_BAR, side="open")
-    yield bench.result("put and acknowledged before kill -9", acknowledged, "groups")
-    yield bench.result("lost of them", max(0, lost), "groups", 0, side="lost")
+    what = f"open after kill -9 to first batch, {rows:,} groups"
+    yield bench.result(what, milliseconds, "ms", OPEN_TARGET, side="open")
+    yield bench.result("groups acknowledged before kill -9", acknowledged, "groups")
+    yield bench.result("acknowledged groups lost", max(0, lost), "groups", 0, side="lost")
     if bench.engine == "sqlite":
-        bench.say("importing")
+        bench.report("importing")
         times = [[_start(code) for code in ("pass", "import replaydb")] for _ in range(rounds)]
         extra = statistics.median(full - bare for bare, full in times)
-        yield bench.result("import replaydb", 1e3 * extra, "ms", IMPORT_BAR, side="import")
+        yield bench.result("import replaydb", 1e3 * extra, "ms", IMPORT_TARGET, side="import")
 
 
 async def _write_and_die(url: str, count: int) -> int:
-    """How many groups were acknowledged before the writer was killed, in the middle of putting."""
+    """Kill a writer while it puts. Return the number of groups that were acknowledged."""
     async with children(__name__, 1, url) as [writer]:
         await writer.begin(count)
         while int(await writer.line()) < count:
@@ -58,9 +58,9 @@ async def _write_and_die(url: str, count: int) -> int:
 
 
 async def _open(url: str) -> tuple[float, int]:
-    """Seconds until the first batch, and groups that are there."""
+    """Return the seconds from opening to the first batch, and the number of stored groups."""
     with tempfile.TemporaryDirectory() as folder:
-        if url.startswith("sqlite"):  # a copy, with its log: opening recovers it
+        if url.startswith("sqlite"):  # copied with its log, which opening must recover
             for path in Path(make_url(url).database or "").parent.glob("replay.db*"):
                 shutil.copy(path, folder)
             url = f"sqlite:///{folder}/replay.db"
@@ -82,15 +82,15 @@ async def _serve(url: str) -> None:
     async with rdb.Store.open(url) as store:
         buffer = await store.buffer("bench")
 
-        async def put_for_ever(count: int) -> None:
-            """Say after every put how many groups have been put."""
+        async def put_without_end(count: int) -> None:
+            """Put groups, and print after each put how many have been put."""
             done = 0
             while True:
                 size = max(1, min(500, count - done))
                 done += len(await buffer.put([small_group() for _ in range(size)]))
                 print(done, flush=True)
 
-        await serve(put_for_ever)
+        await serve(put_without_end)
 
 
 if __name__ == "__main__":

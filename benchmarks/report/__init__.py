@@ -1,1 +1,1 @@
-"""Results to tables in docs/benchmarks.md, and to plots beside it."""
+"""Tables and plots of results for docs/benchmarks.md and README.md."""

@@ -1,10 +1,10 @@
-"""Write what was measured into docs/benchmarks.md and the README, and draw it.
+"""Update the tables in docs/benchmarks.md and README.md, and the plots.
 
 python -m benchmarks.report RESULTS.json [PEERS.json ...]
 
-Tables go between `<!-- results: NAME -->` and `<!-- /results -->`, where NAME is a benchmark,
-"bars" (everything that has one), "machine", "peers", "peer-bars" or "beside-reverb". What the files
-do not have stays as it was.
+Tables are written between `<!-- results: NAME -->` and `<!-- /results -->`, where NAME is a
+benchmark, "targets" (all results with a target), "machine", "peers", "peer-targets" or
+"relative-to-reverb". Tables without results in the files stay unchanged.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from benchmarks.report.findings import Findings
 from benchmarks.report.tables import table
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-_PLACE = re.compile(r"(<!-- results: (\S+) -->\n).*?(<!-- /results -->)", re.DOTALL)
+_BLOCK = re.compile(r"(<!-- results: (\S+) -->\n).*?(<!-- /results -->)", re.DOTALL)
 
 
 def main() -> None:
-    """Parse arguments, write."""
+    """Parse arguments, write tables and plots."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__)
-    parser.add_argument("files", nargs="+", type=Path, help="what --json has written")
-    parser.add_argument("--docs", type=Path, default=DOCS, help="the folder of benchmarks.md")
+    parser.add_argument("files", nargs="+", type=Path, help="results, as written by --json")
+    parser.add_argument(
+        "--docs", type=Path, default=DOCS, help="folder of benchmarks.md (default: %(default)s)"
+    )
     arguments = parser.parse_args()
     findings = Findings.load(arguments.files)
     for page in (arguments.docs / "benchmarks.md", arguments.docs.parent / "README.md"):
@@ -36,19 +38,19 @@ def main() -> None:
 
 
 def filled(text: str, findings: Findings) -> str:
-    """A page with the tables of what was found."""
+    """Return a page with the tables of the findings."""
 
-    def fill(place: re.Match[str]) -> str:
-        lines = table(place[2], findings)
-        return "\n".join([place[1], *lines, "", place[3]]) if lines else place[0]
+    def fill(block: re.Match[str]) -> str:
+        lines = table(block[2], findings)
+        return "\n".join([block[1], *lines, "", block[3]]) if lines else block[0]
 
-    return _PLACE.sub(fill, text)
+    return _BLOCK.sub(fill, text)
 
 
 def draw(folder: Path, findings: Findings) -> Iterable[Path]:
-    """SVG files of what was found; none without matplotlib."""
+    """Write SVG files of the findings, if matplotlib is installed. Return their paths."""
     if importlib.util.find_spec("matplotlib") is None:
-        print("no plots: they take matplotlib, the extra `bench`")
+        print("no plots: matplotlib is not installed (pip install 'replaydb[bench]')")
         return []
     from benchmarks.report import plots
 

@@ -1,4 +1,4 @@
-"""What several files of results say together."""
+"""Results of several files, combined."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from benchmarks.results import ITSELF, Result, from_json
+from benchmarks.results import TOTAL_TIME, Result, from_json
 
 ENGINES = {"sqlite": "SQLite", "postgresql": "PostgreSQL", "": ""}
 
 
 @dataclass(frozen=True, slots=True)
 class PeerValue:
-    """What a peer took for an operation on groups of a size, or did not."""
+    """Value of an operation of a peer on groups of a size; None if the peer does not support it."""
 
     peer: str
     operation: str
@@ -26,12 +26,12 @@ class PeerValue:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Results of any number of runs; a later file replaces what it measures again.
+    """Results of several runs. Results of a later file replace equal measurements of earlier ones.
 
     Attributes:
-        machine: What the numbers depend on, of the last file.
-        results: In the order they came.
-        peers: Those of `benchmarks.peers`.
+        machine: Facts about the machine and versions, of the last file.
+        results: Results by benchmark, database and description, in order.
+        peers: Values of `benchmarks.peers`.
     """
 
     machine: dict[str, Any] = field(default_factory=dict)
@@ -40,14 +40,14 @@ class Findings:
 
     @classmethod
     def load(cls, files: Iterable[Path]) -> Self:
-        """Read files."""
+        """Read files of results."""
         findings = cls()
         for path in files:
             findings.add(json.loads(path.read_text(encoding="utf8")))
         return findings
 
     def add(self, content: Mapping[str, Any]) -> None:
-        """Take in a file of results, or one of peers."""
+        """Add the content of a file of results, or of a file of peers."""
         if any("peer" in one for one in content["results"]):
             self.peers.extend(
                 PeerValue(one["peer"], one["operation"], one["value"], one["unit"], one["size"])
@@ -59,16 +59,16 @@ class Findings:
             self.results[one.benchmark, one.database, one.what] = one
 
     def of(self, benchmark: str, engine: str | None = None, **facts: Any) -> list[Result]:
-        """Results of a benchmark, whose facts are these."""
+        """Return the results of a benchmark that have these facts."""
         return [
             one
             for one in self.results.values()
             if one.benchmark == benchmark
             and engine in (None, one.database)
-            and one.what != ITSELF
+            and one.what != TOTAL_TIME
             and facts.items() <= one.facts.items()
         ]
 
     def seconds(self) -> float:
-        """How long all of it took."""
-        return sum(one.value for one in self.results.values() if one.what == ITSELF)
+        """Return the total duration of all benchmarks."""
+        return sum(one.value for one in self.results.values() if one.what == TOTAL_TIME)

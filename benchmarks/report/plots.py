@@ -1,4 +1,4 @@
-"""Plots, as SVG files that can be read on light and on dark pages."""
+"""Plots as SVG files that are readable on light and dark pages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.peers.report import SMALLEST
 from benchmarks.report.findings import ENGINES, Findings, PeerValue
 from benchmarks.results import Result, number
 
-#: Contrast of 4 or more with white as well as with black.
+#: A colour with a contrast of at least 4 with both white and black.
 INK = "#7d8590"
 COLOURS = ("#4184e4", "#d9730d", "#2f9e62", "#a366e0", "#d64550", "#1f9aa8", "#a97f00", "#c2559b")
 HEIGHT = 3.4
@@ -31,7 +31,7 @@ STYLE: Any = {
 
 
 def draw(folder: Path, findings: Findings) -> Iterator[Path]:
-    """Those for which there are results."""
+    """Write the plots for which there are results. Yield their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     makers: dict[str, Callable[[Findings], Figure | None]] = {
         "scale": _scale,
@@ -50,7 +50,7 @@ def draw(folder: Path, findings: Findings) -> Iterator[Path]:
 
 
 def _scale(findings: Findings) -> Figure | None:
-    """Milliseconds of every policy by groups in the buffer."""
+    """Plot milliseconds of every sampling strategy by groups in the buffer."""
     panels = [
         (title, [one for one in findings.of("scale", engine) if _is_policy(one)])
         for engine, title in ENGINES.items()
@@ -62,7 +62,7 @@ def _scale(findings: Findings) -> Figure | None:
                 panel.plot([one.facts["rows"] for one in several], _values(several), label=name)
             panel.set_xscale("log")
         if axes:
-            axes[0][0].set_ylim(bottom=0)  # only now: it is the same for all
+            axes[0][0].set_ylim(bottom=0)  # after plotting, as the axis is shared by all panels
             axes[0][0].set_ylabel("sample 64, ms")
             axes[-1][0].legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
@@ -74,10 +74,10 @@ def _is_policy(one: Result) -> bool:
 
 
 def _ratios(findings: Findings) -> Figure | None:
-    """Speed beside the bare drivers, by the size of the groups."""
+    """Plot the speed relative to the bare drivers, by the size of the groups."""
     producers = [one for one in findings.of("put", producers=1) if one.facts["size"] > 1]
     panels = [
-        ("put, batches", [one for one in producers if one.facts["side"].startswith("ours /")]),
+        ("put, batches", [one for one in producers if one.facts["side"].startswith("replaydb /")]),
         (
             "sample, Uniform",
             [one for one in findings.of("sample") if one.facts["side"].startswith("Uniform /")],
@@ -98,16 +98,17 @@ def _ratios(findings: Findings) -> Figure | None:
                 )  # fmt: skip
             panel.axhline(100, color=INK, linewidth=0.8, marker="")
         if axes:
-            axes[0][0].set_ylim(bottom=0)  # only now: it is the same for all
+            axes[0][0].set_ylim(bottom=0)  # after plotting, as the axis is shared by all panels
             axes[0][0].set_ylabel("% of the driver's speed")
             axes[-1][0].legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
 
 
 def _trainers(findings: Findings) -> Figure | None:
-    """Groups per second of all trainers together."""
+    """Plot groups per second of all trainers together."""
     panels = [
-        (title, findings.of("trainers", engine, side="speed")) for engine, title in ENGINES.items()
+        (title, findings.of("trainers", engine, side="throughput"))
+        for engine, title in ENGINES.items()
     ]
     with _panels(panels, "trainers", share_y=True) as (figure, axes):
         for panel, results in axes:
@@ -118,13 +119,13 @@ def _trainers(findings: Findings) -> Figure | None:
             panel.xaxis.set_major_formatter("{x:.0f}")
             panel.legend(loc="lower right")
         if axes:
-            axes[0][0].set_ylim(bottom=0)  # only now: it is the same for all
+            axes[0][0].set_ylim(bottom=0)  # after plotting, as the axis is shared by all panels
             axes[0][0].set_ylabel("groups/s")
     return figure
 
 
 def _peers(findings: Findings, operation: str, unit: str) -> Figure | None:
-    """A bar for each peer and operation."""
+    """Plot a bar for each peer and operation."""
     shown = {"put": ("put 50", "put one"), "sample": ("sample uniform",)}[operation]
     panels = [
         (
@@ -161,7 +162,7 @@ def _peers(findings: Findings, operation: str, unit: str) -> Figure | None:
 def _panels(
     panels: Sequence[tuple[str, Sequence[Any]]], x_label: str, *, share_y: bool = False
 ) -> Iterator[tuple[Figure | None, list[tuple[Any, Sequence[Any]]]]]:
-    """A figure with a panel side by side for each title that has values."""
+    """Yield a figure with a panel for each title that has values, side by side."""
     filled = [(title, values) for title, values in panels if values]
     if not filled:
         yield None, []

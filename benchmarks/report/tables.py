@@ -1,4 +1,4 @@
-"""Tables in Markdown."""
+"""Markdown tables of results."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import replace
 from benchmarks.peers.race import loads
 from benchmarks.peers.report import BATCH, SAFETY, SIZES, SMALLEST, SPEED
 from benchmarks.report.findings import ENGINES, Findings
-from benchmarks.results import Result, bar, number
+from benchmarks.results import Result, number, target
 
 MARKS = {"ok": "✓", "missed": "✗", "": ""}
-#: Facts that make up the rows, and the columns, of a table for each engine. Other benchmarks are
-#: listed line by line.
+#: Facts that form the rows and the columns of a table per engine. Results of other benchmarks are
+#: listed one per line.
 PIVOTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "put": (("shape", "size", "producers"), ("side",)),
     "sample": (("shape", "groups"), ("side",)),
@@ -24,40 +24,40 @@ PIVOTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "step": (("prefetch",), ("side",)),
     "loader": (("prefetch",), ("side",)),
     "blocking": (("call",), ("side",)),
-    "memory": (("shape", "prefetch", "last one"), ("side",)),
+    "memory": (("shape", "prefetch", "previous batch"), ("side",)),
     "loop": (("load",), ("side",)),
     "tensors": (("layout",), ("lengths", "side")),
 }
-#: What ours is to reach of a peer's speed, by operations: how much longer it may take at most.
-PEER_BARS: tuple[tuple[str, str, float], ...] = (
+#: Target for the time of replaydb divided by the time of a peer.
+PEER_TARGETS: tuple[tuple[str, str, float], ...] = (
     ("replaydb-sqlite", "dm-reverb", 1.0),
     ("replaydb-sqlite-files", "dm-reverb", 0.5),
     ("replaydb-sqlite", "dm-reverb-in-process", 1.5),
 )
-#: What the README shows beside Reverb's server, and what of it is raced with groups of each size.
-BESIDE_REVERB = {
+#: Rows of the comparison with Reverb's server in the README: the operation for each group size.
+RELATIVE_TO_REVERB = {
     "time of a sample": ["sample uniform"] * 3,
-    "puts a second, one by one": ["put one"] * 3,
-    "puts a second, in batches": [f"put {load.batch}" for load in loads(0).values()],
+    "groups/s, single puts": ["put one"] * 3,
+    "groups/s, batched puts": [f"put {load.batch}" for load in loads(0).values()],
 }
-OURS = {
+REPLAYDB = {
     "replaydb-sqlite": "SQLite",
     "replaydb-sqlite-files": "SQLite, payloads in files",
     "replaydb-postgresql": "PostgreSQL",
 }
-HEADINGS = {"size": "groups a put", "shape": "episodes x tokens", "how": "drawing from"}
+HEADINGS = {"size": "groups per put", "shape": "episodes x tokens", "how": "tasks"}
 
 
 def table(name: str, findings: Findings) -> list[str]:
-    """Lines of the table of this name; none where there is nothing to show."""
+    """Return the lines of the table of this name; none if there are no results for it."""
     if name == "machine":
         return _machine(findings)
-    if name == "bars":
-        return _list([one for one in findings.results.values() if one.bar is not None])
-    if name == "peer-bars":
-        return _peer_bars(findings)
-    if name == "beside-reverb":
-        return _beside_reverb(findings)
+    if name == "targets":
+        return _list([one for one in findings.results.values() if one.target is not None])
+    if name == "peer-targets":
+        return _peer_targets(findings)
+    if name == "relative-to-reverb":
+        return _relative_to_reverb(findings)
     if name == "peers":
         lines = [*_peers(findings, SPEED), "", *_peers(findings, SAFETY)]
         for size, columns in SIZES.items():
@@ -81,7 +81,7 @@ def table(name: str, findings: Findings) -> list[str]:
 def _peers(
     findings: Findings, columns: Mapping[str, Sequence[str]], size: str = SMALLEST
 ) -> list[str]:
-    """A line for each store; operations that share a heading share a cell."""
+    """Return a line for each store. Operations with the same heading share a cell."""
     found = {(one.peer, one.operation): one.value for one in findings.peers if one.size == size}
     rows = []
     for peer in dict.fromkeys(peer for peer, _ in found):
@@ -93,8 +93,8 @@ def _peers(
     return _markdown(["", *(heading.replace("\n", " ") for heading in columns)], rows, left=1)
 
 
-def _peer_bars(findings: Findings) -> list[str]:
-    """Ours beside Reverb, of every size: samples, and puts of batches of the smallest groups."""
+def _peer_targets(findings: Findings) -> list[str]:
+    """Compare replaydb with Reverb: samples of every size, batched puts of the smallest groups."""
     found = {(one.peer, one.operation, one.size): one.value for one in findings.peers}
     sizes = [SMALLEST, *SIZES]
 
@@ -104,26 +104,26 @@ def _peer_bars(findings: Findings) -> list[str]:
             mine, other = (found.get((peer, operation, size)) for peer in (ours, theirs))
             ratio = replace(limit, value=mine / other) if mine and other else None
             cells.append(_cell(ratio))
-        return [f"{what}: {ours} / {theirs}", *cells, bar(limit)]
+        return [f"{what}: {ours} / {theirs}", *cells, target(limit)]
 
     rows = []
-    for ours, theirs, most in PEER_BARS:
+    for ours, theirs, most in PEER_TARGETS:
         limit = Result("peers", "", "", 0.0, "x", most)
-        rows.append(row("sample", ours, theirs, "sample uniform", limit))
-        rows.append(row("as tensors", ours, theirs, "sample uniform, columns", limit))
+        rows.append(row("sample, time", ours, theirs, "sample uniform", limit))
+        rows.append(row("sample as tensors, time", ours, theirs, "sample uniform, columns", limit))
     least = Result("peers", "", "", 0.0, "x", 1.0, more_is_better=True)
-    for ours in dict.fromkeys(ours for ours, _, _ in PEER_BARS):
-        rows.append(row(f"put by {BATCH}", ours, "dm-reverb", f"put {BATCH}", least))
+    for ours in dict.fromkeys(ours for ours, _, _ in PEER_TARGETS):
+        rows.append(row(f"puts of {BATCH}, groups/s", ours, "dm-reverb", f"put {BATCH}", least))
     rows = [one for one in rows if any(one[1:-1])]
-    return _markdown(["", *sizes, "bar"], rows, left=1)
+    return _markdown(["", *sizes, "target"], rows, left=1)
 
 
-def _beside_reverb(findings: Findings) -> list[str]:
-    """Ours as multiples of Reverb's server, of every size, for the README."""
+def _relative_to_reverb(findings: Findings) -> list[str]:
+    """Return multiples of the values of Reverb's server, for every size, for the README."""
     found = {(one.peer, one.operation, one.size): one.value for one in findings.peers}
     rows = []
-    for what, operations in BESIDE_REVERB.items():
-        for peer, store in OURS.items():
+    for what, operations in RELATIVE_TO_REVERB.items():
+        for peer, store in REPLAYDB.items():
             cells = []
             for size, operation in zip([SMALLEST, *SIZES], operations, strict=True):
                 mine, other = (found.get((one, operation, size)) for one in (peer, "dm-reverb"))
@@ -131,7 +131,7 @@ def _beside_reverb(findings: Findings) -> list[str]:
             rows.append([what, store, *cells])
     rows = [one for one in rows if any(one[2:])]
     sizes = [f"groups of {size}" for size in [SMALLEST, *SIZES]]
-    return _markdown(["beside Reverb's", "", *sizes], rows, left=2)
+    return _markdown(["relative to Reverb's server", "", *sizes], rows, left=2)
 
 
 def _value(value: float | None) -> str:
@@ -142,7 +142,7 @@ def _machine(findings: Findings) -> list[str]:
     facts = [f"{name} {value}" for name, value in findings.machine.items()]
     if not facts:
         return []
-    return [f"{', '.join(facts)}.", f"All of it took {findings.seconds() / 60:.0f} minutes."]
+    return [f"{', '.join(facts)}.", f"Total time: {findings.seconds() / 60:.0f} minutes."]
 
 
 def _fits(one: Result, name: str) -> bool:
@@ -151,15 +151,15 @@ def _fits(one: Result, name: str) -> bool:
 
 
 def _list(results: Sequence[Result]) -> list[str]:
-    """A line for each thing measured, a column for each engine."""
+    """Return a line for each measurement, with a column for each engine."""
     engines = [one for one in ENGINES if any(result.database == one for result in results)]
     found = {(one.what, one.database): one for one in results}
     rows = []
     for what in dict.fromkeys(one.what for one in results):
         several = [found.get((what, engine)) for engine in engines]
-        bars = dict.fromkeys(bar(one) for one in several if one is not None)
-        rows.append([what, *map(_cell, several), " / ".join(bars)])
-    headings = ["", *(ENGINES[one] or "here" for one in engines), "bar"]
+        targets = dict.fromkeys(target(one) for one in several if one is not None)
+        rows.append([what, *map(_cell, several), " / ".join(targets)])
+    headings = ["", *(ENGINES[one] or "no database" for one in engines), "target"]
     if not any(row[-1] for row in rows):
         headings, rows = headings[:-1], [row[:-1] for row in rows]
     return _markdown(headings, rows, left=1)

@@ -1,1 +1,1 @@
-"""What becomes slower when there is more of it."""
+"""Latency as a function of buffer size and of concurrent load."""

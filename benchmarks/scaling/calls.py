@@ -1,4 +1,4 @@
-"""What is called on buffers of every size; each call says how many seconds of it count."""
+"""Calls that are timed on buffers of every size; each returns the seconds that count."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _sample(policy: SamplingPolicy, where: ColumnElement[bool] | None = None) ->
     return partial(_draw, policy=policy, where=where)
 
 
-#: Bound by what is drawn, not by what is there.
+#: Draws whose cost depends on the size of the batch, not of the buffer.
 DRAWS: Calls = {
     **{f"sample {N}, {type(policy).__name__}": _sample(policy) for policy in POLICIES},
     f"sample {N}, half eligible by reward": _sample(rdb.Uniform(), rdb.col.reward_mean > 0.45),
@@ -78,17 +78,17 @@ DRAWS: Calls = {
     f"sample {N}, of {len(TASKS)} tasks": _draw_of_all,
     f"sample {N}, quotas of {len(TASKS)} tasks": _draw_quotas,
 }
-#: What is eligible has to be looked for.
+#: Draws that have to search for eligible groups.
 RARE_DRAWS: Calls = {
     f"sample {N}, 1 in 100 eligible by tag": _sample(rdb.Uniform(), _level("rare")),
     f"sample {N}, 1 in 10,000 eligible by tag": _sample(rdb.Uniform(), _level("rarest")),
     f"sample {N}, TopPriority, 1 in 10,000 by tag": _sample(rdb.TopPriority(), _level("rarest")),
 }
-#: The same where the tag is indexed; and what an index must not make slower.
+#: The same draws with an indexed tag, and calls that the index must not slow down.
 INDEXED_DRAWS: Calls = {
     **{f"{name}, indexed": call for name, call in RARE_DRAWS.items()},
     f"sample {N}, half eligible by tag, indexed": _sample(rdb.Uniform(), _level("hard")),
-    f"put {PUT}, a tag indexed": partial(_put, count=PUT),
+    f"put {PUT}, with an indexed tag": partial(_put, count=PUT),
 }
 LEASES: Calls = {
     f"lease + ack {N}, {type(policy).__name__}": partial(_lease_and_ack, policy=policy)
@@ -98,6 +98,6 @@ PUTS: Calls = {f"put {count}": partial(_put, count=count) for count in (1, PUT)}
 PUTS_AT_CAPACITY: Calls = {
     f"put {count}, evict {count}": partial(_put, count=count) for count in (1, PUT)
 }
-#: Every live group is written anew.
+#: Calls that update every live group.
 ADVANCES: Calls = {"advance_policy": _advance}
 EXPIRIES: Calls = {"advance_policy, 2 % expire": _advance}

@@ -1,4 +1,4 @@
-"""Another process that puts, one group after another, and what it notices."""
+"""Another process that puts single groups one after another, and measures their latency."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ T = TypeVar("T")
 
 
 class Putter:
-    """A process that puts without end."""
+    """A process that puts groups until it is killed."""
 
     def __init__(self, child: Child) -> None:
         self._child = child
 
-    async def slowest_during(self, work: Awaitable[T]) -> tuple[T, float]:
-        """What came of some work, and milliseconds that 99 in 100 puts took at most meanwhile.
+    async def p99_during(self, work: Awaitable[T]) -> tuple[T, float]:
+        """Await work. Return its result, and the p99 latency of puts meanwhile in milliseconds.
 
-        The put under way when the work has ended counts, too.
+        The put in progress at the end of the work counts too.
         """
         task = asyncio.ensure_future(work)
         times: list[float] = []
@@ -40,7 +40,7 @@ class Putter:
 
 @asynccontextmanager
 async def putting(url: str) -> AsyncIterator[Putter]:
-    """One that puts into the buffer "bench" inside the block."""
+    """Run a process that puts into the buffer "bench" during a block."""
     async with children(__name__, 1, url) as [child]:
         await child.begin()
         yield Putter(child)
@@ -51,13 +51,13 @@ async def _serve(url: str) -> None:
     async with rdb.Store.open(url) as store:
         buffer = await store.buffer("bench")
 
-        async def put_for_ever() -> None:
-            """Say after every put how many seconds it took."""
+        async def put_without_end() -> None:
+            """Put groups, and print after each put how many seconds it took."""
             while True:
                 print(await seconds(buffer.put(small_group())), flush=True)
                 await asyncio.sleep(PAUSE_SECONDS)
 
-        await serve(put_for_ever)
+        await serve(put_without_end)
 
 
 if __name__ == "__main__":

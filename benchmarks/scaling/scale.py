@@ -1,6 +1,6 @@
-"""How calls become slower as a buffer grows: the same call on buffers of several sizes.
+"""Time of calls as a function of buffer size: the same call on buffers of several sizes.
 
-Buffers have four tasks; where a call is for one task, that has seven tenths of the groups.
+Buffers have four tasks. Calls for one task use the one with seven tenths of the groups.
 """
 
 from __future__ import annotations
@@ -21,56 +21,56 @@ from benchmarks.scaling.calls import Calls
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Calls that are timed together, round after round, on buffers of all sizes.
+    """Calls that are timed in the same rounds, on buffers of all sizes.
 
     Attributes:
-        calls: By name; each says how many seconds it took.
-        rounds: How many count.
-        ratio_bar: How many times as long they may take in the largest as in the smallest buffer.
-        bars: Milliseconds they may take, by groups in the buffer.
-        alone: Whether one buffer has to be done before the next begins: each call writes so much
-            that the engine still has to do with it later.
-        settings: What is changed beforehand in a buffer that holds so many groups.
+        calls: The calls by name; each returns how many seconds it took.
+        rounds: Number of rounds that count.
+        ratio_target: Target for the time in the largest buffer divided by that in the smallest.
+        targets: Target milliseconds, by groups in the buffer.
+        alone: Whether buffers are measured one after another: each call writes so much that the
+            engine is still busy with it afterwards.
+        settings: Returns settings to change beforehand, given a buffer and its number of groups.
     """
 
     calls: Calls
     rounds: int
-    ratio_bar: float | None = None
-    bars: Mapping[int, float] | None = None
+    ratio_target: float | None = None
+    targets: Mapping[int, float] | None = None
     alone: bool = False
     settings: Callable[[rdb.Buffer, int], Mapping[str, object]] = lambda _, __: {}
 
 
 def parts(bench: Bench) -> list[Part]:
-    """In this order: the last ones leave other buffers behind."""
+    """Return the parts. Their order matters: the last ones change the buffers."""
     rounds, few = bench.options.rounds, bench.options.long_rounds
-    bars = {100_000: {"sqlite": 300.0, "postgresql": 1000.0}[bench.engine]}
+    targets = {100_000: {"sqlite": 300.0, "postgresql": 1000.0}[bench.engine]}
     return [
-        Part(calls.DRAWS, rounds, ratio_bar=2.0),
+        Part(calls.DRAWS, rounds, ratio_target=2.0),
         Part(calls.RARE_DRAWS, few),
         Part(calls.INDEXED_DRAWS, few, settings=_indexed),
         Part(calls.LEASES, rounds, settings=_not_indexed),
         Part(calls.PUTS, rounds),
         Part(calls.PUTS_AT_CAPACITY, rounds, settings=_full),
-        Part(calls.ADVANCES, few, bars=bars, alone=True, settings=_without_limits),
-        Part(calls.EXPIRIES, few, bars=bars, alone=True, settings=_expiring),
+        Part(calls.ADVANCES, few, targets=targets, alone=True, settings=_without_limits),
+        Part(calls.EXPIRIES, few, targets=targets, alone=True, settings=_expiring),
     ]
 
 
 async def run(bench: Bench) -> AsyncIterator[Result]:
-    """Milliseconds of every call and size; then the ratio of the largest to the smallest."""
+    """Measure milliseconds of every call and size, and the ratio of the largest to the smallest."""
     async with AsyncExitStack() as stack:
         buffers: dict[int, rdb.Buffer] = {}
         for rows in bench.options.rows:
             url = await bench.database()
-            await fill(url, rows, bench.say)
+            await fill(url, rows, bench.report)
             store = await stack.enter_async_context(rdb.Store.open(url))
             buffers[rows] = await store.buffer("bench")
         gc.collect()
         for part in parts(bench):
             for buffer in buffers.values():
-                held = await buffer.count(statuses=[rdb.GroupStatus.COMPLETED])
-                await buffer.update_settings(**part.settings(buffer, held))
+                stored = await buffer.count(statuses=[rdb.GroupStatus.COMPLETED])
+                await buffer.update_settings(**part.settings(buffer, stored))
             for result in await _measure(bench, part, buffers):
                 yield result
 
@@ -84,7 +84,7 @@ async def _measure(bench: Bench, part: Part, buffers: Mapping[int, rdb.Buffer]) 
     what = next(iter(part.calls))
     timings = Timings()
     for heat in [[key] for key in works] if part.alone else [list(works)]:
-        # Of millions of rows that are all written anew, once is enough.
+        # Rewriting millions of rows once is enough.
         once = part.alone and heat[0][1] > 10**6
         timings |= await bench.race(
             what,
@@ -97,18 +97,20 @@ async def _measure(bench: Bench, part: Part, buffers: Mapping[int, rdb.Buffer]) 
     for name in part.calls:
         for rows in buffers:
             milliseconds = 1e3 * timings.median((name, rows))
-            bar = (part.bars or {}).get(rows)
+            target = (part.targets or {}).get(rows)
             what = f"{name}, {rows:,} groups"
-            results.append(bench.result(what, milliseconds, "ms", bar, call=name, rows=rows))
+            results.append(bench.result(what, milliseconds, "ms", target, call=name, rows=rows))
         if largest > smallest:
             ratio = timings.median((name, largest)) / timings.median((name, smallest))
             what = f"{name}, {largest:,} / {smallest:,} groups"
-            results.append(bench.result(what, ratio, "x", part.ratio_bar, call=name, rows="ratio"))
+            results.append(
+                bench.result(what, ratio, "x", part.ratio_target, call=name, rows="ratio")
+            )
     return results
 
 
-def _full(_: rdb.Buffer, held: int) -> Mapping[str, object]:
-    return {"capacity": rdb.Capacity(groups=held)}
+def _full(_: rdb.Buffer, stored: int) -> Mapping[str, object]:
+    return {"capacity": rdb.Capacity(groups=stored)}
 
 
 def _indexed(_: rdb.Buffer, __: int) -> Mapping[str, object]:
@@ -124,5 +126,5 @@ def _without_limits(_: rdb.Buffer, __: int) -> Mapping[str, object]:
 
 
 def _expiring(buffer: rdb.Buffer, _: int) -> Mapping[str, object]:
-    """From now on the groups of one version, of fifty, expire when the policy advances."""
+    """Let the groups of one version of fifty expire at each advance of the policy version."""
     return {"max_staleness": buffer.policy_version}

@@ -1,1 +1,1 @@
-"""The trainer's side: many of them, what they wait for, and what they hold."""
+"""Costs in trainers: concurrent draws, waiting times, memory and tensors."""

@@ -1,7 +1,7 @@
-"""What a loader hides from the trainer.
+"""Waiting time of a trainer for batches, without and with a prefetching loader.
 
-A trainer asks for batches of 32 groups of 72 KB and makes padded tensors of them; its step is a
-sleep. The time it waits between steps is what is measured.
+A trainer requests batches of 32 groups of 72 KB as padded tensors; its step is a sleep. The time
+between steps is measured.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ STEP_SECONDS = 0.05
 
 
 async def run(bench: Bench) -> AsyncIterator[Result]:
-    """Milliseconds of waiting: the median and the longest."""
+    """Measure milliseconds of waiting: the median and the maximum."""
     async with rdb.Store.open(await bench.database()) as store:
         buffer = await store.buffer("bench")
-        bench.say("putting")
+        bench.report("putting")
         await put_all(buffer, Source(SMALL), bench.options.groups(SMALL, BATCH))
         for prefetch in (0, 2):
-            how = f"loader, prefetch {prefetch}" if prefetch else "in line"
-            bench.say(how)
+            how = f"prefetch {prefetch}"
+            bench.report(how)
             waits = await _waiting_times(buffer, prefetch, 3 + bench.options.rounds)
             what = f"waiting for {BATCH} groups of {SMALL} as padded tensors, {how}"
             facts: dict[str, Any] = {"prefetch": prefetch}
             yield bench.result(what, 1e3 * statistics.median(waits), "ms", side="median", **facts)
-            yield bench.result(f"{what}, longest", 1e3 * max(waits), "ms", side="longest", **facts)
+            yield bench.result(f"{what}, maximum", 1e3 * max(waits), "ms", side="maximum", **facts)
 
 
 async def _waiting_times(buffer: rdb.Buffer, prefetch: int, steps: int) -> list[float]:

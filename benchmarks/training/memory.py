@@ -1,11 +1,11 @@
-"""How much memory a trainer needs beside its own, as multiples of the batch it asks for.
+"""Peak memory of a trainer that draws batches, as multiples of the batch size.
 
-A process draws batches and pads them, in line or through a loader. Its peak of resident memory is
-the kernel's (Linux), counted from before the first batch. Pages of a SQLite file that are mapped,
-not copied, are part of it, though the kernel can take them back at any time.
+A process draws batches and pads them, without or with prefetching. The peak of its resident memory
+is reported by the kernel (Linux); the size before the first batch is subtracted. It includes mapped
+pages of a SQLite file, which the kernel can reclaim at any time.
 
-A `for` loop holds its batch until it has the next one, which is a batch more than a trainer needs
-that lets go of it first.
+A `for` loop keeps its batch until it has the next one. That takes one batch more than a trainer
+that releases its batch first.
 """
 
 from __future__ import annotations
@@ -24,42 +24,44 @@ from benchmarks.processes import children, serve
 from benchmarks.results import Result
 from replaydb.training import PaddedBatch
 
-BAR = 2.0
-#: Time enough for a loader to have all ready that it prefetches.
+TARGET = 2.0
+#: Long enough for a loader to prefetch all batches.
 STEP_SECONDS = 0.25
 _STATUS = Path("/proc/self/status")
 
 
 async def run(bench: Bench) -> AsyncIterator[Result]:
-    """Peak over bytes of the tensors."""
+    """Measure the peak divided by the bytes of the tensors of a batch."""
     shape = bench.options.shapes[min(1, len(bench.options.shapes) - 1)]
     count = 32
     url = await bench.database()
-    bench.say("putting")
+    bench.report("putting")
     async with rdb.Store.open(url) as store:
         await put_all(await store.buffer("bench"), Source(shape), 3 * count)
-    for prefetch, holds in ((0, False), (0, True), (2, True)):
-        bench.say(f"prefetch {prefetch}")
-        how = f"loader, prefetch {prefetch}" if prefetch else "in line"
-        if holds:
-            how += ", the last one held"
+    for prefetch, keeps in ((0, False), (0, True), (2, True)):
+        bench.report(f"prefetch {prefetch}")
+        how = f"prefetch {prefetch}"
+        if keeps:
+            how += ", previous batch kept"
         async with children(__name__, 1, url) as [trainer]:
             peak, mapped, size = await trainer.ask(
-                count, prefetch, min(10, 2 + bench.options.rounds), holds
+                count, prefetch, min(10, 2 + bench.options.rounds), keeps
             )
-        what = f"{count} of {shape} as padded tensors, {how}"
+        what = f"{count} groups of {shape} as padded tensors, {how}"
         facts: dict[str, Any] = {
             "shape": str(shape),
             "prefetch": prefetch,
-            "last one": "held" if holds else "let go",
+            "previous batch": "kept" if keeps else "released",
         }
-        yield bench.result(f"{what}: the batch", size / 1e6, "MB", side="batch", **facts)
-        yield bench.result(f"{what}: peak", peak / 1e6, "MB", side="peak", **facts)
-        yield bench.result(f"{what}: mapped", mapped / 1e6, "MB", side="mapped", **facts)
-        bar = BAR + holds + prefetch  # each batch held or made ready is one more
-        yield bench.result(f"{what}: peak / batch", peak / size, "x", bar, side="ratio", **facts)
-        own = (peak - mapped) / size
-        yield bench.result(f"{what}: peak - mapped / batch", own, "x", side="own", **facts)
+        target = TARGET + keeps + prefetch  # one more for each batch kept or prefetched
+        for side, value, unit, limit in (
+            ("batch", size / 1e6, "MB", None),
+            ("peak", peak / 1e6, "MB", None),
+            ("mapped", mapped / 1e6, "MB", None),
+            ("peak / batch", peak / size, "x", target),
+            ("(peak - mapped) / batch", (peak - mapped) / size, "x", None),
+        ):
+            yield bench.result(f"{what}: {side}", value, unit, limit, side=side, **facts)
 
 
 async def _serve(url: str) -> None:
@@ -72,16 +74,16 @@ async def _serve(url: str) -> None:
 
 
 async def _train(
-    buffer: rdb.Buffer, count: int, prefetch: int, steps: int, holds: bool
+    buffer: rdb.Buffer, count: int, prefetch: int, steps: int, keeps: bool
 ) -> tuple[int, int, int]:
-    """Bytes more than before the first batch: the peak, and mapped at the end; and of a batch."""
+    """Draw batches. Return the growth of peak and mapped memory, and the batch size, in bytes."""
     resident, mapped, size = _status("VmRSS"), _status("RssFile"), 0
     collate = partial(rdb.Batch.padded, pad_token_id=0)
     async with buffer.loader(count, prefetch=prefetch, collate=collate, num_steps=steps) as loader:
         async for batch in loader:
             size = _tensor_bytes(batch)
             await asyncio.sleep(STEP_SECONDS)
-            if not holds:
+            if not keeps:
                 del batch
     return _status("VmHWM") - resident, _status("RssFile") - mapped, size
 
@@ -92,7 +94,7 @@ def _tensor_bytes(batch: PaddedBatch) -> int:
 
 
 def _status(name: str) -> int:
-    """Bytes that the kernel accounts this process for; VmHWM is the peak of VmRSS."""
+    """Return a memory size of this process in bytes; VmHWM is the peak of VmRSS."""
     lines = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
     return 1024 * int(lines[name].split()[0])
 

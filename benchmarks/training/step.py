@@ -1,8 +1,8 @@
-"""How much of a trainer's step goes to the store, for the model of the demo.
+"""Share of a training step that is spent waiting for batches, for the model of the demo.
 
-The trainer of `examples.grpo_digits` takes its steps in a thread, as a real one would on a device,
-on groups that its rollout worker made: 32 prompts of 8 completions of 17 tokens. Drawing is in
-line, or a loader's that goes on while a step is taken.
+The trainer of `examples.grpo_digits` computes its steps in a thread, as if on a device, on groups
+of its rollout worker: 32 prompts with 8 completions of 17 tokens. Batches are drawn between steps,
+or prefetched by a loader during steps.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STORED_GROUPS = 512
 
 
 async def run(bench: Bench) -> AsyncIterator[Result]:
-    """Milliseconds of waiting and of training, and the share of the first."""
+    """Measure milliseconds of waiting and of training, and the share of waiting."""
     import torch
 
     threads = torch.get_num_threads()
@@ -32,15 +32,15 @@ async def run(bench: Bench) -> AsyncIterator[Result]:
             trainer = _Trainer(max(4, min(STEPS, 3 * bench.options.rounds)))
             await buffer.put(trainer.roll_out())
             for prefetch in (0, 2):
-                how = f"loader, prefetch {prefetch}" if prefetch else "in line"
-                bench.say(how)
+                how = f"prefetch {prefetch}"
+                bench.report(how)
                 waiting, training = await trainer.train(buffer, prefetch)
-                whole = waiting + training
+                total = waiting + training
                 for side, value, unit in (
                     ("waiting", 1e3 * waiting, "ms"),
                     ("training", 1e3 * training, "ms"),
-                    ("both", 1e3 * whole, "ms"),
-                    ("the store's share", 100 * waiting / whole, "%"),
+                    ("total", 1e3 * total, "ms"),
+                    ("waiting / total", 100 * waiting / total, "%"),
                 ):
                     yield bench.result(
                         f"step, {how}: {side}", value, unit, side=side, prefetch=prefetch
@@ -50,7 +50,7 @@ async def run(bench: Bench) -> AsyncIterator[Result]:
 
 
 class _Trainer:
-    """The demo's, on groups of its own first policy."""
+    """The trainer of the demo, on groups generated with its initial policy."""
 
     def __init__(self, steps: int) -> None:
         from examples.grpo_digits.model import Policy
@@ -72,7 +72,7 @@ class _Trainer:
         ]
 
     async def train(self, buffer: rdb.Buffer, prefetch: int) -> tuple[float, float]:
-        """Median seconds of waiting for a batch, and of the step on it."""
+        """Return the median seconds of waiting for a batch, and of the step on it."""
         from examples.grpo_digits.job import GROUPS_PER_STEP
         from examples.grpo_digits.trainer import update
 

@@ -1,4 +1,4 @@
-"""Batches to tensors, beside a copy of the same bytes."""
+"""Conversion of batches to tensors, compared with a copy of the same bytes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from replaydb.episodes import Episode, GroupStatus
 from replaydb.episodes.flat import flatten
 
 NUM_GROUPS, NUM_EPISODES, NUM_TOKENS = 64, 8, 4096
-PADDED_BAR = 3.0
+PADDED_TARGET = 3.0
 
 
 async def run(bench: Bench) -> AsyncIterator[Result]:
-    """Milliseconds, and how many copies could have been made meanwhile."""
+    """Measure milliseconds, and the ratio to a copy of the tensors."""
     tokens = NUM_TOKENS if bench.options.rounds > 1 else 64
     for lengths in ("equal", "ragged"):
         batch = make_batch(tokens, ragged=lengths == "ragged")
@@ -37,29 +37,31 @@ async def run(bench: Bench) -> AsyncIterator[Result]:
             arrays = [one.numpy() for one in token_tensors(make())]
             works = {"make": _called(make), "copy": _called(partial(copy_all, arrays))}
             timings = await bench.times(f"{name}, {lengths}", works, min(bench.options.rounds, 9))
-            what = f"{NUM_GROUPS} of {NUM_EPISODES} x {tokens:,}, {lengths} lengths: {name}"
-            facts: dict[str, Any] = {"layout": name, "lengths": lengths}
-            yield bench.result(what, 1e3 * timings.median("make"), "ms", side="make", **facts)
-            bar = PADDED_BAR if (name, lengths) == ("padded", "equal") else None
+            shape = f"{NUM_EPISODES} x {tokens:,}"
+            what = f"{NUM_GROUPS} groups of {shape}, {lengths} lengths: {name}"
+            facts: dict[str, Any] = {"layout": name, "lengths": f"{lengths} lengths"}
+            yield bench.result(what, 1e3 * timings.median("make"), "ms", side="time", **facts)
+            target = PADDED_TARGET if (name, lengths) == ("padded", "equal") else None
             ratio = timings.ratio("make", "copy")
-            yield bench.result(f"{what} / a copy", ratio, "x", bar, side="ratio", **facts)
+            side = "time / copy"
+            yield bench.result(f"{what} / copy", ratio, "x", target, side=side, **facts)
 
 
 def make_batch(tokens: int, *, ragged: bool) -> Batch:
-    """A batch as a draw returns it, decoded."""
+    """Return a decoded batch, as from a draw."""
     rng = np.random.default_rng(0)
     groups = [_stored_group(i, tokens, rng, ragged=ragged) for i in range(NUM_GROUPS)]
     return Batch(groups)
 
 
 def copy_all(arrays: list[Any]) -> None:
-    """The bytes, and nothing else."""
+    """Copy arrays."""
     for array in arrays:
         array.copy()
 
 
 def token_tensors(made: Any) -> list[Any]:
-    """Everything of a batch that has a value for each place."""
+    """Return the two-dimensional tensors of a batch."""
     names = [name for kind in type(made).__mro__ for name in getattr(kind, "__slots__", ())]
     values = [getattr(made, name) for name in names]
     return [value for value in values if getattr(value, "ndim", 0) == 2]

@@ -1,8 +1,8 @@
-"""Trainers that draw from one buffer at once, each a process of its own.
+"""Throughput of concurrent trainers that draw from one buffer, each in its own process.
 
-They draw 32 groups of 72 KB at a time for some seconds: from the same task, whose account they
-lock in turn, or each from its own. Of how many processors the machine has, and who used them while
-that went on, depends what there is to gain.
+They draw batches of 32 groups of 72 KB for some seconds: from the same task, whose row they lock in
+turn, or each from its own task. The possible speedup depends on the number of processors and on
+their use, which is reported too.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ from benchmarks.processes import Child, children, cpu_seconds, serve
 from benchmarks.results import Result
 
 BATCH = 32
-BAR = 4.0
-#: Groups in the task that all draw from, and in each of the others.
+TARGET = 4.0
+#: Groups in the shared task, and in each of the others.
 SHARED, OWN = 512, 64
+#: Labels of the two cases.
+SHARED_TASK, OWN_TASKS = "one shared task", "one task per trainer"
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What several trainers did together, and processors (1.0: one of them) in use meanwhile."""
+    """Total throughput of several trainers, and the number of processors in use."""
 
     groups_per_second: float
     trainers: float
@@ -40,16 +42,16 @@ class Run:
 
 
 async def run(bench: Bench) -> AsyncIterator[Result]:
-    """Groups per second of all trainers, beside one; and processors in use."""
+    """Measure groups per second of all trainers, the ratio to one, and processors in use."""
     url, most = await bench.database(), max(bench.options.trainers)
-    bench.say("putting")
+    bench.report("putting")
     async with rdb.Store.open(url) as store:
         buffer = await store.buffer("bench")
         await put_all(buffer, Source(SMALL, task_name="shared"), SHARED)
         for number in range(most):
             await put_all(buffer, Source(SMALL, task_name=f"task-{number}"), OWN)
     async with children(__name__, most, url) as trainers:
-        for how in ("one task", "a task each"):
+        for how in (SHARED_TASK, OWN_TASKS):
             runs = {
                 count: await _draw(bench, trainers[:count], how) for count in bench.options.trainers
             }
@@ -61,23 +63,31 @@ async def run(bench: Bench) -> AsyncIterator[Result]:
 def _results(bench: Bench, how: str, count: int, run: Run, alone: Run) -> list[Result]:
     what = f"{count} trainers, {how}" if count > 1 else f"1 trainer, {how}"
     facts: dict[str, Any] = {"trainers": count, "how": how}
-    results = [bench.result(what, run.groups_per_second, "groups/s", side="speed", **facts)]
+    results = [bench.result(what, run.groups_per_second, "groups/s", side="throughput", **facts)]
     if run is not alone:
-        bar = BAR if (count, bench.engine) == (16, "postgresql") else None
+        target = TARGET if (count, bench.engine) == (16, "postgresql") else None
         ratio = run.groups_per_second / alone.groups_per_second
         results.append(
-            bench.result(f"{what} / 1", ratio, "x", bar, more_is_better=True, side="ratio", **facts)
+            bench.result(
+                f"{what} / 1 trainer",
+                ratio,
+                "x",
+                target,
+                more_is_better=True,
+                side="ratio",
+                **facts,
+            )
         )
     processors = {"trainers": run.trainers, "server": run.server, "all": run.machine}
     if bench.engine == "sqlite":
         del processors["server"]
-    for who, used in processors.items():
+    for user, used in processors.items():
         results.append(
             bench.result(
-                f"{what}: processors used by {who}",
+                f"{what}: processors used by {user}",
                 used,
                 f"of {os.cpu_count()}",
-                side=f"processors: {who}",
+                side=f"processors: {user}",
                 **facts,
             )
         )
@@ -85,13 +95,13 @@ def _results(bench: Bench, how: str, count: int, run: Run, alone: Run) -> list[R
 
 
 async def _draw(bench: Bench, trainers: list[Child], how: str) -> Run:
-    bench.say(f"{len(trainers)} from {how}")
+    bench.report(f"{len(trainers)} from {how}")
     server = await bench.databases.server_process()
     watched = [[psutil.Process(one.pid) for one in trainers], [server] if server else []]
     then, times_then = [cpu_seconds(several) for several in watched], psutil.cpu_times()
     speeds = await asyncio.gather(
         *(
-            one.ask("shared" if how == "one task" else f"task-{i}", bench.options.seconds)
+            one.ask("shared" if how == SHARED_TASK else f"task-{i}", bench.options.seconds)
             for i, one in enumerate(trainers)
         )
     )
@@ -114,7 +124,7 @@ async def _serve(url: str) -> None:
         buffer = await store.buffer("bench")
 
         async def draw(task: str, duration: float) -> float:
-            """Groups per second."""
+            """Draw for some seconds. Return groups per second."""
             await buffer.sample(BATCH, tasks=task)
             start, count = time.perf_counter(), 0
             while (elapsed := time.perf_counter() - start) < duration:

@@ -27,9 +27,9 @@ from examples.grpo_digits.supervisor import group_uids_acknowledged, supervise
 from examples.grpo_digits.trainer import new_optimizer
 
 INTRODUCTION = """\
-A transformer of 100,000 random parameters learns to sort eight digits by GRPO alone: it sees no
-examples, only the rewards of its own completions. Two rollout workers and a trainer, each a process
-of its own, share one database; halfway the trainer and a worker are killed with SIGKILL.
+A transformer with 100,000 random parameters learns to sort eight digits by GRPO alone: it sees no
+examples, only the rewards of its own completions. Two rollout workers and a trainer, each in its
+own process, share one database. Halfway the trainer and a worker are killed with SIGKILL.
 """
 
 STEPS_TO_LEARN = 150
@@ -45,7 +45,7 @@ def main() -> int:
         with open_database(options) as database:
             return asyncio.run(demo(options, database, console))
     except (KeyboardInterrupt, asyncio.CancelledError):
-        console.print(f"Stopped, with every process of the demo. Files: {options.directory}")
+        console.print(f"Stopped all processes of the demo. Files: {options.directory}")
         return 130
     except (ChildFailedError, rdb.ReplayDBError) as error:
         console.print(str(error), style="red", markup=False, soft_wrap=True)
@@ -58,23 +58,40 @@ def parse_options() -> argparse.Namespace:
         description="A small transformer learns to sort digits by GRPO from a replaydb buffer; "
         "halfway the trainer and a rollout worker are killed with SIGKILL.",
     )
-    parser.add_argument("--database", choices=["sqlite", "postgresql"], default="sqlite")
+    parser.add_argument(
+        "--database",
+        choices=["sqlite", "postgresql"],
+        default="sqlite",
+        help="database engine (default: %(default)s)",
+    )
     parser.add_argument(
         "--url",
         help=f"PostgreSQL server to use (default: ${URL_VARIABLE}, else one is started)",
     )
     parser.add_argument(
-        "--directory", type=Path, help="where files go (default: a new temporary folder)"
+        "--directory", type=Path, help="folder for files (default: a new temporary folder)"
     )
-    parser.add_argument("--steps", type=at_least(50), default=400, help="optimizer steps")
-    parser.add_argument("--seconds", type=float, default=65.0, help="limit of the training time")
-    parser.add_argument("--seed", type=int, default=0, help="of the first weights")
+    parser.add_argument(
+        "--steps",
+        type=at_least(50),
+        default=400,
+        help="number of optimizer steps (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=65.0,
+        help="limit of the training time in seconds (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the initial weights (default: %(default)s)"
+    )
     parser.add_argument(
         "--keep-server", action="store_true", help="leave the PostgreSQL server running afterwards"
     )
     options = parser.parse_args()
     if options.url and options.database == "sqlite":
-        parser.error("--url goes with --database postgresql")
+        parser.error("--url requires --database postgresql")
     directory = options.directory or Path(tempfile.mkdtemp(prefix="replaydb-demo-"))
     options.directory = directory.resolve()
     return options
@@ -83,7 +100,7 @@ def parse_options() -> argparse.Namespace:
 def at_least(lowest: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         if int(text) < lowest:
-            raise argparse.ArgumentTypeError(f"at least {lowest}, not {text}")
+            raise argparse.ArgumentTypeError(f"expected at least {lowest}, got {text}")
         return int(text)
 
     return parse
@@ -96,7 +113,7 @@ def open_database(options: argparse.Namespace) -> AbstractContextManager[Databas
 
 
 async def demo(options: argparse.Namespace, database: Database, console: Console) -> int:
-    """Train once on the database, then check what that left there; returns the exit code."""
+    """Train once, then check the content of the database. Return the exit code."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -122,14 +139,14 @@ async def demo(options: argparse.Namespace, database: Database, console: Console
     print_report(console, database, run, outcome, before, after)
     wrong = failures(outcome, step, before, after, expect_learning=is_long_enough(options))
     if not recovered:
-        wrong.append("the trainer was not killed and resumed: the run ended before")
+        wrong.append("the run ended before the trainer was killed and resumed")
     for failure in wrong:
         console.print(f"Failed: {failure}", style="red")
     return 1 if wrong else 0
 
 
 def is_long_enough(options: argparse.Namespace) -> bool:
-    """Whether the model has time to learn; a shorter run only checks that nothing is lost."""
+    """Return whether the run is long enough to learn; shorter runs only check for lost groups."""
     return bool(options.steps >= STEPS_TO_LEARN and options.seconds >= SECONDS_TO_LEARN)
 
 

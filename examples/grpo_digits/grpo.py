@@ -1,4 +1,4 @@
-"""Group relative policy optimisation (Shao et al., 2024, DeepSeekMath) on stored groups."""
+"""Group relative policy optimization (Shao et al., 2024, DeepSeekMath) on stored groups."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from replaydb.training import PaddedBatch, importance
 
 
 def token_logprobs(policy: Policy, token_ids: Tensor) -> Tensor:
-    """Logprob of every token given those before it, [count, length]; 0 for the first."""
+    """Return the logprobs of tokens given the previous ones, [count, length]; 0 for the first."""
     logits, _ = policy(token_ids[:, :-1])
     following = token_ids[:, 1:].unsqueeze(2)
     logprobs = logits.log_softmax(dim=-1).gather(2, following).squeeze(2)
@@ -20,16 +20,16 @@ def token_logprobs(policy: Policy, token_ids: Tensor) -> Tensor:
 def clipped_loss(
     logprobs: Tensor, batch: PaddedBatch, advantages: Tensor, clip: float = 0.2
 ) -> Tensor:
-    """The clipped surrogate of PPO (Schulman et al., 2017), a mean over the masked tokens.
+    """Compute the clipped surrogate loss of PPO (Schulman et al., 2017), averaged over loss tokens.
 
-    The ratio is against the policy that wrote the tokens, however many versions ago that was:
-    this is what makes replay sound, and why the store keeps behaviour logprobs.
+    The ratio is relative to the policy that generated the tokens, however old it is. This is why
+    replay is valid, and why the store keeps behaviour logprobs.
 
     Args:
-        logprobs: Under the policy being trained, [count, length].
+        logprobs: Logprobs under the policy being trained, [count, length].
         batch: The completions.
-        advantages: One for each completion, [count].
-        clip: How far a ratio may pull before it stops to matter.
+        advantages: One per completion, [count].
+        clip: Ratios are clipped to [1 - clip, 1 + clip].
     """
     assert batch.logprobs is not None
     ratio = importance.token_ratios(logprobs, batch.logprobs, batch.loss_mask)

@@ -1,4 +1,4 @@
-"""What the processes of the demo agree on: names, sizes, files, and when to stop."""
+"""Configuration shared by the processes of the demo: names, sizes, files, and stop requests."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ from pathlib import Path
 
 GROUPS_PER_STEP = 32
 MAX_STALENESS = 4
-#: The environment has the database's URL, which may hold a password; command lines are seen by all.
+#: Environment variable with the database URL. The URL may contain a password, and command lines are
+#: visible to all users.
 URL_VARIABLE = "REPLAYDB_URL"
-#: Name of the cursor that says how many steps were trained, and so which checkpoint counts.
+#: Name of the cursor with the number of trained steps, which determines the valid checkpoint.
 STEP = "step"
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
-    """The checkpoint after so many steps. It counts once the cursor says so."""
+    """Return the path of the checkpoint after `step` steps, valid once the cursor has that step."""
     return folder / f"checkpoint-{step}.safetensors"
 
 
 def acknowledged_path(folder: Path, worker: str) -> Path:
-    """Where a rollout worker notes the uids of groups whose put has returned, one a line."""
+    """Return the path of a rollout worker's list of uids of acknowledged groups, one per line."""
     return folder / f"acknowledged-{worker}.txt"
 
 
 class StopRequest:
-    """Becomes true on SIGTERM, or when the process that started this one is gone."""
+    """Becomes true on SIGTERM, or when the parent process has exited."""
 
     def __init__(self) -> None:
         self._parent = os.getppid()

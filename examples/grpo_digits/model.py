@@ -12,7 +12,7 @@ KeysAndValues = tuple[Tensor, Tensor]
 
 
 class Block(nn.Module):
-    """Causal self-attention and a feed-forward layer, both behind a norm."""
+    """Causal self-attention and a feed-forward layer, both with pre-normalization."""
 
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Block(nn.Module):
         if past is not None:
             key = torch.cat([past[0], key], dim=2)
             value = torch.cat([past[1], value], dim=2)
-        # Without a past the query starts at position 0; with one it is a single last token.
+        # Without a past the query starts at position 0; with a past it is a single, last token.
         attended = functional.scaled_dot_product_attention(
             query, key, value, is_causal=past is None
         )
@@ -43,7 +43,7 @@ class Block(nn.Module):
 
 
 class Policy(nn.Module):
-    """Tokens in, logits of the next token out."""
+    """A model that returns the logits of the next token for each token."""
 
     def __init__(self, width: int = 64, num_layers: int = 2, num_heads: int = 4) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Policy(nn.Module):
     def forward(
         self, tokens: Tensor, past: list[KeysAndValues] | None = None
     ) -> tuple[Tensor, list[KeysAndValues]]:
-        """Logits [count, length, vocabulary], and the keys and values to continue from."""
+        """Return logits [count, length, vocabulary], and keys and values for the next call."""
         start = 0 if past is None else past[0][0].shape[2]
         positions = torch.arange(start, start + tokens.shape[1])
         x = self.token_embedding(tokens) + self.position_embedding(positions)
@@ -75,7 +75,7 @@ class Policy(nn.Module):
 def generate(
     policy: Policy, prompts: Tensor, generator: torch.Generator | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Complete prompts: sampled at temperature 1, or greedily without a generator.
+    """Complete prompts by sampling at temperature 1, or greedily without a generator.
 
     Returns:
         Responses, int64 [count, NUM_DIGITS], and the logprob of each of their tokens, float32.

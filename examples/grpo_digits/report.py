@@ -1,4 +1,4 @@
-"""The closing table: what was put, drawn and lost, by plain SQL, and what was learned."""
+"""Final report: groups put, drawn and lost, queried with plain SQL, and the learning progress."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ STORED_WITH_PAYLOAD = """
     SELECT group_uid FROM group_overview
     WHERE buffer_name = '{run}' AND group_id IN (SELECT group_id FROM payload)
 """
-#: What became of the groups of every draw.
+#: Outcomes of the groups of every draw.
 DRAWS = """
     SELECT step, draw_id, outcome, count(*), avg(reward_mean),
            min(staleness), avg(staleness), max(staleness)
     FROM training_history WHERE buffer_name = '{run}'
     GROUP BY step, draw_id, outcome ORDER BY draw_id
 """
-#: What to ask the database next, for a person to run.
-QUESTIONS = {
-    "what was learned": """
+#: Queries that the report suggests to users.
+QUERIES = {
+    "reward by policy version": """
         SELECT min_policy_version / 50 * 50 AS from_version,
         count(*) AS num_groups, avg(reward_mean) AS reward
         FROM group_overview WHERE buffer_name = '{run}' GROUP BY 1 ORDER BY 1
     """,
-    "which prompts are hard": """
+    "reward by number of distinct digits in the prompt": """
         SELECT tags ->> 'distinct_digits' AS distinct_digits,
         count(*) AS num_groups, avg(reward_mean) AS reward
         FROM group_overview WHERE buffer_name = '{run}' GROUP BY 1 ORDER BY 1
     """,
-    "how completions ended": """
+    "finish reasons by policy version": """
         SELECT min_policy_version / 50 * 50 AS from_version, finish_reason,
         count(*) AS num_episodes, avg(num_loss_tokens) AS mean_length
         FROM episode_overview WHERE buffer_name = '{run}' GROUP BY 1, 2 ORDER BY 1, 2
     """,
-    "what the model wrote": """
+    "latest completions": """
         SELECT min_policy_version AS version, prompt_uid, text, reward
         FROM episode_overview JOIN transcript USING (group_id, position)
         WHERE buffer_name = '{run}' ORDER BY group_id DESC LIMIT 10
     """,
-    "which batch trained the step that was killed": """
+    "batches of the step that was killed": """
         SELECT step, draw_id, outcome, outcome_reason, count(*) AS num_groups
         FROM training_history WHERE buffer_name = '{run}' AND step IN
         (SELECT step FROM training_history WHERE buffer_name = '{run}' AND outcome <> 'acked')
@@ -62,12 +62,12 @@ QUESTIONS = {
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Greedy completions of held-out prompts.
+    """Evaluation of greedy completions of held-out prompts.
 
     Attributes:
-        reward: Their mean reward.
-        share_right: How many are right in all eight places.
-        example: One to look at.
+        reward: Mean reward.
+        share_right: Share of completions with all eight digits right.
+        example: One prompt with its completion.
     """
 
     reward: float
@@ -87,7 +87,7 @@ class Evaluation:
 
 
 class Draw(NamedTuple):
-    """The groups of a draw that came to the same end: a row of `DRAWS`."""
+    """The groups of a draw with the same outcome: a row of `DRAWS`."""
 
     step: int
     draw_id: int
@@ -101,12 +101,12 @@ class Draw(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What plain SQL finds in the database, beside what the workers noted.
+    """Results of plain SQL queries, compared with the lists of the workers.
 
     Attributes:
-        num_acknowledged: Groups whose `put` returned.
-        num_lost: Those of them that are not there, with their payload.
-        trained: Draws that were acked whole, in their order.
+        num_acknowledged: Number of groups whose `put` returned.
+        num_lost: Number of these that are not in the database with their payload.
+        trained: Draws of which all groups were acked, in order.
         untrained: Other draws.
     """
 
@@ -119,29 +119,29 @@ class Outcome:
     async def of(cls, run: str, acknowledged: set[str], database: Database) -> Outcome:
         stored = {uid for (uid,) in await database.query(STORED_WITH_PAYLOAD.format(run=run))}
         draws = [Draw(*row) for row in await database.query(DRAWS.format(run=run))]
-        whole = ("acked", GROUPS_PER_STEP)
+        complete = ("acked", GROUPS_PER_STEP)
         return cls(
             len(acknowledged),
             len(acknowledged - stored),
-            [draw for draw in draws if (draw.outcome, draw.num_groups) == whole],
-            [draw for draw in draws if (draw.outcome, draw.num_groups) != whole],
+            [draw for draw in draws if (draw.outcome, draw.num_groups) == complete],
+            [draw for draw in draws if (draw.outcome, draw.num_groups) != complete],
         )
 
 
 def failures(
     outcome: Outcome, step: int, before: Evaluation, after: Evaluation, *, expect_learning: bool
 ) -> list[str]:
-    """What did not come out as it must; empty when all is well."""
+    """Return descriptions of failed checks; empty if all passed."""
     found = []
     if not outcome.num_acknowledged:
         found.append("no group was put")
     if outcome.num_lost:
         found.append(f"{outcome.num_lost} groups were acknowledged, but are not in the database")
     if [draw.step for draw in outcome.trained] != list(range(step)):
-        found.append(f"of {step} steps, not each has one acked batch: {outcome.trained}")
+        found.append(f"expected one acked batch for each of {step} steps, got {outcome.trained}")
     gain = after.reward - before.reward
     if expect_learning and gain < REWARD_TO_GAIN:
-        found.append(f"the reward rose by {gain:.2f} only, not by {REWARD_TO_GAIN}")
+        found.append(f"expected a reward gain of at least {REWARD_TO_GAIN}, got {gain:.2f}")
     return found
 
 
@@ -153,47 +153,47 @@ def print_report(
     before: Evaluation,
     after: Evaluation,
 ) -> None:
-    """The table, and where to look next."""
+    """Print the table, and commands for further queries."""
     draws = sorted(outcome.trained + outcome.untrained, key=lambda draw: draw.draw_id)
     table = Table(show_header=False, title="GRPO through kill -9", title_justify="left")
-    table.add_row("groups put", f"{outcome.num_acknowledged:,} acknowledged to the workers")
+    table.add_row("groups put", f"{outcome.num_acknowledged:,} acknowledged")
     table.add_row(
         "groups drawn", f"{sum(draw.num_groups for draw in draws):,} in {len(draws):,} draws"
     )
     table.add_row("groups lost", f"[bold]{outcome.num_lost}[/]")
-    table.add_row("steps trained", f"{len(outcome.trained)}, each by one acked batch")
+    table.add_row("steps trained", f"{len(outcome.trained)}, each on one acked batch")
     for step in {draw.step for draw in outcome.untrained}:
         attempts = [f"draw {draw.draw_id} {draw.outcome}" for draw in draws if draw.step == step]
-        table.add_row("killed in between", f"step {step}: {', '.join(attempts)}")
+        table.add_row("interrupted by the kill", f"step {step}: {', '.join(attempts)}")
     if outcome.trained:
         staleness = [float(draw.mean_staleness) for draw in outcome.trained]
         table.add_row(
-            "staleness trained on",
+            "staleness when trained",
             f"min {min(draw.least_stale for draw in outcome.trained)} · "
             f"mean {sum(staleness) / len(staleness):.2f} · "
             f"max {max(draw.most_stale for draw in outcome.trained)}",
         )
-    table.add_row("reward while training", curve([draw.reward for draw in outcome.trained]))
+    table.add_row("reward in training", curve([draw.reward for draw in outcome.trained]))
     table.add_row("reward, held out", f"[bold]{before.reward:.2f} -> {after.reward:.2f}[/]")
-    table.add_row("sorted all 8 right", f"{before.share_right:.0%} -> {after.share_right:.0%}")
-    table.add_row("for example, before", before.example)
-    table.add_row("after", after.example)
+    table.add_row("all 8 digits right", f"{before.share_right:.0%} -> {after.share_right:.0%}")
+    table.add_row("example, before", before.example)
+    table.add_row("example, after", after.example)
     console.print()
     console.print(table)
 
     def show(text: str) -> None:
         console.print(text, soft_wrap=True, highlight=False, markup=False)
 
-    show(f"The database: {database.location}")
+    show(f"Database: {database.location}")
     if database.start_command:
-        show(f"\n# start it again\n{database.start_command}")
-    show(f'\n# what is in the buffer\nreplaydb buffers show {run} --url "{database.shown_url}"')
-    for question, sql in QUESTIONS.items():
-        show(f"\n# {question}\n{database.shell_command(' '.join(sql.format(run=run).split()))}")
+        show(f"\n# restart the server\n{database.start_command}")
+    show(f'\n# show the buffer\nreplaydb buffers show {run} --url "{database.shown_url}"')
+    for title, sql in QUERIES.items():
+        show(f"\n# {title}\n{database.shell_command(' '.join(sql.format(run=run).split()))}")
 
 
 def curve(rewards: list[float], width: int = 32) -> str:
-    """The rewards from 0 to 1 as a line of bars."""
+    """Return rewards from 0 to 1 as a line of block characters."""
     edges = [round(column * len(rewards) / width) for column in range(width + 1)]
     parts = [rewards[a:b] for a, b in pairwise(edges) if b > a]
     means = [sum(part) / len(part) for part in parts]

@@ -1,4 +1,4 @@
-"""A rollout worker: complete prompts with the newest weights, put the groups, take note.
+"""Rollout worker: complete prompts with the newest weights, put the groups, record their uids.
 
 python -m examples.grpo_digits.rollout FOLDER RUN WORKER
 """
@@ -26,15 +26,15 @@ from examples.grpo_digits.model import Policy, generate
 
 COMPLETIONS = 8
 GROUPS_PER_PUT = 16
-# Enough to draw from, little enough that a group meets the trainer while it is fresh.
+# Enough groups to draw from, but few enough that groups are trained before they are too stale.
 ENOUGH_GROUPS = 4 * GROUPS_PER_STEP
 
 
 async def roll_out(folder: Path, run: str, worker: str) -> None:
-    """Generate until asked to stop."""
+    """Generate groups until a stop is requested."""
     stop = StopRequest()
     generator = torch.Generator()
-    generator.seed()  # a worker that is started again must not repeat its prompts
+    generator.seed()  # a restarted worker must not repeat its prompts
     policy = Policy()
     async with rdb.Store.open(os.environ[URL_VARIABLE], run=run) as store:
         buffer = await store.buffer(run, create=False)
@@ -47,7 +47,7 @@ async def roll_out(folder: Path, run: str, worker: str) -> None:
             try:
                 checkpoint.load(checkpoint_path(folder, version), policy)
             except FileNotFoundError:
-                continue  # the trainer was quicker: there is a newer one
+                continue  # the trainer has deleted it, and there is a newer one
             groups = complete(policy, version, worker, generator)
             await buffer.put(groups)
             with acknowledged_path(folder, worker).open("a") as file:
@@ -57,7 +57,7 @@ async def roll_out(folder: Path, run: str, worker: str) -> None:
 def complete(
     policy: Policy, version: int, worker: str, generator: torch.Generator
 ) -> list[rdb.EpisodeGroup]:
-    """Sample several completions of each of some new prompts, and reward them."""
+    """Generate prompts, sample several completions of each, and compute their rewards."""
     prompts = task.training_prompts(GROUPS_PER_PUT, generator)
     repeated = prompts.repeat_interleave(COMPLETIONS, dim=0)
     responses, logprobs = generate(policy, repeated, generator)

@@ -1,4 +1,4 @@
-"""The parent's part: start the processes, watch the buffer, kill two of them halfway."""
+"""Supervisor: starts the processes, monitors the buffer, and kills two processes halfway."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ NUM_WORKERS = 2
 async def supervise(
     buffer: rdb.Buffer, folder: Path, url: str, num_steps: int, seconds: float, display: Display
 ) -> bool:
-    """Train, with a kill halfway, until the steps are done or the time is up.
+    """Train until the steps are done or the time is up, with a kill halfway.
 
     Returns:
-        Whether the trainer was killed and has trained again since.
+        Whether the trainer was killed and has trained since then.
 
     Raises:
-        ChildFailedError: A process ended on its own with an error.
+        ChildFailedError: A process exited with an error.
     """
     trainer = Child("trainer", folder, buffer.name, num_steps, log=folder / "trainer.log", url=url)
     workers = [
@@ -47,22 +47,22 @@ async def supervise(
             began = began or time.monotonic()
             time_used = (time.monotonic() - began) / seconds
             is_due = killed_after is None and max(step / num_steps, time_used) >= 0.5
-            if is_due and (held := await buffer.leases()):  # in the middle of a step
+            if is_due and (leases := await buffer.leases()):  # in the middle of a step
                 await trainer.kill()
                 await workers[0].kill()
                 killed_after = await buffer.cursor(STEP)
-                display.say(
+                display.log(
                     f"[bold red]kill -9[/]  trainer and rollout 0, after step {killed_after}; "
-                    f"the trainer held {held[0].num_groups} groups"
+                    f"the trainer had leased {leases[0].num_groups} groups"
                 )
                 await trainer.start()
                 await workers[0].start()
                 restarted = time.monotonic()
             elif killed_after is not None and not recovered and step > killed_after:
                 recovered = True
-                display.say(
-                    f"[bold green]training[/] again, from the checkpoint of step {killed_after}, "
-                    f"{time.monotonic() - restarted:.1f} s after the start"
+                display.log(
+                    f"[bold green]resumed[/]  from the checkpoint of step {killed_after}, "
+                    f"{time.monotonic() - restarted:.1f} s after the restart"
                 )
             elif recovered and time_used >= 1:
                 trainer.ask_to_stop()
@@ -70,6 +70,6 @@ async def supervise(
 
 
 def group_uids_acknowledged(folder: Path) -> set[str]:
-    """Every group whose `put` returned, as the workers noted them."""
+    """Return the uids of groups whose `put` returned, as recorded by the workers."""
     paths = [acknowledged_path(folder, str(number)) for number in range(NUM_WORKERS)]
     return {uid for path in paths if path.exists() for uid in path.read_text().split()}

@@ -1,4 +1,4 @@
-"""The task: write eight digits in ascending order. The reward is checked, not learned."""
+"""The task: write eight digits in ascending order. Rewards are computed by a rule, not a model."""
 
 from __future__ import annotations
 
@@ -7,43 +7,43 @@ from torch import Tensor
 
 NAME = "sort-digits"
 NUM_DIGITS = 8
-SEPARATOR = 10  # ends a prompt; a response that has it ends there
+SEPARATOR = 10  # the last token of a prompt, and the stop token of a response
 VOCABULARY_SIZE = 11
 PROMPT_LENGTH = NUM_DIGITS + 1
 SEQUENCE_LENGTH = PROMPT_LENGTH + NUM_DIGITS
 
 
 def training_prompts(count: int, generator: torch.Generator) -> Tensor:
-    """Random prompts, int64 [count, PROMPT_LENGTH]; never one that is held out."""
+    """Return random prompts that are not held out, int64 [count, PROMPT_LENGTH]."""
     return _prompts(count, generator, held_out=False)
 
 
 def held_out_prompts(count: int) -> Tensor:
-    """Prompts for evaluation, the same on every call, int64 [count, PROMPT_LENGTH]."""
+    """Return held-out prompts, the same on every call, int64 [count, PROMPT_LENGTH]."""
     return _prompts(count, torch.Generator().manual_seed(0), held_out=True)
 
 
 def lengths_of(responses: Tensor) -> Tensor:
-    """Tokens of each response up to its end, int64 [count]."""
+    """Return the number of tokens of each response up to its stop token, int64 [count]."""
     ends = responses == SEPARATOR
     return torch.where(ends.any(dim=1), ends.int().argmax(dim=1) + 1, NUM_DIGITS)
 
 
 def rewards_of(prompts: Tensor, responses: Tensor) -> Tensor:
-    """Share of the eight places that hold the right digit, float32 [count], from 0 to 1."""
+    """Return the share of the eight positions with the right digit, float32 [count], 0 to 1."""
     answers = prompts[:, :NUM_DIGITS].sort(dim=1).values
     written = torch.arange(NUM_DIGITS) < lengths_of(responses)[:, None]
     return ((responses == answers) & written).float().mean(dim=1)
 
 
 def to_text(tokens: Tensor) -> str:
-    """A prompt or a response as a person would write it."""
+    """Return a prompt or a response as text."""
     return "".join(">" if token == SEPARATOR else str(token) for token in tokens.tolist())
 
 
 def _prompts(count: int, generator: torch.Generator, *, held_out: bool) -> Tensor:
-    # One prompt in ten is held out: those whose digits sum to a multiple of ten. The last digit
-    # is corrected to put a random prompt on the right side, so no draw is ever thrown away.
+    # Prompts whose digits sum to a multiple of ten are held out, which is one in ten. The last
+    # digit of a random prompt is corrected accordingly, so that no prompt has to be rejected.
     digits = torch.randint(10, (count, NUM_DIGITS), generator=generator)
     excess = digits.sum(dim=1) % 10
     if held_out:

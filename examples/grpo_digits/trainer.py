@@ -1,4 +1,4 @@
-"""The trainer: lease groups, take a GRPO step, save the weights, ack what they were trained on.
+"""Trainer: lease groups, take a GRPO step, save the weights, ack the groups.
 
 python -m examples.grpo_digits.trainer FOLDER RUN STEPS
 """
@@ -31,13 +31,13 @@ WARMUP_STEPS = 20
 
 
 async def train(folder: Path, run: str, num_steps: int) -> None:
-    """Train to the last step, from the checkpoint that counts."""
+    """Train to the last step, from the valid checkpoint."""
     stop = StopRequest()
     async with rdb.Store.open(os.environ[URL_VARIABLE], run=run) as store:
         buffer = await store.buffer(run, create=False)
-        for held in await buffer.leases():  # by a trainer that was killed: its step is taken again
-            if held.owner == OWNER:
-                await buffer.revoke(held.id, reason="the trainer was started again")
+        for old in await buffer.leases():  # of a trainer that was killed: its step is repeated
+            if old.owner == OWNER:
+                await buffer.revoke(old.id, reason="the trainer was restarted")
         step = await buffer.cursor(STEP)
         policy = Policy()
         optimizer = new_optimizer(policy)
@@ -48,11 +48,11 @@ async def train(folder: Path, run: str, num_steps: int) -> None:
             ) as lease:
                 optimizer.param_groups[0]["lr"] = learning_rate(step, num_steps)
                 await asyncio.to_thread(update, policy, optimizer, lease.batch)
-                # In this order no group can name a version the buffer has not heard of. Killed in
-                # between, the trainer takes this step again and gives its result the same number.
+                # In this order no group can have a version that is newer than the buffer's. If it
+                # is killed in between, the trainer repeats this step with the same version.
                 await buffer.advance_policy(step + 1)
                 checkpoint.save(checkpoint_path(folder, step + 1), policy, optimizer)
-                # One transaction: from here on that checkpoint counts, and this batch trained it.
+                # One transaction makes the checkpoint valid, and records that this batch is in it.
                 await lease.ack(cursor={STEP: step + 1})
             checkpoint_path(folder, step - 1).unlink(missing_ok=True)
             step += 1
@@ -65,12 +65,12 @@ def new_optimizer(policy: Policy) -> torch.optim.Optimizer:
 
 
 def learning_rate(step: int, num_steps: int) -> float:
-    """A short warm-up, then a line down to 0."""
+    """Return the learning rate: a short warm-up, and a linear decay to 0."""
     return LEARNING_RATE * min(1.0, (step + 1) / WARMUP_STEPS) * (1 - step / num_steps)
 
 
 def update(policy: Policy, optimizer: torch.optim.Optimizer, batch: rdb.Batch) -> None:
-    """One optimizer step on a batch of groups."""
+    """Take one optimizer step on a batch of groups."""
     tensors = batch.padded(pad_token_id=0)
     gain = advantages.grpo(tensors.rewards, tensors.group_index)
     loss = clipped_loss(token_logprobs(policy, tensors.token_ids), tensors, gain)

@@ -1,4 +1,4 @@
-"""The first schema: groups, payloads, tasks with their clocks, draws, and views over them.
+"""Initial schema: groups, payloads, tasks with their clocks, draws, and views.
 
 Revision ID: 0001
 Revises: nothing
@@ -16,7 +16,7 @@ down_revision: str | None = None
 branch_labels: str | Sequence[str] | None = None
 depends_on: str | Sequence[str] | None = None
 
-# A migration is frozen: it says everything itself and imports nothing from the package.
+# A migration is frozen: it is self-contained and imports nothing from the package.
 Id = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 Json = sa.JSON(none_as_null=True)
 Name = sa.String(255)
@@ -246,7 +246,7 @@ def _create_contents() -> None:
         _group_key("payload"),
     )
     if op.get_bind().dialect.name == "postgresql":
-        # Token ids hardly compress, and trying to costs most of the write speed.
+        # Token ids hardly compress, and the attempt costs most of the write speed.
         op.execute(sa.text("ALTER TABLE payload ALTER COLUMN data SET STORAGE EXTERNAL"))
     op.create_table(
         "transcript",

@@ -1,4 +1,4 @@
-"""Scheduling indexes, but for that of arrivals, hold only what is completed or aborted.
+"""Partial scheduling indexes: all except the one by id contain only completed and aborted groups.
 
 Revision ID: 0002
 Revises: 0001

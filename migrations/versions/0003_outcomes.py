@@ -1,4 +1,4 @@
-"""Draws say what became of their groups; groups keep their versions when the lineage changes.
+"""Outcomes of draws; groups keep their policy versions when the lineage of a buffer changes.
 
 Revision ID: 0003
 Revises: 0002
@@ -108,7 +108,7 @@ def _times_replaced(*, nullable: bool) -> sa.Column[int]:
 
 
 def _tell_versions_apart() -> None:
-    """A version that did not compare was erased; the episodes still have it."""
+    """Restore versions of groups that were erased as not comparable, from their episodes."""
     op.execute(sa.update(_group).values(comparable_version=_group.c.min_policy_version))
     known = sa.func.count(_episode.c.min_policy_version) == sa.func.count()
 
@@ -127,7 +127,7 @@ def _tell_versions_apart() -> None:
 
 
 def _tell_what_is_known_of_draws() -> None:
-    """What is leased was drawn by the last draw that took it. Of other draws nothing is known."""
+    """Set the outcome of the last draw of each leased group. Other outcomes are unknown."""
     held = sa.select(_group.c.id).where(_group.c.group_status == "leased")
     later = _drawn.alias("later")
     newer = sa.exists().where(
@@ -136,7 +136,8 @@ def _tell_what_is_known_of_draws() -> None:
     op.execute(
         sa.update(_drawn).where(_drawn.c.group_id.in_(held), ~newer).values(outcome="leased")
     )
-    # Content that took another's place was completed when it came, and keeps when that came.
+    # Content that replaced other content was completed when it was put, but has the `created_at`
+    # of the content that it replaced.
     replaced = sa.exists().where(
         _group.c.id == _drawn.c.group_id,
         _draw.c.id == _drawn.c.draw_id,

@@ -1,4 +1,4 @@
-"""Checksums of payloads are XXH3, which takes a quarter of the time of CRC-32.
+"""XXH3 checksums of payloads, which take a quarter of the time of CRC-32.
 
 Revision ID: 0004
 Revises: 0003
@@ -18,7 +18,7 @@ down_revision: str | None = "0003"
 branch_labels: str | Sequence[str] | None = None
 depends_on: str | Sequence[str] | None = None
 
-#: Payloads that are in memory at once: each may be megabytes.
+#: Number of payloads in memory at the same time: each may be megabytes.
 _PAGE = 8
 
 _payload = sa.table(
@@ -43,7 +43,7 @@ def _xxh3(data: bytes) -> int:
 
 
 def _replace(old: Callable[[bytes], int], new: Callable[[bytes], int]) -> None:
-    """Page by page. What is damaged keeps a checksum that does not fit, and so stays damaged."""
+    """Replace checksums, page by page. Damaged payloads keep their wrong checksums."""
     connection = op.get_bind()
     key = sa.tuple_(_payload.c.group_id, _payload.c.part)
     page = sa.select(_payload).order_by(_payload.c.group_id, _payload.c.part).limit(_PAGE)

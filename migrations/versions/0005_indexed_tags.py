@@ -1,4 +1,4 @@
-"""Tags that a buffer's settings name have an index.
+"""Index of the tags that are named in a buffer's settings.
 
 Revision ID: 0005
 Revises: 0004

@@ -1,4 +1,4 @@
-"""Payloads may be outside the database, in packs.
+"""Payloads outside the database, in packs.
 
 Revision ID: 0006
 Revises: 0005
@@ -62,7 +62,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """What is outside is lost, as are groups whose payloads were dropped."""
+    """Delete payloads outside the database; their groups are then like groups without payload."""
     op.execute(sa.delete(_payload).where(_payload.c.data.is_(None)))
     op.drop_index("ix_payload_pack_id", table_name="payload")
     with op.batch_alter_table("payload") as batch:

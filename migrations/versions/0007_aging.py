@@ -1,4 +1,4 @@
-"""Groups follow the policy in steps; tasks say how far they are, views what staleness is now.
+"""Incremental updates of staleness: tasks record the progress, views compute current staleness.
 
 Revision ID: 0007
 Revises: 0006
@@ -37,7 +37,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """What is still to expire does so when the policy moves on."""
+    """Update the staleness of all groups. Groups still to expire do so at the next advance."""
     _drop_views()
     _bring_up_staleness()
     for name in ("num_outdated", "is_expiring", "aged_to"):

@@ -1,4 +1,4 @@
-"""Views name runs everywhere; prompts have a view, and so have the versions of policies.
+"""Run names in all views; views of prompts and of policy versions.
 
 Revision ID: 0008
 Revises: 0007
@@ -20,7 +20,7 @@ _ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
 def upgrade() -> None:
-    """Versions that policies came to before are not known, and are not made up."""
+    """Add the history of policy versions, without earlier versions, which are unknown."""
     _drop_views("training_history", "episode_overview", "group_overview")
     op.create_table(
         "policy_change",

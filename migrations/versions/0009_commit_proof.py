@@ -1,4 +1,4 @@
-"""On PostgreSQL a transaction proves its own commit.
+"""Proof of the commit of a transaction on PostgreSQL.
 
 Revision ID: 0009
 Revises: 0008

@@ -1,4 +1,4 @@
-"""Work that must not be left half done when its caller is cancelled."""
+"""Shield work from cancellation that must run to completion."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def to_the_end(work: Awaitable[T]) -> T:
-    """Wait for work even when cancelled; the cancellation goes on once the work has ended.
+async def run_to_completion(work: Awaitable[T]) -> T:
+    """Wait for work even if the caller is cancelled; then raise the cancellation.
 
     The work must end by itself, and soon.
     """
@@ -23,5 +23,5 @@ async def to_the_end(work: Awaitable[T]) -> T:
             with suppress(asyncio.CancelledError):
                 await asyncio.wait([running])
         if not running.cancelled():
-            running.exception()  # seen: the caller is told of the cancellation instead
+            running.exception()  # marked as retrieved: the cancellation is raised instead
         raise

@@ -1,8 +1,9 @@
-"""What callers hand over, checked: one rule for each kind of value, for every public call.
+"""Argument checks: one function per kind of value, for every public call.
 
-A check takes the name of the argument and what came, and returns it as plain Python, ready to be
-stored as JSON or bound to SQL. Scalars of numpy and torch are the numbers and bools they hold.
-What is refused raises InvalidInputError with the name, what was expected and what came.
+A check takes the name of the argument and its value. It returns the value as plain Python, ready to
+be stored as JSON or bound to SQL. Scalars of numpy and torch count as the numbers and bools that
+they contain. An invalid value raises InvalidInputError with the name, the expected and the received
+value.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ _MAX_JSON_DEPTH = 100  # well below what SQLite, PostgreSQL and this interpreter
 
 
 def scalar(value: object) -> object:
-    """The Python number inside a numpy or torch scalar; anything else as it came."""
+    """Return the Python number inside a numpy or torch scalar; anything else unchanged."""
     torch = sys.modules.get("torch")
     if isinstance(value, np.generic | np.ndarray) or (torch and isinstance(value, torch.Tensor)):
         if value.ndim:
             return value
         plain = value.item()
-        return float(plain) if isinstance(plain, np.floating) else plain  # of a long double
+        return float(plain) if isinstance(plain, np.floating) else plain  # for a long double
     return value
 
 
@@ -51,7 +52,7 @@ def optional(
     *args: _P.args,
     **kwargs: _P.kwargs,
 ) -> _T | None:
-    """`check(field, value, ...)`, or None for None."""
+    """Return `check(field, value, ...)`, or None for None."""
     return None if value is None else check(field, value, *args, **kwargs)
 
 
@@ -63,7 +64,7 @@ def number(
     above: float = -math.inf,
     most: float = math.inf,
 ) -> float:
-    """A finite float. Text and bools are no numbers."""
+    """Check for a finite number and return a float. Text and bools are not numbers."""
     actual = plain = scalar(value)
     if not isinstance(plain, bool) and isinstance(plain, Real):
         try:
@@ -78,11 +79,11 @@ def number(
 
 
 def whole_number(field: str, value: object, least: int = 0, most: int = INT64[1]) -> int:
-    """An int in `least..most`. Bools, floats and text are no whole numbers."""
+    """Check for an int in `least..most`. Bools, floats and text are not whole numbers."""
     plain = scalar(value)
     if isinstance(plain, bool) or not isinstance(plain, int):
         raise InvalidInputError(field, "an integer", repr(plain))
-    found = int.__index__(plain)  # what a subclass makes of its value is not asked
+    found = int.__index__(plain)  # ignores methods of a subclass
     if not least <= found <= most:
         is_low = found < least and most == INT64[1]
         limits = f">= {least}" if is_low else f"from {least} to {most}"
@@ -91,12 +92,12 @@ def whole_number(field: str, value: object, least: int = 0, most: int = INT64[1]
 
 
 def token_id(field: str, value: object) -> int:
-    """An int of 32 bits, which may be negative: losses ignore -100."""
+    """Check for a 32-bit int. It may be negative: losses ignore -100."""
     return whole_number(field, value, *INT32)
 
 
 def flag(field: str, value: object) -> bool:
-    """True or False; 0 and 1 are numbers."""
+    """Check for True or False. 0 and 1 are numbers."""
     plain = scalar(value)
     if not isinstance(plain, bool):
         raise InvalidInputError(field, "True or False", repr(plain))
@@ -104,7 +105,7 @@ def flag(field: str, value: object) -> bool:
 
 
 def reward(field: str, value: object) -> float:
-    """A number that tensors of float32 hold, or a verdict: True is 1 and False 0."""
+    """Check for a number in the range of float32, or a bool: True is 1 and False 0."""
     verdict = scalar(value)
     if isinstance(verdict, bool):
         return float(verdict)
@@ -112,12 +113,12 @@ def reward(field: str, value: object) -> float:
 
 
 def priority(field: str, value: object) -> float:
-    """A finite number, 0 or more."""
+    """Check for a finite number >= 0."""
     return number(field, value, least=0.0)
 
 
 def priorities(field: str, value: Any, count: int) -> list[float]:
-    """So many priorities, from anything that holds numbers (a list, an array, a tensor)."""
+    """Check for `count` priorities in a list, an array or a tensor."""
     found = _listed(field, value)
     if len(found) != count:
         raise InvalidInputError(field, f"as many as ids, {count}", f"{len(found)}")
@@ -125,25 +126,25 @@ def priorities(field: str, value: Any, count: int) -> list[float]:
 
 
 def priority_of_each(field: str, value: Any, count: int) -> list[float]:
-    """One priority for all, or so many of them."""
+    """Check for one priority for all, or `count` priorities."""
     if isinstance(scalar(value), Real):
         return [priority(field, value)] * count
     return priorities(field, value, count)
 
 
 def ids(field: str, value: Any) -> list[int]:
-    """Ids, from anything that holds whole numbers (a list, an array, a tensor)."""
+    """Check for ids: whole numbers in a list, an array or a tensor."""
     return [whole_number(f"{field}[{i}]", each) for i, each in enumerate(_listed(field, value))]
 
 
 def uids(field: str, value: Any) -> list[str]:
-    """One uid or several, in their order."""
-    several = (value,) if isinstance(value, str) else items(field, "a uid or several", value)
+    """Check for one uid or several. Their order is kept."""
+    several = (value,) if isinstance(value, str) else items(field, "a uid or several uids", value)
     return [name(f"{field}[{i}]", each) for i, each in enumerate(several)]
 
 
 def seconds(field: str, value: object) -> float | None:
-    """Seconds to wait, 0 or more; None, or infinity: for ever."""
+    """Check for seconds to wait, >= 0. None or infinity: wait indefinitely."""
     plain = scalar(value)
     if plain is None or (isinstance(plain, float) and plain == math.inf):
         return None
@@ -151,19 +152,19 @@ def seconds(field: str, value: object) -> float | None:
 
 
 def duration(field: str, value: object) -> float:
-    """Seconds after which something happens, as far ahead as a date can be."""
+    """Check for a positive number of seconds, within the range of dates."""
     return number(field, value, above=0.0, most=LONGEST_SECONDS)
 
 
 def text(field: str, value: object) -> str:
-    """Any str: generated text may hold every character, NUL and unpaired surrogates included."""
+    """Check for any str. Generated text may contain NUL and unpaired surrogates."""
     if not isinstance(value, str):
         raise InvalidInputError(field, "a str", repr(value))
     return str.__str__(value)
 
 
 def string(field: str, value: object) -> str:
-    """A str that is valid UTF-8 without NUL characters: names, keys and settings."""
+    """Check for a str that is valid UTF-8 without NUL: names, keys and settings."""
     value = text(field, value)
     if "\0" in value:
         raise InvalidInputError(field, "no NUL character", f"one at {value.index(chr(0))}")
@@ -177,7 +178,7 @@ def string(field: str, value: object) -> str:
 
 
 def name(field: str, value: object) -> str:
-    """Text of 1 to 255 characters."""
+    """Check for text of 1 to 255 characters."""
     found = string(field, value)
     if not 1 <= len(found) <= _MAX_NAME:
         raise InvalidInputError(field, f"1 to {_MAX_NAME} characters", f"{len(found)} characters")
@@ -185,15 +186,15 @@ def name(field: str, value: object) -> str:
 
 
 def names(field: str, value: Any) -> frozenset[str] | None:
-    """One name or several; None: all there are."""
+    """Check for one name or several. None: no restriction."""
     if value is None:
         return None
-    several = (value,) if isinstance(value, str) else items(field, "a name or several", value)
+    several = (value,) if isinstance(value, str) else items(field, "a name or several names", value)
     return frozenset(name(field, each) for each in several)
 
 
 def one_of(field: str, value: object, choices: Iterable[_Text]) -> _Text:
-    """One of some strings, or of the members of a StrEnum, by its text."""
+    """Check for one of some strings, or of the members of a StrEnum, by text."""
     known = tuple(choices)
     if isinstance(value, str):
         for choice in known:
@@ -203,14 +204,14 @@ def one_of(field: str, value: object, choices: Iterable[_Text]) -> _Text:
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """What a name that is unknown may have been meant to be, for an error."""
+    """Return the name most similar to an unknown one, or all known names, for an error."""
     choices = sorted(known)
     near = get_close_matches(name, choices, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(choices)}"
+    return f"did you mean {near[0]!r}?" if near else f"known names: {', '.join(choices)}"
 
 
 def some_of(field: str, value: Any, choices: Iterable[str]) -> frozenset[str] | None:
-    """One or several of some strings, as plain text; None: all of them."""
+    """Check for one or several of some strings, and return plain text. None: all of them."""
     if value is None:
         return None
     known = tuple(choices)
@@ -222,7 +223,7 @@ def some_of(field: str, value: Any, choices: Iterable[str]) -> frozenset[str] | 
 
 
 def instance(field: str, value: object, *kinds: type[_T]) -> _T:
-    """An instance of one of some classes; the class itself is none."""
+    """Check for an instance of one of some classes, not the class itself."""
     if not isinstance(value, kinds):
         expected = " or ".join(kind.__name__ for kind in kinds)
         raise InvalidInputError(field, expected, repr(value))
@@ -232,7 +233,7 @@ def instance(field: str, value: object, *kinds: type[_T]) -> _T:
 def instances(
     field: str, value: Iterable[_T], kind: type[_T], expected: str | None = None
 ) -> tuple[_T, ...]:
-    """The items, all of them of that class; the error names the position of one that is not."""
+    """Check that all items are instances of a class. The error has the index of a wrong one."""
     found = tuple(items(field, expected or f"a sequence of {kind.__name__}", value))
     for position, each in enumerate(found):
         if not isinstance(each, kind):
@@ -241,19 +242,19 @@ def instances(
 
 
 def function(field: str, value: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Something that can be called."""
+    """Check for a callable."""
     if not callable(value):
         raise InvalidInputError(field, "a function", repr(value))
     return value
 
 
 def items(field: str, expected: str, value: Iterable[_T]) -> Iterator[_T]:
-    """The items of a value that has no other meaning.
+    """Return an iterator over a value that is meant as a sequence of items.
 
-    An array of no dimension has none. Letters of a text, numbers of bytes and keys of a mapping are
-    never what was meant.
+    Characters of a text, numbers of bytes, keys of a mapping and arrays without dimensions are
+    refused: they are never meant as items.
     """
-    # A filter has items by position, of which it warns: it is asked for none.
+    # `iter` accepts a SQLAlchemy expression, as it can be indexed, and warns. It is no Iterable.
     if isinstance(value, Iterable) and not isinstance(value, str | bytes | bytearray | Mapping):
         with suppress(TypeError):
             return iter(value)
@@ -261,7 +262,7 @@ def items(field: str, expected: str, value: Iterable[_T]) -> Iterator[_T]:
 
 
 def quotas(field: str, value: Any) -> tuple[int, dict[str, int] | None]:
-    """How many groups in all, and how many of each task where that was said."""
+    """Check for a number of groups, or a mapping by task. Return the total and the mapping."""
     if not isinstance(value, Mapping):
         return whole_number(field, value), None
     wanted = {
@@ -272,7 +273,7 @@ def quotas(field: str, value: Any) -> tuple[int, dict[str, int] | None]:
 
 
 def cursors(field: str, value: Any) -> dict[str, Any]:
-    """JSON values by name; None is what a cursor that was never written reads as."""
+    """Check for JSON values by name. None is refused: `Buffer.cursor` returns it for no cursor."""
     found = json_object(field, value)
     for key in found:
         name(field, key)
@@ -284,15 +285,16 @@ def cursors(field: str, value: Any) -> dict[str, Any]:
 def json_object(
     field: str, value: Mapping[str, Any] | None, leaf: Callable[[str, object], str] = string
 ) -> dict[str, Any]:
-    """A JSON object as plain dicts and lists (tuples become lists); None becomes empty.
+    """Check for a JSON object and return it as plain dicts and lists. None becomes empty.
 
-    It may hold str, bool, None, 64-bit integers, finite floats, lists, and objects whose keys
-    are str, nested up to 100 deep. The field of an error is the path to what was refused.
+    It may contain str, bool, None, 64-bit integers, finite floats, lists and tuples, and objects
+    whose keys are str, nested up to 100 levels. The field of an error is the path to the invalid
+    value.
 
     Args:
-        field: Its name, for errors.
+        field: Name of the argument, for errors.
         value: The object.
-        leaf: Checks its strings, except keys: `string` or `text`.
+        leaf: Check for its strings, except keys: `string` or `text`.
     """
     if value is None:
         return {}
@@ -345,7 +347,7 @@ def _listed(field: str, value: Any) -> list[Any]:
 
 
 def _kind_of(value: object) -> str:
-    """What came, for an error: its type, as the value may be large."""
+    """Return the type of a value for an error, as the value may be large."""
     if value is None or isinstance(value, type):
         return repr(value)
     return type(value).__name__

@@ -1,4 +1,4 @@
-"""Tokens of an episode, one by one, and what they say."""
+"""Decode the tokens of an episode one by one, with a local tokenizer."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ if TYPE_CHECKING:
 
 Decode: TypeAlias = Callable[[list[int]], str]
 
-#: Tokens of which a sign is made, at most; an undecodable byte is not waited for any longer.
-LONGEST_SIGN = 8
+#: Maximum number of tokens per character. After that, undecodable bytes are taken as they are.
+LONGEST_CHARACTER = 8
 
 
 def decoder(path: Path) -> Decode:
-    """What decodes tokens, special ones included, by a tokenizer on this machine.
+    """Return a function that decodes tokens, special ones included.
 
     Args:
-        path: A `tokenizer.json`; or a folder that has one, or whatever else `transformers` reads.
+        path: A `tokenizer.json`, a folder that contains one, or a folder that `transformers` can
+            load.
 
     Raises:
-        InvalidInputError: There is no tokenizer.
-        NotSupportedError: Nothing is installed that reads it.
+        InvalidInputError: There is no tokenizer at this path, or it cannot be loaded.
+        NotSupportedError: The package that loads it is not installed.
     """
     file = path / "tokenizer.json" if path.is_dir() else path
     try:
@@ -38,54 +39,55 @@ def decoder(path: Path) -> Decode:
 
             read = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
         else:
-            raise InvalidInputError("tokenizer", "a file or a folder that is there", path)
+            raise InvalidInputError("tokenizer", "an existing file or folder", path)
     except ImportError as error:
         raise NotSupportedError(
             f"to decode tokens, {error.name} is needed: pip install {error.name}"
         ) from error
     except InvalidInputError:
         raise
-    except Exception as error:  # what these raise has no type of its own
-        raise InvalidInputError("tokenizer", "a tokenizer of Hugging Face", path) from error
+    except Exception as error:  # these packages raise errors of no common type
+        raise InvalidInputError("tokenizer", "a Hugging Face tokenizer", path) from error
     return lambda ids: str(read.decode(ids, skip_special_tokens=False))
 
 
-def pieces(ids: Sequence[int], decode: Decode) -> list[str]:
-    """What each token adds to the text of those before; together they are the text of all.
+def token_texts(ids: Sequence[int], decode: Decode) -> list[str]:
+    """Return the text that each token adds; concatenated, they are the text of all tokens.
 
-    Of a sign that is made of several tokens, the last one has it. What a token says may depend on
-    the one before: some tokenizers keep the blank between words in this way.
+    If a character consists of several tokens, its text is at the last one. The text of a token can
+    depend on the token before: some tokenizers put the space between words in this way.
     """
-    said: list[str] = []
-    start = known = 0  # tokens of the piece before, and after it
+    texts: list[str] = []
+    start = known = 0  # bounds of the tokens of the previous text
     before = ""
     for end in range(1, len(ids) + 1):
         text = decode(list(ids[start:end]))
-        if text.endswith("\ufffd") and end < len(ids) and end - known < LONGEST_SIGN:
-            said.append("")
+        if text.endswith("\ufffd") and end < len(ids) and end - known < LONGEST_CHARACTER:
+            texts.append("")
             continue
-        said.append(text[len(before) :])
+        texts.append(text[len(before) :])
         start, known = known, end
         before = decode(list(ids[start:known]))
-    return said
+    return texts
 
 
-def token_columns(one: Episode, decode: Decode | None) -> dict[str, list[Any]]:
-    """Columns with a value for each token; None where there is none.
+def token_columns(episode: Episode, decode: Decode | None) -> dict[str, list[Any]]:
+    """Return columns with one value per token, such as id, text, mask and logprob.
 
-    The advantage is that of the episode, for tokens that are trained on; advantages of tokens are
-    among their extras, which are columns too, `extra.NAME`, with a number or nested lists a token.
+    A missing value is None. The advantage is that of the episode, for tokens that are trained on.
+    Token-level advantages are extras, which are columns too: `extra.NAME`, with a number or nested
+    lists per token.
     """
-    ids, mask = one.token_ids.tolist(), one.loss_mask.tolist()
-    columns = {"position": list(range(one.num_tokens)), "id": ids}
+    ids, mask = episode.token_ids.tolist(), episode.loss_mask.tolist()
+    columns = {"position": list(range(episode.num_tokens)), "id": ids}
     if decode is not None:
         columns["text"] = [decode([token]) for token in ids]
     columns["mask"] = [int(trained) for trained in mask]
-    columns["logprob"] = _numbers(one.logprobs, one.num_tokens)
-    columns["advantage"] = [one.advantage if trained else None for trained in mask]
-    columns["version"] = _numbers(one.policy_version, one.num_tokens)
-    columns["turn"] = _turns(one)
-    for name, values in one.token_extras.items():
+    columns["logprob"] = _numbers(episode.logprobs, episode.num_tokens)
+    columns["advantage"] = [episode.advantage if trained else None for trained in mask]
+    columns["version"] = _numbers(episode.policy_version, episode.num_tokens)
+    columns["turn"] = _turns(episode)
+    for name, values in episode.token_extras.items():
         columns[f"extra.{name}"] = values.tolist()
     return columns
 
@@ -94,11 +96,11 @@ def _numbers(values: Any, count: int) -> list[Any]:
     return list(values.tolist()) if hasattr(values, "tolist") else [values] * count
 
 
-def _turns(one: Episode) -> list[int]:
-    if not one.turns:
-        return [0] * one.num_tokens
+def _turns(episode: Episode) -> list[int]:
+    if not episode.turns:
+        return [0] * episode.num_tokens
     return [
         i
-        for i, turn in enumerate(one.turns)
+        for i, turn in enumerate(episode.turns)
         for _ in range(len(turn.prompt_ids) + len(turn.response_ids))
     ]

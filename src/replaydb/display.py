@@ -1,4 +1,4 @@
-"""Texts of others, sizes and times as people can read them."""
+"""Text from users, sizes and durations formatted for people."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
 
 
 def printable(text: str) -> str:
-    """Text of others as it can be shown: what would move the cursor or turn the text is escaped."""
+    """Escape characters of foreign text that would move the cursor or change the text direction."""
     if text.isprintable():
         return text
     return "".join(
@@ -16,12 +16,12 @@ def printable(text: str) -> str:
 
 
 def visible(text: str) -> str:
-    """As `printable`, but ends of lines stay as they are."""
+    """Escape text like `printable`, but keep line breaks."""
     return "\n".join(map(printable, text.split("\n")))
 
 
 def human_size(num_bytes: float) -> str:
-    """Bytes in three digits."""
+    """Format bytes with three digits and a unit."""
     size, unit = float(num_bytes), 0
     while size >= 1000 and unit < len(_UNITS) - 1:
         size, unit = size / 1000, unit + 1
@@ -29,7 +29,7 @@ def human_size(num_bytes: float) -> str:
 
 
 def human_seconds(seconds: float) -> str:
-    """A time in three digits."""
+    """Format a duration with a unit."""
     for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
         if abs(seconds) >= 2 * length:
             return f"{seconds / length:.3g} {unit}"

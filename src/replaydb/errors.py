@@ -1,37 +1,37 @@
-"""Everything replaydb raises on purpose.
+"""Exceptions that replaydb raises.
 
     ReplayDBError
-    ├── InvalidInputError (ValueError)      an argument is wrong: field, expected, actual
-    │   └── InvalidURLError                 a URL cannot be used
-    ├── InvalidSettingsError (ValueError)   buffer settings that cannot work
-    ├── UnknownBufferError (LookupError)    no buffer of that name
-    ├── UnknownRunError (LookupError)       the run that calls was deleted
-    ├── UnknownGroupError (LookupError)     no group of those ids or uids in this buffer
-    ├── UnknownDrawError (LookupError)      no record of that draw in this buffer
+    ├── InvalidInputError (ValueError)      an argument is invalid: field, expected, actual
+    │   └── InvalidURLError                 a URL is not usable
+    ├── InvalidSettingsError (ValueError)   a buffer setting is unknown or invalid
+    ├── UnknownBufferError (LookupError)    the store has no buffer of that name
+    ├── UnknownRunError (LookupError)       the calling run was deleted
+    ├── UnknownGroupError (LookupError)     the buffer has no groups with those ids or uids
+    ├── UnknownDrawError (LookupError)      the buffer has no record of that draw
     ├── DuplicateGroupError                 a group_uid is already in the buffer
-    ├── NotEnoughGroupsError                fewer eligible groups than asked for
-    ├── RateLimitedError                    a rate limit held the call back for too long
-    ├── BufferFullError                     no room, and nothing that may make room
-    ├── LeaseExpiredError                   the lease is over, or does not hold the group
-    ├── GroupLeasedError                    somebody holds the group
-    ├── GroupClosedError                    no more episodes may be added to the group
-    ├── DuplicateEpisodeError               that episode of the group has been added
-    ├── CorruptPayloadError                 stored bytes are not the bytes that went in
-    ├── PayloadGoneError (LookupError)      what a group held was dropped, deleted or replaced
-    ├── NotSupportedError                   this engine cannot do that
-    ├── StoreClosedError                    the store was closed
-    └── DatabaseError                       the database refused or was not there
-        ├── DatabaseUnavailableError        it cannot be reached, or the connection broke
-        │   ├── DatabaseReplacedError       its files, or its state, are not those that were opened
-        │   ├── OutcomeUnknownError         the connection broke at the commit
-        │   └── PayloadsUnavailableError    the folder or bucket of the payloads is not there
-        ├── DatabaseReadOnlyError           it cannot be written
-        ├── DatabaseFullError               disk or quota exhausted
-        └── SchemaError                     the tables are not those this version needs
-            ├── SchemaOutOfDateError        an upgrade is due, or there are no tables yet
-            └── SchemaTooNewError           made by a newer replaydb
+    ├── NotEnoughGroupsError                fewer groups are eligible than requested
+    ├── RateLimitedError                    the rate limit blocked the call until its timeout
+    ├── BufferFullError                     the buffer is full and nothing can be evicted
+    ├── LeaseExpiredError                   the lease has ended, or does not have the group
+    ├── GroupLeasedError                    the group is leased, so its status cannot be changed
+    ├── GroupClosedError                    the group accepts no more episodes
+    ├── DuplicateEpisodeError               the group already has an episode at that position
+    ├── CorruptPayloadError                 stored bytes are damaged
+    ├── PayloadGoneError (LookupError)      the episodes of a group were dropped or replaced
+    ├── NotSupportedError                   the engine or this installation cannot do it
+    ├── StoreClosedError                    the store is closed
+    └── DatabaseError                       the database reported an error
+        ├── DatabaseUnavailableError        the database cannot be reached
+        │   ├── DatabaseReplacedError       the database was replaced or lost commits
+        │   ├── OutcomeUnknownError         it is unknown whether a write was committed
+        │   └── PayloadsUnavailableError    the payload store cannot be reached or used
+        ├── DatabaseReadOnlyError           the database does not accept writes
+        ├── DatabaseFullError               the disk or a quota is full
+        └── SchemaError                     the tables do not match this version
+            ├── SchemaOutOfDateError        the tables are missing or need an upgrade
+            └── SchemaTooNewError           the tables were created by a newer version
 
-The error of the driver, where there is one, is kept as `__cause__`; passwords are hidden.
+The driver's error, if any, is the `__cause__`. Passwords are hidden.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ if TYPE_CHECKING:
 
 
 class ReplayDBError(Exception):
-    """Base class of every error raised by replaydb."""
+    """Base class of all exceptions raised by replaydb."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Between processes an error is rebuilt as it is; by default its constructor would be called
-        # with the message. What begins with an underscore is of use to this process only.
+        # Pickled errors are rebuilt from their attributes; by default the constructor would be
+        # called with the message. Attributes that begin with an underscore are not pickled.
         shown = {name: value for name, value in vars(self).items() if not name.startswith("_")}
         return copyreg.__newobj__, (type(self), *self.args), shown  # type: ignore[attr-defined]
 
 
 class InvalidInputError(ReplayDBError, ValueError):
-    """An argument was refused before anything was written.
+    """An argument is invalid. Nothing was written.
 
     Attributes:
-        field: Name of the argument, with its position where it is one of many.
-        expected: What would have been accepted.
-        actual: What came.
+        field: Name of the argument, with an index if it is an element of a sequence.
+        expected: What is accepted.
+        actual: What was received.
     """
 
     def __init__(self, field: str, expected: str, actual: object) -> None:
@@ -71,11 +71,11 @@ class InvalidInputError(ReplayDBError, ValueError):
 
 
 class InvalidURLError(InvalidInputError):
-    """A URL cannot be parsed, or names an engine or a place that is not supported."""
+    """A URL cannot be parsed, or names an unsupported engine or payload store."""
 
 
 class InvalidSettingsError(ReplayDBError, ValueError):
-    """Buffer settings that are unknown, of the wrong kind, or impossible together."""
+    """A buffer setting is unknown, has the wrong type, or cannot be combined with another."""
 
 
 class UnknownBufferError(ReplayDBError, LookupError):
@@ -83,7 +83,7 @@ class UnknownBufferError(ReplayDBError, LookupError):
 
     Attributes:
         name: The name.
-        known: Names of those that there are, where it was looked.
+        known: Names of existing buffers; empty if they were not read.
     """
 
     def __init__(self, name: str, known: Sequence[str] = ()) -> None:
@@ -94,25 +94,25 @@ class UnknownBufferError(ReplayDBError, LookupError):
 
 
 class UnknownRunError(ReplayDBError, LookupError):
-    """The run that calls was deleted while it went on; open the store again to begin it anew.
+    """The calling run was deleted. To start it again, close the store and open it again.
 
     Attributes:
-        name: The name.
+        name: Name of the run.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         super().__init__(
-            f"the run {name!r} was deleted: nothing was stored; the store is to be opened again"
+            f"the run {name!r} was deleted: nothing was stored; close the store and open it again"
         )
 
 
 class UnknownGroupError(ReplayDBError, LookupError):
-    """Some of the groups asked for, by id or uid, are not in the buffer, or no longer.
+    """Some of the requested groups are not in the buffer, or no longer.
 
     Attributes:
-        group_ids: The ids or uids that were not found.
-        batch: From `get`: the others that could be read. Otherwise None.
+        group_ids: Ids or uids that were not found.
+        batch: From `get`: the other groups that could be read. Otherwise None.
     """
 
     def __init__(self, group_ids: Iterable[int | str], batch: Batch | None = None) -> None:
@@ -122,10 +122,10 @@ class UnknownGroupError(ReplayDBError, LookupError):
 
 
 class UnknownDrawError(ReplayDBError, LookupError):
-    """The buffer has no record of the draw asked for.
+    """The buffer has no record of the requested draw.
 
     Attributes:
-        draw_id: The id that was not found.
+        draw_id: Id that was not found.
     """
 
     def __init__(self, draw_id: int) -> None:
@@ -134,10 +134,10 @@ class UnknownDrawError(ReplayDBError, LookupError):
 
 
 class DuplicateGroupError(ReplayDBError):
-    """A put named a `group_uid` that the buffer already holds; nothing of that put was stored.
+    """A `group_uid` of a put is already in the buffer. Nothing of the put was stored.
 
     Attributes:
-        group_uids: Those that are taken.
+        group_uids: Uids that are already in the buffer.
     """
 
     def __init__(self, group_uids: Iterable[str]) -> None:
@@ -149,22 +149,22 @@ class DuplicateGroupError(ReplayDBError):
 
 
 class NotEnoughGroupsError(ReplayDBError):
-    """Fewer groups are eligible than were asked for, within the time allowed; none was taken.
+    """Fewer groups were eligible than requested until the timeout. None was drawn.
 
-    What there is instead was counted after the call had failed, up to `COUNTED_TO` groups of a
-    status, in the tasks asked for. It is empty where it could not be counted.
+    Attributes from `by_status` on describe the other groups of the requested tasks. They are
+    counted after the failure, up to `COUNTED_TO` groups per status, and are empty or 0 if counting
+    failed.
 
     Attributes:
-        wanted: Groups asked for.
-        available: Eligible groups there were.
-        task_name: The task whose quota could not be met; None where there was one total.
-        by_status: Groups by `GroupStatus`: `pending` ones still arrive, `archived` ones have been
-            used or evicted.
-        leased_by: Groups that somebody holds, or has claimed while they arrive, by the owner of
-            the lease.
-        too_stale: Groups passed over for `max_staleness`, those of unknown staleness included.
-        of_other_runs: Groups passed over for `runs`.
-        filtered_out: Groups passed over for `where`. Each group is in one of these three at most.
+        wanted: Number of groups requested.
+        available: Number of eligible groups.
+        task_name: Task whose quota could not be met; None if the request was for a total.
+        by_status: Number of groups by `GroupStatus`. `pending` groups may still become eligible;
+            `archived` groups were used or evicted.
+        leased_by: Number of leased groups, claimed pending groups included, by owner of the lease.
+        too_stale: Groups excluded by `max_staleness`, including those with unknown staleness.
+        of_other_runs: Groups excluded by `runs`.
+        filtered_out: Groups excluded by `where`. A group is counted in at most one of these three.
     """
 
     COUNTED_TO = 10_000
@@ -175,9 +175,9 @@ class NotEnoughGroupsError(ReplayDBError):
         available: int,
         task_name: str | None = None,
         *,
-        portion: object = None,
+        quota: object = None,
     ) -> None:
-        self._portion = portion
+        self._quota = quota
         self.wanted = wanted
         self.available = available
         self.task_name = task_name
@@ -197,20 +197,20 @@ class NotEnoughGroupsError(ReplayDBError):
         of_other_runs: int = 0,
         filtered_out: int = 0,
     ) -> None:
-        """Say what there is instead."""
+        """Add the counts of other groups to the attributes and the message."""
         self.by_status, self.leased_by = by_status, leased_by
         self.too_stale = too_stale
         self.of_other_runs = of_other_runs
         self.filtered_out = filtered_out
-        passed = {
+        excluded = {
             "too stale": too_stale,
             "of other runs": of_other_runs,
-            "not what `where` asks for": filtered_out,
+            "not matching `where`": filtered_out,
         }
         sentences = [
             "there are " + (self._counts(by_status) or "no groups"),
-            "passed over " + self._counts(passed) if any(passed.values()) else "",
-            "leased by " + _some([f"{who} ({n})" for who, n in leased_by.items()])
+            "excluded " + self._counts(excluded) if any(excluded.values()) else "",
+            "leased by " + _some([f"{owner} ({n})" for owner, n in leased_by.items()])
             if leased_by
             else "",
         ]
@@ -225,44 +225,45 @@ class NotEnoughGroupsError(ReplayDBError):
 
 
 class RateLimitedError(ReplayDBError):
-    """The buffer's rate limit held a draw or a put back until its `timeout` was over."""
+    """The rate limit of the buffer blocked a draw or a put until its `timeout`."""
 
 
 class BufferFullError(ReplayDBError):
-    """No room could be made: what is stored is leased or still arriving. Nothing was put."""
+    """The buffer is full of leased and pending groups. Nothing can be evicted or put."""
 
 
 class LeaseExpiredError(ReplayDBError):
-    """The lease is over: its groups went back and may be held by somebody else.
+    """The lease has expired or ended. Its groups were released and may be leased by others.
 
     Attributes:
         lease_id: Id of the lease.
-        group_ids: The groups named that it does not hold; empty where the whole lease is over.
+        group_ids: Requested groups that the lease does not have; empty if the whole lease has
+            ended.
     """
 
     def __init__(self, lease_id: int, group_ids: Sequence[int] = ()) -> None:
         self.lease_id = lease_id
         self.group_ids = tuple(group_ids)
         of = f" on groups {_some(self.group_ids)}" if self.group_ids else ""
-        super().__init__(f"lease {lease_id}{of} has expired or was given back")
+        super().__init__(f"lease {lease_id}{of} has expired or has ended")
 
 
 class GroupLeasedError(ReplayDBError):
-    """Groups that somebody holds were to get another status; nothing was changed.
+    """The status of a leased group cannot be changed. Nothing was changed.
 
     Attributes:
-        group_ids: Those that are held.
+        group_ids: Ids of the leased groups.
     """
 
     def __init__(self, group_ids: Iterable[int]) -> None:
         self.group_ids = tuple(group_ids)
         super().__init__(
-            f"groups {_some(self.group_ids)} are leased: what becomes of them is up to the holder"
+            f"groups {_some(self.group_ids)} are leased: only the holder can change their status"
         )
 
 
 class GroupClosedError(ReplayDBError):
-    """An episode was added to a group that takes no more episodes.
+    """The group accepts no more episodes.
 
     Attributes:
         group_uid: Uid of the group.
@@ -272,11 +273,11 @@ class GroupClosedError(ReplayDBError):
     def __init__(self, group_uid: str, status: str) -> None:
         self.group_uid = group_uid
         self.status = status
-        super().__init__(f"group {group_uid!r} takes no more episodes: it is {status}")
+        super().__init__(f"group {group_uid!r} accepts no more episodes: it is {status}")
 
 
 class DuplicateEpisodeError(ReplayDBError):
-    """An episode was added at a position that is taken; the stored one was kept.
+    """The group already has an episode at this position. It was kept.
 
     Attributes:
         group_uid: Uid of the group.
@@ -286,16 +287,16 @@ class DuplicateEpisodeError(ReplayDBError):
     def __init__(self, group_uid: str, position: int) -> None:
         self.group_uid = group_uid
         self.position = position
-        super().__init__(f"episode {position} of group {group_uid!r} has been added before")
+        super().__init__(f"group {group_uid!r} already has an episode at position {position}")
 
 
 class PayloadGoneError(ReplayDBError, LookupError):
-    """The episodes of some groups are gone: dropped, deleted, or replaced by others since.
+    """The episodes of some groups are not available: they were dropped, deleted or replaced.
 
     Attributes:
         group_ids: Ids of these groups.
-        replaced: Those of them that hold other episodes now.
-        batch: From `get` and `redraw`: the other groups, still usable. Otherwise None.
+        replaced: Ids of those that have other episodes now.
+        batch: From `get` and `redraw`: the other groups. Otherwise None.
     """
 
     def __init__(
@@ -309,18 +310,17 @@ class PayloadGoneError(ReplayDBError, LookupError):
         self.batch = batch
         gone = [group_id for group_id in self.group_ids if group_id not in self.replaced]
         ways = (("dropped or deleted", gone), ("replaced since", self.replaced))
-        said = [f"of groups {_some(ids)} were {how}" for how, ids in ways if ids]
-        super().__init__(f"the payloads {' and '.join(said)}")
+        parts = [f"of groups {_some(ids)} were {how}" for how, ids in ways if ids]
+        super().__init__(f"the payloads {' and '.join(parts)}")
 
 
 class CorruptPayloadError(ReplayDBError):
     """Stored bytes are truncated or altered, or were not written by replaydb.
 
     Attributes:
-        reason: What is wrong with them.
-        group_ids: Ids of the damaged groups; empty where bytes were decoded outside a store.
-        batch: From `sample`, `peek`, `get` and `redraw`: the other groups, still usable.
-            Otherwise None.
+        reason: What is wrong with the bytes.
+        group_ids: Ids of the damaged groups; empty if the bytes were decoded without a store.
+        batch: From `sample`, `peek`, `get` and `redraw`: the other groups. Otherwise None.
     """
 
     def __init__(
@@ -334,18 +334,18 @@ class CorruptPayloadError(ReplayDBError):
 
 
 class NotSupportedError(ReplayDBError):
-    """The engine, or this installation, cannot do what was asked."""
+    """The engine or this installation does not support the call."""
 
 
 class StoreClosedError(ReplayDBError):
-    """The store was closed, or has not been opened."""
+    """The store is closed, or has not been opened."""
 
     def __init__(self) -> None:
         super().__init__("the store is closed")
 
 
 class DatabaseError(ReplayDBError):
-    """The database reported an error; the driver's own is the `__cause__`."""
+    """The database reported an error. The driver's error is the `__cause__`."""
 
 
 class DatabaseUnavailableError(DatabaseError):
@@ -353,7 +353,7 @@ class DatabaseUnavailableError(DatabaseError):
 
 
 class DatabaseReplacedError(DatabaseUnavailableError):
-    """The database is no longer the one that the store was opened on.
+    """The database is no longer the one that the store opened.
 
     A SQLite file was replaced, overwritten or deleted, or a PostgreSQL server lost commits that it
     had acknowledged. Repeating the call does not help. Follow the instructions in the message, then
@@ -362,22 +362,21 @@ class DatabaseReplacedError(DatabaseUnavailableError):
 
 
 class OutcomeUnknownError(DatabaseUnavailableError):
-    """A write was sent off to be committed, and no answer came; it may have happened or not.
+    """It is unknown whether a write was committed: the answer to the commit was lost.
 
-    The server could not be asked in time either. Making the same call again is safe where it names
+    The server could not be asked in time either. It is safe to repeat the call if it identifies
     what it writes: a put of groups with the same `group_uid` and `on_duplicate="ignore"`, an
     episode with the same `position`, a policy version, priorities, an ack.
     """
 
 
 class PayloadsUnavailableError(DatabaseUnavailableError):
-    """The folder or object store that holds payloads cannot be reached, or not used.
+    """The payload store (a folder or bucket) cannot be reached or used.
 
-    It is down, refuses the credentials, has no such bucket or folder, or is another than the one
-    that this store has written to.
+    It is down, refuses the credentials, does not exist, or belongs to another store.
 
     Attributes:
-        url: Where payloads are; without secrets.
+        url: Payload location, without secrets.
         reason: What is wrong.
     """
 
@@ -388,19 +387,19 @@ class PayloadsUnavailableError(DatabaseUnavailableError):
 
 
 class DatabaseReadOnlyError(DatabaseError):
-    """The file, folder or server does not accept writes."""
+    """The file, folder or server does not accept writes, or the store is read-only."""
 
 
 class DatabaseFullError(DatabaseError):
-    """No space is left for the write; nothing of it was kept."""
+    """There is no space left for the write. Nothing of it was kept."""
 
 
 class SchemaError(DatabaseError):
-    """The tables in the database are not those that this version of replaydb works with.
+    """The tables in the database do not match this version of replaydb.
 
     Attributes:
-        current: Revision that was found; None where there are no tables.
-        expected: Revision that is needed.
+        current: Revision of the tables; None if there are no tables.
+        expected: Revision that this version requires.
     """
 
     def __init__(self, message: str, current: str | None, expected: str) -> None:
@@ -410,11 +409,11 @@ class SchemaError(DatabaseError):
 
 
 class SchemaOutOfDateError(SchemaError):
-    """The tables are older than this replaydb, or missing; the message says what to run."""
+    """The tables are missing or older than this version. The message names the command to run."""
 
 
 class SchemaTooNewError(SchemaError):
-    """The tables were made by a newer or different replaydb: upgrade the package."""
+    """The tables were created by a newer or different version: upgrade the package."""
 
 
 def _some(items: Sequence[object], most: int = 5) -> str:

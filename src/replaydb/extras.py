@@ -1,4 +1,4 @@
-"""Optional dependencies: the modules of each extra, and the error if one is not installed."""
+"""Modules of each optional dependency, and the error if one is not installed."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def need(extra: str, what: str) -> None:
     """Check that an extra is installed.
 
     Args:
-        extra: Its name.
+        extra: Name of the extra.
         what: The feature that needs it, in the singular, for the error.
 
     Raises:
-        NotSupportedError: It is not; the message has the command that installs it.
+        NotSupportedError: It is not installed. The message has the command that installs it.
     """
     for module in MODULES[extra]:
         if find_spec(module) is None:

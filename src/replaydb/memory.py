@@ -1,7 +1,7 @@
-"""Memory that is kept: what was read into it once is read over, not given back to the system.
+"""Reusable memory blocks for large payloads.
 
-The first touch of a page of new memory takes longer than filling it: 19 MB of payloads are read
-in 16 ms into new memory, and in 6 ms into memory that has been used before.
+The first access to a page of new memory takes longer than filling it: 19 MB of payloads are read in
+16 ms into new memory, and in 6 ms into memory that has been used before.
 """
 
 from __future__ import annotations
@@ -14,54 +14,55 @@ from threading import Lock
 import numpy as np
 from numpy.typing import NDArray
 
-#: What is smaller comes from malloc, which keeps that itself.
+#: Smaller blocks come from malloc, which reuses memory itself.
 LEAST_BYTES = 256 << 10
-#: How much is kept that nobody uses.
+#: Maximum size of unused memory that is kept.
 MOST_FREE_BYTES = 256 << 20
 
-# Python's default is shared with forks, which would write over what is read here.
+# Python's default is shared with forked processes, which could overwrite each other's data.
 _PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 
 
-class KeptMemory:
-    """Pieces of memory, used again when nobody refers to them any more.
+class BlockPool:
+    """Memory blocks that are reused when nothing refers to them any more.
 
-    Any thread may use it. It never waits for itself: finalizers, which give back, run anywhere,
-    and a fork may come at any moment. Whoever finds it busy takes new memory.
+    Any thread may use it. It never waits for its lock, because finalizers that return a block can
+    run anywhere and a fork can happen at any time. A call that finds the lock taken allocates new
+    memory.
     """
 
     def __init__(self, most_free_bytes: int = MOST_FREE_BYTES) -> None:
         self._most_free_bytes = most_free_bytes
         self._busy = Lock()
         self._returned: deque[mmap.mmap] = deque()
-        self._free: list[mmap.mmap] = []  # the one that was used last is the last
+        self._free: list[mmap.mmap] = []  # the most recently used is last
         self._num_free_bytes = 0
 
     @property
     def num_free_bytes(self) -> int:
-        """How much is kept that nobody uses."""
+        """Size of the unused memory."""
         return self._num_free_bytes
 
     def take(self, num_bytes: int) -> memoryview:
-        """Bytes to write to, with anything in them: it is theirs as long as anything views them.
+        """Return writable memory with arbitrary content. It is in use while any view of it exists.
 
-        Views of views count, as slices, arrays and tensors are.
+        Slices, arrays and tensors of it are such views, and views of views count.
         """
         if num_bytes < LEAST_BYTES:
             return np.empty(num_bytes, np.uint8).data
         size = _rounded(num_bytes)
-        piece = self._used(size) or _new(size)
-        # Views of an array that owns no memory refer to the array, so it goes after all of them.
-        whole: NDArray[np.uint8] = np.ndarray(num_bytes, np.uint8, piece)
-        weakref.finalize(whole, self._give_back, piece).atexit = False
-        return whole.data
+        block = self._used(size) or _new(size)
+        # All views refer to this array, because it does not own its memory, so it outlives them.
+        array: NDArray[np.uint8] = np.ndarray(num_bytes, np.uint8, block)
+        weakref.finalize(array, self._put_back, block).atexit = False
+        return array.data
 
     def _used(self, size: int) -> mmap.mmap | None:
-        """A free piece that is large enough, and not much larger."""
+        """Return a free block that is large enough and not much larger, or None."""
         if not self._busy.acquire(blocking=False):
             return None
         try:
-            self._sort_in()
+            self._collect()
             for i in reversed(range(len(self._free))):
                 if size <= len(self._free[i]) <= size + size // 2:
                     self._num_free_bytes -= len(self._free[i])
@@ -70,35 +71,35 @@ class KeptMemory:
         finally:
             self._busy.release()
 
-    def _give_back(self, piece: mmap.mmap) -> None:
-        self._returned.append(piece)
-        if self._busy.acquire(blocking=False):  # else the next one sorts it in
+    def _put_back(self, block: mmap.mmap) -> None:
+        self._returned.append(block)
+        if self._busy.acquire(blocking=False):  # otherwise the next call does it
             try:
-                self._sort_in()
+                self._collect()
             finally:
                 self._busy.release()
 
-    def _sort_in(self) -> None:
+    def _collect(self) -> None:
         while self._returned:
-            piece = self._returned.popleft()
-            self._free.append(piece)
-            self._num_free_bytes += len(piece)
+            block = self._returned.popleft()
+            self._free.append(block)
+            self._num_free_bytes += len(block)
         while self._num_free_bytes > self._most_free_bytes:
             self._num_free_bytes -= len(self._free.pop(0))
 
 
 def _rounded(num_bytes: int) -> int:
-    """A size that similar ones share, at most an eighth larger."""
+    """Round a size up to one that similar sizes share, at most an eighth larger."""
     step = max(mmap.PAGESIZE, 1 << (num_bytes.bit_length() - 4))
     return -(-num_bytes // step) * step
 
 
 def _new(size: int) -> mmap.mmap:
-    piece = mmap.mmap(-1, size, **_PRIVATE)
+    block = mmap.mmap(-1, size, **_PRIVATE)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        piece.madvise(mmap.MADV_HUGEPAGE)
-    return piece
+        block.madvise(mmap.MADV_HUGEPAGE)
+    return block
 
 
-#: What a process has of it, for all its stores.
-take = KeptMemory().take
+#: Shared by all stores of the process.
+take = BlockPool().take

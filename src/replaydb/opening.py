@@ -1,4 +1,4 @@
-"""What is opened with `await` or with `async with`."""
+"""Objects that are opened with `await` or `async with`."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ T = TypeVar("T", bound=_Closing)
 
 
 class Opening(Coroutine[Any, Any, T]):
-    """A `T` about to be: a coroutine that gives it, and an `async with` that also closes it.
+    """A coroutine that returns a `T`, and an async context manager that also closes it.
 
-    Like every coroutine it runs once; nothing is begun before it does.
+    Like every coroutine it runs once, and starts only when awaited or entered.
     """
 
     def __init__(self, opened: Callable[[], Coroutine[Any, Any, T]]) -> None:
@@ -34,21 +34,21 @@ class Opening(Coroutine[Any, Any, T]):
 
     @cached_property
     def _coroutine(self) -> Coroutine[Any, Any, T]:
-        return self._opened()  # made when it is run, or Python would warn where it never is
+        return self._opened()  # created late: Python warns of coroutines never awaited
 
     def __await__(self) -> Generator[Any, Any, T]:
         return self._coroutine.__await__()
 
     def send(self, value: Any) -> Any:
-        """Run on to the next wait, see `collections.abc.Coroutine`."""
+        """Resume the coroutine, see `collections.abc.Coroutine`."""
         return self._coroutine.send(value)
 
     def throw(self, *error: Any) -> Any:
-        """Raise an error where it waits, see `collections.abc.Coroutine`."""
+        """Raise an exception in the coroutine, see `collections.abc.Coroutine`."""
         return self._coroutine.throw(*error)
 
     def close(self) -> None:
-        """End it where it waits; a `T` that was opened stays open."""
+        """Close the coroutine. A `T` that was opened stays open."""
         self._coroutine.close()
 
     async def __aenter__(self) -> T:

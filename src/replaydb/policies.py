@@ -1,9 +1,9 @@
-"""Sampling policies: which groups a draw takes, and in what order.
+"""Sampling strategies: which groups a draw takes, and in what order.
 
-Ordered policies read an index from one end. Random policies read the arrival clocks of
-`docs/sampling.md`: every group waits an exponential time whose rate is its weight, and a draw
-takes the first n arrivals, which is sampling without replacement within the batch, in proportion
-to weight. Ties are broken by age: the oldest first, unless the policy asks for the newest.
+Ordered strategies read an index from one end. Random strategies read the exponential clocks of
+`docs/sampling.md`: every group has an exponential key whose rate is its weight, and a draw takes
+the n groups with the smallest keys. This is weighted sampling without replacement within the batch.
+Ties are broken by age: the oldest first, unless the strategy prefers the newest.
 """
 
 from __future__ import annotations
@@ -19,49 +19,49 @@ from replaydb.errors import InvalidInputError
 
 @dataclass(frozen=True, slots=True)
 class Fifo:
-    """The oldest groups first, in the order they were put."""
+    """Oldest groups first, in the order in which they were put."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lifo:
-    """The newest groups first."""
+    """Newest groups first."""
 
 
 @dataclass(frozen=True, slots=True)
 class StalestFirst:
-    """The oldest policy version first, the oldest group first within it; unknown versions last."""
+    """Lowest policy version first, then oldest group first; unknown versions last."""
 
 
 @dataclass(frozen=True, slots=True)
 class FreshestFirst:
-    """The newest policy version first, the newest group first within it; unknown versions last."""
+    """Highest policy version first, then newest group first; unknown versions last."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopPriority:
-    """The highest priority first, the oldest group first among equals."""
+    """Highest priority first, then oldest group first."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeastSampled:
-    """The groups drawn least often first, the oldest first among equals."""
+    """Least often drawn groups first, then oldest group first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """Every eligible group with the same probability."""
+    """All eligible groups with the same probability."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prioritized:
-    """In proportion to `priority ** priority_exponent` (a setting of the buffer).
+    """Random, in proportion to `priority ** priority_exponent` (a setting of the buffer).
 
-    Groups of priority 0 are drawn only when nothing else is left.
+    Groups of priority 0 are drawn only if no others are left.
 
     Attributes:
-        beta: Exponent of the importance weights `(w_i / min_j w_j) ** -beta`, in [0, 1]:
-            0 is no correction, 1 is full correction. From Prioritized Experience Replay
-            (Schaul et al., 2016), normalised by the largest weight of the batch.
+        beta: Exponent of the importance weights `(w_i / min_j w_j) ** -beta`, in [0, 1]: 0 is no
+            correction, 1 is full correction. From Prioritized Experience Replay (Schaul et al.,
+            2016), normalised by the largest weight of the batch.
     """
 
     beta: float = 0.4
@@ -77,14 +77,14 @@ SimplePolicy = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Share:
-    """One part of a `Mix`.
+    """One quota of a `Mix`.
 
     Attributes:
-        weight: Its part of the batch, relative to the other shares'.
-        policy: How its groups are drawn.
-        tasks: Tasks it draws from; None: all that the call allows.
-        where: Only groups that meet this expression over `replaydb.col`.
-        minimum: Groups it gets at least, whatever its weight.
+        weight: Size relative to the other shares of the batch.
+        policy: Sampling strategy of the share.
+        tasks: Tasks to draw from. None: all tasks that the call allows.
+        where: Condition over `replaydb.col` that groups must meet.
+        minimum: Minimum number of groups, whatever the weight.
     """
 
     weight: float
@@ -103,15 +103,15 @@ class Share:
 
 @dataclass(frozen=True, slots=True, eq=False, init=False)
 class Mix:
-    """A batch made of shares: of tasks, of policies, or of both, drawn in one transaction.
+    """A batch of several shares with their own tasks or strategies, drawn in one transaction.
 
     The n groups are divided by largest remainder (Hamilton's method), after every share got its
-    minimum; no group is in two shares. `Mix({"math": 3, "code": 1})` mixes tasks;
-    `Mix([Share(1, Fifo(), where=col.times_sampled == 0), Share(1, Prioritized())])` mixes new
-    groups with replayed ones.
+    minimum. No group is in two shares. `Mix({"math": 3, "code": 1})` mixes tasks. `Mix([Share(1,
+    Fifo(), where=col.times_sampled == 0), Share(1, Prioritized())])` mixes new groups with replayed
+    ones.
 
     Attributes:
-        shares: The parts, in the order of the batch.
+        shares: The shares, in the order of the batch.
     """
 
     shares: tuple[Share, ...]
@@ -123,7 +123,16 @@ class Mix:
         *,
         minimum: int = 0,
     ) -> None:
-        """Weights of tasks, each drawn by `policy` with a minimum; or shares as they are."""
+        """Create a mix from shares, or from weights by task.
+
+        Args:
+            shares: Shares, or weights by task name.
+            policy: Sampling strategy of each task, if `shares` has weights by task.
+            minimum: Minimum number of groups of each task, if `shares` has weights by task.
+
+        Raises:
+            InvalidInputError: An argument is invalid, or no weight is above 0.
+        """
         parts = (
             tuple(
                 Share(
@@ -138,26 +147,26 @@ class Mix:
             else checks.instances("shares", shares, Share)
         )
         if not sum(part.weight for part in parts) > 0.0:
-            raise InvalidInputError("shares", "a weight above 0", "none")
+            raise InvalidInputError("shares", "at least one weight above 0", "none")
         object.__setattr__(self, "shares", parts)
 
     def quotas(self, n: int) -> list[int]:
-        """How many of n groups each share gets.
+        """Return how many of n groups each share gets.
 
         Raises:
-            InvalidInputError: The minimums together are more than n.
+            InvalidInputError: The sum of the minimums exceeds n.
         """
         n = checks.whole_number("n", n)
         least = [share.minimum for share in self.shares]
         if sum(least) > n:
             raise InvalidInputError("n", f"at least {sum(least)}, the sum of the minimums", n)
-        # Divided by a power of two, which changes no digit, so that no sum of them is infinite.
+        # Divided by a power of two, which is exact, so that no sum is infinite.
         _, exponent = math.frexp(max(share.weight for share in self.shares))
         weights = [math.ldexp(share.weight, -exponent) for share in self.shares]
         ideal = [n * weight / sum(weights) for weight in weights]
         quotas = [max(low, math.floor(part)) for low, part in zip(least, ideal, strict=True)]
-        # What is missing goes to those furthest below their due, what is too much comes from
-        # those furthest above it; earlier shares first among equals.
+        # Add missing groups to the shares furthest below their ideal size, and take surplus groups
+        # from those furthest above it. Earlier shares come first among equals.
         while (missing := n - sum(quotas)) != 0:
             due = [part - quota for part, quota in zip(ideal, quotas, strict=True)]
             if missing > 0:
@@ -172,7 +181,11 @@ SamplingPolicy = SimplePolicy | Mix
 
 
 def checked_policy(policy: Any) -> SamplingPolicy:
-    """Refuse what is not a policy, such as the class instead of an instance."""
+    """Return the argument if it is a sampling strategy, not for example its class.
+
+    Raises:
+        InvalidInputError: It is not.
+    """
     if not isinstance(policy, SamplingPolicy):
         raise InvalidInputError("policy", "a sampling policy such as Uniform()", repr(policy))
     return policy

@@ -1,29 +1,42 @@
-"""Public names say which module they are for, not which file they are in."""
+"""Set the public module of exported names, and keep renamed attributes readable."""
 
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from inspect import isclass, isfunction
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 
 def publish(module: str, names: Iterable[str]) -> None:
     """Set `__module__` of the classes and functions of a public module to its name.
 
-    Annotations of a class are resolved first, as they are text that would be looked up in the
-    module named by `__module__`, where their names are unknown. What is lost is `inspect.getsource`
-    of a class, which looks there as well; that of its methods works.
+    Annotations of a class are resolved first. As text they would be evaluated in the module named
+    by `__module__`, where their names are unknown. As a side effect `inspect.getsource` fails for a
+    class, because it searches that module; for methods it works.
     """
     namespace = vars(sys.modules[module])
     for thing in map(namespace.__getitem__, names):
         if isclass(thing):
-            with suppress(NameError):  # of what is imported for type checkers only
+            with suppress(NameError):  # of names imported for type checkers only
                 _resolve_annotations(thing)
         if isclass(thing) or isfunction(thing):
             thing.__module__ = module
+
+
+def renamed(old: str, new: str) -> Any:
+    """Return a property that reads the attribute `new` and warns that `old` was renamed."""
+
+    def read(self: object) -> Any:
+        message = f"{type(self).__name__}.{old} was renamed to {new}"
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        return getattr(self, new)
+
+    read.__doc__ = f"Deprecated: renamed to `{new}`."
+    return property(read)
 
 
 def _resolve_annotations(cls: type) -> None:

@@ -1,4 +1,4 @@
-"""Replay in the place of groups that teach nothing."""
+"""Replace zero-variance groups of a batch by replayed groups."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ from replaydb.episodes import EpisodeGroup, GroupStatus
 from replaydb.errors import CorruptPayloadError
 from replaydb.policies import Lifo, Mix, Prioritized, Share, SimplePolicy
 
-#: The tag that says why a group was filtered.
+#: Tag with the reason why a group was filtered.
 REASON_TAG = "filtered"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replacement:
-    """What `replace_uninformative` made of some fresh groups.
+    """Result of `replace_uninformative`.
 
     Attributes:
-        batch: What to train on: a group for each fresh one, in their order; a stored one in the
-            place of each that was uninformative, as long as there are any.
-        fresh_ids: Ids of the informative fresh groups in the batch.
-        filtered_ids: Ids of the uninformative ones, put as `filtered`; a full buffer may have no
-            room for them.
+        batch: The batch to train on: one group per fresh group, in their order. A stored group
+            stands in for each zero-variance group, as far as there are enough.
+        fresh_ids: Ids of the fresh groups in the batch.
+        filtered_ids: Ids of the zero-variance groups, put as `filtered`. A full buffer may have
+            archived or deleted them at once.
         replayed_ids: Ids of the stored groups in the batch.
-        missing: Positions, among the fresh groups, that the batch has nothing for. In the place of
-            an uninformative one, the buffer had too few; an informative one is not replaced, and
-            was too stale, refused by a full buffer, damaged, or taken by somebody else meanwhile.
+        missing: Indexes of the fresh groups for which the batch has no group. A zero-variance group
+            is missing if the buffer had too few replacements. Another group is never replaced; it
+            is missing if it was too stale, refused by a full buffer, damaged, or taken by another
+            consumer.
     """
 
     batch: Batch
@@ -48,12 +49,12 @@ class Replacement:
 
     @property
     def num_missing(self) -> int:
-        """How many groups the batch is short of."""
+        """Number of groups that are missing in the batch."""
         return len(self.missing)
 
 
 def is_informative(group: EpisodeGroup, tolerance: float = 1e-6) -> bool:
-    """Whether its rewards differ, `max - min > tolerance`; not so where there are none."""
+    """Whether the rewards of a group differ: `max - min > tolerance`. False without rewards."""
     low, high = group.reward_min, group.reward_max
     return low is not None and high is not None and high - low > tolerance
 
@@ -71,36 +72,39 @@ async def replace_uninformative(
     on_duplicate: OnDuplicate = "error",
     step: int | None = None,
 ) -> Replacement:
-    """Store fresh groups and draw a batch in which replay takes the place of uninformative ones.
+    """Store fresh groups and draw a batch in which replay replaces zero-variance groups.
 
-    In a group whose rewards are all equal every group-relative advantage is 0 (the "dynamic
-    sampling" of DAPO, Yu et al., 2025, generates more instead). All groups are stored, in one
-    transaction: uninformative ones as `filtered`, with a tag that says why. The batch is one
-    recorded draw, which has the fresh groups first.
+    If all rewards of a group are equal, every group-relative advantage is 0. (The "dynamic
+    sampling" of DAPO, Yu et al., 2025, generates more groups instead.) All groups are stored, in
+    one transaction: zero-variance groups as `filtered`, with a tag that has the reason. The batch
+    is one recorded draw, with the fresh groups first.
 
-    Fresh groups never take the place of their neighbours. In a full buffer the informative ones
-    make room for themselves, as in any put; the others push out nothing.
+    Fresh groups never evict each other. In a full buffer the informative ones evict other groups,
+    as in any put; the zero-variance ones evict nothing.
 
     Args:
         groups: Fresh groups of one step.
-        buffer: Where they go, and replay comes from.
-        policy: How stored groups are chosen.
-        tolerance: Rewards that are this close are equal.
-        informative: Whether a fresh group teaches something; by default whether its rewards differ.
-        where: Only stored groups that meet this expression over `replaydb.col` replace others; by
-            default those whose rewards differ.
-        max_staleness: Only groups, fresh or stored, at most this many policy versions behind.
+        buffer: Buffer to store the groups in and to replay from.
+        policy: Sampling strategy for the stored groups.
+        tolerance: Maximum difference of rewards that count as equal.
+        informative: Function that returns whether to train on a fresh group. Default: whether its
+            rewards differ.
+        where: Condition over `replaydb.col` for the replayed groups. Default: their rewards differ.
+        max_staleness: Maximum staleness, in policy versions, of fresh and stored groups.
         priority: As for `Buffer.put`.
-        on_duplicate: As for `Buffer.put`: a trainer that goes on from a checkpoint, and so comes by
-            steps that were stored before, lets the same uids "replace" what they named.
-        step: The trainer step, for the record.
+        on_duplicate: As for `Buffer.put`. A trainer that resumes from a checkpoint repeats steps
+            that are already stored; with "replace" it overwrites their groups.
+        step: Trainer step to record with the draw.
+
+    Returns:
+        The batch and which groups it consists of.
 
     Raises:
-        InvalidInputError: An argument is wrong, or `informative` did not say True or False; nothing
+        InvalidInputError: An argument is invalid, or `informative` did not return a bool. Nothing
             was stored.
-        DuplicateGroupError: Under `on_duplicate="error"`, a group is in the buffer already; nothing
+        DuplicateGroupError: A group is already in the buffer and `on_duplicate` is "error". Nothing
             was stored.
-        RateLimitedError: The buffer's rate limit does not let so many out; all were stored.
+        RateLimitedError: The rate limit of the buffer blocks the draw. All groups were stored.
     """
     fresh = checks.instances("groups", groups, EpisodeGroup)
     if not fresh:
@@ -125,7 +129,7 @@ async def replace_uninformative(
     )
     kept = list(compress(ids, verdicts))
     filtered = [group_id for group_id in ids if group_id not in set(kept)]
-    # No group is in two shares, so what is fresh cannot be replayed at once.
+    # No group is in two shares, so a fresh group cannot also be replayed.
     fresh_share = Share(len(kept), Lifo(), where=col.id.in_(kept), minimum=len(kept))
     mix = Mix([fresh_share, replay])
     try:
@@ -154,7 +158,7 @@ _NOTHING: Batch = Batch([])
 
 
 def _arranged(drawn: Batch, ids: list[int], kept: list[int], filtered: list[int]) -> Replacement:
-    """Put the drawn groups where the fresh ones were."""
+    """Put the drawn groups at the positions of the fresh ones."""
     position = {group_id: i for i, group_id in enumerate(drawn.ids)}
     fresh = set(ids)
     others = iter([group_id for group_id in drawn.ids if group_id not in fresh])
@@ -175,7 +179,7 @@ def _arranged(drawn: Batch, ids: list[int], kept: list[int], filtered: list[int]
         fresh_ids=[group_id for group_id in kept if group_id in position],
         filtered_ids=filtered,
         replayed_ids=[group_id for group_id in batch.ids if group_id not in fresh],
-        missing=[place for place, group_id in enumerate(chosen) if group_id is None],
+        missing=[i for i, group_id in enumerate(chosen) if group_id is None],
     )
 
 

@@ -1,4 +1,4 @@
-"""What the calls that look into a store return: plain frozen dataclasses."""
+"""Results of read calls: frozen dataclasses with metadata, statistics and reports."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from replaydb.episodes import GroupStatus
+from replaydb.publishing import renamed
 from replaydb.settings import BufferSettings
 
 
 class DrawOutcome(StrEnum):
-    """What became of one group of one draw.
+    """Outcome of one group of one draw.
 
     Attributes:
-        SAMPLED: It was handed out by `sample`, which asks nothing back: whether the step it was
-            for survived is not known to the buffer.
-        LEASED: Somebody holds it; the outcome is still to come.
-        ACKED: Its holder said that it was used.
-        NACKED: Its holder gave it back, it never reached a holder, or it was revoked.
-        EXPIRED: Its lease ran out.
-        REJECTED: Its holder refused it for good.
-        LOST: It was deleted or replaced while it was held, or its stored bytes were damaged.
+        SAMPLED: Drawn by `sample`, which needs no acknowledgement. The buffer does not know whether
+            the trainer step was completed.
+        LEASED: Still leased. The outcome is not known yet.
+        ACKED: Acknowledged as used by its holder.
+        NACKED: Released unused by its holder, revoked, or never delivered to a holder.
+        EXPIRED: The lease expired.
+        REJECTED: Rejected as unusable by its holder.
+        LOST: Deleted or replaced while it was leased, or its stored bytes were damaged.
     """
 
     SAMPLED = "sampled"
@@ -40,21 +41,20 @@ class DrawInfo:
     """One draw: which groups trained which step. All sequences are in the order of the batch.
 
     Attributes:
-        id: Id of the draw; `Buffer.redraw` makes its batch again.
+        id: Id of the draw. `Buffer.redraw` returns its batch again.
         run_name: Name of the run that drew.
-        step: The trainer step it was drawn for; None where none was given.
-        policy: The sampling policy, as text.
+        step: Trainer step that it was drawn for; None if none was given.
+        policy: Sampling strategy, as text.
         created_at: When the groups were drawn.
         group_ids: Ids of the groups.
         probabilities: Probability of each group, see `Batch`.
         weights: Importance weight of each group, see `Batch`.
-        staleness: Staleness of each group at the draw; None where it was unknown.
-        outcomes: What became of each group; None for draws of replaydb versions that did not
-            record it.
-        outcome_reasons: Why each was nacked, rejected or lost; None where no reason was given.
-        outcome_times: When each was sampled, acked, nacked, ...; None while it is leased.
-        times_replaced: How often each group had been replaced before the draw; None where it is
-            known only that it was replaced since.
+        staleness: Staleness of each group at the draw; None if it was unknown.
+        outcomes: Outcome of each group; None for draws of replaydb versions that did not record it.
+        outcome_reasons: Why each group was nacked, rejected or lost; None if no reason was given.
+        outcome_times: When each group was sampled, acked, nacked, ...; None while it is leased.
+        times_replaced: How often each group had been replaced before the draw; None if it is only
+            known that it was replaced after the draw.
     """
 
     id: int
@@ -74,47 +74,47 @@ class DrawInfo:
 
 @dataclass(frozen=True, slots=True)
 class GroupInfo:
-    """What is known of a group without reading its episodes, as `Buffer.find` returns it.
+    """Metadata of a group, without its episodes, as `Buffer.find` returns it.
 
-    Times are aware, in UTC. What does not apply to a group, or is not known of it, is None.
+    Times are timezone-aware, in UTC. Values that do not apply or are unknown are None.
 
     Attributes:
-        id: Identity within the store, ascending in the order of arrival.
+        id: Id in the store. Later groups have higher ids.
         group_uid: Its uid, unique in the buffer.
-        prompt_uid: Its prompt.
+        prompt_uid: Id of its prompt in the dataset.
         task_name: Its task.
-        status: Where it is in its life.
-        status_reason: Why, where there is something to say.
-        run_id: The run that put it.
+        status: Its status.
+        status_reason: Why it has this status, if recorded.
+        run_id: Id of the run that put it.
         run_name: Name of that run.
-        priority: Weight of prioritized sampling.
-        staleness: Policy versions behind the buffer's; of groups that do not age any more, when
-            they ceased to.
-        min_policy_version: Oldest policy version that made a token.
-        max_policy_version: Newest policy version that made a token.
-        comparable_version: `min_policy_version`, where the run is of the lineage that the buffer
+        priority: Sampling priority.
+        staleness: Policy versions behind the buffer's version. It is constant once the group is
+            expired, failed, filtered or archived.
+        min_policy_version: Lowest policy version that generated a token.
+        max_policy_version: Highest policy version that generated a token.
+        comparable_version: `min_policy_version` if its run is of the lineage that the buffer
             follows.
-        num_episodes: Episodes that have arrived.
-        expected_episodes: Episodes that complete it.
-        min_episodes: Episodes that are enough when the deadline has passed.
-        deadline: When its episodes are no longer waited for.
-        num_tokens: Tokens of all episodes, prompts included.
-        num_bytes: Stored size of the episodes; 0 where they are gone.
+        num_episodes: Number of episodes stored so far.
+        expected_episodes: Number of episodes that complete it.
+        min_episodes: Number of episodes that is enough at the deadline.
+        deadline: When it stops to accept episodes.
+        num_tokens: Number of tokens of all episodes, prompts included.
+        num_bytes: Stored size of the episodes in bytes; 0 if they were dropped.
         has_transcript: Whether an episode has text.
         reward_mean: Mean of the rewards of the episodes.
         reward_std: Population standard deviation of the rewards.
         reward_min: Lowest reward of an episode.
         reward_max: Highest reward of an episode.
-        times_sampled: Draws that took it and did not give it back.
-        times_replaced: How often other content took its place.
-        attempts: Leases that ended without an ack.
-        lease_id: The lease that holds it.
-        leased_from: The status it had before, which a nack gives back to it.
-        tags: JSON that it was put with.
-        created_at: When it was put, or opened.
-        completed_at: When the last of its episodes arrived.
-        first_sampled_at: When it was drawn for the first time.
-        last_sampled_at: When it was drawn for the last time.
+        times_sampled: Number of draws, except leases that were released without an ack.
+        times_replaced: Number of times its content was replaced.
+        attempts: Number of leases that ended without an ack.
+        lease_id: Id of its lease.
+        leased_from: Status it had before the lease, and gets back if it is released.
+        tags: JSON values by name.
+        created_at: When it was put or opened.
+        completed_at: When its last episode was stored.
+        first_sampled_at: When it was first drawn.
+        last_sampled_at: When it was last drawn.
         archived_at: When it was archived.
     """
 
@@ -157,19 +157,19 @@ class GroupInfo:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeInfo:
-    """What is known of an episode without reading its tokens, also where these were dropped.
+    """Metadata of an episode, without its tokens. It stays if the tokens are dropped.
 
     Attributes:
-        group_id: Its group.
-        position: Its place in that group, from 0.
-        reward: Its reward; None where it has none.
-        advantage: The advantage that it was put with; None where there was none.
-        num_tokens: Its tokens, prompts included.
-        num_loss_tokens: Tokens that the loss mask lets through.
-        num_turns: Its turns; 1 where it was not built from turns.
-        min_policy_version: Oldest policy version that made a token; None where unknown.
-        max_policy_version: Newest policy version that made a token; None where unknown.
-        finish_reason: Why it ended, in the words of the inference engine.
+        group_id: Id of its group.
+        position: Index in its group, from 0.
+        reward: Its reward, or None.
+        advantage: The advantage that was put with it, or None.
+        num_tokens: Number of tokens, prompts included.
+        num_loss_tokens: Number of tokens with a loss mask of True.
+        num_turns: Number of turns; 1 if it was not built from turns.
+        min_policy_version: Lowest policy version that generated a token; None if unknown.
+        max_policy_version: Highest policy version that generated a token; None if unknown.
+        finish_reason: Why generation ended, as reported by the inference engine.
     """
 
     group_id: int
@@ -186,18 +186,18 @@ class EpisodeInfo:
 
 @dataclass(frozen=True, slots=True)
 class PromptInfo:
-    """What became of the groups of one prompt of one task; deleted groups are not counted.
+    """Statistics of the groups of one prompt in one task. Deleted groups are not counted.
 
     Attributes:
-        prompt_uid: The prompt.
+        prompt_uid: Id of the prompt.
         task_name: Its task.
-        num_groups: Groups generated from it.
-        num_episodes: Episodes of these groups.
-        times_sampled: Draws of its groups that were not given back.
-        num_groups_sampled: Groups that were drawn at least once.
-        num_expired: Groups that became too stale.
-        num_filtered: Groups that were rejected.
-        num_failed: Groups that failed.
+        num_groups: Number of groups generated from it.
+        num_episodes: Number of episodes of these groups.
+        times_sampled: Number of draws of its groups, except released leases.
+        num_groups_sampled: Number of groups drawn at least once.
+        num_expired: Number of groups that became too stale.
+        num_filtered: Number of groups that were filtered or rejected.
+        num_failed: Number of groups that failed.
         reward_mean: Mean over groups of the mean reward.
         reward_min: Lowest reward of an episode.
         reward_max: Highest reward of an episode.
@@ -221,17 +221,17 @@ class PromptInfo:
 
 @dataclass(frozen=True, slots=True)
 class LeaseInfo:
-    """A lease that has not expired, or, where that was asked for, whose groups are not back yet.
+    """An active lease, or, if requested, an expired lease with groups that are not released yet.
 
     Attributes:
         id: Id of the lease.
-        owner: Who holds it.
+        owner: Name of its holder.
         acquired_at: When it was taken.
-        expires_at: When it ends, unless it is extended; `acquired_at` where it ended at some time
-            and some of its groups are back.
-        group_ids: The groups it still holds, in the order of their draw.
-        draw_id: The draw that took them; None where it was not recorded, or no group is left.
-        step: The trainer step of that draw; None where none was given.
+        expires_at: When it expires unless it is extended. Equal to `acquired_at` if it expired at
+            an unknown time and some of its groups are already released.
+        group_ids: Ids of the groups still leased, in the order of their draw.
+        draw_id: Id of the draw; None if the draw was not recorded or no group is left.
+        step: Trainer step of the draw; None if none was given.
     """
 
     id: int
@@ -244,20 +244,20 @@ class LeaseInfo:
 
     @property
     def num_groups(self) -> int:
-        """How many groups it still holds."""
+        """Number of groups still leased."""
         return len(self.group_ids)
 
 
 @dataclass(frozen=True, slots=True)
 class BufferInfo:
-    """A buffer as `Store.buffers` lists it.
+    """Summary of a buffer, as `Store.buffers` returns it.
 
     Attributes:
         name: Name of the buffer.
         policy_version: Its policy version.
         settings: Its settings.
-        created_at: When it was made; aware, in UTC.
-        num_groups: Groups of every status.
+        created_at: When it was created; timezone-aware, in UTC.
+        num_groups: Number of groups of all statuses.
     """
 
     name: str
@@ -274,10 +274,10 @@ class RunInfo:
     Attributes:
         id: Id of the run in its store.
         name: Name of the run.
-        lineage: The run whose policy versions its own continue, or its own name; None where it was
-            not named.
-        started_at: When it first wrote something; aware, in UTC.
-        metadata: JSON that came with it.
+        lineage: Name of the run whose policy versions it continues, or its own name; None for a run
+            without a given name.
+        started_at: When it first wrote to the store; timezone-aware, in UTC.
+        metadata: JSON object that was stored with it.
     """
 
     id: int
@@ -289,15 +289,15 @@ class RunInfo:
 
 @dataclass(frozen=True, slots=True)
 class VersionTotals:
-    """Groups that a run put, of one task and one policy version, as far as they were looked at.
+    """Statistics of the sampled groups of one run, task and policy version.
 
     Attributes:
-        buffer_name: The buffer they are in.
-        task_name: Their task.
-        policy_version: The oldest version that made a token of them; None where unknown.
-        num_groups: How many groups.
-        num_episodes: How many episodes they hold.
-        num_tokens: How many tokens those hold.
+        buffer_name: Name of the buffer.
+        task_name: The task.
+        policy_version: Lowest version that generated a token of the groups; None if unknown.
+        num_groups: Number of groups.
+        num_episodes: Number of episodes in these groups.
+        num_tokens: Number of tokens in these episodes.
         reward_mean: Mean over groups of the mean reward of their episodes.
     """
 
@@ -312,24 +312,24 @@ class VersionTotals:
 
 @dataclass(frozen=True, slots=True)
 class RunStats:
-    """What a run put and drew, of groups that are still there and draws that are recorded.
+    """Statistics of a run: groups that are still stored, and draws that are recorded.
 
-    Of many groups or draws a part is looked at, spread evenly over the time of the run: counts are
-    of that part, and `share` and `draw_share` say how much of all it is, about.
+    If there are many, a sample is read that is spread evenly over the time of the run. Counts are
+    those of the sample; `share` and `draw_share` are its approximate share of the total.
 
     Attributes:
         run: The run.
-        share: Part of its groups that was looked at; 1.0: all of them.
-        versions: These, by buffer, task and policy version.
-        first_put_at: When the first of them was put; None where there is none.
+        share: Share of its groups that was read; 1.0: all.
+        versions: Statistics of these groups by buffer, task and policy version.
+        first_put_at: When the first of them was put; None if there is none.
         last_put_at: When the last of them was put.
-        draw_share: Part of its draws that was looked at.
-        num_draws: How many these are.
-        first_step: The lowest step that one of them was for; None where none was for one.
-        last_step: The highest.
+        draw_share: Share of its draws that was read.
+        num_draws: Number of draws read.
+        first_step: Lowest trainer step of these draws; None if none has a step.
+        last_step: Highest trainer step of these draws.
         first_draw_at: When the first of them was made.
         last_draw_at: When the last of them was made.
-        drawn: How many of their groups were how stale, and what became of them.
+        drawn: Number of groups in these draws, by `(staleness, outcome)`.
     """
 
     run: RunInfo
@@ -348,18 +348,18 @@ class RunStats:
 
 @dataclass(frozen=True, slots=True)
 class GroupTotals:
-    """The groups of one task and status.
+    """Totals of the groups of one task and status.
 
     Attributes:
         task_name: The task.
         status: The status.
-        num_groups: How many groups.
-        num_episodes: How many episodes they hold.
-        num_tokens: How many tokens those hold.
-        num_bytes: Bytes of their payloads.
-        min_staleness: Lowest staleness, of the groups whose policy version is known.
-        mean_staleness: Mean staleness of those groups.
-        max_staleness: Highest staleness of those groups.
+        num_groups: Number of groups.
+        num_episodes: Number of episodes in these groups.
+        num_tokens: Number of tokens in these episodes.
+        num_bytes: Size of their payloads in bytes.
+        min_staleness: Lowest staleness of the groups with a known policy version.
+        mean_staleness: Mean staleness of these groups.
+        max_staleness: Highest staleness of these groups.
         reward_mean: Mean over groups of the mean reward of their episodes.
     """
 
@@ -377,21 +377,21 @@ class GroupTotals:
 
 @dataclass(frozen=True, slots=True)
 class TaskCounters:
-    """What happened to one task since the buffer was made.
+    """Counters of one task.
 
     Attributes:
         task_name: The task.
-        max_staleness: Groups staler than this expire.
-        num_available: Groups that can be drawn now.
-        num_pending: Groups whose episodes still arrive.
-        num_leased: Groups that somebody holds.
-        num_inserted: Groups ever put.
-        num_sampled: How often its groups were drawn; a group counts once for each draw.
-        num_groups: Groups that count against capacity: of every status but archived.
-        num_tokens: Tokens of these.
-        num_bytes: Bytes of their payloads.
-        freshest: Lowest staleness of the completed groups; None where none is known.
-        stalest: Highest staleness of these.
+        max_staleness: Staleness above which groups expire; None: no limit.
+        num_available: Number of groups that can be drawn now.
+        num_pending: Number of incremental groups that are not complete.
+        num_leased: Number of leased groups.
+        num_inserted: Number of groups ever put.
+        num_sampled: Number of groups ever drawn; a group counts once per draw.
+        num_groups: Number of groups that count against capacity: all statuses except archived.
+        num_tokens: Number of tokens of these groups.
+        num_bytes: Size of their payloads in bytes.
+        freshest: Lowest staleness of the completed groups; None if none is known.
+        stalest: Highest staleness of the completed groups; None if none is known.
     """
 
     task_name: str
@@ -410,16 +410,16 @@ class TaskCounters:
 
 @dataclass(frozen=True, slots=True)
 class BufferStats:
-    """A buffer at one moment.
+    """A consistent snapshot of the counters and totals of a buffer.
 
     Attributes:
-        name: The buffer.
+        name: Name of the buffer.
         policy_version: Its policy version.
         settings: Its settings.
         tasks: Counters of every task.
-        totals: Sizes of every task and status that has groups; none where they were not asked for.
-        limited_inserts: Groups put since the rate limit was set; 0 where there is none.
-        limited_samples: Groups drawn since the rate limit was set; 0 where there is none.
+        totals: Totals of every task and status with groups; empty if they were not requested.
+        limited_inserts: Groups put since the rate limit was set; 0 without a rate limit.
+        limited_samples: Groups drawn since the rate limit was set; 0 without a rate limit.
     """
 
     name: str
@@ -432,28 +432,31 @@ class BufferStats:
 
     @property
     def num_groups(self) -> int:
-        """Groups of any task and status, by `totals`."""
+        """Number of groups of all tasks and statuses, from `totals`."""
         return sum(total.num_groups for total in self.totals)
 
 
 @dataclass(frozen=True, slots=True)
 class PruneReport:
-    """What `Store.prune` has found outside the database, and removed unless it was a dry run.
+    """Packs that `Store.prune` found, and deleted or rewrote unless it was a dry run.
 
     Attributes:
-        dry_run: Whether nothing was removed or written.
-        num_packs: Packs that are there, with what killed writes have left.
-        num_bytes: Bytes of these.
-        num_orphans: Those of them that belong to nothing, and are old enough to be sure.
-        orphan_bytes: Bytes of these.
-        num_condemned: Packs to which nothing refers any more, and whose grace is over.
-        condemned_bytes: Bytes of these.
-        num_unmarked: Packs to which nothing refers, but which were not marked for deletion, as
-            earlier versions left them. They are marked now; a run after their grace removes them.
-        unmarked_bytes: Bytes of these.
-        num_compacted: Packs of which at most half was of use, and whose rest is in a new pack.
-        compacted_bytes: Bytes less in the new ones. The old ones stay for their grace.
-        num_damaged: Packs that were to be compacted, but are damaged: they stay as they are.
+        dry_run: Whether nothing was changed.
+        num_packs: Number of packs in the payload store, including those of killed puts.
+        num_bytes: Their size in bytes.
+        num_orphans: Number of packs that the database does not know and that are older than
+            `min_age`.
+        orphan_bytes: Their size in bytes.
+        num_marked: Unreferenced packs that were marked for deletion longer ago than the grace
+            period.
+        marked_bytes: Their size in bytes.
+        num_unmarked: Unreferenced packs that were not marked for deletion, as earlier versions left
+            them. They are marked now. A run after the grace period deletes them.
+        unmarked_bytes: Their size in bytes.
+        num_compacted: Packs of which at most half was referenced, and whose rest is now in a new
+            pack.
+        compacted_bytes: Bytes saved by the new packs. The old packs stay for the grace period.
+        num_damaged: Packs that were not compacted because they are damaged.
     """
 
     dry_run: bool
@@ -461,8 +464,8 @@ class PruneReport:
     num_bytes: int = 0
     num_orphans: int = 0
     orphan_bytes: int = 0
-    num_condemned: int = 0
-    condemned_bytes: int = 0
+    num_marked: int = 0
+    marked_bytes: int = 0
     num_unmarked: int = 0
     unmarked_bytes: int = 0
     num_compacted: int = 0
@@ -471,23 +474,28 @@ class PruneReport:
 
     @property
     def freed_bytes(self) -> int:
-        """Bytes that go, at once or after the grace of what was compacted or marked."""
-        now = self.orphan_bytes + self.condemned_bytes
+        """Bytes freed in total, now or after the grace period of compacted and marked packs."""
+        now = self.orphan_bytes + self.marked_bytes
         return now + self.unmarked_bytes + self.compacted_bytes
+
+    num_condemned = renamed("num_condemned", "num_marked")
+    condemned_bytes = renamed("condemned_bytes", "marked_bytes")
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What `replaydb.operations.examine` has found out about one thing.
+    """One result of `replaydb.operations.examine`.
 
     Attributes:
-        level: "good"; "warning": it costs something, or will; "bad": data or calls are at risk.
-        subject: What it is about.
+        level: "good"; "warning": a cost now or later; "bad": data or calls are at risk.
+        subject: What was checked.
         text: What was found.
-        mend: What mends it; None where nothing is to be mended.
+        fix: What to do about it. None if nothing needs to be done.
     """
 
     level: Literal["good", "warning", "bad"]
     subject: str
     text: str
-    mend: str | None = None
+    fix: str | None = None
+
+    mend = renamed("mend", "fix")  # codespell:ignore mend

@@ -1,4 +1,4 @@
-"""The settings of a buffer: kept with it in the database, so that every process obeys the same."""
+"""Buffer settings, stored in the database and shared by all processes."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from replaydb.errors import InvalidInputError, InvalidSettingsError
 
 T = TypeVar("T")
 
-#: Sampling weights lie between these, or are 0: sums, ratios and waiting times of such weights,
-#: of however many groups, are doubles with all their digits.
+#: Range of sampling weights other than 0. Within it, sums, ratios and exponential keys of any
+#: number of weights are doubles with full precision.
 LEAST_WEIGHT, MOST_WEIGHT = 1e-150, 1e150
 
 
 def _checks_names(kind: type[T]) -> type[T]:
-    """Let the constructor of settings say which one was meant by a name that is unknown to it."""
+    """Class decorator: let the constructor name the closest setting if a name is unknown."""
     init = kind.__init__
     known = frozenset(signature(init).parameters) - {"self"}
 
@@ -30,19 +30,19 @@ def _checks_names(kind: type[T]) -> type[T]:
         check_names(given, known)
         init(self, *args, **given)
 
-    setattr(kind, "__init__", checked)  # noqa: B010 - as a method it may not be assigned to
+    setattr(kind, "__init__", checked)  # noqa: B010 - mypy forbids the assignment
     return kind
 
 
 @_checks_names
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """How much may be stored; at least one limit. What is archived does not count.
+    """Maximum size of a buffer or task. Set at least one limit. Archived groups do not count.
 
     Attributes:
-        groups: Groups at most.
-        tokens: Tokens of their episodes at most.
-        bytes: Bytes of their payloads at most.
+        groups: Maximum number of groups.
+        tokens: Maximum number of tokens in their episodes.
+        bytes: Maximum size of their payloads in bytes.
     """
 
     groups: int | None = None
@@ -50,35 +50,36 @@ class Capacity:
     bytes: int | None = None
 
     def __post_init__(self) -> None:
-        _settle(self, groups=_or_none(_SIZE), tokens=_or_none(_SIZE), bytes=_or_none(_SIZE))
+        _apply_rules(self, groups=_or_none(_SIZE), tokens=_or_none(_SIZE), bytes=_or_none(_SIZE))
         if self.groups is self.tokens is self.bytes is None:
-            raise _refused("capacity", "groups, tokens or bytes", None)
+            raise _invalid("capacity", "groups, tokens or bytes", None)
 
 
 @_checks_names
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """How much of a history is kept, the newest of it; at least one limit.
+    """Retention of a history: how many of the newest entries to keep. Set at least one limit.
 
     Attributes:
-        count: So many at most.
-        seconds: For so long at most: groups since they were put, draws since they were made.
+        count: Maximum number of entries.
+        seconds: Maximum age in seconds: of groups since they were put, of draws since they were
+            made.
     """
 
     count: int | None = None
     seconds: float | None = None
 
     def __post_init__(self) -> None:
-        _settle(self, count=_or_none(_SIZE), seconds=_or_none(checks.duration))
+        _apply_rules(self, count=_or_none(_SIZE), seconds=_or_none(checks.duration))
         if self.count is self.seconds is None:
-            raise _refused("keep", "count or seconds", None)
+            raise _invalid("keep", "count or seconds", None)
 
 
-#: Which group makes room for a new one; the oldest first among equals. Groups that can no longer
-#: be drawn (expired, failed, filtered) go before all others. `newest` takes the newest of those
-#: that are stored. `uniform` takes every group with the same probability. `lowest_priority` keeps
-#: the best: newcomers that are worse than all that stays are refused.
-#: `least_recently_sampled` takes groups that were never sampled last.
+#: Which group is evicted for a new one; the oldest first among equals. Groups that can no longer
+#: be drawn (expired, failed, filtered) are evicted before all others. `newest` evicts the newest
+#: stored group. `uniform` evicts every group with the same probability. `lowest_priority` keeps the
+#: groups with the highest priorities: new groups with a lower priority than all that stay are
+#: refused. `least_recently_sampled` evicts never sampled groups last.
 Eviction = Literal[
     "oldest",
     "newest",
@@ -93,27 +94,27 @@ Eviction = Literal[
 @_checks_names
 @dataclass(frozen=True, slots=True)
 class MinSize:
-    """Draws wait until so many groups can be drawn."""
+    """Rate limit: block draws until at least `size` groups can be drawn."""
 
     size: int
 
     def __post_init__(self) -> None:
-        _settle(self, size=_SIZE)
+        _apply_rules(self, size=_SIZE)
 
 
 @_checks_names
 @dataclass(frozen=True, slots=True)
 class SamplesPerInsert:
-    """Keep draws and puts in proportion, as Reverb's limiter of this name does.
+    """Rate limit: keep draws and puts in proportion, as Reverb's limiter of this name does.
 
-    With `diff = inserts * ratio - samples`, counted in groups since the limit was set, a draw
-    waits while it would bring diff below `min_size * ratio - error_buffer`, and a put waits while
-    it would bring diff above `min_size * ratio + error_buffer`.
+    With `diff = inserts * ratio - samples`, counted in groups since the limit was set, a draw waits
+    while it would bring diff below `min_size * ratio - error_buffer`, and a put waits while it
+    would bring diff above `min_size * ratio + error_buffer`.
 
     Attributes:
-        ratio: Samples for each insert.
-        min_size: Draws wait until so many groups were inserted; puts do not wait before.
-        error_buffer: How far diff may stray to either side, at least `max(1, ratio)`. A batch
+        ratio: Number of samples per insert.
+        min_size: Number of inserted groups before the first draw. Puts do not wait before.
+        error_buffer: Maximum deviation of diff to either side, at least `max(1, ratio)`. A batch
             larger than twice this can never be drawn.
     """
 
@@ -122,19 +123,19 @@ class SamplesPerInsert:
     error_buffer: float
 
     def __post_init__(self) -> None:
-        _settle(self, ratio=partial(checks.number, above=0.0), min_size=_SIZE)
-        _settle(self, error_buffer=partial(checks.number, least=max(1.0, self.ratio)))
+        _apply_rules(self, ratio=partial(checks.number, above=0.0), min_size=_SIZE)
+        _apply_rules(self, error_buffer=partial(checks.number, least=max(1.0, self.ratio)))
 
 
 @_checks_names
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """Every group is drawn once, and puts wait while `size` groups wait to be drawn."""
+    """Rate limit: every group is drawn once, and puts wait while `size` groups wait to be drawn."""
 
     size: int
 
     def __post_init__(self) -> None:
-        _settle(self, size=_SIZE)
+        _apply_rules(self, size=_SIZE)
 
 
 RateLimit = MinSize | SamplesPerInsert | Queue
@@ -149,41 +150,42 @@ ArchivedPayload = Literal["keep", "drop"]
 @_checks_names
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferSettings:
-    """What a buffer is told once and every process that opens it follows.
+    """Persistent settings of a buffer, shared by all processes.
 
     Attributes:
-        max_staleness: Groups whose staleness (policy versions behind the buffer's) exceeds this
-            expire when the policy advances, or at once when they are put. One number for every
-            task, or one for each task named; None, and tasks not named, have no limit.
-        expire_by: Which token of a group of several versions `max_staleness` is about. By
-            "newest_token" a group expires once none of its tokens is fresh.
-        priority_exponent: `Prioritized` draws in proportion to `priority ** priority_exponent`.
-            0 makes every group with a priority above 0 equal.
-        seed: Makes random draws reproducible: the same history of calls by one client draws the
-            same groups, on either engine. None draws fresh entropy.
-        compression: How payloads put from now on are compressed; None stores them as they are.
-        capacity: Of the whole buffer. Room is made before a put, in its transaction.
-        task_capacity: Of each task, or of each task named.
-        eviction: Which groups make room.
-        on_evict: "archive" keeps the scalars of an evicted group. "delete" keeps nothing of any
-            group that leaves: evicted, acked or drawn `max_times_sampled` times.
-        time_to_live: Seconds after which groups that nobody holds are evicted.
-        max_times_sampled: A group is archived by the draw, or the ack, that reaches this.
-        max_attempts: A group becomes `failed` when so many of its leases ended without an ack.
-        on_ack: "archive" a leased group that was acked, or "return" it to be drawn again.
-        archived_payload: "keep" or "drop" the payloads of groups archived by an ack or by
-            `max_times_sampled`.
-        keep_archived: How many archived groups of each task are kept, and for how long; others are
-            deleted, the oldest first. None: all, for ever.
-        rate_limit: What holds draws and puts back; None: nothing does.
-        record_draws: Keep the lineage: which groups every draw took.
-        keep_draws: How many draws are kept in the lineage, and for how long; others are deleted,
-            the oldest first, but none of which groups are still leased. None: all, for ever.
-        indexed_tags: Tags, by their names, whose groups are found without reading all others where
-            a filter asks for few (`docs/filters.md`). Each group that is put costs a little more.
+        max_staleness: Maximum staleness, in policy versions behind the buffer's. Staler groups
+            expire when the policy advances, or at once when they are put. One number for all tasks,
+            or a mapping by task; tasks that are not in the mapping have no limit. None: no limit.
+        expire_by: Which token of a group with several versions `max_staleness` applies to. With
+            "newest_token" a group expires only when all its tokens are too stale.
+        priority_exponent: `Prioritized` draws in proportion to `priority ** priority_exponent`. 0
+            gives equal weight to all groups with a priority above 0.
+        seed: Seed for reproducible draws: the same sequence of calls by one client draws the same
+            groups, on both engines. None: random.
+        compression: Compression of payloads that are put from now on. None: uncompressed.
+        capacity: Maximum size of the buffer. A put evicts other groups first, in its transaction.
+        task_capacity: Maximum size of each task, or a mapping by task.
+        eviction: Which groups are evicted.
+        on_evict: "archive" keeps the metadata of an evicted group. "delete" deletes every group
+            that would be archived: evicted, acked or drawn `max_times_sampled` times.
+        time_to_live: Seconds after the put when a group is evicted, unless it is leased.
+        max_times_sampled: Number of draws after which a group is archived, at the draw or the ack.
+        max_attempts: Number of leases without an ack after which a group becomes `failed`.
+        on_ack: What happens to an acked group: "archive" it, or "return" it to be drawn again.
+        archived_payload: Whether to "keep" or "drop" the payloads of groups archived by an ack or
+            by `max_times_sampled`.
+        keep_archived: Retention of archived groups, per task: older ones are deleted. None: keep
+            all.
+        rate_limit: Rate limit of draws and puts. None: no limit.
+        record_draws: Whether to record which groups every draw took.
+        keep_draws: Retention of recorded draws: older ones are deleted, unless one of their groups
+            is still leased. None: keep all.
+        indexed_tags: Names of tags to index, so that filters that match few groups need not read
+            all groups (`docs/filters.md`). Each index makes a put slightly slower.
 
     Raises:
-        InvalidSettingsError: Naming the setting, what it takes and what came.
+        InvalidSettingsError: A setting is invalid. The message names the setting, the expected and
+            the received value.
     """
 
     max_staleness: int | Mapping[str, int] | None = None
@@ -207,65 +209,65 @@ class BufferSettings:
     indexed_tags: Collection[str] = ()
 
     def __post_init__(self) -> None:
-        _settle(self, **_RULES)
-        # Limits under which every put and every draw would wait for ever.
-        room = self.capacity.groups if self.capacity else None
+        _apply_rules(self, **_RULES)
+        # With such limits every put and every draw would wait indefinitely.
+        max_groups = self.capacity.groups if self.capacity else None
         match self.rate_limit:
             case MinSize(size=least) | Queue(size=least) | SamplesPerInsert(min_size=least):
-                if room is not None and least > room:
+                if max_groups is not None and least > max_groups:
                     raise InvalidSettingsError(
-                        f"rate_limit: waits for {least} groups, but capacity holds {room}"
+                        f"rate_limit: waits for {least} groups, but capacity holds {max_groups}"
                     )
 
     def updated(self, changes: Mapping[str, Any]) -> Self:
-        """These settings with some of them changed, as this installation can obey them.
+        """Return a copy with some settings changed, if this installation supports them.
 
         Raises:
-            InvalidSettingsError: A setting is unknown or impossible, or needs a package that is
-                not installed.
+            InvalidSettingsError: A setting is unknown or invalid, or needs a package that is not
+                installed.
         """
         check_names(changes, _RULES)
         changed = replace(self, **changes)
-        asked = "compression" in changes and changed.compression is not None
-        if asked and find_spec("zstandard") is None:
+        sets_compression = "compression" in changes and changed.compression is not None
+        if sets_compression and find_spec("zstandard") is None:
             expected = "zstandard to be installed, pip install 'replaydb[zstd]'"
-            raise _refused("compression", expected, "zstd")
+            raise _invalid("compression", expected, "zstd")
         return changed
 
     def max_staleness_of(self, task_name: str) -> int | None:
-        """The staleness limit of one task; None where it has none."""
+        """Return the staleness limit of a task, or None."""
         if isinstance(self.max_staleness, Mapping):
             return self.max_staleness.get(task_name)
         return self.max_staleness
 
     def capacity_of(self, task_name: str) -> Capacity | None:
-        """The capacity of one task; None where it has none."""
+        """Return the capacity of a task, or None."""
         if isinstance(self.task_capacity, Mapping):
             return self.task_capacity.get(task_name)
         return self.task_capacity
 
     @property
     def draw_limit(self) -> int | None:
-        """How often a group may be drawn: once from a `Queue`; None: any number of times."""
+        """How often a group may be drawn: once with a `Queue`; None: any number of times."""
         return 1 if isinstance(self.rate_limit, Queue) else self.max_times_sampled
 
     @property
     def is_exclusive(self) -> bool:
-        """Whether puts and draws must see the whole buffer stand still, not only their tasks."""
+        """Whether puts and draws lock the whole buffer rather than single tasks."""
         return self.capacity is not None or self.rate_limit is not None
 
     @property
     def is_limited(self) -> bool:
-        """Whether a put can be refused, or has to make room."""
+        """Whether a put can be refused or must evict groups."""
         return self.is_exclusive or self.task_capacity is not None
 
     @property
     def keeps_best(self) -> bool:
-        """Whether what is put must be better than what is stored, or else is refused."""
+        """Whether new groups are refused if their priority is too low."""
         return self.eviction == "lowest_priority"
 
     def weight(self, priority: float) -> float:
-        """Sampling weight of a priority. A priority of 0 weighs 0, whatever the exponent.
+        """Return the sampling weight of a priority. Priority 0 has weight 0 with any exponent.
 
         Raises:
             InvalidInputError: The weight is neither 0 nor in [LEAST_WEIGHT, MOST_WEIGHT].
@@ -286,7 +288,7 @@ class BufferSettings:
         return weight
 
     def to_json(self) -> dict[str, Any]:
-        """The settings as JSON, as the `buffer` table keeps them."""
+        """Return the settings as JSON for the `buffer` table."""
         stored = asdict(self)
         stored["indexed_tags"] = list(self.indexed_tags)
         if self.rate_limit is not None:
@@ -295,7 +297,11 @@ class BufferSettings:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Self:
-        """Settings from the `buffer` table; what this version does not know is refused."""
+        """Return the settings for JSON from the `buffer` table.
+
+        Raises:
+            InvalidSettingsError: This version does not support a setting.
+        """
         values = dict(stored)
         for name, kind in _KINDS.items():
             if limit := values.get(name):
@@ -304,7 +310,7 @@ class BufferSettings:
 
 
 class SettingsChanges(TypedDict, total=False):
-    """Fields of `BufferSettings`, any of them, as keyword arguments."""
+    """Any fields of `BufferSettings`, as keyword arguments."""
 
     max_staleness: int | Mapping[str, int] | None
     expire_by: ExpireBy
@@ -330,24 +336,24 @@ class SettingsChanges(TypedDict, total=False):
 def all_changes(
     settings: BufferSettings | None, changes: Mapping[str, Any], *parameters: str
 ) -> dict[str, Any]:
-    """What a call sets: every field of settings that were given, and the changes to them.
+    """Return all settings that a call sets: the fields of `settings`, overridden by `changes`.
 
     Args:
-        settings: All of them, or None.
+        settings: A complete set of settings, or None.
         changes: Single fields.
-        parameters: What else the call takes, which a change may have been meant to be.
+        parameters: Names of the other parameters of the call, to suggest for an unknown setting.
 
     Raises:
-        InvalidSettingsError: A change is no setting.
+        InvalidSettingsError: A change is not a setting.
     """
     check_names(changes, [*_RULES, "settings", *parameters])
     if settings is None:
         return dict(changes)
-    whole = checks.instance("settings", settings, BufferSettings)
-    return {field.name: getattr(whole, field.name) for field in fields(whole)} | dict(changes)
+    complete = checks.instance("settings", settings, BufferSettings)
+    return {field.name: getattr(complete, field.name) for field in fields(complete)} | dict(changes)
 
 
-#: What limits are whose JSON does not say it.
+#: Classes of limits whose JSON has no "kind".
 _KINDS = {
     "capacity": "Capacity",
     "task_capacity": "Capacity",
@@ -361,18 +367,18 @@ _LIMITS: dict[str, Callable[..., Any]] = {
 
 
 def _limit(name: str, kind: str, stored: Mapping[str, Any]) -> Any:
-    """A limit from its JSON, or one for each task."""
+    """Return a limit from its JSON, or a dict of limits by task."""
     if any(isinstance(own, Mapping) for own in stored.values()):
         return {task_name: _limit(name, kind, own) for task_name, own in stored.items()}
     given = {"kind": kind, **stored}
     try:
         return _LIMITS[given.pop("kind")](**given)
     except (KeyError, TypeError, InvalidSettingsError):
-        raise _refused(name, "a limit that this version knows", dict(stored)) from None
+        raise _invalid(name, "a limit that this version supports", dict(stored)) from None
 
 
-def _settle(settings: Any, **rules: Rule) -> None:
-    """Keep, of fields of a frozen dataclass, what their rules make of them."""
+def _apply_rules(settings: Any, **rules: Rule) -> None:
+    """Check fields of a frozen dataclass by their rules, and store what the rules return."""
     kind = type(settings).__name__
     for name, rule in rules.items():
         field = name if kind == "BufferSettings" else f"{kind}.{name}"
@@ -384,17 +390,17 @@ def _settle(settings: Any, **rules: Rule) -> None:
 
 
 def check_names(names: Iterable[str], known: Collection[str]) -> None:
-    """Refuse settings that there are not.
+    """Raise if a name is not a setting.
 
     Raises:
-        InvalidSettingsError: Naming the first of them, and the one that it resembles.
+        InvalidSettingsError: With the first unknown name and the setting most similar to it.
     """
     for name in names:
         if name not in known:
             raise InvalidSettingsError(f"unknown setting {name!r}; {checks.meant(name, known)}")
 
 
-def _refused(setting: str, expected: str, actual: object) -> InvalidSettingsError:
+def _invalid(setting: str, expected: str, actual: object) -> InvalidSettingsError:
     return InvalidSettingsError(f"{setting}: expected {expected}, got {actual!r}")
 
 
@@ -406,17 +412,17 @@ def _or_none(rule: Rule) -> Rule:
 
 
 def _one_of(choices: Any) -> Rule:
-    """One of the strings of a Literal."""
+    """Return a rule for one of the strings of a Literal."""
     return partial(checks.one_of, choices=get_args(choices))
 
 
 def _a(*kinds: type) -> Rule:
-    """An instance of one of these."""
+    """Return a rule for an instance of one of these classes."""
     return lambda field, value: checks.instance(field, value, *kinds)
 
 
 def _per_task(rule: Rule) -> Rule:
-    """One value for all tasks, or one for each task named."""
+    """Return a rule for one value for all tasks, or a mapping by task."""
 
     def check(field: str, value: Any) -> Any:
         if not isinstance(value, Mapping):
@@ -430,7 +436,7 @@ def _per_task(rule: Rule) -> Rule:
 
 
 def _tag_names(field: str, value: Any) -> tuple[str, ...]:
-    """One name or several, each once, in order."""
+    """Return one or several names as a sorted tuple without duplicates."""
     several = (value,) if isinstance(value, str) else checks.items(field, "names of tags", value)
     return tuple(sorted({checks.name(field, each) for each in several}))
 
@@ -438,7 +444,7 @@ def _tag_names(field: str, value: Any) -> tuple[str, ...]:
 _SIZE: Rule = partial(checks.whole_number, least=1)
 _COUNT: Rule = partial(checks.whole_number, most=2**62 - 1)
 
-#: What each setting takes, as it is kept.
+#: Rule of each setting: checks a value and returns it as it is stored.
 _RULES: dict[str, Rule] = {
     "max_staleness": _per_task(_COUNT),
     "expire_by": _one_of(ExpireBy),

@@ -1,4 +1,4 @@
-"""Store: a database of buffers, opened."""
+"""Store: an open database with its buffers and runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from replaydb.database.payloads import Payloads
 from replaydb.database.repository import buffers
 from replaydb.database.repository.buffers import BufferRow, RunRow
 from replaydb.database.repository.packs import FRESH_SECONDS
-from replaydb.database.repository.run_sums import run_stats
+from replaydb.database.repository.run_totals import run_stats
 from replaydb.database.transactions import (
     BULK_SECONDS,
     PATIENCE_SECONDS,
@@ -43,10 +43,10 @@ DAY_SECONDS = 86_400.0
 
 @traced
 class Store:
-    """Buffers in one SQLite file or PostgreSQL database.
+    """An open SQLite file or PostgreSQL database with any number of buffers.
 
-    A store belongs to the event loop it was opened in. Any number of processes may open the same
-    database; they see each other's groups as soon as a put returns.
+    A store belongs to the event loop in which it was opened. Any number of processes can open the
+    same database. They see each other's groups as soon as `put` returns.
     """
 
     def __init__(
@@ -82,40 +82,48 @@ class Store:
         """Open a store: `async with Store.open(...) as store`, or `store = await Store.open(...)`.
 
         Args:
-            url: `sqlite:///FILE` (made if it is not there) or `postgresql://USER:PASS@HOST/DB`,
-                with parameters of libpq (`docs/deployment.md` lists them).
-            run: Name of the training or generation job; processes of one job share it, and a job
-                that is started again goes on under it. By default a new name is made up.
-            lineage: The run whose policy versions this run's continue, such as the one it was
-                forked from; by default the run itself, if it is named. Versions of different
-                lineages do not compare, see `Buffer.advance_policy`.
-            run_metadata: JSON to keep with the run when it is new.
-            migrate: True upgrades the tables if they are not current, False never writes any;
-                None makes those of a new SQLite file and refuses whatever else is out of date.
-            durability: "process": what was put survives the death of every process. "full": also
-                a power cut (`synchronous=FULL` on SQLite; PostgreSQL always does, as the server
-                is configured).
-            read_only: Only look: whatever would write raises `DatabaseReadOnlyError` before
-                anything is sent. A SQLite file may then be in a folder that cannot be written.
-                Without `run` and `migrate`.
-            pool_size: How many connections at most write, and how many read; calls wait for one
-                within their timeout. By default 8 of each are kept, and up to 24 made under load.
-                On SQLite one writes, and by default 8 read.
-            payloads: Where the payloads are, if not in the database: a folder, `file:///FOLDER`,
-                created if its parent exists, or an object store, `s3://BUCKET/PREFIX`, `gs://` or
-                `az://` (extra `replaydb[obstore]`). To be said once, before anything is put; it is
-                recorded, without secrets, and whoever opens the store finds it.
-            payload_grace: Seconds that payloads outside the database can still be read after
-                their groups are gone, so that what was drawn can be delivered. Kept, for every
-                process; an hour at first.
+            url: `sqlite:///FILE` (created if it does not exist) or
+                `postgresql://USER:PASS@HOST/DB`, with libpq parameters (`docs/deployment.md` lists
+                them).
+            run: Name of the training or generation job. All processes of a job share it, and a
+                restarted job continues under the same name. Default: a new generated name.
+            lineage: Name of the run whose policy versions this run continues, for example the run
+                that it was forked from. Default: the run itself if `run` is given, otherwise none.
+                Versions of different lineages are not comparable, see `Buffer.advance_policy`.
+            run_metadata: JSON object to store with the run if the run is new.
+            migrate: What to do if the tables are missing or out of date. True upgrades them. False
+                raises `SchemaOutOfDateError`. None (default) creates the tables of a new SQLite
+                file and otherwise raises.
+            durability: Which failures committed data survives. "process" (default): the end of any
+                process. "full": also a power failure (`synchronous=FULL` on SQLite; on PostgreSQL
+                the server configuration decides in both cases).
+            read_only: Whether to forbid writes. Calls that write then raise `DatabaseReadOnlyError`
+                before they send anything. A SQLite file can be in a folder that is not writable.
+                Cannot be combined with `run`, `lineage`, `run_metadata` or `migrate=True`.
+            pool_size: Maximum number of write connections, and also of read connections. A call
+                waits for a free connection within its timeout. Default: up to 24 of each under
+                load, of which 8 stay open. SQLite always has one write connection, and by default 8
+                read connections.
+            payloads: Payload location, if payloads are stored outside the database: a folder
+                `file:///FOLDER` (created if its parent exists), or an object store
+                `s3://BUCKET/PREFIX`, `gs://` or `az://` (extra `replaydb[obstore]`). Pass it once,
+                before the first put. It is recorded in the database, without secrets, and later
+                opens find it there.
+            payload_grace: Grace period in seconds: how long a payload outside the database stays
+                readable after it is no longer referenced, so that draws already made can still be
+                delivered. Recorded in the database for all processes; 3600 until you change it.
+
+        Returns:
+            An object to await or to enter with `async with`, both of which give the store.
 
         Raises:
-            InvalidInputError: An argument is wrong, or does not go with `read_only`; or the
-                payloads of this store are elsewhere than `payloads` says.
-            InvalidURLError: The URL, or that of the payloads, cannot be used.
-            PayloadsUnavailableError: The place given for payloads cannot be reached, or not used.
-            NotSupportedError: What talks to object stores is not installed.
-            SchemaError: The tables are not those of this version; the message says what to run.
+            InvalidInputError: An argument is invalid or cannot be combined with `read_only`, or
+                `payloads` differs from where this store already has its payloads.
+            InvalidURLError: `url` or `payloads` is not a usable URL.
+            PayloadsUnavailableError: The payload store cannot be reached or cannot be used.
+            NotSupportedError: The package for object stores is not installed.
+            SchemaError: The tables do not match this version of replaydb. The message names the
+                command to run.
             DatabaseError: The database cannot be opened.
         """
         durability = checks.one_of("durability", durability, get_args(Durability))
@@ -123,7 +131,9 @@ class Store:
         migrate = checks.optional(checks.flag, "migrate", migrate)
         size = checks.optional(checks.whole_number, "pool_size", pool_size, least=1)
         if read_only and (run is not None or lineage is not None or run_metadata is not None):
-            raise InvalidInputError("read_only", "no run, which would be entered", "one")
+            raise InvalidInputError(
+                "read_only", "False with run, lineage or run_metadata, which are written", True
+            )
         if read_only and migrate:
             raise InvalidInputError("migrate", "None or False with read_only=True", migrate)
         payloads = checks.optional(checks.string, "payloads", payloads)
@@ -133,7 +143,7 @@ class Store:
         metadata = checks.json_object("run_metadata", run_metadata)
 
         async def opened() -> Store:
-            with _typed_shortage():
+            with _memory_errors_typed():
                 return await open_it()
 
         async def open_it() -> Store:
@@ -143,7 +153,7 @@ class Store:
             store = cls(Database(backend), name, ancestor or run, metadata)
             try:
                 if payloads is not None:
-                    await store._payloads.settle(payloads, end_in(allowance()))
+                    await store._payloads.set_location(payloads, end_in(allowance()))
                 if grace is not None:
                     await store._payloads.set_grace(grace, end_in(allowance()))
                 if run is not None:
@@ -164,7 +174,7 @@ class Store:
 
     @property
     def run(self) -> str:
-        """Name of this run."""
+        """Name of the run under which this store puts and draws."""
         return self._run_name
 
     async def buffer(
@@ -175,27 +185,27 @@ class Store:
         create: bool = True,
         **changes: Unpack[SettingsChanges],
     ) -> Buffer:
-        """The buffer of this name.
+        """Return the buffer of this name; create it if it does not exist.
 
-        Settings are set for every process, also if the buffer is there already.
+        Settings that you pass apply to all processes, also if the buffer already exists.
 
         Args:
-            name: Its name.
-            settings: All of its settings. By default they stay as they are, and are those of
-                `BufferSettings()` in a buffer that is made.
-            create: Make the buffer if there is none. False is for processes that only follow,
-                such as evaluators: a name that is misspelt raises instead of making a buffer.
-            changes: Single fields of `BufferSettings`; the others stay as they are.
+            name: Name of the buffer.
+            settings: A complete set of settings. Default: an existing buffer keeps its settings,
+                and a new buffer gets those of `BufferSettings()`.
+            create: Whether to create the buffer if it does not exist. Pass False in processes that
+                only read, such as evaluators, so that a misspelled name raises an error.
+            changes: Single fields of `BufferSettings`. All other settings keep their values.
 
         Raises:
-            InvalidSettingsError: Unknown or impossible settings; nothing was changed.
-            UnknownBufferError: There is no such buffer, and `create` is False.
-            SchemaError: Another store is being copied into the database, which was empty.
+            InvalidSettingsError: A setting is unknown or invalid. Nothing was changed.
+            UnknownBufferError: The buffer does not exist and `create` is False.
+            SchemaError: A copy of another store into this database has not finished.
         """
         checks.name("name", name)
         may_create = checks.flag("create", create)
         wanted = all_changes(settings, changes, "create")
-        fresh = BufferSettings().updated(wanted)  # refuse before anything is written
+        fresh = BufferSettings().updated(wanted)  # raises before anything is written
 
         def find(connection: Connection) -> BufferRow | None:
             copying.check_no_copy(connection)
@@ -216,36 +226,40 @@ class Store:
             row.id,
             Buffer(self._database, self._payloads, row, self._run_name, self._current_run),
         )
-        found._saw(row)
+        found._set_row(row)
         if row.settings.updated(wanted) != row.settings:
             await found.update_settings(settings, **changes)
         elif "indexed_tags" in wanted:
-            await found._index_tags()  # whoever began may have ended before it was done
+            await found._index_tags()  # resumes if another process was interrupted
         return found
 
     async def buffers(self) -> list[BufferInfo]:
-        """Every buffer of the store, by name."""
+        """Return all buffers of the store with their settings and group counts, sorted by name."""
         return await self._database.read(buffers.all_buffers)
 
     async def buffer_names(self) -> list[str]:
-        """Names of every buffer of the store, in order; `buffers` also counts their groups."""
+        """Return the sorted names of all buffers. Unlike `buffers`, this does not count groups."""
         return sorted(await self._database.read(buffers.buffer_names))
 
     async def runs(self) -> list[RunInfo]:
-        """Every run that the store knows, the oldest first."""
+        """Return all runs of the store, oldest first."""
         return await self._database.read(buffers.all_runs)
 
     async def run_stats(self, run: str, *, limit: int = 20_000) -> RunStats:
-        """What a run put, with what rewards by policy version, and what it drew, how stale.
+        """Return statistics of a run: groups and rewards by policy version, draws by staleness.
 
-        Takes no longer for a store of more groups than it looks at, however many there are.
+        The counts come from a sample of at most `limit` groups and `limit / 20` draws, spread over
+        the time of the run, so the cost does not grow with the size of the store.
 
         Args:
-            run: Its name.
-            limit: How many groups to look at, at most; and a twentieth as many draws.
+            run: Name of the run.
+            limit: Maximum number of groups to read.
+
+        Returns:
+            The statistics, and which share of the run's groups and draws was read.
 
         Raises:
-            InvalidInputError: There is no such run.
+            InvalidInputError: The run does not exist.
         """
         name = checks.name("run", run)
         most = checks.whole_number("limit", limit, least=1)
@@ -265,22 +279,28 @@ class Store:
         min_age: float = DAY_SECONDS,
         progress: Callable[[PruneReport], object] | None = None,
     ) -> PruneReport:
-        """Find, and remove, what a folder or object store holds of this store for nothing.
+        """Delete unreferenced packs from the payload store (by default a dry run).
 
-        Packs of puts that were killed before their commit are removed; so are those whose grace is
-        over, as every process that puts does by itself; those of which at most half is of use are
-        written anew without the rest. It may run beside everything else, be cancelled at any point,
-        and run again. Takes an hour at most.
+        A pack is one file or object that holds payloads. This deletes packs of puts that were
+        killed before their commit, and unreferenced packs whose grace period has ended. (Puts also
+        delete the latter from time to time.) A pack of which at most half is still referenced
+        is rewritten without the rest. You can run this while other processes read and write, cancel
+        it at any point, and run it again. The time limit is one hour.
 
         Args:
-            dry_run: Only look, and say what there is.
-            min_age: Seconds since a pack of which the database knows nothing was written, by the
-                clock of where it is: at least two hours, as somebody may be about to commit it.
-            progress: Called with what was found so far, again and again.
+            dry_run: Whether to only report what would be deleted.
+            min_age: Minimum age in seconds of packs that the database does not know, by the clock
+                of the payload store. At least 7200, because a put in progress may still commit such
+                a pack. Default: one day.
+            progress: Function that is called repeatedly with the report so far.
+
+        Returns:
+            The number and size of the packs found, by reason.
 
         Raises:
-            InvalidInputError: An argument is wrong, or the payloads are in the database.
-            PayloadsUnavailableError: The place cannot be reached, or is not that of this store.
+            InvalidInputError: An argument is invalid, or payloads are stored in the database.
+            PayloadsUnavailableError: The payload store cannot be reached, or belongs to another
+                store.
         """
         return await self._payloads.prune(
             dry_run=checks.flag("dry_run", dry_run),
@@ -290,28 +310,28 @@ class Store:
         )
 
     async def relocate_payloads(self, payloads: str) -> None:
-        """Record that the folder or prefix with this store's packs is elsewhere now.
+        """Record a new payload location.
 
-        For a store that was restored on another machine, or whose folder is mounted elsewhere. The
-        packs must be there already; processes that have the store open must open it again.
+        Use it after you restore a store on another machine, or mount its folder elsewhere. The
+        packs must already be at the new location. Other processes must reopen the store.
 
         Args:
-            payloads: Where they are, as of `Store.open`.
+            payloads: URL of the folder or bucket, as for `Store.open`.
 
         Raises:
-            InvalidInputError: The payloads are in the database, or the URL cannot be used.
-            PayloadsUnavailableError: The packs of this store are not there.
+            InvalidInputError: Payloads are stored in the database, or the URL is not usable.
+            PayloadsUnavailableError: The packs of this store are not at this location.
         """
         url = checks.string("payloads", payloads)
         old, new = await self._payloads.relocate(url, end_in(allowance()))
-        logger.info("payloads are at %s now, not at %s", new, old)
+        logger.info("payload location changed from %s to %s", old, new)
 
     async def close(self, *, timeout: float | None = PATIENCE_SECONDS) -> None:
-        """Finish the calls under way and let go of the database. Idempotent.
+        """Wait for running calls to finish, then close the database. Idempotent.
 
         Args:
-            timeout: Seconds after which what has not ended is cut off: its callers get a
-                `StoreClosedError` or a `DatabaseUnavailableError`. None waits for ever.
+            timeout: Seconds to wait. Calls that are still running then are cancelled: they raise
+                `StoreClosedError` or `DatabaseUnavailableError`. None waits indefinitely.
         """
         seconds = checks.seconds("timeout", timeout)
         end = math.inf if seconds is None else end_in(seconds)
@@ -320,16 +340,16 @@ class Store:
             async with asyncio.timeout_at(end):
                 await asyncio.gather(*(buffer.drain() for buffer in buffers))
         except TimeoutError:
-            await asyncio.gather(*(buffer._give_up() for buffer in buffers))
-        await asyncio.gather(*(buffer._stop_returning(end) for buffer in buffers))
+            await asyncio.gather(*(buffer._abort_puts() for buffer in buffers))
+        await asyncio.gather(*(buffer._stop_releasing(end) for buffer in buffers))
         await self._payloads.stop()
         await self._database.close(end)
         await self._payloads.close(end)
 
     async def _current_run(self, end: float) -> RunRow:
-        """This run, entered in the database when it first writes something.
+        """Return this run. Insert it into the database if this is the first write.
 
-        Of calls that come first together, each sees to it by its own end.
+        If several first calls run concurrently, each inserts it within its own deadline.
         """
         if self._run is None:
 
@@ -349,10 +369,11 @@ class Store:
 
 
 @contextmanager
-def _typed_shortage() -> Iterator[None]:
-    """Type what Python raises if there is no memory: for data, or for a library to be loaded.
+def _memory_errors_typed() -> Iterator[None]:
+    """Convert errors that Python raises for lack of memory to `DatabaseUnavailableError`.
 
-    Where its own code in C cannot allocate anything, that may be a SystemError.
+    The memory may be needed for data or to load a library. A failed allocation in C code can
+    also raise SystemError.
     """
     try:
         yield

@@ -1,8 +1,8 @@
-"""OpenTelemetry spans around the calls of stores, buffers and leases.
+"""OpenTelemetry spans for the calls of stores, buffers and leases.
 
-Where `opentelemetry` is installed (extra `replaydb[opentelemetry]`), every awaited public method is
-a span named like `replaydb.Buffer.put`; where it is not, methods are left as they are. Without a
-configured SDK the API's own no-op tracer costs about a microsecond a call.
+If `opentelemetry` is installed (extra `replaydb[opentelemetry]`), every awaited public method is a
+span named like `replaydb.Buffer.put`; otherwise the methods are unchanged. Without a configured
+SDK, the API's no-op tracer costs about a microsecond per call.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _IS_INSTALLED = find_spec("opentelemetry") is not None and (
 
 
 def traced(kind: C) -> C:
-    """Let the public methods of a class that are awaited be spans; a class decorator."""
+    """Class decorator: wrap the awaited public methods of a class in spans."""
     if not _IS_INSTALLED:
         return kind
     for name in dir(kind):
@@ -43,9 +43,9 @@ def _with_span(
 ) -> Callable[..., Coroutine[Any, Any, Any]]:
     @functools.wraps(method)
     async def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _span(name, self) as told:
+        with _span(name, self) as record:
             result = await method(self, *args, **kwargs)
-            told(result)
+            record(result)
             return result
 
     return call
@@ -59,9 +59,9 @@ def _with_span_if_opening(name: str, method: Callable[..., Any]) -> Callable[...
             return made
 
         async def opened() -> Any:
-            with _span(name, self) as told:
+            with _span(name, self) as record:
                 result = await made
-                told(result)
+                record(result)
                 return result
 
         return Opening(opened)
@@ -71,26 +71,26 @@ def _with_span_if_opening(name: str, method: Callable[..., Any]) -> Callable[...
 
 @contextmanager
 def _span(name: str, owner: Any) -> Iterator[Callable[[Any], None]]:
-    """A span for the block, which is told the result of the call."""
+    """Open a span for the block. Yields a function that records the result of the call."""
     from opentelemetry import trace
 
     with trace.get_tracer("replaydb").start_as_current_span(name) as span:
 
-        def told(result: Any) -> None:
+        def record(result: Any) -> None:
             if span.is_recording() and (count := _count(result)) is not None:
                 span.set_attribute("replaydb.count", count)
 
         if span.is_recording() and isinstance(buffer := getattr(owner, "name", None), str):
             span.set_attribute("replaydb.buffer", buffer)
         try:
-            yield told
+            yield record
         except ReplayDBError as error:
             span.set_attribute("error.type", type(error).__name__)
             raise
 
 
 def _count(result: Any) -> int | None:
-    """How many groups a call was about, where its result tells."""
+    """Return the number of groups of a result, if it has one."""
     batch = getattr(result, "batch", result)
     if isinstance(batch, int) and not isinstance(batch, bool):
         return batch

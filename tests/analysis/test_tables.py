@@ -1,4 +1,4 @@
-"""What is known of a store, as Arrow: read lazily, by whatever reads Arrow."""
+"""Arrow tables of a store: contents, filters, lazy reading and Arrow readers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sqlalchemy import text
 import replaydb as rdb
 from replaydb import Buffer, EpisodeGroup, Store, analysis
 from replaydb.analysis import decoded, source
-from replaydb.database.statements import walks
+from replaydb.database.statements import scans
 from replaydb.errors import (
     CorruptPayloadError,
     DatabaseError,
@@ -43,15 +43,15 @@ BY_TABLE = pytest.mark.parametrize("table", ALL, ids=lambda table: table.__name_
 
 @pytest.fixture
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables are read in many pages, which end within groups and draws."""
+    """Use many pages, which end within groups and draws."""
     monkeypatch.setattr(source, "PAGE", 3)
     for name, size in (("WINDOW", 2), ("DRAWS", 1)):
-        monkeypatch.setattr(walks, name, size)
+        monkeypatch.setattr(scans, name, size)
 
 
 @pytest.fixture(params=["in one page", "in many"])
 def pages(request: pytest.FixtureRequest) -> str:
-    """In how many pages tables are read."""
+    """Whether tables are read in one page or in many."""
     if request.param == "in many":
         request.getfixturevalue("small_pages")
     how: str = request.param
@@ -59,7 +59,7 @@ def pages(request: pytest.FixtureRequest) -> str:
 
 
 async def fill(store: Store) -> list[int]:
-    """Seven groups of two episodes in `math`, two draws of some, and another buffer."""
+    """Fill a store: seven groups of two episodes in `math`, two draws, and another buffer."""
     buffer = await store.buffer("math")
     for version in (1, 2, 2, 5):
         await buffer.advance_policy(version)
@@ -89,7 +89,7 @@ async def view(url: str, name: str) -> list[dict[str, Any]]:
 
 
 def as_sql(rows: list[dict[str, Any]], like: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What SQLite's driver gives in the place of times and booleans."""
+    """Convert times to the strings that the driver of SQLite returns."""
     return [
         {
             name: value
@@ -147,8 +147,8 @@ async def test_prompts(store: Store, url: str) -> None:
 
 
 @pytest.mark.usefixtures("small_pages")
-async def test_versions_of_a_policy(store: Store, other: Store, url: str) -> None:
-    """Each time it came to another, until when, and who said so; rewinds and take-overs too."""
+async def test_policies_are_listed_by_version(store: Store, other: Store, url: str) -> None:
+    """One row for each change of version, with run and end, including rewinds and take-overs."""
     await fill(store)
     buffer = await store.buffer("math")
     await buffer.advance_policy(3, rewind=True)
@@ -168,7 +168,7 @@ async def test_versions_of_a_policy(store: Store, other: Store, url: str) -> Non
         *(row["began_at"] for row in rows[1:5]), None, None
     ]  # fmt: skip
     assert analysis.policies(url, buffer="code").to_table().num_rows == 1
-    # What the groups are of is still known.
+    # The lineage of groups is still known.
     seen = analysis.groups(url, buffer="math").to_table().to_pylist()
     assert {row["comparable_version"] for row in seen} == {None}
     assert [(row["run_lineage"], row["min_policy_version"]) for row in seen] == [
@@ -206,7 +206,7 @@ async def test_filters(store: Store, other: Store, url: str) -> None:
 
 @postgresql_nightly
 @BY_TABLE
-async def test_whatever_reads_arrow(store: Store, url: str, table: Table) -> None:
+async def test_arrow_readers_accept_rows(store: Store, url: str, table: Table) -> None:
     await fill(store)
     rows = table(url)
     count = rows.to_table().num_rows
@@ -217,7 +217,7 @@ async def test_whatever_reads_arrow(store: Store, url: str, table: Table) -> Non
     assert len(pl.DataFrame(rows)) == count
     with duckdb.connect() as connection:
         connection.register("stored", rows)
-        for _ in range(2):  # it is read anew
+        for _ in range(2):  # each query reads again
             assert connection.sql("SELECT count(*) FROM stored").fetchall() == [(count,)]
     assert rows.schema.names[0] in repr(rows)
 
@@ -247,14 +247,14 @@ async def test_columns_do_not_depend_on_what_is_stored(
 
 @postgresql_nightly
 @BY_TABLE
-async def test_it_is_read_a_page_at_a_time(
+async def test_rows_are_read_page_by_page(
     store: Store, url: str, table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is not taken is not read: at any time a page is in memory, not the table."""
+    """A page is read when it is requested; only one page is in memory at a time."""
     monkeypatch.setattr(source, "PAGE", 2)
     monkeypatch.setattr(decoded, "CHUNK_GROUPS", 2)
     for name in ("WINDOW", "DRAWS"):
-        monkeypatch.setattr(walks, name, 1)
+        monkeypatch.setattr(scans, name, 1)
     await fill(store)
     reads = []
     read = source.Source.read
@@ -274,8 +274,8 @@ async def test_it_is_read_a_page_at_a_time(
     assert first.num_rows + rest.num_rows == table(url).to_table().num_rows
 
 
-async def nothing_is_held(url: str, engine_name: str) -> bool:
-    """Whether no transaction is open: the WAL can be emptied; the server knows of none."""
+async def no_transaction_is_open(url: str, engine_name: str) -> bool:
+    """Whether no transaction is open: SQLite can empty the WAL; the server lists none."""
     if engine_name == "sqlite":
         with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as file:
             [(busy, size, moved)] = file.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -290,10 +290,10 @@ async def nothing_is_held(url: str, engine_name: str) -> bool:
 
 
 @pytest.mark.parametrize("layout", ["inside", "outside"])
-async def test_a_reader_that_pauses_holds_nothing(
+async def test_a_paused_reader_keeps_no_transaction_open(
     store: Store, url: str, engine_name: str, monkeypatch: pytest.MonkeyPatch, layout: str
 ) -> None:
-    monkeypatch.setattr(walks, "WINDOW", 1)
+    monkeypatch.setattr(scans, "WINDOW", 1)
     monkeypatch.setattr(decoded, "CHUNK_GROUPS", 1)
     buffer = await store.buffer("math")
     await buffer.put(groups(5))
@@ -301,18 +301,18 @@ async def test_a_reader_that_pauses_holds_nothing(
         first = reader.read_next_batch()
         await buffer.put(groups(3, "later"))
         await buffer.delete(uids="gsm8k-3")
-        assert await nothing_is_held(url, engine_name)
+        assert await no_transaction_is_open(url, engine_name)
         rest = reader.read_all()
     found = [*first["group_uid"].to_pylist(), *rest["group_uid"].to_pylist()]
-    # What came later is not of this reading, nor what went before its page was read.
+    # Without groups put after the reading began, or deleted before their page was read.
     assert list(dict.fromkeys(found)) == [f"gsm8k-{i}" for i in (0, 1, 2, 4)]
 
 
-def test_without_an_event_loop_and_in_threads(sqlite_url: str) -> None:
+def test_works_without_an_event_loop(sqlite_url: str) -> None:
     asyncio.run(_put_some(sqlite_url))
     assert analysis.groups(sqlite_url).to_table().num_rows == 3
     reader = analysis.groups(sqlite_url).reader()
-    del reader  # which was never read
+    del reader  # never read
 
 
 async def _put_some(url: str) -> None:
@@ -321,7 +321,7 @@ async def _put_some(url: str) -> None:
 
 
 @BY_TABLE
-def test_a_store_that_is_not_there_is_not_made(tmp_path: Path, table: Table) -> None:
+def test_a_missing_store_is_not_created(tmp_path: Path, table: Table) -> None:
     with pytest.raises(DatabaseError, match=r"missing\.db"):
         table(f"sqlite:///{tmp_path / 'missing.db'}")
     assert list(tmp_path.iterdir()) == []
@@ -329,7 +329,7 @@ def test_a_store_that_is_not_there_is_not_made(tmp_path: Path, table: Table) -> 
 
 @postgresql_nightly
 @pytest.mark.parametrize("table", [*OF_GROUPS, analysis.draws], ids=lambda table: table.__name__)
-async def test_what_is_refused(buffer: Buffer, url: str, table: Table) -> None:
+async def test_invalid_arguments(buffer: Buffer, url: str, table: Table) -> None:
     with pytest.raises(UnknownBufferError, match="mth"):
         table(url, buffer="mth")
     assert [info.name for info in await _buffers(url)] == [buffer.name]
@@ -343,8 +343,8 @@ async def _buffers(url: str) -> list[rdb.BufferInfo]:
         return await store.buffers()
 
 
-async def test_a_row_that_cannot_be_read(sqlite_url: str) -> None:
-    """SQLite takes anything for a number or a time."""
+async def test_an_unreadable_row(sqlite_url: str) -> None:
+    """SQLite accepts any value in any column."""
     async with Store.open(sqlite_url) as store:
         bad, good = await (await store.buffer("math")).put(groups(2))
     async with transaction(sqlite_url) as connection:
@@ -356,7 +356,7 @@ async def test_a_row_that_cannot_be_read(sqlite_url: str) -> None:
         await connection.commit()
     for table in (analysis.groups, analysis.episodes):
         rows = table(sqlite_url)
-        with pytest.raises(CorruptPayloadError, match="can not be read") as raised:
+        with pytest.raises(CorruptPayloadError, match="cannot be read") as raised:
             rows.to_table()
         assert raised.value.group_ids == (bad,)
         left = table(sqlite_url, damaged="skip").to_table()["group_id"].to_pylist()
@@ -365,14 +365,14 @@ async def test_a_row_that_cannot_be_read(sqlite_url: str) -> None:
         analysis.groups(sqlite_url, damaged="ignore")  # type: ignore[arg-type]
 
 
-def test_without_pyarrow_it_says_what_to_install() -> None:
+def test_a_missing_pyarrow_is_reported() -> None:
     code = "import sys; sys.modules['pyarrow'] = None; import replaydb.analysis"
     outcome = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "pip install 'replaydb[analysis]'" in outcome.stderr
     assert NotSupportedError.__name__ in outcome.stderr
 
 
-async def test_an_episode_that_was_dropped_is_still_known(store: Store, url: str) -> None:
+async def test_dropped_episodes_keep_their_rows(store: Store, url: str) -> None:
     buffer = await store.buffer("math", archived_payload="drop", max_times_sampled=1)
     await buffer.put(EpisodeGroup("math", [episode(1.0), episode(0.0)]))
     await buffer.sample(1)

@@ -1,4 +1,4 @@
-"""Episodes with their tokens as Arrow: every field of every episode, and null where it has none."""
+"""Arrow tables of episodes with tokens: every field, with null for missing values."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from replaydb.episodes.flat import flatten
 from replaydb.errors import CorruptPayloadError, InvalidInputError
 from support import samples
 from support.connections import transaction
+from support.decoded import decoded_group
 from support.engines import postgresql_nightly
 from support.groups import conversation, episode, group, groups, long_group
-from support.whole import whole_of
 
 Rows = list[dict[str, Any]]
 
@@ -42,7 +42,7 @@ def array_row(name: str, array: Any) -> dict[str, Any]:
 
 
 def same_numbers(row: list[Any] | None, array: Any) -> bool:
-    """Lists and arrays alike to the bit, but for which NaN it is."""
+    """Whether a list and an array are equal to the bit, except for the bits of NaN."""
     if row is None or array is None:
         return row is None and array is None
     return bool(
@@ -51,16 +51,16 @@ def same_numbers(row: list[Any] | None, array: Any) -> bool:
 
 
 def check_row(row: dict[str, Any], one: Episode) -> None:
-    """A row says what the episode holds."""
+    """Check that a row matches its episode."""
     versions = one.policy_version
-    whole = versions if isinstance(versions, int) else None
+    single = versions if isinstance(versions, int) else None
     assert same_numbers(row["token_ids"], one.token_ids)
     assert same_numbers(row["loss_mask"], one.loss_mask)
     assert same_numbers(row["logprobs"], one.logprobs)
     per_token = versions if isinstance(versions, np.ndarray) else None
     assert same_numbers(row["token_versions"], per_token)
     assert (row["policy_version"], row["min_policy_version"], row["max_policy_version"]) == (
-        whole, one.min_policy_version, one.max_policy_version
+        single, one.min_policy_version, one.max_policy_version
     )  # fmt: skip
     for name in ("reward", "advantage", "finish_reason", "text", "num_tokens", "num_loss_tokens",
                  "num_turns", "prompt_length"):  # fmt: skip
@@ -83,7 +83,7 @@ def check_row(row: dict[str, Any], one: Episode) -> None:
 
 
 def rich() -> list[EpisodeGroup]:
-    """Every form of episode, and groups that have none."""
+    """Return groups with every form of episode, and groups without episodes."""
     first = Episode(prompt_ids=[1, 2], response_ids=[], text="")
     return [
         EpisodeGroup(
@@ -119,17 +119,17 @@ async def test_every_field_of_every_episode(
     buffer = await store.buffer("math", compression=compression)
     given = rich()
     await buffer.put(given)
-    await buffer.open_group("math", "pieces", 4, prompt="one by one")
+    await buffer.open_group("math", "open", 4, prompt="one by one")
     for position in (2, 0):
-        await buffer.add_episode("pieces", episode(float(position)), position=position)
+        await buffer.add_episode("open", episode(float(position)), position=position)
     await buffer.put(group("last", rewards=(0.0, 1.0, 0.0)))
     table = analysis.tokens(url).to_table()
     table.validate(full=True)
     rows = table.to_pylist()
-    whole = [one for stored in given for one in stored.episodes]
-    for row, one in zip(rows[: len(whole)], whole, strict=True):
+    complete = [one for stored in given for one in stored.episodes]
+    for row, one in zip(rows[: len(complete)], complete, strict=True):
         check_row(row, one)
-    assert [(row["position"], row["reward"]) for row in rows[len(whole) :]] == [
+    assert [(row["position"], row["reward"]) for row in rows[len(complete) :]] == [
         (0, 0.0), (2, 2.0), (0, 0.0), (1, 1.0), (2, 0.0)
     ]  # fmt: skip
     first, second, of_second = rows[0], rows[1], rows[6]
@@ -140,7 +140,7 @@ async def test_every_field_of_every_episode(
     assert (first["buffer_name"], first["run_name"], first["group_status"]) == (
         "math", "test", "completed"
     )  # fmt: skip
-    # What may be large is in the first row of a group.
+    # Prompt ids and extras of a group are in its first row only.
     assert (first["group_prompt_ids"], second["group_prompt_ids"]) == ([5, 6], None)
     assert first["group_extras"] == [array_row("image", given[0].extras["image"])]
     assert second["group_extras"] is None
@@ -149,29 +149,31 @@ async def test_every_field_of_every_episode(
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(several=st.lists(samples.episode(), min_size=1, max_size=3), context=samples.contexts)
-def test_what_is_flat_is_a_list(several: list[Episode], context: Any) -> None:
-    """Of one payload, and of two that are joined."""
-    whole = whole_of(EpisodeGroup("t", several), [flatten(several, context), flatten(several[:1])])
-    batch = batch_of_episodes(episode_schema(), [whole])
+def test_flat_episodes_become_list_columns(several: list[Episode], context: Any) -> None:
+    """For one payload, and for two that are concatenated."""
+    decoded = decoded_group(
+        EpisodeGroup("t", several), [flatten(several, context), flatten(several[:1])]
+    )
+    batch = batch_of_episodes(episode_schema(), [decoded])
     batch.validate(full=True)
     for row, one in zip(batch.to_pylist(), [*several, several[0]], strict=True):
         check_row(row, one)
 
 
 async def test_a_large_payload_is_not_copied(buffer: Buffer, url: str) -> None:
-    """The list is laid over the bytes that were read."""
+    """The list column is a view of the bytes that were read."""
     await buffer.put(long_group("long", 500_000))
     for batch in analysis.tokens(url).reader():
         ids = batch["token_ids"].flatten()
         blob = ids.buffers()[1]
         assert len(ids) == 500_000
-        # The array is a view of a payload, which has more in it than this column.
+        # The array is a view of the whole payload.
         assert not blob.is_mutable
         assert ids.to_numpy(zero_copy_only=True)[-1] == 499_999
 
 
 @postgresql_nightly
-async def test_a_row_for_each_token(buffer: Buffer, url: str) -> None:
+async def test_rows_of_tokens(buffer: Buffer, url: str) -> None:
     given = [
         Episode(
             prompt_ids=[1, 2],
@@ -244,7 +246,7 @@ async def test_extras_as_columns(buffer: Buffer, url: str) -> None:
 
 
 @postgresql_nightly
-async def test_what_is_refused(buffer: Buffer, url: str) -> None:
+async def test_invalid_arguments(buffer: Buffer, url: str) -> None:
     for which in (
         {"per": "turn"}, {"damaged": "ignore"}, {"extras": {"token_ids": "int32"}},
         {"extras": {"x": "number"}}, {"extras": {"x": "object"}}, {"extras": ["x"]},
@@ -274,10 +276,10 @@ async def test_damaged_payloads(buffer: Buffer, url: str, monkeypatch: pytest.Mo
     ]
 
 
-async def test_memory_holds_a_chunk(
+async def test_memory_holds_one_chunk(
     buffer: Buffer, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Groups are read together up to a number and a size, and one batch at a time."""
+    """Chunks are limited by number and size of groups, and read one at a time."""
     monkeypatch.setattr(reading, "CHUNK_GROUPS", 4)
     await buffer.put([*groups(9), *(long_group(f"long-{i}", 200_000) for i in range(3))])
     counts = [len(set(batch["group_id"].to_pylist())) for batch in analysis.tokens(url).reader()]

@@ -19,7 +19,7 @@ from support.groups import group, groups
 
 @pytest.fixture
 def batch() -> Batch[EpisodeGroup]:
-    """Of three groups with 2, 1 and 3 episodes."""
+    """A batch of three groups with 2, 1 and 3 episodes."""
     several = [group("a"), group("b", rewards=[None]), group("c", rewards=[1.0, 2.0, 3.0])]
     return Batch(several, [0.5, 0.3, 0.2], [1.0, 0.8, 0.6], 7)
 
@@ -48,7 +48,7 @@ def test_a_slice_is_a_batch(batch: Batch[EpisodeGroup], chosen: slice) -> None:
     assert part.draw_id == 7
 
 
-def test_groups_of_ones_own(batch: Batch[EpisodeGroup]) -> None:
+def test_a_batch_of_new_groups(batch: Batch[EpisodeGroup]) -> None:
     own = Batch(iter(batch))
     assert (own.draw_id, own.weights.tolist(), own.probabilities.tolist()) == (
         None,
@@ -65,7 +65,7 @@ def test_groups_of_ones_own(batch: Batch[EpisodeGroup]) -> None:
     assert list(there) == list(own)
 
 
-def test_nothing_is_a_batch() -> None:
+def test_an_empty_batch() -> None:
     nothing: Batch[EpisodeGroup] = Batch([])
     assert not nothing
     assert (nothing.rewards.shape, nothing.group_index.shape) == ((0,), (0,))
@@ -74,7 +74,7 @@ def test_nothing_is_a_batch() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(ragged_groups)
-def test_tensors_do_not_tell_who_was_stored(several: list[list[Episode]]) -> None:
+def test_tensors_of_stored_and_new_groups_are_equal(several: list[list[Episode]]) -> None:
     stored = batch_of(several)
     own = Batch([EpisodeGroup("task", episodes, status="failed") for episodes in several])
     assert_alike(own.padded(0), stored.padded(0))
@@ -83,7 +83,7 @@ def test_tensors_do_not_tell_who_was_stored(several: list[list[Episode]]) -> Non
 
 
 def assert_alike(one: SequenceTensors, other: SequenceTensors) -> None:
-    """But for the ids."""
+    """Check that tensors are equal, except ids."""
     assert set(one.group_ids.tolist()) <= {-1}
     for kind in type(one).__mro__:
         for name in set(getattr(kind, "__slots__", ())) - {"group_ids"}:
@@ -101,12 +101,12 @@ def assert_alike(one: SequenceTensors, other: SequenceTensors) -> None:
         (([group("a")], None, ["x"]), "weights"),
     ],
 )
-def test_mistakes(arguments: tuple[Any, ...], field: str) -> None:
+def test_invalid_arguments(arguments: tuple[Any, ...], field: str) -> None:
     with pytest.raises(InvalidInputError, match=f"^{field}: expected"):
         Batch(*arguments)
 
 
-async def test_a_store_takes_the_groups_but_not_their_ids(buffer: Buffer) -> None:
+async def test_groups_of_a_batch_can_be_put_but_not_named_by_id(buffer: Buffer) -> None:
     own = Batch(groups(2))
     with pytest.raises(InvalidInputError, match=r"^ids\[0\]: "):
         await buffer.update_priorities(own.ids, own.weights)

@@ -1,4 +1,4 @@
-"""Packed rows: by hand, and as a round trip through every layout."""
+"""Packed rows, against layouts worked out by hand and as a round trip through every layout."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.batches import batch_of, episode, ragged_groups
 
 
 def lengths_batch(*lengths: int) -> Batch:
-    """One group for each sequence; its tokens are 10, 11, ... then 20, 21, ..."""
+    """A batch with one group per sequence, with tokens 10, 11, ... then 20, 21, ..."""
     return batch_of(
         [
             [episode([10 * i], list(range(10 * i + 1, 10 * i + n)))]
@@ -73,7 +73,7 @@ def test_values_of_sequences_at_their_tokens() -> None:
 
 def test_oversized_sequences_are_refused_or_dropped() -> None:
     batch = lengths_batch(3, 6, 2)
-    with pytest.raises(InvalidInputError, match="at least 6, the longest"):
+    with pytest.raises(InvalidInputError, match="at least 6, the length of the longest"):
         batch.packed(0, max_tokens=5)
     made = batch.packed(0, max_tokens=5, drop_oversized=True)
     assert made.token_ids.tolist() == [[10, 11, 12, 30, 31]]
@@ -121,14 +121,14 @@ def test_padded_to_flat_to_packed_to_flat(
 
 
 def in_sequence_order(packed: PackedBatch) -> torch.Tensor:
-    """Places of all tokens, sequence after sequence."""
+    """Return the indices of all tokens, sequence after sequence."""
     index = packed.sequence_index.reshape(-1)
-    places = packed.attention_mask.reshape(-1).nonzero().flatten()
-    return places[torch.argsort(index[places], stable=True)]
+    indices = packed.attention_mask.reshape(-1).nonzero().flatten()
+    return indices[torch.argsort(index[indices], stable=True)]
 
 
 def check_segments(packed: PackedBatch) -> bool:
-    """Between two bounds there is one sequence, whole, in one row; or nothing but padding."""
+    """Check that between two bounds there is one complete sequence in one row, or only padding."""
     index = packed.sequence_index.reshape(-1)
     bounds = packed.cu_seqlens.tolist()
     assert bounds == sorted(set(bounds))

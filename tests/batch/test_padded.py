@@ -17,7 +17,7 @@ from support.batches import batch_of, episode, ragged_groups
 
 
 def two_groups() -> Batch:
-    """Group 100 of two episodes, group 101 of one: sequences of 3, 5 and 2 tokens."""
+    """Group 100 with two episodes and group 101 with one: sequences of 3, 5 and 2 tokens."""
     first = [
         episode([1, 2], [3], reward=1.0, policy_version=4),
         episode([1], [4, 5, 6, 7], reward=0.5, advantage=-2.0, policy_version=[3, 4, 4, 5]),
@@ -66,7 +66,7 @@ def test_left_padded_by_hand() -> None:
     ]
 
 
-def test_facts_of_sequences() -> None:
+def test_values_per_sequence() -> None:
     made = two_groups().padded(0)
     assert made.lengths.tolist() == [3, 5, 2]
     assert made.prompt_lengths.tolist() == [2, 1, 1]
@@ -92,7 +92,7 @@ def test_versions_of_tokens_and_of_episodes_side_by_side() -> None:
     assert made.token_versions is not None
     assert made.token_versions.tolist() == [[UNKNOWN_VERSION] * 3, [7, 7, 7], [3, 4, 3]]
     assert made.policy_versions.tolist() == [UNKNOWN_VERSION, 7, 3]
-    assert made.present == {}  # which is about extras
+    assert made.present == {}  # extras only
 
 
 def test_dtypes() -> None:
@@ -103,7 +103,7 @@ def test_dtypes() -> None:
     assert made.logprobs.dtype == made.rewards.dtype == torch.float32
 
 
-def test_max_length_cuts_the_end_and_says_so() -> None:
+def test_max_length_truncates_and_marks_sequences() -> None:
     made = two_groups().padded(0, max_length=3)
     assert made.token_ids.tolist() == [[1, 2, 3], [1, 4, 5], [8, 9, 0]]
     assert made.truncated.tolist() == [False, True, False]
@@ -216,7 +216,7 @@ def test_token_extras_of_several_dtypes_are_refused_unless_left_out() -> None:
     assert batch_of(groups).padded(0, fields=["logprobs"]).token_extras == {}
 
 
-def test_only_the_fields_asked_for() -> None:
+def test_only_the_requested_fields() -> None:
     groups = [[episode([1], [2], token_extras={"value": [1.0, 2.0]}, extras={"level": 3})]]
     made = batch_of(groups).padded(0, fields=["value"])
     assert made.logprobs is None
@@ -269,7 +269,7 @@ def test_turns_are_merged_and_rows_find_their_episode() -> None:
     assert (made.merged.num_turns, made.merged.num_rows) == (3, 2)
 
 
-def test_advantages_of_episodes_go_to_the_sequences_they_became() -> None:
+def test_advantages_of_episodes_apply_to_all_their_sequences() -> None:
     apart = [Turn(prompt_ids=[1], response_ids=[2]), Turn(prompt_ids=[3], response_ids=[4])]
     batch = batch_of(
         [
@@ -286,7 +286,7 @@ def test_advantages_of_episodes_go_to_the_sequences_they_became() -> None:
 
 @settings(deadline=None)
 @given(ragged_groups)
-def test_padded_is_what_a_loop_would_make(groups: list[list[Episode]]) -> None:
+def test_padded_equals_a_plain_loop(groups: list[list[Episode]]) -> None:
     batch = batch_of(groups)
     episodes = [(i, one) for i, members in enumerate(groups) for one in members]
     for side in ("left", "right"):
@@ -296,20 +296,18 @@ def test_padded_is_what_a_loop_would_make(groups: list[list[Episode]]) -> None:
         for row, (_, one) in enumerate(episodes):
             width = made.token_ids.shape[1]
             begin = width - one.num_tokens if side == "left" else 0
-            place = slice(begin, begin + one.num_tokens)
-            assert (
-                made.attention_mask[row].nonzero().flatten().tolist() == list(range(width))[place]
-            )
-            assert made.token_ids[row, place].tolist() == one.token_ids.tolist()
-            assert made.loss_mask[row, place].tolist() == one.loss_mask.tolist()
+            span = slice(begin, begin + one.num_tokens)
+            assert made.attention_mask[row].nonzero().flatten().tolist() == list(range(width))[span]
+            assert made.token_ids[row, span].tolist() == one.token_ids.tolist()
+            assert made.loss_mask[row, span].tolist() == one.loss_mask.tolist()
             assert not made.loss_mask[row, ~made.attention_mask[row]].any()
             if one.logprobs is not None and made.logprobs is not None:
-                assert made.logprobs[row, place].tolist() == one.logprobs.tolist()
+                assert made.logprobs[row, span].tolist() == one.logprobs.tolist()
             elif made.logprobs is not None:
-                assert made.logprobs[row, place].isnan().all()
+                assert made.logprobs[row, span].isnan().all()
             if "values" in one.token_extras:
                 expected = one.token_extras["values"]
-                assert made.token_extras["values"][row, place].tolist() == expected.tolist()
+                assert made.token_extras["values"][row, span].tolist() == expected.tolist()
 
 
 @settings(deadline=None)
@@ -333,7 +331,7 @@ def test_split_holds_every_token_once(groups: list[list[Episode]]) -> None:
 
 
 def test_for_cuda_memory_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a GPU nothing can be pinned; what asks for it is looked at."""
+    """Without a GPU nothing can be pinned, so the request for it is checked."""
     asked = []
 
     def without_pinning(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

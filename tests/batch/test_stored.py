@@ -1,4 +1,4 @@
-"""Groups as they come back: what is asked of them without a look at their episodes."""
+"""Stored groups: attributes that do not need their episodes."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def test_scalars_build_no_episode(monkeypatch: pytest.MonkeyPatch) -> None:
     assert made.episodes == tuple(samples.sample_episodes())
 
 
-def test_texts_of_a_group_that_is_not_whole() -> None:
-    """Of four episodes the second has not arrived: texts are by the places of all four."""
+def test_texts_of_an_incomplete_group() -> None:
+    """The second of four episodes is missing: texts have the positions among all four."""
     made = StoredGroup(
-        ROW, {place: flatten([episode()]) for place in (0, 2, 3)}, {0: "first", 3: "last"}
+        ROW, {position: flatten([episode()]) for position in (0, 2, 3)}, {0: "first", 3: "last"}
     )
     assert [one.text for one in made.episodes] == made.texts == ["first", None, "last"]
     assert [row["position"] for row in records.to_record(made, None).transcripts] == [0, 2]
@@ -47,8 +47,8 @@ def test_texts_of_a_group_that_is_not_whole() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(samples.episode(), min_size=1, max_size=4))
-def test_scalars_are_those_of_what_was_put(episodes: list[Episode]) -> None:
-    """Whether it came in one part or several, and the row has the same."""
+def test_scalars_equal_those_of_the_put_group(episodes: list[Episode]) -> None:
+    """Whether it is stored in one part or several, and its row has the same values."""
     given = EpisodeGroup("task", episodes)
     stored = stored_group(episodes)
     row = records.to_record(given, None)

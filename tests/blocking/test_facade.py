@@ -1,4 +1,4 @@
-"""The store without an event loop."""
+"""The blocking store."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_put_and_sample(buffer: blocking.Buffer) -> None:
     assert buffer.metrics()["buffer/groups"] == 3
 
 
-def test_replacing_what_is_uninformative(buffer: blocking.Buffer) -> None:
+def test_replacing_uninformative_groups(buffer: blocking.Buffer) -> None:
     [old] = buffer.put(group("old"))
     fresh = [group("flat", rewards=[1.0, 1.0]), group("fresh")]
     done = blocking.replace_uninformative(
@@ -67,11 +67,11 @@ def test_a_lease_acks_or_nacks(buffer: blocking.Buffer) -> None:
     with pytest.raises(ZeroDivisionError), buffer.lease(2, ttl=60):
         raise ZeroDivisionError
     assert buffer.count(statuses=GroupStatus.COMPLETED) == 2
-    held = buffer.lease(2, ttl=60)
-    held.extend(90)
-    held.ack(held.batch.ids[:1], cursor={"step": 3})
-    same = buffer.open_lease(held.id, ttl=60)
-    assert same.batch.ids == held.batch.ids[1:]
+    taken = buffer.lease(2, ttl=60)
+    taken.extend(90)
+    taken.ack(taken.batch.ids[:1], cursor={"step": 3})
+    same = buffer.open_lease(taken.id, ttl=60)
+    assert same.batch.ids == taken.batch.ids[1:]
     assert buffer.revoke(same.id) == same.batch.ids
     assert buffer.cursor("step") == 3
     assert buffer.count(statuses=GroupStatus.COMPLETED) == 1

@@ -1,4 +1,4 @@
-"""Ctrl-C and other signals: the call that they interrupt is settled before the exception."""
+"""Ctrl-C and other signals: an interrupted call has ended before the exception is raised."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from support.groups import group, groups
 
 @pytest.fixture(autouse=True)
 def _ctrl_c() -> Iterator[None]:
-    """It raises, also where the tests were started in the background, which ignores it."""
+    """Let SIGINT raise, even if the tests were started in the background, which ignores it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -46,33 +46,33 @@ def handled(number: int, handler: Callable[[int, FrameType | None], None]) -> It
 
 
 def send(number: int = signal.SIGINT) -> None:
-    """To the thread that waits for the call."""
+    """Send a signal to the thread that waits for the call."""
     main = threading.main_thread().ident
     assert main is not None
     signal.pthread_kill(main, number)
 
 
-async def until_cancelled(told: list[str]) -> None:
-    """Send an interrupt, and take a while to end after the cancellation."""
+async def until_cancelled(events: list[str]) -> None:
+    """Send an interrupt, and take some time to end after the cancellation."""
     send()
     try:
         await asyncio.sleep(30)
     finally:
-        told.append("cancelled")
-        send()  # a second one, into the cleanup
+        events.append("cancelled")
+        send()  # a second one, during the cleanup
         await asyncio.sleep(0)
-        told.append("cleaned up")
+        events.append("cleaned up")
 
 
 def test_a_call_is_cancelled_and_awaited(thread: EventLoopThread) -> None:
-    told: list[str] = []
+    events: list[str] = []
     with pytest.raises(KeyboardInterrupt):
-        thread.run(lambda: until_cancelled(told))
-    assert told == ["cancelled", "cleaned up"]
+        thread.run(lambda: until_cancelled(events))
+    assert events == ["cancelled", "cleaned up"]
 
 
 def test_a_signal_that_does_not_end_the_wait_is_noticed(thread: EventLoopThread) -> None:
-    """Such as one that comes just before the thread blocks, or goes to another thread."""
+    """For example one that arrives just before the thread blocks, or in another thread."""
 
     ended: list[str] = []
 
@@ -86,24 +86,24 @@ def test_a_signal_that_does_not_end_the_wait_is_noticed(thread: EventLoopThread)
     assert not ended
 
 
-def test_what_must_end_is_not_cancelled(thread: EventLoopThread) -> None:
-    told: list[str] = []
+def test_a_shielded_call_is_not_cancelled(thread: EventLoopThread) -> None:
+    events: list[str] = []
 
     async def work() -> None:
         send()
         await asyncio.sleep(0.01)
-        told.append("ended")
+        events.append("ended")
 
     with pytest.raises(KeyboardInterrupt):
-        thread.run(work, whole=True)
-    assert told == ["ended"]
+        thread.run(work, shielded=True)
+    assert events == ["ended"]
 
 
 def test_the_exception_of_any_handler_is_deferred(thread: EventLoopThread) -> None:
-    told: list[str] = []
+    events: list[str] = []
 
     def raise_timeout(number: int, frame: FrameType | None) -> None:
-        told.append("raised")
+        events.append("raised")
         raise TimeoutError("of a handler")
 
     async def work() -> None:
@@ -111,20 +111,20 @@ def test_the_exception_of_any_handler_is_deferred(thread: EventLoopThread) -> No
         try:
             await asyncio.sleep(30)
         finally:
-            told.append("cancelled")
+            events.append("cancelled")
 
     with handled(signal.SIGALRM, raise_timeout), pytest.raises(TimeoutError, match="of a handler"):
         thread.run(work)
-    assert told == ["raised", "cancelled"]
+    assert events == ["raised", "cancelled"]
 
 
 def test_a_handler_that_does_not_raise_cancels_nothing(thread: EventLoopThread) -> None:
-    told: list[int] = []
+    events: list[int] = []
     ran = threading.Event()
 
     def note(number: int, frame: FrameType | None) -> None:
-        told.append(number)
-        signal.signal(number, other)  # which stays
+        events.append(number)
+        signal.signal(number, other)  # the new handler stays
         ran.set()
 
     def other(number: int, frame: FrameType | None) -> None:
@@ -138,13 +138,13 @@ def test_a_handler_that_does_not_raise_cancels_nothing(thread: EventLoopThread) 
     with handled(signal.SIGUSR1, note):
         assert thread.run(work) == "result"
         assert signal.getsignal(signal.SIGUSR1) is other
-    assert told == [signal.SIGUSR1]
+    assert events == [signal.SIGUSR1]
 
 
 def test_a_call_that_does_not_end_can_be_left(
     thread: EventLoopThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a further interrupt, if it cannot be cancelled for long."""
+    """By a further interrupt, if its cancellation takes too long."""
     monkeypatch.setattr(interrupts, "OVERDUE_SECONDS", -1)
     left = threading.Event()
 
@@ -160,15 +160,15 @@ def test_a_call_that_does_not_end_can_be_left(
 
 
 def test_a_call_into_another_loop_is_cancelled_and_awaited(thread: EventLoopThread) -> None:
-    told: list[str] = []
+    events: list[str] = []
     other = EventLoopThread()
     with pytest.raises(KeyboardInterrupt):
-        thread.run(lambda: other.run_from(lambda: until_cancelled(told)))
-    assert told == ["cancelled", "cleaned up"]
+        thread.run(lambda: other.run_from(lambda: until_cancelled(events)))
+    assert events == ["cancelled", "cleaned up"]
     other.close()
 
 
-def test_a_call_that_waits_is_ended(buffer: blocking.Buffer) -> None:
+def test_a_waiting_call_is_ended(buffer: blocking.Buffer) -> None:
     threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
     rescue = threading.Timer(30, buffer.put, [group()])  # of a call that waits on
     rescue.start()
@@ -180,8 +180,8 @@ def test_a_call_that_waits_is_ended(buffer: blocking.Buffer) -> None:
     assert buffer.draws() == []
 
 
-# Every point of a call. Python runs handlers where functions are entered and where functions of C
-# have returned (and where loops jump back). A profiler is told of these.
+# Every point of a call. Python runs handlers where functions are entered and where C functions have
+# returned (and where loops jump back). A profiler is notified of these.
 
 
 def interrupted_at(n: int, call: Callable[[], object]) -> str | None:
@@ -218,13 +218,13 @@ def every_point(call: Callable[[], object]) -> Iterator[str]:
 
 @pytest.fixture
 def _one_signal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others would multiply the points."""
+    """Handle one signal only: the others would multiply the points."""
     monkeypatch.setattr(interrupts, "_SIGNALS", (signal.SIGINT,))
 
 
-#: Functions on whose entry an interrupt leaves a lease until its ttl, as docs/training.md says.
+#: Functions on whose entry an interrupt leaves a lease until its ttl, see docs/training.md.
 WINDOWS = {"Lease.__enter__", "_Managed.__exit__"}
-#: Exceptions in callbacks of the garbage collector are printed, and interrupt nothing.
+#: Exceptions in callbacks of the garbage collector are printed and do not interrupt.
 exhaustive = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
@@ -262,7 +262,7 @@ def test_a_put_interrupted_at_any_point(buffer: blocking.Buffer) -> None:
 @exhaustive
 @pytest.mark.usefixtures("_one_signal")
 def test_a_batch_that_was_not_returned_is_the_next_one(buffer: blocking.Buffer) -> None:
-    """None is acked that the caller never got, and none is left out."""
+    """No batch is acked that the caller did not get, and none is skipped."""
     buffer.put(groups(300))
     seen: list[int] = []
     taken: list[list[int]] = [[]]

@@ -1,4 +1,4 @@
-"""The thread of a store: any number of callers, forks, and its end."""
+"""The thread of a store: many callers, forks, and closing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_many_threads(buffer: blocking.Buffer) -> None:
     assert len({one for found in leased for one in found}) == 64
 
 
-def test_a_wait_does_not_hold_up_other_threads(buffer: blocking.Buffer) -> None:
+def test_a_wait_does_not_block_other_threads(buffer: blocking.Buffer) -> None:
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(buffer.sample, 1, timeout=30)
         ids = buffer.put(group())
@@ -43,7 +43,7 @@ def test_closed(url: str) -> None:
         buffer.count()
 
 
-def test_a_call_that_is_cut_off_says_that_the_store_was_closed() -> None:
+def test_a_cancelled_call_raises_store_closed() -> None:
     thread, began = EventLoopThread(), threading.Event()
 
     async def wait() -> None:
@@ -66,7 +66,9 @@ def test_a_store_that_cannot_be_opened_leaves_no_thread() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_fork_is_told_to_open_its_own(buffer: blocking.Buffer, store: blocking.Store) -> None:
+def test_a_store_cannot_be_used_after_a_fork(
+    buffer: blocking.Buffer, store: blocking.Store
+) -> None:
     child = os.fork()
     if child == 0:
         code = 1

@@ -1,4 +1,4 @@
-"""Whatever a model generates is stored, queried and read again."""
+"""Generated text is stored, queried and read unchanged, whatever it contains."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ async def test_generated_text_comes_back_bit_for_bit(buffer: Buffer) -> None:
         prompt=[{"role": "user", "content": GENERATED}],
     )
     [group_id] = await buffer.put([given])
-    await buffer.open_group("chat", "pieces", 2, prompt=GENERATED)
+    await buffer.open_group("chat", "incremental", 2, prompt=GENERATED)
     for _ in range(2):
-        await buffer.add_episode("pieces", given.episodes[0])
+        await buffer.add_episode("incremental", given.episodes[0])
 
-    first, second = await buffer.get(uids=[given.group_uid, "pieces"])
+    first, second = await buffer.get(uids=[given.group_uid, "incremental"])
     assert first.episodes == given.episodes
     assert first.prompt == given.prompt
     assert second.prompt == GENERATED
@@ -35,10 +35,10 @@ async def test_generated_text_comes_back_bit_for_bit(buffer: Buffer) -> None:
 
 
 async def test_sql_and_frames_have_the_stored_form(buffer: Buffer, url: str) -> None:
-    given = episode(text=GENERATED, metadata={"said": GENERATED})
+    given = episode(text=GENERATED, metadata={"note": GENERATED})
     await buffer.put(EpisodeGroup("chat", [given]))
     async with transaction(url) as connection:
-        said = episode_table.c.metadata["said"].as_string()
-        assert await connection.scalar(select(said)) == STORED
+        note = episode_table.c.metadata["note"].as_string()
+        assert await connection.scalar(select(note)) == STORED
     for rows in analysis.episodes(url), analysis.tokens(url):
         assert rows.to_table()["text"].to_pylist() == [STORED]

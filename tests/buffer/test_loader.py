@@ -1,4 +1,4 @@
-"""Batches made ready in the background."""
+"""Loader: batches prefetched in the background."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ async def counted(buffer: Buffer, status: GroupStatus) -> int:
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Wait for what happens in the background."""
+    """Wait until a background condition holds."""
     async with asyncio.timeout(10):
-        while not await condition():  # noqa: ASYNC110 - there is nothing to be told by
+        while not await condition():  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.005)
 
 
 async def settled(buffer: Buffer, status: GroupStatus, count: int) -> None:
-    """Wait until so many groups have a status."""
+    """Wait until `count` groups have a status."""
 
     async def condition() -> bool:
         return await counted(buffer, status) == count
@@ -53,7 +53,7 @@ async def test_batches_come_in_order_with_their_steps(buffer: Buffer) -> None:
     assert [draw.step for draw in reversed(await buffer.draws())] == [5, 6, 7, 8]
 
 
-async def test_it_draws_ahead_but_not_further_than_prefetch(buffer: Buffer) -> None:
+async def test_at_most_prefetch_batches_are_drawn_ahead(buffer: Buffer) -> None:
     await buffer.put(groups(2))
     loader = buffer.loader(2, prefetch=2)
     await anext(loader)
@@ -94,7 +94,7 @@ async def test_collation_overlaps_the_training_step(buffer: Buffer) -> None:
     assert threading.main_thread() not in threads
 
 
-async def test_it_waits_for_groups_and_gives_up_in_time(buffer: Buffer) -> None:
+async def test_waiting_for_groups_ends_at_the_timeout(buffer: Buffer) -> None:
     async with buffer.loader(2, Fifo()) as loader:
         waiting = asyncio.create_task(anext(loader))
         await asyncio.sleep(0.05)
@@ -108,7 +108,7 @@ async def test_it_waits_for_groups_and_gives_up_in_time(buffer: Buffer) -> None:
         assert len(await anext(loader)) == 3
 
 
-async def test_an_error_of_collate_comes_in_its_place(buffer: Buffer) -> None:
+async def test_an_error_of_collate_is_raised_in_place_of_its_batch(buffer: Buffer) -> None:
     await buffer.put(groups(2))
     seen = []
 
@@ -146,7 +146,7 @@ async def test_a_loop_that_ends_has_acked_everything(buffer: Buffer) -> None:
         assert await counted(buffer, GroupStatus.ARCHIVED) == 6
 
 
-async def test_an_error_in_the_block_nacks_what_is_in_hand(buffer: Buffer) -> None:
+async def test_an_error_in_the_block_nacks_the_current_batch(buffer: Buffer) -> None:
     await buffer.put(groups(4))
     seen: list[int] = []
 
@@ -163,10 +163,10 @@ async def test_an_error_in_the_block_nacks_what_is_in_hand(buffer: Buffer) -> No
     assert returned.status_reason == "ZeroDivisionError: out of memory"
 
 
-async def test_it_stops_drawing_before_it_gives_back(
+async def test_drawing_stops_before_leases_are_released(
     buffer: Buffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else it draws the same groups again, and gives them back once more."""
+    """Otherwise the producer would draw the released groups again."""
     await buffer.put(groups(2))
     loader = buffer.loader(2, lease=True, prefetch=2)
     nack = Lease.nack
@@ -190,7 +190,7 @@ async def test_it_stops_drawing_before_it_gives_back(
         assert one.status_reason == "ZeroDivisionError: out of memory"
 
 
-async def test_aclose_gives_everything_back(buffer: Buffer) -> None:
+async def test_aclose_releases_all_leases(buffer: Buffer) -> None:
     await buffer.put(groups(4))
     loader = buffer.loader(2, lease=True)
     await anext(loader)
@@ -200,7 +200,7 @@ async def test_aclose_gives_everything_back(buffer: Buffer) -> None:
     assert await buffer.leases() == []
 
 
-async def test_an_error_of_collate_gives_the_lease_back(buffer: Buffer) -> None:
+async def test_an_error_of_collate_releases_the_lease(buffer: Buffer) -> None:
     await buffer.put(groups(2))
 
     def collate(batch: Batch) -> None:
@@ -253,7 +253,7 @@ async def test_a_cursor_goes_with_an_ack_by_hand(buffer: Buffer) -> None:
     assert await counted(buffer, GroupStatus.ARCHIVED) == 2
 
 
-async def test_a_restarted_loader_goes_on_with_what_was_drawn(buffer: Buffer) -> None:
+async def test_a_restarted_loader_resumes_with_the_prefetched_draws(buffer: Buffer) -> None:
     await buffer.put(groups(20))
     loader = buffer.loader(2, Uniform(), prefetch=2)
     await anext(loader)
@@ -276,7 +276,7 @@ async def test_a_restarted_loader_goes_on_with_what_was_drawn(buffer: Buffer) ->
     assert (await buffer.draws())[0].step == 3
 
 
-async def test_draws_whose_groups_are_gone_are_made_anew(buffer: Buffer) -> None:
+async def test_prefetched_draws_of_deleted_groups_are_replaced(buffer: Buffer) -> None:
     await buffer.put(groups(4))
     old = await buffer.sample(2, Fifo())
     await buffer.delete(old.ids[:1])
@@ -293,7 +293,7 @@ async def test_states_that_cannot_be_loaded(buffer: Buffer) -> None:
         with pytest.raises(InvalidInputError):
             loader.load_state_dict(wrong)
     await anext(loader)
-    with pytest.raises(InvalidInputError, match="has not begun"):
+    with pytest.raises(InvalidInputError, match="a call before the first batch"):
         loader.load_state_dict({"step": 1, "draws": []})
     await loader.aclose()
 

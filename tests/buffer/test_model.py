@@ -1,4 +1,4 @@
-"""Random histories of calls against a model of a buffer that is a dict."""
+"""Random call sequences compared with a model of a buffer that is a dict."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import replaydb as rdb
 from replaydb import Buffer, SamplingPolicy, Store
 from support.groups import group
-from support.ledger import check_books
+from support.invariants import check_invariants
 
 UIDS = [f"uid-{i}" for i in range(6)]
 TASKS = ["gsm8k", "code"]
@@ -84,7 +84,7 @@ class Row:
 
 @dataclass
 class Model:
-    """What a buffer is, without a database."""
+    """A buffer modelled in memory, without a database."""
 
     rows: dict[str, Row] = field(default_factory=dict)
     version: int = 0
@@ -119,7 +119,7 @@ class Model:
 
 
 def in_order(rows: list[Row], policy: SamplingPolicy) -> list[int] | None:
-    """Ids as the policy takes them; None where it leaves that to chance."""
+    """Return ids in the order of the strategy; None if it is random."""
     unknown = [row for row in rows if row.version is None]
     known = [row for row in rows if row.version is not None]
     match policy:
@@ -249,7 +249,7 @@ async def check(buffer: Buffer, model: Model) -> None:
         assert counters.get(task, 0) == sum(row.task == task for row in completed)
 
 
-#: Enough to begin with that most operations have something to do.
+#: Enough initial groups for most operations to find some.
 AT_FIRST = [
     ("uid-0", "gsm8k", 1.0, 0, "completed"),
     ("uid-1", "gsm8k", 0.0, None, "completed"),
@@ -269,4 +269,4 @@ async def test_any_history(store: Store, url: str, history: list[tuple[Any, ...]
     for operation in history:
         await apply(buffer, model, operation)
     await check(buffer, model)
-    await check_books(url)
+    await check_invariants(url)

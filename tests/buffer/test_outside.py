@@ -1,4 +1,4 @@
-"""Payloads outside the database: in a folder here; `tests/packs` has the other places."""
+"""Payloads outside the database, in a folder; `tests/packs` tests the other payload stores."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from replaydb.database import payloads as outside
 from replaydb.database import records
 from replaydb.database.repository import packs
 from replaydb.database.schema import pack, payload, payload_place
-from replaydb.packs import PackDamage, Place, Range
+from replaydb.packs import PackDamage, PayloadStore, Range
 from support.connections import transaction
 from support.damage import damage, pack_file
 from support.groups import episode, group, groups
-from support.ledger import check_books, number_of
+from support.invariants import check_invariants, number_of
 
 
 @pytest.fixture
@@ -30,27 +30,29 @@ def layout() -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where `url` has its payloads."""
+    """Return the payload folder of the store at `url`."""
     return tmp_path / "payloads"
 
 
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many parts each pack got that was written."""
+    """Record the number of parts of each pack that is written."""
     counts: list[int] = []
-    write = Place.write
+    write = PayloadStore.write
 
-    async def counted(place: Place, name: str, parts: Sequence[Any], **more: Any) -> list[int]:
+    async def counted(
+        payload_store: PayloadStore, name: str, parts: Sequence[Any], **more: Any
+    ) -> list[int]:
         counts.append(len(parts))
-        return await write(place, name, parts, **more)
+        return await write(payload_store, name, parts, **more)
 
-    monkeypatch.setattr(Place, "write", counted)
+    monkeypatch.setattr(PayloadStore, "write", counted)
     return counts
 
 
 @pytest.fixture
 async def elsewhere(tmp_path: Path) -> AsyncIterator[Buffer]:
-    """A buffer of a store that has its payloads in the database."""
+    """A buffer of a store with its payloads in the database."""
     async with Store.open(f"sqlite:///{tmp_path / 'elsewhere.db'}") as opened:
         yield await opened.buffer("math")
 
@@ -60,7 +62,7 @@ def uids(batch: rdb.Batch) -> list[str]:
 
 
 async def packs_entered(url: str, count: int) -> None:
-    """Wait until so many packs are in the tables: what is refused enters its own."""
+    """Wait until `count` packs are in the tables: a refused put records its own pack."""
     async with asyncio.timeout(60):
         while await number_of(url, pack) < count:  # noqa: ASYNC110 - of another task
             await asyncio.sleep(0.01)
@@ -97,14 +99,14 @@ async def test_every_call_that_reads(buffer: Buffer, url: str, elsewhere: Buffer
     assert uids(await elsewhere.sample(4)) == everything
 
 
-async def test_where_they_are_is_said_once(url: str, folder: Path, tmp_path: Path) -> None:
+async def test_the_payload_location_is_set_once(url: str, folder: Path, tmp_path: Path) -> None:
     async with Store.open(url, payloads=f"{folder.as_uri()}/") as store:
         await (await store.buffer("math")).put(groups(1))
     async with Store.open(url, read_only=True) as store:
         assert len(await (await store.buffer("math")).get([1])) == 1
     other = tmp_path / "other"
     other.mkdir()
-    with pytest.raises(rdb.InvalidInputError, match="where this store has them") as caught:
+    with pytest.raises(rdb.InvalidInputError, match="where this store has its payloads") as caught:
         await Store.open(url, payloads=other.as_uri())
     assert caught.value.field == "payloads"
     assert folder.as_uri() in str(caught.value)
@@ -113,7 +115,7 @@ async def test_where_they_are_is_said_once(url: str, folder: Path, tmp_path: Pat
 
 
 async def test_a_folder_is_created_once(empty_sqlite_url: str, tmp_path: Path) -> None:
-    """If it is gone later, a mount is missing, and another one would be filled for nothing."""
+    """If it is missing later, a mount is missing, and creating another folder would be wrong."""
     folder = tmp_path / "new"
     async with Store.open(empty_sqlite_url, payloads=folder.as_uri()) as store:
         await (await store.buffer("math")).put(groups(1))
@@ -136,11 +138,11 @@ async def test_a_store_that_has_payloads_keeps_them(elsewhere: Buffer, tmp_path:
     assert num_files(folder) == 0
 
 
-async def test_who_has_opened_before_it_was_said_follows(
+async def test_a_store_opened_before_the_location_was_set_uses_it(
     elsewhere: Buffer, tmp_path: Path, written: list[int]
 ) -> None:
     url = f"sqlite:///{tmp_path / 'elsewhere.db'}"
-    folder = tmp_path / "said"
+    folder = tmp_path / "named"
     folder.mkdir()
     async with Store.open(url, payloads=folder.as_uri()) as store:
         await (await store.buffer("math")).put(groups(1))
@@ -148,17 +150,17 @@ async def test_who_has_opened_before_it_was_said_follows(
     await elsewhere.put(group("new"))
     assert written == [1, 1]
     assert await elsewhere.delete(tasks="gsm8k") == 2
-    await check_books(url)
+    await check_invariants(url)
 
 
-async def test_what_is_refused_is_written_once(
+async def test_a_refused_put_writes_its_pack_once(
     buffer: Buffer, written: list[int], url: str
 ) -> None:
     await buffer.update_settings(rate_limit=Queue(size=1))
     await buffer.put(group("first"))
     waiting = [asyncio.create_task(buffer.put(group(f"waits-{i}"))) for i in range(2)]
     await packs_entered(url, 2)
-    for _ in range(3):  # each makes room for one
+    for _ in range(3):  # each frees capacity for one
         async with buffer.lease(1, ttl=60, timeout=30):
             pass
     await asyncio.gather(*waiting)
@@ -166,10 +168,10 @@ async def test_what_is_refused_is_written_once(
 
 
 @pytest.mark.parametrize("is_gone", [True, False], ids=["removed", "being removed"])
-async def test_what_is_refused_is_written_anew_without_its_pack(
+async def test_a_refused_put_writes_a_new_pack_if_its_pack_is_gone(
     store: Store, written: list[int], url: str, is_gone: bool
 ) -> None:
-    """Removing it may be under way anywhere while it has a row, which is marked."""
+    """While a pack has a row marked for deletion, any process may be deleting it."""
     buffer = await store.buffer("math", rate_limit=Queue(size=1))
     await buffer.put(group("first"))
     waiting = asyncio.create_task(buffer.put(group("waits")))
@@ -188,10 +190,10 @@ async def test_what_is_refused_is_written_anew_without_its_pack(
     assert uids(await buffer.sample(1)) == ["waits"]
 
 
-async def test_a_pack_that_took_too_long_is_written_anew(
+async def test_a_pack_that_took_too_long_is_written_again(
     buffer: Buffer, written: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who clears up may take what is older, and is in no table, for what a crash left."""
+    """A prune may take an older pack without a row for the leftover of a crash."""
     first = records.Pack
 
     def began_long_ago(name: str, num_bytes: int, written_at: float) -> records.Pack:
@@ -208,33 +210,35 @@ async def test_a_pack_that_took_too_long_is_written_anew(
 async def test_what_a_power_cut_leaves(
     url: str, durability: Durability, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PostgreSQL is as durable as its server, so packs are too, whatever is asked for."""
+    """PostgreSQL is as durable as its server, so packs are too, whatever `durability` is."""
     asked: list[bool] = []
-    write = Place.write
+    write = PayloadStore.write
 
-    async def noted(place: Place, name: str, parts: Any, *, sync: bool, end: float) -> list[int]:
+    async def noted(
+        payload_store: PayloadStore, name: str, parts: Any, *, sync: bool, end: float
+    ) -> list[int]:
         asked.append(sync)
-        return await write(place, name, parts, sync=sync, end=end)
+        return await write(payload_store, name, parts, sync=sync, end=end)
 
-    monkeypatch.setattr(Place, "write", noted)
+    monkeypatch.setattr(PayloadStore, "write", noted)
     async with Store.open(url, durability=durability) as store:
         await (await store.buffer("math")).put(groups(1))
     assert asked == [durability == "full" or url.startswith("postgresql")]
 
 
-async def test_what_was_drawn_can_be_read_for_a_grace(
+async def test_a_draw_can_be_read_during_the_grace_period(
     buffer: Buffer, store: Store, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though others delete it as soon as the draw has committed."""
+    """Even if others delete the groups as soon as the draw has committed."""
     await buffer.put(groups(3))
-    read = Place.read
+    read = PayloadStore.read
 
-    async def late(place: Place, ranges: Sequence[Range], *, end: float) -> Any:
+    async def late(payload_store: PayloadStore, ranges: Sequence[Range], *, end: float) -> Any:
         assert await buffer.delete(tasks="gsm8k") == 3
-        await outside.remove_condemned(store._database, place)
-        return await read(place, ranges, end=end)
+        await outside.remove_marked(store._database, payload_store)
+        return await read(payload_store, ranges, end=end)
 
-    monkeypatch.setattr(Place, "read", late)
+    monkeypatch.setattr(PayloadStore, "read", late)
     assert uids(await buffer.sample(3)) == ["gsm8k-0", "gsm8k-1", "gsm8k-2"]
     monkeypatch.undo()
     assert await number_of(url, pack) == 1
@@ -242,7 +246,7 @@ async def test_what_was_drawn_can_be_read_for_a_grace(
     assert await number_of(url, pack) == 0
 
 
-async def test_a_pack_goes_with_the_last_that_refers_to_it(
+async def test_a_pack_is_deleted_with_its_last_reference(
     store: Store, other: Store, url: str, folder: Path
 ) -> None:
     buffer = await store.buffer("math")
@@ -258,7 +262,7 @@ async def test_a_pack_goes_with_the_last_that_refers_to_it(
     assert len(await there.sample(1)) == 1
 
 
-async def test_a_damaged_count_removes_nothing_that_is_of_use(store: Store, url: str) -> None:
+async def test_a_damaged_count_removes_no_referenced_pack(store: Store, url: str) -> None:
     buffer = await store.buffer("math")
     await buffer.put(groups(2))
     async with transaction(url) as connection:
@@ -266,11 +270,11 @@ async def test_a_damaged_count_removes_nothing_that_is_of_use(store: Store, url:
     await buffer.delete([1])
     await _remove_all(store, url)
     assert uids(await buffer.sample(1)) == ["gsm8k-1"]
-    async with transaction(url) as connection:  # for the accounts, which are looked at
+    async with transaction(url) as connection:  # for the counters, which the fixture checks
         await connection.execute(update(pack).values(live_parts=1, condemned_at=None))
 
 
-async def test_removing_that_was_broken_off_goes_on(
+async def test_an_interrupted_removal_resumes(
     store: Store, url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     buffer = await store.buffer("math")
@@ -283,7 +287,7 @@ async def test_removing_that_was_broken_off_goes_on(
         assert (await connection.scalars(select(pack.c.removing))).all() == [True]
     move(folder.with_name("gone"), folder)
     monkeypatch.setattr(outside, "TIDY_SECONDS", -1.0)
-    await buffer.put(groups(1, "code"))  # whoever puts looks
+    await buffer.put(groups(1, "code"))  # every process that puts removes packs
     tidying = store._payloads._tidying
     assert tidying is not None
     await tidying
@@ -291,7 +295,7 @@ async def test_removing_that_was_broken_off_goes_on(
     assert num_files(folder, "*.pack") == 1
 
 
-async def test_a_place_that_is_away_is_no_damage(buffer: Buffer, folder: Path) -> None:
+async def test_an_unreachable_payload_store_is_not_damage(buffer: Buffer, folder: Path) -> None:
     await buffer.put(groups(2))
     move(folder, folder.with_name("gone"))
     calls: list[Awaitable[object]] = [
@@ -310,31 +314,31 @@ async def test_a_place_that_is_away_is_no_damage(buffer: Buffer, folder: Path) -
         assert len(lease.batch) == 2
 
 
-async def test_closing_waits_for_payloads_that_travel(
+async def test_closing_waits_for_payload_transfers(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = await Store.open(url)
     buffer = await store.buffer("math")
     await buffer.put(groups(3))
-    reading, goes_on = _held_up(monkeypatch)
+    reading, resume = _blocked_reads(monkeypatch)
     sampled = asyncio.ensure_future(buffer.sample(3))
     got = asyncio.ensure_future(buffer.get([1, 2, 3]))
     await asyncio.gather(reading.acquire(), reading.acquire())
     closing = asyncio.create_task(store.close())
     await asyncio.sleep(0.1)
     assert not closing.done()
-    goes_on.set()
+    resume.set()
     assert len(await sampled) == len(await got) == 3
     await closing
 
 
-async def test_closing_cuts_off_payloads_that_travel_for_long(
+async def test_closing_cancels_long_payload_transfers(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = await Store.open(url)
     buffer = await store.buffer("math")
     await buffer.put(groups(1))
-    reading, _ = _held_up(monkeypatch)
+    reading, _ = _blocked_reads(monkeypatch)
     call = asyncio.ensure_future(buffer.sample(1))
     await reading.acquire()
     await store.close(timeout=0.1)
@@ -342,17 +346,19 @@ async def test_closing_cuts_off_payloads_that_travel_for_long(
         await call
 
 
-def _held_up(monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.Semaphore, asyncio.Event]:
-    """Reads that wait: acquired by each that has begun, and set to let them go on."""
-    reading, goes_on, read = asyncio.Semaphore(0), asyncio.Event(), Place.read
+def _blocked_reads(monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.Semaphore, asyncio.Event]:
+    """Block reads: the semaphore counts reads that have begun, the event lets them continue."""
+    reading, resume, read = asyncio.Semaphore(0), asyncio.Event(), PayloadStore.read
 
-    async def held_up(place: Place, ranges: Sequence[Range], *, end: float) -> Any:
+    async def blocked_read(
+        payload_store: PayloadStore, ranges: Sequence[Range], *, end: float
+    ) -> Any:
         reading.release()
-        await goes_on.wait()
-        return await read(place, ranges, end=end)
+        await resume.wait()
+        return await read(payload_store, ranges, end=end)
 
-    monkeypatch.setattr(Place, "read", held_up)
-    return reading, goes_on
+    monkeypatch.setattr(PayloadStore, "read", blocked_read)
+    return reading, resume
 
 
 async def test_a_closed_store_writes_nothing(url: str, written: list[int]) -> None:
@@ -364,7 +370,7 @@ async def test_a_closed_store_writes_nothing(url: str, written: list[int]) -> No
     assert written == [1]
 
 
-async def test_what_is_missing_is_damage_of_its_own(buffer: Buffer, url: str) -> None:
+async def test_a_missing_pack_is_damage_with_its_own_message(buffer: Buffer, url: str) -> None:
     for one in groups(4):
         await buffer.put(one)
     async with transaction(url) as connection:
@@ -379,7 +385,7 @@ async def test_what_is_missing_is_damage_of_its_own(buffer: Buffer, url: str) ->
     assert caught.value.batch is not None
     assert uids(caught.value.batch) == ["gsm8k-3"]
     assert await buffer.count(statuses="failed") == 3
-    async with transaction(url) as connection:  # for the accounts, which are looked at
+    async with transaction(url) as connection:  # for the counters, which the fixture checks
         sizes = select(pack.c.num_bytes).where(pack.c.id == 2).scalar_subquery()
         await connection.execute(
             update(payload).where(payload.c.group_id == 2).values(pack_length=sizes)
@@ -387,8 +393,8 @@ async def test_what_is_missing_is_damage_of_its_own(buffer: Buffer, url: str) ->
     await buffer.delete([1])
 
 
-async def test_capacity_counts_what_it_lets_go(store: Store, written: list[int]) -> None:
-    """Of every pack, also where a put is undone after it has evicted."""
+async def test_an_eviction_updates_the_counts_of_packs(store: Store, written: list[int]) -> None:
+    """For all packs, also if a put is rolled back after it has evicted groups."""
     buffer = await store.buffer(
         "math", capacity=Capacity(groups=3), eviction="lowest_priority", on_evict="delete"
     )
@@ -402,29 +408,31 @@ async def test_capacity_counts_what_it_lets_go(store: Store, written: list[int])
     assert len(written) == 9
 
 
-async def test_a_put_that_is_undone_lets_nothing_go(store: Store, url: str) -> None:
-    """It has evicted one, which was not enough; what it wrote is entered, and so is committed."""
+async def test_a_put_that_is_rolled_back_releases_no_pack(store: Store, url: str) -> None:
+    """It evicted one group, which was not enough. Its own pack is recorded, and so is committed."""
     buffer = await store.buffer("math", capacity=Capacity(groups=3))
     await buffer.put(groups(3))
     async with buffer.lease(2, ttl=60):
         with pytest.raises(rdb.BufferFullError):
             await buffer.put(groups(2, "code"), timeout=0)
         assert await number_of(url, pack) == 2
-        await check_books(url)
+        await check_invariants(url)
 
 
-async def test_a_pack_that_is_written_anew_takes_its_place(store: Store, url: str) -> None:
+async def test_a_rewritten_pack_replaces_the_old_one(store: Store, url: str) -> None:
     buffer = await store.buffer("math")
     await buffer.put(groups(3))
     await buffer.delete([2])
     database = store._database
     end = asyncio.get_running_loop().time() + 60
-    place = await store._payloads._known(end)
+    payload_store = await store._payloads._located(end)
     [dead] = await database.read(lambda connection: packs.mostly_dead(connection, 0.9, 5))
     parts = await database.read(lambda connection: packs.members(connection, dead.id))
     ranges = [Range(dead.name, part.pack_offset, part.pack_length) for part in parts]
-    data = [one for one in await place.read(ranges, end=end) if not isinstance(one, PackDamage)]
-    offsets = await place.write("e" * 32, data, sync=False, end=end)
+    data = [
+        one for one in await payload_store.read(ranges, end=end) if not isinstance(one, PackDamage)
+    ]
+    offsets = await payload_store.write("e" * 32, data, sync=False, end=end)
     moved = dict(zip([part.pack_offset for part in parts], offsets, strict=True))
     size = offsets[-1] + len(data[-1])
     now = database.backend.now
@@ -438,7 +446,7 @@ async def test_a_pack_that_is_written_anew_takes_its_place(store: Store, url: st
     assert uids(await buffer.sample(2)) == ["gsm8k-0", "gsm8k-2"]
 
 
-async def test_what_nobody_knows_of_can_be_claimed(store: Store, url: str) -> None:
+async def test_an_orphan_can_be_claimed(store: Store, url: str) -> None:
     buffer = await store.buffer("math")
     await buffer.put(groups(1))
     async with transaction(url) as connection:
@@ -453,13 +461,13 @@ async def test_what_nobody_knows_of_can_be_claimed(store: Store, url: str) -> No
         doomed = select(pack.c.id, pack.c.name).where(pack.c.removing)
         assert dict((await connection.execute(doomed)).all()) == claimed
     assert list(claimed.values()) == ["f" * 32]
-    await database.write(lambda connection: packs.forget(connection, claimed.keys()))
+    await database.write(lambda connection: packs.delete_rows(connection, claimed.keys()))
     assert await number_of(url, pack) == 1
 
 
 async def _remove_all(store: Store, url: str) -> None:
-    """Remove what is condemned, as if its grace were over."""
+    """Remove packs marked for deletion, as if their grace period had ended."""
     async with transaction(url) as connection:
         await connection.execute(update(payload_place).values(grace_seconds=-1.0))
-    place = await store._payloads._known(asyncio.get_running_loop().time() + 60)
-    await outside.remove_condemned(store._database, place)
+    payload_store = await store._payloads._located(asyncio.get_running_loop().time() + 60)
+    await outside.remove_marked(store._database, payload_store)

@@ -1,4 +1,4 @@
-"""Waiting until there are more groups, or fewer."""
+"""Pacing: waiting until there are more or fewer groups."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import replaydb as rdb
 from replaydb import Buffer, Store
 from support.clock import Clock
 from support.groups import episode, group, groups
-from support.ledger import statuses
+from support.invariants import statuses
 
 
-async def test_a_look(buffer: Buffer) -> None:
+async def test_a_single_check(buffer: Buffer) -> None:
     assert await buffer.wait_until(at_least=0, timeout=0)
     ids = await buffer.put([*groups(3), *groups(2, "code"), group("f", status="failed")])
     await buffer.update(ids[:1], status="archived")
 
     async def there_are(number: int, **which: Any) -> bool:
-        """Exactly so many, as both conditions see it on either side."""
+        """Check for exactly this number, by both conditions, from either side."""
         return (
             await buffer.wait_until(fewer_than=number + 1, timeout=0, **which)
             and not await buffer.wait_until(at_least=number + 1, timeout=0, **which)
@@ -55,10 +55,10 @@ async def test_it_waits_for_others(buffer: Buffer, other: Store) -> None:
     assert not await buffer.wait_until(fewer_than=1, timeout=0.02)
 
 
-async def test_what_has_run_out_is_dealt_with(store: Store, clock: Clock, url: str) -> None:
-    """Nobody else comes by: whoever waits for it does the upkeep."""
+async def test_a_waiting_call_runs_due_maintenance(store: Store, clock: Clock, url: str) -> None:
+    """There is no other call that would do it."""
     buffer = await store.buffer("math", time_to_live=1000)
-    await buffer.put(group("held"))
+    await buffer.put(group("leased"))
     await buffer.lease(1, ttl=60)
     await buffer.open_group("gsm8k", "slow", 2, deadline=60)
     busy = ["leased", "pending"]
@@ -66,18 +66,18 @@ async def test_what_has_run_out_is_dealt_with(store: Store, clock: Clock, url: s
     assert await buffer.admission(1, max_staleness=1, timeout=0) == 0
     clock.jump(61)
     assert await buffer.wait_until(fewer_than=1, statuses=busy, timeout=0)
-    assert await statuses(url) == {"held": "completed", "slow": "failed"}
+    assert await statuses(url) == {"leased": "completed", "slow": "failed"}
     await buffer.lease(1, ttl=60)
     clock.jump(1000)
     assert await buffer.wait_until(fewer_than=1, statuses=["completed", "leased"], timeout=0)
     assert set((await statuses(url)).values()) == {"archived"}
     for status in ("completed", "filtered"):
         await buffer.put(group(status=status))
-        clock.jump(1001)  # and nothing else has run out
+        clock.jump(1001)  # and nothing else is due
         assert await buffer.wait_until(fewer_than=1, statuses=status, timeout=0)
 
 
-async def test_admission_deals_with_what_has_run_out(buffer: Buffer, clock: Clock) -> None:
+async def test_admission_runs_due_maintenance(buffer: Buffer, clock: Clock) -> None:
     await buffer.open_group("gsm8k", "slow", 2, deadline=60)
     await buffer.add_episode("slow", episode())
     assert await buffer.admission(1, max_staleness=0, timeout=0) == 0
@@ -85,7 +85,7 @@ async def test_admission_deals_with_what_has_run_out(buffer: Buffer, clock: Cloc
     assert await buffer.admission(1, max_staleness=0, timeout=0) == 1
 
 
-async def test_a_store_that_is_only_read_can_wait(store: Store, clock: Clock, url: str) -> None:
+async def test_a_read_only_store_can_wait(store: Store, clock: Clock, url: str) -> None:
     buffer = await store.buffer("math")
     await buffer.put(group())
     await buffer.lease(1, ttl=60)

@@ -1,4 +1,4 @@
-"""Many processes at one database, some of them killed on the way."""
+"""Many processes on one database, some of them killed while they work."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ import replaydb as rdb
 from replaydb import Capacity, SamplesPerInsert, Store
 from replaydb.database import schema
 from replaydb.database.engines import backend_for
-from support import lives
+from support import child_processes
 from support.clock import Clock
 from support.engines import sqlite_nightly
 from support.groups import group, groups
-from support.ledger import check_books, number_of, statuses
+from support.invariants import check_invariants, number_of, statuses
 from support.workers import Worker, workers
 
 _NIGHTLY = pytest.mark.nightly
@@ -32,7 +32,7 @@ _REPOSITORY = "replaydb.database.repository"
 
 @asynccontextmanager
 async def observed(url: str, statement: Select[Any]) -> AsyncIterator[list[Any]]:
-    """Look again and again, from below, until the block ends; what was seen."""
+    """Run a query repeatedly until the block ends; yield the list of rows read."""
     engine, seen, busy = backend_for(url).reader_engine(), [], True
 
     async def watch() -> None:
@@ -60,7 +60,7 @@ async def test_every_group_is_acked_once_though_consumers_are_killed(
     for start in range(0, num_groups, 100):
         await buffer.put([group(f"g{start + i}", rewards=[1.0]) for i in range(100)])
     log, chance = tmp_path / "log", random.Random(0)
-    running = [Worker(lives.consume, url, str(log), i) for i in range(8)]
+    running = [Worker(child_processes.consume, url, str(log), i) for i in range(8)]
     killed: set[int] = set()
     with workers() as _:
         try:
@@ -72,7 +72,9 @@ async def test_every_group_is_acked_once_though_consumers_are_killed(
                         killed.add(running[victim].pid)
                         running[victim].kill()
                         await running[victim].ended()
-                        running[victim] = Worker(lives.consume, url, str(log), 100 + len(killed))
+                        running[victim] = Worker(
+                            child_processes.consume, url, str(log), 100 + len(killed)
+                        )
         finally:
             for one in running:
                 one.kill()
@@ -91,7 +93,7 @@ async def test_every_group_is_acked_once_though_consumers_are_killed(
 
 
 def _check_exclusive(events: list[Any]) -> None:
-    """Between the start and the ack of a lease nobody else was given one of its groups."""
+    """Check that no group was leased twice between the start and the ack of a lease."""
     holds: dict[int, list[tuple[float, int]]] = {}
     for what, at, _, lease_id, ids in events:
         if what == "hold":
@@ -108,7 +110,9 @@ def _check_exclusive(events: list[Any]) -> None:
 async def test_capacity_is_never_exceeded(store: Store, url: str) -> None:
     await store.buffer("math", capacity=Capacity(groups=20))
     live = select(func.count()).where(schema.episode_group.c.group_status != "archived")
-    with workers(*(Worker(lives.write, url, f"w{i}", 12, 0.0) for i in range(8))) as running:
+    with workers(
+        *(Worker(child_processes.write, url, f"w{i}", 12, 0.0) for i in range(8))
+    ) as running:
         async with observed(url, live) as seen:
             assert {await one.ended() for one in running} == {0}
     assert max(row[0] for row in seen) <= 20
@@ -124,8 +128,8 @@ async def test_samples_per_insert_holds_its_band(
     limit = SamplesPerInsert(ratio=2.0, min_size=10, error_buffer=8.0)
     buffer = await store.buffer("math", rate_limit=limit)
     counters = select(schema.buffer.c.limited_inserts, schema.buffer.c.limited_samples)
-    writers = [Worker(lives.write, url, f"w{i}", 10_000, write_pause) for i in range(3)]
-    readers = [Worker(lives.read, url, 20, 4, read_pause) for _ in range(3)]
+    writers = [Worker(child_processes.write, url, f"w{i}", 10_000, write_pause) for i in range(3)]
+    readers = [Worker(child_processes.read, url, 20, 4, read_pause) for _ in range(3)]
     with workers(*writers, *readers):
         async with observed(url, counters) as seen:
             assert {await one.ended() for one in readers} == {0}
@@ -143,7 +147,9 @@ async def test_episodes_from_many_processes(store: Store, url: str) -> None:
     buffer = await store.buffer("math")
     for i in range(10):
         await buffer.open_group("gsm8k", f"group-{i}", 8)
-    with workers(*(Worker(lives.add, url, 10, position) for position in range(8))) as running:
+    with workers(
+        *(Worker(child_processes.add, url, 10, position) for position in range(8))
+    ) as running:
         assert {await one.ended() for one in running} == {0}
     assert set((await statuses(url)).values()) == {"completed"}
     for stored in await buffer.get(range(1, 11)):
@@ -215,15 +221,15 @@ async def _nothing_drawn(store: Store, url: str) -> None:
         ),
     ],
 )
-async def test_killed_exactly_there(
+async def test_killed_at_a_given_statement(
     store: Store, url: str, clock: Clock, action: str, where: str, check: Check
 ) -> None:
     buffer = await store.buffer("math")
     await buffer.put(groups(2))
-    with workers(Worker(lives.die_at, url, action, where)) as (worker,):
+    with workers(Worker(child_processes.die_at, url, action, where)) as (worker,):
         assert await worker.ended() == -signal.SIGKILL
-    await check_books(url)
-    clock.jump(601)  # what was leased is over
+    await check_invariants(url)
+    clock.jump(601)  # expire the leases
     await check(store, url)
 
 
@@ -236,9 +242,10 @@ async def test_killed_between_the_last_episode_and_completion(
     buffer = await store.buffer("math")
     await buffer.open_group("gsm8k", "open", 2)
     await buffer.add_episode("open", (await _episode(1.0)), position=0)
-    with workers(Worker(lives.die_at, url, "add", f"{_REPOSITORY}.pieces:{where}")) as (worker,):
+    statement = f"{_REPOSITORY}.incremental_groups:{where}"
+    with workers(Worker(child_processes.die_at, url, "add", statement)) as (worker,):
         assert await worker.ended() == -signal.SIGKILL
-    await check_books(url)
+    await check_invariants(url)
     assert await statuses(url) == {"open": "pending"}
     assert await buffer.add_episode("open", await _episode(2.0), position=1) == "completed"
     assert (await buffer.get([1]))[0].rewards.tolist() == [1.0, 2.0]
@@ -248,9 +255,11 @@ async def test_killed_between_the_last_episode_and_completion(
 async def test_killed_while_an_index_is_filled(store: Store, url: str, where: str) -> None:
     buffer = await store.buffer("math")
     await buffer.put([group(tags={"level": i % 2}) for i in range(5)])
-    with workers(Worker(lives.die_at, url, "index", f"{_REPOSITORY}.{where}")) as (worker,):
+    with workers(Worker(child_processes.die_at, url, "index", f"{_REPOSITORY}.{where}")) as (
+        worker,
+    ):
         assert await worker.ended() == -signal.SIGKILL
-    await check_books(url)
+    await check_invariants(url)
     odd = rdb.col.tags["level"] == 1
     assert await buffer.count(where=odd) == 2
     buffer = await store.buffer("math", indexed_tags="level")
@@ -262,7 +271,7 @@ async def test_killed_between_eviction_and_insert(store: Store, url: str) -> Non
     buffer = await store.buffer("math", capacity=Capacity(groups=2))
     await buffer.put(groups(2))
     where = f"{_REPOSITORY}.puts:_insert_children"
-    with workers(Worker(lives.die_at, url, "put", where)) as (worker,):
+    with workers(Worker(child_processes.die_at, url, "put", where)) as (worker,):
         assert await worker.ended() == -signal.SIGKILL
     assert await statuses(url) == {"gsm8k-0": "completed", "gsm8k-1": "completed"}
     await buffer.put(group("x"))

@@ -1,4 +1,4 @@
-"""Rate limits: what they let through, computed by hand, and how calls wait for them."""
+"""Rate limits: what they allow, computed by hand, and how calls wait for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.groups import episode, group, groups
 
 
 async def puts(buffer: Buffer, count: int, task: str = "gsm8k") -> bool:
-    """Whether so many groups may come in now."""
+    """Whether `count` groups can be put now."""
     try:
         await buffer.put([group(task=task) for _ in range(count)], timeout=0)
     except rdb.RateLimitedError:
@@ -80,7 +80,7 @@ async def test_fractional_ratio(store: Store) -> None:
     assert await puts(buffer, 4)  # 1.5
 
 
-async def test_what_can_never_pass_is_refused(store: Store) -> None:
+async def test_a_call_that_can_never_pass_is_refused(store: Store) -> None:
     buffer = await store.buffer("math", rate_limit=SamplesPerInsert(2.0, 2, 3.0))
     await buffer.put(groups(2))
     with pytest.raises(rdb.InvalidInputError):
@@ -136,7 +136,7 @@ async def test_waiting_draws_and_puts(store: Store, other: Store) -> None:
 
 
 @pytest.mark.parametrize("limit", [MinSize(2), SamplesPerInsert(1.0, 2, 1.0), Queue(1)])
-async def test_time_is_up_and_cancel(store: Store, limit: Any) -> None:
+async def test_timeout_and_cancellation_of_waiting_calls(store: Store, limit: Any) -> None:
     buffer = await store.buffer("math", rate_limit=limit)
     await buffer.put(groups(1))
 
@@ -204,7 +204,7 @@ async def test_admission(store: Store) -> None:
     waiting = asyncio.ensure_future(buffer.admission(2, max_staleness=1, n=3, timeout=10))
     lease = await buffer.lease(1, ttl=60)
     await asyncio.sleep(0.05)
-    assert not waiting.done()  # what is leased is still to be trained
+    assert not waiting.done()  # leased groups are still to be trained
     await lease.ack()
     await buffer.sample(1)
     assert await waiting == 3
@@ -213,8 +213,8 @@ async def test_admission(store: Store) -> None:
         await buffer.admission(2, max_staleness=1, n=5)
 
 
-async def test_admission_counts_what_can_be_drawn(store: Store, other: Store) -> None:
-    """After a take-over nobody draws what the first run left, or what has become too stale."""
+async def test_admission_counts_groups_that_can_be_drawn(store: Store, other: Store) -> None:
+    """After a take-over, groups of the first run and groups that are too stale do not count."""
     buffer, theirs = await store.buffer("math"), await other.buffer("math")
     await buffer.advance_policy(5)
     await buffer.put([*groups(3, version=5), *groups(3, "unversioned")])
@@ -241,27 +241,27 @@ async def test_a_long_wait_is_logged_once(
     calls: dict[str, Coroutine[Any, Any, Any]] = {
         "wanted 2 groups, 1 eligible; there are 1 completed, 1 leased; leased by trainer-7 (1)":
             buffer.sample(2, timeout=None),
-        "2 groups wait to be trained, 2 may be ahead": buffer.admission(1, max_staleness=1),
-        "no room in the buffer": buffer.put([group("a"), group("b")]),
+        "2 groups are ahead of training; at most 2 can be": buffer.admission(1, max_staleness=1),
+        "no space in the buffer": buffer.put([group("a"), group("b")]),
     }  # fmt: skip
     for reason, call in calls.items():
         caplog.clear()
         waiter = asyncio.create_task(call)
         async with asyncio.timeout(60):
-            while not caplog.records:  # noqa: ASYNC110 - logging tells nobody
+            while not caplog.records:  # noqa: ASYNC110 - logging has no event
                 await asyncio.sleep(0.01)
-        await asyncio.sleep(0.05)  # it looks again meanwhile
+        await asyncio.sleep(0.05)  # it checks again meanwhile
         waiter.cancel()
         await asyncio.wait([waiter])
-        (said,) = [one for one in caplog.records if one.name.startswith("replaydb")]
-        assert said.levelname == "WARNING"
-        assert "buffer 'math': a call has waited for 0 s: " in said.getMessage()
-        assert reason in said.getMessage()
+        (logged,) = [one for one in caplog.records if one.name.startswith("replaydb")]
+        assert logged.levelname == "WARNING"
+        assert "buffer 'math': a call has waited for 0 s: " in logged.getMessage()
+        assert reason in logged.getMessage()
     await lease.nack()
 
 
-async def test_what_takes_the_place_of_a_stored_group_is_not_held_back(store: Store) -> None:
-    """It is no group more, and counts for none."""
+async def test_replacing_a_group_is_not_blocked(store: Store) -> None:
+    """The number of groups stays the same, so it does not count as an insert."""
     limit = SamplesPerInsert(1.0, 1, 1.0)
     for name, rate_limit in (("queue", Queue(2)), ("ratio", limit)):
         buffer = await store.buffer(name, rate_limit=rate_limit)
@@ -274,7 +274,7 @@ async def test_what_takes_the_place_of_a_stored_group_is_not_held_back(store: St
         assert not await puts(buffer, 1)
 
 
-async def test_a_queue_has_room_for_what_is_arriving(store: Store) -> None:
+async def test_a_queue_admits_episodes_of_pending_groups(store: Store) -> None:
     buffer = await store.buffer("math", rate_limit=Queue(2))
     await buffer.open_group("gsm8k", "arriving", 1)
     assert await puts(buffer, 1)

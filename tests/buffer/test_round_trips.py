@@ -1,4 +1,4 @@
-"""How many statements the calls of a trainer take: every one is a round trip on PostgreSQL."""
+"""Number of statements of a trainer's calls: each is a round trip on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.groups import groups, long_group
 
 @contextmanager
 def counted_statements(store: Store) -> Iterator[list[str]]:
-    """Grows by one with every statement of this store."""
+    """Count the statements of this store."""
     statements: list[str] = []
 
     def count(_connection: Any, _cursor: Any, sql: str, *_rest: Any) -> None:
@@ -31,7 +31,7 @@ def counted_statements(store: Store) -> Iterator[list[str]]:
 
 
 async def number(store: Store, call: Awaitable[object]) -> int:
-    """Statements of a call, without asking a server for its time or who it takes one for."""
+    """Return the number of statements of a call, except for server time and session settings."""
     with counted_statements(store) as statements:
         await call
     asked = ("clock_timestamp", "set_config")
@@ -43,7 +43,7 @@ async def leased(buffer: Buffer, count: int = 8) -> Any:
 
 
 @pytest.mark.parametrize("on_ack", ["archive", "return"])
-async def test_of_a_lease(store: Store, on_ack: OnAck, reading: str) -> None:
+async def test_statements_of_a_lease(store: Store, on_ack: OnAck, reading: str) -> None:
     buffer = await store.buffer("math", on_ack=on_ack)
     ids = await buffer.put([*groups(20), long_group("long", 9, "code")])
     taken = await number(store, buffer.lease(8, ttl=60, tasks="gsm8k"))

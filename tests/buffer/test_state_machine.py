@@ -1,4 +1,4 @@
-"""Any history of calls against a model of a few lines, on both engines."""
+"""Random call sequences compared with a small model, on both engines."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from replaydb.database.engines import backend_for
 from replaydb.operations import delete_buffer
 from support.clock import Clock
 from support.groups import episode, group
-from support.ledger import check_tables
+from support.invariants import check_tables
 from support.model import FullError, Model, Row
 
 T = TypeVar("T")
 
 TASKS = st.sampled_from(["a", "b"])
-AGES = st.sampled_from([None, 0, 0, 1, 2])  # versions behind the policy
+AGES = st.sampled_from([None, 0, 0, 1, 2])  # staleness in versions
 PUTTABLE = st.sampled_from(
     ["completed", "completed", "completed", "aborted", "expired", "failed", "filtered", "archived"]
 )
@@ -40,7 +40,7 @@ TTL = 100.0
 
 
 class Machine(RuleBasedStateMachine):
-    """Every rule does one thing to a buffer and to its model."""
+    """Every rule makes one call to a buffer and to its model."""
 
     url: str
     clock: Clock
@@ -112,7 +112,7 @@ class Machine(RuleBasedStateMachine):
         self._put(several)
 
     def _put(self, several: list[rdb.EpisodeGroup], **how: Any) -> list[int]:
-        """Put groups into both. Returns their ids, or none where they do not fit."""
+        """Put groups into both. Return their ids, or none if they do not fit."""
         try:
             ids = self.run(self.buffer.put(several, timeout=0, **how))
         except rdb.BufferFullError:
@@ -121,7 +121,7 @@ class Machine(RuleBasedStateMachine):
         for one, group_id in zip(several, ids or range(10**6, 10**6 + len(several)), strict=True):
             row = Row(group_id, one.task_name, "", one.min_policy_version, one.max_policy_version)
             row.priority = one.priority
-            self.model.settle(row, one.status.value)
+            self.model.set_status(row, one.status.value)
             rows[one.group_uid] = row
         try:
             self.model.put(rows)
@@ -142,7 +142,7 @@ class Machine(RuleBasedStateMachine):
             self.run(self.buffer.put(again))
         assert self.run(self.buffer.put(again, on_duplicate="ignore")) == [old.id]
         if ids := self._put([again], on_duplicate=how):
-            self.model.let_go(uid)
+            self.model.release(uid)
             assert (ids == [old.id]) == (how == "replace")
             if how == "replace":
                 self.model.rows[uid].attempts = old.attempts
@@ -191,19 +191,19 @@ class Machine(RuleBasedStateMachine):
 
     @rule(number=NUMBER, revoked=st.booleans())
     def by_its_id(self, number: int, revoked: bool) -> None:
-        """Another process goes on with a lease, or takes back what it holds."""
+        """Another process resumes or revokes a lease."""
         if not self.leases:
             return
         lease = self.leases[number % len(self.leases)]
-        held = self.model.leases.get(lease.id)
-        uids = sorted(held or (), key=lambda uid: self.model.rows[uid].id)
+        leased = self.model.leases.get(lease.id)
+        uids = sorted(leased or (), key=lambda uid: self.model.rows[uid].id)
         ids = [self.model.rows[uid].id for uid in uids]
         if revoked:
             assert self.run(self.buffer.revoke(lease.id)) == ids
             for uid in uids:
                 self.model.undo(uid)
             self.model.leases.pop(lease.id, None)
-        elif held is None:
+        elif leased is None:
             with pytest.raises(rdb.LeaseExpiredError):
                 self.run(self.buffer.open_lease(lease.id, ttl=TTL))
         else:
@@ -218,7 +218,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 3), by=st.integers(0, 2), success=st.booleans())
     def step(self, count: int, by: int, success: bool) -> None:
-        """What a trainer does, over and over."""
+        """Repeat what a trainer does."""
         known = len(self.leases)
         self._lease(count, 1, "completed")
         self._advance(by)
@@ -226,12 +226,12 @@ class Machine(RuleBasedStateMachine):
             self._settle(lease, False, success)
 
     def _settle(self, lease: Lease, part: bool, success: bool) -> None:
-        held = self.model.leases.get(lease.id)
-        if held is None:  # its time was up, or all of it was settled
+        leased = self.model.leases.get(lease.id)
+        if leased is None:  # it has expired, or all its groups were acked or released
             with pytest.raises(rdb.LeaseExpiredError):
                 self.run(lease.ack())
             return
-        uids = sorted(held, key=lambda uid: self.model.rows[uid].id)[: 1 if part else None]
+        uids = sorted(leased, key=lambda uid: self.model.rows[uid].id)[: 1 if part else None]
         ids = [self.model.rows[uid].id for uid in uids] if part else None
         self.run((lease.ack if success else lease.nack)(ids))
         for uid in uids:
@@ -250,7 +250,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def time_passes(self) -> None:
-        """Whoever comes by next, at both tasks, clears up."""
+        """The next call on both tasks runs the maintenance that is due."""
         self.clock.jump(TTL + 1)
         self.model.time_passes()
         assert self._put([group(self.uid(), task) for task in ("a", "b")])
@@ -260,12 +260,12 @@ class Machine(RuleBasedStateMachine):
     def open_group(self, task: str, expected: int, least: int, closes: bool) -> None:
         uid, least = self.uid(), min(expected, least)
         if len(self.model.of("pending")) >= 2:
-            return  # what cannot be evicted must leave room for `time_passes`
+            return  # groups that cannot be evicted must leave capacity for `time_passes`
         call = self.buffer.open_group(
             task, uid, expected, min_episodes=least, deadline=TTL if closes else None, timeout=0
         )
         try:
-            self.model.make_room(1)
+            self.model.evict(1)
         except FullError:
             with pytest.raises(rdb.BufferFullError):
                 self.run(call)

@@ -1,4 +1,4 @@
-"""Many callers doing anything at once: no deadlock, no lost update, and the books agree."""
+"""Many concurrent callers: no deadlock, no lost update, and consistent counters."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from replaydb import Buffer, Capacity, SamplingPolicy, Store
 from replaydb.database.engines.postgresql import PostgresqlBackend
 from replaydb.database.repository.puts import OnDuplicate
 from support.groups import episode, group
-from support.ledger import check_books
+from support.invariants import check_invariants
 
 TASKS = ["a", "b", "c"]
-#: What a caller may be told among so many others.
+#: Errors that a caller may get with this many concurrent callers.
 EXPECTED = (
     rdb.NotEnoughGroupsError,
     rdb.RateLimitedError,
@@ -34,14 +34,14 @@ EXPECTED = (
 
 @pytest.fixture(params=[0.8, pytest.param(3.0, marks=pytest.mark.nightly)])
 def seconds(request: pytest.FixtureRequest) -> float:
-    """How long the callers are at it."""
+    """How long the callers run."""
     number: float = request.param
     return number
 
 
 @pytest.fixture
 def conflicts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """SQLSTATE of every transaction that lost a race, though it may have been run again."""
+    """Record the SQLSTATE of every transaction that lost a race, even if it was repeated."""
     seen: list[str] = []
     is_conflict = PostgresqlBackend.is_conflict
 
@@ -56,7 +56,7 @@ def conflicts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 async def act(buffer: Buffer, chance: random.Random, name: str) -> None:
-    """One call, whichever."""
+    """Make one random call."""
     side: Side = chance.choice([put, put, draw, draw, hold, hold, keep])
     await side(buffer, chance, name)
 
@@ -101,7 +101,7 @@ async def hold(buffer: Buffer, chance: random.Random, name: str) -> None:
                 cursors = {cursor: name for cursor in chance.sample(["x", "y", "z"], 2)}
                 await lease.ack(lease.batch.ids[:1], cursor=cursors)
         case 1:
-            await buffer.lease(2, rdb.Uniform(), ttl=0.01)  # never heard of again
+            await buffer.lease(2, rdb.Uniform(), ttl=0.01)  # never acked or released
         case 2:
             lease = await buffer.lease(2, rdb.Lifo(), ttl=0.05)
             await asyncio.sleep(chance.uniform(0, 0.1))
@@ -154,14 +154,14 @@ async def test_anything_at_once(
             except EXPECTED:
                 pass
             except rdb.InvalidInputError as error:
-                if error.field not in {"version", "run"}:  # somebody else advanced further
+                if error.field not in {"version", "run"}:  # another caller advanced further
                     raise
             done += 1
 
     async with asyncio.timeout(seconds + 20), asyncio.TaskGroup() as callers:
         for number in range(12):
             callers.create_task(caller(number))
-    await check_books(url)
+    await check_invariants(url)
     assert "40P01" not in conflicts, "deadlock"
 
 
@@ -202,7 +202,7 @@ async def test_settings_change_while_all_are_at_work(
         callers.create_task(changer())
         for number in range(8):
             callers.create_task(caller(number))
-    await check_books(url)
+    await check_invariants(url)
     assert "40P01" not in conflicts, "deadlock"
 
 
@@ -229,4 +229,4 @@ async def test_cancelled_at_random(store: Store, other: Store, url: str, seconds
         assert all(call.done() for call in calls)
         failed = [call.exception() for call in calls if not call.cancelled()]
         assert not any(failed), failed
-    await check_books(url)
+    await check_invariants(url)

@@ -1,4 +1,4 @@
-"""Whoever waits is woken by every change that may end the wait, not by looking again."""
+"""Waiting calls are woken by every change that can end the wait, not by polling."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import pytest
 import replaydb as rdb
 from replaydb import Buffer, Capacity, Lease, Queue, Store
 from support.groups import episode, group
-from support.naps import Naps
 from support.other_process import other_process
+from support.wait_counter import WaitCounter
 
 
 class Wait(NamedTuple):
-    """Somebody who waits, and what ends it.
+    """A waiting call, and what ends the wait.
 
     Attributes:
-        settings: Of the buffer, in which a group lies.
-        is_leased: Whether somebody holds it.
-        begin: Begins to wait.
+        settings: Settings of the buffer, which has one group.
+        is_leased: Whether the group is leased.
+        begin: Starts the waiting call.
         end: Ends the wait.
     """
 
@@ -107,22 +107,22 @@ WAITS = {
 
 
 @pytest.fixture
-def naps(monkeypatch: pytest.MonkeyPatch) -> Naps:
-    return Naps(monkeypatch)
+def wait_counter(monkeypatch: pytest.MonkeyPatch) -> WaitCounter:
+    return WaitCounter(monkeypatch)
 
 
 @pytest.mark.parametrize("name", WAITS)
 async def test_a_change_of_this_process_wakes(
-    store: Store, naps: Naps, name: str, monkeypatch: pytest.MonkeyPatch
+    store: Store, wait_counter: WaitCounter, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By itself: SQLite's file, which tells other processes, is not looked at again here."""
+    """Without polling the SQLite file for changes by other processes."""
     monkeypatch.setattr("replaydb.database.engines.sqlite.WATCH_SECONDS", (600.0, 600.0))
     case = WAITS[name]
     buffer = await store.buffer("math", **case.settings)
     await buffer.put(group("first"))
     lease = await buffer.lease(1, ttl=600) if case.is_leased else None
     waiter = asyncio.create_task(case.begin(buffer))
-    await naps.settled()
+    await wait_counter.until_asleep()
     assert not waiter.done()
     await case.end(buffer, lease)
     assert len(await asyncio.wait_for(waiter, 20)) == 1
@@ -130,29 +130,29 @@ async def test_a_change_of_this_process_wakes(
 
 @pytest.mark.parametrize("end", ["ack", "nack"])
 async def test_a_change_of_another_process_wakes(
-    store: Store, url: str, naps: Naps, end: str
+    store: Store, url: str, wait_counter: WaitCounter, end: str
 ) -> None:
     buffer = await store.buffer("math", on_ack="return")
     [group_id] = await buffer.put(group("first"))
-    async with other_process(end, url, "math") as other:  # which holds the group when it is ready
+    async with other_process(end, url, "math") as other:  # it has leased the group
         waiter = asyncio.create_task(buffer.sample(1, rdb.Fifo(), timeout=600))
-        await naps.settled()
+        await wait_counter.until_asleep()
         assert not waiter.done()
         await other.act()
         assert (await asyncio.wait_for(waiter, 20)).ids == [group_id]
 
 
 def watchers() -> int:
-    """Tasks that watch for commits of other processes."""
+    """Return the tasks that watch for commits of other processes."""
     return sum("._watch" in repr(task.get_coro()) for task in asyncio.all_tasks())
 
 
 async def test_commits_of_others_are_watched_only_while_a_call_waits(
-    store: Store, naps: Naps
+    store: Store, wait_counter: WaitCounter
 ) -> None:
     buffer = await store.buffer("math")
     waiter = asyncio.create_task(buffer.sample(1, timeout=600))
-    await naps.settled()
+    await wait_counter.until_asleep()
     assert watchers() == 1
     await buffer.put(group("next"))
     await asyncio.wait_for(waiter, 20)

@@ -1,4 +1,4 @@
-"""A store in which every command has something to show."""
+"""A store with data for every command."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import pytest
 import replaydb as rdb
 from support.groups import episode
 
-#: Colours, a cleared screen, a link, what turns text, markup of rich.
+#: Terminal control sequences, a change of text direction, markup of rich.
 HOSTILE = "\x1b[31mred\x1b[2J\x9b1m\r\x7f\u202e[bold]\0\ud800"
-#: As it is shown.
+#: Its escaped form.
 ESCAPED = r"\x1b[31mred\x1b[2J\x9b1m\r\x7f\u202e[bold]\x00\ud800"
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.nightly)])
 def engine_name(request: pytest.FixtureRequest) -> str:
-    """The engine under test. Each command has one test that is marked `both_engines`."""
+    """The engine under test. Each command has one test marked `both_engines`."""
     name: str = request.param
     return name
 
 
 @pytest.fixture
 def filled_url(url: str) -> str:
-    """Six groups of two tasks: two drawn for step 7, one held by `trainer-0`, one with a text."""
+    """Six groups of two tasks: two drawn for step 7, one leased by `trainer-0`, one with a text."""
 
     async def fill() -> None:
         async with rdb.Store.open(url, run="first", run_metadata={"lr": 0.5}) as store:

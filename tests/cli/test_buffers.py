@@ -1,4 +1,4 @@
-"""`replaydb buffers`, as people and scripts call it; names that are mistyped or hostile."""
+"""`replaydb buffers`: tables and JSON, mistyped and untrusted names."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_no_such_buffer(filled_url: str) -> None:
         "db check",
     ],
 )
-def test_looking_does_not_make_a_file(empty_sqlite_url: str, command: str) -> None:
+def test_reading_does_not_create_a_file(empty_sqlite_url: str, command: str) -> None:
     path = Path(empty_sqlite_url.removeprefix("sqlite:///"))
     outcome = run(*command.split(), url=empty_sqlite_url)
     assert outcome.exit_code == 1
@@ -85,7 +85,7 @@ def test_looking_does_not_make_a_file(empty_sqlite_url: str, command: str) -> No
     assert not path.exists()
 
 
-def test_a_mistyped_file_is_answered_with_those_that_are_there(sqlite_url: str) -> None:
+def test_an_error_for_a_mistyped_file_lists_existing_ones(sqlite_url: str) -> None:
     right = Path(sqlite_url.removeprefix("sqlite:///"))
     (right.parent / "notes.txt").write_text("no database")
     wrong = right.with_name("repaly.db")
@@ -100,7 +100,7 @@ HOSTILE = "\x1b[31m\x1b[2J\x1b]0;x\x07\x9b1m\r\n\t\x7f\u2028\u202e[red]:smile:�
 SHOWN = r"\x1b[31m\x1b[2J\x1b]0;x\x07\x9b1m\r\n\t\x7f\u2028\u202e" + "[red]:smile:数学"
 
 
-def test_names_of_others_do_nothing_to_a_terminal(url: str) -> None:
+def test_untrusted_names_are_escaped(url: str) -> None:
     async def fill() -> None:
         async with rdb.Store.open(url) as store:
             buffer = await store.buffer(HOSTILE, max_staleness={HOSTILE: 4})
@@ -119,6 +119,6 @@ def test_names_of_others_do_nothing_to_a_terminal(url: str) -> None:
         assert all(one.isprintable() for one in result.output.replace("\n", "")), result.output
     assert SHOWN in results[0].stdout
     assert json.loads(results[1].stdout)[0]["name"] == HOSTILE
-    assert results[2].stdout.count(SHOWN) == 3  # the buffer, its task, its account
+    assert results[2].stdout.count(SHOWN) == 3  # the buffer, and its task in both tables
     assert json.loads(results[3].stdout)["name"] == HOSTILE
     assert results[4].exit_code == 1

@@ -1,4 +1,4 @@
-"""What all commands share."""
+"""Shared parts of all commands: tables, JSON, progress and errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Row:
     at: datetime
 
 
-def test_help_takes_no_heavy_module_along() -> None:
+def test_help_imports_no_heavy_module() -> None:
     code = (
         "import sys\n"
         "from typer.testing import CliRunner\n"
@@ -43,7 +43,7 @@ def test_help_takes_no_heavy_module_along() -> None:
     assert heavy.isdisjoint(outcome.stdout.split())
 
 
-def test_a_table_in_a_pipe_is_whole(
+def test_a_table_in_a_pipe_is_complete(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
@@ -53,15 +53,15 @@ def test_a_table_in_a_pipe_is_whole(
     assert headings.split() == ["name", "number", "mean"]
     assert first.split() == [LONG, "5", "0.1235"]
     assert second.split() == ["[red]", "-", "-"]
-    assert first.index(" 5") + 1 == second.index(" -") + 1  # numbers are to the right
+    assert first.index(" 5") + 1 == second.index(" -") + 1  # numbers are right-aligned
 
 
-def test_headings_are_shown_and_not_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_headings_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     console.print_table(("\x1b[2J[red]:smile:", "[/]"), [(1, 2)])
     assert capsys.readouterr().out.split()[:2] == ["\\x1b[2J[red]:smile:", "[/]"]
 
 
-def test_what_is_not_finite_is_not_null(capsys: pytest.CaptureFixture[str]) -> None:
+def test_non_finite_numbers_are_strings(capsys: pytest.CaptureFixture[str]) -> None:
     console.print_json({"some": [float("nan"), math.inf, (-math.inf, None)]})
     expected = {"some": ["NaN", "Infinity", ["-Infinity", None]]}
     assert json.loads(capsys.readouterr().out) == expected
@@ -94,7 +94,7 @@ def test_sizes(num_bytes: int, text: str) -> None:
     assert display.human_size(num_bytes) == text
 
 
-def test_progress_leaves_pipes_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_progress_bar_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
     with console.progress("copying", in_bytes=True) as report:
         report(5, None)
         report(10, 20)
@@ -102,7 +102,7 @@ def test_progress_leaves_pipes_alone(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def cli(*arguments: str, environment: dict[str, str], stdout: int) -> tuple[int, str, str]:
-    """What a command of its own process exits with and says."""
+    """Run a command in its own process; return exit code, stdout and stderr."""
     process = subprocess.run(
         [sys.executable, "-m", "replaydb.cli", *arguments],
         env=os.environ | environment,
@@ -113,7 +113,7 @@ def cli(*arguments: str, environment: dict[str, str], stdout: int) -> tuple[int,
     return process.returncode, process.stdout, process.stderr
 
 
-def test_terminals_that_have_not_all_signs_and_disks_that_are_full(tmp_path: Path) -> None:
+def test_terminals_without_all_characters_and_full_disks(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/replay.db"
 
     async def fill() -> None:

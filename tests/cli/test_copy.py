@@ -1,4 +1,4 @@
-"""`replaydb copy`, `backup` and `restore`, as people call them."""
+"""`replaydb copy`, `backup` and `restore` from the command line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from operations.conftest import live
+from operations.conftest import populate
 from operations.test_copy import contents
 from replaydb import Store
 from support.command import run
@@ -29,19 +29,19 @@ async def put(url: str, count: int, num_tokens: int) -> None:
 
 
 @both_engines
-def test_it_is_prepared_and_finished(url: str, tmp_path: Path) -> None:
-    asyncio.run(live(url))
+def test_a_copy_is_prepared_and_finished(url: str, tmp_path: Path) -> None:
+    asyncio.run(populate(url))
     (tmp_path / "payloads").mkdir()
     target = f"sqlite:///{tmp_path / 'copy.db'}"
-    place = ("--payloads", (tmp_path / "payloads").as_uri())
-    prepared = run("copy", url, target, *place, "--prepare", url="")
+    location = ("--payloads", (tmp_path / "payloads").as_uri())
+    prepared = run("copy", url, target, *location, "--prepare", url="")
     assert prepared.exit_code == 0, prepared.output
-    assert re.search(r"50 groups; \d+ rows and 50 payloads \(82.7 kB\) were", prepared.output)
+    assert re.search(r"50 groups: wrote \d+ rows and 50 payloads \(82.7 kB\)", prepared.output)
     assert "not finished" in run("buffers", "list", url=target).output
-    done = run("copy", url, target, *place, url="")
+    done = run("copy", url, target, *location, url="")
     assert done.exit_code == 0, done.output
-    assert "50 groups; 0 rows and 0 payloads (0 bytes) were written" in done.output
-    assert "every row and sequence was compared, and 50 payloads were read back" in done.output
+    assert "50 groups: wrote 0 rows and 0 payloads (0 bytes)" in done.output
+    assert "verified: compared all rows and sequences, read back 50 payloads" in done.output
     again = run("copy", url, target, url="")
     assert again.exit_code == 1
     assert "expected an empty database" in again.output
@@ -51,7 +51,7 @@ def test_it_is_prepared_and_finished(url: str, tmp_path: Path) -> None:
 def test_a_backup_is_restored(
     url: str, empty_postgresql_url: str, empty_sqlite_url: str, tmp_path: Path
 ) -> None:
-    asyncio.run(live(url))
+    asyncio.run(populate(url))
     file = str(tmp_path / "backup.db")
     assert run("backup", file, url=url).exit_code == 0
     again = run("backup", file, url=url)
@@ -66,7 +66,7 @@ def test_a_backup_is_restored(
     assert asyncio.run(contents(target)) == asyncio.run(contents(url))
 
 
-def test_a_file_is_named_as_it_is(sqlite_url: str, tmp_path: Path) -> None:
+def test_special_characters_in_a_file_name(sqlite_url: str, tmp_path: Path) -> None:
     """A path is not a URL."""
     asyncio.run(put(sqlite_url, 1, 10))
     file = tmp_path / "a%20b?c#d\ne.db"
@@ -78,7 +78,7 @@ def test_a_file_is_named_as_it_is(sqlite_url: str, tmp_path: Path) -> None:
     assert asyncio.run(contents(target)) == asyncio.run(contents(sqlite_url))
 
 
-#: The command with small steps, in which Ctrl-C works also where whoever runs the tests ignores it.
+#: The command with small steps. Ctrl-C works even if the process that runs the tests ignores it.
 IN_SMALL_STEPS = """
 import signal
 from replaydb.cli import app
@@ -98,23 +98,23 @@ app()
         pytest.param("postgresql", signal.SIGINT, marks=pytest.mark.nightly),
     ],
 )
-def test_killed_anywhere_it_goes_on(url: str, tmp_path: Path, how: signal.Signals) -> None:
-    asyncio.run(live(url))
+def test_a_killed_copy_resumes(url: str, tmp_path: Path, how: signal.Signals) -> None:
+    asyncio.run(populate(url))
     asyncio.run(put(url, 48, 120_000))
     file = tmp_path / "copy.db"
     command = [sys.executable, "-c", IN_SMALL_STEPS, "copy", url, f"sqlite:///{file}"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-    while not (file.exists() and file.stat().st_size > 8 << 20):  # some of the payloads are there
+    while not (file.exists() and file.stat().st_size > 8 << 20):  # some payloads are written
         assert process.poll() is None
         time.sleep(0.001)
     process.send_signal(how)
-    _, said = process.communicate(timeout=60)
+    _, error = process.communicate(timeout=60)
     if how is signal.SIGINT:
         assert process.returncode == 130
-        assert said == "broken off; the same command goes on\n"
+        assert error == "interrupted; rerun the same command to resume\n"
     assert "not finished" in run("buffers", "list", url=f"sqlite:///{file}").output
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    [brought] = re.findall(r"rows and (\d+) payloads", done.stdout)
-    assert int(brought) < 98
+    [copied] = re.findall(r"rows and (\d+) payloads", done.stdout)
+    assert int(copied) < 98
     assert asyncio.run(contents(f"sqlite:///{file}")) == asyncio.run(contents(url))

@@ -1,4 +1,4 @@
-"""`replaydb db`, as people call it."""
+"""`replaydb db` from the command line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PASSWORD = "hunter2"  # noqa: S105
 
 
 def run(*arguments: str, url: str | None = None, answer: str | None = None) -> Result:
-    # As wide as the messages are: what is too long for a terminal is cut there, not here.
+    # Wide enough for all messages: a narrow terminal wraps them.
     return CliRunner().invoke(
         app, arguments, input=answer, env={"REPLAYDB_URL": url, "COLUMNS": "200"}
     )
@@ -32,16 +32,16 @@ def test_version() -> None:
 
 
 @both_engines
-def test_the_tables_come_and_go(empty_url: str) -> None:
+def test_tables_are_upgraded_and_downgraded(empty_url: str) -> None:
     assert run("db", "upgrade", "--url", empty_url).output == f"revision {NEWEST}\n"
-    assert run("db", "check", "--url", empty_url).output == "the tables are as expected\n"
+    assert run("db", "check", "--url", empty_url).output == "no differences\n"
     assert f"* {NEWEST}  " in run("db", "history", "--url", empty_url).output
     down = run("db", "downgrade", "base", "--yes", "--url", empty_url)
     assert down.output == "revision none\n"
     assert run("db", "current", "--url", empty_url).output == "none\n"
 
 
-def test_the_url_may_come_from_the_environment(empty_sqlite_url: str) -> None:
+def test_the_url_can_come_from_the_environment(empty_sqlite_url: str) -> None:
     assert run("db", "upgrade", url=empty_sqlite_url).exit_code == 0
     assert run("db", "current", url=empty_sqlite_url).output == f"{NEWEST}\n"
 
@@ -51,12 +51,12 @@ def test_history_needs_no_database() -> None:
 
 
 @pytest.mark.parametrize(("answer", "left"), [("n\n", f"{NEWEST}\n"), ("y\n", "none\n")])
-def test_downgrade_asks_first(sqlite_url: str, answer: str, left: str) -> None:
+def test_downgrade_asks_for_confirmation(sqlite_url: str, answer: str, left: str) -> None:
     run("db", "downgrade", "base", url=sqlite_url, answer=answer)
     assert run("db", "current", url=sqlite_url).output == left
 
 
-def test_check_tells_what_differs(empty_url: str) -> None:
+def test_check_reports_differences(empty_url: str) -> None:
     run("db", "upgrade", url=empty_url)
 
     async def drop_an_index() -> None:
@@ -104,7 +104,7 @@ def test_the_command_of_an_error_can_be_pasted(name: str, tmp_path: Path) -> Non
     assert run("db", "current", "--url", url).output == f"{NEWEST}\n"
 
 
-def test_a_password_is_not_pasted_but_named(empty_postgresql_url: str) -> None:
+def test_a_password_is_replaced_by_its_variable(empty_postgresql_url: str) -> None:
     url = make_url(empty_postgresql_url).set(password=PASSWORD).render_as_string(False)
     outcome = run("db", "check", url=url)
     assert PASSWORD not in outcome.stderr
@@ -114,7 +114,7 @@ def test_a_password_is_not_pasted_but_named(empty_postgresql_url: str) -> None:
     assert run(*arguments, url=url).output == f"revision {NEWEST}\n"
 
 
-def test_without_a_database_the_command_says_how_to_name_one() -> None:
+def test_the_error_without_a_url_names_the_option() -> None:
     outcome = run("db", "upgrade")
     assert outcome.exit_code == 2
     assert "--url" in outcome.stderr

@@ -1,4 +1,4 @@
-"""`replaydb prune` of history, and `delete`: they say what goes before it does."""
+"""`replaydb prune` of history, and `delete`: they report what they will delete."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from support.engines import both_engines
 
 
 @both_engines
-def test_history_is_pruned_when_told(filled_url: str) -> None:
-    looked = run("prune", "--groups-days", 0, "--status", "failed", url=filled_url)
-    assert looked.exit_code == 0, looked.output
-    assert looked.output.startswith("to delete: 1 groups, ")
-    assert looked.output.endswith("nothing was changed; --remove deletes it\n")
+def test_history_is_pruned_with_remove(filled_url: str) -> None:
+    dry_run = run("prune", "--groups-days", 0, "--status", "failed", url=filled_url)
+    assert dry_run.exit_code == 0, dry_run.output
+    assert dry_run.output.startswith("to delete: 1 groups, ")
+    assert dry_run.output.endswith("dry run, nothing deleted; use --remove to delete\n")
     words = ("prune", "--groups-days", 0, "--draws-days", 0, "--run", "first", "--remove")
     both = run(*words, "--status", "failed", "--buffer", "math", url=filled_url)
     assert both.exit_code == 0, both.output
@@ -27,16 +27,16 @@ def test_history_is_pruned_when_told(filled_url: str) -> None:
     young = run("prune", "--groups-days", 1, "--status", "completed", url=filled_url)
     assert "to delete: 0 groups" in young.output
     names = [one["name"] for one in json_of("runs", "list", url=filled_url)]
-    assert names == ["second", "first"]  # whoever prunes is no run
+    assert names == ["second", "first"]  # pruning registers no run
 
 
-def test_prune_does_not_guess(filled_url: str) -> None:
+def test_prune_requires_explicit_options(filled_url: str) -> None:
     for words in (("--run", "first"), ("--status", "failed"), ("--draws-days", 1, "--status", "x")):
         assert run("prune", *words, url=filled_url).exit_code == 2
     refused = run("prune", "--draws-days", 1, "--status", "failed", url=filled_url)
     assert (refused.exit_code, "--groups-days" in refused.stderr) == (2, True)
-    held = run("prune", "--groups-days", 0, "--status", "leased", url=filled_url)
-    assert (held.exit_code, "nobody holds" in held.stderr) == (1, True)
+    leased = run("prune", "--groups-days", 0, "--status", "leased", url=filled_url)
+    assert (leased.exit_code, "other than 'leased'" in leased.stderr) == (1, True)
     for words in (("--groups-days", 0, "--buffer", "maths"), ("--draws-days", 0, "--run", "frist")):
         for also in ((), ("--remove",)):
             unknown = run("prune", *words, *also, url=filled_url)
@@ -49,18 +49,18 @@ def test_prune_does_not_guess(filled_url: str) -> None:
 def test_groups_are_deleted_by_id_and_uid(filled_url: str) -> None:
     ids = {one["group_uid"]: one["id"] for one in json_of("groups", "list", "math", url=filled_url)}
     words = ("groups", "delete", "math", "uid-1", ids["uid-1"], ids["uid-5"])
-    asked = run(*words, url=filled_url)  # nobody answers
-    assert asked.exit_code == 1
-    assert "2 groups, " in asked.output
-    assert "1 of them are leased" in asked.output
+    unconfirmed = run(*words, url=filled_url)  # no answer
+    assert unconfirmed.exit_code == 1
+    assert "2 groups, " in unconfirmed.output
+    assert "1 of them are leased" in unconfirmed.output
     assert len(json_of("groups", "list", "math", url=filled_url)) == 6
-    assert run(*words, "--yes", url=filled_url).output == "2 groups deleted\n"
+    assert run(*words, "--yes", url=filled_url).output == "deleted 2 groups\n"
     assert len(json_of("groups", "list", "math", url=filled_url)) == 4
     missing = run(*words, "--yes", url=filled_url)
     assert (missing.exit_code, "uid-1" in missing.stderr) == (1, True)
 
 
-def test_a_list_of_a_buffer_that_is_deleted_meanwhile_is_not_empty(
+def test_listing_a_buffer_that_is_deleted_meanwhile_is_an_error(
     filled_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = Store.buffer
@@ -84,8 +84,8 @@ def test_a_run_is_deleted(filled_url: str) -> None:
     assert "held" in held.stderr or "leased" in held.stderr
     (lease,) = json_of("leases", "list", "math", url=filled_url)
     run("leases", "revoke", "math", lease["id"], url=filled_url)
-    asked = run("runs", "delete", "second", url=filled_url)
-    assert "run second: 1 groups, " in asked.output
+    unconfirmed = run("runs", "delete", "second", url=filled_url)
+    assert "run second: 1 groups, " in unconfirmed.output
     done = run("runs", "delete", "second", "--yes", url=filled_url)
     assert done.output.startswith("deleted: 1 groups, "), done.output
     assert done.output.endswith("; 1 draws\n")
@@ -94,8 +94,8 @@ def test_a_run_is_deleted(filled_url: str) -> None:
 
 
 def test_a_buffer_is_deleted(filled_url: str) -> None:
-    asked = run("buffers", "delete", "math", url=filled_url)
-    assert "buffer math: 6 groups, " in asked.output
+    unconfirmed = run("buffers", "delete", "math", url=filled_url)
+    assert "buffer math: 6 groups, " in unconfirmed.output
     assert len(rows_of(run("buffers", "list", url=filled_url))) == 3
     done = run("buffers", "delete", "math", "--yes", url=filled_url)
     assert done.exit_code == 0, done.output

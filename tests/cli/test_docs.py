@@ -1,4 +1,4 @@
-"""`docs/cli.md` has every command, with every option."""
+"""`docs/cli.md` documents every command and option."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROWS = {
         r"^\| `replaydb ([a-z -]+?)(?: [^`a-z]*)?` \|.*\| (.*) ?\|$", PAGE, re.MULTILINE
     )
 }
-#: What every command takes.
+#: Options of every command.
 COMMON = {"--help", "--url"}
 
 
@@ -37,19 +37,19 @@ COMMANDS = dict(commands(typer.main.get_group(app)))
 
 
 def options_of(name: str) -> set[str]:
-    """Options that the page gives a command."""
-    said = ROWS[name].strip()
-    if said == "as for groups":
-        said = ROWS[name.replace("episodes", "groups")].strip()
-    return set(re.findall(r"`(--[\w-]+)", said))
+    """Return the documented options of a command."""
+    options = ROWS[name].strip()
+    if options == "as for groups":
+        options = ROWS[name.replace("episodes", "groups")].strip()
+    return set(re.findall(r"`(--[\w-]+)", options))
 
 
-def test_every_command_is_on_the_page() -> None:
+def test_every_command_is_documented() -> None:
     assert sorted(ROWS) == sorted(COMMANDS)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_option_is_on_the_page_and_has_help(name: str) -> None:
+def test_every_option_is_documented_and_has_help(name: str) -> None:
     command = COMMANDS[name]
     assert command.help
     taken = {option for one in command.params for option in one.opts if option.startswith("--")}
@@ -58,7 +58,7 @@ def test_every_option_is_on_the_page_and_has_help(name: str) -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_is_shown(shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_completion_is_printed(shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
     found = CliRunner().invoke(app, ["--show-completion", shell], prog_name="replaydb")
     assert found.exit_code == 0
@@ -66,10 +66,10 @@ def test_completion_is_shown(shell: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def completed(words: str, **env: str) -> list[str]:
-    """What the shell is told to offer for the last word."""
+    """Return the completions of the last word."""
     last = str(len(words.split()) - 1)
-    asked = {"_REPLAYDB_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": last}
-    found = CliRunner().invoke(app, [], env=asked | env, prog_name="replaydb")
+    environment = {"_REPLAYDB_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": last}
+    found = CliRunner().invoke(app, [], env=environment | env, prog_name="replaydb")
     assert found.stderr == ""
     return found.stdout.split()
 

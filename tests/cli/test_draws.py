@@ -1,4 +1,4 @@
-"""`replaydb draws`, as people and scripts call it."""
+"""`replaydb draws`: tables and JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_draws_are_listed(filled_url: str) -> None:
     table = rows_of(run("draws", "list", "math", "--limit", 1, url=filled_url))
     assert table[1][0] == str(newest["id"])
     assert table[1][-3:] == ["1", "leased", "-5"]
-    assert table[2] == f"there are more: --after {newest['id']}".split()
+    assert table[2] == f"more rows: --after {newest['id']}".split()
 
 
 @both_engines
@@ -49,7 +49,7 @@ def test_a_draw_is_shown(filled_url: str) -> None:
     assert [second, "odd", "p0", "replaced"] in [row[:4] for row in table]
 
 
-def test_numbers_that_cannot_be_are_usage_errors(filled_url: str) -> None:
+def test_numbers_out_of_range_are_usage_errors(filled_url: str) -> None:
     for words in (
         ("show", "math", "9" * 20),
         ("list", "math", "--after", "9" * 20),
@@ -65,7 +65,7 @@ def test_numbers_that_cannot_be_are_usage_errors(filled_url: str) -> None:
 def test_a_mistyped_run_is_an_error(filled_url: str) -> None:
     outcome = run("draws", "list", "math", "--run", "frist", url=filled_url)
     assert outcome.exit_code == 1
-    assert "the last are: 'second', 'first'" in outcome.stderr
+    assert "last runs: 'second', 'first'" in outcome.stderr
 
 
 def test_no_such_draw(filled_url: str) -> None:

@@ -1,4 +1,4 @@
-"""`replaydb episodes`, as people and scripts call it."""
+"""`replaydb episodes`: tables and JSON."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .conftest import ESCAPED, HOSTILE
 
 
 @both_engines
-def test_which_and_in_which_order(filled_url: str) -> None:
+def test_filters_and_sort_order(filled_url: str) -> None:
     for options, rewards in {
         "--task even --ascending": [0, 1, 2, 3, 4, 5],
         "--min-reward 4.5": [5, 6, 5],
         "--min-reward 0 --max-reward 1": [1, 0, 1],
-        "--limit 3": [5, 6, 4, 5],  # no group is cut in two
+        "--limit 3": [5, 6, 4, 5],  # groups are listed whole
         "--tag n=2 --limit 1": [2, 3],
     }.items():
         listed = json_of("episodes", "list", "math", *options.split(), url=filled_url)
@@ -35,11 +35,11 @@ def test_pages(filled_url: str) -> None:
         ("0", "4"),
         ("1", "5"),
     ]
-    rest = json_of("episodes", "list", "math", *more[3:], url=filled_url)
+    rest = json_of("episodes", "list", "math", *more[2:], url=filled_url)
     assert [one["reward"] for one in rest] == [3, 4, 2, 3, 1, 2, 0, 1]
 
 
-def test_texts_are_shown_and_not_obeyed(filled_url: str) -> None:
+def test_texts_are_escaped(filled_url: str) -> None:
     shown = run("episodes", "show", "math", "uid-4", 1, url=filled_url)
     assert shown.stdout.endswith(f"text:\n  first line\n  {ESCAPED}\n")
     listed = run("episodes", "list", "math", url=filled_url)
@@ -48,11 +48,11 @@ def test_texts_are_shown_and_not_obeyed(filled_url: str) -> None:
         assert all(sign.isprintable() for sign in result.output.replace("\n", ""))
     facts = json_of("episodes", "show", "math", "uid-4", 1, url=filled_url)
     assert facts["text"] == f"first line\n{HOSTILE}"
-    bare = run("episodes", "show", "math", "uid-4", 0, url=filled_url)
-    assert bare.stdout.endswith("--tokenizer PATH decodes its tokens\n")
+    without_text = run("episodes", "show", "math", "uid-4", 0, url=filled_url)
+    assert without_text.stdout.endswith("--tokenizer PATH decodes the tokens\n")
 
 
-def test_every_token(filled_url: str) -> None:
+def test_tokens_are_listed(filled_url: str) -> None:
     columns = json_of("episodes", "show", "math", "uid-5", 0, "--tokens", url=filled_url)["tokens"]
     assert columns == {
         "position": [0, 1, 2, 3, 4],
@@ -116,13 +116,13 @@ def test_turns_and_extras_are_columns(url: str) -> None:
     assert "position: expected less than 2, the number of its episodes, got 2" in outcome.stderr
 
 
-def test_a_tokenizer_needs_something_that_reads_it(sqlite_url: str, tmp_path: Path) -> None:
-    """Decoding is tested where tokenizers are, with the integrations."""
+def test_errors_of_tokenizers(sqlite_url: str, tmp_path: Path) -> None:
+    """Decoding is tested with the integrations, which install tokenizers."""
     nowhere = tmp_path / "nowhere"
     words = ("episodes", "show", "math", "g", 0, "--tokenizer")
     outcome = run(*words, nowhere, url=sqlite_url)
     assert outcome.exit_code == 1
-    assert "tokenizer: expected a file or a folder that is there" in outcome.stderr
+    assert "tokenizer: expected an existing file or folder" in outcome.stderr
     (tmp_path / "tokenizer.json").write_text("{}")
     outcome = run(*words, tmp_path, url=sqlite_url)
     assert outcome.exit_code == 1

@@ -1,4 +1,4 @@
-"""`replaydb groups`, as people and scripts call it."""
+"""`replaydb groups`: tables and JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.engines import both_engines
 
 
 @both_engines
-def test_which_and_in_which_order(filled_url: str) -> None:
+def test_filters_and_sort_order(filled_url: str) -> None:
     for options, expected in {
         "": [5, 4, 3, 2, 1, 0],
         "--task odd": [5, 3, 1],
@@ -41,19 +41,19 @@ def test_pages(filled_url: str) -> None:
     assert table[0][:3] == ["group", "task", "status"]
     assert [int(row[0]) for row in table[1:]] == listed[:4]
     assert table[1][1:5] == ["odd", "leased", "p2", "2"]
-    assert more == f"there are more: --after {listed[3]}".split()
-    *table, last = rows_of(run("groups", "list", "math", *order, *more[3:], url=filled_url))
+    assert more == f"more rows: --after {listed[3]}".split()
+    *table, last = rows_of(run("groups", "list", "math", *order, *more[2:], url=filled_url))
     assert [int(row[0]) for row in [*table[1:], last]] == listed[4:]
 
 
-def test_a_column_that_is_asked_for_is_shown(filled_url: str) -> None:
+def test_the_sort_column_is_shown(filled_url: str) -> None:
     table = rows_of(run("groups", "list", "math", "--sort", "num_bytes", url=filled_url))
     assert table[0][-1] == "num_bytes"
     assert int(table[1][-1]) > 0
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ("--sort reward_maen", "did you mean 'reward_mean'?"),
         ("--tag level", "expected NAME=VALUE, got 'level'"),
@@ -61,32 +61,32 @@ def test_a_column_that_is_asked_for_is_shown(filled_url: str) -> None:
         ("--status done", "'done' is not one of"),
         ("--limit 0", "--limit"),
         ("--limit 99999999999999999999", "--limit"),
-        ("--sort tags", "'tags' holds no numbers or times"),
-        ("--sort task_name", "'task_name' holds no numbers or times"),
+        ("--sort tags", "'tags' is not numeric or a time"),
+        ("--sort task_name", "'task_name' is not numeric or a time"),
     ],
 )
-def test_what_is_mistyped_is_a_usage_error(sqlite_url: str, options: str, said: str) -> None:
+def test_mistyped_options_are_usage_errors(sqlite_url: str, options: str, message: str) -> None:
     outcome = run("groups", "list", "math", *options.split(), url=sqlite_url)
     assert (outcome.exit_code, outcome.stdout) == (2, "")
-    assert said in outcome.stderr
+    assert message in outcome.stderr
 
 
-def test_what_cannot_be_is_an_error(filled_url: str) -> None:
-    for options, said in (
+def test_unknown_names_are_errors(filled_url: str) -> None:
+    for options, message in (
         ("--after 99", "no such groups in this buffer: 99"),
         (
             "--task odd --task nope",
-            "task: expected a task of this buffer (there are: 'even', 'odd')",
+            "task: expected a task of this buffer (existing: 'even', 'odd')",
         ),
-        ("--run nope", "run: expected a run of this store (the last are: 'second', 'first')"),
+        ("--run nope", "run: expected a run of this store (last runs: 'second', 'first')"),
     ):
         outcome = run("groups", "list", "math", *options.split(), url=filled_url)
         assert (outcome.exit_code, outcome.stdout) == (1, "")
-        assert said in outcome.stderr
+        assert message in outcome.stderr
 
 
 @both_engines
-def test_the_life_of_a_group(filled_url: str) -> None:
+def test_a_group_is_shown(filled_url: str) -> None:
     shown = json_of("groups", "show", "math", "uid-0", url=filled_url)
     group_id = shown["group"]["id"]
     assert shown["group"]["tags"] == {"level": "hard", "n": 0, "ok": False}
@@ -99,7 +99,7 @@ def test_the_life_of_a_group(filled_url: str) -> None:
     assert [str(draw["draw"]), "first", "7"] in [[row[0], *row[3:5]] for row in table]
 
 
-def test_a_group_without_its_tokens_is_shown(filled_url: str) -> None:
+def test_a_group_without_tokens_is_shown(filled_url: str) -> None:
     async def drop() -> None:
         async with rdb.Store.open(filled_url) as store:
             buffer = await store.buffer("math", archived_payload="drop")
@@ -126,10 +126,10 @@ def test_a_narrow_terminal_has_a_line_for_each_group(
         assert headings.split()[:3] == ["group", "task", "status"]
         shown = [line.split()[:3] for line in lines[:3]]
         assert shown == [[str(one["id"]), "odd", one["status"]] for one in listed]
-        assert lines[-1].startswith("too narrow for put, priority, drawn")
+        assert lines[-1].startswith("columns that do not fit: created, priority, draws")
         assert max(map(len, lines[:3])) <= width
     by_time = run("groups", "list", "math", "--sort", "created_at", url=filled_url, width=80)
-    assert "put" in re.split(r"\x1b\[\d*m| ", by_time.stdout.splitlines()[1])
+    assert "created" in re.split(r"\x1b\[\d*m| ", by_time.stdout.splitlines()[1])
 
 
 def test_prompt_and_extras(url: str) -> None:
@@ -156,8 +156,8 @@ def test_prompt_and_extras(url: str) -> None:
     assert ["prompt", "why?"] in rows_of(table)
     assert ["prompt_ids", "[1,", "7]"] in rows_of(table)
     assert re.search(r'"pixels": "float\d+ \[1, 2\]"', table.stdout)
-    said = json_of("groups", "show", "math", "g", url=url)["prompt"]
-    assert said == [{"role": "user", "content": "how\x1b many?"}]
+    prompt = json_of("groups", "show", "math", "g", url=url)["prompt"]
+    assert prompt == [{"role": "user", "content": "how\x1b many?"}]
     assert "how\\u001b many?" in run("groups", "show", "math", "g", url=url).stdout
 
 

@@ -1,4 +1,4 @@
-"""`replaydb leases`, as people and scripts call it."""
+"""`replaydb leases`: tables and JSON."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def test_leases_are_sorted(filled_url: str) -> None:
 def test_a_lease_is_revoked(filled_url: str) -> None:
     (listed,) = json_of("leases", "list", "math", url=filled_url)
     words = ("leases", "revoke", "math", listed["id"])
-    assert run(*words, "--reason", "stuck", url=filled_url).output == "1 groups came back\n"
-    assert run(*words, url=filled_url).output == f"lease {listed['id']} holds nothing\n"
+    assert run(*words, "--reason", "stuck", url=filled_url).output == "returned 1 groups\n"
+    assert run(*words, url=filled_url).output == f"lease {listed['id']} has no groups\n"
     assert json_of("leases", "list", "math", url=filled_url) == []
     group = json_of("groups", "show", "math", "uid-5", url=filled_url)["group"]
     assert (group["status"], group["status_reason"]) == ("completed", "revoked: stuck")
     outcome = run("leases", "show", "math", listed["id"], url=filled_url)
     assert outcome.exit_code == 1
-    assert "has expired or was given back" in outcome.stderr
+    assert "has expired or has ended" in outcome.stderr

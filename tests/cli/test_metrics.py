@@ -1,4 +1,4 @@
-"""`replaydb metrics serve`, as Prometheus scrapes it, and the dashboard over it."""
+"""`replaydb metrics serve`, scraped as by Prometheus, and the Grafana dashboard."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DASHBOARD = Path(__file__).resolve().parents[2] / "docs" / "grafana.json"
 
 @contextmanager
 def serving(url: str, *words: str) -> Iterator[str]:
-    """A server in a process of its own, ended by Ctrl-C; where it answers."""
+    """Run a server in its own process and stop it with Ctrl-C; yield its address."""
     process = subprocess.Popen(
         [sys.executable, "-m", "replaydb.cli", "metrics", "serve", *words, "--port", "0"],
         env={**os.environ, "REPLAYDB_URL": url, "PYTHONUNBUFFERED": "1"},
@@ -60,7 +60,7 @@ def test_a_scrape(filled_url: str) -> None:
             for family in families.values()
             for one in family.samples
         }
-        assert text.count("# HELP replaydb_gen_groups_total ") == 1  # though of two buffers
+        assert text.count("# HELP replaydb_gen_groups_total ") == 1  # once for two buffers
         assert families["replaydb_gen_groups"].type == "counter"
         assert families["replaydb_buffer_groups"].type == "gauge"
         assert samples["replaydb_up",] == 1.0
@@ -88,7 +88,7 @@ def test_a_scrape(filled_url: str) -> None:
 
 
 @both_engines
-def test_only_the_buffers_that_are_named(filled_url: str) -> None:
+def test_only_named_buffers_are_exported(filled_url: str) -> None:
     with blocking.Store.open(filled_url, read_only=True) as store:
         [up, *families] = StoreCollector(store, ["code"]).collect()
         assert up.samples[0].value == 1.0
@@ -96,14 +96,14 @@ def test_only_the_buffers_that_are_named(filled_url: str) -> None:
         assert len(list(StoreCollector(store, ["gone"]).collect())) == 1
 
 
-def test_a_database_that_is_gone_is_said(sqlite_url: str) -> None:
+def test_a_missing_database_is_reported(sqlite_url: str) -> None:
     with blocking.Store.open(sqlite_url, read_only=True) as store:
         Path(sqlite_url.removeprefix("sqlite:///")).unlink()
         [up] = StoreCollector(store).collect()
     assert (up.name, up.samples[0].value) == ("replaydb_up", 0.0)
 
 
-def test_what_cannot_be_served_is_an_error(sqlite_url: str) -> None:
+def test_errors_before_serving(sqlite_url: str) -> None:
     outcome = run("metrics", "serve", "chess", url=sqlite_url)
     assert (outcome.exit_code, outcome.stdout) == (1, "")
     assert "there is no buffer named 'chess'" in outcome.stderr
@@ -111,4 +111,4 @@ def test_what_cannot_be_served_is_an_error(sqlite_url: str) -> None:
         port = taken.getsockname()[1]
         outcome = run("metrics", "serve", "--port", port, url=sqlite_url)
     assert outcome.exit_code == 1
-    assert f"expected an address and a port that are free, got 127.0.0.1:{port}" in outcome.stderr
+    assert f"expected a free address and port, got 127.0.0.1:{port}" in outcome.stderr

@@ -1,4 +1,4 @@
-"""`replaydb prune` and `replaydb db relocate`, as people call them."""
+"""`replaydb prune` of packs, and `replaydb db relocate`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.users import without_root
 
 @pytest.fixture
 def folder(url: str, tmp_path: Path) -> Path:
-    """The payloads of a store with two groups, and two days old 1,500 bytes of nobody."""
+    """The payloads of a store with two groups, and an orphan of 1,500 bytes, two days old."""
     made = tmp_path / "payloads"
     made.mkdir()
 
@@ -38,23 +38,24 @@ def folder(url: str, tmp_path: Path) -> Path:
 
 
 @both_engines
-def test_it_looks_first_and_removes_when_told(url: str, folder: Path) -> None:
+def test_prune_is_a_dry_run_unless_remove_is_given(url: str, folder: Path) -> None:
     before = set(folder.glob("*/*"))
-    looked = run("prune", url=url)
-    assert looked.exit_code == 0, looked.output
-    assert "2 packs" in looked.output
-    assert "1 belong to nothing: to remove, 1.5 kB" in looked.output
-    assert looked.output.endswith("nothing was changed; --remove frees 1.5 kB\n")
+    dry_run = run("prune", url=url)
+    assert dry_run.exit_code == 0, dry_run.output
+    assert "2 packs" in dry_run.output
+    assert "1 orphaned: to remove, 1.5 kB" in dry_run.output
+    assert dry_run.output.endswith("dry run, nothing removed; use --remove to free 1.5 kB\n")
     assert set(folder.glob("*/*")) == before
     removed = run("prune", "--remove", "--min-hours", "24", url=url)
-    assert "1 belong to nothing: removed, 1.5 kB" in removed.output
+    assert "1 orphaned: removed, 1.5 kB" in removed.output
     assert len(before - set(folder.glob("*/*"))) == 1
-    assert "0 belong to nothing" in run("prune", url=url).output
+    assert "0 orphaned" in run("prune", url=url).output
     assert run("prune", "--min-hours", "1", url=url).exit_code == 2
 
 
-def test_it_looks_where_nothing_can_be_written() -> None:
-    with tempfile.TemporaryDirectory(prefix="replaydb-closed-") as name:  # pytest's are closed
+def test_a_dry_run_on_a_read_only_store() -> None:
+    # The folders of pytest are private to the user that runs it.
+    with tempfile.TemporaryDirectory(prefix="replaydb-closed-") as name:
         folder = Path(name)
         (folder / "payloads").mkdir()
 
@@ -67,10 +68,10 @@ def test_it_looks_where_nothing_can_be_written() -> None:
         for each, mode in ((folder / "replay.db", 0o444), (folder, 0o555)):
             each.chmod(mode)
         with without_root():
-            looked = run("prune", url=f"sqlite:///{folder}/replay.db")
+            dry_run = run("prune", url=f"sqlite:///{folder}/replay.db")
         folder.chmod(0o755)
-    assert looked.exit_code == 0, looked.output
-    assert "1 packs" in looked.output
+    assert dry_run.exit_code == 0, dry_run.output
+    assert "1 packs" in dry_run.output
 
 
 def test_a_store_without_packs_has_nothing_to_prune(url: str) -> None:
@@ -80,7 +81,7 @@ def test_a_store_without_packs_has_nothing_to_prune(url: str) -> None:
         assert "outside the database" in refused.stderr
 
 
-def test_a_place_that_has_moved_is_recorded(url: str, folder: Path, tmp_path: Path) -> None:
+def test_a_moved_payload_store_is_recorded(url: str, folder: Path, tmp_path: Path) -> None:
     moved = folder.rename(tmp_path / "elsewhere")
     wrong = run("db", "relocate", tmp_path.as_uri(), url=url)
     assert (wrong.exit_code, "no packs of this store" in wrong.stderr) == (1, True)

@@ -1,4 +1,4 @@
-"""`replaydb report`: one page, which says what the store holds and lets nothing else in."""
+"""`replaydb report`: correct numbers, and no scripts or requests from untrusted text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.command import run
 from support.engines import both_engines
 from support.groups import episode
 
-#: Ends what it may be in, asks for what is elsewhere, and turns what comes after it.
+#: Ends enclosing elements, loads remote files and changes the text direction.
 HOSTILE = (
     "</script></pre><img src=http://evil.example/x onerror=alert(1)>"
     '"><script src="//evil.example/y.js"></script><!-- \x1b[31m\u202e'
@@ -28,7 +28,7 @@ HOSTILE = (
 
 
 class Page(HTMLParser):
-    """The elements of a page, and what is in them."""
+    """The elements of a page with their content."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Page(HTMLParser):
 
     @property
     def figures(self) -> dict[str, Any]:
-        """Plots, by their headings."""
+        """Plots by heading."""
         plots = [json.loads(text) for text in self.text_of("script") if text.startswith("{")]
         headings = self.text_of("h2")[1 : 1 + len(plots)]
         return dict(zip(headings, plots, strict=True))
@@ -69,7 +69,7 @@ def report_on(url: str, path: Path, buffer: str = "math") -> Page:
 
 
 @both_engines
-def test_the_numbers_are_those_of_the_store(url: str, tmp_path: Path) -> None:
+def test_the_report_matches_the_store(url: str, tmp_path: Path) -> None:
     async def fill() -> tuple[rdb.BufferStats, list[rdb.DrawInfo], list[rdb.GroupInfo]]:
         async with rdb.Store.open(url) as store:
             buffer = await store.buffer("math")
@@ -116,29 +116,31 @@ def test_the_numbers_are_those_of_the_store(url: str, tmp_path: Path) -> None:
             ]
             assert reward == pytest.approx(sum(own) / len(own))
     assert set(lines) == {"easy", "hard"}
-    assert {line["y"][0] for line in figures["Generated against trained"]["data"]} == {0}
-    flows = {line["name"]: line["y"][-1] for line in figures["Generated against trained"]["data"]}
-    assert flows == {"generated": len(groups), "trained on": 4 * len(sampled)}
+    assert {line["y"][0] for line in figures["Generated and trained groups"]["data"]} == {0}
+    flows = {
+        line["name"]: line["y"][-1] for line in figures["Generated and trained groups"]["data"]
+    }
+    assert flows == {"generated": len(groups), "trained": 4 * len(sampled)}
     [line] = figures["Staleness at training over time"]["data"]
     assert min(staleness) <= min(line["y"]) <= max(line["y"]) <= max(staleness)
     speeds = figures["Throughput"]["data"]
     assert {line["name"]: sum(line["y"]) for line in speeds} == flows  # in bins of a second
     assert all(line["y"][0] == line["y"][-1] == 0 for line in speeds)
-    [bars] = figures["How often groups were used"]["data"]
+    [bars] = figures["Draws per group"]["data"]
     assert sum(bars["y"]) == len(groups)
     [bars] = figures["Priorities"]["data"]
     assert dict(zip(bars["x"], bars["y"], strict=True)) == {"0": 1, "1": 29, "100": 1}
     assert page.text_of("h3")[0].startswith("group 30 · hard · mean reward 29.5")
-    assert page.text_of("pre")[:2] == ["said 29", "said 28"]
+    assert page.text_of("pre")[:2] == ["text 29", "text 28"]
 
 
 def _group(i: int) -> rdb.EpisodeGroup:
-    episodes = [episode(float(i), i % 5), episode(i + 1.0, i % 5, text=f"said {i}")]
+    episodes = [episode(float(i), i % 5), episode(i + 1.0, i % 5, text=f"text {i}")]
     priority = {0: 0.0, 1: 100.0}.get(i, 1.0)
     return rdb.EpisodeGroup("hard" if i % 3 else "easy", episodes, priority=priority)
 
 
-def test_nothing_gets_in_and_nothing_is_asked_for(url: str, tmp_path: Path) -> None:
+def test_untrusted_text_cannot_run_or_load_anything(url: str, tmp_path: Path) -> None:
     async def fill() -> None:
         async with rdb.Store.open(url, run=HOSTILE) as store:
             buffer = await store.buffer(HOSTILE)
@@ -175,13 +177,13 @@ def test_nothing_gets_in_and_nothing_is_asked_for(url: str, tmp_path: Path) -> N
     assert rules["script-src"].split() == [f"'sha256-{one.decode()}'" for one in digests]
 
 
-def test_no_text_ends_a_plot() -> None:
+def test_text_cannot_end_the_script_of_a_plot() -> None:
     shown = plot("heading", '{"a": "</script>"}')
     assert shown.count("</script") == 1
     assert r'{"a": "\u003c/script>"}' in shown
 
 
-def test_a_buffer_without_groups_has_a_page(sqlite_url: str, tmp_path: Path) -> None:
+def test_a_report_of_an_empty_buffer(sqlite_url: str, tmp_path: Path) -> None:
     async def make() -> None:
         async with rdb.Store.open(sqlite_url) as store:
             await store.buffer("math")
@@ -200,7 +202,7 @@ def test_a_buffer_without_groups_has_a_page(sqlite_url: str, tmp_path: Path) -> 
     assert (tmp_path / "pipe").is_fifo()
 
 
-def test_bins_double_where_there_are_too_many() -> None:
+def test_bins_double_if_there_are_too_many() -> None:
     bins = Bins()
     for number in range(-1000, 1000):
         bins.add(number, 2, number)
@@ -212,11 +214,11 @@ def test_bins_double_where_there_are_too_many() -> None:
         assert count <= 2 * bins.width
 
 
-def test_what_cannot_be_written_is_an_error(sqlite_url: str, tmp_path: Path) -> None:
+def test_a_report_that_cannot_be_written_is_an_error(sqlite_url: str, tmp_path: Path) -> None:
     path = tmp_path / "there" / "report.html"
     outcome = run("report", "math", "-o", path, url=sqlite_url)
     assert outcome.exit_code == 1
-    assert "path: expected a file in a folder that is there" in outcome.stderr
+    assert "path: expected a file in an existing folder" in outcome.stderr
     outcome = run("report", "chess", "-o", tmp_path / "report.html", url=sqlite_url)
     assert outcome.exit_code == 1
     assert "there is no buffer named 'chess'" in outcome.stderr

@@ -1,4 +1,4 @@
-"""`replaydb runs`, as people and scripts call it."""
+"""`replaydb runs`: tables and JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_runs_are_listed(filled_url: str) -> None:
     assert json_of("runs", "list", "--lineage", "second", url=filled_url) == []
     table = rows_of(run("runs", "list", "--limit", 1, url=filled_url))
     assert table[1][:2] == ["second", "first"]
-    assert table[2] == ["1", "more:", "--limit", "2"]
+    assert table[2] == ["1", "more", "rows:", "--limit", "2"]
 
 
 @both_engines
@@ -37,4 +37,4 @@ def test_a_run_is_shown(filled_url: str) -> None:
 def test_no_such_run(filled_url: str) -> None:
     outcome = run("runs", "show", "frist", url=filled_url)
     assert outcome.exit_code == 1
-    assert "the last are: 'second', 'first'" in outcome.stderr
+    assert "last runs: 'second', 'first'" in outcome.stderr

@@ -1,4 +1,4 @@
-"""`replaydb verify`, as people and scripts call it."""
+"""`replaydb verify`: output, JSON and exit codes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
-from operations.conftest import live
+from operations.conftest import populate
 from replaydb.database.schema import task
 from support.command import json_of, run
 from support.connections import transaction
@@ -23,31 +23,31 @@ async def change(url: str, statement: Any) -> None:
 
 
 @pytest.fixture
-def lived(url: str) -> str:
-    """A store with something of everything."""
-    asyncio.run(live(url))
+def populated(url: str) -> str:
+    """A store with rows in every table."""
+    asyncio.run(populate(url))
     return url
 
 
 @both_engines
-def test_it_says_what_is_wrong(lived: str) -> None:
-    sound = run("verify", url=lived)
+def test_problems_are_reported_and_repaired(populated: str) -> None:
+    sound = run("verify", url=populated)
     assert sound.exit_code == 0, sound.output
-    assert sound.output == "50 groups, 50 payloads (82.7 kB) read: nothing is wrong\n"
-    asyncio.run(change(lived, update(task).values(num_pending=5)))
-    wrong = run("verify", url=lived)
+    assert sound.output == "checked 50 groups, 50 payloads (82.7 kB): no problems\n"
+    asyncio.run(change(populated, update(task).values(num_pending=5)))
+    wrong = run("verify", url=populated)
     assert wrong.exit_code == 1
-    assert "task 'gsm8k' of buffer 'math'   num_pending is 5, should be 1" in wrong.output
-    assert wrong.output.endswith("read: 3 problems\n")
-    repaired = run("verify", "--repair", url=lived)
+    assert "task 'gsm8k' of buffer 'math'   num_pending is 5, expected 1" in wrong.output
+    assert wrong.output.endswith("(82.7 kB): 3 problems\n")
+    repaired = run("verify", "--repair", url=populated)
     assert repaired.exit_code == 0, repaired.output
-    assert repaired.output.endswith("read: 3 problems, 3 of them repaired\n")
-    assert json_of("verify", url=lived)["num_problems"] == 0
+    assert repaired.output.endswith("(82.7 kB): 3 problems, 3 repaired\n")
+    assert json_of("verify", url=populated)["num_problems"] == 0
 
 
-def test_what_can_not_be_repaired_stays_an_error(lived: str) -> None:
-    asyncio.run(damage(lived, 3))
-    found = run("verify", "--repair", "--json", url=lived)
+def test_an_unrepaired_problem_is_an_error(populated: str) -> None:
+    asyncio.run(damage(populated, 3))
+    found = run("verify", "--repair", "--json", url=populated)
     assert found.exit_code == 1
     [problem] = json.loads(found.stdout)["problems"]
     assert problem.pop("what").startswith("checksum is ")

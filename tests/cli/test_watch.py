@@ -1,4 +1,4 @@
-"""`replaydb watch`: what it shows, and what it leaves of the terminal."""
+"""`replaydb watch`: its output, outages and the terminal."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import pytest
 from rich.console import Console, RenderableType
 
 import replaydb as rdb
-from replaydb.cli.watch import look_on
-from replaydb.looks import Look, empty, followed, overdue, rates, waits
+from replaydb.cli.watch import poll
+from replaydb.monitoring import BufferSnapshot, empty, followed, overdue, rates, waits
 from replaydb.settings import RateLimit
 from support.command import rows_of, run
 from support.engines import both_engines
@@ -26,71 +26,71 @@ from support.groups import group, groups
 
 
 @both_engines
-def test_a_look(filled_url: str) -> None:
+def test_one_measurement(filled_url: str) -> None:
     result = run("watch", "math", "--once", "--interval", "0.1", url=filled_url)
     headline, *table = rows_of(result)
     assert " ".join(headline).startswith("math · policy version 0 · 6 groups · 60 tokens · ")
-    # Put, drawn; ready, arriving, leased, other; reward; staleness.
+    # Put, drawn; completed, pending, leased, other; reward; staleness.
     assert ["even", "0", "0", "3", "0", "0", "0", "2.5", "-4", "-2", "0", "-"] in table
     assert ["odd", "0", "0", "1", "0", "1", "1", "1.5", "-1", "-1", "-1", "-"] in table
     assert ["trainer-0", "8", "1"] in [row[1:4] for row in table]
 
 
 async def test_rates(buffer: rdb.Buffer) -> None:
-    async def look(at: float) -> Look:
-        return Look(await buffer.stats(), (), at)
+    async def snapshot(at: float) -> BufferSnapshot:
+        return BufferSnapshot(await buffer.stats(), (), at)
 
     await buffer.put(groups(2, "old"))
-    first = await look(10.0)
+    first = await snapshot(10.0)
     assert rates(first, first)["old"].puts is None
     await buffer.put(groups(3, "new"))
     await buffer.sample(1, tasks="old")
     await buffer.sample(1, tasks="old")
-    found = rates(first, await look(12.0))
+    found = rates(first, await snapshot(12.0))
     assert (found["old"].puts, found["old"].draws) == (0.0, 1.0)
     assert (found["new"].puts, found["new"].draws) == (1.5, 0.0)
-    looks: deque[Look] = deque()
-    for at, puts in ((0.0, None), (20.0, 0.0), (51.0, None), (52.0, 0.0)):  # nobody looked for long
-        assert followed(looks, await look(at))["old"].puts == puts
-    assert [one.at for one in looks] == [51.0, 52.0]
+    snapshots: deque[BufferSnapshot] = deque()
+    for at, puts in ((0.0, None), (20.0, 0.0), (51.0, None), (52.0, 0.0)):  # no snapshot for long
+        assert followed(snapshots, await snapshot(at))["old"].puts == puts
+    assert [one.at for one in snapshots] == [51.0, 52.0]
 
 
 @pytest.mark.parametrize(
     "limit", [rdb.MinSize(3), rdb.Queue(2), rdb.SamplesPerInsert(2.0, 2, 3.0)], ids=repr
 )
-async def test_who_waits_is_who_would_be_held_back(store: rdb.Store, limit: RateLimit) -> None:
+async def test_blocked_calls_are_reported(store: rdb.Store, limit: RateLimit) -> None:
     buffer = await store.buffer("math", rate_limit=limit)
     seen = set()
     for number in range(8):
-        said = " ".join(waits(await buffer.stats()))
-        put_waits, draw_waits = "puts wait" in said, "draws wait" in said
+        shown = " ".join(waits(await buffer.stats()))
+        put_waits, draw_waits = "puts wait" in shown, "draws wait" in shown
         seen |= {("put", put_waits), ("draw", draw_waits)}
         try:
             await buffer.put(groups(1, f"t{number}"), timeout=0)
-            assert not put_waits, said
+            assert not put_waits, shown
         except rdb.RateLimitedError:
-            assert put_waits, said
-        said = " ".join(waits(await buffer.stats()))
+            assert put_waits, shown
+        shown = " ".join(waits(await buffer.stats()))
         if number % 3:
             try:
                 await buffer.sample(1, timeout=0)
-                assert "draws wait" not in said
+                assert "draws wait" not in shown
             except rdb.RateLimitedError:
-                assert "draws wait" in said
+                assert "draws wait" in shown
     assert {name for name, waited in seen if waited}
 
 
-async def test_what_is_full_or_empty(store: rdb.Store) -> None:
+async def test_full_and_empty_tasks_are_reported(store: rdb.Store) -> None:
     buffer = await store.buffer(
         "math", capacity=rdb.Capacity(groups=5), task_capacity={"a": rdb.Capacity(groups=2)}
     )
     await buffer.put(groups(2, "a"))
     await buffer.put(groups(1, "b"))
     await buffer.put(groups(2, "c"))
-    assert list(waits(await buffer.stats())) == []  # what can be evicted makes room
+    assert list(waits(await buffer.stats())) == []  # groups can be evicted
     async with buffer.lease(2, ttl=60, tasks="a"):
         stats = await buffer.stats()
-        full = "puts wait: task a is full, 2 of 2 groups, and all of it leased or arriving"
+        full = "puts wait: task a is full, 2 of 2 groups, and all of it leased or pending"
         assert list(waits(stats)) == [full]
         with pytest.raises(rdb.BufferFullError):
             await buffer.put([group("more", "a")], timeout=0)
@@ -98,28 +98,28 @@ async def test_what_is_full_or_empty(store: rdb.Store) -> None:
     assert empty(await buffer.stats()) == ["a"]
 
 
-async def test_what_a_dead_trainer_holds_keeps_nobody_waiting(store: rdb.Store) -> None:
+async def test_expired_leases_do_not_block(store: rdb.Store) -> None:
     buffer = await store.buffer("math", rate_limit=rdb.MinSize(2))
     await buffer.put(groups(2))
     await buffer.lease(1, ttl=0.01)
     await asyncio.sleep(0.02)
     stats, leases = await buffer.stats(), await buffer.leases(expired=True)
     assert list(waits(stats, overdue(leases, datetime.now(UTC)))) == []
-    assert list(waits(stats, overdue(leases, leases[0].acquired_at)))  # as long as it lived
+    assert list(waits(stats, overdue(leases, leases[0].acquired_at)))  # before it expired
     assert len(await buffer.sample(1, timeout=0)) == 1
 
 
-async def test_an_outage_is_said_and_survived(
+async def test_watch_survives_an_outage(
     buffer: rdb.Buffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was there before stays, until the database is back."""
-    look = buffer.stats
+    """The last snapshot is shown until the database is available again."""
+    read = buffer.stats
     answers = [None, rdb.DatabaseUnavailableError("gone \x1b[2J"), None, KeyboardInterrupt()]
 
     async def stats() -> rdb.BufferStats:
         if (error := answers.pop(0)) is not None:
             raise error
-        return await look()
+        return await read()
 
     monkeypatch.setattr(buffer, "stats", stats)
     shown: list[str] = []
@@ -130,13 +130,13 @@ async def test_an_outage_is_said_and_survived(
         shown.append(out.getvalue())
 
     with pytest.raises(KeyboardInterrupt):
-        await look_on(buffer, 0.001, None, show)
-    said = r"as it was before: gone \x1b[2J"
-    assert [said in one for one in shown] == [False, True, False]
+        await poll(buffer, 0.001, None, show)
+    expected = r"showing the last snapshot: gone \x1b[2J"
+    assert [expected in one for one in shown] == [False, True, False]
     assert all(one.startswith(buffer.name) for one in shown)
 
 
-def test_ctrl_c_leaves_the_terminal_as_it_was(filled_url: str) -> None:
+def test_ctrl_c_restores_the_terminal(filled_url: str) -> None:
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "replaydb.cli", "watch", "math", "--interval", "0.1"],
@@ -157,14 +157,14 @@ def test_ctrl_c_leaves_the_terminal_as_it_was(filled_url: str) -> None:
     assert process.wait(60) == 0
     os.close(ours)
     assert b"Traceback" not in shown
-    assert shown.rfind(b"\x1b[?25h") > shown.rfind(b"\x1b[?25l") >= 0  # the cursor is there again
+    assert shown.rfind(b"\x1b[?25h") > shown.rfind(b"\x1b[?25l") >= 0  # the cursor is visible again
 
 
 def _own(terminal: int) -> None:
-    """Make it the controlling terminal, so that Ctrl-C is a signal."""
+    """Make it the controlling terminal, so that Ctrl-C sends a signal."""
     import fcntl
     import termios
 
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # what runs in the background ignores it
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # background processes ignore it
     os.setsid()
     fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)

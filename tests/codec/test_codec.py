@@ -1,4 +1,4 @@
-"""Episodes to bytes and back, bit for bit."""
+"""Codec: episodes to bytes and back, bit for bit."""
 
 from __future__ import annotations
 
@@ -96,12 +96,12 @@ def test_zstd_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tensors_of(blob: bytes | memoryview) -> dict[str, Any]:
-    """By the library, whatever the order in which it writes them."""
+    """Read tensors by the safetensors library, in any order."""
     return dict(safetensors.deserialize(bytes(blob)))  # type: ignore[no-untyped-call]
 
 
 def write_samples() -> None:
-    """Made tests/data, once, with codec version 1: needs the path `src:tests`."""
+    """Write tests/data, as it was once written with codec version 1. Needs the path `src:tests`."""
     flat = flatten(sample_episodes())
     (DATA / "payload_v1.safetensors").write_bytes(codec.encode(flat))
     (DATA / "payload_v1.safetensors.zst").write_bytes(codec.encode(flat, compression="zstd"))

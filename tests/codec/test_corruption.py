@@ -1,4 +1,4 @@
-"""Bytes that are not a payload: always `CorruptPayloadError`, with the reason."""
+"""Bytes that are not a payload always raise `CorruptPayloadError` with the reason."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from support.samples import arrays, episode, sample_episodes
 
 
 def blob(version: object = "1", **changes: Any) -> bytes:
-    """A small payload of two episodes, some of its tensors replaced, added, or (None) left out."""
+    """Return a small payload of two episodes. Tensors can be replaced, added, or (None) removed."""
     tensors = {
         "lengths": np.array([1, 2]),
         "prompt_lengths": np.array([0, 1]),
@@ -58,12 +58,12 @@ def turns(**changes: Any) -> dict[str, Any]:
 
 
 def with_names(*names: object) -> bytes:
-    """A payload whose turns have token extras of these names, and its second episode has b."""
+    """Return a payload whose turns have token extras of these names; its second episode has b."""
     b = np.zeros(2)
     return blob(**turns(), each__1__token__b=b, json=as_json({"turn_token_extras": names}))
 
 
-def test_the_blobs_below_are_only_wrong_where_they_say() -> None:
+def test_the_unchanged_blob_is_valid() -> None:
     assert [e.token_ids.tolist() for e in codec.decode(blob()).episodes()] == [[7], [8, 9]]
     assert len(codec.decode(blob(**turns())).episodes()[1].turns) == 2
     [_, named] = codec.decode(with_names(["b"], None)).episodes()
@@ -109,12 +109,12 @@ def test_the_blobs_below_are_only_wrong_where_they_say() -> None:
         (blob(each__2__token__a=np.zeros(1)), "belongs to none of 2 episodes"),
         (blob(each__1__token__a=np.zeros(1)), r"is \[1\], not \[2, ...\]"),
         (blob(each__01__token__a=np.zeros(2)), "unknown sections"),
-        (blob(episode__a=np.zeros(2), token__a=np.zeros(3)), "have names that are taken"),
+        (blob(episode__a=np.zeros(2), token__a=np.zeros(3)), "have duplicate or reserved names"),
         (
             blob(episode__a=np.zeros(2), each__0__episode__a=np.zeros(3)),
-            "have names that are taken",
+            "have duplicate or reserved names",
         ),
-        (blob(episode__reward=np.zeros(2)), "have names that are taken"),
+        (blob(episode__reward=np.zeros(2)), "have duplicate or reserved names"),
         (blob(**{"episode/" + "x" * 256: np.zeros(2)}), "expected 1 to 255 characters"),
         (blob(json=np.zeros(2, np.uint8)), "foreign or altered"),
         (blob(json=as_json({"finish_reasons": ["a"]})), "finish_reasons is not a list of 2"),
@@ -130,39 +130,42 @@ def test_the_blobs_below_are_only_wrong_where_they_say() -> None:
                 has_token_versions=np.ones(2, bool),
                 lengths=np.array([0, 3]),
             ),
-            "there are no versions per token",
+            "versions per token are declared but missing",
         ),
         (blob(**turns(counts=np.array([-1, 3]))), r"turns of \[.*\] in an episode of 1 tokens"),
         (blob(**turns(counts=np.array([0, 1]))), r"turns of \[1\] in an episode of 2 tokens"),
         (blob(**turns(counts=np.array([0, 0]))), "0 turns counted, 2 described"),
         (blob(**turns(lengths=np.array([-1, 3]))), r"prompt lengths \[0, 1\] do not fit"),
         (blob(**turns(rewards=np.array([np.inf, 0]))), "a reward is infinite"),
-        (blob(**turns(has_logprobs=np.ones(2, bool))), "there are no logprobs"),
-        (blob(**turns(has_token_versions=np.ones(2, bool))), "there are no versions per token"),
+        (blob(**turns(has_logprobs=np.ones(2, bool))), "logprobs are declared but missing"),
+        (
+            blob(**turns(has_token_versions=np.ones(2, bool))),
+            "versions per token are declared but missing",
+        ),
         (blob(**turns(counts=None)), "unknown sections"),
         (blob(**turns(token_rewards=np.zeros(2, np.float32))), r"is F32 \[2\], not F32 \[3\]"),
         (blob(**turns(token_rewards=np.full(3, np.nan, np.float32))), "a token is not finite"),
-        (blob(**turns(token_rewards=np.zeros(3, np.float32))), "but none of their turn"),
+        (blob(**turns(token_rewards=np.zeros(3, np.float32))), "but no reward"),
         (blob(**turns(has_token_rewards=np.zeros(2, bool))), "unknown sections"),
         (with_names(["a"], []), r"token extras \['a'\] of turns"),
-        (with_names("a", []), "are no names of token extras"),
+        (with_names("a", []), "are not names of token extras"),
         (with_names(["b", "b"], []), "of one turn"),
         (with_names([1], []), "token_extras: expected a str"),
         (blob(prompt_ids=np.zeros(2)), r"prompt_ids is F64 \[2\], not I32 \[any\]"),
         (blob(prompt_ids=np.zeros((2, 1), np.int32)), r"prompt_ids is I32 \[2, 1\]"),
         (blob(**{"group/": np.zeros(2)}), "group/: expected 1 to 255 characters"),
-        (blob(json=as_json({"prompt": 1})), "prompt: expected text, or a sequence"),
-        (blob(json=as_json({"prompt": [{}, 1]})), "prompt: expected text, or a sequence"),
+        (blob(json=as_json({"prompt": 1})), "prompt: expected text or a sequence"),
+        (blob(json=as_json({"prompt": [{}, 1]})), "prompt: expected text or a sequence"),
         (blob(json=as_json({"prompt": [{"a\0": 1}]})), "key: expected no NUL"),
     ],
 )
-def test_what_is_wrong_is_said(data: bytes, reason: str) -> None:
+def test_the_error_has_the_reason(data: bytes, reason: str) -> None:
     with pytest.raises(CorruptPayloadError, match=reason):
         codec.decode(data)
 
 
 def with_header(change: Any) -> bytes:
-    """The small payload, its safetensors header edited by `change`."""
+    """Return the small payload with its safetensors header edited by `change`."""
     data = blob()
     end = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:end])
@@ -195,7 +198,7 @@ def with_header(change: Any) -> bytes:
         lambda header: header.update(__metadata__={"replaydb": "9" * 5000}),
     ],
 )
-def test_lying_headers(change: Any) -> None:
+def test_inconsistent_headers(change: Any) -> None:
     with pytest.raises(CorruptPayloadError):
         codec.decode(with_header(change))
 
@@ -281,7 +284,7 @@ def test_zstd_frames_that_claim_too_much_or_nothing() -> None:
 
 
 def test_a_sound_zstd_frame_may_not_expand_without_limit() -> None:
-    """3 KB that truly hold more than 64 MiB of zeros are refused before any memory is taken."""
+    """3 KB that really contain more than 64 MiB of zeros are refused before memory is allocated."""
     size = framing.FREE_EXPANSION_BYTES + 2**17
     blocks = [((2**17 << 3) | 1 << 1).to_bytes(3, "little") + b"\0"] * (size // 2**17 - 1)
     last = ((2**17 << 3) | 1 << 1 | 1).to_bytes(3, "little") + b"\0"
@@ -294,7 +297,9 @@ def test_a_sound_zstd_frame_may_not_expand_without_limit() -> None:
     tracemalloc.stop()
 
 
-def test_what_would_be_refused_is_not_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_payload_that_would_expand_too_much_is_not_compressed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(framing, "FREE_EXPANSION_BYTES", 2**10)
     zeros = Episode(token_ids=[0] * 100_000, loss_mask=[True] * 100_000)
     data = codec.encode(flatten([zeros]), compression="zstd")

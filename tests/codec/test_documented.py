@@ -1,4 +1,4 @@
-"""The payload is what its page says: read by what the page shows, without replaydb."""
+"""The payload format is as documented: the example of the page reads it without replaydb."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ async def test_the_example_reads_a_group(sqlite_url: str, compression: Compressi
         assert found["finish_reason"] == given.finish_reason
 
 
-def test_every_tensor_is_on_the_page() -> None:
-    """Of a payload that has one of each."""
+def test_every_tensor_is_documented() -> None:
+    """With a payload that has all optional tensors."""
     context = GroupContext.of("1 + 1", [1], {"image": [1]})
     turns = [conversation(), conversation()]
     whole = codec.encode(flatten([*sample_episodes(), *turns], context))
@@ -54,7 +54,7 @@ def test_every_tensor_is_on_the_page() -> None:
     assert [name for name in sorted(general) if f"`{name}`" not in PAGE] == []
 
 
-def test_the_checksum_is_what_the_page_says() -> None:
+def test_the_checksum_is_as_documented() -> None:
     import xxhash
 
     data = bytes(codec.encode(flatten(sample_episodes())))

@@ -1,9 +1,9 @@
-"""Made each `revision_NNNN.db.gz`, once, with the replaydb of that revision.
+"""Create `revision_NNNN.db.gz` with the replaydb of that revision.
 
     python tests/data/make_revision.py
 
-It is kept to show what is in the files. A new revision gets a new file; from its first release on,
-the file of a revision is never made again.
+Each file was created once by this script, which documents their content. A new revision gets a new
+file. Never recreate the file of a revision that was released.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def main() -> None:
         path = Path(folder) / "replay.db"
         asyncio.run(fill(path))
         connection = sqlite3.connect(path)
-        # What is in the log beside the file moves into it.
+        # Move the content of the WAL into the file.
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         connection.close()
         TARGET.write_bytes(gzip.compress(path.read_bytes(), mtime=0))

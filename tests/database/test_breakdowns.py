@@ -1,4 +1,4 @@
-"""What happens when the database gives way under an open store: full, locked, cut off."""
+"""Failures of the database under an open store: full, locked, disconnected, read-only."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from sqlalchemy import make_url, select, text
 import replaydb as rdb
 from replaydb import Store
 from replaydb.database.schema import task
-from support.connections import cut_off, transaction
+from support.connections import terminate_connections, transaction
 from support.groups import group, groups, long_group
-from support.ledger import check_books
+from support.invariants import check_invariants
 from support.tables import table_sizes
 
-END_WHO_WAITS = (
+TERMINATE_WAITING = (
     "SELECT count(pg_terminate_backend(pid, 2000)) FROM pg_stat_activity "
     "WHERE datname = current_database() AND wait_event_type = 'Lock'"
 )
 
 
 async def limit_pages(store: Store, more: int) -> None:
-    """Let the file grow by so many pages and no further, as a full disk would."""
+    """Let the file grow by this many pages at most, like a full disk."""
     async with store._database._writer.connect() as connection:
         pages = (await connection.exec_driver_sql("PRAGMA page_count")).scalar_one()
         await connection.exec_driver_sql(f"PRAGMA max_page_count = {pages + more}")
@@ -50,7 +50,7 @@ async def test_a_full_disk(sqlite_url: str) -> None:
         assert len(await buffer.sample(4)) == 4
         await limit_pages(store, 1000)
         await buffer.put(long_group("large", 50_000))
-    await check_books(sqlite_url)
+    await check_invariants(sqlite_url)
 
 
 async def test_a_file_that_stays_locked(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +59,7 @@ async def test_a_file_that_stays_locked(sqlite_url: str, monkeypatch: pytest.Mon
         await buffer.put(groups(2))
         monkeypatch.setattr("replaydb.database.engines.sqlite.LOCK_SECONDS", 0.2)
         async with transaction(sqlite_url) as other:
-            await other.execute(select(1))  # BEGIN goes along with it
+            await other.execute(select(1))  # BEGIN runs with it
             with pytest.raises(rdb.DatabaseUnavailableError, match="SQLITE_BUSY"):
                 await buffer.put(group("a"))
             assert await buffer.count() == 2  # readers do not wait for writers
@@ -78,29 +78,29 @@ async def test_a_put_waits_for_writers_of_other_processes(sqlite_url: str) -> No
         await asyncio.wait_for(put, 5)
 
 
-async def test_connections_that_were_lost_are_made_again(postgresql_url: str) -> None:
+async def test_lost_connections_are_replaced(postgresql_url: str) -> None:
     async with Store.open(postgresql_url, run="a") as store:
         buffer = await store.buffer("math")
         await buffer.put(groups(2))
         waiting = asyncio.create_task(buffer.sample(4, timeout=20))
         await asyncio.sleep(0.2)
         for _ in range(2):
-            await cut_off(postgresql_url)
+            await terminate_connections(postgresql_url)
             await buffer.put(group())
             assert len(await buffer.sample(2)) == 2
             assert (await buffer.stats()).num_groups >= 3
         assert len(await asyncio.wait_for(waiting, 5)) == 4
-    await check_books(postgresql_url)
+    await check_invariants(postgresql_url)
 
 
-async def test_a_put_that_is_cut_off_is_stored_once(postgresql_url: str) -> None:
+async def test_a_put_whose_connection_is_lost_is_stored_once(postgresql_url: str) -> None:
     async with Store.open(postgresql_url, run="a") as store:
         buffer = await store.buffer("math")
         await buffer.put(group())
         async with transaction(postgresql_url) as connection:
             await connection.execute(select(task).with_for_update())
             put = asyncio.create_task(buffer.put([long_group("a", 9), group("b")]))
-            while not await connection.scalar(text(END_WHO_WAITS)):  # noqa: ASYNC110
+            while not await connection.scalar(text(TERMINATE_WAITING)):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
             await asyncio.sleep(0.2)
             assert not put.done()
@@ -108,11 +108,11 @@ async def test_a_put_that_is_cut_off_is_stored_once(postgresql_url: str) -> None
             assert await table_sizes(postgresql_url) == sizes
         assert len(await put) == 2
         assert await buffer.count() == 3
-    await check_books(postgresql_url)
+    await check_invariants(postgresql_url)
 
 
 async def test_a_database_that_refuses_writes(own_postgresql_url: str) -> None:
-    """As a standby does."""
+    """Like a standby."""
     async with Store.open(own_postgresql_url, run="a") as store:
         await (await store.buffer("math")).put(group())
     name = make_url(own_postgresql_url).database

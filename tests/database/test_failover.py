@@ -1,8 +1,8 @@
-"""A server that dies while it commits, and is replaced, or comes back without the commit.
+"""Failover: a server that dies during a commit is replaced, or restarts without the commit.
 
-In each test a put waits for the answer to its COMMIT. Before it can find out what became of that,
-other clients have used the id that its transaction had. The put must return the ids of groups that
-exist, and must store its group once.
+In each test a put waits for the answer to its COMMIT. Before it can read the outcome, other clients
+have used the id of its transaction. The put must return the ids of groups that exist, and must
+store its group once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from replaydb import DatabaseReplacedError, Store
 from support import pgbouncer
 from support.cluster import Node, template
 from support.groups import group
-from support.ledger import check_books
+from support.invariants import check_invariants
 from support.proxy import CLOSE, Proxy, cut_commits, running_proxy
 
 _WAITING_XID = "SELECT backend_xid::text FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
@@ -29,45 +29,45 @@ _FLUSHED = "SELECT pg_current_wal_flush_lsn()::text"
 
 @pytest.fixture(scope="module")
 def stopped() -> Iterator[Node]:
-    """A server with our tables, which was shut down in order."""
+    """A server with replaydb's tables that was shut down cleanly."""
     with template() as node:
         yield node
 
 
 @pytest.fixture
 def primary(stopped: Node) -> Iterator[Node]:
-    """A server of the test's own, which is not running yet."""
+    """A server for one test, which is not running yet."""
     with closing(stopped.clone()) as node:
         yield node
 
 
 @pytest.fixture
 def proxy(primary: Node) -> Iterator[Proxy]:
-    """The address of whichever server is the primary."""
+    """A proxy whose address leads to the current primary."""
     with running_proxy(primary.url()) as running:
         yield running
 
 
-async def until(ask: Callable[[], Awaitable[Any]]) -> Any:
-    """What is found, as soon as there is something."""
+async def until(query: Callable[[], Awaitable[Any]]) -> Any:
+    """Poll until there is a result, and return it."""
     async with asyncio.timeout(30):
-        while not (found := await ask()):  # noqa: ASYNC110 - nobody tells
+        while not (found := await query()):  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.01)
     return found
 
 
 async def put_by_others(server: Node, xid: int) -> None:
-    """Commit with transaction ids up to this one."""
+    """Commit puts of another store with transaction ids up to this one."""
     async with Store.open(server.url(), run="others") as store:
         buffer = await store.buffer("math")
-        assert await buffer.count() == 1  # nothing of the put that waits
+        assert await buffer.count() == 1  # without the put that waits
         while int(await server.ask(_NEXT_XID)) <= xid:
             await buffer.put(group())
 
 
 @asynccontextmanager
 async def stored_once(url: str) -> AsyncIterator[Callable[[], None]]:
-    """Begins a put when called; at the end of the block its group must be there, once."""
+    """Yield a function that begins a put. At the end of the block its group must exist once."""
     async with Store.open(url, run="test") as store:
         buffer = await store.buffer("math")
         await buffer.put(group("before"))
@@ -115,7 +115,7 @@ async def test_the_primary_dies(primary: Node, proxy: Proxy, case: str) -> None:
             put()
             xid = await until(lambda: primary.ask(_WAITING_XID))
             if "cut off" in case:
-                # The server commits now, though no standby has it. So the answer must wait, too.
+                # The server now commits without a standby. The proof must wait for the standby.
                 proxy.drop()
                 await until(lambda: primary.ask(f"{_WAITING_XID} AND backend_xid <> '{xid}'"))
             if "not replicated" in case:
@@ -131,8 +131,8 @@ async def test_the_primary_dies(primary: Node, proxy: Proxy, case: str) -> None:
                 await caught_up(last, first)
                 first.kill()
                 last.promote()
-            proxy.lead_to(last.url())
-    await check_books(last.url())
+            proxy.route_to(last.url())
+    await check_invariants(last.url())
 
 
 async def caught_up(standby: Node, followed: Node) -> None:
@@ -142,7 +142,7 @@ async def caught_up(standby: Node, followed: Node) -> None:
 
 
 async def test_a_call_waits_for_the_promotion(primary: Node) -> None:
-    """Of one of several hosts, if the URL asks for one that accepts writes."""
+    """One of several hosts is promoted, and the URL requires one that accepts writes."""
     standby = primary.clone()
     standby.follow(primary)
     standby.configure("log_connections = on")
@@ -157,8 +157,8 @@ async def test_a_call_waits_for_the_promotion(primary: Node) -> None:
         standby.promote()
 
 
-async def test_the_server_crashes_and_forgets(primary: Node, proxy: Proxy) -> None:
-    """A commit that was not yet on disk; the ids of transactions are given again."""
+async def test_a_crash_that_loses_an_acknowledged_commit(primary: Node, proxy: Proxy) -> None:
+    """The commit was not on disk yet, and its transaction id is assigned again."""
     primary.configure("synchronous_commit = off\nwal_writer_delay = 10s")
     primary.start()
     async with stored_once(proxy.url) as put:
@@ -172,12 +172,14 @@ async def test_the_server_crashes_and_forgets(primary: Node, proxy: Proxy) -> No
         primary.start()
         await put_by_others(primary, int(xid))
         proxy.heal()
-    await check_books(primary.url())
+    await check_invariants(primary.url())
 
 
 @pytest.mark.parametrize("through", ["directly", "through PgBouncer"])
-async def test_an_older_state_takes_over(primary: Node, proxy: Proxy, through: str) -> None:
-    """It generates the ids of what was lost again: a store that knows them may not go on."""
+async def test_an_older_state_of_the_database_is_detected(
+    primary: Node, proxy: Proxy, through: str
+) -> None:
+    """It generates the ids of lost rows again, so stores that know these ids must not continue."""
     primary.start()
     async with Store.open(primary.url(), run="test") as store:
         await (await store.buffer("math")).put(group("first"))
@@ -194,7 +196,7 @@ async def test_an_older_state_takes_over(primary: Node, proxy: Proxy, through: s
             mine = await math.lease(1, ttl=60)
             primary.kill()
             backup.start()
-            proxy.lead_to(backup.url())
+            proxy.route_to(backup.url())
             async with Store.open(backup.url(), run="others") as others:
                 theirs = await (await others.buffer("math")).lease(1, ttl=60)
                 assert theirs.id == mine.id
@@ -204,4 +206,4 @@ async def test_an_older_state_takes_over(primary: Node, proxy: Proxy, through: s
                 await theirs.ack()
         async with Store.open(url, run="test") as store:
             await (await store.buffer("math")).put(group("second"))
-        await check_books(backup.url())
+        await check_invariants(backup.url())

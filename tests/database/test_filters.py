@@ -1,8 +1,8 @@
-"""What a filter means is what it says, on both engines."""
+"""Meaning of filters, which is the same on both engines, and refusal of invalid ones."""
 
 from __future__ import annotations
 
-import pickle  # what workers of a DataLoader are sent
+import pickle  # as for the workers of a DataLoader
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -33,7 +33,7 @@ from support.groups import group
 @settings(
     max_examples=25,
     deadline=None,
-    # The message names the filter: to look for a smaller example takes minutes of a database.
+    # No shrinking: the message shows the filter, and a smaller example takes minutes to find.
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
@@ -135,7 +135,7 @@ MEANINGS: list[tuple[Any, str]] = [
 ]
 
 
-async def test_a_comparison_is_by_the_kind_of_value(buffer: Buffer) -> None:
+async def test_comparisons_depend_on_the_kind_of_value(buffer: Buffer) -> None:
     await buffer.put([group(uid, tags=one) for uid, one in TAGS.items()])
     for where, expected in MEANINGS:
         found = await buffer.count(where=where)
@@ -156,7 +156,7 @@ NESTINGS: list[Callable[[Any], Any]] = [
 
 
 @pytest.mark.parametrize("nest", NESTINGS)
-async def test_what_is_allowed_is_not_too_much_for_an_engine(
+async def test_engines_accept_the_deepest_allowed_filters(
     buffer: Buffer, nest: Callable[[Any], Any]
 ) -> None:
     await buffer.put(group())
@@ -175,8 +175,8 @@ async def test_what_is_allowed_is_not_too_much_for_an_engine(
 
 
 @pytest.mark.parametrize("where", [rdb.col.task_name < "b", sa.func.lower(tags["level"]) == "a"])
-def test_no_locale_of_a_server_has_a_say(where: sa.ColumnElement[bool]) -> None:
-    """The server of the tests may have none, and then no row would tell."""
+def test_comparisons_are_independent_of_the_locale(where: sa.ColumnElement[bool]) -> None:
+    """The SQL is checked, because the server of the tests may have no locale."""
     condition = checked(where)
     assert condition is not None
     import_module("replaydb.database.engines.postgresql")
@@ -195,7 +195,7 @@ async def test_damaged_tags_fail_no_other_group(sqlite_url: str) -> None:
 
 
 def nested(nest: Callable[[Any], Any], depth: int) -> Any:
-    """Something inside itself, and the id of the group at the bottom."""
+    """Return an expression nested to a depth, with the id of the group at the bottom."""
     inner: Any = one
     for _ in range(depth):
         inner = nest(inner)
@@ -226,7 +226,7 @@ class Derived(sa.BindParameter[int]):
 
 naive = datetime(2026, 1, 1)
 REFUSED: list[Any] = [
-    # What would do something, or look at what is not of the group.
+    # Expressions with side effects, or that read more than the group.
     sa.func.pg_sleep(1) == None,  # noqa: E711
     sa.func.setval("episode_group_id_seq", one) > 0,
     sa.func.set_config("work_mem", "1", False) == "1",
@@ -248,7 +248,7 @@ REFUSED: list[Any] = [
     schema.episode_group.c.buffer_id == 1,
     schema.episode_group.c.uniform_key > 0,
     schema.episode_group.c.weight > 0,
-    # SQL of the caller's own.
+    # SQL text and types of the caller.
     one.op("||/**/")(1) == 1,
     one.bool_op("=")(1),
     sa.literal_column("1") == one,
@@ -274,7 +274,7 @@ REFUSED: list[Any] = [
     sa.func.length(rdb.col.group_uid, 2) == 1,
     one.between(1, 2, symmetric=True),
     one.bitwise_and(1) == 1,
-    # Values that one engine at least cannot hold, or compares in a way of its own.
+    # Values that an engine cannot store, or that engines compare differently.
     one == 2**63,
     one > -(2**63) - 1,
     one.in_([1, 2**70]),
@@ -318,7 +318,7 @@ REFUSED: list[Any] = [
     tags[tuple("abcdefghijklmnopq")] == 1,
     tags[rdb.col.group_uid] == 1,
     tags["a"].as_numeric(10, 2) == 1,
-    # More than an engine nests.
+    # Too many parts, or nested too deep.
     sa.or_(*(one == i for i in range(1000))),
     nested(lambda inner: sa.func.coalesce(one, inner), MAX_DEPTH - 1) > 1,
     one + sa.func.random() + 1 > 0,
@@ -327,18 +327,18 @@ REFUSED: list[Any] = [
 
 @settings(max_examples=60, deadline=None)
 @given(condition=conditions)
-def test_a_filter_means_the_same_in_another_process(condition: Condition) -> None:
-    sent, kept = (
+def test_a_pickled_filter_has_the_same_meaning(condition: Condition) -> None:
+    sent, original = (
         checked(one)
         for one in (pickle.loads(pickle.dumps(condition.sql)), condition.sql)  # noqa: S301
     )
     assert sent is not None
-    assert kept is not None
-    assert sent.compare(kept)
+    assert original is not None
+    assert sent.compare(original)
 
 
 @postgresql_nightly
-async def test_what_is_not_a_filter_is_refused_before_anything_is_sent(
+async def test_invalid_filters_are_refused_before_any_query(
     buffer: Buffer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "sqlalchemy.engine")
@@ -349,8 +349,8 @@ async def test_what_is_not_a_filter_is_refused_before_anything_is_sent(
     assert not caplog.records
 
 
-def test_the_columns_that_can_be_filtered_are_decided_and_listed() -> None:
-    """A new column is in one of the two, and those that can be filtered are in the docs."""
+def test_filter_columns_are_complete_and_documented() -> None:
+    """Every column is either internal or can be filtered, and the docs list the latter."""
     internal = {"buffer_id", "weight", "uniform_key", "priority_key"}
     assert set(schema.episode_group.c.keys()) == COLUMNS.keys() | internal
     page = (Path(__file__).parents[2] / "docs" / "filters.md").read_text(encoding="utf8")

@@ -1,4 +1,4 @@
-"""`rdb.col`: what it has, and what it says of what it has not."""
+"""`rdb.col`: its columns, their types, and the errors of unknown ones."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from replaydb.database.group_columns import COLUMNS, GroupColumns
 from replaydb.database.schema import episode_group
 
 
-def test_it_has_the_columns_of_filters_and_nothing_else() -> None:
+def test_col_has_only_the_columns_of_filters() -> None:
     assert dir(rdb.col) == sorted(COLUMNS)
     assert all(getattr(rdb.col, name) is episode_group.c[name] for name in dir(rdb.col))
     assert repr(rdb.col) == "replaydb.col"
 
 
-def test_types_are_those_of_the_table() -> None:
+def test_column_types_match_the_table() -> None:
     is_mixed: ColumnElement[bool] = rdb.col.reward_std > 0.1
     is_hard: ColumnElement[bool] = rdb.col.tags["level"] == "hard"
     assert is_mixed is not is_hard
@@ -31,17 +31,17 @@ def test_types_are_those_of_the_table() -> None:
     }
 
 
-def test_a_column_that_is_not_there_names_its_neighbour() -> None:
+def test_an_unknown_column_suggests_a_similar_one() -> None:
     with pytest.raises(AttributeError, match="no column 'rewards_std'; did you mean 'reward_std'"):
         print(rdb.col.rewards_std)  # type: ignore[attr-defined]
     with pytest.raises(AttributeError, match=r"no column 'xyzzy'$"):
         print(rdb.col.xyzzy)  # type: ignore[attr-defined]
-    with pytest.raises(AttributeError, match="'weight' is not for filters"):
+    with pytest.raises(AttributeError, match="filters cannot use the column 'weight'"):
         print(rdb.col.weight)  # type: ignore[attr-defined]
     assert not hasattr(rdb.col, "uniform_key")
 
 
-def test_it_cannot_be_changed() -> None:
+def test_col_cannot_be_changed() -> None:
     columns: Any = rdb.col
     with pytest.raises(AttributeError):
         columns.reward_std = 3

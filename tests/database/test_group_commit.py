@@ -1,4 +1,4 @@
-"""Sharing a transaction: who leaves, who fails and who stays."""
+"""Group commit: withdrawals, timeouts, failures and outages of shared transactions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from replaydb.errors import DatabaseUnavailableError, OutcomeUnknownError, Store
 
 
 class Store:
-    """Commits numbers. `before` is called in each transaction, before the gate is shut."""
+    """Commits numbers. `before` is called in each transaction, before the gate is closed."""
 
     def __init__(self) -> None:
         self.attempts: list[list[int]] = []
@@ -57,17 +57,17 @@ def in_a_minute() -> float:
     return asyncio.get_running_loop().time() + 60
 
 
-async def test_one_who_stays_is_not_rolled_back_again_and_again() -> None:
-    """Whenever the transaction is about to be committed, somebody else leaves it."""
+async def test_withdrawals_cannot_starve_a_submission() -> None:
+    """Before each commit of a shared transaction, another caller withdraws."""
     store = Store()
     leaving = [store.put(i) for i in range(20)]
     patient = store.put(99)
 
-    def one_leaves(items: Sequence[int]) -> None:
+    def one_withdraws(items: Sequence[int]) -> None:
         if len(items) > 1:
             leaving[items[0]].cancel()
 
-    store.before = one_leaves
+    store.before = one_withdraws
     assert await asyncio.wait_for(patient, 10) == 198
     shared = [items for items in store.attempts if len(items) > 1]
     assert len(shared) == SHARED_ATTEMPTS
@@ -75,14 +75,14 @@ async def test_one_who_stays_is_not_rolled_back_again_and_again() -> None:
     assert sorted(store.stored) == [*range(SHARED_ATTEMPTS, 20), 99]
 
 
-async def test_who_leaves_in_time_is_not_stored_and_who_does_not_is() -> None:
+async def test_a_withdrawal_before_the_commit_prevents_it() -> None:
     store = Store()
     early, late = store.put(1), store.put(2)
 
-    def early_leaves(_: Sequence[int]) -> None:
+    def early_withdraws(_: Sequence[int]) -> None:
         early.cancel()
 
-    store.before = early_leaves
+    store.before = early_withdraws
     store.after.clear()
     while len(store.attempts) < 2:  # noqa: ASYNC110
         await asyncio.sleep(0)
@@ -96,7 +96,7 @@ async def test_who_leaves_in_time_is_not_stored_and_who_does_not_is() -> None:
     assert (early.cancelled(), late.cancelled(), store.stored) == (True, True, [2])
 
 
-async def test_time_that_is_up_during_the_commit_is_not_a_failure(
+async def test_a_timeout_during_the_commit_is_not_a_failure(
     pass_time: Callable[[float], None],
 ) -> None:
     store = Store()
@@ -125,7 +125,7 @@ async def test_a_put_times_out_while_its_commit_stalls(
     assert await patient == 4
 
 
-async def test_a_transaction_that_is_repeated_leaves_out_puts_that_timed_out(
+async def test_a_retried_transaction_skips_puts_that_timed_out(
     pass_time: Callable[[float], None],
 ) -> None:
     store = Store()
@@ -135,7 +135,7 @@ async def test_a_transaction_that_is_repeated_leaves_out_puts_that_timed_out(
 
     async def commit(items: Sequence[int], gate: Gate, end: float) -> Sequence[int]:
         with gate:
-            pass  # it is committed, and that comes to nothing
+            pass  # a commit that stores nothing
         store.committing.set()
         await again.wait()
         return await first_commit(items, gate, end)
@@ -163,7 +163,7 @@ async def test_a_stalled_commit_without_callers_ends(pass_time: Callable[[float]
     await asyncio.wait_for(store.shared.drain(), 10)
 
 
-async def test_closing_ends_what_is_under_way() -> None:
+async def test_give_up_fails_all_submissions() -> None:
     store = Store()
     store.after.clear()
     put = store.put(1)
@@ -178,24 +178,24 @@ async def test_closing_ends_what_is_under_way() -> None:
     assert store.stored == []
 
 
-async def test_time_that_is_up_before_the_commit() -> None:
+async def test_a_timeout_before_the_commit() -> None:
     store = Store()
     stuck = asyncio.Event()
 
     async def commit(items: Sequence[int], gate: Gate, end: float) -> Sequence[int]:
         await stuck.wait()
-        raise AssertionError("nobody waits for this any more")
+        raise AssertionError("no caller waits for this")
 
     shared: GroupCommit[int, int] = GroupCommit(commit, lambda num_bytes: 60.0, lambda: 0.0)
     now = asyncio.get_running_loop().time()
     with pytest.raises(DatabaseUnavailableError):
         await shared.submit(Submission(1, (), 0), now + 0.05)
-    await asyncio.wait_for(shared.drain(), 5)  # what nobody waits for ends at once
+    await asyncio.wait_for(shared.drain(), 5)  # a transaction without callers ends at once
     assert store.stored == []
 
 
 @pytest.mark.parametrize("kind", [DatabaseUnavailableError, OutcomeUnknownError])
-async def test_a_database_that_is_gone_is_tried_once_for_all(
+async def test_an_outage_fails_all_waiting_submissions_at_once(
     kind: type[DatabaseUnavailableError],
 ) -> None:
     store = Store()
@@ -209,8 +209,8 @@ async def test_a_database_that_is_gone_is_tried_once_for_all(
     assert store.attempts == [list(range(9))]
 
 
-async def test_who_waited_for_the_commits_of_others_has_as_long_as_who_comes_now() -> None:
-    """A database that commits is not given up, however long the queue is."""
+async def test_the_time_limit_begins_at_the_last_commit() -> None:
+    """While the database commits, no submission fails, however long the queue is."""
     ends: list[float] = []
     committed: list[float] = []
 
@@ -226,8 +226,8 @@ async def test_who_waited_for_the_commits_of_others_has_as_long_as_who_comes_now
 
 
 @pytest.mark.parametrize("is_unknown", [False, True], ids=["away", "unknown"])
-async def test_only_those_who_waited_before_a_try_share_its_outage(is_unknown: bool) -> None:
-    """What was not tried is not of unknown outcome."""
+async def test_an_outage_fails_only_submissions_from_before_the_attempt(is_unknown: bool) -> None:
+    """The outcome of a submission that was not attempted is not unknown."""
     kind = OutcomeUnknownError if is_unknown else DatabaseUnavailableError
     store = Store()
     away = asyncio.Event()
@@ -251,13 +251,13 @@ async def test_only_those_who_waited_before_a_try_share_its_outage(is_unknown: b
     after = [put(3), put(4)]
     await asyncio.sleep(0)
     away.set()
-    told = await asyncio.gather(*before, return_exceptions=True)
-    assert [type(one) for one in told] == [kind, int if is_unknown else kind]
+    outcomes = await asyncio.gather(*before, return_exceptions=True)
+    assert [type(one) for one in outcomes] == [kind, int if is_unknown else kind]
     assert await asyncio.gather(*after) == [6, 8]
     assert store.attempts == ([[1], [2, 3, 4]] if is_unknown else [[1], [3, 4]])
 
 
-async def test_one_that_fails_does_not_fail_its_neighbours() -> None:
+async def test_a_failing_submission_does_not_fail_the_others() -> None:
     store = Store()
 
     def three_is_bad(items: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""A commit whose answer is lost: what became of it is found out, and nothing is done twice."""
+"""Commits whose answer is lost: their outcome is determined, and every write happens once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import replaydb as rdb
 from replaydb import Buffer, Episode, Lease, Store
 from support.groups import group, groups
-from support.ledger import check_books
+from support.invariants import check_invariants
 from support.postgres import PostgresServer
 from support.proxy import CLOSE, PASS, Fate, Message, Moment, Proxy, cut_commits, on_nth
 
@@ -24,7 +24,7 @@ def episode(number: int) -> Episode:
 
 
 class Calls:
-    """Every kind of write, each with a check that it happened exactly once."""
+    """All kinds of writes, each with a check that it happened exactly once."""
 
     def __init__(self, buffer: Buffer) -> None:
         self.buffer = buffer
@@ -36,7 +36,7 @@ class Calls:
         assert (await self.buffer.get([one]))[0].group_uid == "new"
 
     async def puts(self) -> None:
-        """Concurrent ones share a transaction."""
+        """Concurrent puts share a transaction."""
         ids = await asyncio.gather(*(self.buffer.put(group(f"new-{i}")) for i in range(6)))
         found = await self.buffer.get([one for [one] in ids])
         assert [one.group_uid for one in found] == [f"new-{i}" for i in range(6)]
@@ -128,12 +128,12 @@ del CALLS["sampled"]
 
 @pytest.fixture
 async def buffer(proxied_url: str, postgresql_url: str) -> Any:
-    """A buffer with eight groups, on the other side of a bad network."""
+    """A buffer with eight groups, behind a proxy for network faults."""
     async with Store.open(proxied_url, run="test") as store:
         buffer = await store.buffer("math")
         await buffer.put(groups(8, version=1))
         yield buffer
-    await check_books(postgresql_url)
+    await check_invariants(postgresql_url)
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
@@ -141,7 +141,7 @@ async def buffer(proxied_url: str, postgresql_url: str) -> Any:
 async def test_every_write_happens_once(
     buffer: Buffer, proxy: Proxy, name: str, moment: Moment
 ) -> None:
-    cut = cut_commits(moment, every=3, delay=0.2)  # not each call again: asking commits, too
+    cut = cut_commits(moment, every=3, delay=0.2)  # reading an outcome commits, too
     fates = []
 
     def rule(message: Message) -> Fate:
@@ -162,7 +162,7 @@ async def test_a_draw_that_is_read_from_a_snapshot_happens_once(
     await test_every_write_happens_once(buffer, proxy, name, moment)
 
 
-async def test_a_server_that_cannot_be_asked(
+async def test_an_unreachable_server_leaves_the_outcome_unknown(
     buffer: Buffer, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, postgresql_url: str
 ) -> None:
     monkeypatch.setattr("replaydb.database.engines.postgresql.COMMIT_SECONDS", 0.2)
@@ -182,10 +182,10 @@ async def test_a_server_that_cannot_be_asked(
     assert await buffer.count() == 11
 
 
-async def test_a_commit_whose_caller_has_left_does_not_come_later(
+async def test_a_cancelled_commit_takes_no_effect_later(
     buffer: Buffer, proxy: Proxy, postgres: PostgresServer, postgresql_url: str
 ) -> None:
-    """Otherwise groups would be leased that nobody holds."""
+    """Otherwise groups would be leased without a holder."""
     fate = Fate(0, "stall")
     proxy.rule = on_nth(lambda one: one.asks_to_commit and one.wrote, fate, first=1, every=None)
     lease = asyncio.create_task(_lease(buffer))
@@ -198,7 +198,7 @@ async def test_a_commit_whose_caller_has_left_does_not_come_later(
         "WHERE datname = current_database() AND backend_xid IS NOT NULL"
     )
     left = await asyncio.to_thread(postgres.fetch_int, postgresql_url, writing)
-    assert left == 0  # nobody could commit it any more
+    assert left == 0  # no transaction is left that could still be committed
     proxy.heal()
     assert await buffer.leases() == []
 

@@ -1,4 +1,4 @@
-"""Packs are proven to be beside the marker of the store before a transaction refers to them."""
+"""A pack must be found beside the marker of its store before a transaction refers to it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from replaydb.packs.folder import Folder
 from support.buckets import Endpoint, Request, Service
 from support.engines import postgresql_nightly
 from support.groups import group, groups, long_group
-from support.ledger import check_books
+from support.invariants import check_invariants
 
 Route = Callable[[Endpoint], Callable[[Request], Service]]
 
-#: Where requests go, of an endpoint that does not lead to the right service all the time.
+#: Routes of requests at an endpoint that does not always lead to the right service.
 ROUTES: dict[str, Route] = {
     "another service": lambda both: lambda request: both.wrong,
     "writes go elsewhere": lambda both: (
@@ -43,13 +43,13 @@ async def buffer(store: Store) -> Buffer:
 
 
 async def contents(buffer: Buffer) -> dict[str, list[Episode]]:
-    """Everything that is stored, with its tokens."""
+    """Return all stored groups with their tokens."""
     found = await buffer.find(limit=None)
     return {one.group_uid: list(one.episodes) for one in await buffer.get([e.id for e in found])}
 
 
 async def mostly_dead(buffer: Buffer) -> dict[str, list[Episode]]:
-    """What is left in a pack of which most is deleted."""
+    """Create a pack that is mostly deleted, and return what is left."""
     ids = await buffer.put([long_group(str(nth), 1000 + nth) for nth in range(10)])
     await buffer.delete(ids[2:])
     return await contents(buffer)
@@ -64,7 +64,7 @@ async def test_a_put_into_another_service_is_refused(
     for nth in range(2):
         with pytest.raises(PayloadsUnavailableError, match="beside the marker"):
             await buffer.put(group(f"refused-{nth}"))
-    endpoint.lead_to(endpoint.right)
+    endpoint.route_to(endpoint.right)
     await buffer.put(group("refused-0"))
     assert list(await contents(buffer)) == ["before", "refused-0"]
 
@@ -83,13 +83,13 @@ async def test_an_endpoint_that_changes_with_every_request(
         except PayloadsUnavailableError:
             continue
         acknowledged.append(str(nth))
-    endpoint.lead_to(endpoint.right)
+    endpoint.route_to(endpoint.right)
     assert list(await contents(buffer)) == acknowledged
     assert 0 < len(acknowledged) < 20
     assert endpoint.wrong.named(".pack")
 
 
-async def test_the_marker_disappears(buffer: Buffer, endpoint: Endpoint) -> None:
+async def test_a_put_without_the_marker_is_refused(buffer: Buffer, endpoint: Endpoint) -> None:
     await buffer.put(group("before"))
     marker = endpoint.right.named("replaydb-store")
     for key in marker:
@@ -117,15 +117,15 @@ async def test_a_pack_is_not_moved_to_another_service(
     endpoint.route = route_from_the_write_on
     with pytest.raises(PayloadsUnavailableError, match="beside the marker"):
         await store.prune(dry_run=False)
-    endpoint.lead_to(endpoint.right)
+    endpoint.route_to(endpoint.right)
     assert await contents(buffer) == expected
     assert (await store.prune(dry_run=False)).num_compacted == 1
     assert await contents(buffer) == expected
 
 
 @postgresql_nightly
-async def test_what_a_put_asks_of_an_object_store(buffer: Buffer, endpoint: Endpoint) -> None:
-    """One request to write a pack and one that proves where it is, whose answer is short."""
+async def test_requests_of_a_put_to_an_object_store(buffer: Buffer, endpoint: Endpoint) -> None:
+    """One request writes the pack, and one with a short answer proves where it is."""
     await buffer.put(group("first"))
     endpoint.page = 2  # a longer answer would take another request
     endpoint.requests.clear()
@@ -135,10 +135,10 @@ async def test_what_a_put_asks_of_an_object_store(buffer: Buffer, endpoint: Endp
 
 
 @pytest.mark.parametrize("how", ["put", "prune"])
-async def test_a_folder_is_not_mounted_any_more(
+async def test_a_folder_that_is_unmounted_during_a_write(
     url: str, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It goes while the pack is written, and leaves an empty one where it was mounted."""
+    """An empty folder remains at the mount point."""
     async with Store.open(url, payloads=(tmp_path / "packs").as_uri()) as store:
         buffer = await store.buffer("math")
         expected = await mostly_dead(buffer)
@@ -163,4 +163,4 @@ async def test_a_folder_is_not_mounted_any_more(
         await buffer.put(group("lost"))
         assert (await store.prune(dry_run=False)).num_compacted == 1
         assert await contents(buffer) == expected | {"lost": list(group("lost").episodes)}
-    await check_books(url)
+    await check_invariants(url)

@@ -1,4 +1,4 @@
-"""What is found in a place for nothing, and that nothing else is ever removed."""
+"""Pruning of payload stores: what is found, and that nothing else is ever removed."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from replaydb.database.pruning import Pruning
 from replaydb.database.repository import packs
 from replaydb.database.schema import pack, payload_place
 from replaydb.operations import verify
-from replaydb.packs import Place
+from replaydb.packs import PayloadStore
 from support.clock import Clock
 from support.connections import transaction
 from support.groups import groups, long_group
-from support.ledger import check_books, number_of
+from support.invariants import check_invariants, number_of
 
 DAY = 86_400.0
 
 
 @pytest.fixture
 def layout() -> str:
-    """Payloads are outside of the database."""
+    """Payloads are outside the database."""
     return "outside"
 
 
@@ -49,22 +49,23 @@ def folder(url: str, tmp_path: Path) -> Path:
 
 
 def found(folder: Path, pattern: str) -> set[Path]:
-    """Files of any store."""
+    """Return matching files of all stores."""
     return set(folder.glob(f"*/{pattern}"))
 
 
 def files(folder: Path) -> dict[str, int]:
-    """Every file of the store's own folder, and how large it is."""
+    """Return the sizes of all files in the folder of the store, by name."""
     return {path.name: path.stat().st_size for path in folder.glob("*/*")}
 
 
 async def stray(url: str, folder: Path, size: int) -> str:
-    """A pack of a put that was killed before its commit."""
+    """Write a pack as if its put had been killed before the commit."""
     async with transaction(url) as connection:
         uid = (await connection.execute(select(payload_place.c.store_uid))).scalar_one()
-    place, name = Place.at(folder.as_uri(), uid), uuid4().hex
-    await place.write(name, [bytes(size)], sync=False, end=asyncio.get_running_loop().time() + 30)
-    await place.close()
+    payload_store, name = PayloadStore.at(folder.as_uri(), uid), uuid4().hex
+    end = asyncio.get_running_loop().time() + 30
+    await payload_store.write(name, [bytes(size)], sync=False, end=end)
+    await payload_store.close()
     return f"{name}.pack"
 
 
@@ -72,14 +73,14 @@ async def contents(buffer: Buffer, ids: list[int]) -> list[list[Episode]]:
     return [list(group.episodes) for group in await buffer.get(ids)]
 
 
-async def test_only_what_is_old_and_belongs_to_nothing_goes(
+async def test_only_old_orphans_are_removed(
     url: str, store: Store, buffer: Buffer, folder: Path, clock: Clock
 ) -> None:
     ids = await buffer.put(groups(3))
     orphan, young = await stray(url, folder, 1000), await stray(url, folder, 2000)
     own = found(folder, orphan).pop().parent
     (own / f"{uuid4().hex}.pack.part").write_bytes(bytes(500))  # of a write that was killed
-    (own / "notes.txt").write_text("of somebody else")
+    (own / "notes.txt").write_text("of another program")
     other = folder / uuid4().hex
     shutil.copytree(own, other)  # of another store
 
@@ -87,15 +88,15 @@ async def test_only_what_is_old_and_belongs_to_nothing_goes(
     ahead = clock.now().timestamp() - 3600
     os.utime(own / young, (ahead, ahead))
     before = files(folder)
-    looked = await store.prune()
+    preview = await store.prune()
     assert files(folder) == before
-    assert (looked.dry_run, looked.num_packs, looked.num_orphans) == (True, 4, 2)
-    assert looked.orphan_bytes == looked.freed_bytes == 1500
+    assert (preview.dry_run, preview.num_packs, preview.num_orphans) == (True, 4, 2)
+    assert preview.orphan_bytes == preview.freed_bytes == 1500
 
-    told: list[PruneReport] = []
-    removed = await store.prune(dry_run=False, progress=told.append)
+    reports: list[PruneReport] = []
+    removed = await store.prune(dry_run=False, progress=reports.append)
     assert (removed.num_orphans, removed.orphan_bytes) == (2, 1500)
-    assert told[-1] == removed
+    assert reports[-1] == removed
     left = {path.name for path in found(folder, "*") if path.parent == own}
     assert {orphan} == {name for name in before if name.endswith(".pack")} - left
     assert left >= {young, "notes.txt", "replaydb-store"}
@@ -104,7 +105,7 @@ async def test_only_what_is_old_and_belongs_to_nothing_goes(
     assert len(await contents(buffer, ids)) == 3
 
 
-async def test_nothing_goes_without_the_marker(
+async def test_nothing_is_removed_without_the_marker(
     url: str, store: Store, buffer: Buffer, folder: Path, clock: Clock
 ) -> None:
     await buffer.put(groups(1))
@@ -121,7 +122,7 @@ async def test_nothing_goes_without_the_marker(
     assert (await store.prune(dry_run=False)).num_orphans == 1
 
 
-async def test_a_put_that_commits_meanwhile_is_not_taken_for_an_orphan(
+async def test_a_pack_committed_during_a_prune_is_not_an_orphan(
     store: Store, buffer: Buffer, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = await buffer.put(groups(2))
@@ -136,7 +137,7 @@ async def test_a_put_that_commits_meanwhile_is_not_taken_for_an_orphan(
     assert len(await contents(buffer, ids)) == 2
 
 
-async def test_a_pack_that_is_mostly_dead_is_written_anew(
+async def test_a_mostly_dead_pack_is_compacted(
     url: str, store: Store, buffer: Buffer, folder: Path, clock: Clock
 ) -> None:
     ids = await buffer.put([long_group(str(i), 1000 + i) for i in range(10)])
@@ -146,15 +147,15 @@ async def test_a_pack_that_is_mostly_dead_is_written_anew(
     assert (await store.prune(dry_run=False)).num_compacted == 0
     await buffer.delete(ids[2:])
 
-    looked = await store.prune()
-    assert looked.num_compacted == 1
-    assert 0.75 * size < looked.compacted_bytes < 0.85 * size
+    preview = await store.prune()
+    assert preview.num_compacted == 1
+    assert 0.75 * size < preview.compacted_bytes < 0.85 * size
     assert found(folder, "*.pack") == {old}
     done = await store.prune(dry_run=False)
     assert (done.num_packs, done.num_compacted, done.num_damaged) == (1, 1, 0)
-    assert abs(done.compacted_bytes - looked.compacted_bytes) < 128  # parts are aligned
+    assert abs(done.compacted_bytes - preview.compacted_bytes) < 128  # parts are aligned
     new = found(folder, "*.pack") - {old}
-    assert (len(new), old.exists()) == (1, True)  # who has drawn from the old one may still read it
+    assert (len(new), old.exists()) == (1, True)  # earlier draws may still read the old one
     assert await contents(buffer, ids[:2]) == expected[:2]
     async with transaction(url) as connection:
         rows = (await connection.execute(select(pack).order_by(pack.c.id))).all()
@@ -163,8 +164,8 @@ async def test_a_pack_that_is_mostly_dead_is_written_anew(
 
     clock.jump(2 * DAY)
     gone = await store.prune()
-    assert (gone.num_condemned, gone.condemned_bytes) == (1, size)
-    assert (await store.prune(dry_run=False)).num_condemned == 1
+    assert (gone.num_marked, gone.marked_bytes) == (1, size)
+    assert (await store.prune(dry_run=False)).num_marked == 1
     assert found(folder, "*.pack") == new
     assert await contents(buffer, ids[:2]) == expected[:2]
     await buffer.delete(ids[:2])
@@ -173,7 +174,7 @@ async def test_a_pack_that_is_mostly_dead_is_written_anew(
 async def test_compacted_packs_are_flushed(
     url: str, store: Store, buffer: Buffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With any durability: the pack that a power loss must not take goes when it is replaced."""
+    """With any durability, since the old pack, which has survived until now, will be removed."""
     ids = await buffer.put([long_group(str(i), 1000 + i) for i in range(4)])
     await buffer.delete(ids[1:])
     with monkeypatch.context() as patched:
@@ -182,12 +183,12 @@ async def test_compacted_packs_are_flushed(
     assert fsync.call_count == 2  # the new pack, and the folder that has its name
 
 
-async def test_what_is_deleted_while_its_pack_is_written_anew(
+async def test_groups_deleted_during_a_compaction(
     store: Store, buffer: Buffer, folder: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = await buffer.put([long_group(str(i), 1000 + i) for i in range(10)])
     await buffer.delete(ids[3:])
-    expected, write = await contents(buffer, ids[1:3]), Place.write
+    expected, write = await contents(buffer, ids[1:3]), PayloadStore.write
 
     async def meanwhile(*args: object, **kwargs: object) -> object:
         written = await write(*args, **kwargs)  # type: ignore[arg-type]
@@ -195,7 +196,7 @@ async def test_what_is_deleted_while_its_pack_is_written_anew(
         return written
 
     with monkeypatch.context() as patched:
-        patched.setattr(Place, "write", meanwhile)
+        patched.setattr(PayloadStore, "write", meanwhile)
         await store.prune(dry_run=False)
     assert await contents(buffer, ids[1:3]) == expected
     await buffer.delete(ids[1:3])
@@ -210,7 +211,7 @@ async def test_a_pack_is_marked_unless_parts_were_moved_into_it(
 ) -> None:
     ids = await buffer.put([long_group(str(i), 1000 + i) for i in range(10)])
     await buffer.delete(ids[2:])
-    write = Place.write
+    write = PayloadStore.write
 
     async def meanwhile(*args: object, **kwargs: object) -> object:
         written = await write(*args, **kwargs)  # type: ignore[arg-type]
@@ -218,7 +219,7 @@ async def test_a_pack_is_marked_unless_parts_were_moved_into_it(
         return written
 
     with monkeypatch.context() as patched:
-        patched.setattr(Place, "write", meanwhile)
+        patched.setattr(PayloadStore, "write", meanwhile)
         assert (await store.prune(dry_run=False)).num_compacted == left
     async with transaction(url) as connection:
         rows = (await connection.execute(select(pack).order_by(pack.c.id))).all()
@@ -239,38 +240,38 @@ async def test_packs_that_earlier_versions_left_unmarked(
     found_packs = found(folder, "*.pack")
     (problem,) = (await verify(store)).problems
     assert (problem.kind, "not marked for deletion" in problem.what) == ("pack", True)
-    looked = await store.prune()
-    assert (looked.num_unmarked, looked.num_condemned) == (1, 0)
-    assert looked.freed_bytes == looked.unmarked_bytes > 0
+    preview = await store.prune()
+    assert (preview.num_unmarked, preview.num_marked) == (1, 0)
+    assert preview.freed_bytes == preview.unmarked_bytes > 0
 
     marked = await store.prune(dry_run=False)
-    assert (marked.num_unmarked, marked.num_condemned) == (1, 0)
+    assert (marked.num_unmarked, marked.num_marked) == (1, 0)
     assert (await verify(store)).is_sound
     assert found(folder, "*.pack") == found_packs
     clock.jump(2 * DAY)
     gone = await store.prune(dry_run=False)
-    assert (gone.num_unmarked, gone.num_condemned) == (0, 1)
+    assert (gone.num_unmarked, gone.num_marked) == (0, 1)
     assert found(folder, "*.pack") == set()
 
 
-async def test_a_repair_marks_what_is_left(url: str, store: Store, buffer: Buffer) -> None:
+async def test_a_repair_corrects_deletion_marks(url: str, store: Store, buffer: Buffer) -> None:
     ids = await buffer.put(groups(1))
     await buffer.delete(await buffer.put(groups(1, "code")))
     async with transaction(url) as connection:
         is_marked = pack.c.condemned_at.is_not(None)
         swapped = case((is_marked, null()), else_=pack.c.created_at)
         await connection.execute(update(pack).values(condemned_at=swapped))
-    told = {one.what for one in (await verify(store)).problems}
-    assert told == {
+    reports = {one.what for one in (await verify(store)).problems}
+    assert reports == {
         "marked for deletion, but 1 parts refer to it",
         "no parts refer to it, but it is not marked for deletion",
     }
     assert (await verify(store, repair=True)).num_repaired == 2
-    await check_books(url)
+    await check_invariants(url)
     assert len(await contents(buffer, ids)) == 1
 
 
-async def test_a_damaged_pack_stays_as_it_is(store: Store, buffer: Buffer, folder: Path) -> None:
+async def test_a_damaged_pack_is_not_compacted(store: Store, buffer: Buffer, folder: Path) -> None:
     ids = await buffer.put([long_group(str(i), 1000 + i) for i in range(10)])
     await buffer.delete(ids[2:])
     (path,) = found(folder, "*.pack")
@@ -282,7 +283,7 @@ async def test_a_damaged_pack_stays_as_it_is(store: Store, buffer: Buffer, folde
     assert found(folder, "*.pack") == {path}
 
 
-async def test_it_may_be_broken_off_anywhere(
+async def test_an_interrupted_prune_loses_nothing(
     url: str, store: Store, buffer: Buffer, folder: Path, clock: Clock
 ) -> None:
     chance, ids = random.Random(3), []
@@ -300,14 +301,14 @@ async def test_it_may_be_broken_off_anywhere(
         await asyncio.wait([pruning])
         assert await contents(buffer, kept) == expected
     clock.jump(2 * DAY)
-    for _ in range(2):  # what was condemned by the first goes with the second
+    for _ in range(2):  # the second removes what the first has marked
         await store.prune(dry_run=False)
         clock.jump(2 * DAY)
     assert await contents(buffer, kept) == expected
     assert len(found(folder, "*.pack")) == len(ids)
 
 
-async def test_what_cannot_be_pruned(url: str, store: Store, tmp_path: Path) -> None:
+async def test_prune_refuses_invalid_calls(url: str, store: Store, tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="min_age"):
         await store.prune(min_age=7199.0)
     inside = f"sqlite:///{tmp_path / 'inside.db'}"
@@ -317,7 +318,7 @@ async def test_what_cannot_be_pruned(url: str, store: Store, tmp_path: Path) -> 
                 await call
 
 
-async def test_a_place_that_has_moved(
+async def test_a_payload_store_that_has_moved(
     url: str, store: Store, buffer: Buffer, folder: Path, tmp_path: Path
 ) -> None:
     ids = await buffer.put(groups(2))
@@ -339,10 +340,10 @@ async def test_a_place_that_has_moved(
     assert found(tmp_path, "replaydb-store") == set()
 
 
-async def test_nothing_is_left_of_prunes_that_ran_together(
+async def test_concurrent_prunes_leave_no_packs(
     url: str, store: Store, other: Store, buffer: Buffer, folder: Path, clock: Clock
 ) -> None:
-    """They compact the same packs, while what is in these is deleted."""
+    """They compact the same packs while groups in these are deleted."""
     ids = [await buffer.put([long_group(f"{i}-{j}", 900) for j in range(5)]) for i in range(6)]
     await buffer.delete([group_id for several in ids for group_id in several[2:]])
     await asyncio.gather(
@@ -350,20 +351,20 @@ async def test_nothing_is_left_of_prunes_that_ran_together(
         other.prune(dry_run=False),
         *(buffer.delete(several[:2]) for several in ids[:3]),
     )
-    await check_books(url)
+    await check_invariants(url)
     await buffer.delete([group_id for several in ids for group_id in several])
     clock.jump(2 * DAY)
     await store.prune(dry_run=False)
     assert found(folder, "*.pack") == set()
 
 
-async def test_what_is_moved_before_it_is_read(
+async def test_a_part_moved_before_it_is_read(
     url: str, store: Store, other: Store, buffer: Buffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a compaction whose old pack is removed at once."""
+    """The part is moved by a compaction whose old pack is removed at once."""
     ids = await buffer.put([long_group(str(i), 1000 + i) for i in range(10)])
     await buffer.delete(ids[2:])
-    expected, read = await contents(buffer, ids[:2]), Place.read
+    expected, read = await contents(buffer, ids[:2]), PayloadStore.read
     async with Store.open(url, payload_grace=1e-6):
         pass
 
@@ -373,7 +374,7 @@ async def test_what_is_moved_before_it_is_read(
             await other.prune(dry_run=False)
         return await read(*args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Place, "read", meanwhile)
+    monkeypatch.setattr(PayloadStore, "read", meanwhile)
     batch = await buffer.sample(2)
     found = {group.id: list(group.episodes) for group in batch.groups}
     assert [found[one] for one in ids[:2]] == expected
@@ -381,16 +382,20 @@ async def test_what_is_moved_before_it_is_read(
 
 
 async def _pruned_as_if_old(store: Store, folder: Path) -> int:
-    """Prune while the clock of the place is days behind. Returns how many orphans were removed."""
+    """Prune as if the clock of the file system were days behind.
+
+    Returns:
+        The number of orphans that were removed.
+    """
     for path in found(folder, "*.pack"):
         os.utime(path, (path.stat().st_mtime - 3 * DAY,) * 2)
     return (await store.prune(dry_run=False, min_age=7200.0)).num_orphans
 
 
-async def test_a_put_whose_pack_was_taken_for_an_orphan(
+async def test_a_put_whose_pack_was_removed_as_an_orphan(
     url: str, store: Store, buffer: Buffer, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The clock of the place is days behind: the pack is removed just before the commit."""
+    """The clock of the file system is days behind: the pack is removed just before the commit."""
     removed: list[int] = []
     put = Payloads.put
 
@@ -407,33 +412,33 @@ async def test_a_put_whose_pack_was_taken_for_an_orphan(
     assert (await verify(store)).is_sound
 
 
-async def test_a_compaction_whose_pack_was_taken_for_an_orphan(
+async def test_a_compaction_whose_pack_was_removed_as_an_orphan(
     store: Store, buffer: Buffer, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = await buffer.put(groups(4))
     await buffer.delete(ids[:3])
     removed: list[int] = []
-    write = Place.write
+    write = PayloadStore.write
 
     async def nothing(*_: Any) -> None:
         pass
 
-    async def write_then_prune(self: Place, *args: Any, **more: Any) -> list[int]:
+    async def write_then_prune(self: PayloadStore, *args: Any, **more: Any) -> list[int]:
         offsets = await write(self, *args, **more)
-        monkeypatch.setattr(Place, "write", write)
+        monkeypatch.setattr(PayloadStore, "write", write)
         with monkeypatch.context() as patch:
-            patch.setattr(Pruning, "_compact", nothing)  # it is killed before that
+            patch.setattr(Pruning, "_compact", nothing)  # as if killed before it
             removed.append(await _pruned_as_if_old(store, folder))
         return offsets
 
-    monkeypatch.setattr(Place, "write", write_then_prune)
+    monkeypatch.setattr(PayloadStore, "write", write_then_prune)
     await store.prune(dry_run=False)
     assert removed == [1]
     assert len(await contents(buffer, ids[3:])) == 1
     assert (await verify(store)).is_sound
 
 
-async def test_orphans_that_were_removed_are_forgotten_later(
+async def test_rows_of_removed_orphans_are_deleted_later(
     url: str, store: Store, folder: Path, clock: Clock
 ) -> None:
     await store.buffer("math")
@@ -441,14 +446,14 @@ async def test_orphans_that_were_removed_are_forgotten_later(
     async with Store.open(url, payload_grace=1e-6):
         pass
     assert await _pruned_as_if_old(store, folder) == 1
-    assert (await store.prune(dry_run=False)).num_condemned == 0
+    assert (await store.prune(dry_run=False)).num_marked == 0
     assert await number_of(url, pack) == 1
     clock.jump(packs.REMEMBERED_SECONDS + 60.0)
     assert (await store.prune(dry_run=False)).freed_bytes == 0
     assert await number_of(url, pack) == 0
 
 
-async def test_an_orphan_whose_removal_was_broken_off(
+async def test_an_interrupted_removal_of_an_orphan(
     url: str, store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next run removes it at once."""
@@ -459,7 +464,7 @@ async def test_an_orphan_whose_removal_was_broken_off(
         raise PayloadsUnavailableError("file:///away", "not mounted")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Place, "remove", fail)
+        patch.setattr(PayloadStore, "remove", fail)
         with pytest.raises(PayloadsUnavailableError):
             await _pruned_as_if_old(store, folder)
     assert await _pruned_as_if_old(store, folder) == 1

@@ -1,4 +1,4 @@
-"""A network or a peer that stops answering: every call ends in its time, and says why."""
+"""Stalled networks and peers: every call ends within its time limit, with a typed error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from replaydb import Buffer, Store
 from replaydb.database.engines import sqlite
 from support.connections import transaction
 from support.groups import episode, group, groups, long_group
-from support.ledger import check_books
+from support.invariants import check_invariants
 from support.proxy import CLOSE, Fate, Proxy, break_messages, cut_commits, on_nth
 
 CALLS: dict[str, Callable[[Buffer], Awaitable[Any]]] = {
@@ -39,13 +39,13 @@ LIMITS = {
     "replaydb.buffer.inspecting.BULK_SECONDS": 0.5,
     "replaydb.buffer.managing.BULK_SECONDS": 0.5,
     "replaydb.buffer.waiting.GRACE_SECONDS": 0.3,
-    "replaydb.buffer.drawing.HAND_BACK_SECONDS": 0.3,
+    "replaydb.buffer.drawing.RELEASE_SECONDS": 0.3,
     "replaydb.database.engines.postgresql.COMMIT_SECONDS": 0.3,
     "replaydb.database.engines.postgresql.ROLLBACK_SECONDS": 0.2,
 }
 
 
-#: In this time a call comes to its commit, also on a busy machine.
+#: Within this time a call reaches its commit, even on a busy machine.
 UNTIL_COMMIT = 1.0
 
 HURRIED: dict[str, Callable[[Buffer, float], Awaitable[Any]]] = {
@@ -60,8 +60,8 @@ HURRIED: dict[str, Callable[[Buffer, float], Awaitable[Any]]] = {
 
 
 @contextmanager
-def impatience(**limits: float) -> Iterator[None]:
-    """A minute is half a second. Whoever ignores the limits hangs, and fails the test."""
+def short_limits(**limits: float) -> Iterator[None]:
+    """Shorten the default time limits. A call that ignores them hangs and fails the test."""
     with pytest.MonkeyPatch.context() as patch:
         for name, seconds in (LIMITS | limits).items():
             patch.setattr(name, seconds)
@@ -77,7 +77,7 @@ async def far(proxied_url: str) -> AsyncIterator[Store]:
 
 @asynccontextmanager
 async def far_buffers(url: str, names: Iterable[str]) -> AsyncIterator[dict[str, Buffer]]:
-    """A buffer for each name, in a store of its own, so that calls do not share connections."""
+    """Open a buffer for each name, each in its own store, so that calls share no connections."""
     async with AsyncExitStack() as stack:
         buffers = {}
         for name in names:
@@ -104,7 +104,7 @@ async def test_a_stalled_network(proxied_url: str, proxy: Proxy, connected: bool
         if not connected:
             proxy.drop()
         proxy.stall()
-        with impatience():
+        with short_limits():
             outcomes = await outcomes_of({name: CALLS[name](buffers[name]) for name in CALLS})
         assert outcomes == dict.fromkeys(CALLS, rdb.DatabaseUnavailableError)
         proxy.heal()
@@ -114,13 +114,13 @@ async def test_a_stalled_network(proxied_url: str, proxy: Proxy, connected: bool
 
 @contextmanager
 def in_a_hurry() -> Iterator[None]:
-    """Only a timeout ends a call."""
-    with impatience(**{"replaydb.database.transactions.PATIENCE_SECONDS": 600.0}):
+    """Let only its own timeout end a call, and not the default time limit."""
+    with short_limits(**{"replaydb.database.transactions.PATIENCE_SECONDS": 600.0}):
         yield
 
 
 async def test_a_timeout_bounds_the_first_call(proxied_url: str, proxy: Proxy) -> None:
-    """The first call enters the run, while other calls of the store wait for it."""
+    """The first call inserts the run, while other calls of the store wait for it."""
     async with far_buffers(proxied_url, HURRIED) as buffers:
         proxy.stall()
         calls = {
@@ -134,13 +134,13 @@ async def test_a_timeout_bounds_the_first_call(proxied_url: str, proxy: Proxy) -
 
 
 @pytest.mark.parametrize("name", HURRIED)
-async def test_a_timeout_bounds_the_question_about_a_commit(
+async def test_a_timeout_bounds_reading_the_outcome_of_a_commit(
     far: Store, proxy: Proxy, name: str, postgresql_url: str
 ) -> None:
     buffer = await far.buffer("math")
     await buffer.put(groups(2))
     await buffer.open_group("gsm8k", "pieces", 2)
-    await told_others(far)
+    await notified(far)
     cut = cut_commits("answer")
     proxy.rule = lambda message: CLOSE if proxy.num_cut else cut(message)
     with in_a_hurry(), pytest.raises(rdb.OutcomeUnknownError):
@@ -148,10 +148,10 @@ async def test_a_timeout_bounds_the_question_about_a_commit(
 
 
 @pytest.mark.parametrize("name", HURRIED)
-async def test_the_answer_that_stalls_is_asked_for_elsewhere(
+async def test_a_stalled_answer_is_read_on_another_connection(
     far: Store, proxy: Proxy, name: str
 ) -> None:
-    """In the time of whoever is in a hurry, though others share the transaction."""
+    """This happens within the timeout of one call, although others share the transaction."""
     buffer = await far.buffer("math")
     await buffer.put(groups(2))
     await buffer.open_group("gsm8k", "pieces", 3)
@@ -165,26 +165,26 @@ async def test_the_answer_that_stalls_is_asked_for_elsewhere(
     hurried, *others = map(asyncio.ensure_future, calls)
     with in_a_hurry():
         await asyncio.wait_for(hurried, 20)
-        proxy.heal()  # of those beside it one may have come to its commit first
+        proxy.heal()  # another call may have reached its commit first
         answers = await asyncio.wait_for(asyncio.gather(*others), 20)
     assert answers[1] == "pending"
 
 
-async def told_others(store: Store) -> None:
-    """What was committed has been told: no message of that comes any more."""
+async def notified(store: Store) -> None:
+    """Wait until the notifications of earlier commits were sent."""
     signal: Any = store._database.signal
     await asyncio.wait([signal._publisher])
 
 
 @pytest.mark.parametrize("kinds", [b"B", b"Q"], ids=["a statement", "the commit"])
-async def test_a_network_that_stalls_in_the_middle(
+async def test_a_network_that_stalls_during_a_transaction(
     far: Store, proxy: Proxy, kinds: bytes, postgresql_url: str
 ) -> None:
     buffer = await far.buffer("math", capacity=rdb.Capacity(groups=10))
     await buffer.put(groups(3))
-    await told_others(far)  # whose messages would be counted too
+    await notified(far)  # its messages would be counted, too
     proxy.rule = break_messages("stall", "client", kinds, first=2)
-    with impatience(), pytest.raises(rdb.DatabaseUnavailableError):
+    with short_limits(), pytest.raises(rdb.DatabaseUnavailableError):
         await asyncio.wait_for(buffer.put(long_group("new", 2000), timeout=0.2), 20)
     async with Store.open(postgresql_url, run="near") as near:
         there = await near.buffer("math")
@@ -192,10 +192,10 @@ async def test_a_network_that_stalls_in_the_middle(
     proxy.heal()
     assert await buffer.put(long_group("new", 2000), on_duplicate="ignore")
     assert await buffer.count() == 5
-    await check_books(postgresql_url)
+    await check_invariants(postgresql_url)
 
 
-async def test_a_payload_that_is_stuck_holds_up_nobody(
+async def test_a_stalled_payload_blocks_no_other_call(
     proxied_url: str, proxy: Proxy, postgresql_url: str
 ) -> None:
     async with Store.open(postgresql_url, run="near") as near:
@@ -212,7 +212,7 @@ async def test_a_payload_that_is_stuck_holds_up_nobody(
         await asyncio.wait_for(stuck, 20)
         await far.close()
         assert await there.count(statuses="completed") == 2
-    await check_books(postgresql_url)
+    await check_invariants(postgresql_url)
 
 
 async def test_a_read_whose_connection_is_lost_is_run_again(far: Store, proxy: Proxy) -> None:
@@ -238,15 +238,15 @@ async def test_a_read_whose_connection_is_lost_is_run_again(far: Store, proxy: P
         assert proxy.num_cut == number
 
 
-async def test_who_tells_of_commits_is_not_stuck_for_good(
+async def test_a_stalled_notification_recovers(
     far: Store, proxy: Proxy, postgresql_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("replaydb.database.engines.signals.RECHECK_SECONDS", 60.0)
-    monkeypatch.setattr("replaydb.database.engines.postgresql.TELL_SECONDS", 0.2)
+    monkeypatch.setattr("replaydb.database.engines.postgresql.NOTIFY_TIMEOUT_SECONDS", 0.2)
     buffer = await far.buffer("math")
     async with Store.open(postgresql_url) as near:
         there = await near.buffer("math")
-        await buffer.put(group())  # and a connection to tell of it
+        await buffer.put(group())  # and opens a connection for notifications
         proxy.stall()
         far._database.signal.announce()
         await asyncio.sleep(0.05)
@@ -259,7 +259,7 @@ async def test_who_tells_of_commits_is_not_stuck_for_good(
         assert len(await asyncio.wait_for(waiting, 20)) == 2
 
 
-async def test_closing_cuts_off_what_does_not_end(far: Store, proxy: Proxy) -> None:
+async def test_close_terminates_calls_that_do_not_end(far: Store, proxy: Proxy) -> None:
     buffer = await far.buffer("math")
     await buffer.put(groups(3))
     proxy.stall()
@@ -275,7 +275,7 @@ async def test_closing_cuts_off_what_does_not_end(far: Store, proxy: Proxy) -> N
 async def _closed_with_a_queue(
     store: Store, buffer: Buffer, heal: Callable[[], Awaitable[Any]]
 ) -> None:
-    """More calls than connections; none of them goes on when the store has been closed."""
+    """Close a store with more calls than connections. No call may continue after that."""
     calls = [
         *(buffer.update_priorities([1], [2.0]) for _ in range(5)),
         *(buffer.sample(1, rdb.Fifo(), timeout=None) for _ in range(5)),
@@ -294,7 +294,7 @@ async def _untouched(url: str) -> None:
     assert (stored.priority, stored.times_sampled) == (1.0, 0)
 
 
-async def test_closing_cuts_off_who_waits_for_a_connection(
+async def test_close_ends_waits_for_a_connection(
     proxied_url: str, proxy: Proxy, postgresql_url: str
 ) -> None:
     store = await Store.open(proxied_url, run="far", pool_size=1)
@@ -310,17 +310,17 @@ async def test_closing_cuts_off_who_waits_for_a_connection(
     await _untouched(postgresql_url)
 
 
-async def test_closing_cuts_off_who_waits_for_the_file(sqlite_url: str) -> None:
+async def test_close_ends_waits_for_a_locked_file(sqlite_url: str) -> None:
     store = await Store.open(sqlite_url, run="a")
     buffer = await store.buffer("math")
     await buffer.put(group())
     async with transaction(sqlite_url) as other:
-        await other.exec_driver_sql("SELECT 1")  # BEGIN IMMEDIATE goes along with it
+        await other.exec_driver_sql("SELECT 1")  # BEGIN IMMEDIATE runs with it
         await _closed_with_a_queue(store, buffer, other.rollback)
     await _untouched(sqlite_url)
 
 
-async def test_a_server_that_is_away_for_a_while(
+async def test_a_temporary_outage_of_the_server(
     proxied_url: str, proxy: Proxy, postgresql_url: str
 ) -> None:
     async with Store.open(proxied_url, run="far") as store:
@@ -344,14 +344,14 @@ async def test_a_server_that_is_away_for_a_while(
         proxy.heal()
         await asyncio.wait_for(asyncio.gather(*tasks), 20)
         assert len(await asyncio.wait_for(waiting, 20)) == 6
-    await check_books(postgresql_url)
+    await check_invariants(postgresql_url)
 
 
-async def test_who_is_stopped_before_it_begins_does_not_wait_for_the_lock(sqlite_url: str) -> None:
-    """Its time is up as its turn comes: nobody told a thread that had not begun."""
+async def test_a_call_that_times_out_before_it_begins_does_not_wait(sqlite_url: str) -> None:
+    """It times out just before its thread begins, so the thread could not be interrupted."""
     async with Store.open(sqlite_url, run="a") as store, transaction(sqlite_url) as other:
-        await other.exec_driver_sql("SELECT 1")  # BEGIN IMMEDIATE goes along with it
-        with impatience(**{"replaydb.database.engines.sqlite.LOCK_SECONDS": 60.0}):
+        await other.exec_driver_sql("SELECT 1")  # BEGIN IMMEDIATE runs with it
+        with short_limits(**{"replaydb.database.engines.sqlite.LOCK_SECONDS": 60.0}):
             async with asyncio.timeout(30):
                 for _ in range(20):
                     now = asyncio.get_running_loop().time()
@@ -361,10 +361,10 @@ async def test_who_is_stopped_before_it_begins_does_not_wait_for_the_lock(sqlite
                         )
 
 
-async def test_who_waits_for_a_writer_gives_up_with_the_others(
+async def test_all_waiting_writers_share_one_time_limit(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One limit for all: they do not come to their BEGIN one after another."""
+    """They do not each wait for the lock, one after another."""
     begun = 0
     begin = sqlite._begin_immediate
 
@@ -378,24 +378,24 @@ async def test_who_waits_for_a_writer_gives_up_with_the_others(
         buffer = await store.buffer("math")
         await buffer.put(groups(2))
         async with transaction(sqlite_url) as other:
-            await other.exec_driver_sql("SELECT 1")  # BEGIN IMMEDIATE goes along with it
+            await other.exec_driver_sql("SELECT 1")  # BEGIN IMMEDIATE runs with it
             begun = 0
             puts = [buffer.put(group(f"{i}")) for i in range(20)]
             others = [buffer.put(group("late"), timeout=0.2), buffer.sample(1, timeout=0.2)]
-            with impatience():
+            with short_limits():
                 outcomes = await asyncio.gather(*puts, *others, return_exceptions=True)
             assert {type(one) for one in outcomes} == {rdb.DatabaseUnavailableError}
-            assert await buffer.count() == 2  # readers wait for nobody
+            assert await buffer.count() == 2  # readers do not wait
             assert begun <= 3
         await buffer.put(group("0"))
         assert await buffer.count() == 3
 
 
 @pytest.mark.parametrize("times", [2, 10**6], ids=["for a while", "for good"])
-async def test_who_reads_waits_for_a_log_that_is_recovered(
+async def test_a_reader_waits_for_the_recovery_of_the_log(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
-    """Not inside SQLite, where nobody could end the wait."""
+    """The wait is not inside SQLite, where it could not be ended."""
     left = 0
 
     def begin(connection: sqlite3.Connection, check: Callable[[], None]) -> None:
@@ -415,7 +415,7 @@ async def test_who_reads_waits_for_a_log_that_is_recovered(
         if times == 2:
             assert await buffer.count() == 2
         else:
-            with impatience(), pytest.raises(rdb.DatabaseUnavailableError, match="BUSY_RECOVERY"):
+            with short_limits(), pytest.raises(rdb.DatabaseUnavailableError, match="BUSY_RECOVERY"):
                 await buffer.count()
         left = 0
 
@@ -425,13 +425,13 @@ async def test_a_draw_waits_for_a_reader_before_it_locks(sqlite_url: str) -> Non
         buffer = await store.buffer("math")
         await buffer.put(groups(2))
         database = store._database
-        turns = [database.turn_to_draw() for _ in range(database.backend.concurrent_draws)]
-        for turn in turns:
-            await turn.__aenter__()
+        slots = [database.draw_slot() for _ in range(database.backend.concurrent_draws)]
+        for slot in slots:
+            await slot.__aenter__()
         sample = asyncio.create_task(buffer.sample(1))
         await asyncio.sleep(0.1)
         await asyncio.wait_for(buffer.put(group()), 5)
         assert not sample.done()
-        for turn in turns:
-            await turn.__aexit__(None, None, None)
+        for slot in slots:
+            await slot.__aexit__(None, None, None)
         assert len(await sample) == 1

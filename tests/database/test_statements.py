@@ -1,4 +1,4 @@
-"""Prepared statements, many rows at a time, and transactions that are one hop."""
+"""Prepared statements, `execute_many`, and transactions in one thread hop."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ RENAME = (
 
 @prepared
 def named(names_from: Any, names_to: Any) -> Select[Any]:
-    """Runs of a range of names."""
+    """Select runs in a range of names."""
     return select(run).where(run.c.name.between(names_from, names_to)).order_by(run.c.name)
 
 
 @prepared
 def removed(names_from: Any, names_to: Any) -> Delete:
-    """No runs of a range of names any more."""
+    """Delete runs in a range of names."""
     return delete(run).where(run.c.name.between(names_from, names_to))
 
 
@@ -66,7 +66,7 @@ def rows() -> list[dict[str, object]]:
     ]
 
 
-async def test_many_rows_are_written_as_sqlalchemy_would(url: str) -> None:
+async def test_execute_many_writes_the_values_of_sqlalchemy(url: str) -> None:
     async with transaction(url) as connection:
         await connection.run_sync(execute_many, INSERT, rows())
         found = await connection.run_sync(execute, named("run-0", "run-1"))
@@ -75,7 +75,7 @@ async def test_many_rows_are_written_as_sqlalchemy_would(url: str) -> None:
         assert [row.lineage for row in found] == [None, None]
 
 
-async def test_a_value_may_be_used_twice_and_another_be_the_same_for_all(url: str) -> None:
+async def test_repeated_parameters_and_constants(url: str) -> None:
     async with transaction(url) as connection:
         await connection.run_sync(execute_many, INSERT, rows())
         ids = (await connection.scalars(select(run.c.id).order_by(run.c.id))).all()
@@ -88,8 +88,8 @@ async def test_a_value_may_be_used_twice_and_another_be_the_same_for_all(url: st
     assert {row.started_at for row in found} == {EARLIER.astimezone(UTC)}
 
 
-async def test_the_hour_that_comes_twice_is_two_hours(url: str) -> None:
-    """Python has them as equal, also as keys of what is remembered."""
+async def test_the_repeated_hour_of_a_clock_change_is_two_hours(url: str) -> None:
+    """In Python, both times are equal, also as keys of a cache."""
     twice = datetime(2026, 10, 25, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"))
     assert twice == twice.replace(fold=1)
     mine = [one | {"started_at": twice.replace(fold=i)} for i, one in enumerate(rows()[:2])]
@@ -100,13 +100,13 @@ async def test_the_hour_that_comes_twice_is_two_hours(url: str) -> None:
     assert second - first == timedelta(hours=1)
 
 
-async def test_nothing_is_sent_for_no_rows(url: str) -> None:
+async def test_execute_many_without_rows(url: str) -> None:
     async with transaction(url) as connection:
         await connection.run_sync(execute_many, INSERT, [])
         assert (await connection.execute(select(run))).all() == []
 
 
-async def test_what_reads_gives_rows_and_what_changes_says_how_many(url: str) -> None:
+async def test_execute_returns_rows_or_their_number(url: str) -> None:
     async with transaction(url) as connection:
         await connection.run_sync(execute_many, INSERT, rows())
         statement = select(run).where(run.c.name == "run-1")
@@ -119,28 +119,28 @@ async def test_what_reads_gives_rows_and_what_changes_says_how_many(url: str) ->
         assert await connection.run_sync(execute, removed("run-0", "run-1")) == 2
 
 
-async def test_those_who_listen_hear_of_every_statement_and_change_nothing(url: str) -> None:
-    """SQLAlchemy tells them; without them its way is not taken."""
-    heard = []
+async def test_event_listeners_get_every_statement(url: str) -> None:
+    """With listeners, statements run through SQLAlchemy, and results are the same."""
+    statements = []
 
-    def hear(_connection: object, _cursor: object, sql: str, *_: object) -> None:
-        heard.append(sql.partition(" ")[0])
+    def listen(_connection: object, _cursor: object, sql: str, *_: object) -> None:
+        statements.append(sql.partition(" ")[0])
 
     async with transaction(url) as connection:
         ids = [await connection.run_sync(inserted_id, INSERT_ONE, row) for row in rows()]
         before = await connection.run_sync(execute, named("run-0", "run-9"))
-        event.listen(connection.sync_connection, "before_cursor_execute", hear)
+        event.listen(connection.sync_connection, "before_cursor_execute", listen)
         more = [row | {"name": f"{row['name']}-again"} for row in rows()]
         await connection.run_sync(execute_many, INSERT, more)
         after = await connection.run_sync(execute, named("run-0", "run-9"))
         assert await connection.run_sync(execute, removed("run-0", "run-1")) == 3
-    assert heard == ["INSERT", "SELECT", "DELETE"]
+    assert statements == ["INSERT", "SELECT", "DELETE"]
     assert [row.id for row in before] == ids
     assert [row._asdict() for row in before] == [row._asdict() for row in after[::2]]
     assert before[0].started_at.tzinfo is UTC
 
 
-async def test_a_statement_that_fails_is_told_as_sqlalchemy_would(url: str) -> None:
+async def test_errors_are_those_of_sqlalchemy(url: str) -> None:
     async with transaction(url) as connection:
         await connection.run_sync(execute_many, INSERT, rows()[:1])
         with pytest.raises(IntegrityError) as failed:
@@ -149,8 +149,8 @@ async def test_a_statement_that_fails_is_told_as_sqlalchemy_would(url: str) -> N
         assert "run-0" not in str(failed.value.params)
 
 
-async def test_statements_go_on_when_a_table_was_changed(own_postgresql_url: str) -> None:
-    """Those that the server has prepared then fail: the call is run again on a new connection."""
+async def test_statements_work_after_a_table_was_changed(own_postgresql_url: str) -> None:
+    """Prepared statements then fail, and the call is run again on a new connection."""
     database = Database(backend_for(own_postgresql_url))
     changing = prepared(lambda least: select(NUMBERS).where(NUMBERS.c.number >= least))
 
@@ -189,7 +189,7 @@ async def test_a_transaction_of_sqlite_runs_in_one_thread(url: str, engine_name:
     await database.close()
 
 
-async def test_what_fails_before_the_commit_rolls_back(url: str) -> None:
+async def test_a_failure_before_the_commit_rolls_back(url: str) -> None:
     database = Database(backend_for(url))
 
     async def fail(_: object) -> None:
@@ -211,19 +211,19 @@ async def test_what_fails_before_the_commit_rolls_back(url: str) -> None:
 
 
 @pytest.mark.parametrize("times", [1, 3])
-async def test_a_cancelled_transaction_is_left_before_it_is_undone(
+async def test_a_cancelled_transaction_ends_before_it_is_rolled_back(
     sqlite_url: str, times: int
 ) -> None:
-    """However often it is cancelled: its thread uses the connection until the next statement."""
+    """However often it is cancelled, its thread uses the connection until the next statement."""
     database = Database(backend_for(sqlite_url))
-    inside, go_on = threading.Event(), threading.Event()
+    inside, resume = threading.Event(), threading.Event()
 
     def work(connection: Connection) -> None:
         connection.execute(INSERT, rows()[0])
         inside.set()
-        go_on.wait(10)
+        resume.wait(10)
         connection.execute(INSERT, rows()[1])
-        pytest.fail("nobody waits for it any more")
+        pytest.fail("the transaction was cancelled")
 
     writing = asyncio.ensure_future(database.write(work))
     await asyncio.to_thread(inside.wait, 10)
@@ -231,7 +231,7 @@ async def test_a_cancelled_transaction_is_left_before_it_is_undone(
         writing.cancel()
         await asyncio.sleep(0.01)
     assert not writing.done()
-    go_on.set()
+    resume.set()
     with pytest.raises(asyncio.CancelledError):
         await writing
     assert await database.read(lambda c: c.execute(select(run)).all()) == []

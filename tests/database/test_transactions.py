@@ -1,4 +1,4 @@
-"""Transactions that are run again: how often, and no longer than the store is open."""
+"""Retries of transactions: how often, and only while the store is open."""
 
 from __future__ import annotations
 
@@ -19,11 +19,9 @@ from support.groups import groups
 from support.proxy import Proxy
 
 
-async def test_a_constraint_that_is_violated_every_time_is_an_error(
-    store: Store, engine_name: str
-) -> None:
-    """On PostgreSQL it looks like a lost race, but not until the call's time is up."""
-    await (await store.buffer("math")).put([], cursor={"data": 1})  # enters the run
+async def test_a_permanent_constraint_violation_is_an_error(store: Store, engine_name: str) -> None:
+    """On PostgreSQL it may be a lost race, so it is retried, but not until the deadline."""
+    await (await store.buffer("math")).put([], cursor={"data": 1})  # inserts the run
     attempts = 0
 
     def work(connection: Connection) -> None:
@@ -37,7 +35,7 @@ async def test_a_constraint_that_is_violated_every_time_is_an_error(
     assert attempts == (ATTEMPTS if engine_name == "postgresql" else 1)
 
 
-async def test_races_that_are_always_lost_are_an_error_of_the_database(
+async def test_races_that_are_always_lost_are_an_error(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("replaydb.database.transactions.random.uniform", lambda *_: 0.0)
@@ -50,8 +48,8 @@ async def test_races_that_are_always_lost_are_an_error_of_the_database(
         await store._database.write(work)
 
 
-async def test_tables_that_another_process_changes_are_named(own_url: str) -> None:
-    """An open store has read the revision before."""
+async def test_a_changed_revision_is_reported(own_url: str) -> None:
+    """An open store has read the revision before the change."""
     async with Store.open(own_url, run="a") as store:
         buffer = await store.buffer("math")
         await buffer.put(groups(2))
@@ -71,7 +69,7 @@ async def test_tables_that_another_process_changes_are_named(own_url: str) -> No
             await store.runs()
 
 
-async def test_what_was_cut_off_is_not_run_again(
+async def test_a_terminated_call_is_not_run_again(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Closing takes less time than the pause before the next attempt."""

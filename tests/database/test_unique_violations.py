@@ -1,4 +1,4 @@
-"""Keys that others took meanwhile are tried again; other violations are raised with a remedy."""
+"""Unique violations: lost races for a key are retried; other errors name a fix."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from replaydb.database.transactions import ATTEMPTS
 from support.connections import transaction
 from support.groups import group
 
-#: Refuses every task as one that another transaction has just inserted, and counts the attempts.
+#: Refuses every task as if another transaction had just inserted it, and counts the attempts.
 TAKEN = """
     CREATE FUNCTION taken() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
         PERFORM nextval('attempts');
@@ -22,10 +22,10 @@ TAKEN = """
 
 
 async def refused(url: str, constraint: str) -> tuple[str, int]:
-    """Put into a task that another transaction seems to insert first, again and again.
+    """Put into a task that another transaction seems to insert first in every attempt.
 
     Returns:
-        The error, and how often it was tried.
+        The error, and the number of attempts.
     """
     async with transaction(url) as connection:
         await connection.execute(text("CREATE SEQUENCE attempts"))
@@ -41,22 +41,22 @@ async def refused(url: str, constraint: str) -> tuple[str, int]:
     return str(caught.value), int(number or 0)
 
 
-async def test_a_key_that_stays_taken(own_postgresql_url: str) -> None:
-    """It may be a lost race, so it is tried again, but not forever."""
-    told, attempts = await refused(own_postgresql_url, "uq_task_buffer_id_task_name")
-    assert "table task" in told
-    assert "replaydb verify" in told
+async def test_a_chosen_key_that_stays_taken(own_postgresql_url: str) -> None:
+    """It may be a lost race, so it is retried, but not forever."""
+    message, attempts = await refused(own_postgresql_url, "uq_task_buffer_id_task_name")
+    assert "table task" in message
+    assert "replaydb verify" in message
     assert attempts % ATTEMPTS == 0  # the put shares its transaction, and then has one of its own
 
 
 @pytest.mark.parametrize(
     ("constraint", "what"), [("pk_task", "verify --repair"), ("theirs", "replaydb doctor")]
 )
-async def test_what_no_retry_can_change(
+async def test_violations_that_are_not_retried(
     own_postgresql_url: str, constraint: str, what: str
 ) -> None:
-    """A generated id, which no other transaction gets, and a constraint of somebody else."""
-    told, attempts = await refused(own_postgresql_url, constraint)
-    assert "table task" in told
-    assert what in told
+    """A generated id, which no other transaction gets, and a constraint that is not replaydb's."""
+    message, attempts = await refused(own_postgresql_url, constraint)
+    assert "table task" in message
+    assert what in message
     assert attempts < ATTEMPTS

@@ -1,4 +1,4 @@
-"""Databases that cannot be used: one typed error each, the driver's as its cause, no secrets."""
+"""Databases that cannot be used: typed errors with the driver's as their cause, and no secrets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sqlalchemy import URL, make_url
 import replaydb as rdb
 from replaydb import Store
 from replaydb.database.engines import backend_for
-from support.errors import everything_said_by
+from support.errors import all_error_text
 from support.groups import group
 from support.users import without_root
 
@@ -53,7 +53,7 @@ async def _threads_end() -> AsyncIterator[None]:
         f"postgresql:/me:{PASSWORD}@host/db",
     ],
 )
-async def test_what_is_no_url(url: Any) -> None:
+async def test_invalid_urls_are_refused(url: Any) -> None:
     with pytest.raises(rdb.InvalidURLError) as caught:
         await Store.open(url)
     assert caught.value.field == "url"
@@ -63,7 +63,7 @@ async def test_what_is_no_url(url: Any) -> None:
 @pytest.mark.parametrize(
     "url", ["sqlite://", "sqlite:///", "sqlite:///:memory:", "sqlite+aiosqlite:///:memory:"]
 )
-async def test_memory_cannot_be_shared(url: str) -> None:
+async def test_in_memory_databases_are_refused(url: str) -> None:
     with pytest.raises(rdb.NotSupportedError, match="in-memory"):
         await Store.open(url)
 
@@ -81,10 +81,10 @@ async def test_memory_cannot_be_shared(url: str) -> None:
         URL.create("sqlite", database=f"/tmp/{PASSWORD}\0.db"),  # noqa: S108
     ],
 )
-async def test_characters_that_no_engine_can_be_given(url: str | URL) -> None:
+async def test_invalid_characters_are_refused(url: str | URL) -> None:
     with pytest.raises(rdb.InvalidURLError, match=r"NUL character|valid UTF-8") as caught:
         await Store.open(url)
-    assert PASSWORD not in everything_said_by(caught.value)
+    assert PASSWORD not in all_error_text(caught.value)
 
 
 @pytest.mark.parametrize("where", ["127.0.0.1:1", "no-such-host.invalid", "[::1]:1"])
@@ -96,7 +96,7 @@ async def test_a_server_that_cannot_be_reached(
         await Store.open(f"postgresql://me:{PASSWORD}@{where}/db")
     assert "me:***@" in str(caught.value)
     assert isinstance(caught.value.__cause__, Exception)
-    assert PASSWORD not in everything_said_by(caught.value)
+    assert PASSWORD not in all_error_text(caught.value)
     assert PASSWORD not in caplog.text
 
 
@@ -111,7 +111,7 @@ async def test_a_server_that_refuses(
     with pytest.raises(rdb.DatabaseUnavailableError, match=state) as caught:
         await Store.open(url)
     assert caught.value.__cause__ is not None
-    assert PASSWORD not in everything_said_by(caught.value)
+    assert PASSWORD not in all_error_text(caught.value)
     assert PASSWORD not in caplog.text
 
 
@@ -120,7 +120,7 @@ async def test_the_command_to_run_hides_the_password(empty_postgresql_url: str) 
     with pytest.raises(rdb.SchemaOutOfDateError, match="replaydb db upgrade") as caught:
         await Store.open(url)
     assert ":***@" in str(caught.value)
-    assert PASSWORD not in everything_said_by(caught.value)
+    assert PASSWORD not in all_error_text(caught.value)
 
 
 async def test_errors_of_an_open_store_hide_the_password(
@@ -135,7 +135,7 @@ async def test_errors_of_an_open_store_hide_the_password(
             await buffer.count(where=rdb.col.id * 1e308 * 1e308 > 1)
         assert (await buffer.stats()).num_groups == 1
         assert PASSWORD not in repr(store) + repr(buffer)
-    assert PASSWORD not in everything_said_by(caught.value)
+    assert PASSWORD not in all_error_text(caught.value)
     assert PASSWORD not in caplog.text
 
 
@@ -145,7 +145,7 @@ async def test_a_folder_without_migrations(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("migrate", [None, True, False])
-async def test_a_file_that_is_no_database(tmp_path: Path, migrate: bool | None) -> None:
+async def test_a_file_that_is_not_a_database(tmp_path: Path, migrate: bool | None) -> None:
     content = b"text, not a database\n" * 500
     path = tmp_path / "notes.txt"
     path.write_bytes(content)
@@ -157,7 +157,7 @@ async def test_a_file_that_is_no_database(tmp_path: Path, migrate: bool | None) 
 
 @pytest.fixture
 def public_folder() -> Iterator[Path]:
-    """A folder that users other than root can walk into, unlike those of pytest."""
+    """A folder that users other than root can enter, unlike those of pytest."""
     with tempfile.TemporaryDirectory(prefix="replaydb-readonly-") as name:
         folder = Path(name)
         folder.chmod(0o755)
@@ -190,7 +190,7 @@ async def test_a_folder_that_cannot_be_written(public_folder: Path) -> None:
     assert os.listdir(public_folder) == []
 
 
-def test_a_real_read_only_error_is_told_as_one(sqlite_url: str) -> None:
+def test_a_read_only_error_of_sqlite(sqlite_url: str) -> None:
     path = make_url(sqlite_url).database
     connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
     with pytest.raises(sqlite3.OperationalError) as caught:
@@ -216,14 +216,14 @@ def test_a_real_read_only_error_is_told_as_one(sqlite_url: str) -> None:
         (asyncpg.UndefinedTableError, rdb.DatabaseError),
     ],
 )
-def test_errors_of_postgresql_by_their_state(error: type[Exception], kind: type[Any]) -> None:
+def test_errors_of_postgresql_are_typed(error: type[Exception], kind: type[Any]) -> None:
     typed = backend_for("postgresql://me@host/db").translate(error("reason"))
     assert type(typed) is kind
     assert "reason" in str(typed)
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), KeyError("x"), AssertionError()])
-def test_errors_of_others_are_not_ours(error: Exception) -> None:
+def test_other_errors_are_not_translated(error: Exception) -> None:
     for url in ("postgresql://me@host/db", "sqlite:///file.db"):
         assert backend_for(url).translate(error) is None
 

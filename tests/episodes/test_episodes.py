@@ -1,4 +1,4 @@
-"""How episodes are built, and what each mistake says."""
+"""Construction of episodes, and the error for each mistake."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_token_extras_of_response_get_zeros_in_front() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
-def test_dtypes_numpy_lacks_stay_torch(dtype: str) -> None:
+def test_dtypes_that_numpy_lacks_stay_torch_tensors(dtype: str) -> None:
     tensor = torch.ones(4, 2, requires_grad=True).to(getattr(torch, dtype))
     episode = completion(token_extras={"values": tensor}, extras={"state": tensor.t()})
     values, state = episode.token_extras["values"], episode.extras["state"]
@@ -227,9 +227,9 @@ def test_arrays_are_read_only_copies() -> None:
     assert episode.token_ids[3] == episode.token_extras["a"][3] == episode.extras["b"][0] == 0
     assert episode.extras["c"][0] == 0
     arrays = [episode.token_ids, episode.loss_mask, episode.logprobs, episode.policy_version]
-    for held in [*arrays, *episode.token_extras.values(), episode.extras["b"]]:
-        assert isinstance(held, np.ndarray)
-        assert not held.flags.writeable
+    for array in [*arrays, *episode.token_extras.values(), episode.extras["b"]]:
+        assert isinstance(array, np.ndarray)
+        assert not array.flags.writeable
     with pytest.raises(AttributeError):
         episode.reward = math.nan  # type: ignore[misc]
 
@@ -274,7 +274,7 @@ def test_equality_is_of_bits() -> None:
 
 
 ONE_WAY = "token_ids, or prompt_ids and response_ids, or turns"
-NOT_TAKEN = "a name that is not taken"
+NOT_IN_USE = "a name that is not in use"
 
 
 @pytest.mark.parametrize(
@@ -303,25 +303,25 @@ NOT_TAKEN = "a name that is not taken"
         (
             {"turns": [turn(token_extras={"text": [1]})]},
             "token_extras of turns",
-            NOT_TAKEN,
+            NOT_IN_USE,
             "'text'",
         ),
         (
             {"turns": [turn(token_extras={"a": [1]})], "token_extras": {"a": [1, 2, 3]}},
             "token_extras",
-            NOT_TAKEN,
+            NOT_IN_USE,
             "'a'",
         ),
         (
             {"turns": [turn(reward=1.0)], "token_extras": {"token_rewards": [1, 2, 3]}},
             "token_extras",
-            NOT_TAKEN,
+            NOT_IN_USE,
             "'token_rewards'",
         ),
         (
             {"turns": [turn(reward=1.0)], "extras": {"token_rewards": 1}},
             "extras",
-            NOT_TAKEN,
+            NOT_IN_USE,
             "'token_rewards'",
         ),
         (
@@ -338,7 +338,7 @@ NOT_TAKEN = "a name that is not taken"
         ),
     ],
 )
-def test_mistakes_in_the_form(
+def test_invalid_combinations_of_arguments(
     arguments: dict[str, Any], field: str, expected: str, actual: str
 ) -> None:
     with pytest.raises(InvalidInputError) as caught:
@@ -372,7 +372,12 @@ ARRAY = "a bool, integer or float array"
         ({"logprobs": [1j] * 4}, "logprobs", ARRAY, "dtype complex128"),
         ({"reward": math.nan}, "reward", A_REWARD, "nan"),
         ({"reward": 10**400}, "reward", A_REWARD, "inf"),
-        ({"reward": 3.5e38}, "reward", A_REWARD, "3.5e+38"),  # torch.float32 makes infinity of it
+        (
+            {"reward": 3.5e38},
+            "reward",
+            A_REWARD,
+            "3.5e+38",
+        ),  # infinite in float32
         ({"reward": "1"}, "reward", A_REWARD, "'1'"),
         ({"reward": np.zeros(1)}, "reward", A_REWARD, "array([0.])"),
         ({"advantage": -math.inf}, "advantage", A_NUMBER, "-inf"),
@@ -385,9 +390,9 @@ ARRAY = "a bool, integer or float array"
         ({"extras": [1]}, "extras", "a mapping of names to arrays", "list"),
         ({"extras": {"": 1}}, "extras name", "1 to 255 characters", "0 characters"),
         ({"extras": {3: 1}}, "extras name", "a str", "3"),
-        ({"extras": {"reward": 1}}, "extras", NOT_TAKEN, "'reward'"),
-        ({"token_extras": {"prompt_ids": 1}}, "token_extras", NOT_TAKEN, "'prompt_ids'"),
-        ({"token_extras": {"a": [0] * 4}, "extras": {"a": 1}}, "extras", NOT_TAKEN, "'a'"),
+        ({"extras": {"reward": 1}}, "extras", NOT_IN_USE, "'reward'"),
+        ({"token_extras": {"prompt_ids": 1}}, "token_extras", NOT_IN_USE, "'prompt_ids'"),
+        ({"token_extras": {"a": [0] * 4}, "extras": {"a": 1}}, "extras", NOT_IN_USE, "'a'"),
         ({"extras": {"a": ["x"]}}, "extras['a']", ARRAY, "dtype <U1"),
         ({"extras": {"a": torch.eye(2).to_sparse()}}, "extras['a']", None, None),
         ({"extras": {"a": np.zeros(2, "M8[s]")}}, "extras['a']", ARRAY, "dtype datetime64[s]"),
@@ -408,7 +413,7 @@ ARRAY = "a bool, integer or float array"
         ({"metadata": {"a\0": 1}}, "metadata key", "no NUL character", "one at 1"),
     ],
 )
-def test_mistakes_in_the_content(
+def test_invalid_values(
     arguments: dict[str, Any], field: str, expected: str | None, actual: str | None
 ) -> None:
     with pytest.raises(InvalidInputError) as caught:
@@ -452,12 +457,10 @@ def test_circular_metadata_is_refused() -> None:
             "0.50001",
         ),
         ({"token_extras": {"a": [1, 2]}}, "token_extras['a']", "shape [3] or [1]", "shape [2]"),
-        ({"token_extras": {"reward": [1]}}, "token_extras", NOT_TAKEN, "'reward'"),
+        ({"token_extras": {"reward": [1]}}, "token_extras", NOT_IN_USE, "'reward'"),
     ],
 )
-def test_mistakes_in_turns(
-    arguments: dict[str, Any], field: str, expected: str, actual: str
-) -> None:
+def test_invalid_turns(arguments: dict[str, Any], field: str, expected: str, actual: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
         turn(**arguments)
     assert (caught.value.field, caught.value.expected) == (field, expected)

@@ -1,4 +1,4 @@
-"""The columns that episodes become, and the views they come back as."""
+"""Columns of episodes, and the views returned from them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.samples import sample_episodes
 NAN = np.nan
 
 
-def test_columns_lie_end_to_end() -> None:
+def test_columns_are_concatenated() -> None:
     first = Episode(
         prompt_ids=[1], response_ids=[2, 3], logprobs=[-1.0, -2.0], reward=1.0, policy_version=7
     )
@@ -58,7 +58,7 @@ def test_columns_lie_end_to_end() -> None:
     assert {name: str(getattr(flat, name).dtype) for name in dtypes} == dtypes
 
 
-def test_what_no_episode_has_has_no_column() -> None:
+def test_fields_without_values_have_no_column() -> None:
     flat = flatten([Episode(token_ids=[1], loss_mask=[1])] * 2)
     assert flat.logprobs is None
     assert flat.token_versions is None
@@ -67,7 +67,7 @@ def test_what_no_episode_has_has_no_column() -> None:
     assert not flat.has_logprobs.any()
 
 
-def test_extras_of_one_kind_are_columns_and_the_rest_stays_with_its_episode() -> None:
+def test_extras_with_equal_shapes_are_columns_others_stay_with_episodes() -> None:
     first, second, third = sample_episodes()
     flat = flatten([first, second, third])
     assert set(flat.token_extras) == {"values"}
@@ -123,14 +123,14 @@ def test_turn_columns() -> None:
     assert turns.has_token_versions.tolist() == [True, False]
     assert turns.finish_reasons == ("tool_call", None)
     assert turns.metadata == ({"tool": "search"}, {})
-    # the episode's own version is unknown, since that of one turn is
+    # the episode's version is unknown because that of one turn is
     assert flat.has_token_versions.tolist() == [False] * 3
     assert flat.versions.tolist() == [NO_VERSION] * 3
     assert flat.token_versions is not None
     assert flat.token_versions.tolist() == [0, 0, 1, 2, 0, 0]
 
 
-def test_what_only_some_turns_have_comes_back_so() -> None:
+def test_fields_of_some_turns_round_trip() -> None:
     turns = [
         Turn(prompt_ids=[1], response_ids=[2, 3], loss_mask=[0, 1], token_rewards=[1.0, 2.0]),
         Turn(prompt_ids=[4], response_ids=[5], reward=0.5, token_extras={"a": [6, 7]}),
@@ -148,7 +148,7 @@ def test_what_only_some_turns_have_comes_back_so() -> None:
         assert flat.turns.token_rewards[begin : begin + 6].tolist() == [0, 1, 2, 0, 0, 0]
 
 
-def test_versions_of_turns_come_back_as_they_were() -> None:
+def test_versions_of_turns_round_trip() -> None:
     turns = [
         Turn(prompt_ids=[1], response_ids=[2, 3], policy_version=[5, 4]),
         Turn(prompt_ids=[4, 5], response_ids=[6], policy_version=6),
@@ -198,8 +198,8 @@ def test_equality() -> None:
     assert flat.turns != "turns"
 
 
-def test_turns_that_do_not_continue_are_those_that_merging_counts() -> None:
-    """Each at its place, also behind episodes without turns, and with turns that repeat nothing."""
+def test_restarts_match_the_mismatches_of_merging() -> None:
+    """With their indexes, also after episodes without turns and turns that repeat nothing."""
     whole = [Turn(prompt_ids=[1], response_ids=[2]), Turn(prompt_ids=[1, 2, 3], response_ids=[])]
     cut = [*whole, Turn(prompt_ids=[1, 2], response_ids=[3]), Turn(prompt_ids=[], response_ids=[])]
     longer = Turn(prompt_ids=[1, 2, 3, 4], response_ids=[5])

@@ -1,4 +1,4 @@
-"""Groups of episodes: their numbers, and what each mistake says."""
+"""Groups of episodes: their attributes, and the error for each mistake."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from replaydb.errors import InvalidInputError
 from support import samples
 
 A_NUMBER = "a finite number"
-MESSAGES = "text, or a sequence of messages, which are JSON objects"
+MESSAGES = "text or a sequence of messages (JSON objects)"
 
 
 def completion(**changes: Any) -> Episode:
@@ -40,7 +40,7 @@ def test_group_defaults() -> None:
     )
 
 
-def test_group_numbers() -> None:
+def test_group_attributes() -> None:
     rewards: list[float | None] = [1.0, None, 0.0, 2.0]
     made = group(
         episodes=[completion(reward=r, policy_version=v) for v, r in enumerate(rewards, 3)]
@@ -115,9 +115,7 @@ def test_group_equality() -> None:
         ),
     ],
 )
-def test_mistakes_in_groups(
-    arguments: dict[str, Any], field: str, expected: str, actual: str
-) -> None:
+def test_invalid_groups(arguments: dict[str, Any], field: str, expected: str, actual: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
         group(**arguments)
     assert (caught.value.field, caught.value.expected) == (field, expected)
@@ -133,7 +131,7 @@ def test_statuses_are_lower_case_names() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(samples.episode(), max_size=4))
-def test_a_group_is_its_episodes(episodes: list[Episode]) -> None:
+def test_a_group_has_its_episodes(episodes: list[Episode]) -> None:
     made = group(episodes=episodes, status="failed")
     assert made.episodes == tuple(episodes)
     assert made.num_episodes == len(episodes)
@@ -187,11 +185,11 @@ def test_a_group_without_episodes_has_its_prompt_and_its_media() -> None:
     assert made.prompt_ids.tolist() == [7, 8]
     assert not made.extras["image"].any()
     assert group(prompt="2 + 2 = ").prompt == "2 + 2 = "
-    # numpy arrays of messages are what datasets hand out
+    # datasets return numpy arrays of messages
     assert group(prompt=np.array([{"role": "user"}], object)).prompt == [{"role": "user"}]
 
 
-def test_prompt_ids_are_those_that_all_episodes_begin_with() -> None:
+def test_prompt_ids_default_to_the_common_prompt() -> None:
     longer = completion(prompt_ids=[1, 2, 3, 4])
     for episodes, expected in (
         ([completion(), completion(response_ids=[9])], [1, 2, 3]),

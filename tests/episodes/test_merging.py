@@ -1,4 +1,4 @@
-"""Turns to rows, by the prefix rule."""
+"""Merging turns to rows, by the prefix rule."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def step(prompt: list[int], response: list[int], **fields: Any) -> Episode:
 def merge(
     turns: list[Turn], *, end_token_id: int | None = None
 ) -> tuple[list[Episode], MergeReport]:
-    """The rows without what they say of turns."""
+    """Return the rows without their turn indexes."""
     rows, report = merge_turns(turns, end_token_id=end_token_id)
     return [row.episode for row in rows], report
 
 
 def test_the_worked_example() -> None:
-    """[10,20,30] -> [40,50], then a prompt that goes on from there with 60, 70."""
+    """[10,20,30] -> [40,50], then a prompt that continues with 60, 70."""
     rows, report = merge(
         [turn([10, 20, 30], [40, 50]), turn([10, 20, 30, 40, 50, 60, 70], [80, 90])]
     )
@@ -46,7 +46,7 @@ def test_the_worked_example() -> None:
     assert (report.num_tokens_before, report.num_tokens_after) == (14, 9)
 
 
-def test_a_prompt_that_does_not_go_on_begins_a_row() -> None:
+def test_a_prompt_that_does_not_continue_begins_a_row() -> None:
     rows, report = merge(
         [
             turn([1], [2], reward=0.5, finish_reason="tool"),
@@ -114,7 +114,7 @@ def test_logprobs_and_versions_stay_with_their_tokens() -> None:
 
 
 def test_realignment_inside_the_last_answer() -> None:
-    """The server saw 5 6 (end) as 56 (end); what was sampled stays."""
+    """The server sent 5 6 (end) as 56 (end); the sampled tokens are kept."""
     turns = [turn([1, 2], [5, 6, 99]), turn([1, 2, 56, 99, 7], [8, 99])]
     rows, report = merge(turns)
     assert len(rows) == 2
@@ -130,7 +130,7 @@ def test_realignment_where_the_end_was_not_sampled() -> None:
     assert [row.token_ids.tolist() for row in rows] == [[1, 5, 6, 99, 7, 8]]
 
 
-def test_realignment_goes_on_after_itself() -> None:
+def test_realignment_of_consecutive_turns() -> None:
     turns = [
         turn([1], [5, 6, 99]),
         turn([1, 56, 99, 7], [8, 99]),
@@ -148,7 +148,7 @@ def test_no_realignment_before_the_answer_or_without_an_end(prompt: list[int]) -
     assert (report.num_realigned, report.num_mismatches) == (0, 1)
 
 
-def test_what_an_episode_has_goes_to_every_row() -> None:
+def test_fields_of_an_episode_go_to_every_row() -> None:
     import torch
 
     value = torch.arange(6, dtype=torch.bfloat16)
@@ -185,15 +185,15 @@ def test_no_turns() -> None:
             merge_turns(nothing)  # type: ignore[arg-type]
 
 
-def test_rows_say_which_turns_they_hold() -> None:
+def test_rows_have_the_indexes_of_their_turns() -> None:
     turns = [turn([1], [2]), turn([1, 2, 3], [4]), turn([9], [8]), turn([7], [6])]
     rows, _ = merge_turns(turns)
     assert [(row.first_turn, row.last_turn) for row in rows] == [(0, 1), (2, 2), (3, 3)]
     assert merge_turns(Episode(turns=turns))[0] == rows
 
 
-def test_turns_have_masks_of_their_own_and_pay_where_the_loss_is() -> None:
-    """An end token that was appended, and what a tool said, are no actions."""
+def test_rewards_are_placed_at_tokens_in_the_loss() -> None:
+    """An appended end token and the output of a tool are not actions."""
     rows, _ = merge(
         [
             turn([1], [2, 99], loss_mask=[1, 0], reward=0.5),
@@ -238,7 +238,7 @@ def test_token_extras_of_turns() -> None:
     assert rows[1].token_extras["value"].tolist() == [0, 0]
 
 
-def test_steps_that_were_stored_apart() -> None:
+def test_steps_stored_as_episodes() -> None:
     steps = [
         step([1], [2], reward=0.5, finish_reason="tool", metadata={"step": 0}),
         step(
@@ -275,7 +275,7 @@ def test_steps_that_were_stored_apart() -> None:
         (step([1], [2], token_extras={TOKEN_REWARDS: [[1.0]]}), TOKEN_REWARDS),
     ],
 )
-def test_steps_that_are_no_turn(single: Episode, field: str | None) -> None:
+def test_episodes_that_cannot_be_a_turn(single: Episode, field: str | None) -> None:
     if field is None:
         assert merge_turns([single])[0][0].episode.loss_mask.all()
         return
@@ -284,7 +284,7 @@ def test_steps_that_are_no_turn(single: Episode, field: str | None) -> None:
     assert caught.value.field == field
 
 
-def test_extras_that_do_not_fit_together() -> None:
+def test_extras_of_different_shapes() -> None:
     steps = [
         step([1], [2], token_extras={"value": np.zeros(2)}),
         step([1, 2], [3], token_extras={"value": np.zeros(3, np.float32)}),
@@ -293,7 +293,7 @@ def test_extras_that_do_not_fit_together() -> None:
         merge_turns(steps)
 
 
-def test_the_last_row_ends_as_its_episode_did() -> None:
+def test_the_last_row_has_the_finish_reason_of_its_episode() -> None:
     apart = [turn([1], [2], finish_reason="tool"), turn([3], [4]), turn([5], [6])]
     rows, _ = merge_turns(Episode(turns=apart, finish_reason="length"))
     assert [row.episode.finish_reason for row in rows] == ["tool", None, "length"]
@@ -305,7 +305,7 @@ quarters = st.integers(-8, 8).map(lambda n: n / 4)
 
 @st.composite
 def chains(draw: st.DrawFn) -> list[Turn]:
-    """Turns that mostly go on from what was before."""
+    """Turns that mostly continue the turn before."""
     context: list[int] = []
     found = []
     for _ in range(draw(st.integers(1, 5))):
@@ -372,7 +372,7 @@ def test_rows_and_tensors_agree(turns: list[Turn]) -> None:
 
 @settings(deadline=None)
 @given(chains())
-def test_merging_is_the_rule_done_step_by_step(turns: list[Turn]) -> None:
+def test_merging_equals_a_plain_implementation_of_the_rule(turns: list[Turn]) -> None:
     expected: list[tuple[list[int], list[int], list[int]]] = []
     prompt: list[int] = turns[0].prompt_ids.tolist()
     response: list[int] = []

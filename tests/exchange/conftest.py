@@ -1,4 +1,4 @@
-"""Small files."""
+"""A fixture for exports with small files."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from replaydb.exchange import exporting
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file for every two groups."""
+    """Write a file for every two groups."""
     monkeypatch.setattr(decoded, "CHUNK_GROUPS", 2)
     monkeypatch.setattr(exporting, "PART_BYTES", 1)

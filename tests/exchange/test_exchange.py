@@ -1,4 +1,4 @@
-"""Groups go into files and come back, whatever interrupts it, through the command line too."""
+"""Export and import of groups, interruptions, and the commands."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def encoded(one: EpisodeGroup) -> bytes:
 
 
 @pytest.fixture(params=["folder", "bucket"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Somewhere to export to."""
+def destination(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A folder or bucket to export to."""
     if request.param == "folder":
         return str(tmp_path / "export")
     server: S3Server = request.getfixturevalue("s3")
@@ -52,7 +52,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 async def fill(store: Store) -> list[StoredGroup]:
-    """Groups of every status and form, in two buffers and three tasks."""
+    """Fill a store with groups of every status and form, in two buffers and three tasks."""
     buffer = await store.buffer("math / 数学", max_staleness=None)
     await buffer.put(
         [
@@ -61,18 +61,18 @@ async def fill(store: Store) -> list[StoredGroup]:
             EpisodeGroup("a/b %", [], status="aborted", prompt="roll me", expected_episodes=8),
             EpisodeGroup("a/b %", [], status="failed"),
             group("filtered", status="filtered"),
-            EpisodeGroup("a/b %", [episode(3e38), episode(-3e38)]),  # the most there is
+            EpisodeGroup("a/b %", [episode(3e38), episode(-3e38)]),  # near the limits of float32
         ]
     )
-    await buffer.open_group("pieces", "pieces", 3, prompt=[{"role": "user", "content": GENERATED}])
+    await buffer.open_group("open", "open", 3, prompt=[{"role": "user", "content": GENERATED}])
     for position in (2, 0):
-        await buffer.add_episode("pieces", episode(float(position)), position=position)
+        await buffer.add_episode("open", episode(float(position)), position=position)
     await (await store.buffer("code")).put(groups(3, "code"))
     return await everything(store)
 
 
 async def everything(store: Store) -> list[StoredGroup]:
-    """All groups of all buffers, by uid."""
+    """Return all groups of all buffers, sorted by uid."""
     found: list[StoredGroup] = []
     for info in await store.buffers():
         buffer = await store.buffer(info.name)
@@ -82,26 +82,28 @@ async def everything(store: Store) -> list[StoredGroup]:
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(
-    ("place", "format"),
+    ("destination", "format"),
     [("folder", "parquet"), ("folder", "jsonl"), ("bucket", "parquet")],
-    indirect=["place"],
+    indirect=["destination"],
 )
-async def test_a_store_comes_back(
-    store: Store, url: str, tmp_path: Path, place: str, format: Any
+async def test_a_store_is_exported_and_imported(
+    store: Store, url: str, tmp_path: Path, destination: str, format: Any
 ) -> None:
     given = await fill(store)
     seen: list[tuple[int, int | None]] = []
-    report = export_groups(url, place, format=format, progress=lambda *far: seen.append(far))
+    report = export_groups(
+        url, destination, format=format, progress=lambda *counts: seen.append(counts)
+    )
     assert (report.num_groups, report.num_episodes, report.num_left_out) == (13, 22, 0)
     assert report.num_files >= 5
     assert seen[-1] == (13, 13)
     fresh = f"sqlite:///{tmp_path / 'fresh.db'}"
     async with Store.open(fresh) as other:
         with pytest.raises(UnknownBufferError):
-            import_groups(fresh, place)
-        counts = import_groups(fresh, place, create=True)
+            import_groups(fresh, destination)
+        counts = import_groups(fresh, destination, create=True)
         assert counts == ImportReport(report.num_files, 13, 22, 13)
-        assert import_groups(fresh, place).num_put == 0
+        assert import_groups(fresh, destination).num_put == 0
         found = await everything(other)
         assert [encoded(one) for one in found] == [encoded(one) for one in given]
         for one, before in zip(found, given, strict=True):
@@ -137,17 +139,17 @@ async def test_statuses_and_runs(store: Store, other: Store, url: str, tmp_path:
 
 
 def check_files(folder: Path) -> None:
-    """Every file but the record of the export is whole."""
+    """Check that every file except the manifest is complete."""
     for path in folder.rglob("*"):
         if path.is_file() and path.name != NAME:
             assert pq.read_table(path, partitioning=None).num_rows > 0
 
 
 @pytest.mark.usefixtures("small")
-async def test_an_export_that_is_broken_off_goes_on(
-    buffer: Buffer, url: str, tmp_path: Path, place: str
+async def test_an_interrupted_export_resumes(
+    buffer: Buffer, url: str, tmp_path: Path, destination: str
 ) -> None:
-    """At every group: no file looks finished that is not, and nothing is written twice."""
+    """Interrupted at every group: no incomplete file is visible, no group is written twice."""
     await buffer.put(groups(9))
     tries = 0
     done = None
@@ -155,36 +157,36 @@ async def test_an_export_that_is_broken_off_goes_on(
         tries += 1
         left = iter(range(2))
 
-        def interrupt(*far: Any, left: Iterator[int] = left) -> None:
+        def interrupt(*counts: Any, left: Iterator[int] = left) -> None:
             if next(left, None) is None:
                 raise KeyboardInterrupt
 
         try:
-            done = export_groups(url, place, progress=interrupt)
+            done = export_groups(url, destination, progress=interrupt)
         except KeyboardInterrupt:
-            with pytest.raises(InvalidInputError, match="run it again"):
-                import_groups(url, place)
-        if not place.startswith("s3:"):
-            check_files(Path(place))
+            with pytest.raises(InvalidInputError, match="rerun the export"):
+                import_groups(url, destination)
+        if not destination.startswith("s3:"):
+            check_files(Path(destination))
     assert tries > 2
     assert (done.num_groups, done.num_files) == (9, 5)
     await buffer.put(groups(1, "later"))
-    later = export_groups(url, place)
+    later = export_groups(url, destination)
     assert (later.num_groups, later.num_files) == (10, 6)
-    assert import_groups(url, place, buffer=buffer.name).num_groups == 10
+    assert import_groups(url, destination, buffer=buffer.name).num_groups == 10
 
 
 @postgresql_nightly
-async def test_who_reads_parquet_reads_it(buffer: Buffer, url: str, tmp_path: Path) -> None:
+async def test_other_parquet_readers(buffer: Buffer, url: str, tmp_path: Path) -> None:
     await buffer.put([*groups(3), *groups(2, "code")])
     report = export_groups(url, tmp_path / "export")
     assert isinstance(report, ExportReport)
     assert report.num_bytes == sum(
         path.stat().st_size for path in (tmp_path / "export").rglob("*.parquet")
     )
-    whole = ds.dataset(tmp_path / "export", partitioning="hive").to_table()
-    assert whole.num_rows == 10
-    assert set(whole["task"].to_pylist()) == {"gsm8k", "code"}
+    table = ds.dataset(tmp_path / "export", partitioning="hive").to_table()
+    assert table.num_rows == 10
+    assert set(table["task"].to_pylist()) == {"gsm8k", "code"}
     files = str(tmp_path / "export" / "**" / "*.parquet")
     assert len(pl.read_parquet(files, hive_partitioning=False)) == 10
     with duckdb.connect() as connection:
@@ -206,7 +208,7 @@ async def test_one_file_of_an_export(buffer: Buffer, url: str, tmp_path: Path) -
         export_groups(url, file)
 
 
-async def test_what_has_lost_its_tokens(store: Store, url: str, tmp_path: Path) -> None:
+async def test_groups_without_tokens_are_counted(store: Store, url: str, tmp_path: Path) -> None:
     buffer = await store.buffer("math", archived_payload="drop", max_times_sampled=1)
     await buffer.put(groups(3))
     await buffer.sample(1)
@@ -231,7 +233,7 @@ async def test_filters(store: Store, url: str, tmp_path: Path) -> None:
 
 
 @postgresql_nightly
-async def test_what_is_refused(buffer: Buffer, url: str, tmp_path: Path, s3: S3Server) -> None:
+async def test_invalid_arguments(buffer: Buffer, url: str, tmp_path: Path, s3: S3Server) -> None:
     await buffer.put(groups(1))
     (tmp_path / "others").mkdir()
     (tmp_path / "others" / "notes.txt").write_text("mine")
@@ -239,11 +241,11 @@ async def test_what_is_refused(buffer: Buffer, url: str, tmp_path: Path, s3: S3S
         export_groups(url, tmp_path / "others")
     with pytest.raises(InvalidInputError, match="files"):
         import_groups(url, tmp_path / "others")
-    for place in ("s3://", "ftp://host/x", "", 3):
+    for destination in ("s3://", "ftp://host/x", "", 3):
         with pytest.raises((InvalidInputError, InvalidURLError), match="destination"):
-            export_groups(url, place)  # type: ignore[arg-type]
+            export_groups(url, destination)  # type: ignore[arg-type]
         with pytest.raises((InvalidInputError, InvalidURLError), match="source"):
-            import_groups(url, place)  # type: ignore[arg-type]
+            import_groups(url, destination)  # type: ignore[arg-type]
     with pytest.raises(InvalidInputError, match="format"):
         export_groups(url, tmp_path / "x", format="csv")  # type: ignore[arg-type]
     with pytest.raises(UnknownBufferError):
@@ -254,7 +256,7 @@ async def test_what_is_refused(buffer: Buffer, url: str, tmp_path: Path, s3: S3S
 
 
 @postgresql_nightly
-async def test_an_import_puts_some_at_a_time(
+async def test_an_import_puts_in_batches(
     buffer: Buffer, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await buffer.put(groups(5))
@@ -263,7 +265,7 @@ async def test_an_import_puts_some_at_a_time(
     monkeypatch.setattr(importing, "PUT_TOKENS", 25)
     seen: list[Any] = []
     import_groups(url, tmp_path / "export", buffer="copy", create=True,
-                  progress=lambda *far: seen.append(far))  # fmt: skip
+                  progress=lambda *counts: seen.append(counts))  # fmt: skip
     assert seen == [(2, 5), (4, 5), (5, 5)]
 
 
@@ -282,7 +284,7 @@ def test_the_commands(url: str, tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "copy" in result.output
     result = run("import", folder, "--buffer", "copy", "--create", url=url)
-    assert result.stdout.startswith("3 of 3 groups put, 6 episodes in 1 files")
+    assert result.stdout.startswith("put 3 of 3 groups; read 6 episodes in 1 files")
     for named in ("--buffer", "--task", "--run"):
         result = run("export", tmp_path / "none", named, "cod", url=url)
         assert (result.exit_code, "cod" in result.stderr) == (1, True)

@@ -1,4 +1,4 @@
-"""Small files that describe a great deal are refused before memory is allocated for it."""
+"""Small files that expand too far are refused before memory is allocated."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from replaydb.exchange import formats, parquet
 from replaydb.exchange.formats import ParquetWriter, names_of, rows_of
 from replaydb.exchange.groups import groups_in
 from replaydb.exchange.parquet import batches_of, described_bytes
+from support.decoded import decoded_group
 from support.groups import episode
-from support.whole import whole_of
 
 #: Imports each file, in a process whose peak memory it prints, in MiB.
 IMPORT = """
@@ -48,25 +48,25 @@ UID = pa.array(["a"])
 
 
 def repeated(text: str, count: int) -> pa.Array:
-    """One text many times, as a dictionary stores it."""
+    """Return a dictionary array of one repeated text."""
     return pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), [text])
 
 
 def one_list(values: Any) -> pa.Array:
-    """A row with a list."""
+    """Return an array with one list."""
     return pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
 
 
 def bombs(folder: Path) -> list[Path]:
-    """Files of a few kilobytes; without limits, each takes from 1 GB to terabytes."""
+    """Write files of a few kilobytes, each of which expands to between 1 GB and terabytes."""
     text = "x" * 10_000_000
     number = 100_000_000
     tables: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-        # Counts of equal values, in one row.
+        # Equal values stored as counts, in one row.
         "lists": ({"group_uid": UID, "loss_mask": one_list(pa.array(np.zeros(number, bool)))}, {}),
         "nulls": ({"group_uid": UID, "turns": one_list(pa.nulls(number // 10, pa.struct(
             {"num_tokens": pa.int64(), "metadata": pa.string()}.items())))}, {}),
-        # A text in a dictionary, in many rows: one that names them, and one of nested columns.
+        # A text in a dictionary, in many rows: in a column of names, and in a nested column.
         "names": ({"group_uid": repeated(text, 100_000)}, {"dictionary_pagesize_limit": 2**30}),
         "texts": ({"group_uid": UID, "extras": one_list(pa.StructArray.from_arrays(
             [repeated(text, 100_000)], ["data"]))}, {"dictionary_pagesize_limit": 2**30}),
@@ -95,7 +95,7 @@ def test_small_files_do_not_take_gigabytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 @pytest.mark.parametrize("compression", ["none", "snappy", "zstd"])
 @pytest.mark.parametrize("use_dictionary", [True, False])
-def test_the_rows_are_those_of_the_file(
+def test_rows_match_the_file(
     tmp_path: Path, version: str, compression: str, use_dictionary: bool
 ) -> None:
     nested = pa.list_(pa.struct({"name": pa.large_string(), "shape": pa.list_(pa.int64())}.items()))
@@ -132,14 +132,12 @@ def test_rows_are_read_by_their_bytes(tmp_path: Path, monkeypatch: pytest.Monkey
     assert max(len(batch) for batch in batches_of(path, "some.parquet")) <= 3
 
 
-def test_what_an_export_writes_is_never_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_import_accepts_every_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that compress too well are stored without compression."""
     monkeypatch.setattr(parquet, "FREE_EXPANSION_BYTES", 0)
     monkeypatch.setattr(parquet, "MAX_EXPANSION_RATIO", 50)
     one = EpisodeGroup("math", [episode(1.0, text="again and again " * 1000)] * 64)
-    batch = batch_of_episodes(episode_schema(), [whole_of(one)])
+    batch = batch_of_episodes(episode_schema(), [decoded_group(one)])
     path, other = tmp_path / "some.parquet", tmp_path / "other.parquet"
     pq.write_table(pa.Table.from_batches([batch]), other, compression="zstd")
     with pytest.raises(InvalidInputError, match=r"some\.parquet: expected a file that expands to"):
@@ -154,7 +152,7 @@ def test_what_an_export_writes_is_never_refused(
 
 @pytest.mark.parametrize("settings", ["", "PARQUET_VERSION v2, "])
 def test_files_of_duckdb(tmp_path: Path, settings: str) -> None:
-    """Version 2 has another encoding for texts that differ."""
+    """Version 2 uses another encoding for distinct texts."""
     path = tmp_path / "file"
     rows = (
         "SELECT 'g' || i AS group_uid, 'math' AS task_name, [i] AS token_ids FROM range(500) r(i)"
@@ -166,7 +164,7 @@ def test_files_of_duckdb(tmp_path: Path, settings: str) -> None:
     assert names_of(path, "some.parquet")
 
 
-def test_text_of_a_dictionary_counts_each_time_in_a_column_that_is_not_read_as_one(
+def test_dictionary_text_counts_each_time_in_columns_not_read_as_dictionaries(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "file"
@@ -203,7 +201,7 @@ def test_pages_that_contradict_the_footer_are_refused(tmp_path: Path) -> None:
     # The first byte of a page header is the kind of its first field, which is never a list.
     for damage in (b"\x19", b"\x00", b"\x1c"):
         path.write_bytes(content[:begin] + damage + content[begin + 1 :])
-        with pytest.raises(InvalidInputError, match=r"some\.parquet: expected a file of rows"):
+        with pytest.raises(InvalidInputError, match=r"some\.parquet: expected a file with rows"):
             list(rows_of(path, "some.parquet"))
 
 

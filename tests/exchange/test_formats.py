@@ -1,4 +1,4 @@
-"""What is written into a file comes back as the same bytes."""
+"""Rows written to a file are read back as the same bytes; invalid files are refused."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from replaydb import EpisodeGroup, codec
-from replaydb.analysis.episode_rows import batch_of_bare, batch_of_episodes, episode_schema
+from replaydb.analysis.episode_rows import batch_of_empty, batch_of_episodes, episode_schema
 from replaydb.episodes.flat import flatten
 from replaydb.errors import InvalidInputError
 from replaydb.exchange.formats import WRITERS, Format, names_of, rows_of
 from replaydb.exchange.groups import groups_in
 from support import samples
+from support.decoded import decoded_group
 from support.groups import group
-from support.whole import whole_of
 
 FORMATS: list[Format] = ["parquet", "jsonl"]
 
 
 def written(path: Path, kind: Format, groups: list[EpisodeGroup]) -> str:
-    """A file of groups; its name."""
+    """Write a file of groups; return its name."""
     writer = WRITERS[kind](path, episode_schema())
     for one in groups:
-        whole = whole_of(one)
-        batch = batch_of_episodes if whole.pieces else batch_of_bare
-        writer.write(batch(episode_schema(), [whole]))
+        decoded = decoded_group(one)
+        batch = batch_of_episodes if decoded.parts else batch_of_empty
+        writer.write(batch(episode_schema(), [decoded]))
     writer.close()
     return f"some.{kind}"
 
@@ -43,7 +43,7 @@ def encoded(one: EpisodeGroup) -> bytes:
 
 @st.composite
 def any_group(draw: st.DrawFn) -> EpisodeGroup:
-    """A group of any form, with a status that can be put."""
+    """Generate a group of any form, with a status that a put accepts."""
     several = draw(st.lists(samples.episode(), max_size=3))
     context = draw(samples.contexts)
     return EpisodeGroup(
@@ -65,7 +65,7 @@ def any_group(draw: st.DrawFn) -> EpisodeGroup:
 @pytest.mark.parametrize("kind", FORMATS)
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(several=st.lists(any_group(), min_size=1, max_size=3))
-def test_the_same_bytes_come_back(
+def test_groups_round_trip_to_the_same_bytes(
     tmp_path_factory: pytest.TempPathFactory, kind: Format, several: list[EpisodeGroup]
 ) -> None:
     path = tmp_path_factory.mktemp("exchange") / "file"
@@ -78,13 +78,13 @@ def test_the_same_bytes_come_back(
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_every_bit_of_a_float(tmp_path: Path, kind: Format) -> None:
-    """NaN of all kinds, infinities, and both zeros."""
+def test_floats_round_trip_to_the_bit(tmp_path: Path, kind: Format) -> None:
+    """All kinds of NaN, infinities, and both zeros."""
     odd = [0x7FC00001, 0x7F800001, 0x7FC00000, 0xFFC00000, 0x7F800000, 0xFF800000, 0x80000000, 1]
     logprobs = np.array(odd, np.uint32).view(np.float32)
     from replaydb import Episode
 
-    extras = {"token_rewards": np.full(8, 1e300)}  # the column of that name is of float32
+    extras = {"token_rewards": np.full(8, 1e300)}  # the column of that name is float32
     given = EpisodeGroup(
         "math",
         [
@@ -98,7 +98,7 @@ def test_every_bit_of_a_float(tmp_path: Path, kind: Format) -> None:
     assert found.group.texts == given.texts
 
 
-def test_parquet_is_compressed_and_says_its_types(tmp_path: Path) -> None:
+def test_parquet_is_compressed_and_typed(tmp_path: Path) -> None:
     written(tmp_path / "file", "parquet", [group(str(i)) for i in range(3)])
     file = pq.ParquetFile(tmp_path / "file")
     assert file.schema_arrow.equals(episode_schema())
@@ -141,7 +141,7 @@ def test_parquet_is_compressed_and_says_its_types(tmp_path: Path) -> None:
     ],
     ids=lambda damage: str(damage)[:60],
 )
-def test_rows_that_cannot_be(tmp_path: Path, damage: dict[str, Any]) -> None:
+def test_invalid_rows(tmp_path: Path, damage: dict[str, Any]) -> None:
     name = written(tmp_path / "file", "jsonl", [group("a", rewards=(1.0,))])
     [line] = (tmp_path / "file").read_text(encoding="utf8").splitlines()
     (tmp_path / "file").write_text(json.dumps(json.loads(line) | damage), encoding="utf8")
@@ -151,7 +151,7 @@ def test_rows_that_cannot_be(tmp_path: Path, damage: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", ["some.parquet", "some.jsonl"])
 @pytest.mark.parametrize("content", [b"PAR1 or so\n", b"[" * 100_000])
-def test_files_that_are_none(tmp_path: Path, name: str, content: bytes) -> None:
+def test_invalid_files(tmp_path: Path, name: str, content: bytes) -> None:
     (tmp_path / "file").write_bytes(content)
     for read in (rows_of, names_of):
         with pytest.raises(InvalidInputError, match=name):
@@ -168,8 +168,8 @@ def test_rows_of_a_group_that_contradict_each_other(tmp_path: Path, change: dict
         list(groups_in(rows_of(tmp_path / "file", name), name))
 
 
-def test_rows_of_others(tmp_path: Path) -> None:
-    """What is not said is as for `EpisodeGroup`; tokens, masks and names are enough."""
+def test_rows_with_the_required_columns_only(tmp_path: Path) -> None:
+    """Other values have the defaults of `EpisodeGroup`."""
     table = pa.table(
         {
             "group_uid": ["a", "a", "b"],

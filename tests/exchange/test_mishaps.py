@@ -1,4 +1,4 @@
-"""What comes between: groups that come late, others that write there, files that were damaged."""
+"""Exports and imports with late groups, concurrent writers, and damaged or changed files."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from replaydb.exchange.files import Folder, files_at
 from replaydb.exchange.manifest import NAME, Manifest, Part, packed
 from support.engines import postgresql_nightly
 from support.groups import episode, group, groups
-from support.ledger import check_books
+from support.invariants import check_invariants
 
 
 def uids(folder: Path) -> list[str]:
-    """What is in the files, once for each group."""
+    """Return the uids of the groups in the files; check that each is there once."""
     table = ds.dataset(folder, format="parquet").to_table(columns=["group_id", "group_uid"])
     found = table.group_by(["group_id", "group_uid"]).aggregate([([], "count_all")])
     assert set(found["count_all"].to_pylist()) == {2}  # episodes of each
@@ -35,10 +35,10 @@ def uids(folder: Path) -> list[str]:
 
 
 @pytest.mark.usefixtures("small")
-async def test_what_matches_later_is_exported_then(
+async def test_groups_that_match_later_are_exported_later(
     buffer: Buffer, url: str, tmp_path: Path
 ) -> None:
-    """Its id is lower than others that are in files, as where transactions overlap."""
+    """Its id is lower than ids that are in files, as when transactions overlap."""
     ids = await buffer.put(groups(7))
     async with await buffer.lease(3, rdb.Fifo(), ttl=60) as lease:
         report = export_groups(url, tmp_path / "export", statuses="completed")
@@ -47,7 +47,7 @@ async def test_what_matches_later_is_exported_then(
     await buffer.update(ids[3:5], status="filtered")
     seen: list[Any] = []
     report = export_groups(
-        url, tmp_path / "export", statuses="completed", progress=lambda *far: seen.append(far)
+        url, tmp_path / "export", statuses="completed", progress=lambda *counts: seen.append(counts)
     )
     assert (report.num_groups, report.num_left_out) == (7, 0)
     assert seen[-1] == (7, 7)
@@ -57,16 +57,18 @@ async def test_what_matches_later_is_exported_then(
 
 @postgresql_nightly
 @pytest.mark.usefixtures("small")
-async def test_of_two_exports_the_later_goes_on(buffer: Buffer, url: str, tmp_path: Path) -> None:
+async def test_of_two_exports_the_later_one_continues(
+    buffer: Buffer, url: str, tmp_path: Path
+) -> None:
     await buffer.put(groups(5))
     later: list[Any] = []
 
-    def meet(*far: Any) -> None:
+    def export_meanwhile(*counts: Any) -> None:
         if not later:
             later.append(export_groups(url, tmp_path / "export", buffer="math"))
 
     with pytest.raises(InvalidInputError, match="no other export"):
-        export_groups(url, tmp_path / "export", buffer="math", progress=meet)
+        export_groups(url, tmp_path / "export", buffer="math", progress=export_meanwhile)
     assert later[0].num_groups == 5
     assert len(uids(tmp_path / "export")) == 5
     assert import_groups(url, tmp_path / "export", buffer="copy", create=True).num_put == 5
@@ -74,8 +76,8 @@ async def test_of_two_exports_the_later_goes_on(buffer: Buffer, url: str, tmp_pa
 
 
 @postgresql_nightly
-@pytest.mark.parametrize("when", ["written", "noted"])
-async def test_an_export_that_ends_with_its_first_file(
+@pytest.mark.parametrize("when", ["written", "recorded"])
+async def test_an_export_killed_at_its_first_file(
     buffer: Buffer, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     await buffer.put(groups(3))
@@ -84,8 +86,8 @@ async def test_an_export_that_ends_with_its_first_file(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        if when == "noted":
-            patch.setattr(Manifest, "keep", kill)
+        if when == "recorded":
+            patch.setattr(Manifest, "save", kill)
         with pytest.raises(KeyboardInterrupt):
             export_groups(url, tmp_path / "export", progress=kill)
     assert export_groups(url, tmp_path / "export").num_groups == 3
@@ -94,17 +96,17 @@ async def test_an_export_that_ends_with_its_first_file(
 
 @postgresql_nightly
 @pytest.mark.parametrize("format", ["parquet", "jsonl"])
-async def test_files_that_are_not_as_they_were_written(
+async def test_files_that_were_changed(
     store: Store, buffer: Buffer, url: str, tmp_path: Path, format: Any
 ) -> None:
-    """Nothing of them is put; and the export, run again, writes those anew that are not whole."""
+    """No group is put, and rerunning the export rewrites incomplete files."""
     await buffer.put([*groups(2, "a"), *groups(2, "b")])
     report = export_groups(url, tmp_path / "export", format=format)
     [path] = (tmp_path / "export").rglob(f"task=b/part-*.{format}")
-    whole = path.read_bytes()
+    original = path.read_bytes()
     copy = await store.buffer("copy")
-    cut = whole[: whole.rindex(b"\n", 0, -1) + 1] if format == "jsonl" else whole[:-9]
-    for content in (cut, whole.replace(b"b", b"c", 1), None):
+    cut = original[: original.rindex(b"\n", 0, -1) + 1] if format == "jsonl" else original[:-9]
+    for content in (cut, original.replace(b"b", b"c", 1), None):
         path.unlink()
         if content is not None:
             path.write_bytes(content)
@@ -135,35 +137,35 @@ async def test_files_that_are_not_as_they_were_written(
         lambda facts: facts.update(wanted=facts["wanted"], version=2),
     ],
 )  # fmt: skip
-def test_a_record_that_was_changed(tmp_path: Path, change: Any) -> None:
+def test_a_manifest_that_was_changed(tmp_path: Path, change: Any) -> None:
     part = Part("buffer=a/task=a/part-00000-1c9e5a04.jsonl", "a", "a", 1, 1, 1, "", packed([1]))
     files = files_at("source", tmp_path)
     Manifest({"buffers": {"a": ""}}, [part], complete=True).begin(files)
     facts = json.loads((tmp_path / NAME).read_bytes())
-    assert Manifest.found(files) is not None
+    assert Manifest.load(files) is not None
     change(facts)
     (tmp_path / NAME).write_text(json.dumps(facts))
     with pytest.raises(InvalidInputError, match=NAME):
-        Manifest.found(files)
+        Manifest.load(files)
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"[" * 100_000, b"\xff", None])
-def test_a_record_that_is_none(tmp_path: Path, content: bytes | None) -> None:
+def test_an_invalid_manifest(tmp_path: Path, content: bytes | None) -> None:
     if content is None:
         (tmp_path / NAME).mkdir()
     else:
         (tmp_path / NAME).write_bytes(content)
     kind = PayloadsUnavailableError if content is None else InvalidInputError
     with pytest.raises(kind, match=NAME if content is not None else tmp_path.name):
-        Manifest.found(files_at("source", tmp_path))
+        Manifest.load(files_at("source", tmp_path))
 
 
 @postgresql_nightly
 @pytest.mark.parametrize("num_lost", [1, 2])
-async def test_a_record_that_is_written_elsewhere(
+async def test_a_manifest_that_is_written_elsewhere(
     buffer: Buffer, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_lost: int
 ) -> None:
-    """As through an endpoint that leads to another service for a while."""
+    """As by an endpoint that temporarily leads to another service."""
     await buffer.put(groups(2))
     put, left = Folder.put, iter([True] * (3 - num_lost))
 
@@ -180,7 +182,9 @@ async def test_a_record_that_is_written_elsewhere(
 
 
 @postgresql_nightly
-async def test_a_record_of_fewer_files(buffer: Buffer, url: str, tmp_path: Path) -> None:
+async def test_a_manifest_without_one_of_the_files(
+    buffer: Buffer, url: str, tmp_path: Path
+) -> None:
     await buffer.put([*groups(2, "a"), *groups(2, "other")])
     export = tmp_path / "export"
     export_groups(url, export)
@@ -194,8 +198,8 @@ async def test_a_record_of_fewer_files(buffer: Buffer, url: str, tmp_path: Path)
 
 
 @pytest.fixture
-def little_room() -> Iterator[None]:
-    """No file of this process may grow beyond 100 kB."""
+def small_files_only() -> Iterator[None]:
+    """Limit the size of files that this process writes to 100 kB."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
     yield
@@ -204,22 +208,22 @@ def little_room() -> Iterator[None]:
 
 @postgresql_nightly
 @pytest.mark.parametrize("format", ["parquet", "jsonl"])
-async def test_a_place_that_takes_no_more(
+async def test_a_full_destination(
     buffer: Buffer, url: str, tmp_path: Path, format: Any, request: pytest.FixtureRequest
 ) -> None:
-    """As a full disk does; nothing looks finished."""
+    """As with a full disk: no incomplete file is visible."""
     text = random.Random(7).randbytes(200_000).hex()
     await buffer.put(rdb.EpisodeGroup("math", [episode(1.0, text=text)]))
     (tmp_path / "file").touch()
     with pytest.raises(PayloadsUnavailableError, match=r"file/below: "):
         export_groups(url, tmp_path / "file" / "below", format=format)
-    request.getfixturevalue("little_room")
+    request.getfixturevalue("small_files_only")
     with pytest.raises(PayloadsUnavailableError, match=r"export: .*[Tt]oo large"):
         export_groups(url, tmp_path / "export", format=format)
     assert [path.name for path in (tmp_path / "export").rglob("*") if path.is_file()] == [NAME]
 
 
-async def test_archived_groups_take_no_room(
+async def test_archived_groups_take_no_capacity(
     store: Store, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = await store.buffer("math")
@@ -238,7 +242,7 @@ async def test_archived_groups_take_no_room(
         patch.setattr(blocking.Buffer, "update", kill)
         with pytest.raises(KeyboardInterrupt):
             import_groups(url, tmp_path / "export", buffer="full")
-    assert await full.count(statuses="archived") == 4  # at once, never anything else
+    assert await full.count(statuses="archived") == 4  # at once, never with another status
     import_groups(url, tmp_path / "export", buffer="full")
     found = {one.group_uid: one for one in await full.find()}
     assert {uid: (str(one.status), one.status_reason) for uid, one in found.items()} == {
@@ -248,14 +252,14 @@ async def test_archived_groups_take_no_room(
     }  # fmt: skip
     assert all(one.num_tokens for one in await full.get([one.id for one in found.values()]))
     assert all((one.archived_at is None) == (uid[0] == "l") for uid, one in found.items())
-    await check_books(url)
+    await check_invariants(url)
 
 
 @postgresql_nightly
-async def test_rows_that_somebody_has_sorted(
+async def test_rows_in_another_order(
     store: Store, buffer: Buffer, url: str, tmp_path: Path
 ) -> None:
-    """Groups come in whole, or not at all."""
+    """Groups are imported completely or not at all."""
     given = [group(str(i), rewards=(1.0, 2.0, 3.0), prompt_ids=[i]) for i in range(3)]
     await buffer.put(given)
     export_groups(url, tmp_path / "export")
@@ -295,10 +299,10 @@ async def test_rows_that_somebody_has_sorted(
 
 @postgresql_nightly
 @pytest.mark.parametrize("format", ["parquet", "jsonl"])
-async def test_files_that_other_tools_have_written_again(
+async def test_files_rewritten_by_other_tools(
     store: Store, buffer: Buffer, url: str, tmp_path: Path, format: Any
 ) -> None:
-    """pandas makes floats of integers where some are missing; editors begin files with a mark."""
+    """pandas converts integer columns with missing values to floats; editors add a BOM."""
     await buffer.put([group("a", version=3), group("b", version=None)])
     await buffer.open_group("gsm8k", "empty", 2)
     export_groups(url, tmp_path / "export", format=format)
@@ -319,10 +323,10 @@ async def test_files_that_other_tools_have_written_again(
 
 
 @pytest.mark.parametrize("most", [{"groups": 2}, {"tokens": 35}])
-async def test_a_buffer_that_takes_few_at_once(
+async def test_a_buffer_with_a_small_capacity(
     store: Store, buffer: Buffer, url: str, tmp_path: Path, most: dict[str, int]
 ) -> None:
-    """And somebody else imports there too."""
+    """Another process imports into it at the same time."""
     await buffer.put(groups(7))
     export_groups(url, tmp_path / "export")
     small = await store.buffer("small", capacity=rdb.Capacity(**most))
@@ -337,35 +341,33 @@ async def test_a_buffer_that_takes_few_at_once(
         patch.setattr(blocking.Buffer, "find", found)
         report = import_groups(url, tmp_path / "export", buffer="small")
     assert (report.num_groups, report.num_put) == (7, 6)
-    stays = [one.group_uid for one in await small.find(statuses="completed")]
-    assert stays == [f"gsm8k-{i}" for i in range(7 - len(stays), 7)]
+    kept = [one.group_uid for one in await small.find(statuses="completed")]
+    assert kept == [f"gsm8k-{i}" for i in range(7 - len(kept), 7)]
     assert await small.count() == 7
 
 
 @postgresql_nightly
-async def test_a_run_that_the_store_knows_otherwise(
-    buffer: Buffer, url: str, tmp_path: Path
-) -> None:
+async def test_a_run_with_another_lineage(buffer: Buffer, url: str, tmp_path: Path) -> None:
     await buffer.put(groups(1, "a"))
     export_groups(url, tmp_path / "export", format="jsonl")
     fresh = f"sqlite:///{tmp_path / 'fresh.db'}"
     async with Store.open(fresh, run="test", lineage="another") as other:
         copy = await other.buffer("copy")
-        with pytest.raises(InvalidInputError, match=r"'test' of lineage 'another'.*'test'"):
+        with pytest.raises(InvalidInputError, match=r"'test' with lineage 'another'.*'test'"):
             import_groups(fresh, tmp_path / "export", buffer="copy")
         [path] = (tmp_path / "export").rglob("*.jsonl")
         path.write_text(path.read_text(encoding="utf8").replace('"run_lineage"', '"other"'))
-        with pytest.raises(InvalidInputError, match=r"'test' of lineage 'another'.*None"):
+        with pytest.raises(InvalidInputError, match=r"'test' with lineage 'another'.*None"):
             import_groups(fresh, path, buffer="copy")
         assert await copy.count() == 0
 
 
 @pytest.mark.parametrize("format", ["parquet", "jsonl"])
 @pytest.mark.parametrize("how", ["within", "between"])
-async def test_the_last_of_a_uid_is_imported(
+async def test_the_newest_group_of_a_uid_is_imported(
     buffer: Buffer, url: str, tmp_path: Path, format: Any, how: str
 ) -> None:
-    """Put again under a new id, the group before being in the files already."""
+    """The group was renewed under a new id after the first export."""
     await buffer.put([group("a"), group("b"), group("c")])
     export_groups(url, tmp_path / "export", format=format)
     task = "gsm8k" if how == "within" else "another"

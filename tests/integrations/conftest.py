@@ -1,4 +1,4 @@
-"""The integrations are tested with the packages that they are for: `make integrations`."""
+"""Tests of the integrations, with the real third-party packages: `make integrations`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import pytest
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Warnings of other packages are theirs; those of replaydb fail the test, as everywhere."""
+    """Ignore warnings of other packages. Warnings of replaydb fail the test, as everywhere."""
     config.addinivalue_line("filterwarnings", "default")
     config.addinivalue_line("filterwarnings", r"error:::replaydb(\.|$)")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One worker has the tests that need a Ray: it takes long to start, with what runs on it."""
+    """Run the tests that need Ray in one worker, because a cluster takes long to start."""
     for item in items:
         if "cluster" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("cluster"))
@@ -23,12 +23,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[None]:
-    """A small Ray; a process can have one."""
-    import ray  # here, where warnings of other packages are theirs
+    """A small Ray cluster; a process can have one."""
+    import ray  # not at module level, where its warnings would be errors
 
     ray.init(
         address="local",
-        num_cpus=2,  # one for each actor of a TransferQueue; as many workers start at once
+        num_cpus=2,  # one per actor of a TransferQueue; this many workers start at once
         include_dashboard=False,
         object_store_memory=80 * 2**20,
         log_to_driver=False,

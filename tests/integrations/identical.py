@@ -1,4 +1,4 @@
-"""Equality of values and of their types, where `==` says that 1, 1.0 and True are the same."""
+"""Equality of values and types. With `==`, 1, 1.0 and True are equal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def identical(one: Any, other: Any) -> bool:
-    """Whether two values are equal and have the same types, and so has all that they hold."""
+    """Whether two values are equal and of the same types, including nested values."""
     if type(one) is not type(other):
         return False
     kind = type(one)

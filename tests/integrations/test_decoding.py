@@ -1,4 +1,4 @@
-"""Groups that cannot be decoded: they are failed in the end, and the others are not."""
+"""Groups that cannot be decoded become `failed` eventually; the others are unaffected."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _named() -> list[tuple[str, rdb.EpisodeGroup]]:
 
 
 @pytest.mark.parametrize(("limit", "attempts"), [(None, 3), (2, 2)])
-def test_a_lease(url: str, limit: int | None, attempts: int) -> None:
+def test_a_lease_with_an_undecodable_group(url: str, limit: int | None, attempts: int) -> None:
     with blocking.Store.open(url) as store:
         buffer = store.buffer("math", max_attempts=limit)
         _put(buffer)
@@ -39,7 +39,7 @@ def test_a_lease(url: str, limit: int | None, attempts: int) -> None:
         assert str(bad.status_reason).startswith("cannot be decoded: KeyError: ")
 
 
-def test_a_sample(url: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_sample_with_an_undecodable_group(url: str, caplog: pytest.LogCaptureFixture) -> None:
     with blocking.Store.open(url) as store:
         buffer = store.buffer("math")
         _put(buffer)
@@ -51,7 +51,7 @@ def test_a_sample(url: str, caplog: pytest.LogCaptureFixture) -> None:
         assert errors == [f"Group {bad.id} cannot be decoded and is left out"] * 3
 
 
-def test_a_sample_of_which_nothing_can_be_decoded(url: str) -> None:
+def test_a_sample_without_decodable_groups(url: str) -> None:
     with blocking.Store.open(url) as store:
         buffer = store.buffer("math")
         _put(buffer)
@@ -61,7 +61,7 @@ def test_a_sample_of_which_nothing_can_be_decoded(url: str) -> None:
         assert [one.status for one in buffer.find()] == ["failed", "completed"]
 
 
-def test_a_sample_that_uses_groups_up(url: str) -> None:
+def test_a_sample_that_was_the_last_of_its_groups(url: str) -> None:
     with blocking.Store.open(url) as store:
         buffer = store.buffer("math", max_times_sampled=1, rate_limit=rdb.MinSize(1))
         _put(buffer)
@@ -69,7 +69,7 @@ def test_a_sample_that_uses_groups_up(url: str) -> None:
         assert decoded_sample(buffer, batch, _name) == ["good"]
 
 
-async def test_one(store: rdb.Store) -> None:
+async def test_a_lease_of_one_undecodable_group(store: rdb.Store) -> None:
     buffer = await store.buffer("math")
     [group] = groups(1)
     await buffer.put(rdb.EpisodeGroup("math", group.episodes, group_uid="bad"))
@@ -79,7 +79,7 @@ async def test_one(store: rdb.Store) -> None:
     assert await buffer.count(statuses="failed") == 1
 
 
-def test_an_interrupt_is_no_attempt(url: str) -> None:
+def test_an_interrupt_counts_no_attempt(url: str) -> None:
     def interrupted(_: rdb.StoredGroup) -> None:
         raise KeyboardInterrupt
 

@@ -1,4 +1,4 @@
-"""Values that integrations keep as they are, beside what is in columns."""
+"""Values that integrations store unchanged, beside the columns."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ CLASSES: dict[str, type] = {
 
 
 def kept(value: Any, classes: Any = None) -> Any:
-    """The value, after it was in the extras of an episode."""
+    """Return the value after storing it in the extras of an episode."""
     extras = to_extras("value", value, "json", classes)
     episode = rdb.Episode(prompt_ids=[], response_ids=[1], extras=extras)
     return from_extras(episode.extras, "json", classes)
@@ -99,28 +99,28 @@ OBJECTS = np.array([[None, "a"], [(1,), b"x"], [[1, 2], {"a": np.float32(0.5)}]]
         [Model(inner=(Model(), Inner({1: 2}))), Model.model_construct(number=2.5)],
     ],
 )
-def test_a_value_comes_back_as_it_was(value: Any) -> None:
+def test_values_round_trip(value: Any) -> None:
     assert identical(kept(value, CLASSES), value)
 
 
-async def test_a_value_comes_back_from_metadata(buffer: rdb.Buffer) -> None:
+async def test_values_round_trip_in_metadata(buffer: rdb.Buffer) -> None:
     value = ["\0\ud800", "\ud83d\ude00", "␛0000", {"\0": {"\ud800": 2**63}}, float("nan")]
-    told = {"value": encode("value", value, {})}
+    metadata = {"value": encode("value", value, {})}
     [uid] = await buffer.put(
-        rdb.EpisodeGroup("a", [rdb.Episode(prompt_ids=[], response_ids=[1], metadata=told)])
+        rdb.EpisodeGroup("a", [rdb.Episode(prompt_ids=[], response_ids=[1], metadata=metadata)])
     )
     [group] = await buffer.get([uid])
     assert identical(decode(group.episodes[0].metadata["value"], {}), value)
 
 
-def test_dataclasses_come_back_without_being_initialised_again() -> None:
+def test_dataclasses_are_restored_without_init() -> None:
     given = Outer([Inner({"a": Inner((1,))}), None], words=["b"])
     assert given.number == 4
     found = kept(given, dataclasses_of("kind", Outer))
     assert identical(found, given)
     arrays: dict[str, Any] = {}
     stored = encode("value", given, arrays, dataclasses_of("kind", Outer))
-    del stored["$class"][0]["words"]  # by an earlier version, which did not have it
+    del stored["$class"][0]["words"]  # as stored by an earlier version without this field
     assert decode(stored, arrays, dataclasses_of("kind", Outer)).words == []
     del stored["$class"][0]["inner"]
     with pytest.raises(rdb.InvalidInputError, match=r"Outer.inner: expected a stored value"):
@@ -129,30 +129,30 @@ def test_dataclasses_come_back_without_being_initialised_again() -> None:
         decode(stored, arrays)
 
 
-def test_fields_that_a_model_does_not_have_any_more_are_dropped() -> None:
+def test_removed_fields_of_a_model_are_dropped() -> None:
     stored = encode("value", Model(inner=1), {}, CLASSES)
     stored["$class"][0]["older"] = 1
     assert identical(decode(stored, {}, CLASSES), Model(inner=1))
 
 
-def test_a_value_that_an_enumeration_does_not_have_any_more_is_refused() -> None:
+def test_removed_values_of_an_enumeration_are_refused() -> None:
     stored = encode("value", Word.YES, {}, CLASSES)
     stored["$class"][0] = "no"
     with pytest.raises(rdb.InvalidInputError, match="Word: expected one of its values, got 'no'"):
         decode(stored, {}, CLASSES)
 
 
-def test_bytes_do_not_become_objects() -> None:
-    """The database must not choose the addresses in memory where objects are read."""
+def test_bytes_are_not_decoded_as_objects() -> None:
+    """Stored data must not choose the memory addresses that objects are read from."""
     arrays: dict[str, Any] = {}
     stored = encode("value", np.zeros(1, "M8[s]"), arrays)
     for dtype in ("|O", "i4,O"):
         stored["$raw"][1] = dtype
-        with pytest.raises(rdb.InvalidInputError, match="dtype: expected one without objects"):
+        with pytest.raises(rdb.InvalidInputError, match="dtype: expected a dtype without objects"):
             decode(stored, arrays)
 
 
-def test_it_needs_no_package_of_a_trainer() -> None:
+def test_values_needs_no_trainer_package() -> None:
     code = (
         "import sys; sys.modules |= dict.fromkeys(['torch', 'ray', 'pydantic'])  # not importable\n"
         "from replaydb.integrations.values import decode, encode\n"
@@ -161,7 +161,7 @@ def test_it_needs_no_package_of_a_trainer() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_subclasses_come_back_as_their_base() -> None:
+def test_subclasses_become_their_base_class() -> None:
     given = [Level.LOW, OrderedDict(a=1), defaultdict(list, b=[2])]
     assert identical(kept(given), [1, {"a": 1}, {"b": [2]}])
 
@@ -182,7 +182,7 @@ def test_other_values_are_refused(value: Any, path: str) -> None:
         encode("value", value, {})
 
 
-def test_values_in_themselves_are_refused() -> None:
+def test_cyclic_values_are_refused() -> None:
     value: list[Any] = []
     value.append(value)
     with pytest.raises(rdb.InvalidInputError, match="at most 100 levels"):

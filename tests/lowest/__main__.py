@@ -1,10 +1,10 @@
-"""The lowest versions that pyproject.toml allows, installed and tried on both engines.
+"""Smoke test with the lowest dependency versions of pyproject.toml, on both engines.
 
     PYTHONPATH=tests python -m lowest
 
-Direct dependencies are installed at their lowest versions in `.venv/lowest`, what those depend on
-in turn at the versions of constraints.txt, and the package as a wheel, as its users have it. torch
-is too large to have twice: it is borrowed from the environment this runs in.
+In `.venv/lowest`, direct dependencies are installed at their lowest versions, indirect ones at the
+versions of constraints.txt, and the package as a wheel. torch is too large to install twice and is
+used from the current environment.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _REQUIREMENT = re.compile(r"([\w.-]+)(?:\[\w+\])?>=([\d.]+)")
 
 
 def lowest_versions() -> list[str]:
-    """Every direct dependency of the package and its extras, as NAME==VERSION."""
+    """Return all direct dependencies of the package and its extras as NAME==VERSION."""
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
     wanted = list(project["dependencies"])
     for extra in EXTRAS:
@@ -38,14 +38,14 @@ def lowest_versions() -> list[str]:
     pins = []
     for requirement in wanted:
         match = _REQUIREMENT.fullmatch(requirement)
-        assert match, f"{requirement} does not say its lowest version"
+        assert match, f"{requirement} has no lowest version"
         if match[1] not in BORROWED:
             pins.append(f"{match[1]}=={match[2]}")
     return pins
 
 
 def install(pins: list[str]) -> Path:
-    """The interpreter of an environment with just these; made anew where they have changed."""
+    """Return the interpreter of an environment with these packages; recreate it if they changed."""
     python = ENVIRONMENT / "bin" / "python"
     stamp = ENVIRONMENT / "installed.txt"
     wanted = "\n".join([sys.version, *pins])
@@ -60,7 +60,7 @@ def install(pins: list[str]) -> Path:
         check=True,
         env=os.environ | {"PIP_CONSTRAINT": str(_other_constraints(pins))},
     )
-    # A path named here is searched last: it fills gaps and replaces nothing.
+    # Paths in .pth files are searched last, so these packages do not replace installed ones.
     (site_packages,) = ENVIRONMENT.glob("lib/python*/site-packages")
     (site_packages / "borrowed.pth").write_text(sysconfig.get_path("purelib"))
     stamp.write_text(wanted)
@@ -68,7 +68,7 @@ def install(pins: list[str]) -> Path:
 
 
 def install_wheel(python: Path, folder: str) -> None:
-    """The package itself, built from this checkout."""
+    """Build the package from this checkout and install it."""
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder]
     subprocess.run([*build, CHECKOUT], check=True, stdout=subprocess.DEVNULL)
     (wheel,) = Path(folder).glob("*.whl")
@@ -78,7 +78,7 @@ def install_wheel(python: Path, folder: str) -> None:
 
 
 def _other_constraints(pins: list[str]) -> Path:
-    """constraints.txt without what is installed at other versions."""
+    """Write constraints.txt without the packages that are pinned to other versions."""
     names = {_normal(pin) for pin in pins}
     lines = (CHECKOUT / "constraints.txt").read_text().splitlines()
     path = ENVIRONMENT / "constraints.txt"

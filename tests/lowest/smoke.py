@@ -1,12 +1,12 @@
-"""What every installation must be able to do, with nothing but replaydb and what it depends on.
+"""Smoke test of an installation, with only replaydb and its dependencies.
 
     python smoke.py URL [NAME==VERSION ...]
 
-Run by `python -m lowest` in an environment that has the lowest versions allowed; the database has
-no tables yet. Everything that talks to a dependency is called once: migrations and the command line
+`python -m lowest` runs it in an environment with the lowest allowed versions and a database without
+tables. It uses every dependency at least once: migrations and the command line
 (alembic, typer, rich), both engines' drivers, payloads (numpy, xxhash, zstandard), tables, files
-and reports (pyarrow, plotly), pages (jinja2, rapidfuzz, starlette, uvicorn), waiting, cancellation
-and the blocking facade.
+and reports (pyarrow, plotly), the web UI (jinja2, rapidfuzz, starlette, uvicorn), waiting,
+cancellation and the blocking facade.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typer.testing import CliRunner
 import replaydb as rdb
 from replaydb import analysis, blocking
 from replaydb.cli import app
-from replaydb.packs import Place
+from replaydb.packs import PayloadStore
 
 
 def group(uid: str, reward: float = 1.0) -> rdb.EpisodeGroup:
@@ -77,22 +77,22 @@ def main(url: str, *pins: str) -> None:
     for name, wanted in (pin.split("==") for pin in pins):
         found = version(name)
         assert f"{found}.".startswith(f"{wanted}."), f"{name} is {found}, not {wanted}"
-    Place.at("s3://bucket/prefix", "0" * 32)
+    PayloadStore.at("s3://bucket/prefix", "0" * 32)
     command("db", "upgrade", "--url", url)
     command("db", "check", "--url", url)
     asyncio.run(use(url))
     with blocking.Store.open(url) as store:
         buffer = store.buffer("math")
         assert len(buffer.sample(100).ids) == 100
-    look(url)
+    inspect_store(url)
     browse(url)
     with tempfile.TemporaryDirectory() as folder:
-        carry(url, folder)
+        copy_and_export(url, folder)
     command("db", "downgrade", "base", "--yes", "--url", url)
 
 
-def look(url: str) -> None:
-    """What is there, by the command line and as tables."""
+def inspect_store(url: str) -> None:
+    """Read the store by the command line and as tables."""
     for noun in ("buffers", "runs"):
         assert "smoke" in command(noun, "list", "--url", url) or noun == "buffers"
     for noun in ("groups", "episodes", "draws", "leases"):
@@ -106,7 +106,7 @@ def look(url: str) -> None:
 
 
 def browse(url: str) -> None:
-    """Some of the pages, and a download, until Ctrl-C."""
+    """Serve the web UI, fetch some pages and a download, and stop it by SIGINT."""
     ui = [sys.executable, "-P", "-m", "replaydb.cli", "ui", "--port", "0", "--url", url]
     with subprocess.Popen(ui, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -122,7 +122,7 @@ def browse(url: str) -> None:
             assert "Reward by policy version" in overview
             assert b"completed" in page("groups?buffer=math&where=reward_mean+%3E+0.5")
             assert b"-0.25" in page("episode?buffer=math&group=1&position=0&show=tokens")
-            assert b"Nothing differs" in page("compare?buffer=math&group=1&a=0&b=0&by=tokens")
+            assert b"No differences" in page("compare?buffer=math&group=1&a=0&b=0&by=tokens")
             assert b"--fore" in page("static/ui.css")
             rows = pq.read_table(io.BytesIO(page("groups.parquet?buffer=math")))
             assert rows.num_rows == 108
@@ -131,8 +131,8 @@ def browse(url: str) -> None:
     assert process.returncode == 0
 
 
-def carry(url: str, folder: str) -> None:
-    """Files, copies and a report of it."""
+def copy_and_export(url: str, folder: str) -> None:
+    """Create files, copies and a report of the store."""
     copied = f"sqlite:///{folder}/copy.db"
     command("verify", "--url", url)
     command("export", f"{folder}/files", "--url", url)

@@ -1,9 +1,9 @@
-"""Change the code in many small ways, and tell which changes no test notices: `make mutants`.
+"""Mutation tests: report small changes of the code that no test detects (`make mutants`).
 
     PYTHONPATH=tests python -m mutants [--number 300] [--seed 1] [--only PATH] [MUTANT ...]
 
-Results are kept in `.mutants/session.db`: an interrupted run is resumed by running it again. The
-session is one of cosmic-ray, so its reports can be made of it as well.
+Results are stored in `.mutants/session.db`. Run the command again to resume an interrupted run. The
+file is a session of cosmic-ray, so its report tools work, too.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn, TimeR
 from rich.table import Column, Table
 
 from mutants.generate import PACKAGE, mutants_of, sample, source_files
-from mutants.nearest import suite_of
 from mutants.run import CHECKOUT, copies, outcomes, unmutated
+from mutants.suites import suite_of
 
 Results = dict[str, WorkResult]
 OUTCOMES = "killed", "timed out", "survived", "incompetent"
@@ -34,9 +34,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("mutants", nargs="*", metavar="MUTANT", help="try just these, again")
-    parser.add_argument("--number", type=int, default=300, help="of mutants in the sample")
-    parser.add_argument("--seed", type=int, default=1, help="of the sample")
+    parser.add_argument("mutants", nargs="*", metavar="MUTANT", help="run only these, again")
+    parser.add_argument("--number", type=int, default=300, help="size of the sample")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the sample")
     parser.add_argument(
         "--only",
         type=Path,
@@ -45,7 +45,7 @@ def main() -> None:
         help="sample this file or folder",
     )
     parser.add_argument("--list", action="store_true", help="list the mutants and run nothing")
-    parser.add_argument("--fresh", action="store_true", help="forget the results of earlier runs")
+    parser.add_argument("--fresh", action="store_true", help="discard earlier results")
     parser.add_argument("--results", type=Path, default=CHECKOUT / ".mutants", metavar="FOLDER")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -71,7 +71,7 @@ def main() -> None:
         if options.list:
             for one in chosen:
                 result = results.get(one.job_id)
-                outcome = _outcome(result) if result else "not tried"
+                outcome = _outcome(result) if result else "not run"
                 console.print(_title(one), outcome, highlight=False, soft_wrap=True)
             return
         known = {item.job_id for item in session.work_items}
@@ -85,14 +85,14 @@ def main() -> None:
     survivors = folder / "survivors.diff"
     survivors.write_text("".join(_diff(*one) for one in done if one[1].test_outcome == "survived"))
     console.print(_table(done))
-    console.print(f"{len(done)} of {len(chosen)} mutants tried. Survivors: {survivors}")
+    console.print(f"{len(done)} of {len(chosen)} mutants were run. Survivors: {survivors}")
     sys.exit(len(done) < len(chosen))
 
 
 def _run(
     pending: list[WorkItem], session: WorkDB, results: Results, timings: Path, console: Console
 ) -> None:
-    """Try the mutants, and store each result at once."""
+    """Run the mutants and store each result immediately."""
     if not pending:
         return
     seconds: dict[str, float] = json.loads(timings.read_text()) if timings.exists() else {}
@@ -116,7 +116,7 @@ def _run(
 
 
 def _outcome(result: WorkResult) -> str:
-    """One of `OUTCOMES`; cosmic-ray counts a timeout as killed."""
+    """Return one of `OUTCOMES`; cosmic-ray counts a timeout as killed."""
     if result.output == "timeout":
         return "timed out"
     return str(result.test_outcome.value) if result.test_outcome else "incompetent"
@@ -129,23 +129,23 @@ def _title(mutant: WorkItem) -> str:
 
 
 def _diff(mutant: WorkItem, result: WorkResult) -> str:
-    """The change as `git apply` takes it, after a line that names the mutant."""
+    """Return the change as a patch for `git apply`, after a line with the name of the mutant."""
     assert result.diff is not None
     return f"{_title(mutant)}\n{result.diff.partition(chr(10))[2]}\n\n"
 
 
 def _table(done: list[tuple[WorkItem, WorkResult]]) -> Table:
-    """The outcomes of each folder, and of all together."""
+    """Return a table of the outcomes of each folder, and in total."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for mutant, result in done:
         folder = mutant.mutations[0].module_path.parent.relative_to(PACKAGE)
         for name in folder.as_posix(), "all":
             counts[name][_outcome(result)] += 1
-    table = Table(Column("folder", no_wrap=True), "mutants", *OUTCOMES, "noticed")
+    table = Table(Column("folder", no_wrap=True), "mutants", *OUTCOMES, "detected")
     for name in sorted(counts, key=lambda name: (name == "all", name)):
         count = counts[name]
-        noticed = 1 - count["survived"] / count.total()
-        cells = count.total(), *(count[outcome] for outcome in OUTCOMES), f"{noticed:.0%}"
+        detected = 1 - count["survived"] / count.total()
+        cells = count.total(), *(count[outcome] for outcome in OUTCOMES), f"{detected:.0%}"
         table.add_row(name, *map(str, cells))
     return table
 

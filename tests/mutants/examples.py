@@ -1,4 +1,4 @@
-"""A profile of Hypothesis: the same examples every time, and failures are not made smaller."""
+"""Hypothesis profile with deterministic examples and without shrinking."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The mutants of the package, and a sample of them that is stable between versions of the code."""
+"""Mutants of the package, and a sample of them that is stable between versions of the code."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _COMPARISON = """
     Eq_NotEq NotEq_Eq Is_IsNot IsNot_Is
     Lt_LtE Lt_GtE LtE_Lt LtE_Gt Gt_GtE Gt_LtE GtE_Gt GtE_Lt
 """
-#: Of the operators of cosmic-ray those whose mutants resemble mistakes. It also replaces each
-#: binary operator by the eleven others: nearly all of these raise a TypeError at once.
+#: The operators of cosmic-ray whose mutants resemble mistakes. It could also replace each binary
+#: operator by the eleven others, but nearly all of these mutants raise a TypeError at once.
 OPERATORS = (
     *(f"core/ReplaceBinaryOperator_{pair}" for pair in _BINARY.split()),
     *(f"core/ReplaceComparisonOperator_{pair}" for pair in _COMPARISON.split()),
@@ -48,20 +48,20 @@ OPERATORS = (
     "core/ZeroIterationForLoop",
 )
 
-#: Decorators that change nothing at run time, or whose loss no import survives.
+#: Decorators that have no effect at run time, or whose removal breaks the import.
 _IDLE_DECORATORS = re.compile(r"(abstractmethod|dataclass|final|overload|override)\b")
 
 
 def source_files() -> list[Path]:
-    """The files that are mutated, relative to the current directory."""
+    """Return the files that are mutated, relative to the current directory."""
     return sorted(chain.from_iterable((PACKAGE / name).rglob("*.py") for name in FOLDERS))
 
 
 def mutants_of(path: Path) -> Iterator[WorkItem]:
-    """Yield every mutant of a file that can matter.
+    """Yield all mutants of a file that tests could detect.
 
-    The name of a mutant does not depend on code outside its function: it is a digest of the file,
-    the function, the operator and the line, numbered where these occur repeatedly.
+    The name of a mutant does not depend on code outside its function. It is a digest of the file,
+    the function, the operator, the line, and a number if these occur repeatedly.
     """
     source = path.read_text(encoding="utf8")
     lines = source.splitlines()
@@ -70,13 +70,15 @@ def mutants_of(path: Path) -> Iterator[WorkItem]:
     seen: Counter[tuple[str, ...]] = Counter()
     for operator_name in OPERATORS:
         operator = get_operator(operator_name)()
-        places = ((n, start, end) for n in nodes for start, end in operator.mutation_positions(n))
-        for occurrence, (node, start, end) in enumerate(places):
+        positions = (
+            (n, start, end) for n in nodes for start, end in operator.mutation_positions(n)
+        )
+        for occurrence, (node, start, end) in enumerate(positions):
             if any(first <= start < last for first, last in idle) or _is_separator(node):
                 continue
             definition = ASTQuery(node).get_definition_name()
-            what = path.as_posix(), str(definition), operator_name, lines[start[0] - 1].strip()
-            seen[what] += 1
+            key = path.as_posix(), str(definition), operator_name, lines[start[0] - 1].strip()
+            seen[key] += 1
             spec = MutationSpec(
                 module_path=path,
                 operator_name=operator_name,
@@ -85,14 +87,14 @@ def mutants_of(path: Path) -> Iterator[WorkItem]:
                 end_pos=end,
                 definition_name=definition,
             )
-            yield WorkItem.single(_digest(*what, seen[what])[:10], spec)
+            yield WorkItem.single(_digest(*key, seen[key])[:10], spec)
 
 
 def sample(paths: Iterable[Path], number: int, seed: int) -> list[WorkItem]:
-    """Choose `number` mutants of the files, of each file in proportion to its lines.
+    """Choose `number` mutants of the files, for each file in proportion to its lines.
 
-    Every file ranks its own mutants by a digest. A change of one file moves the share of the others
-    by less than one mutant, and leaves the order of theirs as it is.
+    The mutants of a file are ranked by a digest. Changing one file changes the number of mutants of
+    another by less than one, and does not change their order.
     """
     ranked: list[tuple[float, WorkItem]] = []
     for path in paths:
@@ -116,7 +118,7 @@ def _span(node: ast.AST) -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 def _idle_nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield what no test can or should notice: types, assertions and messages to the log."""
+    """Yield nodes that tests cannot or should not check: types, assertions and log messages."""
     for node in ast.walk(tree):
         types = getattr(node, "annotation", None), getattr(node, "returns", None)
         yield from filter(None, types)
@@ -130,12 +132,12 @@ def _idle_nodes(tree: ast.AST) -> Iterator[ast.AST]:
                 yield node
             case ast.Call(func=ast.Name(id="cast" | "TypeVar")):
                 yield node.args[0]
-            case ast.keyword(arg="strict"):  # of zip: an assertion as well
+            case ast.keyword(arg="strict"):  # of zip: also an assertion
                 yield node.value
 
 
 def _is_separator(node: Any) -> bool:
-    """Whether it is the `*` or `/` between parameters, which cosmic-ray takes for an operator."""
+    """Whether it is the `*` or `/` between parameters, which cosmic-ray treats as an operator."""
     return bool(node.type == "operator" and node.parent.type == "parameters")
 
 

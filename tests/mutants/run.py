@@ -1,4 +1,4 @@
-"""Mutants are tried by two processes, each in a copy of the checkout of its own."""
+"""Execution of mutants in two processes, each with its own copy of the checkout."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from cosmic_ray.testing import run_tests
 from cosmic_ray.work_item import TestOutcome, WorkItem, WorkResult
 
 from mutants import examples
-from mutants.nearest import Suite, suite_of
+from mutants.suites import Suite, suite_of
 from support.postgres import SERVER_VARIABLE, running_server
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PROCESSES = 2
 LONGEST_SUITE = 900.0
-#: Of a suite without a mutant: a busy machine can fail a test that waits for a time limit.
+#: Attempts to run a suite without a mutant: on a busy machine a test may exceed a time limit.
 _TRIES = 3
 _NOT_COPIED = shutil.ignore_patterns(".*", "site", "dist")
 _PYTEST = (
@@ -39,22 +39,23 @@ _PYTEST = (
 
 @contextmanager
 def copies() -> Iterator[ProcessPoolExecutor]:
-    """Processes, each with a copy of the checkout and a PostgreSQL; interrupted, they are killed.
+    """Start processes, each with a copy of the checkout and a PostgreSQL server.
 
-    A server that a test started itself would outlive a timeout, which kills that test.
+    They are killed if the block is interrupted. The servers are started here, since a server that a
+    test starts would keep running when the test is killed after a timeout.
     """
     context = multiprocessing.get_context("spawn")
-    places: SimpleQueue[tuple[Path, str]] = context.SimpleQueue()
+    environments: SimpleQueue[tuple[Path, str]] = context.SimpleQueue()
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="replaydb-mutants-"))
         for number in range(PROCESSES):
             root = shutil.copytree(CHECKOUT, Path(folder, str(number)), ignore=_NOT_COPIED)
-            places.put((root, stack.enter_context(running_server()).url))
-        pool = stack.enter_context(ProcessPoolExecutor(PROCESSES, context, _enter, (places,)))
+            environments.put((root, stack.enter_context(running_server()).url))
+        pool = stack.enter_context(ProcessPoolExecutor(PROCESSES, context, _enter, (environments,)))
         try:
             yield pool
         except BaseException:
-            # Tests are in sessions of their own: neither Ctrl-C nor the end of a worker ends them.
+            # Tests run in their own sessions, so neither Ctrl-C nor the end of a worker stops them.
             pool.shutdown(wait=False, cancel_futures=True)
             for worker in map(psutil.Process, (one.pid for one in context.active_children())):
                 for process in worker, *worker.children(recursive=True):
@@ -63,7 +64,7 @@ def copies() -> Iterator[ProcessPoolExecutor]:
 
 
 def unmutated(suites: Iterable[Suite], pool: ProcessPoolExecutor) -> Iterator[tuple[str, float]]:
-    """Yield how many seconds each suite takes without a mutant; it must pass."""
+    """Yield the duration of each suite in seconds without a mutant. All tests must pass."""
     running = [pool.submit(_try_unmutated, suite) for suite in suites]
     for future in as_completed(running):
         yield future.result()
@@ -81,10 +82,10 @@ def outcomes(
         yield running[future], future.result()
 
 
-def _enter(places: SimpleQueue[tuple[Path, str]]) -> None:
+def _enter(environments: SimpleQueue[tuple[Path, str]]) -> None:
     """Make one of the copies the current directory, where cosmic-ray writes its mutants."""
-    signal.signal(signal.SIGINT, lambda *_: None)  # the parent decides; tests have the default
-    root, os.environ[SERVER_VARIABLE] = places.get()
+    signal.signal(signal.SIGINT, lambda *_: None)  # the parent decides; tests get the default
+    root, os.environ[SERVER_VARIABLE] = environments.get()
     os.chdir(root)
     os.environ["PYTHONPATH"] = f"{root / 'src'}{os.pathsep}{root / 'tests'}"
 

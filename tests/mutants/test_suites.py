@@ -1,4 +1,4 @@
-"""The table of suites follows the tests when they are renamed."""
+"""The table of test suites is up to date, and the sample of mutants is stable."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mutants.generate import sample, source_files
-from mutants.nearest import suite_of
+from mutants.suites import suite_of
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -17,14 +17,14 @@ def _in_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(CHECKOUT)
 
 
-def test_the_tests_of_every_file_exist() -> None:
+def test_all_tests_in_suites_exist() -> None:
     named = {Path(option) for path in source_files() for option in suite_of(path).options}
     paths = {path for path in named if path.parts[:1] == ("tests",)}
     assert paths
     assert not [path for path in paths if not path.exists()]
 
 
-def test_a_sample_is_stable_when_code_changes(tmp_path: Path) -> None:
+def test_a_sample_is_stable_when_other_code_changes(tmp_path: Path) -> None:
     path = tmp_path / "src" / "module.py"
     path.parent.mkdir()
     before = "def first():\n    return 1 + 2\n\n\ndef second():\n    return 3 < 4\n"

@@ -1,4 +1,4 @@
-"""Stores with something of everything in them, to be copied and looked at."""
+"""Stores with rows in every table, to be copied and checked."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from support.postgres import PostgresServer
 DAY = 86_400.0
 
 
-async def live(url: str, *, payloads: str | None = None) -> None:
-    """Groups of every status, two buffers, runs with lineage, leases, draws, cursors, tags."""
+async def populate(url: str, *, payloads: str | None = None) -> None:
+    """Fill a store: every status, two buffers, runs with lineage, leases, draws, cursors, tags."""
     async with Store.open(url, run="first", run_metadata={"lr": 1e-6}, payloads=payloads) as store:
         math = await store.buffer(
             "math", seed=7, indexed_tags=["level"], max_staleness=20, capacity=rdb.Capacity(500)
@@ -29,8 +29,8 @@ async def live(url: str, *, payloads: str | None = None) -> None:
             cursor={"gsm8k": 0.1, "text": {"at": [1, 2.50]}},
         )
         await math.put(groups(5, "code", version=1, priority=3.0))
-        said = episode(0.5, 2, text=GENERATED, metadata={"said": GENERATED})
-        talk = rdb.EpisodeGroup("code", [conversation(), said], group_uid="talk", prompt=GENERATED)
+        texts = episode(0.5, 2, text=GENERATED, metadata={"text": GENERATED})
+        talk = rdb.EpisodeGroup("code", [conversation(), texts], group_uid="talk", prompt=GENERATED)
         await math.put([talk, long_group("long", 9000), group("ä\u2028", status="failed")])
         await math.open_group("gsm8k", "open", 3, deadline=DAY)
         await math.lease(1, statuses=["pending"], ttl=DAY)
@@ -44,13 +44,13 @@ async def live(url: str, *, payloads: str | None = None) -> None:
     async with Store.open(url, run="second", lineage="first") as store:
         await (await store.buffer("other")).put(groups(3, "code", version=2))
         math = await store.buffer("math")
-        await math.put(group("newest"))  # its id is the last that was given, though it is gone
+        await math.put(group("newest"))  # deleted, but the largest generated id
         await math.delete(uids="newest")
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Callable[[str], str]:
-    """A folder for payloads, by a name."""
+def location(tmp_path: Path) -> Callable[[str], str]:
+    """Create folders for payloads by name; return their URLs."""
 
     def made(name: str) -> str:
         folder = tmp_path / name
@@ -61,35 +61,35 @@ def place(tmp_path: Path) -> Callable[[str], str]:
 
 
 @pytest.fixture(scope="session")
-def _lived_file(_migrated_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = Path(shutil.copy(_migrated_file, tmp_path_factory.mktemp("lived") / "replay.db"))
-    asyncio.run(live(f"sqlite:///{path}"))
+def _populated_file(_migrated_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = Path(shutil.copy(_migrated_file, tmp_path_factory.mktemp("populated") / "replay.db"))
+    asyncio.run(populate(f"sqlite:///{path}"))
     return path
 
 
 @pytest.fixture(scope="session")
-def _lived_database(postgres: PostgresServer, _migrated_template: str) -> str:
-    url = postgres.create_database("lived", _migrated_template)
-    asyncio.run(live(url))
+def _populated_database(postgres: PostgresServer, _migrated_template: str) -> str:
+    url = postgres.create_database("populated", _migrated_template)
+    asyncio.run(populate(url))
     return url
 
 
 @pytest.fixture
-def lived_sqlite_url(_lived_file: Path, tmp_path: Path) -> str:
-    """A SQLite file with something of everything, payloads inside."""
-    return f"sqlite:///{shutil.copy(_lived_file, tmp_path / 'lived.db')}"
+def populated_sqlite_url(_populated_file: Path, tmp_path: Path) -> str:
+    """A SQLite file with rows in every table, payloads inside."""
+    return f"sqlite:///{shutil.copy(_populated_file, tmp_path / 'populated.db')}"
 
 
 @pytest.fixture
-def lived_postgresql_url(postgres: PostgresServer, _lived_database: str) -> Iterator[str]:
-    """A PostgreSQL database with something of everything, payloads inside."""
-    url = postgres.create_database("lived", _lived_database)
+def populated_postgresql_url(postgres: PostgresServer, _populated_database: str) -> Iterator[str]:
+    """A PostgreSQL database with rows in every table, payloads inside."""
+    url = postgres.create_database("populated", _populated_database)
     yield url
     postgres.drop_database(url)
 
 
 @pytest.fixture
-def lived(engine_name: str, request: pytest.FixtureRequest) -> str:
-    """A store with something of everything, payloads inside."""
-    address: str = request.getfixturevalue(f"lived_{engine_name}_url")
+def populated(engine_name: str, request: pytest.FixtureRequest) -> str:
+    """A store with rows in every table, payloads inside."""
+    address: str = request.getfixturevalue(f"populated_{engine_name}_url")
     return address

@@ -1,4 +1,4 @@
-"""A copy is the store again: the same rows, the same payloads, and the same draws from then on."""
+"""A copy has the same rows and payloads as the store, and draws the same groups afterwards."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import delete, select, text, update
 
 import replaydb as rdb
-from operations.conftest import live
+from operations.conftest import populate
 from replaydb import Store
 from replaydb.database import copying, migrations
 from replaydb.database.engines import backend_for
@@ -33,14 +33,14 @@ from replaydb.operations import CopyReport, copy, verify
 from support.connections import transaction
 from support.damage import damage
 from support.groups import group, groups
-from support.ledger import check_books, group_rows, number_of
+from support.invariants import check_invariants, group_rows, number_of
 
 Contents = dict[str, list[tuple[object, ...]]]
 
 
 @pytest.fixture
 def target(engine_name: str, request: pytest.FixtureRequest) -> str:
-    """A migrated database without rows, of the engine that `url` is not of."""
+    """A migrated database without rows, of the other engine than `url`."""
     name = "own_postgresql_url" if engine_name == "sqlite" else "sqlite_url"
     url: str = request.getfixturevalue(name)
     return url
@@ -48,7 +48,7 @@ def target(engine_name: str, request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def empty_target(engine_name: str, request: pytest.FixtureRequest) -> str:
-    """A database without tables, of the same engine as `url` or of the other."""
+    """A database without tables, of the same engine as `url` or the other one."""
     other = "postgresql" if engine_name == "sqlite" else "sqlite"
     name = other if request.param == "other engine" else engine_name
     url: str = request.getfixturevalue(f"empty_{name}_url")
@@ -56,12 +56,12 @@ def empty_target(engine_name: str, request: pytest.FixtureRequest) -> str:
 
 
 async def contents(url: str) -> Contents:
-    """Every row of every table, but where payloads are; theirs with their length."""
+    """Return every row of every table, with payload lengths instead of payload locations."""
     found: Contents = {}
     async with transaction(url) as connection:
         for family in families():
             for table in (family.root, *family.children):
-                # Not the columns as they are copied: JSON is read here.
+                # Not the copied columns: here, JSON is parsed.
                 shown = columns(payload) if table is payload else table.columns
                 rows = await connection.execute(select(*shown).order_by(*table.primary_key))
                 found[table.name] = sorted(map(tuple, rows), key=repr)
@@ -69,7 +69,7 @@ async def contents(url: str) -> Contents:
 
 
 async def payload_bytes(url: str) -> dict[str, list[bytes]]:
-    """What the groups of the buffer `math` are made of, read by the store itself."""
+    """Return the token bytes of the groups of the buffer `math`, read by the store."""
     async with Store.open(url, read_only=True) as store:
         math = await store.buffer("math", create=False)
         found = await math.find(limit=1000)
@@ -79,7 +79,7 @@ async def payload_bytes(url: str) -> dict[str, list[bytes]]:
         }
 
 
-def test_every_table_is_copied_or_of_each_database_alone() -> None:
+def test_every_table_is_copied_or_excluded() -> None:
     views = {view.table.name for view in VIEWS}
     copied = [one for family in families() for one in (family.root, *family.children)]
     assert {one.name for one in [*copied, *OWN_TABLES]} == metadata.tables.keys() - views
@@ -92,55 +92,55 @@ def test_every_table_is_copied_or_of_each_database_alone() -> None:
     indirect=["empty_target"],
 )
 async def test_everything_is_the_same(
-    url: str, empty_target: str, here: str, there: str, place: Callable[[str], str]
+    url: str, empty_target: str, here: str, there: str, location: Callable[[str], str]
 ) -> None:
     target = empty_target
-    await live(url, payloads=place("here") if here == "out" else None)
+    await populate(url, payloads=location("here") if here == "out" else None)
     seen: list[CopyReport] = []
-    payloads = place("there") if there == "out" else None
+    payloads = location("there") if there == "out" else None
     report = await copy(url, target, payloads=payloads, progress=seen.append)
     assert await contents(target) == await contents(url)
     assert await payload_bytes(target) == await payload_bytes(url)
     assert await number_of(target, pack) == int(there == "out")
-    await check_books(target)
+    await check_invariants(target)
     assert report == seen[-1]
     assert report.is_finished
     assert report.num_seen == report.num_groups == await number_of(url, episode_group)
     assert report.num_payloads == report.num_checked == await number_of(url, payload)
-    went_on = []
+    later_draws = []
     async with Store.open(url) as old, Store.open(target) as new:
         for store in (old, new):
             math = await store.buffer("math", create=False)
             batch = await math.sample(5, rdb.Prioritized(), step=9)
             more = await math.sample(5)
             ids = await math.put(groups(2, "later"))
-            went_on.append((batch.ids, batch.draw_id, more.ids, more.draw_id, ids))
-    assert went_on[0] == went_on[1]
+            later_draws.append((batch.ids, batch.draw_id, more.ids, more.draw_id, ids))
+    assert later_draws[0] == later_draws[1]
 
 
-async def test_what_is_broken_off_goes_on(lived: str, target: str) -> None:
+async def test_an_interrupted_copy_resumes(populated: str, target: str) -> None:
     def stop(report: CopyReport) -> None:
         if report.num_payloads:
             raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        await copy(lived, target, progress=stop)
+        await copy(populated, target, progress=stop)
     for write in (True, False):
         with pytest.raises(rdb.SchemaError, match="not finished"):
             await Store.open(target, read_only=not write)
     with pytest.raises(rdb.SchemaError, match="not finished"):
         await migrations.upgrade(target)
-    report = await copy(lived, target)
+    report = await copy(populated, target)
     assert report.num_payloads == 0
-    assert await contents(target) == await contents(lived)
+    assert await contents(target) == await contents(populated)
 
 
-async def test_what_has_changed_meanwhile_is_brought_over(
-    lived: str, target: str, place: Callable[[str], str]
+async def test_changes_since_the_last_copy_are_copied(
+    populated: str, target: str, location: Callable[[str], str]
 ) -> None:
-    prepared = await copy(lived, target, payloads=place("there"), finish=False)
+    prepared = await copy(populated, target, payloads=location("there"), finish=False)
     assert not prepared.is_finished
-    async with Store.open(lived, run="third") as store:
+    async with Store.open(populated, run="third") as store:
         math = await store.buffer("math")
         await math.put([group("m5", rewards=[0.0, 0.5, 1.0])], on_duplicate="replace")
         await math.put(group("m6", rewards=[2.0]), on_duplicate="renew")
@@ -152,26 +152,28 @@ async def test_what_has_changed_meanwhile_is_brought_over(
             await math.revoke(lease.id)
         await math.update_settings(indexed_tags=[])
         await store.buffer("third")
-    async with transaction(lived) as connection:  # a run is gone, and comes again
+    async with transaction(populated) as connection:  # a run is deleted and created again
         second = run.c.name == "second"
-        theirs = episode_group.c.run_id.in_(select(run.c.id).where(second))
-        await connection.execute(update(episode_group).where(theirs).values(run_id=None))
+        its_groups = episode_group.c.run_id.in_(select(run.c.id).where(second))
+        await connection.execute(update(episode_group).where(its_groups).values(run_id=None))
         await connection.execute(delete(run).where(second))
-    async with Store.open(lived, run="second"):
+    async with Store.open(populated, run="second"):
         pass
-    report = await copy(lived, target)
-    assert await contents(target) == await contents(lived)
-    assert await payload_bytes(target) == await payload_bytes(lived)
+    report = await copy(populated, target)
+    assert await contents(target) == await contents(populated)
+    assert await payload_bytes(target) == await payload_bytes(populated)
     assert report.num_payloads == 3
-    await check_books(target)
+    await check_invariants(target)
 
 
-async def test_while_others_write(lived: str, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_while_others_write(
+    populated: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys.modules["replaydb.operations.copy"], "PAGE", 5)
     stop = asyncio.Event()
 
     async def work() -> None:
-        async with Store.open(lived, run="busy") as store:
+        async with Store.open(populated, run="busy") as store:
             math, i = await store.buffer("math"), 0
             while not stop.is_set():
                 await math.put([group(f"busy-{i}-{j}", tags={"level": j}) for j in range(4)])
@@ -184,23 +186,23 @@ async def test_while_others_write(lived: str, target: str, monkeypatch: pytest.M
 
     writer = asyncio.create_task(work())
     try:
-        report = await copy(lived, target)
+        report = await copy(populated, target)
     finally:
         stop.set()
         await writer
-    await check_books(target)  # a state that there was
+    await check_invariants(target)  # a consistent state
     assert report.is_finished
-    old, new = await group_rows(lived), await group_rows(target)
+    old, new = await group_rows(populated), await group_rows(target)
     first = [{row["group_uid"] for row in some if row["run_id"] == 1} for some in (old, new)]
-    assert first[0] == first[1]  # what nobody touched
+    assert first[0] == first[1]  # groups that were not changed
 
 
-async def test_what_is_in_use_is_no_target(lived: str, target: str, tmp_path: Path) -> None:
+async def test_a_target_in_use_is_refused(populated: str, target: str, tmp_path: Path) -> None:
     async with Store.open(target) as store:
         await store.buffer("mine")
     before = await contents(target)
     with pytest.raises(rdb.InvalidInputError, match="rows in the table buffer") as caught:
-        await copy(lived, target)
+        await copy(populated, target)
     assert caught.value.field == "target"
     assert await contents(target) == before
     async with Store.open(target) as store:
@@ -211,76 +213,80 @@ async def test_what_is_in_use_is_no_target(lived: str, target: str, tmp_path: Pa
     assert not (tmp_path / "missing.db").exists()
 
 
-async def test_damaged_payloads_are_named_and_all_else_is_copied(lived: str, target: str) -> None:
-    async with transaction(lived) as connection:
+async def test_damaged_payloads_are_named_and_all_other_data_is_copied(
+    populated: str, target: str
+) -> None:
+    async with transaction(populated) as connection:
         await connection.execute(update(payload).values(checksum=7).where(payload.c.group_id == 5))
     with pytest.raises(rdb.CorruptPayloadError, match="checksum") as caught:
-        await copy(lived, target)
+        await copy(populated, target)
     assert list(caught.value.group_ids) == [5]
-    assert await number_of(target, payload) == await number_of(lived, payload) - 1
+    assert await number_of(target, payload) == await number_of(populated, payload) - 1
     with pytest.raises(rdb.SchemaError):
         await Store.open(target)
-    async with Store.open(lived) as store:
+    async with Store.open(populated) as store:
         await (await store.buffer("math")).delete(ids=[5])
-    await copy(lived, target)
-    assert await contents(target) == await contents(lived)
+    await copy(populated, target)
+    assert await contents(target) == await contents(populated)
 
 
-async def test_what_was_damaged_may_be_deleted_meanwhile(lived: str, target: str) -> None:
-    async with transaction(lived) as connection:
+async def test_a_damaged_group_deleted_during_the_copy(populated: str, target: str) -> None:
+    async with transaction(populated) as connection:
         await connection.execute(update(payload).where(payload.c.group_id == 5).values(checksum=1))
 
     async def delete_it() -> None:
-        async with Store.open(lived) as store:
+        async with Store.open(populated) as store:
             await (await store.buffer("math")).delete(ids=[5])
 
     threads: list[Thread] = []
 
-    def meet(report: CopyReport) -> None:
+    def delete_meanwhile(report: CopyReport) -> None:
         if report.num_rows and not threads:
             threads.append(Thread(target=lambda: asyncio.run(delete_it())))
             threads[0].start()
             threads[0].join()
 
-    assert (await copy(lived, target, progress=meet)).is_finished
-    assert await contents(target) == await contents(lived)
+    assert (await copy(populated, target, progress=delete_meanwhile)).is_finished
+    assert await contents(target) == await contents(populated)
 
 
 @pytest.mark.parametrize("layout", ["in", "out"])
 async def test_a_target_that_reads_back_differently_stays_closed(
-    lived: str, target: str, layout: str, place: Callable[[str], str]
+    populated: str, target: str, layout: str, location: Callable[[str], str]
 ) -> None:
-    """Its rows agree: a disk has changed bytes of a payload since they were written."""
-    payloads = place("there") if layout == "out" else None
-    await copy(lived, target, payloads=payloads, finish=False)
+    """Its rows match, but bytes of a payload were damaged after they were written."""
+    payloads = location("there") if layout == "out" else None
+    await copy(populated, target, payloads=payloads, finish=False)
     await damage(target, 5)
     seen: list[CopyReport] = []
-    with pytest.raises(rdb.CorruptPayloadError, match=r"1 of 50 .* read back .* copy again") as err:
-        await copy(lived, target, progress=seen.append)
+    with pytest.raises(
+        rdb.CorruptPayloadError, match=r"1 of 50 .* when read back.* copy again"
+    ) as err:
+        await copy(populated, target, progress=seen.append)
     assert list(err.value.group_ids) == [5]
     assert seen[-1].num_checked == 49
     assert not any(one.is_finished for one in seen)
     for read_only in (True, False):
         with pytest.raises(rdb.SchemaError, match="not finished"):
             await Store.open(target, read_only=read_only)
-    again = await copy(lived, target)
+    again = await copy(populated, target)
     assert (again.num_payloads, again.num_checked, again.is_finished) == (1, 50, True)
-    assert await payload_bytes(target) == await payload_bytes(lived)
-    await check_books(target)
+    assert await payload_bytes(target) == await payload_bytes(populated)
+    await check_invariants(target)
 
 
-async def test_how_long_packs_stay_is_copied(
-    url: str, target: str, place: Callable[[str], str]
+async def test_the_grace_period_is_copied(
+    url: str, target: str, location: Callable[[str], str]
 ) -> None:
-    await (await Store.open(url, payloads=place("here"), payload_grace=60)).close()
-    await copy(url, target, payloads=place("there"))
+    await (await Store.open(url, payloads=location("here"), payload_grace=60)).close()
+    await copy(url, target, payloads=location("there"))
     async with transaction(target) as connection:
         assert await connection.scalar(select(payload_place.c.grace_seconds)) == 60
 
 
-async def test_of_two_copies_at_once_the_last_to_begin_goes_on(lived: str, target: str) -> None:
+async def test_of_concurrent_copies_the_last_one_continues(populated: str, target: str) -> None:
     async def another() -> None:
-        await copy(lived, target)
+        await copy(populated, target)
         async with Store.open(target) as store:
             await (await store.buffer("math")).put(groups(3, "after"))
 
@@ -292,84 +298,82 @@ async def test_of_two_copies_at_once_the_last_to_begin_goes_on(lived: str, targe
             others[0].start()
             others[0].join()
 
-    with pytest.raises(rdb.SchemaError, match="another copy into it has taken over"):
-        await copy(lived, target, progress=let_another_finish)
-    assert await number_of(target, episode_group) == await number_of(lived, episode_group) + 3
-    with pytest.raises(rdb.SchemaError, match="taken over"):
+    with pytest.raises(rdb.SchemaError, match="another copy into it has begun since"):
+        await copy(populated, target, progress=let_another_finish)
+    assert await number_of(target, episode_group) == await number_of(populated, episode_group) + 3
+    with pytest.raises(rdb.SchemaError, match="begun since"):
         await copying.end_copy(backend_for(target), "copying another")
 
 
-async def test_a_copy_that_another_begins_before(
+async def test_a_copy_that_begins_during_preparation(
     empty_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between reading the target's revision and marking it."""
+    """Between reading and marking the revision of the target."""
     backend = backend_for(empty_url)
     prepare = migrations.prepare
 
-    async def late(*args: Any, **options: Any) -> None:
+    async def begun_before(*args: Any, **options: Any) -> None:
         monkeypatch.setattr(migrations, "prepare", prepare)
         await copying.begin_copy(backend)
         await prepare(*args, **options)
 
-    monkeypatch.setattr(migrations, "prepare", late)
+    monkeypatch.setattr(migrations, "prepare", begun_before)
     await copying.end_copy(backend, await copying.begin_copy(backend))
 
 
-async def test_who_had_the_empty_target_open_writes_nothing_into_it(
-    lived: str, target: str
-) -> None:
+async def test_a_store_opened_on_the_empty_target_cannot_write(populated: str, target: str) -> None:
     async with Store.open(target) as store:
-        await copy(lived, target, finish=False)
+        await copy(populated, target, finish=False)
         for create in (True, False):
             for name in ("mine", "math"):
                 with pytest.raises(rdb.SchemaError, match="not finished"):
                     await store.buffer(name, create=create)
         with pytest.raises(rdb.SchemaError, match="not finished"):
             await Store.open(target, run="mine")
-        await copy(lived, target)
-        assert await contents(target) == await contents(lived)
+        await copy(populated, target)
+        assert await contents(target) == await contents(populated)
         assert (await store.buffer("math")).name == "math"
 
 
-async def test_making_a_buffer_and_beginning_a_copy_exclude_each_other(target: str) -> None:
+async def test_creating_a_buffer_and_beginning_a_copy_exclude_each_other(target: str) -> None:
     for _ in range(5):
         async with Store.open(target) as store:
-            made, begun = await asyncio.gather(
+            created, begun = await asyncio.gather(
                 store.buffer("mine"),
                 copying.begin_copy(backend_for(target)),
                 return_exceptions=True,
             )
-        assert isinstance(made, rdb.SchemaError) != isinstance(begun, rdb.InvalidInputError)
+        assert isinstance(created, rdb.SchemaError) != isinstance(begun, rdb.InvalidInputError)
         async with transaction(target) as connection:
             await connection.execute(delete(buffer))
             sql = text("UPDATE replaydb_alembic_version SET version_num = :revision")
             await connection.execute(sql, {"revision": REVISIONS[-1]})
 
 
-async def test_json_of_another_type_is_another_value(lived: str, target: str) -> None:
+async def test_json_of_another_type_is_another_value(populated: str, target: str) -> None:
     async def change(tags: dict[str, object]) -> None:
-        async with Store.open(lived) as store:
+        async with Store.open(populated) as store:
             await (await store.buffer("math")).update(uids="m7", tags=tags)
 
     await change({"level": 1, "x": 1.0, "zero": 0.0})
-    await copy(lived, target, finish=False)
+    await copy(populated, target, finish=False)
     await change({"level": True, "x": 1, "zero": -0.0})
-    await copy(lived, target)
-    assert repr(await contents(target)) == repr(await contents(lived))
+    await copy(populated, target)
+    assert repr(await contents(target)) == repr(await contents(populated))
 
 
-async def test_json_that_is_no_object(lived: str, target: str) -> None:
-    """SQLite makes numbers of texts that are some; they are to be read as they were put."""
+async def test_json_scalars_are_copied_exactly(populated: str, target: str) -> None:
+    """SQLite converts numeric text to numbers; values must be read as they were put."""
     given = {
         "one": 1.0, "minus": -0.0, "large": 1e16, "beyond": 2**64 - 1, "third": 1 / 3, "yes": True,
         "text": "shard-3/17", "digits": "12", "hex": "0x10", "empty": "", "list": [1.0, "a"],
     }  # fmt: skip
-    async with Store.open(lived) as store:
+    async with Store.open(populated) as store:
         await (await store.buffer("math")).put(group("cursors"), cursor=given | {"old": 7})
-    async with transaction(lived) as connection:  # as earlier versions had it on SQLite
+    async with transaction(populated) as connection:  # as earlier versions stored it on SQLite
         await connection.execute(text("UPDATE cursor SET value = '7' WHERE name = 'old'"))
-    assert (await copy(lived, target)).is_finished
-    for url in (lived, target):
+    assert (await copy(populated, target)).is_finished
+    for url in (populated, target):
         async with Store.open(url, read_only=True) as store:
             math = await store.buffer("math", create=False)
             found = {name: await math.cursor(name) for name in [*given, "old"]}

@@ -1,4 +1,4 @@
-"""What is wrong is found on the real engines, said with its mend, and left as it is."""
+"""`doctor` finds problems on real engines, suggests fixes and changes nothing."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from support.groups import groups, long_group
 from support.postgres import PostgresServer
 from support.users import without_root
 
-#: What every PostgreSQL of the tests has, for the sake of speed.
+#: Warnings of every test server, which is configured for speed.
 FAST = {"durability", "autovacuum"}
 
 
 def wrong(found: tuple[Finding, ...]) -> dict[str, Finding]:
-    assert all((one.mend is None) == (one.level == "good") for one in found), found
+    assert all((one.fix is None) == (one.level == "good") for one in found), found
     return {one.subject: one for one in found if one.level != "good"}
 
 
@@ -36,33 +36,33 @@ def path_of(url: str) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def a_mended_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of tests that are not about it."""
-    monkeypatch.setattr(sqlite_checkup, "_MENDED", (3, 0, 0))
+def fixed_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Treat the installed SQLite as free of known faults."""
+    monkeypatch.setattr(sqlite_checkup, "_FIXED", (3, 0, 0))
 
 
-async def test_what_is_good_is_told_too(store: Store, engine_name: str, url: str) -> None:
+async def test_good_results_are_included(store: Store, engine_name: str, url: str) -> None:
     await (await store.buffer("math")).put(groups(3))
     found = await examine(url)
     assert wrong(found).keys() == (FAST if engine_name == "postgresql" else set())
     subjects = {one.subject for one in found}
-    assert {"disk", "tables", "clock", "payload place"} <= subjects
+    assert {"disk", "tables", "clock", "payload store"} <= subjects
     engine = {"SQLite", "journal", "file", "log", "rights"}
     server = {"PostgreSQL", "server", "encoding", "connections", "indexes", "dead rows"}
     assert (engine if engine_name == "sqlite" else server | FAST) <= subjects
 
 
-async def test_tables_that_are_not_those_of_this_version(empty_url: str, engine_name: str) -> None:
+async def test_tables_of_another_version(empty_url: str, engine_name: str) -> None:
     await migrations.upgrade(empty_url, "0005")
     found = wrong(await examine(empty_url))
-    assert found.keys() - FAST == {"tables"}  # which are not looked into
+    assert found.keys() - FAST == {"tables"}  # other checks are skipped
     old = found["tables"]
     assert (old.level, "replaydb db upgrade" in old.text) == ("bad", True)
     await migrations.upgrade(empty_url)
     assert "tables" not in wrong(await examine(empty_url))
 
 
-async def test_an_index_that_is_gone(own_url: str) -> None:
+async def test_a_missing_index(own_url: str) -> None:
     await _execute(own_url, "DROP INDEX ix_draw_step")
     gone = wrong(await examine(own_url))["tables"]
     assert (gone.level, "ix_draw_step" in gone.text) == ("bad", True)
@@ -70,7 +70,7 @@ async def test_an_index_that_is_gone(own_url: str) -> None:
     assert "tables" not in wrong(await examine(own_url))
 
 
-async def test_a_database_that_is_not_there(url: str, engine_name: str, tmp_path: Path) -> None:
+async def test_a_missing_database(url: str, engine_name: str, tmp_path: Path) -> None:
     if engine_name == "sqlite":
         missing = f"sqlite:///{tmp_path / 'missing.db'}"
     else:
@@ -81,7 +81,7 @@ async def test_a_database_that_is_not_there(url: str, engine_name: str, tmp_path
     assert not (tmp_path / "missing.db").exists()
 
 
-async def test_a_clock_that_differs(url: str, clock: Clock) -> None:
+async def test_clock_skew(url: str, clock: Clock) -> None:
     clock.jump(1.5)
     assert "clock" not in wrong(await examine(url))
     clock.jump(10)
@@ -92,30 +92,30 @@ async def test_a_clock_that_differs(url: str, clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("layout", ["outside"])
-async def test_a_place_of_payloads_that_is_gone(layout: str, url: str) -> None:
-    good = {one.subject: one for one in await examine(url)}["payload place"]
+async def test_a_missing_payload_store(layout: str, url: str) -> None:
+    good = {one.subject: one for one in await examine(url)}["payload store"]
     assert good.level == "good"
     folder = Path(good.text.removeprefix("file://"))
     folder.rename(folder.with_name("away"))  # noqa: ASYNC240
-    gone = wrong(await examine(url))["payload place"]
-    assert (gone.level, "relocate" in (gone.mend or "")) == ("bad", True)
+    gone = wrong(await examine(url))["payload store"]
+    assert (gone.level, "relocate" in (gone.fix or "")) == ("bad", True)
 
 
 async def test_a_library_with_a_known_fault(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_checkup, "_MENDED", (99, 0, 0))
+    monkeypatch.setattr(sqlite_checkup, "_FIXED", (99, 0, 0))
     fault = wrong(await examine(sqlite_url))["SQLite"]
     assert (fault.level, sqlite3.sqlite_version in fault.text) == ("warning", True)
     line = tuple(int(part) for part in sqlite3.sqlite_version.split("."))[:2]
-    monkeypatch.setattr(sqlite_checkup, "_MENDED_EARLIER", {line: 0})
+    monkeypatch.setattr(sqlite_checkup, "_FIXED_EARLIER", {line: 0})
     assert "SQLite" not in wrong(await examine(sqlite_url))
 
 
 async def test_a_network_filesystem(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite, "_filesystem_of", lambda path: "nfs4")
     (found,) = await examine(sqlite_url)
-    assert (found.level, found.subject, "nfs4" in found.text) == ("bad", "place", True)
+    assert (found.level, found.subject, "nfs4" in found.text) == ("bad", "location", True)
 
 
 async def test_a_file_with_another_journal_and_small_pages(tmp_path: Path) -> None:
@@ -128,12 +128,10 @@ async def test_a_file_with_another_journal_and_small_pages(tmp_path: Path) -> No
     assert found.keys() == {"journal", "file"}
     assert "4096" in found["file"].text
     with sqlite3.connect(path) as connection:
-        assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)  # as it was
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)  # unchanged
 
 
-async def test_a_file_that_holds_mostly_nothing(
-    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_file_that_is_mostly_free(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite_checkup, "MUCH_FREE", 100_000)
     async with Store.open(sqlite_url) as store:
         buffer = await store.buffer("math")
@@ -141,10 +139,10 @@ async def test_a_file_that_holds_mostly_nothing(
         assert "file" not in wrong(await examine(sqlite_url))
         await buffer.delete(statuses="completed")
         free = wrong(await examine(sqlite_url))["file"]
-    assert (free.level, "vacuum" in (free.mend or "")) == ("warning", True)
+    assert (free.level, "vacuum" in (free.fix or "")) == ("warning", True)
 
 
-async def test_a_log_that_grows_under_somebody_who_reads(
+async def test_a_log_that_grows_during_a_long_read(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite_checkup, "LONG_LOG", 6_000_000)
@@ -159,13 +157,14 @@ async def test_a_log_that_grows_under_somebody_who_reads(
         reader.close()
 
 
-async def test_a_disk_that_is_full(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_disk(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite_checkup, "LEAST_FREE", 1 << 62)
     assert wrong(await examine(sqlite_url))["disk"].level == "bad"
 
 
-def test_a_file_that_can_only_be_read(sqlite_url: str) -> None:
-    with tempfile.TemporaryDirectory(prefix="replaydb-closed-") as name:  # pytest's are closed
+def test_a_read_only_file(sqlite_url: str) -> None:
+    # The folders of pytest are private to the user that runs it.
+    with tempfile.TemporaryDirectory(prefix="replaydb-closed-") as name:
         folder = Path(name)
         shutil.copy(path_of(sqlite_url), folder / "replay.db")
         (folder / "replay.db").chmod(0o444)
@@ -176,8 +175,8 @@ def test_a_file_that_can_only_be_read(sqlite_url: str) -> None:
     assert found["rights"].level == "warning"
 
 
-async def test_a_server_that_is_set_up_carelessly(postgresql_url: str) -> None:
-    """As that of the tests is."""
+async def test_an_unsafe_server_configuration(postgresql_url: str) -> None:
+    """The test server has one."""
     found = await examine(postgresql_url)
     bad = {one.text.split()[0] for one in found if one.level == "bad"}
     assert bad == {"fsync", "full_page_writes", "synchronous_commit", "autovacuum"}
@@ -194,7 +193,7 @@ async def test_limits_that_are_too_short(own_postgresql_url: str) -> None:
     short = [one for one in await examine(own_postgresql_url) if one.subject == "limits"]
     assert {one.text.split()[0] for one in short} == set(names)
     assert all(one.level == "warning" and "59 s" in one.text for one in short)
-    assert all("ALTER ROLE" in (one.mend or "") for one in short)
+    assert all("ALTER ROLE" in (one.fix or "") for one in short)
 
 
 async def test_sessions_whose_activity_is_not_tracked(own_postgresql_url: str) -> None:
@@ -204,7 +203,7 @@ async def test_sessions_whose_activity_is_not_tracked(own_postgresql_url: str) -
     await _execute(own_postgresql_url, f'ALTER DATABASE "{database}" SET track_activities = off')
     found = wrong(await examine(own_postgresql_url))["commits"]
     assert (found.level, "track_activities" in found.text) == ("warning", True)
-    assert "track_activities = on" in (found.mend or "")
+    assert "track_activities = on" in (found.fix or "")
 
 
 async def test_an_index_that_was_never_finished(own_postgresql_url: str) -> None:
@@ -214,10 +213,10 @@ async def test_an_index_that_was_never_finished(own_postgresql_url: str) -> None
     assert (found.level, "ix_draw_latest" in found.text) == ("bad", True)
 
 
-async def test_what_becomes_of_a_server_in_use(
+async def test_growth_of_a_server_in_use(
     own_postgresql_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Limits are set to where this server is."""
+    """Limits are set to values that this server exceeds."""
     url = own_postgresql_url
     async with Store.open(url) as store:
         await (await store.buffer("math")).put(groups(30))
@@ -227,15 +226,15 @@ async def test_what_becomes_of_a_server_in_use(
               "BOUNDS_TRANSACTIONS": 99, "LONG_LOG": 0.0}  # fmt: skip
     for name, value in limits.items():
         monkeypatch.setattr(postgresql_checkup, name, value)
-    async with transaction(url) as connection:  # that does not end
+    async with transaction(url) as connection:  # stays open
         await connection.exec_driver_sql("SELECT 1")
         found = wrong(await examine(url))
     expected = {"connections", "dead rows", "row ages", "transactions", "payloads", "PostgreSQL"}
     assert found.keys() == expected | FAST | {"log"}
-    assert "pg_terminate_backend" in (found["transactions"].mend or "")
+    assert "pg_terminate_backend" in (found["transactions"].fix or "")
 
 
-def test_a_database_that_cannot_hold_every_text(postgres: PostgresServer) -> None:
+def test_a_database_with_another_encoding(postgres: PostgresServer) -> None:
     url = postgres.create_database("latin")
     name = url.split("?")[0].rsplit("/", 1)[1]
     postgres.execute(postgres.url, f'DROP DATABASE "{name}"')
@@ -246,15 +245,16 @@ def test_a_database_that_cannot_hold_every_text(postgres: PostgresServer) -> Non
     postgres.drop_database(url)
 
 
-def test_the_command_says_what_mends_it(url: str, engine_name: str, tmp_path: Path) -> None:
-    told = run("doctor", url=url)
-    assert told.exit_code == (1 if engine_name == "postgresql" else 0), told.output
-    assert "revision" in told.output
+def test_the_doctor_command(url: str, engine_name: str, tmp_path: Path) -> None:
+    result = run("doctor", url=url)
+    assert result.exit_code == (1 if engine_name == "postgresql" else 0), result.output
+    assert "revision" in result.output
+    assert any(line.split() == ["check", "result", "fix"] for line in result.output.splitlines())
     bad = run("doctor", "--json", url=f"sqlite:///{tmp_path / 'missing.db'}")
     assert bad.exit_code == 1
     assert '"level": "bad"' in bad.stdout
     if engine_name == "sqlite":
-        assert ["good", "clock"] in [row[:2] for row in rows_of(told)]
+        assert ["good", "clock"] in [row[:2] for row in rows_of(result)]
         assert {one["level"] for one in json_of("doctor", url=url)} == {"good"}
 
 

@@ -1,4 +1,4 @@
-"""Groups, draws, buffers and runs are deleted in steps, beside those who use them."""
+"""Groups, draws, buffers and runs are deleted in short steps while they are in use."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.clock import Clock
 from support.connections import transaction
 from support.engines import postgresql_nightly
 from support.groups import group, groups, long_group
-from support.ledger import check_books, number_of
+from support.invariants import check_invariants, number_of
 from support.tables import table_sizes
 
 NOTHING = {"episode_group": 0, "payload": 0, "episode": 0, "transcript": 0}
@@ -28,7 +28,7 @@ NOTHING = {"episode_group": 0, "payload": 0, "episode": 0, "transcript": 0}
 
 @pytest.fixture(autouse=True)
 def short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pages and steps end within what a test deletes."""
+    """Use pages and steps smaller than what a test deletes."""
     monkeypatch.setattr(removal, "PAGE", 7)
     monkeypatch.setattr(removal, "FIRST_STEP", 2)
     monkeypatch.setattr(removal, "LONGEST_STEP", 3)
@@ -36,7 +36,7 @@ def short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def meanwhile(monkeypatch: pytest.MonkeyPatch) -> list[Awaitable[object]]:
-    """What others do, one after each step."""
+    """Calls of other processes, one after each step."""
     calls: list[Awaitable[object]] = []
 
     async def others_turn(_: float) -> None:
@@ -63,8 +63,8 @@ async def test_groups_are_pruned_by_status_age_and_run(
     await mine.update(uids=["young-0", "young-1"], status="archived")
 
     seen: list[tuple[int, int | None]] = []
-    looked = await operations.prune_groups(store, names="math", min_age=500, runs="test")
-    assert (looked.dry_run, looked.num_groups) == (True, 10)
+    dry_run_report = await operations.prune_groups(store, names="math", min_age=500, runs="test")
+    assert (dry_run_report.dry_run, dry_run_report.num_groups) == (True, 10)
     assert await mine.count() == 20
     done = await operations.prune_groups(
         store,
@@ -72,9 +72,9 @@ async def test_groups_are_pruned_by_status_age_and_run(
         min_age=500,
         runs="test",
         dry_run=False,
-        progress=lambda *told: seen.append(told),
+        progress=lambda *counts: seen.append(counts),
     )
-    assert (done.num_groups, done.num_bytes) == (10, looked.num_bytes)
+    assert (done.num_groups, done.num_bytes) == (10, dry_run_report.num_bytes)
     assert done.num_bytes > 0
     assert seen[0][1] == seen[-1][0] == seen[-1][1] == 10
     assert len(seen) > 3
@@ -85,10 +85,10 @@ async def test_groups_are_pruned_by_status_age_and_run(
     assert await beside.count() == 0
 
 
-async def test_what_somebody_brings_back_meanwhile_stays(
+async def test_groups_unarchived_meanwhile_are_kept(
     store: Store, meanwhile: list[Awaitable[object]]
 ) -> None:
-    """Between the look and the step that was to delete it."""
+    """Between the read of its id and the step that would delete it."""
     buffer = await store.buffer("math")
     await buffer.put(groups(6))
     await buffer.update(uids=[f"gsm8k-{i}" for i in range(6)], status="archived")
@@ -98,7 +98,7 @@ async def test_what_somebody_brings_back_meanwhile_stays(
     assert [one.group_uid for one in await buffer.find(statuses="completed")] == ["gsm8k-5"]
 
 
-async def test_draws_are_pruned_but_those_that_hold_groups(
+async def test_draws_are_pruned_except_those_with_leased_groups(
     store: Store, other: Store, clock: Clock, url: str
 ) -> None:
     mine, theirs = await store.buffer("math"), await other.buffer("math")
@@ -121,7 +121,7 @@ async def test_draws_are_pruned_but_those_that_hold_groups(
 
 
 @pytest.mark.parametrize("layout", ["inside", "outside"])
-async def test_a_buffer_is_deleted_with_all_that_is_its_own(
+async def test_a_buffer_is_deleted_with_all_its_data(
     store: Store, other: Store, layout: str, url: str, meanwhile: list[Awaitable[object]]
 ) -> None:
     buffer, beside = await store.buffer("math"), await store.buffer("code")
@@ -132,12 +132,12 @@ async def test_a_buffer_is_deleted_with_all_that_is_its_own(
         await buffer.sample(2)
     theirs = await other.buffer("math")
     held = await theirs.lease(3, ttl=600)
-    looked = await operations.delete_buffer(store, "math", dry_run=True)
-    assert (looked.num_groups, looked.num_draws) == (11, 5)
+    dry_run_report = await operations.delete_buffer(store, "math", dry_run=True)
+    assert (dry_run_report.num_groups, dry_run_report.num_draws) == (11, 5)
     assert await buffer.count() == 11
-    meanwhile.append(theirs.put(group("late")))  # which goes with the buffer
+    meanwhile.append(theirs.put(group("late")))  # deleted with the buffer
     done = await operations.delete_buffer(store, "math")
-    assert (done.num_groups, done.num_draws, done.num_bytes) == (11, 5, looked.num_bytes)
+    assert (done.num_groups, done.num_draws, done.num_bytes) == (11, 5, dry_run_report.num_bytes)
     assert [one.name for one in await store.buffers()] == ["code"]
     for table in (draw, draw_group, lease, cursor):
         assert await number_of(url, table) == 0
@@ -180,7 +180,7 @@ async def test_a_buffer_is_deleted_with_all_that_is_its_own(
 
 
 async def test_a_buffer_does_not_use_the_id_of_another(store: Store, url: str) -> None:
-    """Which has got its id, because an older state of the database took over in between."""
+    """Another buffer has its id after an older state of the database was restored."""
     mine = await store.buffer("math")
     async with transaction(url) as connection:
         await connection.execute(update(buffer_table).values(name="code"))
@@ -189,19 +189,17 @@ async def test_a_buffer_does_not_use_the_id_of_another(store: Store, url: str) -
             await call
 
 
-async def test_a_buffer_is_deleted_under_those_who_use_it(
-    store: Store, other: Store, url: str
-) -> None:
+async def test_a_buffer_is_deleted_while_in_use(store: Store, other: Store, url: str) -> None:
     theirs = await other.buffer("math")
     await theirs.put(groups(30))
-    told: list[type[Exception]] = []
+    raised: list[type[Exception]] = []
 
     async def use(call: Any) -> None:
         try:
             while True:
                 await call()
         except rdb.ReplayDBError as error:
-            told.append(type(error))
+            raised.append(type(error))
 
     async def lease_and_ack() -> None:
         async with theirs.lease(2, ttl=60, timeout=60):
@@ -214,27 +212,27 @@ async def test_a_buffer_is_deleted_under_those_who_use_it(
     ]
     await operations.delete_buffer(store, "math")
     await asyncio.gather(*users)
-    assert set(told) <= {rdb.UnknownBufferError, rdb.LeaseExpiredError}
-    assert rdb.UnknownBufferError in told
+    assert set(raised) <= {rdb.UnknownBufferError, rdb.LeaseExpiredError}
+    assert rdb.UnknownBufferError in raised
     assert await table_sizes(url) == NOTHING
     assert await number_of(url, lease) == await number_of(url, task) == 0
 
 
-async def test_who_waits_for_groups_of_a_deleted_buffer_is_told(
+async def test_waiting_for_groups_of_a_deleted_buffer_raises(
     store: Store, other: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also while no attempt to draw would be worthwhile."""
+    """Also if the pre-check before an attempt finds too few groups."""
     theirs = await other.buffer("math")
-    looked = asyncio.Event()
-    look = theirs._may_suffice
+    checked = asyncio.Event()
+    may_suffice = theirs._may_suffice
 
-    async def look_at(*arguments: Any) -> bool:
-        looked.set()
-        return await look(*arguments)
+    async def check(*arguments: Any) -> bool:
+        checked.set()
+        return await may_suffice(*arguments)
 
-    monkeypatch.setattr(theirs, "_may_suffice", look_at)
+    monkeypatch.setattr(theirs, "_may_suffice", check)
     waiting = asyncio.create_task(theirs.sample(1, timeout=None))
-    await looked.wait()
+    await checked.wait()
     await operations.delete_buffer(store, "math")
     async with asyncio.timeout(60):
         with pytest.raises(rdb.UnknownBufferError):
@@ -251,13 +249,13 @@ async def test_a_run_is_deleted_with_what_it_put_and_drew(
     await beside.put(groups(2))
     await mine.sample(9, step=1)
     await theirs.sample(2, step=2)
-    for who, name in ((mine, "theirs"), (theirs, "gsm8k")):  # what it has put, or drawn
-        held = await who.lease(1, tasks=name, ttl=600)
+    for holder, name in ((mine, "theirs"), (theirs, "gsm8k")):  # groups it has put, or drawn
+        held = await holder.lease(1, tasks=name, ttl=600)
         with pytest.raises(rdb.GroupLeasedError):
             await operations.delete_run(store, "other")
         await held.nack()
-    looked = await operations.delete_run(store, "other", dry_run=True)
-    assert (looked.num_groups, looked.num_draws) == (10, 2)
+    dry_run_report = await operations.delete_run(store, "other", dry_run=True)
+    assert (dry_run_report.num_groups, dry_run_report.num_draws) == (10, 2)
     assert await mine.count() == 11
     done = await operations.delete_run(store, "other")
     assert (done.num_groups, done.num_draws) == (10, 2)
@@ -273,15 +271,15 @@ async def test_a_run_is_deleted_with_what_it_put_and_drew(
         lambda: theirs.advance_policy(9),
     )
     for call in late:
-        with pytest.raises(rdb.UnknownRunError, match="'other' was deleted"):  # it was not over
+        with pytest.raises(rdb.UnknownRunError, match="'other' was deleted"):  # it was active
             await call()
     assert await mine.count(where=rdb.col.group_uid == "late") == 0
-    await check_books(url)
+    await check_invariants(url)
     async with Store.open(url, run="other") as again:
         await (await again.buffer("math")).put(group("late"))
 
 
-async def test_what_is_leased_while_its_run_is_deleted_stays(
+async def test_groups_leased_while_their_run_is_deleted_are_kept(
     store: Store, other: Store, meanwhile: list[Awaitable[object]]
 ) -> None:
     mine, theirs = await store.buffer("math"), await other.buffer("math")
@@ -296,7 +294,7 @@ async def test_what_is_leased_while_its_run_is_deleted_stays(
     assert (await operations.delete_run(store, "other")).num_groups == 2
 
 
-async def test_what_is_claimed_while_it_arrives_stays(store: Store, other: Store) -> None:
+async def test_claimed_pending_groups_are_kept(store: Store, other: Store) -> None:
     mine, theirs = await store.buffer("math"), await other.buffer("math")
     for name in ("claimed", "open"):
         await theirs.open_group("gsm8k", name, 2)
@@ -318,10 +316,10 @@ async def test_a_run_is_deleted_that_only_drew(store: Store, other: Store) -> No
     assert [one.name for one in await store.runs()] == ["test"]
 
 
-async def test_draws_that_somebody_else_deletes_are_not_waited_for(
+async def test_draws_locked_by_another_deletion_are_skipped(
     postgresql_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SQLite has one writer."""
+    """SQLite has only one writer."""
     monkeypatch.setattr(transactions, "PATIENCE_SECONDS", 5.0)
     async with Store.open(postgresql_url) as store:
         buffer = await store.buffer("math")
@@ -334,13 +332,13 @@ async def test_draws_that_somebody_else_deletes_are_not_waited_for(
         assert [one.step for one in await buffer.draws()] == [2]
 
 
-async def test_a_run_that_goes_on_is_not_deleted(
+async def test_an_active_run_is_not_deleted(
     store: Store, other: Store, meanwhile: list[Awaitable[object]]
 ) -> None:
     theirs = await other.buffer("math")
     await theirs.put(groups(1))
     meanwhile += [theirs.put(group(f"late{i}")) for i in range(removal.ATTEMPTS)]
-    with pytest.raises(rdb.InvalidInputError, match="goes on"):
+    with pytest.raises(rdb.InvalidInputError, match="is active"):
         await operations.delete_run(store, "other")
     assert meanwhile == []
     meanwhile += [theirs.put(group(f"later{i}")) for i in range(2)]
@@ -349,7 +347,7 @@ async def test_a_run_that_goes_on_is_not_deleted(
 
 
 @postgresql_nightly
-async def test_what_is_of_another_kind_is_refused(store: Store) -> None:
+async def test_invalid_arguments_are_refused(store: Store) -> None:
     wrong: list[dict[str, Any]] = [
         {"statuses": "leased"},
         {"statuses": "gone"},
@@ -370,7 +368,7 @@ async def test_what_is_of_another_kind_is_refused(store: Store) -> None:
         await operations.prune_groups(store, names="maths")
 
 
-async def test_whoever_only_looks_deletes_nothing(store: Store, url: str) -> None:
+async def test_a_read_only_store_deletes_nothing(store: Store, url: str) -> None:
     await (await store.buffer("math")).put(groups(2))
     async with Store.open(url, read_only=True) as reading:
         assert (await operations.delete_buffer(reading, "math", dry_run=True)).num_groups == 2

@@ -1,4 +1,4 @@
-"""Each role can do its work on a real server, as a user of its own, and nothing else."""
+"""Each role can do its work on a real server, and nothing else."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from replaydb.database.views import VIEWS
 from support.command import run
 from support.connections import transaction
 from support.groups import episode, group, groups
-from support.ledger import number_of
+from support.invariants import number_of
 from support.postgres import PostgresServer
 
 Logins = Callable[[str], str]
@@ -38,7 +38,7 @@ Logins = Callable[[str], str]
 
 @pytest.fixture
 def login(postgres: PostgresServer, postgresql_url: str) -> Iterator[Logins]:
-    """The URL of a user who is a member of one role."""
+    """Return the URL of a user who is a member of one role."""
     prefix = f"t{uuid4().hex[:8]}"
     asyncio.run(operations.roles(postgresql_url, prefix=prefix, apply=True))
     names = [f"{prefix}_{ending}" for ending in ("writer", "trainer", "analyst")]
@@ -50,8 +50,8 @@ def login(postgres: PostgresServer, postgresql_url: str) -> Iterator[Logins]:
     def url_of(ending: str) -> str:
         parts = urlsplit(postgresql_url)
         user = users[f"{prefix}_{ending}"].replace(" ", "%20").replace("ü", "%C3%BC")
-        place = parts.netloc.rpartition("@")[2]
-        return urlunsplit(parts._replace(netloc=f"{user}:secret@{place}"))
+        host = parts.netloc.rpartition("@")[2]
+        return urlunsplit(parts._replace(netloc=f"{user}:secret@{host}"))
 
     yield url_of
     for name in (*users.values(), *names):
@@ -72,13 +72,13 @@ async def prepared(url: str) -> None:
         await buffer.put(groups(3, "old", tags={"level": "hard"}), cursor={"data": 1})
 
 
-async def left(url: str) -> list[int]:
-    """How many groups, payloads and draws there are."""
+async def counts(url: str) -> list[int]:
+    """Return the numbers of groups, payloads and draws."""
     return [await number_of(url, table) for table in (episode_group, payload, draw)]
 
 
 async def denied(url: str, *statements: Any) -> None:
-    """Each is more than a role needs."""
+    """Check that each statement is denied."""
     for statement in statements:
         with pytest.raises(DBAPIError, match="permission denied"):
             async with transaction(url) as connection:
@@ -100,10 +100,10 @@ async def test_a_writer_puts(login: Logins, postgresql_url: str) -> None:
         async with math.lease(2, ttl=600):
             pass
         await math.sample(1)
-        await math.lease(1, ttl=0.001)  # which the writer finds to be over
+        await math.lease(1, ttl=0.001)  # expired when the writer runs
     async with Store.open(login("writer"), run="rollouts") as store:
         buffer = await store.buffer("math", create=False)
-        for task in ("code", "prose"):  # which evicts, and trims what is archived
+        for task in ("code", "prose"):  # evicts, and trims archived groups
             await buffer.put(groups(15, task, tags={"level": "easy"}), cursor={"data": 2})
         await buffer.put(groups(2, "code", rewards=[0.5]), on_duplicate="replace")
         await buffer.put(groups(2, "code", rewards=[0.25]), on_duplicate="renew")
@@ -113,7 +113,7 @@ async def test_a_writer_puts(login: Logins, postgresql_url: str) -> None:
                 await buffer.add_episode("slow", episode(), position=position)
         assert await buffer.cursor("data") == 2
         assert await buffer.admission(batch_size=1, max_staleness=0, timeout=0) == 0
-        before = await left(postgresql_url)
+        before = await counts(postgresql_url)
         assert all(before)
         await refused(
             buffer.sample(1),
@@ -124,7 +124,7 @@ async def test_a_writer_puts(login: Logins, postgresql_url: str) -> None:
             operations.delete_buffer(store, "math"),
             operations.delete_run(store, "owner"),
         )
-        assert await left(postgresql_url) == before
+        assert await counts(postgresql_url) == before
 
 
 async def test_a_trainer_draws_and_acks_and_advances(login: Logins, postgresql_url: str) -> None:
@@ -140,7 +140,7 @@ async def test_a_trainer_draws_and_acks_and_advances(login: Logins, postgresql_u
         await buffer.update([2], tags={"level": "seen"})
         await buffer.advance_policy(1)
         assert len(await buffer.draws()) <= 6
-        before = await left(postgresql_url)
+        before = await counts(postgresql_url)
         await refused(
             buffer.put(group()),
             buffer.open_group("code", "slow", expected_episodes=2),
@@ -149,7 +149,7 @@ async def test_a_trainer_draws_and_acks_and_advances(login: Logins, postgresql_u
             operations.delete_buffer(store, "math"),
             operations.delete_run(store, "owner"),
         )
-        assert await left(postgresql_url) == before
+        assert await counts(postgresql_url) == before
         with pytest.raises(rdb.DatabaseError, match="vacuum run: that takes the owner"):
             await operations.vacuum(login("trainer"))
     await denied(
@@ -163,18 +163,16 @@ async def test_a_trainer_draws_and_acks_and_advances(login: Logins, postgresql_u
     await denied(login("writer"), update(buffer_table).values(policy_version=9), delete(run_table))
 
 
-async def test_packs_are_removed_by_whoever_puts(
-    login: Logins, postgresql_url: str, tmp_path: Path
-) -> None:
+async def test_writers_remove_packs(login: Logins, postgresql_url: str, tmp_path: Path) -> None:
     async with Store.open(postgresql_url, payloads=tmp_path.as_uri(), payload_grace=0.001) as owner:
         await (await owner.buffer("math")).put(groups(2))
     async with Store.open(login("writer")) as store:
         await (await store.buffer("math", create=False)).delete(statuses="completed")
-        assert (await store.prune(dry_run=False)).num_condemned == 1
+        assert (await store.prune(dry_run=False)).num_marked == 1
     assert await number_of(postgresql_url, pack) == 0
 
 
-async def test_an_analyst_looks(login: Logins, postgresql_url: str) -> None:
+async def test_an_analyst_reads(login: Logins, postgresql_url: str) -> None:
     await prepared(postgresql_url)
     async with Store.open(login("analyst"), read_only=True) as store:
         buffer = await store.buffer("math", create=False)
@@ -183,7 +181,7 @@ async def test_an_analyst_looks(login: Logins, postgresql_url: str) -> None:
         assert (await buffer.stats()).num_groups == 3
     found = await operations.examine(login("analyst"))
     assert [one.text for one in found if one.subject == "log"] == [
-        "its size is told to members of pg_monitor only"
+        "its size is visible only to members of pg_monitor"
     ]
     async with transaction(login("analyst")) as connection:
         for view in VIEWS:
@@ -198,7 +196,7 @@ async def test_an_analyst_looks(login: Logins, postgresql_url: str) -> None:
 async def test_an_analyst_copies_and_verifies(
     login: Logins, postgresql_url: str, empty_sqlite_url: str
 ) -> None:
-    """Which reads sequences; a user who may not is told so, where they matter."""
+    """Both read sequences; without the right to, `copy` raises and `verify` skips them."""
     await prepared(postgresql_url)
     async with Store.open(postgresql_url) as store:
         await (await store.buffer("math")).delete([3])
@@ -215,7 +213,7 @@ async def test_an_analyst_copies_and_verifies(
     async with Store.open(reader, read_only=True) as store:
         assert (await operations.verify(store)).is_sound
     found = {one.subject: one for one in await operations.examine(reader)}
-    assert found["sequences"].text.startswith("only users with SELECT")
+    assert found["sequences"].text.startswith("not checked: only users with SELECT")
     other = f"{empty_sqlite_url}-other"
     with pytest.raises(rdb.DatabaseError, match=r"may not read the sequences.* db roles"):
         await operations.copy(reader, other)
@@ -223,8 +221,8 @@ async def test_an_analyst_copies_and_verifies(
         await Store.open(other, read_only=True)
 
 
-def test_every_table_is_thought_of() -> None:
-    """A new one is to be written by somebody: `RIGHTS` says by whom."""
+def test_every_table_has_rights() -> None:
+    """A new table needs an entry in `RIGHTS`."""
     from replaydb.database.engines.postgresql_roles import RIGHTS
 
     views = {view.table.name for view in VIEWS}
@@ -246,9 +244,9 @@ def test_the_command_prints_or_applies(
     sql = f"SELECT count(*) FROM pg_roles WHERE rolname LIKE '{prefix}%'"  # noqa: S608
     assert postgres.fetch_int(postgresql_url, sql) == 0
     may = f"SELECT has_table_privilege('{prefix}_writer', 'buffer', 'DELETE')::int"
-    for _ in range(2):  # again: they are brought in line
+    for _ in range(2):  # the second run restores the rights
         applied = run("db", "roles", "--apply", "--prefix", prefix, url=postgresql_url)
-        assert applied.output.endswith("statements were run\n"), applied.output
+        assert applied.output.startswith("ran "), applied.output
         assert postgres.fetch_int(postgresql_url, may) == 0
         postgres.execute(postgresql_url, f'GRANT DELETE ON buffer TO "{quoted}_writer"')
     assert postgres.fetch_int(postgresql_url, sql) == 3

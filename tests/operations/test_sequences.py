@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import text
 
 import replaydb as rdb
-from operations.conftest import live
+from operations.conftest import populate
 from replaydb import Store
 from replaydb.database.engines import backend_for
 from replaydb.operations import copy, delete_buffer, delete_run, examine, verify
@@ -18,18 +18,18 @@ from support.command import run
 from support.connections import transaction
 from support.engines import postgresql_nightly
 from support.groups import groups
-from support.ledger import check_books
+from support.invariants import check_invariants
 from support.sequences import largest_ids, next_ids, rewind
 
-#: More than the attempts of a transaction, which must not be what makes it work.
+#: More than the attempts of a transaction, so that retries cannot hide a wrong sequence.
 VERSIONS = 16
-#: SQLite numbers its rows after the largest id: the only ids that it may generate again.
+#: Tables in which SQLite continues after the largest id, so that ids of deleted rows recur.
 UNCOUNTED = {"policy_change"}
 
 
-async def live_long(url: str, payloads: str) -> None:
-    """A store with many rows in every table with ids, the last of which are deleted again."""
-    await live(url, payloads=payloads)
+async def populate_long(url: str, payloads: str) -> None:
+    """Fill every table with ids with many rows, and delete the last ones."""
+    await populate(url, payloads=payloads)
     async with Store.open(url, run="last", lineage="first") as store:
         math = await store.buffer("math")
         for version in range(5, VERSIONS + 1):
@@ -49,7 +49,7 @@ async def live_long(url: str, payloads: str) -> None:
 
 
 async def train(url: str, *, version: int) -> list[object]:
-    """Insert into every table by the public API. Returns the ids that it saw."""
+    """Insert into every table by the public API. Return the ids."""
     async with Store.open(url, run=f"run-{version}", lineage="first") as store:
         math = await store.buffer("math")
         ids = await math.put(groups(6, f"new-{version}"), cursor={"data": version})
@@ -68,7 +68,7 @@ async def train(url: str, *, version: int) -> list[object]:
 
 @pytest.fixture(params=["same engine", "there and back"])
 def targets(engine_name: str, request: pytest.FixtureRequest) -> list[str]:
-    """Databases without tables, each to be copied into from the one before it."""
+    """Databases without tables; each is the target of a copy of the one before."""
     other = "postgresql" if engine_name == "sqlite" else "sqlite"
     engines = {
         "same engine": [engine_name],
@@ -78,18 +78,18 @@ def targets(engine_name: str, request: pytest.FixtureRequest) -> list[str]:
 
 
 async def test_every_table_of_a_copy_accepts_rows(
-    url: str, targets: list[str], place: Callable[[str], str]
+    url: str, targets: list[str], location: Callable[[str], str]
 ) -> None:
-    await live_long(url, place("here"))
+    await populate_long(url, location("here"))
     stores = [url, *targets]
     for i, (source, target) in enumerate(pairwise(stores)):
-        await copy(source, target, payloads=place(f"there-{i}"))
+        await copy(source, target, payloads=location(f"there-{i}"))
     given = await largest_ids(url)
     assert given["policy_change"] > 12
     seen = []
     for each in stores:
         seen.append(await train(each, version=VERSIONS + 1))
-        await check_books(each)
+        await check_invariants(each)
         async with Store.open(each) as store:
             assert (await verify(store)).is_sound
     assert all(one == seen[0] for one in seen)  # ids of deleted rows were not generated again
@@ -102,31 +102,33 @@ async def test_every_table_of_a_copy_accepts_rows(
 
 
 async def test_a_copy_whose_sequences_stay_behind_stays_closed(
-    lived: str, empty_url: str, monkeypatch: pytest.MonkeyPatch
+    populated: str, empty_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = type(backend_for(empty_url))
     with monkeypatch.context() as patched:
         patched.setattr(backend, "advance_sequences", lambda *_: None)
         with pytest.raises(rdb.DatabaseError, match=r"of table \w+ the sequence has generated"):
-            await copy(lived, empty_url)
+            await copy(populated, empty_url)
     with pytest.raises(rdb.SchemaError, match="not finished"):
         await Store.open(empty_url)
-    assert (await copy(lived, empty_url)).is_finished
+    assert (await copy(populated, empty_url)).is_finished
 
 
-async def test_sequences_that_are_behind_are_found_and_fixed(lived: str, engine_name: str) -> None:
-    """As a copy by an earlier version has left them."""
-    async with Store.open(lived, run="first") as store:
+async def test_sequences_that_are_behind_are_found_and_fixed(
+    populated: str, engine_name: str
+) -> None:
+    """As after a copy by an earlier version."""
+    async with Store.open(populated, run="first") as store:
         math = await store.buffer("math")
         for version in range(5, VERSIONS + 1):
             await math.advance_policy(version)
-    await rewind(lived, engine_name)
-    largest = await largest_ids(lived)
+    await rewind(populated, engine_name)
+    largest = await largest_ids(populated)
     expected = {f"table {name}" for name, last in largest.items() if last > 1}
     if engine_name == "sqlite":
         expected -= {f"table {name}" for name in UNCOUNTED}
     else:
-        async with Store.open(lived, run="first") as store:
+        async with Store.open(populated, run="first") as store:
             math = await store.buffer("math")
             for call, table in (
                 (lambda: math.advance_policy(VERSIONS + 1), "policy_change"),
@@ -134,9 +136,9 @@ async def test_sequences_that_are_behind_are_found_and_fixed(lived: str, engine_
             ):
                 with pytest.raises(rdb.DatabaseError, match=rf"{table}.*verify --repair"):
                     await call()
-    [told] = [one for one in await examine(lived) if one.subject == "sequences"]
-    assert (told.level, told.mend) == ("bad", "replaydb verify --repair")
-    async with Store.open(lived) as store:
+    [found] = [one for one in await examine(populated) if one.subject == "sequences"]
+    assert (found.level, found.fix) == ("bad", "replaydb verify --repair")
+    async with Store.open(populated) as store:
         report = await verify(store)
         assert {one.where for one in report.problems} == expected
         assert {one.kind for one in report.problems} == {"sequence"}
@@ -145,55 +147,57 @@ async def test_sequences_that_are_behind_are_found_and_fixed(lived: str, engine_
         assert repaired.num_repaired == repaired.num_problems == len(expected)
         assert repaired.is_sound
         assert (await verify(store)).num_problems == 0
-    [told] = [one for one in await examine(lived) if one.subject == "sequences"]
-    assert told.level == "good"
-    await train(lived, version=VERSIONS + 1)
+    [found] = [one for one in await examine(populated) if one.subject == "sequences"]
+    assert found.level == "good"
+    await train(populated, version=VERSIONS + 1)
 
 
-async def test_sequences_are_fixed_whatever_else_is_wrong(lived: str, engine_name: str) -> None:
-    """They follow from ids alone."""
-    await rewind(lived, engine_name)
-    async with transaction(lived) as connection:
+async def test_sequences_are_fixed_whatever_else_is_wrong(populated: str, engine_name: str) -> None:
+    """They depend on ids only."""
+    await rewind(populated, engine_name)
+    async with transaction(populated) as connection:
         await connection.execute(text("UPDATE episode_group SET num_tokens = 1 WHERE id = 3"))
-    async with Store.open(lived) as store:
+    async with Store.open(populated) as store:
         report = await verify(store, repair=True)
     fixed = {one.kind: one.is_repaired for one in report.problems}
     assert fixed == {"group": False, "sequence": True}
 
 
-async def test_a_counter_of_sqlite_that_was_lowered_refuses_no_put(lived_sqlite_url: str) -> None:
-    largest = await largest_ids(lived_sqlite_url)
-    async with transaction(lived_sqlite_url) as connection:
+async def test_a_counter_of_sqlite_that_was_lowered_refuses_no_put(
+    populated_sqlite_url: str,
+) -> None:
+    largest = await largest_ids(populated_sqlite_url)
+    async with transaction(populated_sqlite_url) as connection:
         await connection.execute(text("DELETE FROM sqlite_sequence"))
-    async with Store.open(lived_sqlite_url) as store:
+    async with Store.open(populated_sqlite_url) as store:
         ids = await (await store.buffer("math")).put(groups(3, "new"))
     assert min(ids) == largest["episode_group"] + 1
 
 
 async def test_a_sequence_that_was_set_by_hand(
-    lived_postgresql_url: str, empty_postgresql_url: str
+    populated_postgresql_url: str, empty_postgresql_url: str
 ) -> None:
     """`is_called` is false: its value is the next id, not the last one."""
-    largest = await largest_ids(lived_postgresql_url)
-    async with transaction(lived_postgresql_url) as connection:
+    largest = await largest_ids(populated_postgresql_url)
+    async with transaction(populated_postgresql_url) as connection:
         for name, last in largest.items():
             sql = text(f"SELECT setval('{name}_id_seq', :next, false)")
             await connection.execute(sql, {"next": last + 1})
-    async with Store.open(lived_postgresql_url) as store:
+    async with Store.open(populated_postgresql_url) as store:
         assert (await verify(store)).is_sound
-    await copy(lived_postgresql_url, empty_postgresql_url)
-    for url in (lived_postgresql_url, empty_postgresql_url):
+    await copy(populated_postgresql_url, empty_postgresql_url)
+    for url in (populated_postgresql_url, empty_postgresql_url):
         async with Store.open(url) as store:
             [group_id] = await (await store.buffer("math")).put(groups(1, "new"))
         assert group_id == largest["episode_group"] + 1
 
 
 @postgresql_nightly
-def test_the_commands_find_and_fix_it(lived: str, engine_name: str) -> None:
-    asyncio.run(rewind(lived, engine_name))
-    assert "replaydb verify --repair" in run("doctor", url=lived).output
-    found = run("verify", url=lived)
+def test_the_commands_find_and_fix_it(populated: str, engine_name: str) -> None:
+    asyncio.run(rewind(populated, engine_name))
+    assert "replaydb verify --repair" in run("doctor", url=populated).output
+    found = run("verify", url=populated)
     assert found.exit_code == 1
     assert "table episode_group" in found.output
-    assert run("verify", "--repair", url=lived).exit_code == 0
-    assert run("verify", url=lived).exit_code == 0
+    assert run("verify", "--repair", url=populated).exit_code == 0
+    assert run("verify", url=populated).exit_code == 0

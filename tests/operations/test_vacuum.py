@@ -1,8 +1,9 @@
-"""Space that was given up is given back; the store goes on as it was."""
+"""`vacuum` reclaims disk space and leaves the store unchanged."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,11 +16,11 @@ from replaydb.database.engines import sqlite
 from replaydb.operations import vacuum
 from support.command import run
 from support.groups import groups, long_group
-from support.ledger import check_books
+from support.invariants import check_invariants
 
 
-async def used_and_left(url: str) -> None:
-    """A store most of which was deleted."""
+async def fill_and_delete(url: str) -> None:
+    """Fill a store and delete most of it."""
     async with Store.open(url) as store:
         math = await store.buffer("math", seed=1)
         await math.put([long_group(f"long-{i}", 50_000) for i in range(40)])
@@ -27,9 +28,9 @@ async def used_and_left(url: str) -> None:
         await math.delete(tasks="gsm8k")
 
 
-async def test_space_is_given_back(url: str) -> None:
-    await used_and_left(url)
-    async with Store.open(url) as store:  # beside others
+async def test_space_is_reclaimed(url: str) -> None:
+    await fill_and_delete(url)
+    async with Store.open(url) as store:  # while it is open
         math = await store.buffer("math")
         before = await math.sample(3)
         report = await vacuum(url)
@@ -39,19 +40,19 @@ async def test_space_is_given_back(url: str) -> None:
         assert len(await math.get(before.ids)) == 3
         await math.put(groups(2, "more"))
         assert len((await math.sample(7)).ids) == 7
-    await check_books(url)
+    await check_invariants(url)
 
 
-def test_the_command_says_how_much(sqlite_url: str) -> None:
-    asyncio.run(used_and_left(sqlite_url))
+def test_the_vacuum_command(sqlite_url: str) -> None:
+    asyncio.run(fill_and_delete(sqlite_url))
     done = run("vacuum", url=sqlite_url)
     assert done.exit_code == 0, done.output
-    assert "MB were given back" in done.output
+    assert re.match(r"freed \d\S* MB: ", done.output)
 
 
 @pytest.fixture
 def locked(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A file in which another process writes for long."""
+    """A file locked by another writer."""
     monkeypatch.setattr(sqlite, "LOCK_SECONDS", 0.05)
     other = sqlite3.connect(sqlite_url.removeprefix("sqlite:///"), isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
@@ -59,12 +60,12 @@ def locked(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     other.close()
 
 
-async def test_a_file_that_others_write_is_left_alone(locked: str) -> None:
+async def test_a_locked_file_is_not_rewritten(locked: str) -> None:
     with pytest.raises(rdb.DatabaseUnavailableError, match="locked"):
         await vacuum(locked)
 
 
-def test_a_file_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+def test_a_missing_file_is_not_created(tmp_path: Path) -> None:
     missing = run("vacuum", url=f"sqlite:///{tmp_path / 'none.db'}")
     assert missing.exit_code == 1
     assert "no such file" in missing.output

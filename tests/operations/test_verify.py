@@ -1,8 +1,9 @@
-"""What is wrong with a store is found, told, and where it is an account repaired."""
+"""`verify` finds and reports problems, and repairs counters, sequences and statuses."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from sqlalchemy import delete, insert, select, text, update
 
 import replaydb as rdb
-from operations.conftest import live
+from operations.conftest import populate
 from replaydb import Store
 from replaydb.database.engines import backend_for
 from replaydb.database.schema import episode, episode_group, lease, pack, payload, task, transcript
@@ -21,25 +22,25 @@ from replaydb.operations.reading import Fetched, every_payload
 from support.connections import transaction
 from support.damage import damage, pack_file
 from support.groups import group
-from support.ledger import check_books, number_of
+from support.invariants import check_invariants, number_of
 
 LEASED = episode_group.c.group_status == "leased"
 FREE = episode_group.c.group_status == "completed"
-#: The group `talk` has one text; `SECOND` is the second episode of a group with a tag.
-TOLD = transcript.c.position == 0
+#: The text of the group `talk`; `SECOND` is the second episode of a group with a tag.
+FIRST_TEXT = transcript.c.position == 0
 SECOND = (episode.c.group_id == 5) & (episode.c.position == 1)
 
 
 @pytest.fixture
-def lived_outside(url: str, place: Callable[[str], str]) -> str:
-    """A store with something of everything, payloads outside."""
-    asyncio.run(live(url, payloads=place("payloads")))
+def populated_outside(url: str, location: Callable[[str], str]) -> str:
+    """A store with rows in every table, payloads outside."""
+    asyncio.run(populate(url, payloads=location("payloads")))
     return url
 
 
-@pytest.fixture(params=["lived", "lived_outside"])
+@pytest.fixture(params=["populated", "populated_outside"])
 def stored(engine_name: str, request: pytest.FixtureRequest) -> str:
-    """A store of each engine with something of everything, payloads inside or outside."""
+    """A store of each engine with rows in every table, payloads inside or outside."""
     url: str = request.getfixturevalue(request.param)
     return url
 
@@ -54,12 +55,12 @@ async def change(url: str, statement: Any) -> None:
         await connection.execute(statement)
 
 
-async def accounts(url: str) -> list[Any]:
+async def task_rows(url: str) -> list[Any]:
     async with transaction(url) as connection:
         return list(await connection.execute(select(task).order_by(*task.primary_key)))
 
 
-async def test_a_sound_store_is_sound(stored: str) -> None:
+async def test_a_sound_store_has_no_problems(stored: str) -> None:
     seen: list[VerifyReport] = []
     async with Store.open(stored, read_only=True) as store:
         report = await verify(store, progress=seen.append)
@@ -80,61 +81,67 @@ async def test_damaged_payloads(stored: str) -> None:
     assert (await verified(stored, repair=True)).num_repaired == 0
 
 
-async def test_what_is_replaced_meanwhile(lived: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between its payload and its rows."""
+async def test_a_group_replaced_meanwhile(populated: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After its payload was read, before its rows are."""
 
     async def then_replaced(*args: Any) -> AsyncIterator[Fetched]:
         async for fetched in every_payload(*args):
-            async with Store.open(lived) as store:
+            async with Store.open(populated) as store:
                 later = group("m5", rewards=(7.0, 8.0))
                 await (await store.buffer("math")).put(later, on_duplicate="replace")
             yield fetched
 
     monkeypatch.setattr(sys.modules["replaydb.operations.verify"], "every_payload", then_replaced)
-    assert (await verified(lived)).is_sound
+    assert (await verified(populated)).is_sound
 
 
-async def test_packs_that_are_gone(lived_outside: str) -> None:
-    async with transaction(lived_outside) as connection:
+async def test_missing_packs(populated_outside: str) -> None:
+    async with transaction(populated_outside) as connection:
         packed = await connection.scalars(select(payload.c.pack_id).where(payload.c.group_id == 3))
         (await pack_file(connection, packed.one() or 0)).unlink()
-    report = await verified(lived_outside)
-    assert report.num_problems == 38  # the groups of one put, but for the two that were deleted
+    report = await verified(populated_outside)
+    assert report.num_problems == 38  # the groups of one put, without two deleted ones
     assert all("is missing" in one.what for one in report.problems)
 
 
 @pytest.mark.parametrize(
     ("statement", "what"),
     [
-        (update(episode_group).where(episode_group.c.id == 3).values(num_tokens=1), "1 tokens"),
-        (delete(payload).where(payload.c.group_id == 3), "bytes, there are 0"),
-        (delete(episode).where(episode.c.group_id == 3, episode.c.position == 1), "2 episodes"),
-        (insert(transcript).values(group_id=3, position=0, text="x"), "texts, there are"),
+        (
+            update(episode_group).where(episode_group.c.id == 3).values(num_tokens=1),
+            "tokens: 1 recorded",
+        ),
+        (delete(payload).where(payload.c.group_id == 3), r"bytes: \d+ recorded, 0 stored"),
+        (
+            delete(episode).where(episode.c.group_id == 3, episode.c.position == 1),
+            "episodes: 2 recorded",
+        ),
+        (insert(transcript).values(group_id=3, position=0, text="x"), "texts: False recorded"),
     ],
     ids=["tokens", "payload", "episode", "text"],
 )
-async def test_groups_that_are_not_what_they_say(lived: str, statement: Any, what: str) -> None:
-    await change(lived, statement)
-    report = await verified(lived)
+async def test_groups_that_contradict_their_rows(populated: str, statement: Any, what: str) -> None:
+    await change(populated, statement)
+    report = await verified(populated)
     assert (report.problems[0].kind, report.problems[0].where) == ("group", "group 3")
     assert all(one.where.startswith("group 3") for one in report.problems)
-    assert what in report.problems[0].what
+    assert re.search(what, report.problems[0].what)
     assert not report.is_sound
 
 
-async def test_rows_without_parents(lived_sqlite_url: str) -> None:
-    """PostgreSQL has none."""
-    engine = backend_for(lived_sqlite_url).migration_engine()
+async def test_rows_without_parents(populated_sqlite_url: str) -> None:
+    """PostgreSQL prevents them."""
+    engine = backend_for(populated_sqlite_url).migration_engine()
     async with engine.begin() as connection:
         await connection.execute(delete(episode_group).where(episode_group.c.id == 3))
     await engine.dispose()
-    found = {one.where: one.what for one in (await verified(lived_sqlite_url)).problems}
-    assert found["table episode"] == "2 rows refer to rows of episode_group that are gone"
-    assert found["table payload"] == "1 rows refer to rows of episode_group that are gone"
+    found = {one.where: one.what for one in (await verified(populated_sqlite_url)).problems}
+    assert found["table episode"] == "2 rows refer to missing rows of episode_group"
+    assert found["table payload"] == "1 rows refer to missing rows of episode_group"
 
 
 async def failed_as_damaged(stored: str, buffer: rdb.Buffer) -> dict[int, str]:
-    """Have groups of several statuses fail for bytes that are right again then: their statuses."""
+    """Let groups of several statuses fail as damaged, then repair their bytes."""
     ids = await buffer.put([group(f"d{i}", version=4) for i in range(4)])
     statuses = dict(zip(ids, ["completed", "aborted", "aborted", "filtered"], strict=True))
     for one, status in statuses.items():
@@ -168,10 +175,10 @@ async def test_groups_that_failed_and_are_intact(stored: str) -> None:
         await damage(stored, again)
         intact = [completed, aborted, filtered]
         report = await verify(store)
-        told = {one.where: one.what for one in report.problems if one.kind == "failed"}
-        assert list(told) == [f"group {one}" for one in intact]
+        listed = {one.where: one.what for one in report.problems if one.kind == "failed"}
+        assert list(listed) == [f"group {one}" for one in intact]
         for one in intact:
-            assert told[f"group {one}"].endswith(f"is intact now; it was {expected[one]}")
+            assert listed[f"group {one}"].endswith(f"is intact now; former status: {expected[one]}")
         assert (await verify(store, repair=True)).num_repaired == 3
         found = {one.id: one for one in await buffer.find(ids=[*expected, other])}
         assert {one: found[one].status for one in found} == {
@@ -183,47 +190,47 @@ async def test_groups_that_failed_and_are_intact(stored: str) -> None:
         assert (found[again].status_reason or "").startswith("damaged (was aborted): ")
         assert (await buffer.sample(1, where=rdb.col.id == completed)).ids == [completed]
         assert not [one for one in (await verify(store)).problems if one.kind == "failed"]
-    await check_books(stored)
+    await check_invariants(stored)
 
 
-async def test_groups_that_an_earlier_version_failed(lived: str) -> None:
+async def test_groups_that_an_earlier_version_failed(populated: str) -> None:
     reasons = ["checksum is -5, not 7", f"pack {'0' * 32} is missing", "pack it again"]
-    async with Store.open(lived) as store:
+    async with Store.open(populated) as store:
         buffer = await store.buffer("math")
         ids = await buffer.put([group(f"d{i}", version=4) for i in range(3)])
         for one, reason in zip(ids, reasons, strict=True):
             await buffer.update([one], status="failed", reason=reason)
         never = update(episode_group).where(episode_group.c.id == ids[1]).values(completed_at=None)
-        await change(lived, never)
+        await change(populated, never)
         assert (await verify(store, repair=True)).num_repaired == 2
         found = {one.id: one.status for one in await buffer.find(ids=ids)}
         assert [found[one] for one in ids] == ["completed", "aborted", "failed"]
-    await check_books(lived)
+    await check_invariants(populated)
 
 
-async def test_accounts_are_repaired(lived_outside: str) -> None:
+async def test_counters_are_repaired(populated_outside: str) -> None:
     await change(
-        lived_outside, update(task).values(num_available=99, total_weight=1e9, num_leased=7)
+        populated_outside, update(task).values(num_available=99, total_weight=1e9, num_leased=7)
     )
-    await change(lived_outside, update(pack).values(live_parts=77, live_bytes=1))
-    report = await verified(lived_outside)
-    told = {one.where: one.what for one in report.problems}
-    assert "num_available is 99, should be" in told["task 'gsm8k' of buffer 'math'"]
+    await change(populated_outside, update(pack).values(live_parts=77, live_bytes=1))
+    report = await verified(populated_outside)
+    listed = {one.where: one.what for one in report.problems}
+    assert "num_available is 99, expected" in listed["task 'gsm8k' of buffer 'math'"]
     assert not report.is_sound
-    assert report.num_problems == 3 + await number_of(lived_outside, pack)
-    repaired = await verified(lived_outside, repair=True)
+    assert report.num_problems == 3 + await number_of(populated_outside, pack)
+    repaired = await verified(populated_outside, repair=True)
     assert repaired.num_repaired == repaired.num_problems == report.num_problems
     assert repaired.is_sound
-    assert (await verified(lived_outside)).num_problems == 0
-    await check_books(lived_outside)
-    async with Store.open(lived_outside) as store:
+    assert (await verified(populated_outside)).num_problems == 0
+    await check_invariants(populated_outside)
+    async with Store.open(populated_outside) as store:
         math = await store.buffer("math")
         assert len((await math.sample(4, rdb.Prioritized())).ids) == 4
 
 
-async def test_a_reader_repairs_nothing(lived: str) -> None:
-    await change(lived, update(task).values(num_available=99))
-    async with Store.open(lived, read_only=True) as store:
+async def test_a_read_only_store_is_not_repaired(populated: str) -> None:
+    await change(populated, update(task).values(num_available=99))
+    async with Store.open(populated, read_only=True) as store:
         with pytest.raises(rdb.DatabaseReadOnlyError):
             await verify(store, repair=True)
 
@@ -231,16 +238,19 @@ async def test_a_reader_repairs_nothing(lived: str) -> None:
 @pytest.mark.parametrize(
     ("statement", "what"),
     [
-        (update(tag).where(tag.c.group_id == 5).values(number=9), "index of its tag 'level'"),
-        (delete(tag).where(tag.c.group_id == 5), "index of its tag 'level'"),
+        (update(tag).where(tag.c.group_id == 5).values(number=9), "index of tag 'level'"),
+        (delete(tag).where(tag.c.group_id == 5), "index of tag 'level'"),
         (update(episode_group).where(LEASED).values(lease_id=None), "leased without a lease"),
         (update(episode_group).where(LEASED).values(leased_from=None), "leased without a lease"),
-        (update(episode_group).where(FREE).values(lease_id=1), "or the other way round"),
+        (update(episode_group).where(FREE).values(lease_id=1), "has a lease without being leased"),
         (update(lease).values(buffer_id=2), "leased without a lease"),
-        (update(transcript).where(TOLD).values(position=77), "a text of an episode"),
-        (update(episode).where(SECOND).values(reward=99.0), "rows tell of other episodes"),
-        (update(episode).where(SECOND).values(position=7), "rows tell of other episodes"),
-        (update(episode).where(SECOND).values(num_tokens=99), "rows tell of other episodes"),
+        (update(transcript).where(FIRST_TEXT).values(position=77), "has a text of an episode"),
+        (update(episode).where(SECOND).values(reward=99.0), "differ from the rows of its episodes"),
+        (update(episode).where(SECOND).values(position=7), "differ from the rows of its episodes"),
+        (
+            update(episode).where(SECOND).values(num_tokens=99),
+            "differ from the rows of its episodes",
+        ),
     ],
     ids=[
         "tag",
@@ -255,17 +265,19 @@ async def test_a_reader_repairs_nothing(lived: str) -> None:
         "tokens",
     ],
 )
-async def test_rows_that_contradict_each_other(lived: str, statement: Any, what: str) -> None:
-    await change(lived, statement)
-    report = await verified(lived)
+async def test_rows_that_contradict_each_other(populated: str, statement: Any, what: str) -> None:
+    await change(populated, statement)
+    report = await verified(populated)
     assert any(what in one.what for one in report.problems)
-    assert (await verified(lived, repair=True)).num_repaired == 0
+    assert (await verified(populated, repair=True)).num_repaired == 0
 
 
-async def test_a_damaged_index_is_told_and_nothing_is_repaired(lived_sqlite_url: str) -> None:
-    """Of PostgreSQL only an extension could tell."""
-    before = await accounts(lived_sqlite_url)
-    async with transaction(lived_sqlite_url) as connection:
+async def test_a_damaged_index_is_reported_and_nothing_is_repaired(
+    populated_sqlite_url: str,
+) -> None:
+    """PostgreSQL needs an extension to detect it."""
+    before = await task_rows(populated_sqlite_url)
+    async with transaction(populated_sqlite_url) as connection:
         await connection.execute(text("PRAGMA writable_schema = 1"))
         await connection.execute(
             text(
@@ -273,12 +285,12 @@ async def test_a_damaged_index_is_told_and_nothing_is_repaired(lived_sqlite_url:
                 " WHERE name = 'ix_draw_latest') WHERE name = 'ix_episode_group_arrival'"
             )
         )
-    report = await verified(lived_sqlite_url, repair=True)
+    report = await verified(populated_sqlite_url, repair=True)
     assert {one.kind for one in report.problems} == {"damage"}
     assert any("ix_episode_group_arrival" in one.what for one in report.problems)
     assert report.num_repaired == 0
     assert report.num_payloads == report.total_payloads
-    assert await accounts(lived_sqlite_url) == before
+    assert await task_rows(populated_sqlite_url) == before
 
 
 @pytest.mark.parametrize(
@@ -292,21 +304,21 @@ async def test_a_damaged_index_is_told_and_nothing_is_repaired(lived_sqlite_url:
         ("UPDATE episode_group SET created_at = 'x' WHERE id = 3", "group, id 3", "created_at"),
     ],
 )
-async def test_values_that_no_column_can_have(
-    lived_sqlite_url: str, sql: str, where: str, column: str
+async def test_values_invalid_for_their_column(
+    populated_sqlite_url: str, sql: str, where: str, column: str
 ) -> None:
-    """PostgreSQL takes none of them."""
-    await change(lived_sqlite_url, text(sql))
-    report = await verified(lived_sqlite_url, repair=True)
+    """PostgreSQL refuses all of them."""
+    await change(populated_sqlite_url, text(sql))
+    report = await verified(populated_sqlite_url, repair=True)
     assert report.num_repaired == 0
-    told = [one for one in report.problems if where in one.where]
-    assert told
-    assert all(one.kind == "damage" and column in one.what for one in told)
+    listed = [one for one in report.problems if where in one.where]
+    assert listed
+    assert all(one.kind == "damage" and column in one.what for one in listed)
 
 
-async def test_nothing_is_repaired_from_rows_that_are_wrong(lived: str) -> None:
-    """What a group says of itself is lost; its account would follow it."""
-    await change(lived, update(episode_group).where(LEASED).values(num_tokens=1))
-    report = await verified(lived, repair=True)
-    assert {one.kind for one in report.problems} == {"group", "account"}
+async def test_nothing_is_repaired_from_wrong_rows(populated: str) -> None:
+    """The correct values of the group are lost, and counters computed from them would be wrong."""
+    await change(populated, update(episode_group).where(LEASED).values(num_tokens=1))
+    report = await verified(populated, repair=True)
+    assert {one.kind for one in report.problems} == {"group", "counters"}
     assert report.num_repaired == 0

@@ -1,4 +1,4 @@
-"""Places of both kinds. `place`: ready to be used, in a folder and in a bucket."""
+"""Payload stores of both kinds. `payload_store` is prepared, in a folder and in a bucket."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from uuid import uuid4
 
 import pytest
 
-from replaydb.packs import Place
+from replaydb.packs import PayloadStore
 from support.s3 import S3Server
 
 STORE = uuid4().hex
 
 
 def soon(seconds: float = 30.0) -> float:
-    """An end in so many seconds."""
+    """Return a deadline in this many seconds."""
     return asyncio.get_running_loop().time() + seconds
 
 
 @asynccontextmanager
-async def opened(url: str, store_uid: str = STORE) -> AsyncIterator[Place]:
-    """A place, closed after the block."""
-    place = Place.at(url, store_uid)
+async def opened(url: str, store_uid: str = STORE) -> AsyncIterator[PayloadStore]:
+    """Open a payload store, and close it after the block."""
+    payload_store = PayloadStore.at(url, store_uid)
     try:
-        yield place
+        yield payload_store
     finally:
-        await place.close()
+        await payload_store.close()
 
 
 @pytest.fixture(params=["folder", "bucket"])
-def place_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A place that nobody has used."""
+def payload_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """URL of an unused payload store."""
     if request.param == "folder":
         return tmp_path.as_uri()
     server: S3Server = request.getfixturevalue("s3")
@@ -41,8 +41,8 @@ def place_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-async def place(place_url: str) -> AsyncIterator[Place]:
-    """A place with its marker."""
-    async with opened(place_url) as found:
+async def payload_store(payload_url: str) -> AsyncIterator[PayloadStore]:
+    """A payload store with its marker."""
+    async with opened(payload_url) as found:
         await found.prepare(soon())
         yield found

@@ -1,4 +1,4 @@
-"""A store whose payloads are in an object store, on both engines, through deaths of servers."""
+"""Payloads in an object store, on both engines, while servers are killed."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ import replaydb as rdb
 from replaydb import Buffer, EpisodeGroup, PayloadsUnavailableError, Store
 from support.clock import Clock
 from support.groups import groups, long_group
-from support.ledger import check_books, statuses
+from support.invariants import check_invariants, statuses
 from support.postgres import PostgresServer
 from support.s3 import S3Server
-from support.workers import Worker, killed
+from support.workers import Worker, kill_all
 
 TOKENS = 2000
 _A_BACKEND = "SELECT pid FROM pg_stat_activity WHERE application_name = 'replaydb' LIMIT 1"
 
 
 @pytest.fixture
-def place(s3: S3Server) -> str:
-    """A prefix that nobody has used."""
+def payload_url(s3: S3Server) -> str:
+    """URL of an unused prefix."""
     return s3.url(f"tests/{uuid4().hex}")
 
 
 @pytest.fixture
-async def store(url: str, place: str) -> AsyncIterator[Store]:
-    """A store with its payloads there."""
-    async with Store.open(url, run="test", payloads=place) as opened:
+async def store(url: str, payload_url: str) -> AsyncIterator[Store]:
+    """A store with its payloads at that URL."""
+    async with Store.open(url, run="test", payloads=payload_url) as opened:
         yield opened
-    await check_books(url)
+    await check_invariants(url)
 
 
 @pytest.fixture
@@ -51,12 +51,12 @@ def tokens(group: EpisodeGroup) -> list[int]:
     return list(group.episodes[0].token_ids)
 
 
-async def test_a_day_in_the_life(url: str, buffer: Buffer) -> None:
+async def test_put_sample_lease_and_redraw(url: str, buffer: Buffer) -> None:
     await buffer.put([long_group(str(i), TOKENS) for i in range(8)])
     batch = await buffer.sample(8, step=1)
     assert {group.group_uid for group in batch} == {str(i) for i in range(8)}
     assert all(tokens(group) == list(range(TOKENS)) for group in batch)
-    async with Store.open(url) as other:  # which finds by itself where payloads are
+    async with Store.open(url) as other:  # reads the payload location from the database
         there = await other.buffer("math", create=False)
         async with there.lease(3, ttl=60) as lease:
             assert all(tokens(group) == list(range(TOKENS)) for group in lease.batch)
@@ -76,7 +76,7 @@ async def test_while_the_object_store_is_down(url: str, buffer: Buffer, s3: S3Se
         )
     assert [isinstance(each, rdb.DatabaseUnavailableError) for each in outcomes] == [True] * 3
     assert isinstance(outcomes[0], PayloadsUnavailableError)
-    assert set((await statuses(url)).values()) == {"completed"}  # what was leased went back
+    assert set((await statuses(url)).values()) == {"completed"}  # leased groups were returned
     assert len(await statuses(url)) == 4
     waiting = asyncio.create_task(buffer.put(groups(2, "waits")))
     await asyncio.to_thread(s3.start)
@@ -84,12 +84,12 @@ async def test_while_the_object_store_is_down(url: str, buffer: Buffer, s3: S3Se
     assert len((await buffer.sample(6)).ids) == 6
 
 
-def put_and_tell(url: str, told: Path, name: str) -> None:
-    """Put groups for ever; tell of each that was acknowledged."""
-    asyncio.run(_put_and_tell(url, told, name))
+def put_and_log(url: str, log: Path, name: str) -> None:
+    """Put groups without end, and log each acknowledged put."""
+    asyncio.run(_put_and_log(url, log, name))
 
 
-async def _put_and_tell(url: str, told: Path, name: str) -> None:
+async def _put_and_log(url: str, log: Path, name: str) -> None:
     async with Store.open(url, run=name) as store:
         buffer = await store.buffer("math", create=False)
         for nth in range(1_000_000):
@@ -99,15 +99,15 @@ async def _put_and_tell(url: str, told: Path, name: str) -> None:
             except rdb.DatabaseUnavailableError:
                 await asyncio.sleep(0.05)
                 continue
-            with told.open("a") as file:
+            with log.open("a") as file:
                 file.write(f"{uid}\n")
 
 
-async def _told_more(told: Path, count: int) -> None:
-    """Until so many puts more were acknowledged."""
+async def _wait_for_puts(log: Path, count: int) -> None:
+    """Wait until this many more puts were acknowledged."""
 
     def number() -> int:
-        return len(told.read_text().splitlines()) if told.exists() else 0
+        return len(log.read_text().splitlines()) if log.exists() else 0
 
     async with asyncio.timeout(60):
         wanted = number() + count
@@ -116,7 +116,7 @@ async def _told_more(told: Path, count: int) -> None:
 
 
 async def _kill_database(url: str) -> None:
-    """PostgreSQL ends, and recovers, when one of its processes is killed."""
+    """Kill a backend of PostgreSQL, which makes the server restart and recover."""
     if url.startswith("postgresql"):
         connection = await asyncpg.connect(url)
         pid = await connection.fetchval(_A_BACKEND)
@@ -126,7 +126,7 @@ async def _kill_database(url: str) -> None:
 
 @pytest.fixture
 def durable(url: str, postgres: PostgresServer) -> Iterator[None]:
-    """What the server of the tests, which is quick instead, does elsewhere."""
+    """Use synchronous commits, as in production. The test server is faster without them."""
     if not url.startswith("postgresql"):
         yield
         return
@@ -137,22 +137,22 @@ def durable(url: str, postgres: PostgresServer) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("durable")
-async def test_nothing_acknowledged_is_lost_though_everything_is_killed(
+async def test_no_acknowledged_put_is_lost_when_all_servers_are_killed(
     url: str, store: Store, buffer: Buffer, s3: S3Server, tmp_path: Path, clock: Clock
 ) -> None:
-    told = tmp_path / "told"
-    crew = [Worker(put_and_tell, url, told, name) for name in "ab"]
+    log = tmp_path / "log"
+    crew = [Worker(put_and_log, url, log, name) for name in "ab"]
     try:
-        await _told_more(told, 10)
+        await _wait_for_puts(log, 10)
         s3.kill()
         await _kill_database(url)
         await asyncio.to_thread(s3.start)
-        await _told_more(told, 10)
+        await _wait_for_puts(log, 10)
         await _kill_database(url)
-        await _told_more(told, 5)
+        await _wait_for_puts(log, 5)
     finally:
-        await killed(crew)
-    acknowledged = set(told.read_text().splitlines())
+        await kill_all(crew)
+    acknowledged = set(log.read_text().splitlines())
     stored = {each.group_uid: each.id for each in await buffer.find(limit=None)}
     assert acknowledged <= stored.keys()
     found = await buffer.get(list(stored.values()))

@@ -1,4 +1,4 @@
-"""Packs in a folder: what the system refuses, and what kills leave behind."""
+"""Packs in a folder: errors of the operating system, killed writes and lost mounts."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from uuid import uuid4
 import pytest
 
 from replaydb import DatabaseFullError, DatabaseReadOnlyError, PayloadsUnavailableError
-from replaydb.packs import PackDamage, Place, Range
+from replaydb.packs import PackDamage, PayloadStore, Range
 from replaydb.packs import folder as folder_module
 
 from .conftest import STORE, opened, soon
 
 _KILLED = """
 import asyncio, os, signal, sys
-from replaydb.packs import Place
+from replaydb.packs import PayloadStore
 
 async def main():
-    place = Place.at(sys.argv[1], sys.argv[2])
+    payload_store = PayloadStore.at(sys.argv[1], sys.argv[2])
     os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)
     loop = asyncio.get_running_loop()
-    await place.write(sys.argv[3], [bytes(100_000)], sync=True, end=loop.time() + 30)
+    await payload_store.write(sys.argv[3], [bytes(100_000)], sync=True, end=loop.time() + 30)
 
 asyncio.run(main())
 """
@@ -36,9 +36,9 @@ asyncio.run(main())
 
 @pytest.fixture
 async def folder(tmp_path: Path) -> Path:
-    """A folder that is a place."""
-    async with opened(tmp_path.as_uri()) as place:
-        await place.prepare(soon())
+    """The folder of a payload store."""
+    async with opened(tmp_path.as_uri()) as payload_store:
+        await payload_store.prepare(soon())
     return tmp_path / STORE
 
 
@@ -47,24 +47,24 @@ def files(folder: Path) -> set[str]:
 
 
 def killed(*args: str) -> int:
-    """How a process ended that was killed while it wrote."""
+    """Return the exit status of a process that is killed while it writes."""
     return subprocess.run([sys.executable, "-c", _KILLED, *args], check=False).returncode
 
 
-async def test_what_a_kill_leaves_is_no_pack(folder: Path) -> None:
+async def test_the_remains_of_a_killed_write_are_not_a_pack(folder: Path) -> None:
     url, pack = folder.parent.as_uri(), uuid4().hex
     assert await asyncio.to_thread(killed, url, STORE, pack) == -9
     assert sorted(file[32:] for file in files(folder) - {"replaydb-store"}) == [".pack.part"]
-    async with opened(url) as place:
-        (missing,) = await place.read([Range(pack, 0, 1)], end=soon())
+    async with opened(url) as payload_store:
+        (missing,) = await payload_store.read([Range(pack, 0, 1)], end=soon())
         assert isinstance(missing, PackDamage)
-        (left,) = [each async for each in place.listed(end=soon())]
+        (left,) = [each async for each in payload_store.listed(end=soon())]
         assert (left.name != pack, left.num_bytes) == (True, 100_000)
-        await place.remove([left.name], end=soon())
-        assert [each async for each in place.listed(end=soon())] == []
+        await payload_store.remove([left.name], end=soon())
+        assert [each async for each in payload_store.listed(end=soon())] == []
 
 
-async def test_a_write_is_flushed_before_it_has_its_name(
+async def test_a_file_is_flushed_before_it_is_renamed(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
@@ -80,25 +80,26 @@ async def test_a_write_is_flushed_before_it_has_its_name(
 
     monkeypatch.setattr(os, "fsync", flushed)
     monkeypatch.setattr(Path, "rename", renamed)
-    async with opened(folder.parent.as_uri()) as place:
-        await place.write(uuid4().hex, [b"a"], sync=True, end=soon())
+    async with opened(folder.parent.as_uri()) as payload_store:
+        await payload_store.write(uuid4().hex, [b"a"], sync=True, end=soon())
         assert done == ["flush .part", "rename .part", "flush "]
         done.clear()
-        await place.write(uuid4().hex, [b"a"], sync=False, end=soon())
+        await payload_store.write(uuid4().hex, [b"a"], sync=False, end=soon())
         assert done == ["rename .part"]
 
 
-async def test_the_system_may_take_less_than_it_is_given(
+async def test_short_writes_and_reads_are_completed(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writev, preadv = os.writev, os.preadv
     monkeypatch.setattr(os, "writev", lambda fd, views: writev(fd, [views[0][:7]]))
     monkeypatch.setattr(os, "preadv", lambda fd, views, at: preadv(fd, [views[0][:5]], at))
-    async with opened(folder.parent.as_uri()) as place:
+    async with opened(folder.parent.as_uri()) as payload_store:
         pack, parts = uuid4().hex, [b"abcdefghijk", b"", b"lm", b"n" * 30]
-        offsets = await place.write(pack, parts, sync=False, end=soon())
+        offsets = await payload_store.write(pack, parts, sync=False, end=soon())
         wanted = [Range(pack, at, len(part)) for at, part in zip(offsets, parts, strict=True)]
-        assert list(map(bytes, await place.read(wanted, end=soon()))) == parts  # type: ignore[arg-type]
+        found = await payload_store.read(wanted, end=soon())
+        assert list(map(bytes, found)) == parts  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -112,95 +113,95 @@ async def test_the_system_may_take_less_than_it_is_given(
         (errno.ESTALE, PayloadsUnavailableError),
     ],
 )
-async def test_what_the_system_refuses_is_typed_and_leaves_nothing(
+async def test_system_errors_are_typed_and_leave_no_file(
     folder: Path, number: int, expected: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(descriptor: int, pieces: object) -> int:
+    def refuse(descriptor: int, chunks: object) -> int:
         raise OSError(number, os.strerror(number))
 
-    async with opened(folder.parent.as_uri()) as place:
+    async with opened(folder.parent.as_uri()) as payload_store:
         with monkeypatch.context() as patched:
             patched.setattr(os, "writev", refuse)
             with pytest.raises(expected) as raised:
-                await place.write(uuid4().hex, [b"a"], sync=False, end=soon())
+                await payload_store.write(uuid4().hex, [b"a"], sync=False, end=soon())
         assert isinstance(raised.value.__cause__, OSError)
         assert files(folder) == {"replaydb-store"}
-        await place.write(uuid4().hex, [b"a"], sync=False, end=soon())
+        await payload_store.write(uuid4().hex, [b"a"], sync=False, end=soon())
 
 
-async def test_a_folder_whose_mount_is_gone_stays(
+async def test_a_failed_write_does_not_remove_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though nothing can be written to it: it is where the mount comes back."""
+    """The disk below the mount point is full. The folder is needed for the next mount."""
 
-    def refuse(descriptor: int, pieces: object) -> int:
+    def refuse(descriptor: int, chunks: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    async with opened(tmp_path.as_uri()) as place:
-        await place.prepare(soon())
+    async with opened(tmp_path.as_uri()) as payload_store:
+        await payload_store.prepare(soon())
         folder = tmp_path / os.listdir(tmp_path)[0]
         folder.rename(tmp_path / "away")
         folder.mkdir()
         monkeypatch.setattr(os, "writev", refuse)
         with pytest.raises(DatabaseFullError):
-            await place.write(uuid4().hex, [b"a"], sync=False, end=soon())
+            await payload_store.write(uuid4().hex, [b"a"], sync=False, end=soon())
         assert folder.exists()
 
 
-async def test_a_folder_that_is_not_mounted_is_not_made(tmp_path: Path) -> None:
+async def test_a_folder_that_is_not_mounted_is_not_created(tmp_path: Path) -> None:
     away = tmp_path / "mounted" / "replay"
-    async with opened(away.as_uri()) as place:
+    async with opened(away.as_uri()) as payload_store:
         for call in (
-            lambda: place.prepare(soon()),
-            lambda: place.check(soon()),
-            lambda: place.write(uuid4().hex, [b"a"], sync=True, end=soon()),
-            lambda: place.read([Range(uuid4().hex, 0, 1)], end=soon()),
+            lambda: payload_store.prepare(soon()),
+            lambda: payload_store.check(soon()),
+            lambda: payload_store.write(uuid4().hex, [b"a"], sync=True, end=soon()),
+            lambda: payload_store.read([Range(uuid4().hex, 0, 1)], end=soon()),
         ):
             with pytest.raises(PayloadsUnavailableError):
                 await call()
     assert not away.parent.exists()
 
 
-async def test_a_folder_is_created_below_one_that_exists(tmp_path: Path) -> None:
+async def test_only_the_last_folder_of_the_url_is_created(tmp_path: Path) -> None:
     new, file = tmp_path / "new", tmp_path / "file"
-    async with opened(new.as_uri()) as place:
-        await place.prepare(soon())
-        await place.check(soon())
+    async with opened(new.as_uri()) as payload_store:
+        await payload_store.prepare(soon())
+        await payload_store.check(soon())
     assert files(new / STORE) == {"replaydb-store"}
     file.touch()
     for url, reason in (
         ((tmp_path / "a" / "b").as_uri(), f"{tmp_path / 'a'} does not exist: create or mount"),
-        (file.as_uri(), "a file of this name"),
-        ((file / "below").as_uri(), "a file of this name, or above"),
+        (file.as_uri(), "this path, or one above it, is a file"),
+        ((file / "below").as_uri(), "this path, or one above it, is a file"),
     ):
-        async with opened(url) as place:
+        async with opened(url) as payload_store:
             with pytest.raises(PayloadsUnavailableError, match=reason):
-                await place.prepare(soon())
+                await payload_store.prepare(soon())
     assert files(tmp_path) == {"new", "file"}
 
 
-async def test_a_folder_that_is_mounted_again_meanwhile(
+async def test_a_folder_that_is_remounted_before_the_marker_is_read(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The marker is there when it is asked for; when the pack was looked for, nothing was."""
+    """The folder was not mounted when the pack was read, but is when the marker is read."""
     away = folder.with_name("away")
     os.rename(folder, away)
-    check = Place.check
+    check = PayloadStore.check
 
-    async def mounted(place: Place, end: float) -> None:
+    async def mounted(payload_store: PayloadStore, end: float) -> None:
         os.rename(away, folder)
-        await check(place, end)
+        await check(payload_store, end)
 
-    monkeypatch.setattr(Place, "check", mounted)
-    async with opened(folder.parent.as_uri()) as place:
+    monkeypatch.setattr(PayloadStore, "check", mounted)
+    async with opened(folder.parent.as_uri()) as payload_store:
         with pytest.raises(PayloadsUnavailableError):
-            await place.read([Range(uuid4().hex, 0, 1)], end=soon())
+            await payload_store.read([Range(uuid4().hex, 0, 1)], end=soon())
 
 
-async def test_a_folder_that_is_mounted_again_during_the_proof(
+async def test_a_folder_that_is_remounted_during_the_proof_of_a_write(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The pack is in the folder below the mount, and the marker in the one that was mounted."""
+    """The pack was written below the mount point. The marker is in the mounted folder."""
     away = folder.with_name("away")
     size = folder_module._size
 
@@ -211,24 +212,24 @@ async def test_a_folder_that_is_mounted_again_during_the_proof(
             away.rename(folder)
         return found
 
-    async with opened(folder.parent.as_uri()) as place:
+    async with opened(folder.parent.as_uri()) as payload_store:
         os.rename(folder, away)
         os.mkdir(folder)
         monkeypatch.setattr(folder_module, "_size", mounted)
         with pytest.raises(PayloadsUnavailableError, match="beside the marker"):
-            await place.write(place.new_name(), [b"a"], sync=False, end=soon())
+            await payload_store.write(payload_store.new_name(), [b"a"], sync=False, end=soon())
 
 
 @pytest.mark.parametrize("least", [1, 4_000_000], ids=["several threads", "one thread"])
-async def test_a_pack_that_shrinks_while_it_is_read(
+async def test_a_pack_that_is_truncated_or_removed_during_a_read(
     folder: Path, least: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("replaydb.packs.folder._LEAST_BYTES", least)
-    async with opened(folder.parent.as_uri()) as place:
+    async with opened(folder.parent.as_uri()) as payload_store:
         cut, gone = uuid4().hex, uuid4().hex
         for pack in (cut, gone):
-            await place.write(pack, [b"a" * 1000], sync=False, end=soon())
-        prepared = type(place._objects)._prepared  # type: ignore[attr-defined]
+            await payload_store.write(pack, [b"a" * 1000], sync=False, end=soon())
+        prepared = type(payload_store._objects)._prepared  # type: ignore[attr-defined]
 
         def meanwhile(*args: object) -> object:
             answer = prepared(*args)
@@ -236,21 +237,21 @@ async def test_a_pack_that_shrinks_while_it_is_read(
             (folder / f"{gone}.pack").unlink(missing_ok=True)
             return answer
 
-        monkeypatch.setattr(type(place._objects), "_prepared", meanwhile)
-        found = await place.read([Range(cut, 0, 1000), Range(gone, 0, 1000)], end=soon())
+        monkeypatch.setattr(type(payload_store._objects), "_prepared", meanwhile)
+        found = await payload_store.read([Range(cut, 0, 1000), Range(gone, 0, 1000)], end=soon())
         assert found == [
             PackDamage(f"pack {cut} ends at byte 10, before byte 1000"),
             PackDamage(f"pack {gone} is missing"),
         ]
 
 
-async def test_a_file_system_that_hangs_holds_nobody_up(
+async def test_a_stalled_file_system_does_not_block_the_call(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     woken = threading.Event()
     writev = os.writev
     monkeypatch.setattr(os, "writev", lambda *args: (woken.wait(30), writev(*args))[1])
-    async with opened(folder.parent.as_uri()) as place:
+    async with opened(folder.parent.as_uri()) as payload_store:
         with pytest.raises(PayloadsUnavailableError, match="no answer in time"):
-            await place.write(uuid4().hex, [b"a"], sync=False, end=soon(0.1))
+            await payload_store.write(uuid4().hex, [b"a"], sync=False, end=soon(0.1))
         woken.set()

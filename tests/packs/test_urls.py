@@ -1,4 +1,4 @@
-"""What may stand in the URL of a place, and what is made of it."""
+"""URLs of payload stores: normalization, refusal of invalid ones, and client configuration."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 
 from replaydb import InvalidURLError, NotSupportedError
-from replaydb.packs import Place
+from replaydb.packs import PayloadStore
 
 STORE = uuid4().hex
 KEY = "hunter2"
@@ -31,9 +31,9 @@ KEY = "hunter2"
         ("az://container/a?account=mine", "az://container/a?account=mine"),
     ],
 )
-def test_the_same_place_has_one_url(given: str, canonical: str) -> None:
-    assert Place.at(given, STORE).url == canonical
-    assert Place.at(canonical, STORE).url == canonical
+def test_urls_are_normalized(given: str, canonical: str) -> None:
+    assert PayloadStore.at(given, STORE).url == canonical
+    assert PayloadStore.at(canonical, STORE).url == canonical
 
 
 @pytest.mark.parametrize(
@@ -55,9 +55,9 @@ def test_the_same_place_has_one_url(given: str, canonical: str) -> None:
         *("s3://bucket/a?virtual_hosted_style=1", "gs://bucket/a?region=x", "az://cont/a?region=x"),
     ],
 )
-def test_what_is_no_place_is_refused(url: str) -> None:
+def test_invalid_urls_are_refused(url: str) -> None:
     with pytest.raises(InvalidURLError) as raised:
-        Place.at(url, STORE)
+        PayloadStore.at(url, STORE)
     assert raised.value.field == "payloads"
 
 
@@ -79,29 +79,29 @@ def test_what_is_no_place_is_refused(url: str) -> None:
 )
 def test_a_url_with_a_key_is_refused_and_not_repeated(url: str) -> None:
     with pytest.raises(InvalidURLError) as raised:
-        Place.at(url, STORE)
+        PayloadStore.at(url, STORE)
     assert KEY not in repr(raised.value)
     assert raised.value.__context__ is None
 
 
-def test_who_gives_a_user_is_told_where_credentials_come_from() -> None:
+def test_the_error_for_a_user_names_the_source_of_credentials() -> None:
     with pytest.raises(InvalidURLError, match="credentials come from the environment"):
-        Place.at("s3://me@bucket/a", STORE)
+        PayloadStore.at("s3://me@bucket/a", STORE)
 
 
 def test_an_account_is_needed_for_azure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
     with pytest.raises(InvalidURLError, match="account=NAME"):
-        Place.at("az://container/a", STORE)
+        PayloadStore.at("az://container/a", STORE)
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "mine")
-    assert Place.at("az://container/a", STORE).url == "az://container/a"
+    assert PayloadStore.at("az://container/a", STORE).url == "az://container/a"
 
 
 def test_object_stores_need_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
     with pytest.raises(NotSupportedError, match=r"replaydb\[obstore\]"):
-        Place.at("s3://bucket/a", STORE)
-    Place.at("file:///nvme", STORE)
+        PayloadStore.at("s3://bucket/a", STORE)
+    PayloadStore.at("file:///nvme", STORE)
 
 
 @pytest.mark.parametrize(
@@ -139,19 +139,19 @@ def test_the_client_is_configured_by_the_url(
 ) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
         monkeypatch.delenv(name, raising=False)
-    place = Place.at(url, STORE)
-    client = place._objects._store  # type: ignore[attr-defined]
+    payload_store = PayloadStore.at(url, STORE)
+    client = payload_store._objects._store  # type: ignore[attr-defined]
     assert type(client).__name__ == kind
     assert client.config == config
     assert client.prefix == f"a/{STORE}"
     assert client.client_options.get("allow_http", "false") == "false"
 
 
-def test_plain_http_is_allowed_where_the_user_wrote_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_http_is_allowed_only_if_the_url_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:1")
-    refused = Place.at("s3://bucket/a", STORE)._objects._store  # type: ignore[attr-defined]
+    refused = PayloadStore.at("s3://bucket/a", STORE)._objects._store  # type: ignore[attr-defined]
     assert "allow_http" not in refused.client_options
-    place = Place.at("s3://bucket/a?endpoint=http://127.0.0.1:2", STORE)
-    client = place._objects._store  # type: ignore[attr-defined]
+    payload_store = PayloadStore.at("s3://bucket/a?endpoint=http://127.0.0.1:2", STORE)
+    client = payload_store._objects._store  # type: ignore[attr-defined]
     assert client.client_options["allow_http"] == "true"
     assert client.config["endpoint_url_s3"] == "http://127.0.0.1:2"

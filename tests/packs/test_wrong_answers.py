@@ -1,4 +1,4 @@
-"""A service that answers wrongly once does no harm; one that always does is damage."""
+"""Wrong answers of an object store: a single one is retried, consistent ones are damage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 import replaydb as rdb
 from replaydb import Buffer, Store, analysis
 from replaydb.operations import copy, verify
-from replaydb.packs import PackDamage, Place, Range
+from replaydb.packs import PackDamage, PayloadStore, Range
 from support.buckets import (
     FAULTS,
     Answer,
@@ -42,7 +42,7 @@ def store(store_at_endpoint: Store) -> Store:
 
 @pytest.fixture
 async def buffer(store: Store) -> Buffer:
-    """Some groups, of one pack."""
+    """A buffer with groups in one pack."""
     made = await store.buffer("math")
     await made.put([long_group(str(i), 1000) for i in range(GROUPS)])
     return made
@@ -64,7 +64,7 @@ async def test_one_wrong_answer_fails_no_group(
 def callers(
     buffer: Buffer, store: Store, url: str, folder: Path
 ) -> dict[str, Callable[[], Awaitable[object]]]:
-    """Everything that reads packs."""
+    """Return all calls that read packs."""
 
     async def leased() -> None:
         async with buffer.lease(GROUPS, ttl=60) as lease:
@@ -90,7 +90,7 @@ def callers(
     return {"got": lambda: buffer.get([1]), **{call.__name__: call for call in several}}
 
 
-async def test_whoever_reads_reads_again(
+async def test_every_reader_retries_damaged_ranges(
     buffer: Buffer, store: Store, url: str, endpoint: Endpoint, tmp_path: Path
 ) -> None:
     for name, call in callers(buffer, store, url, tmp_path).items():
@@ -104,7 +104,7 @@ async def test_whoever_reads_reads_again(
     ("how", "reason"),
     [("gone", "is missing"), ("cut", "ends at byte"), ("altered", "checksum is")],
 )
-async def test_damage_is_what_two_more_reads_find(
+async def test_damage_is_confirmed_by_two_more_reads(
     buffer: Buffer, endpoint: Endpoint, how: str, reason: str
 ) -> None:
     ((key, data),) = endpoint.right.named(".pack").items()
@@ -127,7 +127,7 @@ async def test_damage_is_what_two_more_reads_find(
 async def test_a_pack_that_is_listed_but_not_found(
     buffer: Buffer, endpoint: Endpoint, count: int
 ) -> None:
-    """It is damaged only if no read at all finds it, as when a service has lost its content."""
+    """It is damaged only if no read finds it, as when a service has lost its content."""
     endpoint.fault = times(count, not_found)
     if count == 3:
         assert len(await buffer.sample(GROUPS)) == GROUPS
@@ -139,7 +139,7 @@ async def test_a_pack_that_is_listed_but_not_found(
 
 
 @postgresql_nightly
-async def test_two_services_in_turn_fail_no_group(buffer: Buffer, endpoint: Endpoint) -> None:
+async def test_alternating_services_fail_no_group(buffer: Buffer, endpoint: Endpoint) -> None:
     await buffer.put([long_group("more", 1000)])  # two packs are read with two requests
     endpoint.alternate()
     for _ in range(20):
@@ -149,7 +149,7 @@ async def test_two_services_in_turn_fail_no_group(buffer: Buffer, endpoint: Endp
 
 
 @postgresql_nightly
-async def test_answers_that_differ_are_no_damage(buffer: Buffer, endpoint: Endpoint) -> None:
+async def test_inconsistent_answers_are_not_damage(buffer: Buffer, endpoint: Endpoint) -> None:
     firsts = count(100)
 
     def another(answer: Answer) -> Answer:
@@ -164,17 +164,17 @@ async def test_answers_that_differ_are_no_damage(buffer: Buffer, endpoint: Endpo
 
 @postgresql_nightly
 @pytest.mark.parametrize("fault", [short, page], ids=["short", "page"])
-async def test_what_is_no_answer_is_no_damage(
+async def test_invalid_answers_are_not_damage(
     buffer: Buffer, endpoint: Endpoint, fault: Fault
 ) -> None:
-    """However often it comes: it says nothing of what is stored."""
+    """Such an answer does not show what is stored, however often it is repeated."""
     endpoint.fault = fault
     with pytest.raises(rdb.PayloadsUnavailableError, match="no consistent answer"):
         await buffer.get([1])
 
 
 @postgresql_nightly
-async def test_what_is_sound_is_asked_for_once(
+async def test_intact_payloads_are_requested_once(
     buffer: Buffer, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from replaydb.codec import payload
@@ -192,30 +192,32 @@ async def test_what_is_sound_is_asked_for_once(
     assert len(compared) == GROUPS
 
 
-async def test_pauses_are_within_the_call(
+async def test_pauses_end_at_the_deadline(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("replaydb.packs.place.REREADS", (0.0, 3600.0))
-    async with opened(endpoint.url) as place:
-        await place.prepare(soon())
+    monkeypatch.setattr("replaydb.packs.store.REREADS", (0.0, 3600.0))
+    async with opened(endpoint.url) as payload_store:
+        await payload_store.prepare(soon())
         with pytest.raises(rdb.PayloadsUnavailableError, match="no answer in time"):
-            await place.read([Range(uuid4().hex, 0, 1)], end=soon(0.2))
+            await payload_store.read([Range(uuid4().hex, 0, 1)], end=soon(0.2))
 
 
-async def test_a_folder_is_read_again_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with opened(tmp_path.as_uri()) as place:
-        await place.prepare(soon())
+async def test_damaged_ranges_in_a_folder_are_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path.as_uri()) as payload_store:
+        await payload_store.prepare(soon())
         wanted = [Range(uuid4().hex, 0, 3)]
-        reread, again = Place._reread, list[int]()
+        reread, again = PayloadStore._reread, list[int]()
 
-        async def back_again(self: Place, *args: object) -> object:
+        async def back_again(self: PayloadStore, *args: object) -> object:
             if again:
-                await place.write(wanted[0].pack, [b"abc"], sync=False, end=soon())
+                await payload_store.write(wanted[0].pack, [b"abc"], sync=False, end=soon())
             again.append(1)
             return await reread(self, *args)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(Place, "_reread", back_again)
-        (found,) = await place.read(wanted, end=soon())
+        monkeypatch.setattr(PayloadStore, "_reread", back_again)
+        (found,) = await payload_store.read(wanted, end=soon())
         assert not isinstance(found, PackDamage)
         assert (bytes(found), len(again)) == (b"abc", 2)
 
@@ -223,17 +225,17 @@ async def test_a_folder_is_read_again_too(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("body", "what"),
     [
-        (b"<html>", "DeleteObjects request with something that cannot be read"),
+        (b"<html>", "DeleteObjects request cannot be parsed"),
         (b"<DeleteResult><Error><Key>of others</Key><Code>X</Code><Message/></Error>"
-         b"</DeleteResult>", "something that obstore cannot handle"),
+         b"</DeleteResult>", "obstore failed on the answer"),
     ],
     ids=["page", "other objects"],
 )  # fmt: skip
-async def test_an_answer_to_a_removal_that_cannot_be_read(
+async def test_an_invalid_answer_to_a_removal(
     endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, body: bytes, what: str
 ) -> None:
-    async with opened(endpoint.url) as place:
-        await place.prepare(soon())
+    async with opened(endpoint.url) as payload_store:
+        await payload_store.prepare(soon())
         answer = endpoint._answer
 
         def answered(method: str, target: str, *rest: Any) -> Answer:
@@ -243,4 +245,4 @@ async def test_an_answer_to_a_removal_that_cannot_be_read(
 
         monkeypatch.setattr(endpoint, "_answer", answered)
         with pytest.raises(rdb.PayloadsUnavailableError, match=f"^s3://payloads/.*{what}"):
-            await place.remove([uuid4().hex], end=soon())
+            await payload_store.remove([uuid4().hex], end=soon())

@@ -1,4 +1,4 @@
-"""Starting workers, and hearing from them."""
+"""Worker processes that exchange lines with the test."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Child:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
 
-    async def hear(self) -> dict[str, Any]:
-        """The next line it prints; what went wrong where there is none."""
+    async def receive(self) -> dict[str, Any]:
+        """Return the next line that the worker prints; raise its stderr if it has ended."""
         assert self._process.stdout is not None
         line = await self._process.stdout.readline()
         if not line:
@@ -27,8 +27,8 @@ class Child:
         facts: dict[str, Any] = json.loads(line)
         return facts
 
-    async def say(self, line: str) -> None:
-        """A line on its standard input."""
+    async def send(self, line: str) -> None:
+        """Send a line to the standard input of the worker."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{line}\n".encode())
         await self._process.stdin.drain()
@@ -36,7 +36,7 @@ class Child:
 
 @asynccontextmanager
 async def child(role: str, *arguments: str) -> AsyncIterator[Child]:
-    """A worker of `processes.worker`; it does not outlive the block."""
+    """Run a worker of `processes.worker` in the block."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-m", "processes.worker", role, *arguments),

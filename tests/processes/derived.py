@@ -1,4 +1,4 @@
-"""Groups whose whole content follows from their uid, so that any process can check any group."""
+"""Groups whose content is derived from their uid, so that any process can check any group."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TASKS = ("code", "math")
 
 
 def derived_group(uid: str) -> EpisodeGroup:
-    """From 200 bytes to 60 KB, with a transcript here and there."""
+    """Return a group of 200 bytes to 60 KB, in some cases with texts."""
     seed = int.from_bytes(hashlib.blake2b(uid.encode(), digest_size=8).digest(), "little")
     rng = np.random.default_rng(seed)
     episodes = []
@@ -34,7 +34,7 @@ def derived_group(uid: str) -> EpisodeGroup:
 
 
 def check_group(found: EpisodeGroup) -> None:
-    """Every byte of it is what its uid says."""
+    """Assert that the content of a group is that derived from its uid."""
     expected = derived_group(found.group_uid)
     assert found.task_name == expected.task_name
     assert len(found.episodes) == len(expected.episodes), found.group_uid

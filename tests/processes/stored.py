@@ -1,4 +1,4 @@
-"""What a database holds, compared with what its writers were promised."""
+"""Comparison of a database with the groups that were acknowledged to its writers."""
 
 from __future__ import annotations
 
@@ -12,19 +12,23 @@ from processes.worker import BUFFER
 from replaydb import Store
 from replaydb.database.schema import episode_group, task
 from support.connections import transaction
-from support.ledger import check_books
+from support.invariants import check_invariants
 
 
 def acknowledged(path: Path) -> set[str]:
-    """Uids whose put had returned. A last line that was cut off was never acknowledged whole."""
+    """Return the uids of puts that have returned. The last line may be incomplete after a kill."""
     if not path.exists():
         return set()
     return {line for line in path.read_text().split("\n")[:-1] if line}
 
 
 async def check_stored(url: str, acks: Path) -> int:
-    """Nothing acknowledged is missing, nothing is half there. Returns how many groups there are."""
-    promised = acknowledged(acks)  # before looking: writers may still be at work
+    """Check that acknowledged groups are stored, puts are atomic, and the tables are consistent.
+
+    Returns:
+        The number of stored groups.
+    """
+    promised = acknowledged(acks)  # before reading the database: writers may still be running
     async with Store.open(url) as store:
         buffer = await store.buffer(BUFFER)
         async with transaction(url) as connection:
@@ -39,15 +43,15 @@ async def check_stored(url: str, acks: Path) -> int:
     uids = {group.group_uid for group in groups}
     assert promised <= uids, f"{len(promised - uids)} lost"
     puts = Counter(uid.rsplit("-", 3)[0] + "-of-" + uid.rsplit("-", 1)[1] for uid in uids)
-    torn = [put for put, count in puts.items() if count != int(put.rsplit("-", 1)[1])]
-    assert not torn, torn
-    await check_books(url)
+    partial = [put for put, count in puts.items() if count != int(put.rsplit("-", 1)[1])]
+    assert not partial, partial
+    await check_invariants(url)
     await check_file(url)
     return len(groups)
 
 
 async def check_draws(url: str) -> int:
-    """Every draw was counted on its groups and on their tasks alike. Returns how many."""
+    """Check that groups and tasks have counted the same number of draws; return the number."""
     async with transaction(url) as connection:
         on_groups = await connection.scalar(select(func.sum(episode_group.c.times_sampled)))
         on_tasks = await connection.scalar(select(func.sum(task.c.num_sampled)))
@@ -56,7 +60,7 @@ async def check_draws(url: str) -> int:
 
 
 async def check_file(url: str) -> None:
-    """SQLite's own opinion of its file."""
+    """Run the integrity checks of SQLite."""
     if not url.startswith("sqlite"):
         return
     async with transaction(url) as connection:

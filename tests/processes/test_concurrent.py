@@ -1,4 +1,4 @@
-"""Several processes at one database at once."""
+"""Several processes on one database at the same time."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ SECONDS = 4
 async def test_two_processes_put_and_sample_for_a_while(
     sqlite_url: str, postgresql_url: str, tmp_path: Path
 ) -> None:
-    """Both engines at the same time: no error, no torn group, nothing lost."""
+    """On both engines at the same time: no errors, no partial puts, no lost groups."""
 
-    async def trade(url: str, acks: Path) -> list[dict[str, int]]:
+    async def put_and_sample(url: str, acks: Path) -> list[dict[str, int]]:
         async with (
-            child("trade", url, str(acks), str(SECONDS)) as one,
-            child("trade", url, str(acks), str(SECONDS)) as two,
+            child("put_and_sample", url, str(acks), str(SECONDS)) as one,
+            child("put_and_sample", url, str(acks), str(SECONDS)) as two,
         ):
-            return list(await asyncio.gather(one.hear(), two.hear()))
+            return list(await asyncio.gather(one.receive(), two.receive()))
 
     urls = {sqlite_url: tmp_path / "sqlite", postgresql_url: tmp_path / "postgresql"}
-    reports = await asyncio.gather(*(trade(url, acks) for url, acks in urls.items()))
+    reports = await asyncio.gather(*(put_and_sample(url, acks) for url, acks in urls.items()))
     for (url, acks), workers in zip(urls.items(), reports, strict=True):
         assert all(worker["puts"] > 20 and worker["sampled"] > 50 for worker in workers)
         stored = await check_stored(url, acks)
@@ -36,7 +36,7 @@ async def test_two_processes_put_and_sample_for_a_while(
 
 
 async def _waiting(worker: Child) -> None:
-    assert await worker.hear() == {"ready": True}
+    assert await worker.receive() == {"ready": True}
     await asyncio.sleep(0.3)
 
 
@@ -45,5 +45,5 @@ async def test_a_put_wakes_a_sampler_of_another_process(url: str) -> None:
         buffer = await store.buffer(BUFFER)
         await _waiting(worker)
         await buffer.put(derived_group("at-last"))
-        woken = await asyncio.wait_for(worker.hear(), 30)
+        woken = await asyncio.wait_for(worker.receive(), 30)
     assert woken == {"uid": "at-last"}

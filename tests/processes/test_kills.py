@@ -1,4 +1,4 @@
-"""Processes that are killed in the middle of something."""
+"""Processes that are killed during calls, and connections that are terminated."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from support.connections import transaction
 MANY_KILLS = pytest.mark.parametrize("kills", [3, pytest.param(12, marks=pytest.mark.nightly)])
 
 
-async def _kill_one(nursery: Child, role: str, after: float) -> None:
-    """Let a child of the nursery work for some seconds, then kill it."""
-    await nursery.say(role)
-    pid = (await nursery.hear())["pid"]
+async def _kill_one(spawner: Child, role: str, after: float) -> None:
+    """Let the spawner fork a process, and kill it after some seconds."""
+    await spawner.send(role)
+    pid = (await spawner.receive())["pid"]
     await asyncio.sleep(after)
     os.kill(pid, signal.SIGKILL)
-    assert os.WTERMSIG((await nursery.hear())["status"]) == signal.SIGKILL
+    assert os.WTERMSIG((await spawner.receive())["status"]) == signal.SIGKILL
 
 
 @MANY_KILLS
 @pytest.mark.parametrize("layout", ["inside", "outside"])
 async def test_a_writer_killed_in_the_middle_of_puts(url: str, tmp_path: Path, kills: int) -> None:
-    """What was acknowledged is there, whole puts or nothing, and the next one opens at once."""
+    """Acknowledged groups are stored, puts are atomic, and the store can be opened at once."""
     acks = tmp_path / "acks"
-    async with child("nursery", url, str(acks)) as nursery:
-        assert await nursery.hear() == {"ready": True}
+    async with child("spawner", url, str(acks)) as spawner:
+        assert await spawner.receive() == {"ready": True}
         for _ in range(kills):
             before = len(acknowledged(acks))
             for patience in range(50):  # a machine under load may take long to start
-                await _kill_one(nursery, "put", (1 + patience) * random.uniform(0.1, 0.35))
+                await _kill_one(spawner, "put", (1 + patience) * random.uniform(0.1, 0.35))
                 if len(acknowledged(acks)) > before:
                     break
-            async with asyncio.timeout(30), Store.open(url) as store:  # a lock is held for 60
+            async with asyncio.timeout(30), Store.open(url) as store:  # less than the lock timeout
                 buffer = await store.buffer(BUFFER)
                 await buffer.sample(1)
                 assert await buffer.count() >= len(acknowledged(acks))
@@ -55,24 +55,24 @@ async def test_a_writer_killed_in_the_middle_of_puts(url: str, tmp_path: Path, k
 async def test_a_sampler_killed_in_the_middle_of_draws(
     url: str, tmp_path: Path, kills: int
 ) -> None:
-    """Its draws are counted whole or not at all, and its locks are gone with it."""
+    """Draws are counted completely or not at all, and locks are released."""
     async with Store.open(url) as store:
         buffer = await store.buffer(BUFFER)
         await buffer.put([derived_group(f"7-{i}-0-of-1") for i in range(60)])
-        async with child("nursery", url, str(tmp_path / "acks")) as nursery:
-            assert await nursery.hear() == {"ready": True}
+        async with child("spawner", url, str(tmp_path / "acks")) as spawner:
+            assert await spawner.receive() == {"ready": True}
             for _ in range(kills):
-                await _kill_one(nursery, "sample", random.uniform(0.1, 0.3))
+                await _kill_one(spawner, "sample", random.uniform(0.1, 0.3))
                 await buffer.sample(8, Prioritized(), timeout=10)
     assert await check_draws(url) >= kills * 8
     assert await check_stored(url, tmp_path / "acks") == 60
 
 
 async def _drop_clients(url: str, stop: asyncio.Event, call_ended: asyncio.Event) -> None:
-    """Cut the connections of everybody else, every few calls."""
+    """Terminate the connections of replaydb after every few calls."""
     async with transaction(url) as connection:
         while not stop.is_set():
-            # Else the whole transaction would see who was there at its beginning.
+            # Otherwise the transaction would see the connections at its beginning.
             await connection.execute(text("SELECT pg_stat_clear_snapshot()"))
             await connection.execute(
                 text(
@@ -100,7 +100,7 @@ async def _put_some(
             outcomes["unavailable"] += 1
         else:
             acks.add(uids)
-            outcomes["well"] += 1
+            outcomes["succeeded"] += 1
         call_ended.set()
     return outcomes
 
@@ -115,7 +115,7 @@ async def _sample_some(buffer: Buffer, calls: int, call_ended: asyncio.Event) ->
         except NotEnoughGroupsError:
             outcomes["empty"] += 1
         else:
-            outcomes["well"] += 1
+            outcomes["succeeded"] += 1
         call_ended.set()
     return outcomes
 
@@ -124,7 +124,7 @@ async def _sample_some(buffer: Buffer, calls: int, call_ended: asyncio.Event) ->
 async def test_a_server_that_drops_its_clients(
     postgresql_url: str, tmp_path: Path, calls: int
 ) -> None:
-    """Every call ends well: what was cut off is found out, or run again, by the store itself."""
+    """Every call succeeds: the store determines the outcome of a broken commit, or retries."""
     acks = tmp_path / "acks"
     stop, call_ended = asyncio.Event(), asyncio.Event()
     async with Store.open(postgresql_url) as store:
@@ -139,7 +139,7 @@ async def test_a_server_that_drops_its_clients(
             stop.set()
             call_ended.set()
             await dropping
-        assert all(one["well"] for one in outcomes), outcomes
+        assert all(one["succeeded"] for one in outcomes), outcomes
         assert not any(one["unavailable"] for one in outcomes), outcomes
         await buffer.put([derived_group(f"afterwards-0-{i}-of-8") for i in range(8)])
         await buffer.sample(8)

@@ -1,12 +1,12 @@
-"""What other processes do in these tests.
+"""Main program of the worker processes in these tests.
 
-    python -m processes.worker trade URL ACKS SECONDS   put and sample, check every group
-    python -m processes.worker wait URL                 wait for a group, woken by signals alone
-    python -m processes.worker nursery URL ACKS         fork a child for every line read:
-                                                        "put" or "sample", for ever
+    python -m processes.worker put_and_sample URL ACKS SECONDS   check every sampled group
+    python -m processes.worker wait URL                          wait for a group, only by signals
+    python -m processes.worker spawner URL ACKS                  fork a process for every line read,
+                                                                 "put" or "sample", without end
 
-What was put is told in the file ACKS, a line a uid, after `put` has returned. Answers are lines
-of JSON on standard output.
+After `put` has returned, the uids are appended to the file ACKS, one per line. Results are lines of
+JSON on standard output.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ BUFFER = "shared"
 POLICIES: list[SamplingPolicy] = [Uniform(), Prioritized()]
 
 
-def tell(**facts: Any) -> None:
-    """One line of JSON."""
+def report(**facts: Any) -> None:
+    """Print one line of JSON."""
     print(json.dumps(facts), flush=True)
 
 
 class Acks:
-    """Appends uids, all of a put in one write."""
+    """File of acknowledged uids. All uids of a put are appended in one write."""
 
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -44,8 +44,8 @@ class Acks:
         os.write(self._file, "".join(f"{uid}\n" for uid in uids).encode())
 
 
-async def put_for_ever(buffer: Buffer, acks: Acks, seconds: float = float("inf")) -> int:
-    """Puts of one to six groups; a uid says how many came with it."""
+async def put_repeatedly(buffer: Buffer, acks: Acks, seconds: float = float("inf")) -> int:
+    """Put one to six groups at a time. A uid contains the number of groups of its put."""
     end = time.monotonic() + seconds
     count = 0
     while time.monotonic() < end:
@@ -57,8 +57,8 @@ async def put_for_ever(buffer: Buffer, acks: Acks, seconds: float = float("inf")
     return count
 
 
-async def sample_for_ever(buffer: Buffer, seconds: float = float("inf")) -> int:
-    """Draws of every kind; each group drawn is checked."""
+async def sample_repeatedly(buffer: Buffer, seconds: float = float("inf")) -> int:
+    """Sample in various ways, and check every group."""
     end = time.monotonic() + seconds
     count = 0
     while time.monotonic() < end:
@@ -74,57 +74,57 @@ async def sample_for_ever(buffer: Buffer, seconds: float = float("inf")) -> int:
     return count
 
 
-async def trade(url: str, acks: str, seconds: str) -> None:
+async def put_and_sample(url: str, acks: str, seconds: str) -> None:
     async with Store.open(url) as store:
         buffer = await store.buffer(BUFFER)
         puts, sampled = await asyncio.gather(
-            put_for_ever(buffer, Acks(acks), float(seconds)),
-            sample_for_ever(buffer, float(seconds)),
+            put_repeatedly(buffer, Acks(acks), float(seconds)),
+            sample_repeatedly(buffer, float(seconds)),
         )
-    tell(puts=puts, sampled=sampled)
+    report(puts=puts, sampled=sampled)
 
 
 async def wait(url: str) -> None:
     async with Store.open(url) as store:
         buffer = await store.buffer(BUFFER)
-        tell(ready=True)
-        signals.RECHECK_SECONDS = 600.0  # nobody looks again anyway
+        report(ready=True)
+        signals.RECHECK_SECONDS = 600.0  # no periodic checks
         batch = await buffer.sample(1, timeout=600)
-        tell(uid=batch.groups[0].group_uid)
+        report(uid=batch.groups[0].group_uid)
 
 
-def nursery(url: str, acks: str) -> None:
-    """Importing takes a second, forking a millisecond: many can be killed in a short test."""
+def spawner(url: str, acks: str) -> None:
+    """Fork processes on request. Forking takes a millisecond, but importing a second."""
 
-    async def live(role: str) -> None:
+    async def work(role: str) -> None:
         async with Store.open(url) as store:
             buffer = await store.buffer(BUFFER)
             if role == "put":
-                await put_for_ever(buffer, Acks(acks))
+                await put_repeatedly(buffer, Acks(acks))
             else:
-                await sample_for_ever(buffer)
+                await sample_repeatedly(buffer)
 
-    tell(ready=True)
+    report(ready=True)
     for line in sys.stdin:
         child = os.fork()
         if child == 0:
             random.seed()
-            asyncio.run(live(line.strip()))
+            asyncio.run(work(line.strip()))
             os._exit(0)
-        tell(pid=child)
+        report(pid=child)
         _, status = os.waitpid(child, 0)
-        tell(status=status)
+        report(status=status)
 
 
 ROLES: dict[str, Callable[..., Coroutine[Any, Any, None]]] = {
-    "trade": trade,
+    "put_and_sample": put_and_sample,
     "wait": wait,
 }
 
 
 def main(role: str, *arguments: str) -> None:
-    if role == "nursery":
-        nursery(*arguments)
+    if role == "spawner":
+        spawner(*arguments)
     else:
         asyncio.run(ROLES[role](*arguments))
 

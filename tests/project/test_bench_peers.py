@@ -1,4 +1,4 @@
-"""The comparison with other stores still runs, for those that need no environment of their own."""
+"""The comparison with other stores runs, for stores that need no separate environment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 PEERS = CHECKOUT / "benchmarks" / "peers"
 HERE = ("list", "replaydb-sqlite", "replaydb-sqlite-files", "replaydb-postgresql")
 PIN = re.compile(r"[A-Za-z0-9._-]+==[0-9A-Za-z.]+")
-#: The page shows a table for each size.
+#: Check the tables of the report.
 REPORT = """
 import sys
 from pathlib import Path
@@ -28,17 +28,17 @@ findings = Findings.load([Path(sys.argv[1])])
 slower = [replace(one, peer="dm-reverb", value=4 * (one.value or 0)) for one in findings.peers
           if one.peer == "replaydb-sqlite"]
 findings.peers.extend(slower)
-bars = table("peer-bars", findings)
-for bar in ("sample: replaydb-sqlite / dm-reverb | 0.25 x ✓",
-            "put by 50: replaydb-sqlite / dm-reverb | 0.25 x ✗"):
-    assert any(line.startswith(f"| {bar} |") for line in bars), bars
+lines = table("peer-targets", findings)
+for row in ("sample, time: replaydb-sqlite / dm-reverb | 0.25 x ✓",
+            "puts of 50, groups/s: replaydb-sqlite / dm-reverb | 0.25 x ✗"):
+    assert any(line.startswith(f"| {row} |") for line in lines), lines
 
 lines = table("peers", Findings.load([Path(sys.argv[1])]))
 assert "Groups of 590 KB:" in lines, lines
 for name in sys.argv[2:]:
     assert sum(line.startswith(f"| {name} | ") for line in lines) == 3, lines
 """
-#: Tables of pages are those of the recorded measurements, of which a later file replaces values.
+#: Check that the tables in the docs are those of the recorded measurements.
 RECORDED = """
 from pathlib import Path
 
@@ -54,7 +54,7 @@ for page in (Path("README.md"), Path("docs/benchmarks.md")):
         f"{measurements}/reverb.json"
     )
 readme = Path("README.md").read_text(encoding="utf8")
-assert readme.partition("<!-- results: beside-reverb -->")[2].count(" x |") >= 18
+assert readme.partition("<!-- results: relative-to-reverb -->")[2].count(" x |") >= 18
 """
 
 
@@ -65,8 +65,8 @@ def test_pages_have_the_recorded_factors() -> None:
 @pytest.mark.parametrize(
     "peers", [HERE[:2], pytest.param(HERE, marks=pytest.mark.nightly)], ids=["two", "all"]
 )
-def test_it_runs(tmp_path: Path, peers: tuple[str, ...]) -> None:
-    """On sizes too small to mean anything, but what was drawn is compared with what was put."""
+def test_the_comparison_runs(tmp_path: Path, peers: tuple[str, ...]) -> None:
+    """With tiny sizes. It compares the drawn groups with those that were put."""
     written = tmp_path / "findings.json"
     command = [sys.executable, "-m", "benchmarks.peers", "--peers", *peers]
     command += ["--groups", "100", "--sizes", "72 KB", "590 KB", "--rounds", "1"]

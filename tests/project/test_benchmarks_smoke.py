@@ -1,4 +1,4 @@
-"""Every benchmark still runs, on sizes too small to mean anything."""
+"""Every benchmark runs, with tiny sizes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from support.ledger import check_books
+from support.invariants import check_invariants
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-#: Benchmarks that take seconds even with tiny sizes.
+#: Benchmarks that take several seconds even with tiny sizes.
 LONG = "loop memory step trainers viewers"
 TINY = r"""
 import asyncio, json, sys
@@ -39,14 +39,14 @@ results, facts = [], {}
 asyncio.run(measure(names, [engine], options, results, facts))
 assert {one.benchmark for one in results} == set(names)
 assert all(isfinite(one.value) for one in results)
-assert [one.value for one in results if one.bar == 0] == [0] * names.count("delivery")
+assert [one.value for one in results if one.target == 0] == [0] * names.count("delivery")
 assert to_table(results, facts).row_count == len(results)
 content = json.loads(json.dumps(to_json(results, facts)))
 assert from_json(content) == results
 
 findings = Findings()
 findings.add(content)
-places = [f"<!-- results: {name} -->\n<!-- /results -->\n" for name in [*names, "bars"]]
+places = [f"<!-- results: {name} -->\n<!-- /results -->\n" for name in [*names, "targets"]]
 page = filled("".join(places), findings)
 assert page.count("| --- |") >= len(places), page
 assert all(path.stat().st_size > 0 for path in draw(Path(folder), findings))
@@ -59,7 +59,7 @@ asyncio.run(fill(sys.argv[1], 100))
 """
 WALK = """
 import asyncio, json, sys
-from benchmarks.walk import CALLS, PAGE, RECORD, counted, filled
+from benchmarks.call_paths import CALLS, PAGE, RECORD, counted, filled
 
 record = json.loads(RECORD.read_text(encoding="utf8"))
 page = PAGE.read_text(encoding="utf8")
@@ -76,13 +76,13 @@ for call in CALLS:
                 stale.append(f"{call}: {name}: {found}, noted is {noted}")
         elif list(found) != noted:
             stale.append(f"{call}: {name}: {found}, noted is {noted}")
-assert not stale, "\\n".join([*stale, "up to date by: python -m benchmarks.walk --write"])
+assert not stale, "\\n".join([*stale, "up to date by: python -m benchmarks.call_paths --write"])
 """
 
 
 @pytest.fixture
 def environment(engine_name: str, request: pytest.FixtureRequest) -> dict[str, str]:
-    """That of a checkout's own shell; PostgreSQL need not be started again."""
+    """Environment variables of a process in the checkout, with the running PostgreSQL."""
     own = {"PYTHONPATH": os.pathsep.join([str(CHECKOUT), *sys.path])}
     if engine_name == "postgresql":
         own["REPLAYDB_URL"] = request.getfixturevalue("postgresql_url")
@@ -95,7 +95,7 @@ def environment(engine_name: str, request: pytest.FixtureRequest) -> dict[str, s
         ("sqlite", "engines scaling process training", LONG),
         ("postgresql", "engines", f"{LONG} fleet packs"),
         pytest.param("sqlite", "engines scaling process training", "", marks=pytest.mark.nightly),
-        # What is around the engines is the same on PostgreSQL.
+        # Other packages do not depend on the engine.
         pytest.param("postgresql", "engines scaling", "", marks=pytest.mark.nightly),
     ],
 )
@@ -105,19 +105,19 @@ async def test_benchmarks_run(
     await run(TINY, engine_name, str(tmp_path), rooms, left_out, environment=environment)
 
 
-async def test_filled_buffers_are_as_puts_leave_them(url: str, environment: dict[str, str]) -> None:
+async def test_filled_buffers_are_consistent(url: str, environment: dict[str, str]) -> None:
     await run(FILL, url, environment=environment)
-    assert len(await check_books(url)) == 100
+    assert len(await check_invariants(url)) == 100
 
 
-async def test_calls_go_the_way_that_is_drawn(
+async def test_recorded_call_paths_are_up_to_date(
     engine_name: str, environment: dict[str, str]
 ) -> None:
     await run(WALK, engine_name, environment=environment)
 
 
 async def run(code: str, *arguments: str, environment: dict[str, str]) -> None:
-    """In a process of their own: `benchmarks` is no part of what tests can import."""
+    """Run code in a process, as tests cannot import `benchmarks`."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", code, *arguments),
         cwd=CHECKOUT,

@@ -1,4 +1,4 @@
-"""What the documentation says is there, and what it shows works."""
+"""The documentation is complete, its links work, and its examples run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _TEST = re.compile(r"\b(tests/[\w/]+\.py)(?:::(\w+))?")
 
 @dataclass(frozen=True)
 class Block:
-    """Fenced code: what its fence says, and where it begins."""
+    """A fenced code block with its position."""
 
     page: Path
     line: int
@@ -59,7 +59,7 @@ class Block:
         return self.info == "python run"
 
     def compiled(self) -> CodeType:
-        """Its code, in which `await` is allowed at the top level."""
+        """Compile the code, with top-level `await` allowed."""
         flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         code: CodeType = compile("\n" * self.line + self.body, self.page, "exec", flags)
         return code
@@ -84,13 +84,13 @@ def prose_of(page: Path) -> str:
 
 
 def anchors_of(page: Path) -> set[str]:
-    """Names that the headings of a page get: lower case, no punctuation, dashes for spaces."""
+    """Return the anchors of headings: lower case, no punctuation, dashes for spaces."""
     headings = _HEADING.findall(prose_of(page))
     return {re.sub(r"[^\w\- ]", "", one.lower()).strip().replace(" ", "-") for one in headings}
 
 
 def documented_code() -> str:
-    """Everything in the guides that is set as code."""
+    """Return all code spans and code blocks of the guides."""
     spans = [span for page in GUIDES for span in _CODE_SPAN.findall(prose_of(page))]
     return "\n".join([*spans, *(block.body for block in BLOCKS)])
 
@@ -121,7 +121,7 @@ async def test_a_page_runs(page: Path, url: str) -> None:
     async with rdb.Store.open(url, run="docs") as store:
         buffer = await store.buffer("docs")
         names: dict[str, Any] = {"rdb": rdb, "store": store, "buffer": buffer, "url": url}
-        names["__builtins__"] = builtins  # some look it up in whoever calls them
+        names["__builtins__"] = builtins  # some functions look it up in their caller
         for block in PYTHON:
             if block.page == page and block.runs:
                 outcome = FunctionType(block.compiled(), names)()
@@ -140,8 +140,8 @@ def completion(reward: float, text: str, version: int = 0) -> rdb.Episode:
     )
 
 
-async def put_something_of_everything(url: str) -> None:
-    """A small store in which every query of the analysis has something to find."""
+async def fill_store(url: str) -> None:
+    """Create a small store for which every query of docs/analysis.md returns rows."""
     async with rdb.Store.open(url, run="qwen-7b-a") as store:
         buffer = await store.buffer("math", max_staleness=4)
         await buffer.put(
@@ -164,14 +164,14 @@ async def put_something_of_everything(url: str) -> None:
         easier = [completion(1.0, f"now {number}", 2) for number in range(2)]
         await buffer.put(rdb.EpisodeGroup("gsm8k", easier, prompt_uid="gsm8k/0"))
         await buffer.put(rdb.EpisodeGroup("gsm8k", [], status="failed"))
-        await buffer.open_group("gsm8k", "arriving", 4)
+        await buffer.open_group("gsm8k", "pending", 4)
     async with rdb.Store.open(url, run="qwen-7b-b") as store:
         other = await store.buffer("math")
         await other.put(rdb.EpisodeGroup("gsm8k", [completion(0.5, "once more", 1)]))
 
 
 def duckdb_over(url: str) -> duckdb.DuckDBPyConnection:
-    """What the views show, as Arrow tables."""
+    """Open a DuckDB database with the rows of the views."""
     connection = duckdb.connect()
     for name, rows in {
         "group_overview": analysis.groups(url),
@@ -190,8 +190,8 @@ def duckdb_over(url: str) -> duckdb.DuckDBPyConnection:
 
 
 def as_shown(value: Any) -> Any:
-    """A value as all three would show it: numbers rounded, times to the second."""
-    if isinstance(value, Decimal | float | int):  # sums are of one kind or another
+    """Normalize a value of any engine: numbers are rounded, times truncated to seconds."""
+    if isinstance(value, Decimal | float | int):  # sums have different types
         return round(float(value), 9)
     if isinstance(value, datetime):
         return f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
@@ -200,9 +200,9 @@ def as_shown(value: Any) -> Any:
     return value
 
 
-async def test_a_query_finds_something(url: str) -> None:
-    """On the engine, and the same in DuckDB."""
-    await put_something_of_everything(url)
+async def test_queries_of_the_analysis_return_rows(url: str) -> None:
+    """The engine and DuckDB return the same rows."""
+    await fill_store(url)
     with duckdb_over(url) as connection:
         for query in QUERIES:
             async with transaction(url) as there:
@@ -211,7 +211,7 @@ async def test_a_query_finds_something(url: str) -> None:
                 rows = (await there.exec_driver_sql(query.body)).all()
             assert rows, query
             found = connection.sql(query.body).to_arrow_table().to_pylist()
-            # In any order: they sort NULL first, last, or either.
+            # Sorted, as the engines order NULLs differently.
             assert sorted([repr([as_shown(one) for one in row.values()]) for row in found]) == (
                 sorted([repr([as_shown(one) for one in row]) for row in rows])
             ), query
@@ -248,7 +248,7 @@ def test_every_column_of_the_views_is_documented() -> None:
         assert [column.name for column in view.table.columns if column.name not in named] == []
 
 
-def test_pages_that_count_the_views_have_all_of_them() -> None:
+def test_the_number_of_views_is_documented() -> None:
     numbers = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
     counts = re.compile(rf"\b({'|'.join(numbers)}|\d+)\s+views\b", re.IGNORECASE)
     found = {page: counts.findall(prose_of(page)) for page in [*GUIDES, SECURITY]}
@@ -260,19 +260,19 @@ def test_pages_that_count_the_views_have_all_of_them() -> None:
         assert [it.table.name for it in VIEWS_OF_STORE if f"`{it.table.name}`" not in text] == []
 
 
-def test_every_room_is_in_the_architecture() -> None:
+def test_every_module_is_in_the_architecture() -> None:
     named = set(re.findall(r"[\w/]+", "\n".join(_CODE_SPAN.findall(prose_of(ARCHITECTURE)))))
     package = Path(rdb.__file__).parent
-    rooms: dict[str, str] = {}
+    modules: dict[str, str] = {}
     for folder, prefix in ((package, ""), (package / "database", "database/")):
-        rooms |= {path.stem: prefix for path in folder.glob("[!_]*.py")}
-        rooms |= {f"{path.parent.name}/": prefix for path in folder.glob("*/__init__.py")}
-    del rooms["database/"]  # its rooms are listed
-    assert len(rooms) > 20
-    assert [room for room in rooms if not {room, rooms[room] + room} & named] == []
+        modules |= {path.stem: prefix for path in folder.glob("[!_]*.py")}
+        modules |= {f"{path.parent.name}/": prefix for path in folder.glob("*/__init__.py")}
+    del modules["database/"]  # its modules are listed instead
+    assert len(modules) > 20
+    assert [name for name in modules if not {name, modules[name] + name} & named] == []
 
 
-def test_every_error_says_what_to_do() -> None:
+def test_every_error_is_documented() -> None:
     text = prose_of(CHECKOUT / "docs" / "consistency.md")
     errors = [
         name
@@ -283,7 +283,7 @@ def test_every_error_says_what_to_do() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(CHECKOUT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_have_targets(page: Path) -> None:
     broken = []
     for link in _LINK.findall(prose_of(page)):
         path, _, anchor = unquote(link).partition("#")
@@ -305,7 +305,7 @@ def test_pictures_of_the_pages_are_shown_and_described() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(CHECKOUT)))
-def test_tests_that_are_named_exist(page: Path) -> None:
+def test_cited_tests_exist(page: Path) -> None:
     missing = []
     for path, name in _TEST.findall(page.read_text(encoding="utf8")):
         file = CHECKOUT / path
@@ -314,7 +314,7 @@ def test_tests_that_are_named_exist(page: Path) -> None:
     assert missing == []
 
 
-def test_make_targets_that_are_named_exist() -> None:
+def test_cited_make_targets_exist() -> None:
     makefile = (CHECKOUT / "Makefile").read_text(encoding="utf8")
     targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
     text = "\n".join(page.read_text(encoding="utf8") for page in PAGES)
@@ -328,13 +328,13 @@ def test_the_first_screen_of_the_readme_has_the_demo_and_the_tests() -> None:
         assert [line for line in first if re.match(rf"{command} +# \w", line)], command
 
 
-def test_what_to_do_without_chromium_is_documented() -> None:
+def test_the_installation_of_chromium_is_documented() -> None:
     text = (CHECKOUT / "CONTRIBUTING.md").read_text(encoding="utf8")
     for command in ("make browser", ".venv/bin/playwright install chromium"):
         assert command in MISSING
         assert f"`{command}`" in text
 
 
-def test_no_page_names_a_place_of_one_machine() -> None:
+def test_no_page_contains_a_local_path() -> None:
     private = re.compile(r"(?<![\w.`/:])/(?:home|root|tmp|work|Users)/")
     assert [page.name for page in PAGES if private.search(page.read_text(encoding="utf8"))] == []

@@ -1,4 +1,4 @@
-"""The examples learn what they say they learn."""
+"""The examples run and reach their rewards."""
 
 from __future__ import annotations
 

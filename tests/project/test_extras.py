@@ -1,7 +1,7 @@
-"""Without an extra, whatever needs it says which one, and everything else works.
+"""Without an extra, code that needs it raises an error with its name, and all other code works.
 
-Packages that an extra does not install are hidden from a process, in which every command is called
-and every module imported.
+All commands are called and all modules imported in processes in which packages outside of an extra
+are hidden.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from support.groups import group, groups
 CHECKOUT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-#: Those that users install; the others are for work on replaydb itself.
+#: Extras for users; the others are for the development of replaydb.
 USED = sorted(EXTRAS.keys() - {"bench", "dev", "docs"})
 BARE = "none"
-#: Commands that are refused for another reason: there are no packs, and no roles in a file.
+#: Commands that fail for another reason: the store has no packs, and SQLite has no roles.
 REFUSED = {"db relocate", "db roles", "prune"}
-#: What no extra installs, as what needs it has it anyway.
+#: Commands that need a package which no extra installs.
 ELSEWHERE = {"import-dataset": "pip install datasets"}
 
 
 @cache
 def owners_of_modules() -> Mapping[str, list[str]]:
-    """The packages that every importable module is from; reading them takes a second."""
+    """Return the packages of every importable module. Cached, as it takes a second."""
     return packages_distributions()
 
 
 @cache
 def modules_of(extra: str) -> frozenset[str]:
-    """Modules that are there after `pip install 'replaydb[EXTRA]'`."""
+    """Return the modules that `pip install 'replaydb[EXTRA]'` installs."""
     wanted = [*PROJECT["dependencies"], *EXTRAS.get(extra, ())]
     found: set[tuple[str, str]] = set()
     waiting = [(Requirement(one), "") for one in wanted]
@@ -61,7 +61,7 @@ def modules_of(extra: str) -> frozenset[str]:
             name = canonicalize_name(one.name)
             if (name, its_extra) not in found:
                 found.add((name, its_extra))
-                with suppress(PackageNotFoundError):  # it is for another platform
+                with suppress(PackageNotFoundError):  # a package for another platform
                     waiting += [(Requirement(each), its_extra) for each in requires(name) or ()]
     names = {name for name, _ in found}
     return frozenset(
@@ -72,7 +72,7 @@ def modules_of(extra: str) -> frozenset[str]:
 
 
 def hidden_without(extra: str) -> list[str]:
-    """Modules of other packages, that the tests have."""
+    """Return the modules in this environment that the extra does not install."""
     kept = modules_of(extra) | {"replaydb", "support", "typing_extensions"}
     return sorted(
         name
@@ -83,7 +83,7 @@ def hidden_without(extra: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What commands and modules do in each environment, by its extra; "dev" has everything."""
+    """Results of commands and imports, by the only extra; "dev" has everything."""
     start = tmp_path_factory.mktemp("store")
     url = f"sqlite:///{start / 'store.db'}"
 
@@ -116,17 +116,17 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, An
         outputs = {extra: process.communicate() for extra, process in processes.items()}
         for extra, process in processes.items():
             assert process.returncode == 0, f"with {extra}: {outputs[extra][1]}"
-        return {extra: json.loads(said.splitlines()[-1]) for extra, (said, _) in outputs.items()}
+        return {extra: json.loads(out.splitlines()[-1]) for extra, (out, _) in outputs.items()}
 
     both = found("all", BARE, "dev")
-    # What works without any package works with one more: only what is refused is tried again.
-    refused = [name for name, (_, said) in both[BARE]["commands"].items() if named(said)]
+    # Commands that work without any extra also work with one, so only the others are run again.
+    refused = [name for name, (_, line) in both[BARE]["commands"].items() if named(line)]
     half = len(USED) // 2
     return both | found(",".join(refused), *USED[:half]) | found(",".join(refused), *USED[half:])
 
 
 def named(text: str | None) -> str | None:
-    """The extra that an error says to install."""
+    """Return the extra in the message of an error, or None."""
     match = re.search(r"pip install 'replaydb\[(\w+)\]'", text or "")
     return match[1] if match else None
 
@@ -137,13 +137,13 @@ def test_every_command_works_or_names_its_extra(
 ) -> None:
     everything = outcomes["dev"]["commands"]
     assert {name for name, (status, _) in everything.items() if status} == REFUSED | set(ELSEWHERE)
-    for name, (status, said) in outcomes[extra]["commands"].items():
+    for name, (status, line) in outcomes[extra]["commands"].items():
         if name in ELSEWHERE:
-            assert ELSEWHERE[name] in said
-        elif status != everything[name][0] or named(said) is not None:
-            wanted = named(said)
-            assert wanted not in (None, extra), f"{name} with {extra}: {said}"
-            assert outcomes[wanted]["commands"][name][0] == everything[name][0] == 0, (name, said)
+            assert ELSEWHERE[name] in line
+        elif status != everything[name][0] or named(line) is not None:
+            wanted = named(line)
+            assert wanted not in (None, extra), f"{name} with {extra}: {line}"
+            assert outcomes[wanted]["commands"][name][0] == everything[name][0] == 0, (name, line)
 
 
 @pytest.mark.parametrize("extra", [BARE, *USED])
@@ -151,14 +151,14 @@ def test_every_module_is_imported_or_names_its_extra(
     outcomes: dict[str, dict[str, Any]], extra: str
 ) -> None:
     assert set(outcomes["dev"]["modules"].values()) == {None}
-    for name, said in outcomes[extra]["modules"].items():
-        if said is not None:
-            assert named(said) not in (None, extra), f"{name} with {extra}: {said}"
+    for name, error in outcomes[extra]["modules"].items():
+        if error is not None:
+            assert named(error) not in (None, extra), f"{name} with {extra}: {error}"
 
 
-def test_what_needs_an_extra_is_known(outcomes: dict[str, dict[str, Any]]) -> None:
-    """The processes lack what they should."""
-    bare = {name: named(said) for name, (_, said) in outcomes[BARE]["commands"].items()}
+def test_commands_and_modules_that_need_an_extra(outcomes: dict[str, dict[str, Any]]) -> None:
+    """Packages are really hidden in the processes."""
+    bare = {name: named(line) for name, (_, line) in outcomes[BARE]["commands"].items()}
     assert {name: extra for name, extra in bare.items() if extra is not None} == {
         "export": "analysis",
         "import": "analysis",

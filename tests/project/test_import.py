@@ -1,6 +1,6 @@
-"""`import replaydb` is light: workers start by the hundred.
+"""`import replaydb` loads no heavy module, since hundreds of workers may import it.
 
-What it takes along is held here; how long it takes is measured by `make bench`.
+`make bench` measures its duration.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-#: Needed by the trainer's side, migrations, the command line, object stores, or by nobody.
+#: Modules for trainers, migrations, the command line and object stores, or not used at all.
 _HEAVY = {"torch", "alembic", "typer", "rich", "pandas", "pyarrow", "scipy", "obstore"}
 _DRIVERS = {"asyncpg", "aiosqlite", "sqlite3"}
 
@@ -21,13 +21,13 @@ def _imported(code: str) -> set[str]:
     return set(outcome.stdout.split())
 
 
-def test_importing_takes_no_heavy_module_along() -> None:
+def test_importing_loads_no_heavy_module() -> None:
     imported = _imported("import replaydb")
     assert "replaydb.store" in imported
     assert imported.isdisjoint(_HEAVY | _DRIVERS)
 
 
-def test_a_current_store_takes_only_its_own_driver_along(url: str, engine_name: str) -> None:
+def test_opening_a_store_loads_only_its_own_driver(url: str, engine_name: str) -> None:
     code = (
         "import asyncio, replaydb\n"
         "async def main():\n"

@@ -1,4 +1,4 @@
-"""Nothing that is stored can run code when it is read."""
+"""The package uses no serialization that can execute code when it is read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CALLS = frozenset({("torch", "load"), ("torch", "save"), ("pd", "read_pickle")})
 
 
 def _refuses_code(call: ast.Call) -> bool:
-    """Whether it is `torch.load(..., weights_only=True)`, which runs nothing."""
+    """Whether it is `torch.load(..., weights_only=True)`, which executes no code."""
     return any(
         word.arg == "weights_only"
         and isinstance(word.value, ast.Constant)

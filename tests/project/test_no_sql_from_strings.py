@@ -1,4 +1,4 @@
-"""SQL is written with SQLAlchemy's expressions, or as constant text: never put together."""
+"""SQL consists of SQLAlchemy expressions or constant text, and is never built from strings."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
-# What takes a statement as its first argument, in SQLAlchemy, alembic, aiosqlite and asyncpg.
+# Functions with a statement as first argument, in SQLAlchemy, alembic, aiosqlite and asyncpg.
 SINKS = frozenset({
     "text", "TextClause", "DDL", "literal_column", "prefix_with", "suffix_with", "with_hint",
     "execute", "executemany", "executescript", "exec_driver_sql", "execute_fetchall",
     "execute_insert", "scalar", "scalars", "stream", "stream_scalars", "prepare", "cursor",
     "fetch", "fetchmany", "fetchrow", "fetchval", "copy_from_query",
 })  # fmt: skip
-# What gives back the text it was given.
+# Functions that return the text of an argument.
 PASSED_ON = frozenset({
     "str", "cast", "dedent", "strip", "lstrip", "rstrip", "upper", "lower",
     "text", "TextClause", "DDL",
@@ -31,7 +31,7 @@ Scope = dict[str, list[ast.expr]]
 
 
 class Finder(ast.NodeVisitor):
-    """Lines on which a string that was put together reaches a sink."""
+    """Finds lines on which a string that was built at run time reaches a sink."""
 
     def __init__(self) -> None:
         self.lines: list[int] = []
@@ -48,7 +48,7 @@ class Finder(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         if _name(node.func) in SINKS:
-            # Ours takes the connection first.
+            # `execute` of replaydb has the connection as first argument.
             first = 2 if isinstance(node.func, ast.Name) else 1
             statements = node.args[:first] + [
                 keyword.value
@@ -96,7 +96,7 @@ class Finder(ast.NodeVisitor):
         if name in BUILDERS and isinstance(node.func, ast.Attribute):
             return True
         passed = list(node.args) if name in PASSED_ON else []
-        # `"...".strip()` passes on what it is called on, `build()` what it returns.
+        # A method passes on its object, as in `"...".strip()`; a function its return values.
         match node.func:
             case ast.Attribute(value=of) if name in PASSED_ON:
                 passed.append(of)
@@ -113,7 +113,7 @@ def _name(function: ast.expr) -> str:
 
 
 def _values(scope: ast.AST) -> Iterator[tuple[str, ast.expr]]:
-    """What names of this scope are given; a function stands for what it returns."""
+    """Yield the values assigned to the names of a scope. Functions yield their return values."""
     pending = list(ast.iter_child_nodes(scope))
     while pending:
         node = pending.pop()
@@ -184,7 +184,7 @@ def test_no_sql_is_built_from_strings(folder: str) -> None:
         'class A:\n    async def f(self):\n        await self.c.execute(f"SELECT {self.a}")',
     ],
 )
-def test_what_is_put_together_is_found(bad: str) -> None:
+def test_built_sql_is_detected(bad: str) -> None:
     assert sql_from_strings(bad)
 
 
@@ -201,5 +201,5 @@ def test_what_is_put_together_is_found(bad: str) -> None:
         "def build():\n    return select(run)\nexecute(build())",
     ],
 )
-def test_what_is_constant_or_bound_is_not(good: str) -> None:
+def test_constant_sql_and_bound_values_are_allowed(good: str) -> None:
     assert sql_from_strings(good) == []

@@ -1,9 +1,9 @@
-"""What `replaydb` offers is listed, sorted, once, and says where it is from."""
+"""Public names: `__all__`, docstrings, modules and pickling."""
 
 from __future__ import annotations
 
 import inspect
-import pickle  # what pools of processes use
+import pickle  # used by process pools
 import pkgutil
 from dataclasses import fields, is_dataclass
 from importlib import import_module
@@ -20,7 +20,7 @@ T = TypeVar("T")
 MODULES = [
     module.name
     for module in pkgutil.walk_packages(replaydb.__path__, "replaydb.")
-    # Integrations need the trainers they are for, and `__main__` runs.
+    # Integrations need their trainers, and `__main__` runs a program.
     if not module.name.startswith(("replaydb.integrations.", "replaydb.migrations"))
     and not module.name.endswith("__main__")
 ]
@@ -34,12 +34,12 @@ def _own_names(module: ModuleType) -> set[str]:
     }
 
 
-def test_all_is_everything_public() -> None:
+def test_all_contains_all_public_names() -> None:
     assert set(replaydb.__all__) == _own_names(replaydb) - {"annotations"}
 
 
 @pytest.mark.parametrize("name", ["replaydb", *MODULES])
-def test_all_is_sorted_and_there(name: str) -> None:
+def test_all_is_sorted_and_its_names_exist(name: str) -> None:
     module = import_module(name)
     listed = getattr(module, "__all__", [])
     assert list(listed) == sorted(set(listed), key=lambda one: (not one.isupper(), one))
@@ -55,21 +55,21 @@ def test_every_public_thing_has_a_docstring() -> None:
     ] == []
 
 
-def test_every_error_is_public_and_drawn() -> None:
+def test_every_error_is_public_and_in_the_hierarchy() -> None:
     classes = {
         name
         for name, value in vars(errors).items()
         if inspect.isclass(value) and issubclass(value, errors.ReplayDBError)
     }
     assert classes <= set(replaydb.__all__)
-    drawn = {line.strip("│├└─ ").split(" ")[0] for line in (errors.__doc__ or "").splitlines()}
-    assert classes <= drawn
+    listed = {line.strip("│├└─ ").split(" ")[0] for line in (errors.__doc__ or "").splitlines()}
+    assert classes <= listed
 
 
 def sent(thing: T) -> T:
-    """The thing as another process gets it."""
-    there: T = pickle.loads(pickle.dumps(thing))  # noqa: S301 - our own bytes
-    return there
+    """Return the object as another process receives it."""
+    received: T = pickle.loads(pickle.dumps(thing))  # noqa: S301 - our own bytes
+    return received
 
 
 PUBLIC = [
@@ -83,15 +83,15 @@ PUBLIC = [
 @pytest.mark.parametrize(
     ("module", "name"), PUBLIC, ids=lambda value: getattr(value, "__name__", value)
 )
-def test_public_names_say_where_they_are_from(module: ModuleType, name: str) -> None:
+def test_public_names_have_a_public_module(module: ModuleType, name: str) -> None:
     thing = getattr(module, name)
     assert (thing.__module__, thing.__qualname__) == (module.__name__, name)
     assert sent(thing) is thing
     assert inspect.getmodule(thing) is module
 
 
-def test_annotations_are_found_from_outside() -> None:
-    """As libraries that read a configuration into dataclasses do it."""
+def test_annotations_of_dataclasses_can_be_resolved() -> None:
+    """Libraries that load configurations into dataclasses need this."""
     needs_torch = {"Episode", "PackedBatch", "PaddedBatch", "SplitBatch", "Turn"}
     things = {name: getattr(module, name) for module, name in PUBLIC if name not in needs_torch}
     found = {name: thing for name, thing in things.items() if is_dataclass(thing)}
@@ -105,7 +105,7 @@ def test_annotations_are_found_from_outside() -> None:
     "error",
     [
         errors.InvalidInputError("n", "a number", "text"),
-        errors.NotEnoughGroupsError(3, 1, "gsm8k", portion=object()),
+        errors.NotEnoughGroupsError(3, 1, "gsm8k", quota=object()),
         errors.CorruptPayloadError("truncated", [3, 4]),
         errors.StoreClosedError(),
         errors.SchemaOutOfDateError("upgrade", None, "0003"),
@@ -113,15 +113,15 @@ def test_annotations_are_found_from_outside() -> None:
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_errors_cross_processes(error: errors.ReplayDBError) -> None:
-    there = sent(error)
-    assert type(there) is type(error)
-    assert str(there) == str(error)
+def test_errors_can_be_pickled(error: errors.ReplayDBError) -> None:
+    received = sent(error)
+    assert type(received) is type(error)
+    assert str(received) == str(error)
     shown = {name: value for name, value in vars(error).items() if not name.startswith("_")}
-    assert vars(there) == shown
+    assert vars(received) == shown
 
 
-def test_what_was_made_goes_over_as_well() -> None:
+def test_settings_can_be_pickled() -> None:
     settings = BufferSettings(capacity=Capacity(groups=3))
     assert sent(settings) == settings
     assert repr(settings).startswith("BufferSettings(")

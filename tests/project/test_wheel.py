@@ -1,4 +1,4 @@
-"""What people get from pip: the wheel alone, in an environment of its own, run from anywhere."""
+"""The wheel works in a separate environment and outside of the checkout."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with the wheel; what it depends on is borrowed from the one of the tests."""
+    """An environment with the wheel. Its dependencies are those of the tests' environment."""
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     python = folder / "bin" / "python"
@@ -43,8 +43,8 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         capture_output=True,
     )  # fmt: skip
     (site_packages,) = folder.glob("lib/python*/site-packages")
-    # A path named here is searched last, and its own .pth files, such as that of an editable
-    # install, are not read.
+    # Paths in a .pth file are searched last, and .pth files in these folders, such as that of an
+    # editable install, are ignored.
     (site_packages / "borrowed.pth").write_text(sysconfig.get_path("purelib"))
     return folder
 
@@ -61,7 +61,7 @@ def _run(environment: Path, *command: str) -> str:
     return outcome.stdout
 
 
-def test_the_wheel_holds_the_package_its_types_and_the_migrations(wheel: Path) -> None:
+def test_contents_of_the_wheel(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {
         "replaydb/__init__.py",
@@ -75,19 +75,19 @@ def test_the_wheel_holds_the_package_its_types_and_the_migrations(wheel: Path) -
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"replaydb"}
 
 
-def test_it_is_the_wheel_that_is_imported(environment: Path) -> None:
-    place = _run(environment, "python", "-c", "import replaydb; print(replaydb.__file__)").strip()
-    assert Path(place).is_relative_to(environment)
+def test_the_wheel_is_imported(environment: Path) -> None:
+    path = _run(environment, "python", "-c", "import replaydb; print(replaydb.__file__)").strip()
+    assert Path(path).is_relative_to(environment)
 
 
-def test_the_version_is_that_of_the_package(environment: Path) -> None:
+def test_the_version_of_the_command(environment: Path) -> None:
     code = "import importlib.metadata as m, replaydb; print(m.version('replaydb'))"
     assert _run(environment, "python", "-c", code) == _run(environment, "replaydb", "--version")
 
 
 @postgresql_nightly
-def test_it_migrates(environment: Path, empty_url: str) -> None:
+def test_the_wheel_migrates_a_database(environment: Path, empty_url: str) -> None:
     database = ("--url", empty_url)
     upgraded = _run(environment, "replaydb", "db", "upgrade", *database)
     assert upgraded == f"revision {REVISIONS[-1]}\n"
-    assert _run(environment, "replaydb", "db", "check", *database) == "the tables are as expected\n"
+    assert _run(environment, "replaydb", "db", "check", *database) == "no differences\n"

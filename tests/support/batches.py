@@ -1,4 +1,4 @@
-"""Batches to test with, as draws return them, but without a database."""
+"""Batches as draws return them, created without a database."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from replaydb.batch.stored import StoredGroup
 from replaydb.episodes import Episode
 from replaydb.episodes.flat import flatten
 
-#: What is stored of a group, as far as tensors can tell.
+#: Columns of a stored group that affect tensors.
 ROW: dict[str, Any] = defaultdict(lambda: None) | {
     "id": 100, "task_name": "task", "group_uid": "100", "tags": {}, "group_status": "completed",
     "priority": 1.0, "times_sampled": 1, "attempts": 0,
@@ -22,13 +22,13 @@ ROW: dict[str, Any] = defaultdict(lambda: None) | {
 
 
 def batch_of(groups: Sequence[Sequence[Episode]], weights: Sequence[float] | None = None) -> Batch:
-    """A batch of stored groups with the ids 100, 101, ..."""
+    """Return a batch of stored groups with the ids 100, 101, ..."""
     stored = [stored_group(episodes, 100 + i) for i, episodes in enumerate(groups)]
     return Batch(stored, weights=weights)
 
 
 def stored_group(episodes: Sequence[Episode], group_id: int = 100) -> StoredGroup:
-    """In two parts, if there are several episodes: as groups are whose episodes came singly."""
+    """Return a stored group. Several episodes are in two parts, as in an incremental group."""
     half = len(episodes) // 2
     parts = {0: flatten(episodes[:half])} if half else {}
     if episodes[half:]:
@@ -37,7 +37,7 @@ def stored_group(episodes: Sequence[Episode], group_id: int = 100) -> StoredGrou
 
 
 def episode(prompt: list[int], response: list[int], **fields: Any) -> Episode:
-    """With logprobs -0.1, -0.2, ... on the response, unless others are given."""
+    """Return an episode with logprobs -0.1, -0.2, ... on the response, unless others are given."""
     logprobs = [-0.1 * (i + 1) for i in range(len(response))]
     given: dict[str, Any] = {"prompt_ids": prompt, "response_ids": response}
     return Episode(**given | {"logprobs": logprobs} | fields)
@@ -45,7 +45,7 @@ def episode(prompt: list[int], response: list[int], **fields: Any) -> Episode:
 
 @st.composite
 def ragged_episode(draw: st.DrawFn) -> Episode:
-    """Of any length, without tokens even, with or without logprobs, versions, extras."""
+    """Generate an episode of any length, also 0, with or without logprobs, versions and extras."""
     length = draw(st.integers(0, 7))
     tokens = draw(st.lists(st.integers(1, 2**31 - 1), min_size=length, max_size=length))
     return Episode(

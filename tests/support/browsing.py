@@ -1,4 +1,4 @@
-"""A real browser on the pages, and what each of them has to meet in it."""
+"""Chromium tabs on the web UI, with checks that every page must pass."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MISSING = (
 
 
 def find_chromium() -> str | None:
-    """The browser of the system, or that which playwright has downloaded; None without one."""
+    """Return the path of the system's browser or of the one from Playwright; None without one."""
     for name in ("chromium", "chromium-browser", "google-chrome"):
         if (found := which(name)) is not None:
             return found
@@ -43,10 +43,10 @@ def find_chromium() -> str | None:
 
 
 CHROMIUM = find_chromium()
-#: What pages looked like, to be looked at; git ignores it.
+#: Folder of screenshots for visual inspection; git ignores it.
 SCREENSHOTS = Path(__file__).resolve().parents[1] / "ui" / "browser" / "screenshots"
 
-# Chromium is to talk to nobody else; in a container its sandbox does not work.
+# No requests to other hosts. The sandbox of Chromium does not work in a container.
 _ARGUMENTS = (
     "--disable-background-networking",
     "--disable-component-update",
@@ -60,7 +60,7 @@ _SCHEMES: tuple[Literal["light"], Literal["dark"]] = ("light", "dark")
 _DESKTOP = {"width": 1280, "height": 900}
 _PHONE = {"width": 360, "height": 740}
 _WIDTH = "document.scrollingElement.scrollWidth"
-#: Pixels of tables that are to be scrolled to.
+#: Pixels of tables that need horizontal scrolling.
 _HIDDEN = """Math.max(0, ...[...document.querySelectorAll(".scroll")]
   .filter((it) => it.checkVisibility()).map((it) => it.scrollWidth - it.clientWidth))"""
 _CUT = """[...document.querySelectorAll("caption")].filter((it) => it.checkVisibility()
@@ -69,13 +69,13 @@ _REACHABLE = (
     "a[href], button, input:not([type=hidden]), select, textarea, summary, [onclick], "
     "[tabindex='0']"
 )
-#: What `Tab` comes to, counted from the beginning of the page; and what it has to come to.
+#: Record the elements that the Tab key focuses, from the beginning of the page.
 _WATCH_FOCUS = """() => { window.focused = new Set(); document.activeElement.blur();
   document.addEventListener("focusin", (event) => window.focused.add(event.target)); }"""
 _NEVER_FOCUSED = """(reachable) => [...document.querySelectorAll(reachable)]
   .filter((it) => it.checkVisibility() && !it.disabled && !window.focused.has(it))
   .map((it) => it.outerHTML.slice(0, 200))"""
-#: Rows of a table are alike, and so are charts: a few are enough for what takes long.
+#: Remove most rows and charts, which are similar, before slow checks.
 _SHORTEN = """() => {
   document.querySelectorAll("tbody tr:nth-child(n+4)").forEach((row) => row.remove());
   [...document.querySelectorAll(".plot")].slice(1).forEach((it) => it.style.display = "none"); }"""
@@ -85,7 +85,7 @@ _COUNT_REACHABLE = """(reachable) => [...document.querySelectorAll(reachable)]
 
 @asynccontextmanager
 async def chromium() -> AsyncIterator[Browser]:
-    """A browser that nobody sees."""
+    """Start a headless browser."""
     async with (
         async_playwright() as playwright,
         await playwright.chromium.launch(executable_path=CHROMIUM, args=_ARGUMENTS) as browser,
@@ -95,7 +95,7 @@ async def chromium() -> AsyncIterator[Browser]:
 
 @asynccontextmanager
 async def serving(url: str, *, decode: Decode | None = None) -> AsyncIterator[str]:
-    """The pages over a store, by HTTP, and what decodes its tokens; where they are."""
+    """Serve the web UI of a store, optionally with a tokenizer; yields its URL."""
     app = application(url)
     config = uvicorn.Config(app, lifespan="off", log_level="warning", ws="none")
     server = uvicorn.Server(config)
@@ -109,12 +109,12 @@ async def serving(url: str, *, decode: Decode | None = None) -> AsyncIterator[st
 
 
 class Tab:
-    """A tab of the browser on the pages, which notes what goes wrong in it.
+    """A tab of the browser on the web UI, which records errors.
 
     Attributes:
-        page: As Playwright has it.
-        errors: What was written to the console as an error, or raised in a script.
-        elsewhere: Requests to other hosts.
+        page: The Playwright page.
+        errors: Errors and warnings on the console, and uncaught exceptions of scripts.
+        elsewhere: URLs of requests to other hosts.
     """
 
     def __init__(self, page: Page, root: str) -> None:
@@ -122,31 +122,31 @@ class Tab:
         self.errors: list[str] = []
         self.elsewhere: list[str] = []
         self._root = root
-        page.on("console", self._said)
+        page.on("console", self._on_console)
         page.on("pageerror", lambda error: self.errors.append(str(error)))
-        page.on("request", self._asked)
+        page.on("request", self._on_request)
 
-    def _said(self, message: ConsoleMessage) -> None:
+    def _on_console(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning"):
             self.errors.append(message.text)
 
-    def _asked(self, request: Request) -> None:
+    def _on_request(self, request: Request) -> None:
         parts = urlsplit(request.url)
         if parts.scheme not in ("data", "blob") and parts.netloc != urlsplit(self._root).netloc:
             self.elsewhere.append(request.url)
 
     async def open(self, address: str) -> Page:
-        """Go to a view: `groups?buffer=math`."""
+        """Open a view by its relative URL, such as `groups?buffer=math`."""
         await self.page.goto(f"{self._root}{address}")
         return self.page
 
     async def follow(self, link: Locator) -> None:
-        """Click, and wait for all of the page that it leads to: a click alone returns before."""
+        """Click a link and wait until its page has loaded; a click alone returns earlier."""
         async with self.page.expect_navigation():
             await link.click()
 
     async def check(self, name: str) -> None:
-        """See that the view that is open is what every view is to be, and take its picture."""
+        """Run all checks on the open view, and take screenshots of it."""
         for scheme in _SCHEMES:
             await self.page.emulate_media(color_scheme=scheme)
             await self.picture(f"{name}-{scheme}")
@@ -156,7 +156,7 @@ class Tab:
         await self.page.set_viewport_size(_DESKTOP)  # type: ignore[arg-type]
         await self.check_width()
         await self.page.evaluate(_SHORTEN)
-        await self.check_accessible("color-contrast")  # in the dark; other rules see no colours
+        await self.check_accessible("color-contrast")  # other rules do not depend on colours
         await self.page.emulate_media(color_scheme="light")
         await self.check_accessible()
         await self.check_keyboard()
@@ -168,42 +168,42 @@ class Tab:
         assert not found.response["violations"], found.generate_report()
 
     async def check_width(self) -> None:
-        """It scrolls down only, and so do its tables where there is room for them; captions fit."""
+        """Check that neither the page nor, on a desktop, its tables scroll sideways."""
         shown = self.page.viewport_size
         assert shown is not None
         width = await self.page.evaluate(_WIDTH)
         assert width <= shown["width"], f"{width} pixels wide, of {shown['width']}"
         cut = await self.page.evaluate(_CUT)
-        assert not cut, f"captions that go on beyond the screen: {cut}"
+        assert not cut, f"captions wider than the screen: {cut}"
         if shown["width"] >= _DESKTOP["width"]:
             hidden = await self.page.evaluate(_HIDDEN)
-            assert not hidden, f"{hidden} pixels of a table are to be scrolled to"
+            assert not hidden, f"{hidden} pixels of a table need scrolling"
 
     async def check_keyboard(self) -> None:
-        """`Tab` gets to everything that a mouse gets to."""
+        """Check that the Tab key reaches every interactive element."""
         page = self.page
         if await page.locator("#pause").is_visible():
-            await page.click("#pause")  # what is counted is not to be replaced meanwhile
+            await page.click("#pause")  # updates would replace the counted elements
         await page.evaluate(_WATCH_FOCUS)
         for _ in range(await page.evaluate(_COUNT_REACHABLE, _REACHABLE) + 2):
             await page.keyboard.press("Tab")
         never = await page.evaluate(_NEVER_FOCUSED, _REACHABLE)
-        assert never == [], f"Tab never comes to {never}"
+        assert never == [], f"the Tab key does not reach {never}"
 
     def check_quiet(self) -> None:
-        """Nothing in the console, and no request to another host."""
+        """Check that there are no console messages and no requests to other hosts."""
         assert self.errors == []
         assert self.elsewhere == []
 
     async def picture(self, name: str) -> None:
-        """Take a picture of all of the page that is open, to be looked at."""
+        """Save a screenshot of the full page."""
         SCREENSHOTS.mkdir(exist_ok=True)
         await self.page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=True)
 
 
 @asynccontextmanager
 async def tab(browser: Browser, root: str) -> AsyncIterator[Tab]:
-    """A tab of its own, with nothing open."""
+    """Open an empty tab with its own browser context."""
     context = await browser.new_context(viewport=_DESKTOP)  # type: ignore[arg-type]
     try:
         yield Tab(await context.new_page(), root)

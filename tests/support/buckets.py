@@ -1,4 +1,4 @@
-"""S3 services in memory behind one endpoint, which may lead a request to any of them."""
+"""In-memory S3 services behind one endpoint that can route each request to any of them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _FACTS = ['ETag: "etag"', "Last-Modified: Wed, 21 Oct 2026 07:28:00 GMT"]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a client asked for.
+    """A request of a client.
 
     Attributes:
         kind: `PUT`, `GET`, `HEAD`, `LIST` or `DELETE`.
-        key: The object; where a list starts; empty where several are deleted.
+        key: Key of the object, or the start of a list; empty if several objects are deleted.
     """
 
     kind: str
@@ -35,28 +35,28 @@ class Request:
 
 @dataclass(slots=True)
 class Service:
-    """One service, with a bucket of its own."""
+    """A service with its own bucket."""
 
     objects: dict[str, bytes] = field(default_factory=dict)
 
     def named(self, ending: str) -> dict[str, bytes]:
-        """The objects whose names end so."""
+        """Return the objects whose keys have this ending."""
         return {key: data for key, data in self.objects.items() if key.endswith(ending)}
 
 
-#: The status, the body and the headers of an answer.
+#: Status, body and headers of a response.
 Answer = tuple[int, bytes, list[str]]
-#: Replaces a right answer.
+#: Returns a faulty response instead of a correct one.
 Fault = Callable[[Answer], Answer]
 
 
 def not_found(answer: Answer) -> Answer:
-    """404, as if there were no such object."""
+    """404, as if the object did not exist."""
     return 404, b"<Error><Code>NoSuchKey</Code></Error>", [_XML]
 
 
 def short(answer: Answer) -> Answer:
-    """206 for the first half of the range, with headers to match."""
+    """206 for the first half of the range, with matching headers."""
     _, body, facts = answer
     half = body[: len(body) // 2]
     start, size = re.findall(r"bytes (\d+)-\d+/(\d+)", facts[-1])[0]
@@ -65,19 +65,19 @@ def short(answer: Answer) -> Answer:
 
 
 def cut(answer: Answer) -> Answer:
-    """206 for the first half of the range, with headers that promise all of it."""
+    """206 for the first half of the range, with headers for the full range."""
     status, body, facts = answer
     return status, body[: len(body) // 2], facts
 
 
 def flipped(answer: Answer) -> Answer:
-    """A bit of the last byte is another one."""
+    """A flipped bit in the last byte."""
     status, body, facts = answer
     return status, body[:-1] + bytes([body[-1] ^ 1]), facts
 
 
 def page(answer: Answer) -> Answer:
-    """200 with HTML, as from a proxy that wants a login."""
+    """200 with HTML, as from a proxy that requires a login."""
     return 200, b"<html><body>Please log in</body></html>", ["Content-Type: text/html", *_FACTS]
 
 
@@ -91,7 +91,7 @@ FAULTS: dict[str, Fault] = {
 
 
 def times(count: int, fault: Fault) -> Fault:
-    """The fault, for this number of answers."""
+    """Limit a fault to a number of responses."""
     left = iter(range(count))
     return lambda answer: answer if next(left, None) is None else fault(answer)
 
@@ -100,13 +100,13 @@ class Endpoint:
     """One address of two services.
 
     Attributes:
-        right: The service that has the marker once a store is open.
-        wrong: Another one, empty at first, with a bucket of the same name.
-        route: Chooses the service of a request; `right` at first.
-        requests: Every request so far.
-        fault: What becomes of right answers with content of packs.
-        readers: For each time that content of a pack was asked for, the number of the connection.
-        page: The most objects in the answer to one `LIST`.
+        right: The service of the store; it has the marker once a store was opened.
+        wrong: Another service, initially empty, with a bucket of the same name.
+        route: Chooses the service of a request; initially `right`.
+        requests: All requests so far.
+        fault: Applied to correct responses with content of packs.
+        readers: Number of the connection for each request for content of a pack.
+        page: Maximum number of objects in a response to `LIST`.
     """
 
     def __init__(self) -> None:
@@ -121,20 +121,20 @@ class Endpoint:
 
     @property
     def url(self) -> str:
-        """A payload location there."""
+        """A payload location at this endpoint."""
         return f"s3://{BUCKET}/tests?endpoint=http://127.0.0.1:{self._port}&region=us-east-1"
 
-    def lead_to(self, service: Service) -> None:
-        """Send every request to one service."""
+    def route_to(self, service: Service) -> None:
+        """Route every request to one service."""
         self.route = lambda request: service
 
     def alternate(self) -> None:
-        """Send each request to the other service than the one before it."""
+        """Route requests to the two services in turn."""
         turns: Iterator[Service] = cycle((self.right, self.wrong))
         self.route = lambda request: next(turns)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer the requests of one connection."""
+        """Serve the requests of one connection."""
         self._connections += 1
         connection = self._connections
         with suppress(asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
@@ -213,7 +213,7 @@ class Endpoint:
 
 @asynccontextmanager
 async def running_endpoint() -> AsyncIterator[Endpoint]:
-    """An endpoint on loopback, in this event loop, that ends with the block."""
+    """Run an endpoint on loopback in this event loop for the block."""
     endpoint = Endpoint()
     server = await asyncio.start_server(endpoint.serve, "127.0.0.1", 0)
     endpoint._port = server.sockets[0].getsockname()[1]

@@ -1,4 +1,4 @@
-"""The time that leases and deadlines go by, set by tests."""
+"""Adjustable clock for leases and deadlines."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 
 class Clock:
-    """It runs, and jumps ahead when told."""
+    """A running clock that `jump` moves forward."""
 
     def __init__(self) -> None:
         self._ahead = timedelta()

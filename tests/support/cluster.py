@@ -1,4 +1,4 @@
-"""PostgreSQL servers that fail over to each other: a primary, and standbys cloned from it.
+"""PostgreSQL clusters for failover tests: a primary, and standbys cloned from it.
 
     with template() as primary:
         standby = primary.clone()
@@ -8,7 +8,7 @@
         primary.kill()
         standby.promote()
 
-All of them listen on Unix sockets only, and end with the block.
+All servers listen on Unix sockets only and are stopped at the end of the block.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from support.postgres import data_folder
 DATABASE = "replay"
 USER = "postgres"
 
-# What is acknowledged is on disk as far as a server that is killed goes: the machine stays up.
+# Without fsync, acknowledged commits survive a killed server, since the machine keeps running.
 _SETTINGS = """
 fsync = off
 full_page_writes = off
@@ -46,7 +46,7 @@ class Node:
     """A server and its data folder.
 
     Attributes:
-        folder: With its data and its socket.
+        folder: Folder with the data and the socket.
     """
 
     def __init__(self, folder: Path, programs: Path, user: str | None) -> None:
@@ -56,60 +56,60 @@ class Node:
         self._others = ExitStack()
 
     def url(self, *others: Node, database: str = DATABASE, **parameters: str) -> str:
-        """Of a database; more nodes are hosts to try after this one."""
+        """Return the URL of a database. Other nodes are hosts to try after this one."""
         hosts = ",".join(str(one.folder) for one in (self, *others))
         return f"postgresql://{USER}@/{database}?{urlencode({'host': hosts} | parameters)}"
 
     def configure(self, settings: str) -> None:
-        """Add settings, which count from the next start on."""
+        """Append settings, which take effect at the next start."""
         with (self.folder / "postgresql.conf").open("a") as file:
             file.write(f"{settings}\n")
 
     def clone(self) -> Node:
-        """A copy of this server, which is stopped: even its statistics are the same."""
+        """Return a copy of this server, which must be stopped. Even its statistics are equal."""
         node = self._new()
         shutil.copytree(self.folder, node.folder, dirs_exist_ok=True)
         node._chown(self)
         return node
 
     def backup(self) -> Node:
-        """A standby of this server, which is running, made by `pg_basebackup`."""
+        """Return a standby of this running server, created by `pg_basebackup`."""
         node = self._new()
         node._chown(self)
         source = f"host={self.folder} user={USER}"
         node._run("pg_basebackup", "-d", source, "-c", "fast", "--no-sync", "--write-recovery-conf")
-        (node.folder / ".s.PGSQL.5432.lock").unlink()  # of the server that was copied
+        (node.folder / ".s.PGSQL.5432.lock").unlink()  # a lock of the copied server
         return node
 
     def follow(self, primary: Node) -> None:
-        """Be a standby of another server from the next start on."""
+        """Make this server a standby of another one from the next start on."""
         self.configure(f"primary_conninfo = 'host={primary.folder} user={USER}'")
         (self.folder / "standby.signal").touch()
 
     def start(self) -> None:
-        """Start, and wait until it can be asked."""
+        """Start the server and wait until it accepts connections."""
         self._control("start", "-l", str(self.folder / "log"), "-o", f'-h "" -k {self.folder}')
 
     def stop(self) -> None:
-        """Shut down in order."""
+        """Shut the server down."""
         self._control("stop", "-m", "fast")
 
     def kill(self) -> None:
-        """End all of its processes at once: what is not yet in its files is lost."""
+        """Terminate all its processes at once. Data that was not written to its files is lost."""
         self._control("stop", "-m", "immediate")
 
     def promote(self) -> None:
-        """Make a primary of a standby, and wait until it is one."""
+        """Promote a standby to primary and wait until it is one."""
         self._control("promote")
 
     def close(self) -> None:
-        """End it, whatever it is doing, and those that were made from it."""
+        """Kill the server and the servers that were created from it."""
         self._others.close()
         if (self.folder / "postmaster.pid").exists():
             self.kill()
 
     async def ask(self, sql: str, database: str = DATABASE) -> Any:
-        """Run a statement, and return the first value that it reads."""
+        """Run a statement and return the first value of its result."""
         connection = await asyncpg.connect(self.url(database=database))
         try:
             return await connection.fetchval(sql)
@@ -122,7 +122,7 @@ class Node:
         return node
 
     def _chown(self, like: Node) -> None:
-        """As root the server runs as another user."""
+        """Set the owner of the folder. If started by root, the server runs as another user."""
         owner = like.folder.stat()
         for path in (self.folder, *self.folder.rglob("*")):
             os.chown(path, owner.st_uid, owner.st_gid)
@@ -144,7 +144,7 @@ class Node:
 
 @contextmanager
 def template() -> Iterator[Node]:
-    """A server that is not running, with an empty database."""
+    """Create a stopped server with a migrated database."""
     with (
         data_folder(_SETTINGS) as server,
         closing(Node(server.pgdata, server.bin_path, server.system_user)) as node,

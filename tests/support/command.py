@@ -1,4 +1,4 @@
-"""The command line, as people and scripts call it."""
+"""Calls of the command line."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from replaydb.cli import app
 
 
 def run(*arguments: object, url: str, width: int = 250) -> Result:
-    """Run a command on a store, on a terminal as wide as the messages are."""
+    """Run a command on a store, on a terminal that is wide enough for the messages."""
     words = [str(one) for one in arguments]
     return CliRunner().invoke(app, words, env={"REPLAYDB_URL": url, "COLUMNS": str(width)})
 
 
 def rows_of(result: Result) -> list[list[str]]:
-    """The words of every line of a table, its headings included."""
+    """Return the words of every line of a table, including its headings."""
     assert result.exit_code == 0, result.output
     return [line.split() for line in result.stdout.splitlines() if line.strip(" ─")]
 
 
 def json_of(*arguments: object, url: str) -> Any:
-    """What a command says with `--json`."""
+    """Run a command with `--json` and return the parsed output."""
     result = run(*arguments, "--json", url=url)
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)

@@ -1,4 +1,4 @@
-"""Every store compiles its statements for itself, which takes longer than most tests of one."""
+"""Shared cache of compiled statements. Compiling them for each store would dominate the tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sqlalchemy.util import LRUCache
 
 
 def compile_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let all engines of this process share what is compiled, as those of one kind may."""
+    """Let all engines of the same dialect in this process share compiled statements."""
     compiled: LRUCache[Any, Any] = LRUCache(10_000)
 
     def share(engine: Engine) -> None:
@@ -20,6 +20,6 @@ def compile_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for kind in (PGDialect_asyncpg, SQLiteDialect_aiosqlite):
         monkeypatch.setattr(kind, "engine_created", share)
-        # Compiled statements are found by the dialect they are for.
+        # The dialect is part of the cache key.
         monkeypatch.setattr(kind, "__hash__", lambda dialect: hash(type(dialect)))
         monkeypatch.setattr(kind, "__eq__", lambda dialect, other: type(dialect) is type(other))

@@ -1,6 +1,6 @@
-"""Random filters, each with what it means: a function of a group's facts, in plain Python.
+"""Random filters, each with an equivalent Python function of a group's columns.
 
-The functions give True, False or None, which is SQL's unknown.
+The functions return True, False or None, which is SQL's unknown.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ values = st.booleans() | st.sampled_from(NUMBERS) | st.sampled_from(TEXTS)
 leaves = values | st.none()
 inner = st.dictionaries(st.sampled_from(KEYS), leaves, max_size=3) | st.lists(leaves, max_size=3)
 tags = st.dictionaries(st.sampled_from(KEYS), leaves | leaves | inner, max_size=4)
-# 64-bit integers without a sign can be stored, though not asked for: they are doubles.
+# Unsigned 64-bit integers can be stored, but are compared as doubles.
 stored_tags = st.just({"a": 2**64 - 1}) | tags
 
 paths: st.SearchStrategy[Path] = st.tuples(st.sampled_from(KEYS)) | st.tuples(
@@ -116,7 +116,7 @@ ORDER = [operator.lt, operator.le, operator.gt, operator.ge]
 
 @st.composite
 def simple(draw: st.DrawFn) -> Condition:
-    """One question about one tag."""
+    """Generate a condition on one tag."""
     path = draw(paths)
     tag = element(path)
     form = draw(st.sampled_from(["compare", "compare", "in", "between", "none", "like", "cast"]))
@@ -165,7 +165,7 @@ def simple(draw: st.DrawFn) -> Condition:
 
 
 def lowered(text: str) -> str:
-    """ASCII letters only."""
+    """Convert ASCII letters to lower case."""
     return "".join(one.lower() if one.isascii() else one for one in text)
 
 

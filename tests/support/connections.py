@@ -1,4 +1,4 @@
-"""Plain connections for tests that look at a database from below."""
+"""Plain database connections for tests that bypass the store."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from replaydb.database.engines import backend_for
 
 @asynccontextmanager
 async def transaction(url: str) -> AsyncIterator[AsyncConnection]:
-    """One read-write transaction, with foreign keys on."""
+    """Run one read-write transaction with foreign keys enabled."""
     backend = backend_for(url)
     if backend.file is not None:
-        backend.file.touch()  # a store makes one only for its tables
+        backend.file.touch()  # only creating the tables creates the file
     engine = backend.writer_engine()
     try:
         async with engine.begin() as connection:
@@ -25,8 +25,8 @@ async def transaction(url: str) -> AsyncIterator[AsyncConnection]:
         await engine.dispose()
 
 
-async def cut_off(url: str) -> None:
-    """End every other connection of ours, as a restarting server does."""
+async def terminate_connections(url: str) -> None:
+    """Terminate all other connections of replaydb, as a restarting server does."""
     async with transaction(url) as connection:
         await connection.execute(
             text(

@@ -1,4 +1,4 @@
-"""Stored bytes changed, as a failing disk would."""
+"""Damage of stored bytes, as by a failing disk."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DAMAGES: dict[str, Damage] = {
 
 
 async def damage(url: str, group_id: int, how: Damage = DAMAGES["the last bit"]) -> None:
-    """Change the stored bytes of a group, as a failing disk would."""
+    """Damage the stored payload of a group."""
     here = payload.c.group_id == group_id
     async with transaction(url) as connection:
         row = (await connection.execute(select(payload).where(here))).one()
@@ -38,16 +38,16 @@ async def damage(url: str, group_id: int, how: Damage = DAMAGES["the last bit"])
             await connection.execute(update(payload).where(here).values(data=how(row.data)))
             return
         file = await pack_file(connection, row.pack_id)
-        whole = bytearray(file.read_bytes())
+        content = bytearray(file.read_bytes())
         part = slice(row.pack_offset, row.pack_offset + row.pack_length)
-        data = how(bytes(whole[part]))
-        whole[part] = data[: row.pack_length].ljust(row.pack_length, b"?")
-        file.write_bytes(whole)
+        data = how(bytes(content[part]))
+        content[part] = data[: row.pack_length].ljust(row.pack_length, b"?")
+        file.write_bytes(content)
         await connection.execute(update(payload).where(here).values(pack_length=len(data)))
 
 
 def change_behind_indexes(sqlite_url: str, table: str, change: str) -> None:
-    """Run a statement on a file that is not open, and leave the indexes of a table as before."""
+    """Run a statement on a closed file without updating the indexes of a table."""
     path = sqlite_url.removeprefix("sqlite:///")
     ours = "type = 'index' AND sql IS NOT NULL AND tbl_name = ?"
 
@@ -67,9 +67,9 @@ def change_behind_indexes(sqlite_url: str, table: str, change: str) -> None:
 
 
 async def pack_file(connection: AsyncConnection, pack_id: int) -> Path:
-    """The file of a pack."""
-    place = (await connection.execute(select(payload_place))).one()
+    """Return the path of a pack."""
+    store = (await connection.execute(select(payload_place))).one()
     name = (await connection.execute(select(pack.c.name).where(pack.c.id == pack_id))).scalar_one()
     file: Path
-    [file] = (Path(urlsplit(place.url).path) / place.store_uid).rglob(f"{name}.pack")
+    [file] = (Path(urlsplit(store.url).path) / store.store_uid).rglob(f"{name}.pack")
     return file

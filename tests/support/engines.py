@@ -1,4 +1,4 @@
-"""On which engine a test runs in `make test`, where one of the two is enough; both do nightly."""
+"""Decorators that choose the engines of a test in `make test`; nightly tests run on both."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import pytest
 
 _NIGHTLY = pytest.mark.nightly
 
-#: For what does not depend on the engine: a test that runs on both would fail with it.
+#: For behaviour that does not depend on the engine. Other tests run on both.
 postgresql_nightly = pytest.mark.parametrize(
     "engine_name", ["sqlite", pytest.param("postgresql", marks=_NIGHTLY)]
 )
-#: For races that can be lost only where transactions write at the same time.
+#: For races that need concurrent write transactions.
 sqlite_nightly = pytest.mark.parametrize(
     "engine_name", [pytest.param("sqlite", marks=_NIGHTLY), "postgresql"]
 )
-#: For what depends on the engine, in folders whose own `engine_name` is `postgresql_nightly`.
+#: For behaviour that depends on the engine, in folders with an `engine_name` fixture like
+#: `postgresql_nightly`.
 both_engines = pytest.mark.parametrize("engine_name", ["sqlite", "postgresql"])

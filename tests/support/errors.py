@@ -1,15 +1,15 @@
-"""What an error gives away."""
+"""Text of errors, to check that they reveal no secrets."""
 
 from __future__ import annotations
 
 import traceback
 
 
-def everything_said_by(error: BaseException) -> str:
-    """What a log, a debugger or a crash reporter would show of an error and its causes."""
-    said = traceback.format_exception(error)
-    seen: BaseException | None = error
-    while seen is not None:
-        said += [str(seen), repr(seen)]
-        seen = seen.__cause__ or seen.__context__
-    return "".join(said)
+def all_error_text(error: BaseException) -> str:
+    """Return all text of an error and its causes that a log or crash reporter would contain."""
+    texts = traceback.format_exception(error)
+    one: BaseException | None = error
+    while one is not None:
+        texts += [str(one), repr(one)]
+        one = one.__cause__ or one.__context__
+    return "".join(texts)

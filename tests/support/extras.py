@@ -1,11 +1,11 @@
-"""Every command and module, in a process that lacks packages which an extra would install.
+"""Run commands and import modules in a process without the packages of some extras.
 
     python -m support.extras URL FOLDER COMMANDS MODULE ...
 
-COMMANDS are names of commands with commas between them, or "all". Packages named by MODULEs are
-hidden, as if they were not installed. The last line of stdout is a JSON object: of each command its
-exit status and the last line it wrote, and of each module of replaydb the text of the error with
-which it refuses to be imported, or null.
+COMMANDS are comma-separated names of commands, or "all". The packages MODULE ... are hidden, as if
+they were not installed. The last line of stdout is a JSON object. It contains the exit status and
+the last output line of each command, and for each module of replaydb the error at its import or
+null.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
-#: What each command is given; a new one has to be entered. URL is a store of its own.
+#: Arguments of each command. Add every new command. URL is a copy of the store.
 COMMANDS = {
     "backup": ["FOLDER/saved.db"],
     "buffers delete": ["math", "--yes"],
@@ -63,14 +63,14 @@ COMMANDS = {
     "verify": [],
     "watch": ["math", "--once", "--interval", "0.1"],
 }
-#: Those that run until Ctrl-C, after they have written where they listen.
+#: Commands that print their URL and run until Ctrl-C.
 SERVING = ("metrics serve", "ui")
-#: Imports torch, which takes as long as all the rest, and is no extra.
+#: Not imported: it needs torch, whose import takes as long as all others and which is no extra.
 SLOW = "replaydb.training.dataset"
 
 
 class _Hiding(PathFinder):
-    """Finds modules as ever, but for those that are hidden."""
+    """Path finder that does not find hidden modules."""
 
     hidden: frozenset[str] = frozenset()
 
@@ -84,14 +84,14 @@ class _Hiding(PathFinder):
 
 
 def hide(modules: Sequence[str]) -> None:
-    """Let modules be found no more; none of them is imported yet."""
+    """Hide modules, none of which may be imported already."""
     assert sys.modules.keys().isdisjoint(modules), sys.modules.keys() & set(modules)
     _Hiding.hidden = frozenset(modules)
     sys.meta_path[sys.meta_path.index(PathFinder)] = _Hiding
 
 
 def names(group: Any, prefix: str = "") -> Iterator[str]:
-    """Names of all commands, as they are called."""
+    """Yield the full names of all commands."""
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
             yield from names(command, f"{prefix}{name} ")
@@ -100,7 +100,7 @@ def names(group: Any, prefix: str = "") -> Iterator[str]:
 
 
 def called(name: str, url: str, folder: Path) -> tuple[int, str]:
-    """Exit status of a command, and the last line that it has written."""
+    """Run a command; return its exit status and the last line of its output."""
     from typer.testing import CliRunner
 
     from replaydb.cli import app
@@ -122,27 +122,27 @@ def called(name: str, url: str, folder: Path) -> tuple[int, str]:
 
 
 def stop_when_served() -> None:
-    """Read a page as soon as an address is written, then press Ctrl-C."""
+    """Fetch a page as soon as a URL is printed, then send SIGINT."""
     import typer
 
     echo = typer.echo
 
-    def look(address: str) -> None:
-        with urlopen(address, timeout=60) as answer:  # noqa: S310
-            assert answer.status == 200
+    def fetch(url: str) -> None:
+        with urlopen(url, timeout=60) as response:  # noqa: S310
+            assert response.status == 200
         os.kill(os.getpid(), signal.SIGINT)
 
-    def told(message: Any = None, *args: Any, **options: Any) -> None:
+    def wrapped(message: Any = None, *args: Any, **options: Any) -> None:
         echo(message, *args, **options)
         if isinstance(message, str) and message.startswith("http"):
             typer.echo = echo
-            threading.Thread(target=look, args=(message,)).start()
+            threading.Thread(target=fetch, args=(message,)).start()
 
-    typer.echo = told
+    typer.echo = wrapped
 
 
 def refusals() -> dict[str, str | None]:
-    """Of each module but integrations and the command's own entry, why it is not imported."""
+    """Import all modules except integrations and `__main__`; return the error of each, or None."""
     import replaydb
     from replaydb.errors import NotSupportedError
 

@@ -1,4 +1,4 @@
-"""Episode groups to put: small ones, with just the facts a test is about."""
+"""Small groups and episodes to put."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 from replaydb import Episode, EpisodeGroup, Turn
 
-#: Text that neither engine can store as it is, and what is stored in its place.
+#: Text that neither engine can store unchanged, and its stored form.
 GENERATED = "NUL \0, \ud83d\ude00, ␛0000 and 😀\n"
 STORED = "NUL ␛0000, ␛d83d␛de00, ␛241b0000 and 😀\n"
 
 
 def episode(reward: float | None = 1.0, version: int | None = None, **fields: Any) -> Episode:
-    """Two tokens of prompt, three of response."""
+    """Return an episode of two prompt and three response tokens."""
     return Episode(
         prompt_ids=[1, 2],
         response_ids=[3, 4, 5],
@@ -32,18 +32,18 @@ def group(
     version: int | None = None,
     **fields: Any,
 ) -> EpisodeGroup:
-    """One episode for each reward."""
+    """Return a group with one episode per reward."""
     episodes = [episode(reward, version) for reward in rewards]
     return EpisodeGroup(task, episodes, group_uid=uid, **fields)
 
 
 def groups(count: int, task: str = "gsm8k", **fields: Any) -> list[EpisodeGroup]:
-    """Several, named after their task and position: `gsm8k-0` and so on."""
+    """Return groups whose uids are their task and position: `gsm8k-0` and so on."""
     return [group(f"{task}-{i}", task, **fields) for i in range(count)]
 
 
 def long_group(uid: str, num_tokens: int, task: str = "gsm8k", **fields: Any) -> EpisodeGroup:
-    """One episode of many tokens, with a text."""
+    """Return a group with one episode of many tokens and a text."""
     row = Episode(
         token_ids=list(range(num_tokens)),
         loss_mask=[True] * num_tokens,
@@ -54,7 +54,7 @@ def long_group(uid: str, num_tokens: int, task: str = "gsm8k", **fields: Any) ->
 
 
 def conversation() -> Episode:
-    """An episode of two turns."""
+    """Return an episode of two turns."""
     return Episode(
         turns=[
             Turn(

@@ -1,9 +1,9 @@
-"""A process whose blocking calls are interrupted by SIGINT at random moments.
+"""Process whose blocking calls are interrupted by SIGINT at random times.
 
     python -m support.interrupts URL SEED ROUNDS [ROLE ...]
 
-A child process sends the signals. What is left after each is read from the tables by the bare
-driver. The figures are printed as one line of JSON.
+A child process sends the signals. After each one, leases and puts are read from the tables by the
+bare driver. The counts are printed as one line of JSON.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ import asyncpg
 from replaydb import LeaseExpiredError, NotEnoughGroupsError, blocking
 from support.groups import group, groups
 
-#: A signal comes this many seconds after its round has begun at most; a call takes a few ms.
-LATEST = 0.012
-#: The share of rounds with a second signal, and how much later it comes at most.
+#: Maximum delay in seconds of a signal after the start of its round; a call takes a few ms.
+MAX_DELAY = 0.012
+#: Share of rounds with a second signal, and its maximum additional delay in seconds.
 DOUBLE_SHARE, DOUBLE_SECONDS = 0.25, 0.004
 #: Roles whose own cleanup a second signal would interrupt.
 SINGLE = ("put", "lease")
@@ -40,9 +40,9 @@ _PUTS = "SELECT group_uid FROM episode_group WHERE task_name = 'put'"
 
 
 def main(url: str, seed: str, rounds: str, *roles: str) -> None:
-    """Interrupt calls of each role in turns."""
-    with _gunner() as gun, blocking.Store.open(url, run="interrupted") as store:
-        caller = _Caller(url, store, random.Random(seed), gun)
+    """Interrupt calls of each role in turn."""
+    with _signal_sender() as sender, blocking.Store.open(url, run="interrupted") as store:
+        caller = _Caller(url, store, random.Random(seed), sender)
         chosen = roles or tuple(caller.roles)
         for number in range(int(rounds)):
             caller.round(chosen[number % len(chosen)])
@@ -54,18 +54,18 @@ def main(url: str, seed: str, rounds: str, *roles: str) -> None:
     print(json.dumps(caller.figures))
 
 
-class _Gun:
-    """Orders signals of another process, and hears of them."""
+class _SignalSender:
+    """Requests signals from another process."""
 
-    def __init__(self, orders: int, done: int) -> None:
-        self._orders, self._done = orders, done
+    def __init__(self, requests: int, done: int) -> None:
+        self._requests, self._done = requests, done
 
-    def order(self, delays: list[float]) -> None:
-        """Signals after so many seconds, one after the other."""
-        os.write(self._orders, f"{json.dumps(delays)}\n".encode())
+    def request(self, delays: list[float]) -> None:
+        """Request one signal per delay in seconds, one after the other."""
+        os.write(self._requests, f"{json.dumps(delays)}\n".encode())
 
-    def was_fired(self) -> bool:
-        """Whether the last of them was sent. Told once."""
+    def is_done(self) -> bool:
+        """Whether all requested signals were sent. True only once per request."""
         try:
             return bool(os.read(self._done, 1))
         except BlockingIOError:
@@ -73,33 +73,35 @@ class _Gun:
 
 
 @contextmanager
-def _gunner() -> Iterator[_Gun]:
-    orders, ordering = os.pipe()
-    done, telling = os.pipe()
+def _signal_sender() -> Iterator[_SignalSender]:
+    requests_in, requests_out = os.pipe()
+    done_in, done_out = os.pipe()
     target, pid = os.getpid(), os.fork()
     if pid == 0:
-        os.close(ordering)
+        os.close(requests_out)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        with open(orders) as lines:
+        with open(requests_in) as lines:
             for line in lines:
                 for delay in json.loads(line):
                     time.sleep(delay)
                     os.kill(target, signal.SIGINT)
-                os.write(telling, b".")
+                os.write(done_out, b".")
         os._exit(0)
-    os.close(orders)
-    os.set_blocking(done, False)
+    os.close(requests_in)
+    os.set_blocking(done_in, False)
     try:
-        yield _Gun(ordering, done)
+        yield _SignalSender(requests_out, done_in)
     finally:
-        os.close(ordering)
+        os.close(requests_out)
         os.waitpid(pid, 0)
 
 
 class _Caller:
     """Makes calls until they are interrupted."""
 
-    def __init__(self, url: str, store: blocking.Store, chance: random.Random, gun: _Gun) -> None:
+    def __init__(
+        self, url: str, store: blocking.Store, chance: random.Random, sender: _SignalSender
+    ) -> None:
         self.figures: Counter[str] = Counter()
         self.absent: set[str] = set()
         self.roles: dict[str, Callable[[], None]] = {
@@ -112,7 +114,7 @@ class _Caller:
         }
         self._url = url
         self._chance = chance
-        self._gun = gun
+        self._sender = sender
         self._is_armed = False
         self._puts = 0
         self._buffer = store.buffer("math", on_ack="return", max_attempts=10**6)
@@ -125,12 +127,12 @@ class _Caller:
             raise KeyboardInterrupt
 
     def round(self, role: str) -> None:
-        """One signal or two; afterwards count what is left behind."""
-        delays = [self._chance.uniform(0, LATEST)]
+        """Interrupt calls by one or two signals, then count leases that were left behind."""
+        delays = [self._chance.uniform(0, MAX_DELAY)]
         if role not in SINGLE and self._chance.random() < DOUBLE_SHARE:
             delays.append(self._chance.uniform(0, DOUBLE_SECONDS))
-        self._gun.order(delays)
-        while not self._gun.was_fired():
+        self._sender.request(delays)
+        while not self._sender.is_done():
             try:
                 self._is_armed = True
                 self.roles[role]()
@@ -164,7 +166,7 @@ class _Caller:
             lease.nack()
         except KeyboardInterrupt:
             if lease is not None:
-                with suppress(LeaseExpiredError):  # the nack came first
+                with suppress(LeaseExpiredError):  # the nack had succeeded
                     lease.nack()
             raise
 

@@ -1,4 +1,4 @@
-"""What a buffer is, without a database: a dict of groups and a dict of leases."""
+"""In-memory model of a buffer: a dict of groups and a dict of leases."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ IDLE = {"completed", "aborted"}
 
 
 class FullError(Exception):
-    """Nothing is left that may make room."""
+    """There are no groups left to evict."""
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Model:
     leases: dict[int, set[str]] = field(default_factory=dict)
 
     def of(self, *statuses: str, task: str | None = None) -> list[str]:
-        """Uids by status, the oldest first."""
+        """Return the uids of groups with these statuses, oldest first."""
         found = [
             uid
             for uid, row in self.rows.items()
@@ -63,7 +63,7 @@ class Model:
         return sorted(found, key=lambda uid: self.rows[uid].id)
 
     def put(self, newcomers: Mapping[str, Row]) -> None:
-        """Take groups in, whose uids may be taken, or raise and leave everything as it was."""
+        """Add or replace groups, or raise and change nothing."""
         before = {uid: replace(row) for uid, row in self.rows.items()}
         for uid in newcomers:
             self.rows.pop(uid, None)
@@ -71,18 +71,18 @@ class Model:
         try:
             if self.eviction == "lowest_priority":
                 self.rows |= newcomers
-                if useful & self.make_room(0) and not self.of(*IDLE):
+                if useful & self.evict(0) and not self.of(*IDLE):
                     raise FullError
             else:
-                self.make_room(len(useful))
+                self.evict(len(useful))
                 self.rows |= newcomers
-                self.make_room(0)  # no other goes for a group that can not be drawn
+                self.evict(0)  # no other group is evicted for one that cannot be drawn
         except FullError:
             self.rows = before
             raise
 
-    def make_room(self, count: int, spared: Iterable[str] = ()) -> set[str]:
-        """Evict what it takes for so many more. Returns who went."""
+    def evict(self, count: int, spared: Iterable[str] = ()) -> set[str]:
+        """Evict groups until `count` more fit into the capacity; return the uids of the evicted."""
         stored = sum(row.status != "archived" for row in self.rows.values())
         excess = 0 if self.capacity is None else max(0, stored + count - self.capacity)
         spared = set(spared)
@@ -100,40 +100,40 @@ class Model:
         return set(victims)
 
     def update(self, uids: Iterable[str], status: str) -> type[Exception] | None:
-        """Give groups a status by hand, or say why not."""
+        """Update the status of groups as `Buffer.update` does; return the type of its error."""
         rows = {uid: self.rows[uid] for uid in uids}
         if any(row.status == "leased" for row in rows.values()):
             return GroupLeasedError
-        gone = [row for row in rows.values() if row.status == "archived" and row.is_empty]
-        if status != "archived" and (gone or not all(row.has_payload for row in rows.values())):
+        dropped = [row for row in rows.values() if row.status == "archived" and row.is_empty]
+        if status != "archived" and (dropped or not all(row.has_payload for row in rows.values())):
             return PayloadGoneError
         if status == "completed" and any(row.is_empty for row in rows.values()):
             return InvalidInputError
-        moving = [row for row in rows.values() if row.status != status]
-        back = [row for row in moving if row.status == "archived"]
-        usable = sum(self.arrives(status, row) for row in back)
+        changed = [row for row in rows.values() if row.status != status]
+        unarchived = [row for row in changed if row.status == "archived"]
+        usable = sum(self.is_usable(status, row) for row in unarchived)
         if usable:
             try:
-                self.make_room(usable, spared=rows)
+                self.evict(usable, spared=rows)
             except FullError:
                 return BufferFullError
         for uid, row in rows.items():
-            if row in moving:
-                self.let_go(uid)
+            if row in changed:
+                self.release(uid)
                 row.attempts = 0 if status == "completed" else row.attempts
-                self.settle(row, status)
-        if back and status != "archived":
-            self.make_room(0)
+                self.set_status(row, status)
+        if unarchived and status != "archived":
+            self.evict(0)
         return None
 
-    def arrives(self, status: str, row: Row) -> bool:
-        """Whether a group that is put can be drawn: no other goes for one that can not."""
+    def is_usable(self, status: str, row: Row) -> bool:
+        """Whether a group with this status counts as usable, so that others are evicted for it."""
         row = replace(row)
-        self.settle(row, status)
+        self.set_status(row, status)
         return row.status not in DEAD
 
-    def settle(self, row: Row, status: str) -> None:
-        """Give a group a status, unless it is too stale for it."""
+    def set_status(self, row: Row, status: str) -> None:
+        """Set the status of a group, or "expired" if it is too stale to be drawn."""
         limit = self.max_staleness
         token = row.newest if self.expire_by == "newest_token" else row.version
         too_old = None not in (token, limit) and self.version - (token or 0) > (limit or 0)
@@ -143,7 +143,7 @@ class Model:
         self.version = version
         before = self.of(*IDLE)
         for uid in before:
-            self.settle(self.rows[uid], self.rows[uid].status)
+            self.set_status(self.rows[uid], self.rows[uid].status)
         return len(before) - len(self.of(*IDLE))
 
     def sample(self, uids: Iterable[str]) -> None:
@@ -165,51 +165,51 @@ class Model:
             self.rows[uid].claimed = True
 
     def lose(self, uid: str, row: Row) -> None:
-        """Deleted; a lease by which it was drawn is over with its last group."""
-        holders = [lease for lease, held in self.leases.items() if uid in held]
-        self.let_go(uid)
+        """Delete a group. The lease of its draw ends with its last group."""
+        holders = [lease for lease, leased in self.leases.items() if uid in leased]
+        self.release(uid)
         for lease in holders:
             if row.status == "leased" and not self.leases[lease]:
                 del self.leases[lease]
 
-    def let_go(self, uid: str) -> None:
-        """Whoever held a group no longer does."""
+    def release(self, uid: str) -> None:
+        """Remove a group from its lease, if any."""
         if uid in self.rows:
             self.rows[uid].claimed = False
-        for held in self.leases.values():
-            held.discard(uid)
+        for leased in self.leases.values():
+            leased.discard(uid)
 
     def ack(self, uid: str) -> None:
         row = self.rows[uid]
-        self.let_go(uid)
+        self.release(uid)
         if row.status == "pending":
             row.attempts = 0
         elif not self.returns or (self.max_times is not None and row.times >= self.max_times):
             row.status = "archived"
         else:
             row.attempts = 0
-            self.settle(row, row.leased_from)
+            self.set_status(row, row.leased_from)
 
     def undo(self, uid: str) -> None:
         row = self.rows[uid]
-        self.let_go(uid)
+        self.release(uid)
         leased = row.status == "leased"
         row.attempts, row.times = row.attempts + 1, row.times - leased
         if self.max_attempts is not None and row.attempts >= self.max_attempts:
             row.status = "failed"
         elif leased:
-            self.settle(row, row.leased_from)
+            self.set_status(row, row.leased_from)
 
     def complete(self, uid: str) -> None:
         row = self.rows[uid]
-        self.let_go(uid)
+        self.release(uid)
         row.attempts = 0
-        self.settle(row, "completed")
+        self.set_status(row, "completed")
 
     def time_passes(self) -> None:
-        """So much that every lease and every deadline is over."""
-        for held in list(self.leases.values()):
-            for uid in list(held):
+        """Let all leases expire and all deadlines pass."""
+        for leased in list(self.leases.values()):
+            for uid in list(leased):
                 self.undo(uid)
         for uid in self.of("pending"):
             row = self.rows[uid]

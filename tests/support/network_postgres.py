@@ -1,7 +1,7 @@
-"""A PostgreSQL that asks for passwords, and a door to it that speaks TLS on 127.0.0.1.
+"""PostgreSQL with password authentication, and a TLS proxy for it on 127.0.0.1.
 
-The PostgreSQL that pip brings is built without TLS, so the door ends it. The client, which is what
-is under test, sees what it would see of a server.
+The PostgreSQL that pip installs is built without TLS, so the proxy terminates it. For the client,
+which is tested here, the proxy behaves like a server.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import trustme
 
 from support.postgres import data_folder
 
-#: Every character that means something in a URL.
+#: Contains every character with a meaning in URLs.
 PASSWORD = "gehe1m@:/?#[]% &=ß"  # noqa: S105
 USER = "me"
 _HBA = f"""
@@ -33,19 +33,19 @@ _SSL_REQUEST = struct.pack("!ii", 8, 80877103)
 
 @dataclass(frozen=True)
 class PasswordServer:
-    """By socket: the superuser is let in, `USER` needs `PASSWORD`."""
+    """A server on a Unix socket. The superuser needs no password, `USER` needs `PASSWORD`."""
 
     socket_folder: Path
 
     @property
     def local_url(self) -> str:
-        """As the superuser."""
+        """URL for the superuser."""
         return f"postgresql://postgres@{quote(str(self.socket_folder), safe='')}/replay"
 
 
 @contextmanager
 def password_server() -> Iterator[PasswordServer]:
-    """Start one with a database `replay`; it ends with the block."""
+    """Run a server with a database `replay` in the block."""
     with data_folder("fsync = off\n") as server:
         server.start()
         try:
@@ -73,7 +73,7 @@ async def _reload(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Certificates:
-    """Files in PEM: the authority of the door, another one, and a client's certificate."""
+    """PEM files: the root certificate of the proxy, another root, and a client certificate."""
 
     root: Path
     other_root: Path
@@ -83,7 +83,7 @@ class Certificates:
 
     @classmethod
     def made_in(cls, folder: Path) -> Certificates:
-        """New ones; the door's is for the address 127.0.0.1 and no name."""
+        """Create new ones. The proxy's certificate is for the address 127.0.0.1, without a name."""
         authority, other = trustme.CA(), trustme.CA()
         client = authority.issue_cert("client.invalid", common_name="worker-7")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -100,13 +100,13 @@ class Certificates:
 
 
 class Door:
-    """Lets clients through to a server's socket, with TLS if they ask for it.
+    """Proxy to a server's socket, with TLS if the client requests it.
 
     Attributes:
-        port: Where it listens, on 127.0.0.1.
-        certificates: What it shows, and what trusts it.
-        encrypted: Of the last connection, whether it was.
-        client: Of the last connection, the name in the certificate that the client showed.
+        port: Port on 127.0.0.1.
+        certificates: Certificates of the proxy and of clients.
+        encrypted: Whether the last connection used TLS.
+        client: Common name in the client certificate of the last connection.
     """
 
     def __init__(self, target: Path, certificates: Certificates) -> None:
@@ -117,12 +117,12 @@ class Door:
         self._target = target / ".s.PGSQL.5432"
 
     def url(self, query: str = "", *, hosts: str | None = None, password: str = PASSWORD) -> str:
-        """The database `replay` behind it, as `USER`."""
-        place = f"127.0.0.1:{self.port}" if hosts is None else hosts
-        return f"postgresql://{USER}:{quote(password, safe='')}@{place}/replay{query}"
+        """Return the URL of the database `replay` through the proxy, for `USER`."""
+        address = f"127.0.0.1:{self.port}" if hosts is None else hosts
+        return f"postgresql://{USER}:{quote(password, safe='')}@{address}/replay{query}"
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, until either side ends it."""
+        """Serve one connection until either side closes it."""
         with suppress(OSError, asyncio.IncompleteReadError), closing(writer.transport):
             start = await reader.readexactly(8)
             self.encrypted = start == _SSL_REQUEST
@@ -163,7 +163,7 @@ def _common_name(certificate: dict[str, object] | None) -> str | None:
 
 @asynccontextmanager
 async def open_door(server: PasswordServer, certificates: Certificates) -> AsyncIterator[Door]:
-    """A door in the running event loop."""
+    """Run a TLS proxy in this event loop."""
     door = Door(server.socket_folder, certificates)
     serving: set[asyncio.Task[None]] = set()
 
@@ -179,4 +179,4 @@ async def open_door(server: PasswordServer, certificates: Certificates) -> Async
         for task in serving:
             task.cancel()
         await asyncio.gather(*serving, return_exceptions=True)
-        await asyncio.sleep(0)  # what was closed is let go of
+        await asyncio.sleep(0)  # let closed transports finish

@@ -1,4 +1,4 @@
-"""Another process at the same database: started, told when to act, and waited for."""
+"""A second process that uses the same database and acts when the test requests it."""
 
 from __future__ import annotations
 
@@ -15,35 +15,36 @@ from support.workers import Worker, workers
 
 
 class Other:
-    """A process that is ready to act."""
+    """A process that waits for `act`."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
 
     async def act(self) -> Any:
-        """Let it do what it was started for; its answer."""
+        """Let the process perform its action; return the result."""
         self._pipe.send("go")
         return await asyncio.to_thread(self._pipe.recv)
 
 
 @asynccontextmanager
 async def other_process(action: str, url: str, *arguments: str) -> AsyncIterator[Other]:
-    """Another process, which must end by itself when the block ends.
+    """Start a process, which must exit by itself at the end of the block.
 
     Args:
-        action: "put", "get", "settings", or how it ends a lease that it takes: "ack" or "nack".
-        url: Of the database.
-        arguments: The name of a buffer, and uids to put or ids to get.
+        action: "put", "get" or "settings"; or "ack" or "nack" of a lease, which the process takes
+            when it starts.
+        url: URL of the database.
+        arguments: The name of a buffer, followed by uids to put or ids to get.
     """
     pipe, theirs = Pipe()
-    with pipe, workers(Worker(_live, theirs, action, url, *arguments)) as (process,):
-        theirs.close()  # so that its death ends the wait for an answer
+    with pipe, workers(Worker(_main, theirs, action, url, *arguments)) as (process,):
+        theirs.close()  # otherwise `recv` would not notice that the process has ended
         assert await asyncio.to_thread(pipe.recv) == "ready"
         yield Other(pipe)
         assert await process.ended() == 0
 
 
-def _live(pipe: Connection, *arguments: str) -> None:
+def _main(pipe: Connection, *arguments: str) -> None:
     asyncio.run(_act(pipe, *arguments))
 
 
@@ -53,16 +54,16 @@ async def _act(pipe: Connection, action: str, url: str, buffer_name: str, *argum
         lease = await buffer.lease(1, ttl=600) if action in ("ack", "nack") else None
         pipe.send("ready")
         await asyncio.to_thread(pipe.recv)
-        answer: Any = None
+        result: Any = None
         match action:
             case "put":
-                answer = {"ids": await buffer.put([group(uid) for uid in arguments])}
+                result = {"ids": await buffer.put([group(uid) for uid in arguments])}
             case "settings":
-                answer = (await store.buffer(buffer_name)).settings.to_json()
+                result = (await store.buffer(buffer_name)).settings.to_json()
             case "get":
                 found = await buffer.get([int(argument) for argument in arguments])
-                answer = [one.group_uid for one in found]
+                result = [one.group_uid for one in found]
             case "ack" | "nack":
                 assert lease is not None
                 await (lease.ack() if action == "ack" else lease.nack())
-        pipe.send(answer)
+        pipe.send(result)

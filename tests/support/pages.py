@@ -1,4 +1,4 @@
-"""What a page says, read as a browser would."""
+"""Parser of HTML pages of the web UI."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from html.parser import HTMLParser
 import httpx
 from starlette.applications import Starlette
 
-#: Elements that have no end.
+#: Elements without an end tag.
 VOID = {"meta", "link", "input", "br", "hr", "img"}
 
 
 @dataclass
 class Page:
-    """A page.
+    """A parsed page.
 
     Attributes:
-        headings: What its h1 and h2 say, in order.
+        headings: Tag and text of h1 and h2 elements, in order.
         tables: Rows of cells, by caption.
-        links: Where they lead, by what they say; the last of those that say the same.
-        text: All that it says.
-        elements: Each that there is, with its attributes and what it says.
+        links: URLs by link text; the last one of links with the same text.
+        text: All text of the page.
+        elements: Tag, attributes and text of every element.
     """
 
     headings: list[tuple[str, str]] = field(default_factory=list)
@@ -31,8 +31,8 @@ class Page:
     elements: list[tuple[str, dict[str, str | None], str]] = field(default_factory=list)
 
     def named(self, name: str) -> list[tuple[dict[str, str | None], str]]:
-        """Elements of a name: their attributes, and what they say."""
-        return [(attributes, said) for tag, attributes, said in self.elements if tag == name]
+        """Return attributes and text of the elements with a tag."""
+        return [(attributes, text) for tag, attributes, text in self.elements if tag == name]
 
 
 class _Reader(HTMLParser):
@@ -54,15 +54,15 @@ class _Reader(HTMLParser):
             self.rows.append([])
 
     def handle_data(self, data: str) -> None:
-        for _, _, said in self.open:
-            said.append(data)
+        for _, _, parts in self.open:
+            parts.append(data)
 
     def handle_endtag(self, tag: str) -> None:
         name, attributes, parts = self.open.pop()
-        assert name == tag, (name, tag)  # what is not closed in order may be anything
-        said = "".join(parts)
-        short = " ".join(said.split())
-        self.page.elements.append((name, attributes, said))
+        assert name == tag, (name, tag)  # elements must be closed in order
+        text = "".join(parts)
+        short = " ".join(text.split())
+        self.page.elements.append((name, attributes, text))
         match name:
             case "h1" | "h2":
                 self.page.headings.append((name, short))
@@ -75,11 +75,11 @@ class _Reader(HTMLParser):
             case "table":
                 self.page.tables[self.caption] = self.rows
             case "html":
-                self.page.text = said
+                self.page.text = text
 
 
 def read(html: str) -> Page:
-    """A page, which closes what it opens, in order."""
+    """Parse a page and check that its elements are closed in order."""
     reader = _Reader()
     reader.feed(html)
     reader.close()
@@ -92,7 +92,7 @@ def read(html: str) -> Page:
 
 
 def decode_bytes(browser: httpx.AsyncClient) -> None:
-    """Have the pages decode tokens, as if they were bytes; what is none says nothing."""
+    """Let the web UI decode tokens as bytes; ids above 255 decode to nothing."""
     transport = browser._transport
     assert isinstance(transport, httpx.ASGITransport)
     assert isinstance(transport.app, Starlette)

@@ -1,4 +1,4 @@
-"""PgBouncer in transaction mode in front of the PostgreSQL of the tests, where it is installed."""
+"""PgBouncer in transaction mode in front of the tests' PostgreSQL, if it is installed."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from urllib.parse import unquote, urlsplit
 from replaydb.database.engines.urls import PostgresqlURL
 
 MISSING = "PgBouncer is not installed"
-#: Connections of the server that all clients share.
+#: Server connections that all clients share.
 POOL_SIZE = 5
 
-# What an operator has to set; nothing else is asked for.
+# Settings that an operator needs; all others are defaults.
 _SETTINGS = """
 [databases]
 * = {target}
@@ -36,17 +36,17 @@ default_pool_size = {pool_size}
 
 
 def executable() -> str | None:
-    """Where it is; systems keep it out of the path of ordinary users."""
+    """Return the path of PgBouncer, which is often not in the PATH of ordinary users."""
     return shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
 
 
 @contextmanager
 def pgbouncer(url: str, settings: str = "") -> Iterator[str]:
-    """URL of the same database behind a PgBouncer, which ends with the block."""
+    """Run a PgBouncer in the block; yields the URL of the database behind it."""
     binary = executable()
     assert binary is not None
     with tempfile.TemporaryDirectory(prefix="replaydb-pgbouncer-") as name:
-        os.chmod(name, 0o755)  # noqa: S103 - as root it runs as another user
+        os.chmod(name, 0o755)  # noqa: S103 - if started by root, it runs as another user
         file, port = Path(name) / "pgbouncer.ini", _free_port()
         given = _SETTINGS.format(target=_target(url), port=port, pool_size=POOL_SIZE)
         file.write_text(f"{given}{settings}\n")
@@ -65,13 +65,13 @@ def pgbouncer(url: str, settings: str = "") -> Iterator[str]:
 
 
 def _owner(url: str) -> int:
-    """Somebody who may open the server's socket and is not root, as whom it does not run."""
+    """Return a non-root user that may open the server's socket. PgBouncer does not run as root."""
     folders = [host for host, _ in PostgresqlURL.of(url).hosts if host.startswith("/")]
     return os.stat(folders[0]).st_uid if folders else 65534
 
 
 def _target(url: str) -> str:
-    """The server in PgBouncer's words."""
+    """Return the server as a PgBouncer connection string."""
     parsed = PostgresqlURL.of(url)
     login = urlsplit(url).netloc.rpartition("@")[0]
     user, _, password = (unquote(part) for part in login.partition(":"))

@@ -1,4 +1,4 @@
-"""Query plans of both engines in one form, and what is wrong with them."""
+"""Query plans of both engines in a common form, with assertions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sqlalchemy.sql.elements import ClauseElement
 
 
 class explain(Executable, ClauseElement):
-    """A statement to be planned instead of run."""
+    """EXPLAIN of a statement."""
 
     inherit_cache = False
 
@@ -27,7 +27,7 @@ class explain(Executable, ClauseElement):
 def _process(element: explain, compiler: SQLCompiler, **kw: Any) -> str:
     inner = compiler.process(element.statement, **kw)
     compiler.isinsert = compiler.isupdate = compiler.isdelete = False
-    compiler._result_columns.clear()  # what comes back is a plan
+    compiler._result_columns.clear()  # the result is a plan, not rows of the statement
     return inner
 
 
@@ -43,14 +43,14 @@ def _postgresql(element: explain, compiler: SQLCompiler, **kw: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a statement is going to be run.
+    """A query plan.
 
     Attributes:
-        indexes: Indexes searched by key or read as a range.
-        scans: Tables read from end to end.
+        indexes: Indexes that are searched by key or range.
+        scans: Tables that are scanned completely.
         sorts: Whether rows are sorted.
-        tables: Tables touched.
-        text: All of it.
+        tables: Tables that are accessed.
+        text: The full plan.
     """
 
     indexes: frozenset[str]
@@ -60,14 +60,14 @@ class Plan:
     text: str
 
 
-#: Of the buffer one row is read, for its policy version.
-_BESIDE = ("buffer",)
+#: Tables to ignore: of `buffer` a single row is read, for its policy version.
+_IGNORED = ("buffer",)
 
 
 async def plan_of(
     connection: AsyncConnection, statement: Any, parameters: Mapping[str, Any] | None = None
 ) -> Plan:
-    """The plan of a statement with its parameters, or of a prepared one with its values."""
+    """Return the plan of a statement with parameters, or of a prepared statement with values."""
     if isinstance(statement, tuple):
         statement, parameters = statement[:2]
     rows = (await connection.execute(explain(statement), parameters or {})).all()
@@ -80,7 +80,7 @@ async def plan_of(
 def _from_sqlite(lines: list[str]) -> Plan:
     lookups = [re.match(r"(SEARCH|SCAN) (\w+)(?: USING (?:COVERING )?INDEX (\w+)| USING INTEGER"
                         r" PRIMARY KEY| USING PRIMARY KEY)?", line) for line in lines]  # fmt: skip
-    found = [match for match in lookups if match and match[2] not in ("json_each", *_BESIDE)]
+    found = [match for match in lookups if match and match[2] not in ("json_each", *_IGNORED)]
     return Plan(
         indexes=frozenset(_index(match) for match in found if match[1] == "SEARCH"),
         scans=frozenset(match[2] for match in found if match[1] == "SCAN"),
@@ -91,7 +91,7 @@ def _from_sqlite(lines: list[str]) -> Plan:
 
 
 def _index(found: re.Match[str]) -> str:
-    """In our own names: SQLite makes up others for primary keys and UNIQUE constraints."""
+    """Return the schema's name of an index; SQLite generates others for keys and constraints."""
     if found[3] == "sqlite_autoindex_episode_group_1":
         return "uq_episode_group_buffer_id_group_uid"
     if found[3] is None or found[3].startswith("sqlite_autoindex"):
@@ -100,7 +100,7 @@ def _index(found: re.Match[str]) -> str:
 
 
 def _from_postgresql(tree: Any) -> Plan:
-    nodes = [n for n in _nodes(tree[0]["Plan"]) if n.get("Relation Name") not in _BESIDE]
+    nodes = [n for n in _nodes(tree[0]["Plan"]) if n.get("Relation Name") not in _IGNORED]
     reads = [node for node in nodes if "Index Cond" in node or "TID Cond" in node]
     return Plan(
         indexes=frozenset(node["Index Name"] for node in reads if "Index Name" in node),
@@ -124,7 +124,7 @@ def _nodes(node: Any) -> Iterator[Any]:
 def assert_reads_only(
     plan: Plan, index: str, tables: frozenset[str] = frozenset({"episode_group"})
 ) -> None:
-    """One range of one index gives the rows, in order, and nothing else is touched."""
+    """Assert that one range of one index yields the rows in order, without other accesses."""
     assert not plan.scans, plan.text
     assert not plan.sorts, plan.text
     assert plan.indexes == {index}, plan.text
@@ -132,7 +132,7 @@ def assert_reads_only(
 
 
 def assert_stays_within(plan: Plan, *indexes: str) -> None:
-    """One range of one of these gives the rows, in whatever order, and nothing else is touched."""
+    """Assert that one range of one of the indexes yields the rows, without other accesses."""
     assert not plan.scans, plan.text
     assert plan.indexes in [{index} for index in indexes], plan.text
     assert plan.tables == {"episode_group"}, plan.text

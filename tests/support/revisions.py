@@ -1,4 +1,4 @@
-"""Throw-away revisions: what a later release will bring, tried out on today's tables."""
+"""Temporary schema revisions, which simulate a later release."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def downgrade() -> None:
 def release_next(
     folder: Path, monkeypatch: pytest.MonkeyPatch, upgrade: str, downgrade: str = "pass"
 ) -> None:
-    """From here on this process has one revision more, with these bodies."""
+    """Add a revision with these function bodies to this process."""
     copy = shutil.copytree(CHECKOUT / "migrations", folder / "migrations")
     bodies = {"upgrade": upgrade, "downgrade": downgrade}
     (copy / "versions" / f"{NEXT}_next.py").write_text(

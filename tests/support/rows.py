@@ -1,4 +1,4 @@
-"""Rows for tests that look at tables from below, without a store."""
+"""Rows of all tables, for tests that do not use a store."""
 
 from __future__ import annotations
 
@@ -95,10 +95,10 @@ Contents = dict[str, list[tuple[object, ...]]]
 
 
 async def fill(connection: AsyncConnection) -> None:
-    """Rows in every table there is; ids of groups have gone on to 99, which was deleted since."""
-    there = await connection.run_sync(lambda synchronous: inspect(synchronous).get_table_names())
+    """Insert rows into all existing tables. The largest group id, 99, is of a deleted group."""
+    existing = await connection.run_sync(lambda synchronous: inspect(synchronous).get_table_names())
     for table in TABLES:
-        if table.name not in there:  # of a later revision
+        if table.name not in existing:  # a table of a later revision
             continue
         await connection.execute(insert(table), _ROWS[table.name])
         if table.name != "episode_group":
@@ -108,7 +108,7 @@ async def fill(connection: AsyncConnection) -> None:
 
 
 async def contents(connection: AsyncConnection) -> Contents:
-    """All rows of all tables, in the columns that the metadata has."""
+    """Return all rows of all tables, with the columns of the metadata."""
     found: Contents = {}
     for table in TABLES:
         rows = await connection.execute(table.select().order_by(*table.primary_key))
@@ -117,7 +117,7 @@ async def contents(connection: AsyncConnection) -> Contents:
 
 
 async def view_counts(connection: AsyncConnection) -> dict[str, int]:
-    """Rows of every view, which also shows that each still can be read."""
+    """Return the number of rows of every view, which also checks that it can be read."""
     counts = {}
     for name in sorted(_VIEW_NAMES):
         rows = await connection.execute(metadata.tables[name].select())

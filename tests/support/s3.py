@@ -1,4 +1,4 @@
-"""A real S3 service for the tests: SeaweedFS, which pip brings."""
+"""S3 service for tests: SeaweedFS, installed by pip."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 import obstore
 from obstore.store import S3Store
 
-#: Who may read and write, and make no buckets.
+#: Credentials of a user that may read and write, but not create buckets.
 KEY = "the-key-of-tests"
 SECRET = "the-secret-of-tests"  # noqa: S105
 BUCKET = "payloads"
@@ -38,7 +38,7 @@ _SERVERS = ("admin", "master", "volume", "filer", "s3")
 
 
 class S3Server:
-    """One server with one bucket; it may be killed and started again."""
+    """A server with one bucket. It can be killed and restarted."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -48,16 +48,16 @@ class S3Server:
 
     @property
     def port(self) -> int:
-        """Where it answers; the same after a restart."""
+        """Port of the S3 API; the same after a restart."""
         return self._ports[-2]
 
     def url(self, prefix: str, *, bucket: str = BUCKET, port: int | None = None) -> str:
-        """A place there, as users write it."""
+        """Return a payload location in the bucket."""
         endpoint = f"http://127.0.0.1:{port or self.port}"
         return f"s3://{bucket}/{prefix}?endpoint={endpoint}&region=us-east-1"
 
     def store(self, prefix: str = "") -> S3Store:
-        """The bucket, past what is tested."""
+        """Return a client for the bucket that does not use replaydb."""
         return S3Store(
             BUCKET,
             prefix=prefix,
@@ -80,7 +80,7 @@ class S3Server:
         )
 
     def start(self) -> None:
-        """Wait until it serves; where it runs already, nothing is done."""
+        """Start the server and wait until it accepts requests. Does nothing if it is running."""
         if self._process is not None:
             return
         ports = [
@@ -100,14 +100,14 @@ class S3Server:
         while True:
             try:
                 obstore.put(self.store(), "ready", b"", use_multipart=False)
-            except FileNotFoundError:  # the bucket comes a moment later
-                assert time.monotonic() < end, "SeaweedFS has made no bucket"
+            except FileNotFoundError:  # the bucket is created shortly after the start
+                assert time.monotonic() < end, "SeaweedFS has not created the bucket"
                 time.sleep(0.02)
             else:
                 return
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the server."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -119,7 +119,7 @@ class S3Server:
 
 @contextmanager
 def running_s3() -> Iterator[S3Server]:
-    """A server that ends with the block."""
+    """Run a server in the block."""
     with ExitStack() as stack:
         folder = stack.enter_context(
             tempfile.TemporaryDirectory(prefix="replaydb-s3-", ignore_cleanup_errors=True)
@@ -131,7 +131,7 @@ def running_s3() -> Iterator[S3Server]:
 
 
 def credentials(key: str = KEY, secret: str = SECRET) -> dict[str, str]:
-    """What an operator sets in the environment."""
+    """Return the environment variables with credentials."""
     return {"AWS_ACCESS_KEY_ID": key, "AWS_SECRET_ACCESS_KEY": secret}
 
 

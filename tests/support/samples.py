@@ -1,4 +1,4 @@
-"""Episodes to test with: random ones of every kind, and a fixed set."""
+"""Test episodes: Hypothesis strategies for every kind, and a fixed set."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAN_BITS = [0x7FC00000, 0x7FC00001, 0xFFFFFFFF, 0x7FA00001]  # quiet, with paylo
 
 
 def array_of(dtype: str, shape: tuple[int, ...], seed: int) -> Array:
-    """Random bits of any dtype: NaN payloads of all kinds, infinities, negative zeros."""
+    """Return random bits of any dtype: NaN payloads of all kinds, infinities, negative zeros."""
     rng = np.random.default_rng(seed)
     if dtype == "bool":
         return rng.integers(0, 2, shape).astype(bool)
@@ -32,7 +32,7 @@ def array_of(dtype: str, shape: tuple[int, ...], seed: int) -> Array:
 
 
 def arrays(length: int | None) -> st.SearchStrategy[Array]:
-    """Arrays of any dtype, of `length` rows where that is asked for."""
+    """Generate arrays of any dtype, with `length` rows unless it is None."""
     trailing = st.lists(st.integers(0, 3), max_size=2).map(tuple)
     shape = trailing if length is None else trailing.map(lambda rest: (length, *rest))
     return st.builds(array_of, st.sampled_from(DTYPES), shape, st.integers(0, 2**32))
@@ -45,11 +45,11 @@ def logprobs(length: int) -> st.SearchStrategy[NDArray[np.float32]]:
 
 
 versions = st.integers(-(2**31), 2**31 - 1)
-# Sums of several are within the range of float32 as well.
+# Sums of several rewards are still within the range of float32.
 rewards = st.floats(-(2.0**120), 2.0**120, width=32)
 finite = st.none() | rewards
 text = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=5)
-#: With NUL characters, unpaired surrogates and what is stored in their place.
+#: Text with NUL characters, unpaired surrogates and their stored forms.
 generated = st.lists(
     st.characters() | st.sampled_from(["\0", "\ud83d", "\ude00", "␛", "0000", "d83d", "241b"]),
     max_size=5,
@@ -57,7 +57,7 @@ generated = st.lists(
 
 
 def json_objects(texts: st.SearchStrategy[str]) -> st.SearchStrategy[dict[str, Any]]:
-    """JSON objects whose strings, except keys, are of `texts`."""
+    """Generate JSON objects whose strings, except keys, are from `texts`."""
     values = st.recursive(
         st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | texts | finite,
         lambda inner: st.lists(inner, max_size=2) | st.dictionaries(text, inner, max_size=2),
@@ -146,7 +146,7 @@ contexts = st.builds(
 
 
 def sample_episodes() -> list[Episode]:
-    """One episode of each form, with every feature of the format; never to be changed."""
+    """Return one episode of each form with every feature of the format. Must not be changed."""
     quiet_nan = np.array([0x7FC00001], np.uint32).view(np.float32)
     first = Episode(
         prompt_ids=[1, 2],

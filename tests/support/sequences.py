@@ -1,4 +1,4 @@
-"""The ids that tables generate next, tried by inserting a row and rolling it back."""
+"""The next generated id of every table, determined by inserting a row and rolling back."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from support.connections import transaction
 
 
 async def next_ids(url: str) -> dict[str, int]:
-    """The id of one more row of each table that generates ids, which must have a row.
+    """Return the id of a new row for each table with generated ids. Each must have a row already.
 
-    PostgreSQL does not generate that id again.
+    On PostgreSQL this consumes the id.
 
     Raises:
-        IntegrityError: The id is that of another row.
+        IntegrityError: Another row has the id already.
     """
     return {table.name: await _next_id(url, table) for table in GENERATED}
 
 
 async def largest_ids(url: str) -> dict[str, int]:
-    """The largest id of each table that generates ids, 0 without rows."""
+    """Return the largest id of each table with generated ids, 0 without rows."""
     async with transaction(url) as connection:
         return {
             table.name: await connection.scalar(select(func.max(table.c.id))) or 0
@@ -31,7 +31,7 @@ async def largest_ids(url: str) -> dict[str, int]:
 
 
 async def rewind(url: str, engine_name: str, *, to: int = 1) -> None:
-    """Let every sequence continue after an id that is in use."""
+    """Set every sequence back to an id, after which ids are in use already."""
     async with transaction(url) as connection:
         if engine_name == "sqlite":
             await connection.execute(text("UPDATE sqlite_sequence SET seq = :to"), {"to": to})
@@ -54,7 +54,7 @@ async def _next_id(url: str, table: Table) -> int:
 
 
 def _fresh(table: Table) -> dict[str, Any]:
-    """Values of the names that no two rows may share."""
+    """Return new values for the columns with unique constraints."""
     shared = {
         column.name
         for key in table.constraints

@@ -1,4 +1,4 @@
-"""The schema of a database as plain data, so that two of them can be compared for equality."""
+"""Schema of a database as plain data, to compare two schemas for equality."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _POSTGRESQL = {
 
 
 async def take_snapshot(connection: AsyncConnection) -> Snapshot:
-    """Everything a migration can get wrong; alembic's own table is left out."""
+    """Return everything that a migration could get wrong, without Alembic's own table."""
     if connection.dialect.name == "sqlite":
         return await _sqlite(connection)
     found: Snapshot = {}
@@ -66,7 +66,7 @@ async def _sqlite(connection: AsyncConnection) -> Snapshot:
 
 
 def _clauses(sql: str) -> tuple[str, ...]:
-    """CREATE TABLE taken apart at its commas: the order of constraints means nothing."""
+    """Split CREATE TABLE at its commas, since the order of constraints does not matter."""
     head, _, rest = sql.partition("(")
     body, _, tail = rest.rpartition(")")
     return (_plain(head), _plain(tail), *sorted(_plain(clause) for clause in _split(body)))
@@ -83,5 +83,5 @@ def _split(body: str) -> Iterator[str]:
 
 
 def _plain(sql: str | None) -> str:
-    """Whitespace and quotes that do not matter, away."""
+    """Normalize whitespace and remove quotes."""
     return re.sub(r"\s+", " ", (sql or "").replace('"', "")).strip()

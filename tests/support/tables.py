@@ -1,4 +1,4 @@
-"""What is in the tables, read from below the store."""
+"""Contents of the tables, read without the store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CHILDREN = (payload, episode, transcript)
 
 
 async def table_sizes(url: str) -> dict[str, int]:
-    """Rows of every table that a put writes groups to."""
+    """Return the number of rows of every table that a put writes to."""
     async with transaction(url) as connection:
         return {
             table.name: await connection.scalar(select(func.count()).select_from(table)) or 0
@@ -23,7 +23,7 @@ async def table_sizes(url: str) -> dict[str, int]:
 
 
 async def wrong_numbers(url: str) -> dict[str, Any]:
-    """Values of numeric columns that are no numbers: SQLite keeps whatever it is given."""
+    """Return non-numeric values in numeric columns, which SQLite would store."""
     async with transaction(url) as connection:
         return {
             f"{table.name}.{name}": value
@@ -36,7 +36,7 @@ async def wrong_numbers(url: str) -> dict[str, Any]:
 
 
 async def group_facts(url: str, group_id: int) -> dict[str, Any]:
-    """The row of one group."""
+    """Return the row of a group."""
     async with transaction(url) as connection:
         rows = await connection.execute(select(episode_group).where(episode_group.c.id == group_id))
         return dict(rows.mappings().one())

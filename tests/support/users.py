@@ -1,4 +1,4 @@
-"""Who runs the tests."""
+"""The user that runs the tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_root() -> Iterator[None]:
-    """Root may write everywhere."""
+    """Drop root privileges in the block, since root ignores file permissions."""
     root = os.geteuid() == 0
     if root:
         os.seteuid(65534)

@@ -1,4 +1,4 @@
-"""Other processes of a test, which end with it."""
+"""Child processes of a test, which end with the test."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-#: Children come from a server that has imported everything already: they start in milliseconds.
+#: The fork server has imported everything, so a child starts in milliseconds.
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["support.lives"])
+_CONTEXT.set_forkserver_preload(["support.child_processes"])
 
 
 class Worker:
@@ -33,7 +33,7 @@ class Worker:
         self._process.kill()
 
     async def ended(self, within: float = 300.0) -> int:
-        """Wait for its end. Returns the exit code, negative for a signal."""
+        """Wait until the process has ended; return its exit code, negative for a signal."""
         await asyncio.to_thread(self._process.join, within)
         code = self._process.exitcode
         assert code is not None, "still running"
@@ -42,7 +42,7 @@ class Worker:
 
 @contextmanager
 def workers(*started: Worker) -> Iterator[tuple[Worker, ...]]:
-    """None of them outlives the block."""
+    """Kill the processes at the end of the block."""
     try:
         yield started
     finally:
@@ -50,8 +50,8 @@ def workers(*started: Worker) -> Iterator[tuple[Worker, ...]]:
             one.kill()
 
 
-async def killed(crew: Sequence[Worker]) -> None:
-    """Kill all of them, and wait until they are dead."""
-    for one in crew:
+async def kill_all(running: Sequence[Worker]) -> None:
+    """Kill the processes and wait until they have ended."""
+    for one in running:
         one.kill()
-    await asyncio.gather(*(one.ended() for one in crew))
+    await asyncio.gather(*(one.ended() for one in running))

@@ -1,1 +1,1 @@
-"""Attacks on the promises of docs/consistency.md: `make torture`, and a minute of it in tests."""
+"""Fault injection against the guarantees of docs/consistency.md (`make torture`)."""

@@ -1,4 +1,4 @@
-"""One short round of the attacks of `make torture`, each on one of its engines."""
+"""One short round of every attack of `make torture`, each on one of its engines."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 
 from support.postgres import PostgresServer
-from torture.arena import arena
 from torture.attacks import ATTACKS, promise_of
+from torture.context import attack_context
 
 ROUND_SECONDS = 0.5
-#: Left to `make test-all`, since other tests fail for the same faults: `operations/test_copy.py`,
+#: Run only by `make test-all`, as other tests detect the same faults: `operations/test_copy.py`,
 #: `database/test_failover.py`, `blocking/test_interrupts.py`.
 NIGHTLY = {"copies", "failovers", "interrupts"}
 
 
 def rounds() -> Iterator[Any]:
-    """Every attack on each of its engines; of two engines, one is left to `make test-all`."""
+    """Yield every attack and engine. With two engines, one of them is for `make test-all`."""
     left = cycle(("postgresql", "sqlite"))
     for name, attack in ATTACKS.items():
         nightly = next(left) if len(attack.ENGINES) > 1 else None
@@ -34,12 +34,12 @@ def rounds() -> Iterator[Any]:
 async def test_attack(name: str, engine: str, postgres: PostgresServer, tmp_path: Path) -> None:
     seed = str(random.randrange(10**6))
     print(f"seed {seed}")
-    async with arena(engine, postgres.url, tmp_path, seed, ROUND_SECONDS) as ground:
-        await ATTACKS[name].attack(ground)
-    assert ground.figures, "nothing was attacked"
+    async with attack_context(engine, postgres.url, tmp_path, seed, ROUND_SECONDS) as context:
+        await ATTACKS[name].attack(context)
+    assert context.figures, "nothing was attacked"
 
 
-def test_every_attack_names_its_promise() -> None:
+def test_every_attack_names_its_guarantee() -> None:
     for name, attack in ATTACKS.items():
         assert promise_of(attack).endswith("."), name
         assert attack.PROMISES, name

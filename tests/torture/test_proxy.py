@@ -1,4 +1,4 @@
-"""The bad network does what it says, to a bare driver: the judge of the tests that use it."""
+"""The fault-injecting proxy, checked with a bare driver."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ INSERT = "INSERT INTO cut VALUES ($1)"
 
 @pytest.fixture
 async def direct(postgresql_url: str) -> Any:
-    """A connection past the relay, and a table that is there for the test alone."""
+    """A direct connection, with a table for this test."""
     connection = await asyncpg.connect(postgresql_url)
     await connection.execute("CREATE TABLE cut (x text)")
     yield connection
@@ -34,7 +34,7 @@ async def direct(postgresql_url: str) -> Any:
 
 @pytest.fixture
 async def client(proxied_url: str, direct: Any) -> Any:
-    """A connection through the relay."""
+    """A connection through the proxy."""
     connection = await asyncpg.connect(proxied_url)
     yield connection
     connection.terminate()
@@ -56,12 +56,12 @@ async def test_a_good_network(client: Any, direct: Any, proxy: Proxy) -> None:
     assert (proxy.num_accepted, proxy.num_open, proxy.num_committed, proxy.num_cut) == (1, 1, 1, 0)
     with pytest.raises(asyncpg.DivisionByZeroError):
         await client.fetchval("SELECT 1 / 0")
-    with pytest.raises(TimeoutError):  # a cancel request is a connection of its own
+    with pytest.raises(TimeoutError):  # a cancel request uses a separate connection
         await client.execute("SELECT pg_sleep(60)", timeout=0.05)
     assert await client.fetchval("SELECT 1") == 1
     async with client.transaction(readonly=True):
         await client.fetch("SELECT * FROM cut")
-    assert proxy.num_committed == 1  # a commit of nothing is none
+    assert proxy.num_committed == 1  # commits of read-only transactions do not count
 
 
 @pytest.mark.parametrize(
@@ -75,19 +75,19 @@ async def test_a_good_network(client: Any, direct: Any, proxy: Proxy) -> None:
     ],
 )
 async def test_cuts(client: Any, direct: Any, proxy: Proxy, rule: Rule, kept: bool) -> None:
-    """The client hears nothing; whether the server has committed is as announced."""
+    """The client loses its connection, and the server has committed or not as documented."""
     proxy.rule = rule
     with pytest.raises(LOST):
         await insert(client, "a")
     assert client.is_closed()
-    # Locked, so as to wait for whatever the server is still doing.
+    # The lock waits until the server has finished the transaction.
     await direct.execute("BEGIN; LOCK TABLE cut; COMMIT")
     assert await stored(direct) == ["a"] * kept
     assert proxy.num_cut == 1
 
 
 async def test_a_commit_in_flight(client: Any, direct: Any, proxy: Proxy) -> None:
-    """The client is told of the loss while the server still knows nothing."""
+    """The client is disconnected before the server receives the COMMIT."""
     proxy.rule = cut_commits("flight", delay=0.3)
     with pytest.raises(LOST):
         await insert(client, "a")
@@ -97,7 +97,7 @@ async def test_a_commit_in_flight(client: Any, direct: Any, proxy: Proxy) -> Non
 
 
 async def test_some_commits_of_many(direct: Any, proxy: Proxy) -> None:
-    """Counted over all connections, transactions that wrote nothing left out."""
+    """COMMITs are counted over all connections, without read-only transactions."""
     proxy.rule = cut_commits("answer", first=2, every=3)
     lost = []
     for i in range(9):
@@ -130,7 +130,7 @@ async def test_dropped_and_refused(client: Any, proxy: Proxy) -> None:
 
 @pytest.mark.parametrize("sender", ["client", "server"])
 async def test_stalled(client: Any, direct: Any, proxy: Proxy, sender: Any) -> None:
-    """Nothing comes back until the network heals."""
+    """A call gets no response until the network heals."""
     proxy.stall(sender)
     put = asyncio.create_task(client.execute("INSERT INTO cut VALUES ('a')"))
     await asyncio.sleep(0.05)
@@ -143,7 +143,7 @@ async def test_stalled(client: Any, direct: Any, proxy: Proxy, sender: Any) -> N
 
 
 async def test_stalled_in_the_middle_of_a_payload(client: Any, direct: Any, proxy: Proxy) -> None:
-    """The server waits for the other half of the message."""
+    """The server waits for the rest of the message."""
     await client.execute(INSERT, "prepared")
     proxy.rule = break_messages("stall", "client", b"B", num_bytes=5_000, at_least=100_000)
     put = asyncio.create_task(insert(client, "x" * 1_000_000))
@@ -165,7 +165,7 @@ async def test_half_an_answer(client: Any, direct: Any, proxy: Proxy) -> None:
 
 
 async def test_slow(client: Any, direct: Any, proxy: Proxy) -> None:
-    """Order is kept."""
+    """Messages stay in order."""
     proxy.rule = delay_all(0.002)
     await insert(client, "a")
     assert await client.fetchval("SELECT x FROM cut") == "a"

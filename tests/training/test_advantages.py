@@ -1,4 +1,4 @@
-"""Advantages, by hand and against the textbook loop over ragged groups."""
+"""Advantages, compared with values computed by hand and with a loop over ragged groups."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_batch_normalised_by_hand() -> None:
 
 
 def test_pass_at_k_by_hand() -> None:
-    """Two right of four, k = 2: one pair of six fails."""
+    """Two correct episodes of four, k = 2: one pair of six fails."""
     rewards = np.array([1.0, 1.0, 0.0, 0.0])
     found = advantages.pass_at_k(rewards, np.zeros(4, int), 2)
     scale = (1 / 6 * 5 / 6) ** 0.5
@@ -88,7 +88,7 @@ def test_pass_at_1_is_grpo_of_the_population() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_equal_rewards_give_exactly_zero(method: Callable[..., Any]) -> None:
-    """The std of ten times 0.1 in float32 is not 0."""
+    """The computed std of ten float32 values 0.1 is not 0."""
     rewards = torch.full((10,), 0.1)
     assert method(rewards, torch.zeros(10, dtype=torch.int64)).tolist() == [0.0] * 10
     mixed = method(np.array([0.1, 0.1, 0.1, 0.0, 1.0]), np.array([0, 0, 0, 1, 1]))
@@ -107,7 +107,7 @@ def test_tensors_and_arrays_agree(method: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_reward_that_is_not_there_counts_for_nothing(method: Callable[..., Any]) -> None:
+def test_missing_rewards_are_excluded(method: Callable[..., Any]) -> None:
     with_gap = method(np.append(REWARDS, np.nan), np.append(GROUPS, 0))
     np.testing.assert_allclose(with_gap[:-1], method(REWARDS, GROUPS))
     assert with_gap[-1] == 0.0
@@ -115,7 +115,7 @@ def test_a_reward_that_is_not_there_counts_for_nothing(method: Callable[..., Any
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_nothing_and_groups_of_one(method: Callable[..., Any]) -> None:
+def test_empty_batches_and_groups_of_one(method: Callable[..., Any]) -> None:
     assert method(np.array([]), np.array([], int)).tolist() == []
     if method is not METHODS[-1]:
         assert method(np.array([3.0]), np.array([0])).tolist() == [0.0]
@@ -143,7 +143,7 @@ def test_groups_do_not_mix(groups: list[list[float]]) -> None:
 
 @settings(deadline=None)
 @given(rewards_of_groups)
-def test_rloo_is_what_a_loop_would_make(groups: list[list[float]]) -> None:
+def test_rloo_matches_a_loop(groups: list[list[float]]) -> None:
     for group in groups:
         rewards = np.array(group)
         found = advantages.rloo(rewards, np.zeros(len(group), int), tolerance=0.0)

@@ -1,4 +1,4 @@
-"""Advantages of tokens, by hand and against the textbook recursion."""
+"""GAE, compared with values computed by hand and with the textbook recursion."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_by_hand() -> None:
     assert not returns.requires_grad
 
 
-def test_outcome_rewards_go_on_the_last_token_of_the_loss() -> None:
+def test_outcome_rewards_are_on_the_last_token_of_the_loss() -> None:
     mask = torch.tensor([[0, 1, 1, 0], [1, 0, 0, 1], [0, 0, 0, 0], [1, 0, 0, 0]]).bool()
     rewards = torch.tensor([1.0, 2.0, 3.0, float("nan")])
     assert terminal_rewards(rewards, mask).tolist() == [
@@ -37,7 +37,7 @@ def test_outcome_rewards_go_on_the_last_token_of_the_loss() -> None:
 
 @settings(deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 3), st.integers(0, 9))
-def test_it_is_the_recursion_from_the_end(seed: int, rows: int, width: int) -> None:
+def test_gae_matches_the_recursion(seed: int, rows: int, width: int) -> None:
     rng = np.random.default_rng(seed)
     rewards, values = rng.standard_normal((2, rows, width))
     mask = rng.random((rows, width)) < 0.6

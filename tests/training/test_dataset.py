@@ -1,4 +1,4 @@
-"""Batches for blocking trainers, of ranks and workers that share a buffer."""
+"""`ReplayDataset`: batches of ranks and workers that share a buffer."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_tensors_come_through_a_data_loader(url: str, stored: list[int]) -> None
 
 
 @pytest.mark.parametrize("shard", ["lease", "modulo"])
-def test_fewer_than_a_whole_batch(url: str, stored: list[int], shard: str) -> None:
+def test_batches_below_the_full_size(url: str, stored: list[int], shard: str) -> None:
     few = dataset(url, batch_size=99, at_least=5, timeout=0, num_steps=1, shard=shard)
     assert list(few) == [stored]
     with pytest.raises(NotEnoughGroupsError):
@@ -82,10 +82,10 @@ def test_leases_keep_workers_apart(url: str, stored: list[int]) -> None:
 
 
 @pytest.mark.parametrize(("num_workers", "ahead"), [(0, 0), (2, 4)])
-def test_only_workers_ack_before_the_trainer_has_a_batch(
+def test_only_workers_ack_batches_ahead_of_the_trainer(
     url: str, stored: list[int], num_workers: int, ahead: int
 ) -> None:
-    """At most as many batches as a DataLoader asks for ahead, when the trainer ends early."""
+    """At most as many as a DataLoader prefetches, if the trainer stops early."""
     options: dict[str, Any] = {}
     if num_workers:
         options = {"num_workers": num_workers, "multiprocessing_context": "fork"}
@@ -98,7 +98,7 @@ def test_only_workers_ack_before_the_trainer_has_a_batch(
         assert store.buffer("math").leases() == []
 
 
-def test_workers_of_ranks_have_shards_of_their_own(url: str, stored: list[int]) -> None:
+def test_workers_of_ranks_have_their_own_shards(url: str, stored: list[int]) -> None:
     found: list[list[int]] = []
     for rank in range(2):
         one = dataset(url, shard="modulo", num_steps=1, batch_size=3, rank=rank, world_size=2)
@@ -107,7 +107,7 @@ def test_workers_of_ranks_have_shards_of_their_own(url: str, stored: list[int]) 
     assert sorted(i for batch in found for i in batch) == stored
 
 
-def test_other_filters_hold_within_a_shard(url: str, stored: list[int]) -> None:
+def test_other_filters_apply_within_a_shard(url: str, stored: list[int]) -> None:
     options = {"shard": "modulo", "num_steps": 1, "where": col.id > stored[5]}
     found = [list(dataset(url, rank=rank, world_size=2, **options)) for rank in range(2)]
     mine = [[i for i in stored[6:] if i % 2 == rank][:2] for rank in range(2)]
@@ -120,7 +120,7 @@ def test_a_filter_goes_to_workers_that_are_spawned(url: str, stored: list[int]) 
     assert list(sent) == [stored[6:8]]
 
 
-def test_a_loop_that_is_left_gives_back_what_it_did_not_use(url: str, stored: list[int]) -> None:
+def test_closing_the_iterator_releases_unused_groups(url: str, stored: list[int]) -> None:
     iterator = iter(dataset(url))
     next(iterator)
     next(iterator)
@@ -132,7 +132,7 @@ def test_a_loop_that_is_left_gives_back_what_it_did_not_use(url: str, stored: li
         assert buffer.count(statuses=GroupStatus.COMPLETED) == 10
 
 
-def test_it_goes_on_where_it_stood(url: str, stored: list[int]) -> None:
+def test_iteration_resumes_from_a_state(url: str, stored: list[int]) -> None:
     first = dataset(url, shard="modulo", num_steps=5)
     assert first.state_dict() is None
     iterator = iter(first)
@@ -149,7 +149,7 @@ def test_it_goes_on_where_it_stood(url: str, stored: list[int]) -> None:
 def test_wrong_arguments(url: str) -> None:
     with pytest.raises(InvalidInputError, match="shard"):
         dataset(url, shard="rank")
-    with pytest.raises(InvalidInputError, match="together"):
+    with pytest.raises(InvalidInputError, match="both rank and world_size"):
         dataset(url, rank=1)
     with pytest.raises(InvalidInputError, match="world_size"):
         dataset(url, rank=2, world_size=2)
@@ -158,8 +158,8 @@ def test_wrong_arguments(url: str) -> None:
     assert dataset(url).policy == Fifo()
 
 
-def test_a_batch_comes_through_a_data_loader_whole(url: str, stored: list[int]) -> None:
-    """Of a sequence it would keep the items alone."""
+def test_a_data_loader_yields_batch_objects(url: str, stored: list[int]) -> None:
+    """A DataLoader would convert a sequence to a list of its items."""
     loader = DataLoader(dataset(url, num_steps=1, collate=None), batch_size=None, pin_memory=False)
     (batch,) = list(loader)
     assert isinstance(batch, Batch)

@@ -1,4 +1,4 @@
-"""Ratios to the behaviour policy, by hand."""
+"""Importance ratios, compared with values computed by hand."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_truncated_and_clipped() -> None:
 
 def test_missing_behaviour_logprobs_are_refused() -> None:
     behaviour = torch.full((2, 3), math.nan)
-    with pytest.raises(InvalidInputError, match="were not recorded"):
+    with pytest.raises(InvalidInputError, match="not recorded"):
         importance.token_ratios(LOGPROBS, behaviour, MASK)
     with pytest.raises(InvalidInputError, match="one shape"):
         importance.token_ratios(LOGPROBS, BEHAVIOUR[:1], MASK)
@@ -99,7 +99,7 @@ def test_fresh_tokens() -> None:
     assert packed.int().tolist() == [[0, 0, 1, 1, 0, 0, 0, 0]]
 
 
-def test_fresh_tokens_of_whole_episodes() -> None:
+def test_fresh_tokens_of_episodes_with_one_version() -> None:
     batch = batch_of([[episode([1], [2], policy_version=4), episode([1], [2])]])
     assert batch.padded(0).token_versions is None
     assert importance.fresh_tokens(batch.padded(0), 5, 1).tolist() == [[False, True], [False] * 2]

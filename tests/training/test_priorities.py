@@ -1,4 +1,4 @@
-"""Scores of groups, by hand."""
+"""Priorities of groups, compared with values computed by hand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_reward_std() -> None:
     assert priorities.reward_std(group(rewards=[None])) == 0.0
 
 
-def test_advantages_are_the_stored_ones_if_all_are() -> None:
+def test_stored_advantages_are_used_if_all_episodes_have_one() -> None:
     stored = [
         Episode(token_ids=[1], loss_mask=[1], reward=reward, advantage=advantage)
         for reward, advantage in ((1.0, 3.0), (0.0, -1.0))
@@ -27,7 +27,7 @@ def test_advantages_are_the_stored_ones_if_all_are() -> None:
     assert priorities.advantage_times_std(EpisodeGroup("t", stored)) == 2.0
 
 
-def test_else_those_of_grpo() -> None:
+def test_grpo_advantages_are_used_otherwise() -> None:
     fresh = group(rewards=[1.0, 0.0])
     expected = 0.5 / (0.5**0.5 + 1e-4)
     assert priorities.mean_absolute_advantage(fresh) == pytest.approx(expected)

@@ -1,4 +1,4 @@
-"""The pages, as a browser asks for them, without one."""
+"""HTTP clients of the web UI, without a browser."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from replaydb import Store
 from replaydb.ui import application
 from replaydb.ui.views import groups
 
-Looking = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
+OpenClient = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.nightly)])
@@ -24,12 +24,12 @@ def engine_name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def looking(url: str, monkeypatch: pytest.MonkeyPatch) -> Looking:
-    """Makes a browser, of sorts, on the pages over `url`; arguments as of `application`."""
+def open_client(url: str, monkeypatch: pytest.MonkeyPatch) -> OpenClient:
+    """Return a context manager that opens a client; its arguments are those of `application`."""
     monkeypatch.setattr(groups, "COUNT_SECONDS", 60)  # the machine may be busy
 
     @asynccontextmanager
-    async def made(**options: Any) -> AsyncIterator[httpx.AsyncClient]:
+    async def opened(**options: Any) -> AsyncIterator[httpx.AsyncClient]:
         app = application(url, **options)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with (
@@ -38,11 +38,11 @@ def looking(url: str, monkeypatch: pytest.MonkeyPatch) -> Looking:
         ):
             yield client
 
-    return made
+    return opened
 
 
 @pytest.fixture
-async def browser(store: Store, looking: Looking) -> AsyncIterator[httpx.AsyncClient]:
-    """On the pages over `store`, which need no token."""
-    async with looking() as client:
+async def browser(store: Store, open_client: OpenClient) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the web UI of `store`, without a token."""
+    async with open_client() as client:
         yield client

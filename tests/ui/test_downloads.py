@@ -1,3 +1,5 @@
+"""Downloads as Parquet, JSON and SQL: rows, limits and errors."""
+
 from __future__ import annotations
 
 import asyncio
@@ -65,7 +67,7 @@ async def filled(store: Store) -> Buffer:
 
 
 async def run(url: str, sql: str) -> list[tuple[Any, ...]]:
-    """What a client of the database gets."""
+    """Run SQL with a plain database client."""
     if url.startswith("sqlite"):
         connection = sqlite3.connect(url.removeprefix("sqlite:///"))
         try:
@@ -83,7 +85,7 @@ async def run(url: str, sql: str) -> list[tuple[Any, ...]]:
 async def test_a_download_has_the_groups_of_its_page(
     url: str, filled: Buffer, browser: httpx.AsyncClient
 ) -> None:
-    """The same rows in three forms, the SQL run by a client of the database."""
+    """All formats have the same rows. The SQL is run by a plain database client."""
     names = analysis.groups(url).schema.names
     for query in ADDRESSES:
         address = f"buffer={quote(filled.name)}&{query}"
@@ -112,10 +114,10 @@ async def test_rows_are_those_of_the_view(
     expected = analysis.groups(url, buffer=filled.name).to_table().to_pylist()
     parquet = await browser.get(f"groups.parquet?{address}")
     assert pq.read_table(io.BytesIO(parquet.content)).to_pylist() == expected
-    said = (await browser.get(f"groups.json?{address}")).json()
-    assert said[8]["tags"]["l"] == ["py"]
-    assert said[8]["created_at"] == expected[8]["created_at"].isoformat()
-    assert [row["reward_mean"] for row in said] == [row["reward_mean"] for row in expected]
+    as_json = (await browser.get(f"groups.json?{address}")).json()
+    assert as_json[8]["tags"]["l"] == ["py"]
+    assert as_json[8]["created_at"] == expected[8]["created_at"].isoformat()
+    assert [row["reward_mean"] for row in as_json] == [row["reward_mean"] for row in expected]
     rows = await run(url, (await browser.get(f"groups.sql?{address}")).text)
     names = analysis.groups(url).schema.names
     for row, known in zip(rows, expected, strict=True):
@@ -124,7 +126,7 @@ async def test_rows_are_those_of_the_view(
             assert shown[name] == known[name]
 
 
-#: Pages, with `{}` where their downloads say the kind.
+#: Download URLs, with `{}` for the file type.
 PAGES = (
     "overview.{}?buffer=%s",
     "overview.{}",
@@ -148,10 +150,10 @@ PAGES = (
 
 
 @both_engines
-async def test_every_view_has_its_rows(
+async def test_downloads_of_every_view(
     url: str, filled: Buffer, browser: httpx.AsyncClient
 ) -> None:
-    """The same in three forms, the SQL run by a client of the database."""
+    """All formats have the same rows. The SQL is run by a plain database client."""
     async with Store.open(url, run="it's") as store:
         rows = [episode(i / 2, version=3, text=f"'{i}'", metadata={"n": i}) for i in range(3)]
         await (await store.buffer("other")).put(EpisodeGroup("gsm8k", rows))
@@ -162,10 +164,11 @@ async def test_every_view_has_its_rows(
         assert {answer.status_code for answer in answers.values()} == {200}, address
         table = pq.read_table(io.BytesIO(answers["parquet"].content))
         rows = found[page] = table.to_pylist()
-        said = [[shown(value) for value in row.values()] for row in rows]
-        assert [[shown(it) for it in row.values()] for row in answers["json"].json()] == said, page
+        expected = [[shown(value) for value in row.values()] for row in rows]
+        as_json = [[shown(value) for value in row.values()] for row in answers["json"].json()]
+        assert as_json == expected, page
         sql = await run(url, answers["sql"].text)
-        assert [[shown(value) for value in row] for row in sql] == said, page
+        assert [[shown(value) for value in row] for row in sql] == expected, page
     overview = {row["buffer_name"]: row["num_groups"] for row in found["overview.{}"]}
     assert overview == {filled.name: 5, "other": 2}
     assert len(found["overview.{}?buffer=%s"]) == 2
@@ -194,7 +197,7 @@ async def test_every_view_has_its_rows(
 
 
 def shown(value: Any) -> Any:
-    """A value as every form has it: JSON read, times in UTC as text."""
+    """Normalize a value of any format: JSON is parsed, times are text in UTC."""
     if isinstance(value, str):
         if value.startswith(("{", "[")):
             return json.loads(value)
@@ -206,9 +209,7 @@ def shown(value: Any) -> Any:
 
 
 @both_engines
-async def test_tokens_are_there_without_sql(
-    url: str, filled: Buffer, browser: httpx.AsyncClient
-) -> None:
+async def test_downloads_of_tokens(url: str, filled: Buffer, browser: httpx.AsyncClient) -> None:
     rows = [
         Episode(prompt_ids=[1], response_ids=[2, 3], logprobs=[-0.5, -math.inf], policy_version=i)
         for i in range(2)
@@ -220,8 +221,8 @@ async def test_tokens_are_there_without_sql(
     assert [row["token_id"] for row in found] == [1, 2, 3]
     assert [row["logprob"] for row in found] == [0.0, -0.5, -math.inf]
     assert {row["position"] for row in found} == {row["token_version"] for row in found} == {1}
-    said = (await browser.get(f"tokens.json?{address}")).json()
-    assert [row["logprob"] for row in said] == [0.0, -0.5, None]
+    as_json = (await browser.get(f"tokens.json?{address}")).json()
+    assert [row["logprob"] for row in as_json] == [0.0, -0.5, None]
     assert (await browser.get(f"tokens.sql?{address}")).status_code == 404
     await filled.update(ids=[put], status="archived")
     assert (await browser.get(f"tokens.json?{address}")).status_code == 200
@@ -231,18 +232,18 @@ async def test_tokens_are_there_without_sql(
 async def test_texts_are_downloaded_in_their_stored_form(
     url: str, buffer: Buffer, browser: httpx.AsyncClient
 ) -> None:
-    given = episode(text=GENERATED, metadata={"said": GENERATED})
+    given = episode(text=GENERATED, metadata={"text": GENERATED})
     [put] = await buffer.put(EpisodeGroup("gsm8k", [given]))
     group = f"buffer={buffer.name}&group={put}"
     for page in f"episode.{{}}?{group}&position=0", f"compare.{{}}?{group}&a=0&b=0":
         answers = {kind: await browser.get(page.format(kind)) for kind in downloads.MEDIA_TYPES}
         [row] = pq.read_table(io.BytesIO(answers["parquet"].content)).to_pylist()
-        [said] = answers["json"].json()
-        assert row["text"] == said["text"] == said["metadata"]["said"] == STORED
+        [as_json] = answers["json"].json()
+        assert row["text"] == as_json["text"] == as_json["metadata"]["text"] == STORED
         assert STORED in (await run(url, answers["sql"].text))[0]
 
 
-async def test_every_page_leads_to_its_downloads(
+async def test_every_page_links_to_its_downloads(
     filled: Buffer, browser: httpx.AsyncClient
 ) -> None:
     for page in (
@@ -267,44 +268,44 @@ async def test_every_page_leads_to_its_downloads(
             assert (await browser.get(unescape(link))).status_code == 200, link
 
 
-async def test_downloads_of_what_is_not_there(filled: Buffer, browser: httpx.AsyncClient) -> None:
+async def test_invalid_downloads(filled: Buffer, browser: httpx.AsyncClient) -> None:
     buffer = f"buffer={quote(filled.name)}"
-    for address, status, said in (
+    for address, status, message in (
         (f"step.json?{buffer}", 400, "step: expected"),
         (f"group.json?{buffer}&id=99", 404, "99"),
         (f"episode.json?{buffer}&group=2&position=1", 404, "group 2 has no episode 1: it has 1"),
         (f"compare.json?{buffer}&group=2&a=0", 400, "b: expected"),
         (f"tokens.json?{buffer}&group=2&position=9", 404, "group 2 has no episode 9: it has 1"),
         (f"prompt.json?{buffer}", 400, "uid: expected"),
-        ("run.json?name=nobody", 404, "there is no run named &#39;nobody&#39;"),
-        ("runs.json?a=test&b=nobody", 404, "there is no run named"),
+        ("run.json?name=unknown", 404, "there is no run named &#39;unknown&#39;"),
+        ("runs.json?a=test&b=unknown", 404, "there is no run named"),
         ("overview.json?buffer=none", 404, "none"),
     ):
         answer = await browser.get(address)
         assert answer.status_code == status, address
-        assert said in answer.text
+        assert message in answer.text
 
 
 @both_engines
-async def test_tables_of_another_revision_are_said(
+async def test_another_schema_revision_is_reported(
     url: str, filled: Buffer, browser: httpx.AsyncClient
 ) -> None:
-    """Also where the store was opened before: of downloads from the first, of pages that fail."""
+    """The schema changes while the store is open: every download fails, and pages that need it."""
     groups = [f"groups{kind}?buffer={quote(filled.name)}" for kind in (".json", ".parquet", ".sql")]
     for revision, addresses in ((REVISIONS[-2], groups), ("base", ["", *groups])):
         await migrations.downgrade(url, revision)
         for address in addresses:
             answer = await browser.get(address)
             assert answer.status_code == 503, address
-            assert f"tables are not of revision {REVISIONS[-1]}" in answer.text
+            assert f"is not at revision {REVISIONS[-1]}" in answer.text
     await migrations.upgrade(url)
-    assert "There is no buffer yet." in (await browser.get("")).text
+    assert "No buffers yet." in (await browser.get("")).text
 
 
-async def test_downloads_end(
+async def test_downloads_have_a_maximum_number_of_rows(
     filled: Buffer, browser: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queries, "MOST_ROWS", 4)
+    monkeypatch.setattr(queries, "MAX_ROWS", 4)
     address = f"buffer={quote(filled.name)}"
     assert len((await browser.get(f"groups.json?{address}")).json()) == 4
     parquet = await browser.get(f"groups.parquet?{address}")
@@ -312,18 +313,18 @@ async def test_downloads_end(
     assert "LIMIT 4" in (await browser.get(f"groups.sql?{address}")).text
 
 
-async def test_what_no_download_has_is_refused(filled: Buffer, browser: httpx.AsyncClient) -> None:
-    for kind, query, said in (
-        ("json", "text=wait", "text: expected none in a download"),
-        ("sql", "text=wait", "text: expected none in a download"),
+async def test_unsupported_queries_are_refused(filled: Buffer, browser: httpx.AsyncClient) -> None:
+    for kind, query, message in (
+        ("json", "text=wait", "text: expected no text search in a download"),
+        ("sql", "text=wait", "text: expected no text search in a download"),
         ("parquet", "where=nonsense", "a column of groups"),
     ):
         answer = await browser.get(f"groups.{kind}?buffer={quote(filled.name)}&{query}")
         assert answer.status_code == 400
-        assert said in answer.text
+        assert message in answer.text
 
 
-async def test_whoever_goes_away_ends_the_reading() -> None:
+async def test_a_disconnect_stops_reading() -> None:
     ended = threading.Event()
 
     def made() -> Iterator[bytes]:
@@ -332,7 +333,7 @@ async def test_whoever_goes_away_ends_the_reading() -> None:
         finally:
             ended.set()
 
-    parts = downloads._parts(made())
-    assert await anext(parts) == b"one"
-    await parts.aclose()
+    chunks = downloads._chunks(made())
+    assert await anext(chunks) == b"one"
+    await chunks.aclose()
     assert await asyncio.to_thread(ended.wait, 60)

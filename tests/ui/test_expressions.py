@@ -1,3 +1,5 @@
+"""Parsing of filters in the syntax of Python expressions."""
+
 from __future__ import annotations
 
 from datetime import UTC, datetime
@@ -10,14 +12,14 @@ from hypothesis import strategies as st
 
 from replaydb import Buffer, EpisodeGroup, InvalidInputError, col
 from replaydb.database.group_columns import COLUMNS
-from replaydb.ui.expressions import MOST_CHARACTERS, parsed
+from replaydb.ui.expressions import MAX_CHARACTERS, parsed
 from support.engines import both_engines
 from support.groups import episode
 
 tags: Any = col.tags
 LATER = datetime(2999, 1, 1, tzinfo=UTC)
 
-#: Each text with what Python says.
+#: Filters as text, each with the equivalent Python expression.
 SAME: dict[str, Any] = {
     "reward_mean > 0.5": col.reward_mean > 0.5,
     "0.25 < reward_mean <= 0.75": (col.reward_mean > 0.25) & (col.reward_mean <= 0.75),
@@ -59,17 +61,17 @@ SAME: dict[str, Any] = {
 
 
 @both_engines
-async def test_a_text_finds_what_python_finds(buffer: Buffer) -> None:
+async def test_a_parsed_filter_finds_the_same_groups(buffer: Buffer) -> None:
     levels: list[Any] = [3, "hard", 0.25, None]
     for i in range(12):
-        said = {"level": levels[i % 4], "spec": {"langs": ["py" if i % 3 else "c"]}}
+        group_tags = {"level": levels[i % 4], "spec": {"langs": ["py" if i % 3 else "c"]}}
         rewards = [i / 8, i / 16]
         await buffer.put(
             EpisodeGroup(
                 "gsm8k",
                 [episode(reward, text="said" if i % 2 else None) for reward in rewards],
                 prompt_uid=f"p{i % 4}" if i % 4 else None,
-                tags=said,
+                tags=group_tags,
             )
         )
     for text, where in SAME.items():
@@ -83,7 +85,7 @@ async def test_a_text_finds_what_python_finds(buffer: Buffer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("reward_meen > 1", "did you mean reward_mean?, got 'reward_meen' at character 1"),
         ("reward_mean > 0.5 and nothing", "got 'nothing' at character 23"),
@@ -103,25 +105,25 @@ async def test_a_text_finds_what_python_finds(buffer: Buffer) -> None:
         ("created_at > 'yesterday'", 'a time such as "2026-11-22 18:30", got'),
         ("reward_mean", "expected a boolean, got a number"),
         ("", "invalid syntax"),
-        ("not " * 100 + "has_transcript", "nested 16 deep"),
+        ("not " * 100 + "has_transcript", "at most 16 nested levels"),
         ("(" * 300 + "1" + ")" * 300, "too many nested parentheses"),
-        ("x" * (MOST_CHARACTERS + 1), f"at most {MOST_CHARACTERS} characters"),
+        ("x" * (MAX_CHARACTERS + 1), f"at most {MAX_CHARACTERS} characters"),
     ],
 )
-def test_what_is_no_filter_is_refused_with_its_place(text: str, said: str) -> None:
+def test_an_invalid_filter_is_refused_with_its_position(text: str, message: str) -> None:
     with pytest.raises(InvalidInputError) as refused:
         parsed(text)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
-_SIGNS = [
+_OPERATORS = [
     *("and", "or", "not", "in", "is", "if", "else", "for", "lambda", ":=", "==", "!=", "**"),
     *"<+-*/%&|~,()[]{}:.#",
 ]
 _WORDS = st.sampled_from([
-    *sorted(COLUMNS), *_SIGNS, "tags['a']", "None", "True", "'2026-01-01'", "1", "-0.5", "1e999",
-    "1j", "lower(", "coalesce(", ".like(", ".as_float()", "b''", "f''", "...", "'", "\\", "\n",
-    "\0", "\ud800",
+    *sorted(COLUMNS), *_OPERATORS, "tags['a']", "None", "True", "'2026-01-01'", "1", "-0.5",
+    "1e999", "1j", "lower(", "coalesce(", ".like(", ".as_float()", "b''", "f''", "...", "'", "\\",
+    "\n", "\0", "\ud800",
 ])  # fmt: skip
 _TEXTS = st.text(max_size=60) | st.lists(_WORDS, max_size=14).map(" ".join)
 

@@ -1,4 +1,4 @@
-"""A group, its episodes and its life say what the calls of a buffer say."""
+"""Group, episode and comparison pages."""
 
 from __future__ import annotations
 
@@ -25,12 +25,11 @@ from support.pages import Page, decode_bytes, read
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m\u202eevil\u202c</pre>"
 SHOWN = "<script>alert(1)</script>\\x1b[31m\\u202eevil\\u202c</pre>"
-PUT, GRPO = (
-    "Episodes; advantages as they are stored",
-    "Episodes; advantages as GRPO has them (sample standard deviation, eps 1e-4), "
-    "since episodes have none stored",
+STORED, GRPO = (
+    "Episodes, with stored advantages",
+    "Episodes, with GRPO advantages (sample standard deviation, eps 1e-4), as none are stored",
 )
-LIFE = "What happened to it, the first first"
+HISTORY = "Events, oldest first"
 
 
 async def get(
@@ -42,7 +41,7 @@ async def get(
 
 
 @both_engines
-async def test_what_its_episodes_were(browser: httpx.AsyncClient, buffer: Buffer) -> None:
+async def test_episodes_of_a_group(browser: httpx.AsyncClient, buffer: Buffer) -> None:
     episodes = [
         Episode(prompt_ids=[1], response_ids=[2] * (i + 1), reward=reward, text=f"text {i}",
                 policy_version=i, finish_reason="stop")
@@ -65,38 +64,38 @@ async def test_what_its_episodes_were(browser: httpx.AsyncClient, buffer: Buffer
     ]
     assert ("h2", "Prompt") in page.headings
     assert "what?" in page.text
-    assert [said for _, said in page.named("pre")] == ["what?", "text 0", "text 1", "text 2"]
+    assert [text for _, text in page.named("pre")] == ["what?", "text 0", "text 1", "text 2"]
     assert page.links["p/1"] == "./prompt?buffer=math&uid=p%2F1&task=t"
     assert page.links["episode 1"] == f"./episode?buffer=math&group={one}&position=1"
 
 
-async def test_advantages_that_are_stored(browser: httpx.AsyncClient, buffer: Buffer) -> None:
+async def test_stored_advantages(browser: httpx.AsyncClient, buffer: Buffer) -> None:
     [one] = await buffer.put(
         EpisodeGroup(
             "t", [episode(1.0, advantage=0.125), episode(0.0, advantage=-7.0), episode(1.0)]
         )
     )
     page = await get(browser, "/group", id=one)
-    assert [row[2] for row in page.tables[PUT][1:]] == ["0.125", "-7", "-"]
+    assert [row[2] for row in page.tables[STORED][1:]] == ["0.125", "-7", "-"]
 
 
 @both_engines
-async def test_its_life(browser: httpx.AsyncClient, buffer: Buffer) -> None:
+async def test_history_of_a_group(browser: httpx.AsyncClient, buffer: Buffer) -> None:
     await buffer.put(groups(3, version=0))
     await buffer.advance_policy(2)
     batch = await buffer.sample(3, rdb.Prioritized(), step=4)
     lease = await buffer.lease(1, ttl=60, step=5, owner="trainer <7>")
     [one] = lease.batch.ids
-    held = await get(browser, "/group", id=one)
-    assert "Held by trainer <7> since" in " ".join(held.text.split())
-    assert held.tables[LIFE][-1][7] == "leased"
+    leased = await get(browser, "/group", id=one)
+    assert "Leased by trainer <7> since" in " ".join(leased.text.split())
+    assert leased.tables[HISTORY][-1][7] == "leased"
     await lease.nack(reason="too <b>long</b>")
     async with buffer.lease(1, ttl=60, step=6):
         pass
     page = await get(browser, "/group", id=one)
     draws = (await buffer.draws(group_id=one))[::-1]
     assert len(draws) == 3
-    rows = page.tables[LIFE][1:]
+    rows = page.tables[HISTORY][1:]
     assert [row[1].split(":")[-1].strip() for row in rows] == ["put", *["drawn"] * 3, "archived"]
     for row, draw in zip(rows[1:4], draws, strict=True):
         i = draw.group_ids.index(one)
@@ -106,7 +105,7 @@ async def test_its_life(browser: httpx.AsyncClient, buffer: Buffer) -> None:
         ]  # fmt: skip
         assert row[7].startswith(str(draw.outcomes[i]))
     assert rows[2][7] == "nacked: too <b>long</b>"
-    assert rows[4][7] == "acked"  # the reason, of what has no outcome
+    assert rows[4][7] == "acked"  # the reason of an event without an outcome
     assert page.links["6"] == "./step?buffer=math&step=6&run=test"
     assert batch.draw_id == draws[0].id
 
@@ -116,16 +115,16 @@ async def test_draws_before_it_was_replaced(browser: httpx.AsyncClient, buffer: 
     await buffer.sample(1)
     await buffer.put(group("a"), on_duplicate="replace")
     await buffer.sample(1)
-    rows = (await get(browser, "/group", id=one)).tables[LIFE]
+    rows = (await get(browser, "/group", id=one)).tables[HISTORY]
     assert sorted(row[1].split(": ")[-1] for row in rows[1:]) == [
         "drawn",
-        "drawn, with what was replaced since",
+        "drawn, content replaced since",
         "put",
         "replaced",
     ]
 
 
-async def test_many_episodes_and_draws_are_pages(
+async def test_many_episodes_and_draws_are_paginated(
     browser: httpx.AsyncClient, buffer: Buffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(view, "ROWS", 2)
@@ -141,9 +140,9 @@ async def test_many_episodes_and_draws_are_pages(
         page = read((await browser.get(page.links["Next episodes"])).text)
     assert seen == [f"episode {i}" for i in range(5)]
     page = await get(browser, "/group", id=one)
-    steps = [row[3] for row in page.tables[LIFE]]
+    steps = [row[3] for row in page.tables[HISTORY]]
     older = read((await browser.get(page.links["Older draws"])).text)
-    assert (steps, [row[3] for row in older.tables[LIFE]]) == (
+    assert (steps, [row[3] for row in older.tables[HISTORY]]) == (
         ["step", "-", "1", "2"],
         ["step", "-", "0"],
     )
@@ -152,15 +151,15 @@ async def test_many_episodes_and_draws_are_pages(
 @pytest.mark.parametrize(
     ("how", "layout", "problem"),
     [
-        ("dropped", "inside", "are gone"),
-        ("damaged", "inside", "are damaged"),
-        ("too large", "inside", "more than a page reads"),
-        ("away", "outside", "cannot be read: {place}: No such file"),
-        ("refused", "outside", "cannot be read: {place}: Permission denied"),
-        ("silent", "outside", "cannot be read: {place}: no answer in 0.05 seconds"),
+        ("dropped", "inside", "tokens were dropped"),
+        ("damaged", "inside", "tokens are damaged"),
+        ("too large", "inside", "more than 1 bytes"),
+        ("missing", "outside", "cannot be read: {location}: No such file"),
+        ("refused", "outside", "cannot be read: {location}: Permission denied"),
+        ("silent", "outside", "cannot be read: {location}: no response in 0.05 seconds"),
     ],
 )
-async def test_what_is_left_without_tokens(
+async def test_pages_without_readable_tokens(
     browser: httpx.AsyncClient,
     buffer: Buffer,
     url: str,
@@ -180,7 +179,7 @@ async def test_what_is_left_without_tokens(
         )
     )
     folder = tmp_path / "payloads"
-    said = problem.format(place=folder.as_uri())
+    message = problem.format(location=folder.as_uri())
     match how:
         case "dropped":
             await buffer.update_settings(archived_payload="drop", max_times_sampled=1)
@@ -188,21 +187,21 @@ async def test_what_is_left_without_tokens(
         case "damaged":
             await damage(url, one)
         case "too large":
-            monkeypatch.setattr(view, "MOST_BYTES", 1)
-        case "away":
+            monkeypatch.setattr(view, "MAX_BYTES", 1)
+        case "missing":
             folder.rename(tmp_path / "elsewhere")
         case "refused":
             refusal = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
             monkeypatch.setattr(Folder, "read", AsyncMock(side_effect=refusal))
         case "silent":
-            await get(browser, "/group", id=one)  # so that it is the place that is waited for
+            await get(browser, "/group", id=one)  # the payload store is open before it hangs
             monkeypatch.setattr(Folder, "read", lambda *_: asyncio.Event().wait())
             monkeypatch.setattr(view, "READ_SECONDS", 0.05)
     page = await get(browser, "/group", id=one)
     assert [row[1] for row in page.tables[GRPO][1:]] == ["0", "0.5", "1"]
-    assert said in page.text
-    kept = how != "dropped"  # which is texts, too
-    assert [it for _, it in page.named("pre")] == [*texts.values()] * kept
+    assert message in page.text
+    has_texts = how != "dropped"  # dropping a payload drops the texts, too
+    assert [it for _, it in page.named("pre")] == [*texts.values()] * has_texts
     for address, query, shown in (
         ("/episode", {"position": 1}, [texts[1]]),
         ("/episode", {"position": 1, "show": "tokens"}, [texts[1]]),
@@ -212,17 +211,17 @@ async def test_what_is_left_without_tokens(
         ("/compare", {"a": 0, "b": 2}, []),
     ):
         page = await get(browser, address, group=one, **query)
-        assert said in page.text
-        assert [it for _, it in page.named("pre")] == shown * kept
+        assert message in page.text
+        assert [it for _, it in page.named("pre")] == shown * has_texts
         assert not [it for it in page.links if "okens" in it]
-        assert {"episode 0", "Episode before"} & page.links.keys()
-    if how == "away":
-        decode_bytes(browser)  # so that a text is looked for in tokens
-        assert said in (await get(browser, "/groups", 503, text="4 and more")).text
+        assert {"episode 0", "Previous episode"} & page.links.keys()
+    if how == "missing":
+        decode_bytes(browser)  # so that the text search reads tokens
+        assert message in (await get(browser, "/groups", 503, text="4 and more")).text
         (tmp_path / "elsewhere").rename(folder)
 
 
-async def test_what_is_not_there(browser: httpx.AsyncClient, buffer: Buffer) -> None:
+async def test_missing_groups_and_episodes(browser: httpx.AsyncClient, buffer: Buffer) -> None:
     [one] = await buffer.put(group())
     await get(browser, "/group", 404, id=one + 1)
     await get(browser, "/group", 400, id="x")
@@ -232,7 +231,7 @@ async def test_what_is_not_there(browser: httpx.AsyncClient, buffer: Buffer) -> 
     await get(browser, "/compare", 404, group=one, a=0, b=7)
 
 
-async def test_texts_are_shown_and_never_run(browser: httpx.AsyncClient, buffer: Buffer) -> None:
+async def test_texts_are_escaped(browser: httpx.AsyncClient, buffer: Buffer) -> None:
     hostile = Episode(
         prompt_ids=[1], response_ids=[2], text=f"{HOSTILE}\0\ud800", finish_reason=HOSTILE,
         metadata={HOSTILE: HOSTILE}, reward=1.0,
@@ -259,20 +258,20 @@ async def test_tokens_turn_by_turn(browser: httpx.AsyncClient, buffer: Buffer, b
     one = conversation()
     [id_] = await buffer.put(EpisodeGroup("t", [one, episode(advantage=-0.5)]))
     page = await get(browser, "/episode", group=id_, position=0, show="tokens", by=by)
-    assert [said for name, said in page.headings if name == "h2"][1:] == [
-        f"turn {i} of 2: {what}" for i in (1, 2) for what in ("context", "answer")
+    assert [text for name, text in page.headings if name == "h2"][1:] == [
+        f"turn {i} of 2: {what}" for i in (1, 2) for what in ("context", "response")
     ]
-    says = [
-        (attributes["title"], said.strip())
-        for attributes, said in page.named("span")
+    shown = [
+        (attributes["title"], text.strip())
+        for attributes, text in page.named("span")
         if "title" in attributes
     ]
-    assert [said for _, said in says] == [str(it) for it in one.token_ids]
-    assert [title for title, _ in says] == {
+    assert [text for _, text in shown] == [str(it) for it in one.token_ids]
+    assert [title for title, _ in shown] == {
         "logprob": ["no logprob"] * 2 + ["logprob -0.5"] + ["no logprob"] * 3,
         "advantage": ["no advantage"] * 6,
-        "mask": ["not trained on"] * 2
-        + ["trained on", "not trained on", "trained on", "not trained on"],
+        "mask": ["not in the loss"] * 2
+        + ["in the loss", "not in the loss", "in the loss", "not in the loss"],
         "version": ["no version"] * 2 + ["version 3", "no version", "version 4", "version 5"],
     }[by]
     [table] = page.tables.values()
@@ -283,9 +282,7 @@ async def test_tokens_turn_by_turn(browser: httpx.AsyncClient, buffer: Buffer, b
     assert page.text.count('tool: "python"') == 1
 
 
-async def test_an_answer_without_tokens_is_there(
-    browser: httpx.AsyncClient, buffer: Buffer
-) -> None:
+async def test_empty_responses_are_shown(browser: httpx.AsyncClient, buffer: Buffer) -> None:
     turns = [
         Turn(prompt_ids=[65], response_ids=[66], reward=0.5),
         Turn(prompt_ids=[67], response_ids=[], reward=-0.5, finish_reason="length"),
@@ -295,32 +292,32 @@ async def test_an_answer_without_tokens_is_there(
     decode_bytes(browser)
     for show in ("tokens", "text"):
         page = await get(browser, "/episode", group=1, position=0, show=show)
-        names = [said for name, said in page.headings if name == "h2" and "turn " in said]
+        names = [text for name, text in page.headings if name == "h2" and "turn " in text]
         assert names == [
-            f"turn {i} of 3: {what}" for i in (1, 2, 3) for what in ("context", "answer")
+            f"turn {i} of 3: {what}" for i in (1, 2, 3) for what in ("context", "response")
         ]
-        assert "reward -0.5, ended: length" in page.text
+        assert "reward -0.5, finish reason: length" in page.text
 
 
-async def test_a_tokenizer_says_what_tokens_say(browser: httpx.AsyncClient, buffer: Buffer) -> None:
+async def test_a_tokenizer_decodes_tokens(browser: httpx.AsyncClient, buffer: Buffer) -> None:
     decode_bytes(browser)
     words = [list("né 🦕\n<b>".encode()), [*"né ".encode(), 999, *b"2"]]
     [one] = await buffer.put(
         EpisodeGroup("t", [Episode(prompt_ids=list(b"Q:"), response_ids=it) for it in words])
     )
     page = await get(browser, "/group", id=one)
-    assert [said for _, said in page.named("pre")] == ["Q:", "né 🦕\n<b>", "né ⟨999⟩2"]
+    assert [text for _, text in page.named("pre")] == ["Q:", "né 🦕\n<b>", "né ⟨999⟩2"]
     page = await get(browser, "/episode", group=one, position=0)
-    assert [said for _, said in page.named("pre")] == ["Q:", "né 🦕\n<b>"]
+    assert [text for _, text in page.named("pre")] == ["Q:", "né 🦕\n<b>"]
     page = await get(browser, "/episode", group=one, position=0, show="tokens")
-    assert [said for _, said in page.named("pre")] == ["Q:", "n⟨195⟩é ⟨240⟩⟨159⟩⟨166⟩🦕↵\n<b>"]
+    assert [text for _, text in page.named("pre")] == ["Q:", "n⟨195⟩é ⟨240⟩⟨159⟩⟨166⟩🦕↵\n<b>"]
     page = await get(browser, "/compare", group=one, a=0, b=1)
-    assert [said for _, said in page.named("del")][1:] == ["🦕\n<b>"]
-    assert [said for _, said in page.named("ins")][1:] == ["⟨999⟩2"]
+    assert [text for _, text in page.named("del")][1:] == ["🦕\n<b>"]
+    assert [text for _, text in page.named("ins")][1:] == ["⟨999⟩2"]
 
 
 async def test_advantages_of_tokens(browser: httpx.AsyncClient, buffer: Buffer) -> None:
-    """Those among the extras, coloured by the strongest of the group."""
+    """Advantages from the token extras, coloured relative to the largest in the group."""
     strong, weak = (
         Episode(
             prompt_ids=[1],
@@ -351,54 +348,55 @@ async def test_advantages_of_grpo_are_coloured(browser: httpx.AsyncClient, buffe
             browser, "/episode", group=one, position=position, show="tokens", by="advantage"
         )
         assert f"advantage {value} (GRPO);" in page.text
-        assert "Those of episodes, as GRPO has them (sample standard deviation" in page.text
+        assert "of their episodes: GRPO advantages (sample standard deviation" in page.text
         titled = [it for it, _ in page.named("span") if "title" in it]
         assert [(it["class"], it["title"]) for it in titled] == [
             *[("t none", "no advantage")] * 2,
             *[(f"t {colour}", f"advantage {value}")] * 3,
         ]
     page = await get(browser, "/episode", group=equal, position=0, show="tokens", by="advantage")
-    assert [said for _, said in page.named("li")][-2:] == ["0", "not trained on, or none"]
+    legend = [text for _, text in page.named("li")][-2:]
+    assert legend == ["0", "not in the loss, or no advantage"]
     page = await get(browser, "/compare", group=one, a=0, b=1)
     [table] = page.tables.values()
     assert [row[2] for row in table[1:]] == ["0.9999", "-0.9999"]
 
 
 async def test_turns_without_a_tokenizer(browser: httpx.AsyncClient, buffer: Buffer) -> None:
-    """The prompt, what each turn was, and the text, as far as they were put."""
+    """The page shows the stored prompt and text, and a table of turns."""
     last = Turn(prompt_ids=[4], response_ids=[5, 6], reward=1.0, finish_reason="stop")
     one = Episode(turns=[*conversation().turns, last], text="all turns")
     prompt: list[dict[str, Any]] = [
         {"role": "user", "content": "what?"},
-        {"role": "assistant", "content": None, "tool_calls": [{"name": "look"}]},
+        {"role": "assistant", "content": None, "tool_calls": [{"name": "search"}]},
     ]
     [id_] = await buffer.put(EpisodeGroup("t", [one], prompt=prompt))
     page = await get(browser, "/episode", group=id_, position=0)
-    assert [said for _, said in page.named("pre")] == [
-        'user: what?\n\nassistant:\ntool_calls: [{"name": "look"}]',
+    assert [text for _, text in page.named("pre")] == [
+        'user: what?\n\nassistant:\ntool_calls: [{"name": "search"}]',
         "all turns",
     ]
-    assert page.tables["What is known of each"][1:] == [
+    assert page.tables["Turns of the episode"][1:] == [
         ["1", "2", "1", "0.25", "tool_calls", 'tool: "python"'],
         ["2", "1", "2", "0.5", "-", ""],
         ["3", "1", "2", "1", "stop", ""],
     ]
-    assert "The prompt of turns 2, 3 does not begin with the tokens" in page.text
-    assert "ended: stop." in page.text
+    assert "The prompt of turns 2, 3 does not start with the tokens" in page.text
+    assert "finish reason: stop." in page.text
     assert (await get(browser, "/group", id=id_)).tables[GRPO][1][-1] == "stop"
     decode_bytes(browser)
     page = await get(browser, "/episode", group=id_, position=0)
-    assert "reward 0.25, ended: tool_calls; tool:" in page.text
+    assert "reward 0.25, finish reason: tool_calls; tool:" in page.text
     page = await get(browser, "/group", id=id_)
-    *_, (_, said) = page.named("pre")  # without the first context, which is the prompt
-    assert said.split("\n") == [
-        *("turn 1 of 3: answer", "\\x03", "turn 2 of 3: context", "\\x04"),
-        *("turn 2 of 3: answer", "\\x05\\x06", "turn 3 of 3: context", "\\x04"),
-        *("turn 3 of 3: answer", "\\x05\\x06"),
+    *_, (_, text) = page.named("pre")  # without the first context, which is the prompt
+    assert text.split("\n") == [
+        *("turn 1 of 3: response", "\\x03", "turn 2 of 3: context", "\\x04"),
+        *("turn 2 of 3: response", "\\x05\\x06", "turn 3 of 3: context", "\\x04"),
+        *("turn 3 of 3: response", "\\x05\\x06"),
     ]
 
 
-async def test_signs_are_whole_and_tokens_are_counted(
+async def test_parts_do_not_split_characters(
     browser: httpx.AsyncClient, buffer: Buffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tokens, "TEXT_TOKENS", 50)
@@ -408,12 +406,12 @@ async def test_signs_are_whole_and_tokens_are_counted(
     [id_] = await buffer.put(EpisodeGroup("t", [one, episode()], prompt_ids=[*text.encode()] * 4))
     page = await get(browser, "/group", id=id_)
     assert "�" not in page.text
-    assert "404 tokens more." in page.text
-    assert "202 tokens more of episode 0" in page.links
+    assert "404 more tokens." in page.text
+    assert "202 more tokens of episode 0" in page.links
     seen = [
-        said
+        shown
         for part in range(13)
-        for _, said in (await get(browser, "/episode", group=id_, position=0, part=part)).named(
+        for _, shown in (await get(browser, "/episode", group=id_, position=0, part=part)).named(
             "pre"
         )
     ]
@@ -422,13 +420,13 @@ async def test_signs_are_whole_and_tokens_are_counted(
     for part in (1, 12):
         page = await get(browser, "/episode", group=id_, position=0, part=part, show="tokens")
         assert "�" not in page.text
-    assert [said for _, said in page.named("span")][-2:] == ["🦕", "⟨999⟩"]
+    assert [shown for _, shown in page.named("span")][-2:] == ["🦕", "⟨999⟩"]
 
 
-async def test_long_episodes_are_cut_into_parts(
+async def test_long_episodes_are_split_into_parts(
     browser: httpx.AsyncClient, buffer: Buffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tokens, "SIGNS", 7)
+    monkeypatch.setattr(tokens, "CHARACTERS", 7)
     monkeypatch.setattr(tokens, "TOKENS", 4)
     monkeypatch.setattr("replaydb.ui.views.episode.TOKENS", 4)
     text = "0123456789abcdef"
@@ -438,25 +436,26 @@ async def test_long_episodes_are_cut_into_parts(
         seen = ""
         page = await get(browser, "/episode", group=id_, position=0, show=query)
         for _ in range(9):
-            seen += "".join(said for _, said in page.named("pre"))
+            seen += "".join(shown for _, shown in page.named("pre"))
             if "Next part" not in page.links:
                 break
             page = read((await browser.get(page.links["Next part"])).text)
         assert seen == whole
         page = await get(browser, "/episode", group=id_, position=0, show=query, part=99)
-        assert "Part before" in page.links
+        assert "Previous part" in page.links
     decode_bytes(browser)
     page = await get(browser, "/episode", group=id_, position=0, show="tokens", part=1)
-    assert [said for _, said in page.named("pre")] == ["\\x04\\x05\\x06\\x07"]
+    assert [shown for _, shown in page.named("pre")] == ["\\x04\\x05\\x06\\x07"]
 
 
-async def test_a_group_that_is_to_come(browser: httpx.AsyncClient, buffer: Buffer) -> None:
+async def test_a_pending_group(browser: httpx.AsyncClient, buffer: Buffer) -> None:
     one = await buffer.open_group("t", "g", 2, prompt="what?", deadline=3600, min_episodes=1)
     page = await get(browser, "/group", id=one)
-    assert "None has arrived." in page.text
+    assert "No episodes yet." in page.text
     names = [name for _, name in page.named("dt")]
-    facts = dict(zip(names, (said for _, said in page.named("dd")), strict=True))
-    assert facts["deadline"].endswith("), then 1 episode is enough")
+    facts = dict(zip(names, (text for _, text in page.named("dd")), strict=True))
+    end = ") (then completed if it has at least 1 episode, else failed)"
+    assert facts["deadline"].endswith(end)
     await buffer.add_episode("g", episode(0.5), position=1)
     page = await get(browser, "/group", id=one)
     assert page.tables[GRPO][1][:2] == ["episode 1", "0.5"]
@@ -471,17 +470,17 @@ async def test_differences_of_two(browser: httpx.AsyncClient, buffer: Buffer) ->
     ]
     [one] = await buffer.put(EpisodeGroup("t", episodes))
     page = await get(browser, "/compare", group=one, a=0, b=1)
-    stretches = [(tag, said) for tag, _, said in page.elements if tag in ("del", "ins")][2:]
-    assert stretches == [("del", "and"), ("ins", "to"), ("del", "4"), ("ins", "5")]
+    segments = [(tag, text) for tag, _, text in page.elements if tag in ("del", "ins")][2:]
+    assert segments == [("del", "and"), ("ins", "to"), ("del", "4"), ("ins", "5")]
     page = await get(browser, "/compare", group=one, a=0, b=1, by="tokens")
-    assert [said for _, said in page.named("pre")] == ["2 3 4 5 "]
+    assert [text for _, text in page.named("pre")] == ["2 3 4 5 "]
     page = await get(browser, "/compare", group=one, a=0, b=0)
-    assert "Nothing differs: 6 words.\n" in page.text
+    assert "No differences: 6 words.\n" in page.text
     page = await get(browser, "/compare", group=one, a=0, b=2)
-    assert "Nothing differs: 6 words. Their tokens differ." in page.text
+    assert "No differences: 6 words. The tokens differ." in page.text
 
 
-async def test_differences_of_long_ones(
+async def test_differences_of_long_episodes(
     browser: httpx.AsyncClient, buffer: Buffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = [7] * 25_000
@@ -490,21 +489,21 @@ async def test_differences_of_long_ones(
     ]
     [one] = await buffer.put(EpisodeGroup("t", episodes))
     page = await get(browser, "/compare", group=one, a=0, b=1)
-    said = " ".join(page.text.split())
-    assert "By tokens, not by words: one was put without text." in said
-    assert "99.9% of their tokens are alike. The first 25,000 are the same." in said
-    assert "… 24,920 tokens …" in said
-    assert [said for _, said in page.named("ins")][1:] == ["9 ", "8 "]
-    monkeypatch.setattr(differences, "ITEMS", 1)
+    text = " ".join(page.text.split())
+    assert "Compared by tokens, not by words: an episode has no stored text." in text
+    assert "99.9% of the tokens are equal. The first 25,000 are identical." in text
+    assert "… 24,920 tokens …" in text
+    assert [shown for _, shown in page.named("ins")][1:] == ["9 ", "8 "]
+    monkeypatch.setattr(differences, "MAX_ITEMS", 1)
     page = await get(browser, "/compare", group=one, a=0, b=1)
-    said = " ".join(page.text.split())
+    text = " ".join(page.text.split())
     assert (
-        "Not all was compared: of what is between their common beginning and end, the first 1 of 10"
-        " tokens of episode 0, and 1 of 11 of episode 1."
-    ) in said
-    assert "alike" not in said
+        "Compared in part: between the common prefix and suffix, the first 1 of 10 tokens of "
+        "episode 0, and the first 1 of 11 of episode 1."
+    ) in text
+    assert "equal" not in text
 
 
-def test_a_tokenizer_has_to_be_there(url: str, tmp_path: Path) -> None:
-    with pytest.raises(InvalidInputError, match="tokenizer: expected a file or a folder"):
+def test_a_missing_tokenizer_is_refused(url: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="tokenizer: expected an existing file or folder"):
         application(url, tokenizer=tmp_path / "nowhere")

@@ -1,3 +1,5 @@
+"""Groups page: filters, sorting, pagination and text search."""
+
 from __future__ import annotations
 
 import asyncio
@@ -13,7 +15,7 @@ from sqlalchemy import literal_column, update
 from replaydb import Buffer, Episode, EpisodeGroup, Store, col
 from replaydb.database.schema import episode_group
 from replaydb.ui import application
-from replaydb.ui.addresses import Groups
+from replaydb.ui.addresses import GroupQuery
 from replaydb.ui.views import groups as view
 from support.connections import transaction
 from support.damage import damage
@@ -25,7 +27,7 @@ Row = tuple[int, ...]
 
 
 async def seen(browser: httpx.AsyncClient, address: str) -> tuple[list[int], str]:
-    """Ids of the groups that the table has, and the page."""
+    """Return the ids of the groups in the table, and the HTML of the page."""
     answer = await browser.get(address)
     assert answer.status_code == 200, answer.text
     return [int(it) for it in re.findall(r'<th scope="row"><a [^>]*>(\d+)</a>', answer.text)], (
@@ -34,19 +36,19 @@ async def seen(browser: httpx.AsyncClient, address: str) -> tuple[list[int], str
 
 
 def link(page: str, label: str) -> str:
-    """Where a link leads."""
-    [there] = set(re.findall(rf'<a href="\./([^"]+)"[^>]*>{label}</a>', page))
-    return unescape(there)
+    """Return the URL of a link."""
+    [target] = set(re.findall(rf'<a href="\./([^"]+)"[^>]*>{label}</a>', page))
+    return unescape(target)
 
 
 @pytest.fixture(autouse=True)
-def _few_on_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(view, "PAGE", 4)
 
 
 @both_engines
-async def test_pages_go_forth_and_back(store: Store, browser: httpx.AsyncClient) -> None:
-    """Each group is on one page, also those without a value, which come last either way."""
+async def test_pages_forwards_and_backwards(store: Store, browser: httpx.AsyncClient) -> None:
+    """Each group is on one page. Groups without a value come last in both orders."""
     buffer = await store.buffer("math")
     for i in range(11):
         rewards = [i % 3 / 2] if i % 4 else [None]
@@ -77,9 +79,7 @@ async def test_pages_go_forth_and_back(store: Store, browser: httpx.AsyncClient)
 
 
 @both_engines
-async def test_what_an_address_asks_for_is_found_and_said(
-    store: Store, browser: httpx.AsyncClient
-) -> None:
+async def test_queries_are_answered_and_described(store: Store, browser: httpx.AsyncClient) -> None:
     buffer = await store.buffer("math")
     for i in range(8):
         await buffer.put(
@@ -93,12 +93,12 @@ async def test_what_an_address_asks_for_is_found_and_said(
         )
     await buffer.advance_policy(8)
     await buffer.update(ids=[1], status="archived")
-    asked = {
+    queries = {
         "": ([8, 7, 6, 5], "8 groups."),
         "task=%3Cb%3E": ([7, 5, 3, 1], "task is &lt;b&gt;"),
         "task=%3Cb%3E&task=gsm8k&status=archived": ([1], "status is archived"),
         "run=test&prompt=p/2": ([6, 3], "prompt is p/2"),
-        "run=nobody": ([], "0 groups."),
+        "run=unknown": ([], "0 groups."),
         "min_reward=0.5&max_reward=0.75": ([7, 6, 5], "mean reward at least 0.5"),
         "max_staleness=3": ([8, 7, 6], "staleness at most 3"),
         "min_priority=6": ([8, 7], "priority at least 6"),
@@ -113,12 +113,12 @@ async def test_what_an_address_asks_for_is_found_and_said(
         "before=8": ([8, 7, 6, 5], "8 groups."),
         "before=6": ([8, 7, 6, 5], "8 groups."),
         "before=3": ([7, 6, 5, 4], "Previous"),
-        "run=nobody&before=3": ([], "0 groups."),
+        "run=unknown&before=3": ([], "0 groups."),
         "after=999": ([8, 7, 6, 5], "8 groups."),
     }
-    for query, (expected, said) in asked.items():
+    for query, (expected, text) in queries.items():
         ids, page = await seen(browser, f"groups?buffer=math&{query}")
-        assert (ids, said in page) == (expected, True), query
+        assert (ids, text in page) == (expected, True), query
     ids, page = await seen(browser, "groups?buffer=math&min_reward=0.25&sort=priority&task=gsm8k")
     assert ids == [8, 6, 4]
     assert re.search(r'<th scope="col" aria-sort="descending">\s*<a [^>]*>priority</a>', page)
@@ -127,10 +127,8 @@ async def test_what_an_address_asks_for_is_found_and_said(
     assert await seen(browser, link(page, "drawn"))
 
 
-async def test_what_an_address_cannot_say_is_refused(
-    buffer: Buffer, browser: httpx.AsyncClient
-) -> None:
-    for query, said in (
+async def test_invalid_queries_are_refused(buffer: Buffer, browser: httpx.AsyncClient) -> None:
+    for query, message in (
         ("where=reward_meen%20%3E%201", "did you mean reward_mean"),
         ("sort=comparable_version&after=1&at=1e39", "at: expected"),
         ("sort=times_sampled&before=1&at=9223372036854775808", "at: expected"),
@@ -149,11 +147,11 @@ async def test_what_an_address_cannot_say_is_refused(
     ):
         answer = await browser.get(f"groups?buffer={buffer.name}&{query}")
         assert answer.status_code == 400
-        assert said in unescape(answer.text)
+        assert message in unescape(answer.text)
 
 
 @both_engines
-async def test_texts_are_looked_for_a_part_at_a_time(
+async def test_a_text_search_continues_on_the_next_page(
     store: Store, browser: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     buffer = await store.buffer("math")
@@ -161,66 +159,66 @@ async def test_texts_are_looked_for_a_part_at_a_time(
         text = f"so {'Wait' if i % 6 == 0 else 'no'} <i>{i}</i>" if i % 5 else None
         row = Episode(prompt_ids=[1], response_ids=[2], text=text)
         await buffer.put(EpisodeGroup("gsm8k", [row]))
-    monkeypatch.setattr(view, "MOST_LOOKED_THROUGH", 8)
+    monkeypatch.setattr(view, "MAX_SEARCHED", 8)
     ids, page = await seen(browser, "groups?buffer=math&text=wait")
     assert ids == [19, 13]
-    assert "Looked through 8 groups" in page
+    assert "Searched 8 groups with stored text." in page
     assert "so <mark>Wait</mark> &lt;i&gt;18&lt;/i&gt;" in page
     ids, page = await seen(browser, link(page, "Next"))
     assert ids == [7]
-    assert ">Next</a>" in page or "Looked through 8" in page
-    monkeypatch.setattr(view, "LOOK_SECONDS", -1)
+    assert ">Next</a>" in page or "Searched 8" in page
+    monkeypatch.setattr(view, "SEARCH_SECONDS", -1)
     ids, page = await seen(browser, "groups?buffer=math&text=nowhere")
     assert ids == []
-    assert "Looked through 1 groups" in page
+    assert "Searched 1 group with stored text." in page
     assert "so far" in page
 
 
-async def test_texts_are_found_as_they_stand(
+async def test_a_text_search_ignores_case(
     url: str, store: Store, browser: httpx.AsyncClient
 ) -> None:
-    """Of damaged groups too: only texts are read, and their places are those of the original."""
+    """The snippet has the original case. Damaged groups are found, since only texts are read."""
     buffer = await store.buffer("math")
     row = Episode(prompt_ids=[1], response_ids=[2], text="İİİ, then İstanbul of 1453")
     [one] = await buffer.put(EpisodeGroup("gsm8k", [row, row]))
     await damage(url, one)
-    for text, said in (("istanbul", "İstanbul"), ("İSTANBUL", "İstanbul"), ("THEN", "then")):
+    for text, match in (("istanbul", "İstanbul"), ("İSTANBUL", "İstanbul"), ("THEN", "then")):
         ids, page = await seen(browser, f"groups?buffer=math&text={quote(text)}")
         assert ids == [one]
-        assert f"<mark>{said}</mark>" in page
+        assert f"<mark>{match}</mark>" in page
     assert all(len(view._folded(chr(code))) == 1 for code in range(0x110000))
 
 
-async def test_what_has_no_text_is_decoded(
+async def test_a_text_search_decodes_episodes_without_text(
     store: Store, browser: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     buffer = await store.buffer("math")
 
-    def says(text: str, known: str | None = None) -> Episode:
-        return Episode(prompt_ids=list(b"wait"), response_ids=list(text.encode()), text=known)
+    def completion(text: str, stored: str | None = None) -> Episode:
+        return Episode(prompt_ids=list(b"wait"), response_ids=list(text.encode()), text=stored)
 
     ids = await buffer.put(
         [
             EpisodeGroup("gsm8k", rows)
             for rows in (
-                [says("no, Wait a bit")],
-                [says("no", "no"), says("oh, wait")],
-                [says("wait", "put with another text")],
-                [says("no"), says("yes")],
-                [says("wait " * 100)],
+                [completion("no, Wait a bit")],
+                [completion("no", "no"), completion("oh, wait")],
+                [completion("wait", "put with another text")],
+                [completion("no"), completion("yes")],
+                [completion("wait " * 100)],
             )
         ]
     )
     assert (await seen(browser, "groups?buffer=math&text=wait"))[0] == []
     decode_bytes(browser)
-    monkeypatch.setattr(view, "MOST_DECODED", 300)
+    monkeypatch.setattr(view, "MAX_DECODED", 300)
     found, page = await seen(browser, "groups?buffer=math&text=wait")
     assert found == [ids[1], ids[0]]
     assert "no, <mark>Wait</mark> a bit" in page
-    assert "Looked through 5 groups." in page
-    monkeypatch.setattr(view, "LOOK_SECONDS", -1)
+    assert "Searched 5 groups." in page
+    monkeypatch.setattr(view, "SEARCH_SECONDS", -1)
     found, page = await seen(browser, "groups?buffer=math&text=wait")
-    assert "Looked through 1 groups." in page
+    assert "Searched 1 group." in page
     found = []
     while ">Next</a>" in page:
         more, page = await seen(browser, link(page, "Next"))
@@ -229,14 +227,14 @@ async def test_what_has_no_text_is_decoded(
 
 
 @both_engines
-async def test_counting_ends(
+async def test_counting_is_limited(
     store: Store, browser: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     buffer = await store.buffer("math")
     await buffer.put([group() for _ in range(5)])
     assert await buffer.count(limit=3) == 3
     assert await buffer.count(limit=5) == await buffer.count(limit=6) == 5
-    monkeypatch.setattr(view, "MOST_COUNTED", 4)
+    monkeypatch.setattr(view, "MAX_COUNTED", 4)
     assert "More than 4 groups." in (await seen(browser, "groups?buffer=math"))[1]
     monkeypatch.setattr(view, "COUNT_SECONDS", -1)
     assert "Not counted" in (await seen(browser, "groups?buffer=math"))[1]
@@ -247,7 +245,7 @@ async def test_counting_ends(
 async def test_the_next_page_begins_where_this_one_ended(
     buffer: Buffer, browser: httpx.AsyncClient, sort: str
 ) -> None:
-    """Also where the group that it ended with has moved since, or is gone."""
+    """Also if the last group of this page has changed its position or was deleted since."""
     for i in range(12):
         await buffer.put(group(rewards=[float(i)], priority=1.0 + i))
     for _ in range(3):
@@ -265,7 +263,7 @@ async def test_the_next_page_begins_where_this_one_ended(
 
 
 @both_engines
-async def test_a_filter_that_overflows_is_no_fault_of_the_server(
+async def test_a_filter_that_overflows_is_a_bad_request(
     buffer: Buffer, browser: httpx.AsyncClient, engine_name: str
 ) -> None:
     await buffer.put(group())
@@ -276,9 +274,7 @@ async def test_a_filter_that_overflows_is_no_fault_of_the_server(
         assert "postgresql:" not in answer.text
 
 
-async def test_what_was_typed_wrong_can_be_mended(
-    buffer: Buffer, browser: httpx.AsyncClient
-) -> None:
+async def test_invalid_input_can_be_corrected(buffer: Buffer, browser: httpx.AsyncClient) -> None:
     await buffer.put(group())
     wrong = {
         "where": "reward_meen > 1",
@@ -288,8 +284,8 @@ async def test_what_was_typed_wrong_can_be_mended(
         "at": "soon",
     }
     for name, value in wrong.items():
-        asked = {"buffer": "math", "task": "gsm8k", "after": "5", "at": "1.0", "sort": "priority"}
-        answer = await browser.get("groups", params=asked | {name: value})
+        params = {"buffer": "math", "task": "gsm8k", "after": "5", "at": "1.0", "sort": "priority"}
+        answer = await browser.get("groups", params=params | {name: value})
         assert answer.status_code == 400
         assert f'role="alert" id="problem">{name}: expected ' in answer.text
         assert '<input name="task" value="gsm8k">' in answer.text
@@ -303,14 +299,14 @@ async def test_what_was_typed_wrong_can_be_mended(
     )
 
 
-async def test_groups_whose_columns_are_damaged_are_left_out(sqlite_url: str) -> None:
-    """PostgreSQL keeps to types."""
+async def test_groups_with_damaged_columns_are_omitted(sqlite_url: str) -> None:
+    """Only on SQLite: PostgreSQL enforces the types of columns."""
     async with Store.open(sqlite_url) as store:
         await (await store.buffer("math")).put([group() for _ in range(8)])
     async with transaction(sqlite_url) as connection:
-        spoilt: Any = {"tags": literal_column("'{'")}
-        here = episode_group.c.id.in_([1, 5])
-        await connection.execute(update(episode_group).where(here).values(spoilt))
+        damaged: Any = {"tags": literal_column("'{'")}
+        where = episode_group.c.id.in_([1, 5])
+        await connection.execute(update(episode_group).where(where).values(damaged))
     app = application(sqlite_url)
     transport = httpx.ASGITransport(app)
     async with (
@@ -318,40 +314,40 @@ async def test_groups_whose_columns_are_damaged_are_left_out(sqlite_url: str) ->
         httpx.AsyncClient(transport=transport, base_url="http://localhost") as browser,
     ):
         ids, page = await seen(browser, "groups?buffer=math")
-        assert (ids, "says more): 5." in page) == ([8, 7, 6, 4], True)
+        assert (ids, "for details): 5." in page) == ([8, 7, 6, 4], True)
         ids, page = await seen(browser, link(page, "Next"))
-        assert (ids, "says more): 1." in page) == ([3, 2], True)
+        assert (ids, "for details): 1." in page) == ([3, 2], True)
         downloaded = (await browser.get("groups.json?buffer=math")).json()
         assert [row["tags"] for row in downloaded] == ["{", {}, {}, {}, "{", {}, {}, {}]
         _, overview = await seen(browser, "")
-        assert "says more): 1, 5." in overview
-        assert "all 6 groups that are stored" in " ".join(overview.split())
+        assert "for details): 1, 5." in overview
+        assert "all 6 stored groups" in " ".join(overview.split())
 
 
-async def test_pages_that_may_read_every_group_take_turns(
+async def test_scans_are_serialized(
     buffer: Buffer, browser: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More of them than are worked on at once keep no other page waiting."""
+    """Any number of waiting scans does not block other pages."""
     await buffer.put(group())
     scans = ("sort=reward_mean", "where=reward_mean > 0", "min_reward=0", "run=a", "tag=a=1")
     quick = ("", "sort=priority", "task=gsm8k&status=completed", "prompt=a")
-    at_once, may_go = [0], asyncio.Event()
-    found = view._found
+    running, may_finish = [0], asyncio.Event()
+    find = view._find
 
-    async def slow(buffer: Buffer, asked: Groups, *rest: Any) -> Any:
-        if asked.may_read_all:
-            at_once.append(at_once[-1] + 1)
-            await may_go.wait()
-            at_once.append(at_once[-1] - 1)
-        return await found(buffer, asked, *rest)
+    async def slow(buffer: Buffer, query: GroupQuery, *rest: Any) -> Any:
+        if query.may_read_all:
+            running.append(running[-1] + 1)
+            await may_finish.wait()
+            running.append(running[-1] - 1)
+        return await find(buffer, query, *rest)
 
-    monkeypatch.setattr(view, "_found", slow)
+    monkeypatch.setattr(view, "_find", slow)
     waiting = [
-        asyncio.create_task(seen(browser, f"groups?buffer=math&{asked}")) for asked in 2 * scans
+        asyncio.create_task(seen(browser, f"groups?buffer=math&{query}")) for query in 2 * scans
     ]
-    for asked in quick:
-        await seen(browser, f"groups?buffer=math&{asked}")
-    assert (at_once, any(task.done() for task in waiting)) == ([0, 1], False)
-    may_go.set()
+    for query in quick:
+        await seen(browser, f"groups?buffer=math&{query}")
+    assert (running, any(task.done() for task in waiting)) == ([0, 1], False)
+    may_finish.set()
     await asyncio.gather(*waiting)
-    assert at_once == [0, *[1, 0] * len(waiting)]
+    assert running == [0, *[1, 0] * len(waiting)]

@@ -1,4 +1,4 @@
-"""The first page: what it says is what the calls say, and it follows a training."""
+"""Overview page, list of buffers, shared cache and the demo."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ import pytest
 import replaydb as rdb
 from replaydb import Buffer, BufferStats, Store
 from replaydb.ui import demo
-from replaydb.ui.shared import Shared
+from replaydb.ui.shared import SharedCache
 from replaydb.ui.views import learning, overview
 from support.clock import Clock
 from support.command import run
@@ -37,7 +37,7 @@ SHOWN = '<img src=x onerror=alert(1)>"\\u202e'
 
 
 def cells(page: str, caption: str) -> dict[str, list[str]]:
-    """A table, by the first cell of each row."""
+    """Return the rows of a table by their first cell."""
     table = page.split(f"<caption>{caption}")[1].split("</table>")[0]
     found = {}
     for row in re.findall(r"<tr>(.*?)</tr>", table.split("<tbody>")[1], re.DOTALL):
@@ -48,20 +48,20 @@ def cells(page: str, caption: str) -> dict[str, list[str]]:
 
 
 def plots(page: str) -> dict[str, list[dict[str, Any]]]:
-    """What plotly is given, by title."""
+    """Return the Plotly traces of the charts, by title."""
     found = re.findall(r"<figcaption>(.*?)</figcaption>.*?<script [^>]*>(.*?)</script>", page, re.S)
     return {title: json.loads(data)["data"] for title, data in found}
 
 
 async def put_versions(buffer: Buffer) -> None:
-    """Five groups of each of four policy versions, whose reward is the version."""
+    """Put five groups of each of four policy versions. Their reward is the version."""
     for version in range(4):
         await buffer.advance_policy(version)
         await buffer.put(group(rewards=[version, version], version=version) for _ in range(5))
 
 
 @both_engines
-async def test_it_says_what_the_calls_say(store: Store, browser: httpx.AsyncClient) -> None:
+async def test_numbers_are_those_of_the_api(store: Store, browser: httpx.AsyncClient) -> None:
     buffer = await store.buffer("math", max_times_sampled=1, max_staleness={"gsm8k": 9})
     await put_versions(buffer)
     await buffer.put([group(task=HOSTILE), group(task=HOSTILE, status="failed")])
@@ -71,60 +71,62 @@ async def test_it_says_what_the_calls_say(store: Store, browser: httpx.AsyncClie
     page = (await browser.get("/")).text
     assert "<img src=x" not in page
     tasks = cells(page, "Groups by task")
-    # put, put/s, drawn, drawn/s, ready, arriving, leased, others, staleness, limit
+    # added, added/s, drawn, drawn/s, completed, pending, leased, other, staleness, limit
     assert tasks["gsm8k"][:10] == ["20", "-", "6", "-", "14", "0", "2", "0", "0 to 2", "9"]
     assert tasks[SHOWN][:8] == ["2", "-", "1", "-", "0", "0", "0", "1"]
-    [held] = cells(page, "Who holds what").items()
-    assert (held[0], held[1][:3]) == (str(lease.id), [SHOWN, "8", "2"])
-    drawn = cells(page, "What was drawn last")
+    [shown] = cells(page, "Leases, oldest first").items()
+    assert (shown[0], shown[1][:3]) == (str(lease.id), [SHOWN, "8", "2"])
+    drawn = cells(page, "Recent draws and their outcomes")
     assert {step: (it[0], it[2], it[4]) for step, it in drawn.items()} == {
         "8": ("test", "2", "2 leased"),
         "1007": ("test", "4", "4 sampled"),
         "6": ("test", "1", "1 sampled"),
     }
-    assert f"Nothing to draw, starved or done: {SHOWN}." in unescape(page)
-    assert "Held up" not in page
+    empty = f"Tasks without groups to draw (waiting for generation, or finished): {SHOWN}."
+    assert empty in unescape(page)
+    assert "Blocked" not in page
     assert "step 8</a> <small>2 groups" in page
-    assert 'href="./step?buffer=math&amp;step=1007&amp;run=test"' in page  # there may be other runs
+    # The run is part of the URL: other runs may have the same step.
+    assert 'href="./step?buffer=math&amp;step=1007&amp;run=test"' in page
     assert f'href="./step?buffer=math&amp;draw={lease.batch.draw_id}"' in page
     numbers = await buffer.metrics()
-    assert f"<dt>generated</dt><dd>{numbers['gen/groups']:.0f}" in page
-    assert f"<dt>kept</dt><dd>{numbers['buffer/groups']:.0f}" in page
-    assert f"<dt>replayed of these</dt><dd>{numbers['replay/groups']:.0f}" in page
+    assert f"<dt>put</dt><dd>{numbers['gen/groups']:.0f}" in page
+    assert f"<dt>stored</dt><dd>{numbers['buffer/groups']:.0f}" in page
+    assert f"<dt>replayed</dt><dd>{numbers['replay/groups']:.0f}" in page
     await lease.ack()
 
 
 @both_engines
-async def test_what_is_over_and_nobody_came_by(
+async def test_expired_leases_and_passed_deadlines_are_shown(
     store: Store, buffer: Buffer, browser: httpx.AsyncClient, clock: Clock
 ) -> None:
     clock.jump(-60)
     await buffer.put([group()])
     late = await buffer.open_group("gsm8k", "late", 2, deadline=30)
-    await buffer.open_group("gsm8k", "awaited", 2, deadline=600)
+    await buffer.open_group("gsm8k", "in time", 2, deadline=600)
     lease = await buffer.lease(1, ttl=30, owner="dead")
     page = (await browser.get("/")).text
-    then = "with the next draw or put"
-    held_up = [
-        f"the lease {lease.id} of dead has expired: its groups come back {then}",
+    then = "by the next put, draw or update"
+    blocked = [
+        f"lease {lease.id} of dead has expired: its groups are released {then}",
         f"the deadline of group {late} has passed: it completes or fails {then}",
     ]
-    assert re.findall("<li>(the .*?)</li>", page) == held_up
+    assert re.findall(f"<li>([^<]*{then})</li>", page) == blocked
     assert "<small>1 group, " in page
-    assert "Nothing to draw" not in page
-    assert cells(page, "Who holds what")[str(lease.id)][4].startswith("expired ")
-    held = await browser.get("/group", params={"buffer": "math", "id": lease.batch.ids[0]})
-    assert "Held by <strong>dead</strong>" in held.text
+    assert "No groups to draw" not in page
+    assert cells(page, "Leases, oldest first")[str(lease.id)][4].startswith("expired ")
+    leased = await browser.get("/group", params={"buffer": "math", "id": lease.batch.ids[0]})
+    assert "Leased by <strong>dead</strong>" in leased.text
     await store.buffer("other")
     buffers = cells((await browser.get("/")).text, "Buffers of this store")
-    assert (buffers["math"][6], buffers["other"][6]) == ("; ".join(held_up), "-")
+    assert (buffers["math"][6], buffers["other"][6]) == ("; ".join(blocked), "-")
 
 
 @both_engines
-async def test_what_is_learned(
+async def test_the_reward_trend(
     buffer: Buffer, browser: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert (await learning.learning(buffer)).problem == "Nothing has been put yet."
+    assert (await learning.learning(buffer)).problem == "No groups yet."
     await put_versions(buffer)
     await buffer.put([group(task=HOSTILE, version=3)])
     await buffer.sample(10, rdb.Fifo(), tasks="gsm8k", step=0)
@@ -134,16 +136,16 @@ async def test_what_is_learned(
     assert hostile["name"] == SHOWN.replace("<", "&lt;").replace(">", "&gt;")
     trends = re.findall(r"reward <strong>(.*?)</strong>( <span .*?</span>)?", page)
     assert trends == [("0 → 3", ' <span class="good">↑ rising</span>'), ("0.5 → 0.5", "")]
-    fates = cells(page, "What became of all groups that are stored")
-    assert fates["gsm8k"] == ["20", "20", "10", "0"]
+    outcomes = cells(page, "Statuses of all stored groups, by task")
+    assert outcomes["gsm8k"] == ["20", "20", "10", "0"]
     assert learning.Trend(1.0, 0.5, 0.4).direction == "↓ falling"
     assert learning.Trend(1.0, 0.5, 0.6).direction == "level"
-    lately = cells(page, "The newest 21 groups")
-    assert lately["gsm8k"] == ["20", "1.5", "0", "100.0%", "10"]
-    assert lately[SHOWN] == ["1", "0.5", "0.5", "0.0%", "10"]
+    recent = cells(page, "The newest 21 groups")
+    assert recent["gsm8k"] == ["20", "1.5", "0", "100.0%", "10"]
+    assert recent[SHOWN] == ["1", "0.5", "0.5", "0.0%", "10"]
     assert '"layout": {"showlegend": true' in page
-    ready, trained = plots(page)["Staleness"]
-    for part in (ready, trained):
+    completed, trained = plots(page)["Staleness"]
+    for part in (completed, trained):
         assert sum(part["y"]) == pytest.approx(1)
     assert trained["y"][trained["x"].index("3-4")] == 0.5
     monkeypatch.setattr(learning, "SAMPLED", 7)
@@ -154,11 +156,11 @@ async def test_what_is_learned(
     [chart] = [it for it in found.charts if it.title == "Reward by policy version"]
     assert [row[:2] for row in chart.rows] == [["0", 0.0], ["1", 1.0], ["2", 2.0], ["3", 3.0]]
     await buffer.put([group(task="single", rewards=[1.0])])
-    assert (await learning.learning(buffer)).lately["single"].even is None
+    assert (await learning.learning(buffer)).recent["single"].zero_variance is None
 
 
 @both_engines
-async def test_versions_compare_within_a_lineage_only(
+async def test_versions_are_compared_within_a_lineage_only(
     buffer: Buffer, url: str, browser: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await put_versions(buffer)
@@ -171,18 +173,20 @@ async def test_versions_compare_within_a_lineage_only(
     page = (await browser.get("/")).text
     [rewards] = plots(page)["Reward by policy version"]
     assert (rewards["x"], rewards["y"]) == ([0, 1, 2, 3, 4], [7.0] * 5)
-    assert "Policy versions of 17 of them are of another lineage" in page
-    ready, trained = plots(page)["Staleness"]
-    assert (ready["x"][-1], ready["y"][-1], trained["y"][-1]) == ("unknown", 17 / 22, 0.8)
-    assert "of 2 draws, reward 3.5 of the 2 still stored" in page
+    assert "The reward chart omits 17 of them, whose policy versions belong to another" in page
+    completed, trained = plots(page)["Staleness"]
+    shown = completed["x"][-1], completed["y"][-1], trained["y"][-1]
+    assert shown == ("unknown", 17 / 22, 0.8)
+    assert "<dt>trained on (last 2 draws)</dt>" in page
+    assert "mean reward 3.5 (2 still stored)" in page
     assert "up to -4, 4 unknown" in page
-    monkeypatch.setattr(learning, "MOST_POINTS", 2)
+    monkeypatch.setattr(learning, "MAX_POINTS", 2)
     chart = (await learning.learning(buffer)).charts[0]
     assert [row[0] for row in chart.rows] == ["0 to 2", "3 to 4"]
     assert chart.traces[0]["x"] == [1, 3.5]
 
 
-async def test_a_sample_knows_all_that_take_turns(
+async def test_a_sample_contains_tasks_that_alternate(
     buffer: Buffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await buffer.put([group(task="odd" if i % 2 else "even", version=i) for i in range(48)])
@@ -210,17 +214,17 @@ async def test_few_groups_among_many_of_another_buffer(
     assert (await learning.learning(few)).is_all
     await few.put(group())
     page = await browser.get("/", params={"buffer": "few"})
-    assert "All this is about the newest 4 groups" in " ".join(page.text.split())
+    assert "Based on the newest 4 groups" in " ".join(page.text.split())
     for _ in range(20):
         await few.put(group())
         await many.put([group() for _ in range(9)])
     monkeypatch.setattr(learning, "SAMPLED", 24)
     assert (await learning.learning(few)).num_sampled == 24
-    monkeypatch.setattr(learning, "SAMPLED", 12)  # by ids of which most are of others
+    monkeypatch.setattr(learning, "SAMPLED", 12)  # most of the tried ids are of the other buffer
     assert 8 <= (await learning.learning(few)).num_sampled <= 16
 
 
-async def test_it_follows(
+async def test_live_updates(
     buffer: Buffer, browser: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(overview.PARTS, "now", replace(overview.PARTS["now"], fresh=0.0))
@@ -241,49 +245,49 @@ async def test_many_viewers_cost_one_read(
     buffer: Buffer, browser: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await buffer.put([group()])
-    asked = []
+    calls = []
     stats = Buffer.stats
 
-    async def counted(self: Buffer, **how: bool) -> BufferStats:
-        asked.append(how)
-        return await stats(self, **how)
+    async def counted(self: Buffer, **arguments: bool) -> BufferStats:
+        calls.append(arguments)
+        return await stats(self, **arguments)
 
     monkeypatch.setattr(Buffer, "stats", counted)
-    for name in ("buffers", "prompts", "count"):  # what goes through all groups
+    for name in ("buffers", "prompts", "count"):  # calls that read all groups
         monkeypatch.delattr(Store if hasattr(Store, name) else Buffer, name)
     for part in overview.PARTS:
         monkeypatch.setitem(overview.PARTS, part, replace(overview.PARTS[part], fresh=3600.0))
     pages = await asyncio.gather(*(browser.get("/") for _ in range(10)))
     assert {page.status_code for page in pages} == {200}
-    assert asked == [{"totals": False}]
+    assert calls == [{"totals": False}]
     again = await browser.get("/live?buffer=math&part=now")
     headers = {"If-None-Match": again.headers["ETag"]}
     same = await browser.get("/live?buffer=math&part=now", headers=headers)
     assert (same.status_code, same.text) == (304, "")
 
 
-async def test_whoever_goes_away_leaves_the_answer_to_others() -> None:
-    asked, going_on = [], asyncio.Event()
+async def test_a_cancelled_caller_does_not_cancel_the_shared_computation() -> None:
+    calls, may_finish = [], asyncio.Event()
 
-    async def ask() -> str:
-        asked.append(1)
-        await going_on.wait()
-        if len(asked) == 1:
+    async def compute() -> str:
+        calls.append(1)
+        await may_finish.wait()
+        if len(calls) == 1:
             raise rdb.DatabaseUnavailableError("down")
         return "up"
 
-    async with Shared() as shared:
-        first, second = (asyncio.create_task(shared.answer("a", 60, ask)) for _ in range(2))
+    async with SharedCache() as cache:
+        first, second = (asyncio.create_task(cache.get("a", 60, compute)) for _ in range(2))
         await asyncio.sleep(0)
         first.cancel()
-        going_on.set()
+        may_finish.set()
         with pytest.raises(rdb.DatabaseUnavailableError):
             await second
-        assert await shared.answer("a", 60, ask) == "up"  # no failure is kept
-        assert await shared.answer("a", 60, ask) == "up"
-        assert len(asked) == 2
-        assert await shared.answer("a", -1, ask) == "up"
-        assert len(asked) == 3
+        assert await cache.get("a", 60, compute) == "up"  # errors are not cached
+        assert await cache.get("a", 60, compute) == "up"
+        assert len(calls) == 2
+        assert await cache.get("a", -1, compute) == "up"
+        assert len(calls) == 3
 
 
 async def test_several_buffers_are_listed(
@@ -296,10 +300,10 @@ async def test_several_buffers_are_listed(
     assert list(buffers) == [SHOWN, "math"]
     assert buffers["math"][:4] == ["0", "1", "0", "1"]
     assert buffers["math"][6].startswith("draws wait: 1 groups can be drawn")
-    assert list(cells(page, "The newest runs")) == ["test"]
+    assert list(cells(page, "Newest runs")) == ["test"]
     chosen = await browser.get("/", params={"buffer": HOSTILE})
     assert "gsm8k" in cells(chosen.text, "Groups by task")
-    monkeypatch.setattr(overview, "SHOWN_TASKS", 1)  # beyond which there are links to the others
+    monkeypatch.setattr(overview, "MAX_TASKS", 1)  # further buffers are on other pages
     await store.buffer("zzz")
     links = read((await browser.get("/?buffer=math")).text).links
     pages = [await browser.get(links["all 3"])]
@@ -309,12 +313,12 @@ async def test_several_buffers_are_listed(
     assert seen == [SHOWN, "math", "zzz"]
     last = read(pages[-1].text).links
     assert "Next buffers" not in last
-    assert last["Buffers before"] == "./?first=1"
+    assert last["Previous buffers"] == "./?first=1"
 
 
 @contextmanager
 def command(*words: str, **env: str) -> Iterator[str]:
-    """`replaydb ui` in a process of its own, ended by Ctrl-C; the address that it says."""
+    """Run `replaydb ui` in a process until the block ends, then send SIGINT; yields its URL."""
     with subprocess.Popen(
         [sys.executable, "-m", "replaydb.cli", "ui", "--port", "0", *words],
         env={**os.environ, "PYTHONUNBUFFERED": "1", **env},
@@ -329,7 +333,7 @@ def command(*words: str, **env: str) -> Iterator[str]:
     assert process.returncode == 0
 
 
-def test_a_demo_is_that_of_make_demo_and_of_no_store_that_is_named(
+def test_the_demo_shows_the_store_of_make_demo(
     sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -340,13 +344,13 @@ def test_a_demo_is_that_of_make_demo_and_of_no_store_that_is_named(
     monkeypatch.setattr("replaydb.ui.serve", lambda shown, **_: served.append(shown))
     refused = run("ui", "--url", sqlite_url, "--demo", url="")
     assert (refused.exit_code, served) == (2, [])
-    assert "one of the two is meant" in refused.output
+    assert "give only one of them" in refused.output
     # REPLAYDB_URL is not about this call.
     assert run("ui", "--demo", url=sqlite_url).exit_code == 0
     assert served == [f"sqlite:///{left}"]
 
 
-async def test_the_turns_of_the_demo_hold_their_whole_context(
+async def test_the_turns_of_the_demo_contain_their_full_context(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demo, "VERSIONS", 2)
@@ -359,7 +363,7 @@ async def test_the_turns_of_the_demo_hold_their_whole_context(
     assert (merged.num_turns, merged.num_rows, merged.num_mismatches) == (16, 8, 0)
 
 
-def test_a_demo_is_made_and_served_until_ctrl_c(tmp_path: Path) -> None:
+def test_a_generated_demo_is_served_until_ctrl_c(tmp_path: Path) -> None:
     with command("--demo", REPLAYDB_URL="", TMPDIR=str(tmp_path)) as address:
         with urlopen(f"{address}?secret=1", timeout=60) as answer:  # noqa: S310
             page = answer.read().decode()

@@ -1,4 +1,4 @@
-"""A run, and two beside each other, say what they put and drew."""
+"""Run pages: groups and draws of a run, and comparison of two runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 import replaydb as rdb
 from replaydb import Buffer, InvalidInputError, Store
-from replaydb.database.repository import run_sums
+from replaydb.database.repository import run_totals
 from replaydb.ui.views import runs as view
 from support.engines import both_engines
 from support.groups import group, groups
@@ -25,8 +25,8 @@ async def get(browser: httpx.AsyncClient, address: str, status: int = 200, **que
 
 
 @pytest.fixture
-async def ran(buffer: Buffer, url: str) -> None:
-    """Two runs that put into one buffer, by turns, and draw."""
+async def two_runs(buffer: Buffer, url: str) -> None:
+    """Two runs that alternately put groups into one buffer, and draw."""
     async with Store.open(url, run=NAME, run_metadata={"lr": 0.1, "same": 1}) as store:
         theirs = await store.buffer("math")
         for version in range(3):
@@ -44,7 +44,7 @@ async def ran(buffer: Buffer, url: str) -> None:
 
 
 @both_engines
-async def test_what_a_run_did(store: Store, ran: None) -> None:
+async def test_statistics_of_a_run(store: Store, two_runs: None) -> None:
     mine, theirs = await store.run_stats("test"), await store.run_stats(NAME)
     assert (mine.share, mine.draw_share) == (1.0, 1.0)
     put = mine.versions
@@ -62,15 +62,15 @@ async def test_what_a_run_did(store: Store, ran: None) -> None:
     assert theirs.first_draw_at is not None
     assert theirs.first_put_at is not None
     with pytest.raises(InvalidInputError, match="run: expected a run of the store"):
-        await store.run_stats("nobody")
+        await store.run_stats("unknown")
 
 
 @both_engines
-async def test_a_large_run_is_sampled_over_its_own_time(
+async def test_a_large_run_is_sampled_over_its_own_duration(
     store: Store, buffer: Buffer, other: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run that was over long ago is looked at as closely as the newest."""
-    monkeypatch.setattr(run_sums, "STRETCH", 4)
+    """A run that ended long ago is sampled as densely as the newest one."""
+    monkeypatch.setattr(run_totals, "BLOCK", 4)
     theirs = await other.buffer("math")
     await theirs.put([group(f"a{i}", version=i) for i in range(40)])
     await buffer.put([group(f"b{i}", version=i) for i in range(200)])
@@ -87,51 +87,49 @@ async def test_a_large_run_is_sampled_over_its_own_time(
 
 
 @both_engines
-async def test_a_run(browser: httpx.AsyncClient, buffer: Buffer, ran: None) -> None:
+async def test_a_run(browser: httpx.AsyncClient, buffer: Buffer, two_runs: None) -> None:
     page = await get(browser, "/run", name="test")
-    said = " ".join(page.text.split())
-    assert (
-        "Put 6 groups that are still stored, " in said
-    )  # a mean over tasks would say which were put more often
-    assert "made 1 draw, for steps 7 to 7" in said
+    text = " ".join(page.text.split())
+    assert "6 of its groups are still stored." in text
+    assert "stored, with mean reward" not in text  # a mean over tasks would depend on their sizes
+    assert "It made 1 draw, for steps 7 to 7." in text
     for i in range(3):
         assert page.tables[f"Mean reward by policy version: t{i}"][1:] == [[str(i), str(i)]]
-    assert [row[0:3] for row in page.tables["What it put and is still stored, by task"][1:]] == [
+    assert [row[0:3] for row in page.tables["Stored groups of this run, by task"][1:]] == [
         [f"t{i}", "math", "2"] for i in range(3)
     ]
     theirs = await get(browser, "/run", name=NAME)
-    assert "staleness 1.2 in the mean and 2 at most" in " ".join(theirs.text.split())
-    assert "Put 3 groups that are still stored, of mean reward 0.5," in " ".join(
-        theirs.text.split()
-    )
-    chart = next(said for it, said in theirs.named("script") if '"bar"' in said)
-    [bars] = json.loads(chart)["data"]  # no line, which would claim what lies between
+    text = " ".join(theirs.text.split())
+    assert "Staleness: mean 1.2, maximum 2" in text
+    assert "3 of its groups are still stored, with mean reward 0.5." in text
+    chart = next(text for _, text in theirs.named("script") if '"bar"' in text)
+    [bars] = json.loads(chart)["data"]  # not a line, which would interpolate
     assert (bars["type"], bars["x"], bars["y"]) == ("bar", [0, 1, 2], [1, 2, 2])
     await buffer.sample(1, step=8, runs=NAME)
     page = await get(browser, "/run", name="test")
-    said = " ".join(page.text.split())
-    assert "staleness 0 in the mean and 0 at most, unknown of 50.0% of what it trained on" in said
-    assert "Staleness of what it trained on, where it is known" in page.tables
+    text = " ".join(page.text.split())
+    assert "Staleness: mean 0, maximum 0, unknown for 50.0% of the groups trained on" in text
+    assert "Staleness of trained groups, if known" in page.tables
     page = await get(browser, "/runs", a="test", b=NAME)
     rows = {row[0]: row[1:] for row in page.tables["Both runs"]}
-    assert rows["of unknown staleness"] == ["50.0%", "0.0%"]
-    await get(browser, "/run", 404, name="nobody")
+    assert rows["unknown staleness"] == ["50.0%", "0.0%"]
+    await get(browser, "/run", 404, name="unknown")
     await get(browser, "/run", 400)
-    await get(browser, "/runs", 404, a="test", b="nobody")
+    await get(browser, "/runs", 404, a="test", b="unknown")
 
 
-async def test_two_runs(
-    browser: httpx.AsyncClient, ran: None, monkeypatch: pytest.MonkeyPatch
+async def test_comparison_of_two_runs(
+    browser: httpx.AsyncClient, two_runs: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     page = await get(browser, "/runs", a="test", b=NAME)
     rows = {row[0]: row[1:] for row in page.tables["Both runs"]}
     assert rows["groups still stored"] == ["6", "3"]
-    assert "mean reward of these" not in rows  # they are of other tasks
+    assert "mean reward" not in rows  # the runs have several tasks
     assert (rows["steps"], rows["mean staleness"][1]) == (["7 to 7", "1 to 4"], "1.2")
     assert page.tables["Metadata that differ"] == [
         ["name", "test", NAME], ["lr", "-", "0.1"], ["same", "-", "1"],
     ]  # fmt: skip
-    assert page.tables["What they put and is still stored, by task, of what was looked at"][1:] == [
+    assert page.tables["Stored groups of both runs, by task"][1:] == [
         ["t0", "math", "2", "0", "3", "0.5"],
         ["t1", "math", "2", "1", "-", "-"],
         ["t2", "math", "2", "2", "-", "-"],
@@ -139,20 +137,20 @@ async def test_two_runs(
     charts = [it for it in page.tables if it.startswith("Mean reward by policy version: ")]
     assert [it[-2:] for it in charts] == ["t0", "t1", "t2"]
     assert page.tables[charts[0]][1:] == [["0", "0", "0.5"], ["1", "-", "0.5"], ["2", "-", "0.5"]]
-    monkeypatch.setattr(view, "MOST_TASKS", 1)  # one that both have, if there is any
+    monkeypatch.setattr(view, "MAX_TASKS", 1)  # tasks of both runs come first
     page = await get(browser, "/runs", a="test", b=NAME)
     assert [it for it in page.tables if it.startswith("Mean reward")] == charts[:1]
-    assert "Rewards of 1 of 3 tasks are drawn" in page.text
-    alike = await get(browser, "/runs", a=NAME, b=NAME)
-    rows = {row[0]: row[1:] for row in alike.tables["Both runs"]}
-    assert rows["mean reward of these"] == ["0.5", "0.5"]
+    assert "The charts show the rewards of 1 of 3 tasks" in page.text
+    same = await get(browser, "/runs", a=NAME, b=NAME)
+    rows = {row[0]: row[1:] for row in same.tables["Both runs"]}
+    assert rows["mean reward"] == ["0.5", "0.5"]
 
 
-async def test_the_runs_there_are(browser: httpx.AsyncClient, ran: None, url: str) -> None:
+async def test_the_list_of_runs(browser: httpx.AsyncClient, two_runs: None, url: str) -> None:
     page = await get(browser, "/runs")
-    assert [row[0] for row in page.tables["Runs, the newest first"][1:]] == [NAME, "test"]
+    assert [row[0] for row in page.tables["Runs, newest first"][1:]] == [NAME, "test"]
     assert page.links[NAME] == "./run?name=run+%3Cb%3E"
-    odd = " two  of\t\u202e"  # shown otherwise, but asked for as it is
+    odd = " two  of\t\u202e"  # displayed with escapes, but sent unchanged
     async with Store.open(url, run=odd) as store:
         await store.buffer("math")
     page = await get(browser, "/runs")

@@ -1,4 +1,4 @@
-"""Who may look, and what a browser may do with a page."""
+"""Access control, request limits and security headers of the web UI."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from replaydb import Buffer, InvalidInputError, Store
 from replaydb.ui import application, safety, serve, serving
 from replaydb.ui.app import ROUTES
 from support.groups import group
-from ui.conftest import Looking
+from ui.conftest import OpenClient
 
 TOKEN = "0123456789abcdef"  # noqa: S105
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>\x1b[2J\u202e{{7*7}}"
@@ -26,11 +26,11 @@ HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>\x1b[2J\u202
 
 @pytest.fixture
 def engine_name() -> str:
-    """All this is decided before any SQL."""
+    """None of these tests depends on the engine."""
     return "sqlite"
 
 
-async def test_every_answer_has_the_headers(browser: httpx.AsyncClient) -> None:
+async def test_every_response_has_the_headers(browser: httpx.AsyncClient) -> None:
     statuses = {}
     for path in ("/", "/none", "/?buffer=none", "/static/ui.css", "/?" + "x" * 9000):
         answer = await browser.get(path)
@@ -44,16 +44,16 @@ async def test_every_answer_has_the_headers(browser: httpx.AsyncClient) -> None:
     assert "unsafe" not in policy
 
 
-async def test_nothing_is_changed(browser: httpx.AsyncClient) -> None:
+async def test_only_get_and_head_are_allowed(browser: httpx.AsyncClient) -> None:
     for method in ("POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"):
         for path in ("/", "/static/ui.css"):
             answer = await browser.request(method, path)
             assert (answer.status_code, answer.headers["Allow"]) == (405, "GET, HEAD"), method
     assert (await browser.head("/")).status_code == 200
-    assert (await browser.get("/groups/")).status_code == 404  # nobody is led elsewhere
+    assert (await browser.get("/groups/")).status_code == 404  # no redirect
 
 
-async def test_other_names_of_this_machine_are_refused(browser: httpx.AsyncClient) -> None:
+async def test_other_hosts_than_loopback_are_refused(browser: httpx.AsyncClient) -> None:
     for host in (
         *("evil.example", "evil.example:8765", "localhost.evil", "10.0.0.1", ""),
         *("localhost:evil", "127.0.0.1:8765@evil", "[::1].evil", "[::1", "127.0.0.2"),
@@ -63,19 +63,21 @@ async def test_other_names_of_this_machine_are_refused(browser: httpx.AsyncClien
         assert (await browser.get("/", headers={"Host": good})).status_code == 200
 
 
-async def test_pages_of_others_may_only_link_here(browser: httpx.AsyncClient) -> None:
+async def test_other_sites_can_link_but_not_embed(browser: httpx.AsyncClient) -> None:
     for site in ("cross-site", "same-site"):
-        asked = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "no-cors"}
-        assert (await browser.get("/", headers=asked)).status_code == 403
-        asked["Sec-Fetch-Mode"] = "navigate"
-        assert (await browser.get("/", headers=asked)).status_code == 200
+        headers = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "no-cors"}
+        assert (await browser.get("/", headers=headers)).status_code == 403
+        headers["Sec-Fetch-Mode"] = "navigate"
+        assert (await browser.get("/", headers=headers)).status_code == 200
 
 
-async def test_a_token_is_asked_for_once(store: Store, looking: Looking) -> None:
+async def test_a_token_is_exchanged_for_a_session_cookie(
+    store: Store, open_client: OpenClient
+) -> None:
     await store.buffer("math")
-    async with looking(token=TOKEN) as client:
-        for asked in ({}, {"Authorization": "Bearer x"}, {"Authorization": f"Basic {TOKEN}"}):
-            answer = await client.get("/?buffer=math", headers=asked)
+    async with open_client(token=TOKEN) as client:
+        for headers in ({}, {"Authorization": "Bearer x"}, {"Authorization": f"Basic {TOKEN}"}):
+            answer = await client.get("/?buffer=math", headers=headers)
             assert answer.status_code == 401
             assert "policy version" not in answer.text
         assert (await client.post("/?buffer=math", data={"token": "x"})).status_code == 401
@@ -86,23 +88,23 @@ async def test_a_token_is_asked_for_once(store: Store, looking: Looking) -> None
         assert "policy version" in (await client.get("/?buffer=math")).text
         assert (await client.post("/", content=b"x" * 9000)).status_code == 413
         [name] = client.cookies
-    async with looking(token=TOKEN) as client:
+    async with open_client(token=TOKEN) as client:
         for forged in ("x", TOKEN, ""):
-            asked = {"Cookie": f"{name}={forged}"}
-            assert (await client.get("/", headers=asked)).status_code == 401
-    async with looking(token=TOKEN) as client:
+            headers = {"Cookie": f"{name}={forged}"}
+            assert (await client.get("/", headers=headers)).status_code == 401
+    async with open_client(token=TOKEN) as client:
         bearer = {"Authorization": f"Bearer {TOKEN}"}
         assert (await client.get("/", headers=bearer)).status_code == 200
     token = "schlüssel für uns à"  # noqa: S105
-    async with looking(token=token) as client:
-        for said in (token.encode(), token.encode("latin-1")):
-            bearers = {b"Authorization": b"Bearer " + said}
+    async with open_client(token=token) as client:
+        for encoded in (token.encode(), token.encode("latin-1")):
+            bearers = {b"Authorization": b"Bearer " + encoded}
             assert (await client.get("/", headers=bearers)).status_code == 200
 
 
-async def test_the_cookie_is_sent_back_over_tls_only(looking: Looking) -> None:
+async def test_the_cookie_is_secure_with_tls(open_client: OpenClient) -> None:
     """Also if the browser uses TLS and a proxy forwards the request as plain HTTP."""
-    async with looking(token=TOKEN) as client:
+    async with open_client(token=TOKEN) as client:
         for address, forwarded, secure in (
             ("http://localhost", "", False),
             ("http://localhost", "http", False),
@@ -120,8 +122,8 @@ async def test_the_cookie_is_sent_back_over_tls_only(looking: Looking) -> None:
                 assert ("Secure" in cookie) == secure, (address, forwarded)
 
 
-async def test_a_token_in_the_address_does_not_stay_there(looking: Looking) -> None:
-    async with looking(token=TOKEN) as client:
+async def test_a_token_in_the_url_is_removed(open_client: OpenClient) -> None:
+    async with open_client(token=TOKEN) as client:
         assert (await client.get("/?token=nonsense")).status_code == 401
         answer = await client.get(f"/groups?a=%3Cb&token={TOKEN}&c=1")
         assert 'content="0; url=./groups?a=%3Cb&amp;c=1"' in answer.text
@@ -129,18 +131,18 @@ async def test_a_token_in_the_address_does_not_stay_there(looking: Looking) -> N
         assert (await client.get("/")).status_code == 200
 
 
-async def test_a_link_from_elsewhere_is_followed_again_from_here(looking: Looking) -> None:
-    """A browser does not show a strict cookie when it comes from another site."""
-    async with looking(token=TOKEN) as client:
-        asked = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
-        answer = await client.get("/groups?a=1", headers=asked)
+async def test_a_link_from_another_site_reloads_the_page(open_client: OpenClient) -> None:
+    """A browser omits a strict cookie when it follows a link from another site."""
+    async with open_client(token=TOKEN) as client:
+        headers = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+        answer = await client.get("/groups?a=1", headers=headers)
         assert 'content="0; url=./groups?a=1"' in answer.text
         assert (
             await client.get("/groups?a=1", headers={"Sec-Fetch-Site": "same-origin"})
         ).status_code == 401
 
 
-def test_others_are_not_let_in_without_a_token(sqlite_url: str) -> None:
+def test_listening_beyond_loopback_requires_a_token(sqlite_url: str) -> None:
     for host in ("0.0.0.0", "::", "10.0.0.1", "node7"):  # noqa: S104
         with pytest.raises(InvalidInputError, match="token"):
             serve(sqlite_url, host=host)
@@ -149,7 +151,7 @@ def test_others_are_not_let_in_without_a_token(sqlite_url: str) -> None:
     assert "short" not in str(refused.value)
 
 
-async def test_hostile_names_are_shown(store: Store, browser: httpx.AsyncClient) -> None:
+async def test_hostile_names_are_escaped(store: Store, browser: httpx.AsyncClient) -> None:
     await store.buffer(HOSTILE)
     page = (await browser.get("/")).text
     assert "<script>alert" not in page
@@ -160,7 +162,7 @@ async def test_hostile_names_are_shown(store: Store, browser: httpx.AsyncClient)
     assert "<img src=x" not in answer.text
 
 
-async def test_what_takes_too_long_is_cut_off(
+async def test_slow_requests_time_out(
     buffer: Buffer, browser: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await buffer.put([group()])
@@ -174,27 +176,27 @@ async def test_what_takes_too_long_is_cut_off(
 
     with monkeypatch.context() as patched:
         patched.setattr(Store, "runs", hang)
-        patched.setattr(safety, "ANSWER_SECONDS", 0.05)
+        patched.setattr(safety, "RESPONSE_SECONDS", 0.05)
         assert (await browser.get("/runs")).status_code == 504
         assert len(ended) == 1
-        patched.setattr(safety, "AT_ONCE", 1)
-        patched.setattr(safety, "MOST_WAITING", 3)
+        patched.setattr(safety, "MAX_CONCURRENT", 1)
+        patched.setattr(safety, "MAX_WAITING", 3)
         many = await asyncio.gather(*(browser.get("/runs") for _ in range(20)))
         assert {answer.status_code for answer in many} == {503, 504}
     assert (await browser.get("/")).status_code == 200
 
 
-async def test_slow_readers_shut_nobody_out(
+async def test_slow_readers_do_not_block_other_requests(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is sent in parts has turns of its own, and gives them back."""
+    """Streamed responses have their own slots, and release them."""
 
     async def download(request: Request) -> Response:
-        async def parts() -> AsyncIterator[bytes]:
+        async def chunks() -> AsyncIterator[bytes]:
             for _ in range(3):
                 yield b"x"
 
-        return StreamingResponse(parts())
+        return StreamingResponse(chunks())
 
     monkeypatch.setitem(ROUTES, "download", download)
     app = application(sqlite_url)
@@ -217,7 +219,7 @@ async def test_slow_readers_shut_nobody_out(
         httpx.AsyncClient(transport=transport, base_url="http://localhost") as client,
     ):
         many = [asyncio.create_task(app(dict(scope), receive, slow)) for _ in range(12)]
-        for _ in range(safety.DOWNLOADS_AT_ONCE):
+        for _ in range(safety.MAX_DOWNLOADS):
             await begun.acquire()
         pages = await asyncio.gather(*(client.get("/") for _ in range(3)))
         assert [page.status_code for page in pages] == [200] * 3
@@ -230,7 +232,7 @@ async def test_slow_readers_shut_nobody_out(
         assert (await client.get("/download")).text == "xxx"
 
 
-async def test_whoever_does_not_read_is_cut_off(
+async def test_clients_that_do_not_read_are_disconnected(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(safety, "STALLED_SECONDS", 0.1)
@@ -251,7 +253,7 @@ async def test_whoever_does_not_read_is_cut_off(
             await app(scope, receive, never)
 
 
-async def test_an_unexpected_error_says_nothing(
+async def test_an_unexpected_error_reveals_nothing(
     browser: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def fail(self: Store) -> None:
@@ -266,13 +268,11 @@ async def test_an_unexpected_error_says_nothing(
     assert "private" not in caplog.text
 
 
-async def test_whoever_does_not_say_what_they_want_is_hung_up_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Half a head, nothing at all, and half a second one on a connection that is kept."""
+async def test_incomplete_requests_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No data, half of the headers, and half of a second request on a kept connection."""
 
     async def answered(scope: Scope, receive: Receive, send: Send) -> None:
-        await asyncio.sleep(0.4)  # longer than a head may take
+        await asyncio.sleep(0.4)  # longer than the timeout of the headers
         await Response("here")(scope, receive, send)
 
     monkeypatch.setattr(serving, "HEAD_SECONDS", 0.2)
@@ -280,25 +280,26 @@ async def test_whoever_does_not_say_what_they_want_is_hung_up_on(
     server = await asyncio.get_running_loop().create_server(
         lambda: serving._Protocol(config, ServerState(), {}), "127.0.0.1", 0
     )
-    whole = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    request = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    half = request[:20]
     async with server, asyncio.timeout(5):
-        for said, heard in ((b"", 0), (whole[:20], 0), (whole, 1), (whole + whole[:20], 1)):
+        for sent, num_responses in ((b"", 0), (half, 0), (request, 1), (request + half, 1)):
             reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-            writer.write(said)
-            for _ in range(heard):
+            writer.write(sent)
+            for _ in range(num_responses):
                 assert (await reader.readuntil(b"here")).startswith(b"HTTP/1.1 200")
-                writer.write(whole[:20])
+                writer.write(half)
             assert await reader.read() == b""
             writer.close()
 
 
-async def test_the_end_does_not_wait_for_whoever_does_not_read() -> None:
+async def test_shutdown_does_not_wait_for_clients_that_do_not_read() -> None:
     async def endless(scope: Scope, receive: Receive, send: Send) -> None:
-        async def parts() -> AsyncIterator[bytes]:
+        async def chunks() -> AsyncIterator[bytes]:
             while True:
                 yield bytes(1 << 20)
 
-        await StreamingResponse(parts())(scope, receive, send)
+        await StreamingResponse(chunks())(scope, receive, send)
 
     server = serving._server(endless)
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -1,4 +1,4 @@
-"""A step says what was drawn for it, and leads to the others."""
+"""Step pages: groups of a step, of a draw and of several runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.engines import both_engines
 from support.groups import group, groups
 from support.pages import Page, read
 
-GROUPS = "Its groups, in the order of their batches"
+GROUPS = "Groups, in batch order"
 
 
 async def get(browser: httpx.AsyncClient, status: int = 200, **query: str | int) -> Page:
@@ -54,7 +54,7 @@ async def test_what_trained_a_step(
         ]
         for i, id_ in enumerate(draw.group_ids)
     ]
-    sources = page.tables["Runs and policy versions of its groups"][1:]
+    sources = page.tables["Groups by run that put them, and policy version"][1:]
     trained = Counter(infos[id_].run_name for id_ in draw.group_ids[1:])
     assert [row[:4] for row in sources] == [
         row
@@ -66,14 +66,14 @@ async def test_what_trained_a_step(
     ]
     rewards = [infos[id_].reward_mean or 0 for id_ in draw.group_ids[1:]]
     stale = [it for it in draw.staleness[1:] if it is not None]
-    others = trained["other"]  # which do not compare
+    others = trained["other"]  # of another lineage: their staleness is unknown
     assert (
-        f"Trained on 4 of 5 groups that 1 draw took: mean reward {sum(rewards) / 4:.4g}, "
-        f"staleness {sum(stale) / len(stale):.4g} in the mean and {max(stale)} at most"
-        + (f" (of {others} unknown). " if others else ". ")
-        + "4 acked, 1 rejected."
+        f"1 draw took 5 groups; 4 were trained on. Mean reward {sum(rewards) / 4:.4g}. "
+        f"Staleness: mean {sum(stale) / len(stale):.4g}, maximum {max(stale)}"
+        + (f" (unknown for {others}). " if others else ". ")
+        + "Outcomes: 4 acked, 1 rejected."
     ) in " ".join(page.text.split())
-    chart = "Staleness when it was drawn" + (f", of {4 - others} of 4 groups" if others else "")
+    chart = "Staleness when drawn" + (f", of {4 - others} of 4 groups" if others else "")
     assert page.tables[chart][1:] == [["3", str(4 - others)]]
     assert page.links["Step 3"] == "./step?buffer=math&step=3&run=test"
     assert "Step 9" not in page.links  # it drew nothing
@@ -81,7 +81,7 @@ async def test_what_trained_a_step(
 
 
 @both_engines
-async def test_of_one_run_or_one_draw(
+async def test_steps_of_several_runs_and_single_draws(
     browser: httpx.AsyncClient, buffer: Buffer, other: Store
 ) -> None:
     await buffer.put(groups(3))
@@ -89,10 +89,10 @@ async def test_of_one_run_or_one_draw(
     theirs = await (await other.buffer("math")).sample(3, step=1)
     await buffer.sample(1, step=4)
     await (await other.buffer("math")).sample(1, step=2)
-    page = await get(browser, step=1)  # two updates, which are not added up
+    page = await get(browser, step=1)  # two updates, which are not combined
     assert GROUPS not in page.tables
     assert page.links["other"] == "./step?buffer=math&step=1&run=other"
-    [by_run] = [rows for caption, rows in page.tables.items() if caption.startswith("Step 1 of")]
+    [by_run] = [rows for caption, rows in page.tables.items() if caption.startswith("Step 1 by")]
     assert [row[:3] for row in by_run[1:]] == [["other", "1", "3"], ["test", "1", "2"]]
     assert page.links["Step 2"] == "./step?buffer=math&step=2"
     page = await get(browser, step=1, run="test")
@@ -103,8 +103,8 @@ async def test_of_one_run_or_one_draw(
     page = await get(browser, draw=theirs.draw_id)
     assert [row[0] for row in page.tables[GROUPS][1:]] == [f"group {id_}" for id_ in theirs.ids]
     assert page.links["All of step 1"] == "./step?buffer=math&step=1&run=other"
-    assert "Nothing is recorded" in (await get(browser, step=1, run="nobody")).text
-    assert "Nothing is recorded" in (await get(browser, step=5)).text
+    assert "No draws recorded" in (await get(browser, step=1, run="unknown")).text
+    assert "No draws recorded" in (await get(browser, step=5)).text
     await get(browser, 404, draw=theirs.draw_id + 9)
     for wrong in ({"step": "last"}, {"step": 1, "first": -2}, {}):
         await get(browser, 400, **wrong)
@@ -114,16 +114,16 @@ async def test_tasks_of_a_step(browser: httpx.AsyncClient, buffer: Buffer) -> No
     await buffer.put(groups(3, "math", rewards=[0.5]) + groups(2, "<code>", rewards=[1.0, None]))
     drawn = await buffer.sample(4, rdb.Mix({"<code>": 1, "math": 3}), step=1)
     page = await get(browser, step=1)
-    assert [row[:4] for row in page.tables["Tasks of its groups"][1:]] == [
+    assert [row[:4] for row in page.tables["Groups by task"][1:]] == [
         ["math", "3", "75.0%", "0.5"],
         ["<code>", "1", "25.0%", "1"],
     ]
     await buffer.delete([drawn.ids[0]])
-    assert "Tasks of its groups" not in (await get(browser, step=1)).tables  # of one only
+    assert "Groups by task" not in (await get(browser, step=1)).tables  # a single task
 
 
 @both_engines
-async def test_groups_that_are_gone(
+async def test_deleted_and_replaced_groups(
     browser: httpx.AsyncClient, buffer: Buffer, other: Store
 ) -> None:
     ids = await buffer.put([group("kept"), group("deleted"), group("replaced")])
@@ -131,9 +131,9 @@ async def test_groups_that_are_gone(
     await buffer.delete([ids[1]])
     await buffer.put(group("replaced", rewards=[9.0]), on_duplicate="replace")
     page = await get(browser, step=1)
-    said = " ".join(page.text.split())
-    assert "mean reward 0.5 of the 1 that is still stored as it was, staleness" in said
-    assert "2 are deleted, or have other content since" in said
+    text = " ".join(page.text.split())
+    assert "Mean reward 0.5 (over the 1 still stored unchanged). Staleness: mean" in text
+    assert "2 groups were deleted or replaced since." in text
     rows = page.tables[GROUPS][1:]
     assert [row[:1] + row[2:5] for row in rows] == [
         [f"group {ids[0]}", "gsm8k", "-", "0.5"],
@@ -143,7 +143,7 @@ async def test_groups_that_are_gone(
     await (await other.buffer("math")).sample(2, rdb.Fifo(), step=1)
     await buffer.delete([ids[0]])
     page = await get(browser, step=1)
-    [by_run] = [rows for caption, rows in page.tables.items() if caption.startswith("Step 1 of")]
+    [by_run] = [rows for caption, rows in page.tables.items() if caption.startswith("Step 1 by")]
     assert [row[:4] for row in by_run[1:]] == [
         ["other", "1", "2", "9 (of 1)"],
         ["test", "1", "3", "- (of 0)"],
@@ -153,33 +153,33 @@ async def test_groups_that_are_gone(
 async def test_draws_that_a_run_sampled_for_one_step(
     browser: httpx.AsyncClient, buffer: Buffer, other: Store
 ) -> None:
-    """They may share it, or be a lost attempt and the one after it: all count, and it is said."""
+    """They share the step, or repeat a lost attempt: all groups count, and a note explains it."""
     await buffer.put(groups(8, rewards=[1.0]))
     async with buffer.lease(1, rdb.Fifo(), ttl=60, step=1) as lease:
         pass
     drawn = [await buffer.sample(2, rdb.Fifo(), step=1, where=rdb.col.id % 2 == i) for i in (0, 1)]
     page = await get(browser, step=1)
-    said = " ".join(page.text.split())
-    assert "Trained on up to 5 of 5 groups that 3 draws took" in said
-    assert "1 acked, 4 sampled. This run sampled for the step more than once." in said
-    [source] = page.tables["Runs and policy versions of its groups"][1:]
+    text = " ".join(page.text.split())
+    assert "3 draws took 5 groups; up to 5 were trained on." in text
+    assert "1 acked, 4 sampled. This run sampled for the step more than once." in text
+    [source] = page.tables["Groups by run that put them, and policy version"][1:]
     assert source[2] == "5"
     for batch in drawn:
         assert batch.draw_id is not None
         page = await get(browser, draw=batch.draw_id)
-        said = " ".join(page.text.split())
-        assert "Trained on up to 2 of 2 groups that 1 draw took" in said
-        assert page.links["all its draws"] == "./step?buffer=math&step=1&run=test"
+        text = " ".join(page.text.split())
+        assert "1 draw took 2 groups; up to 2 were trained on." in text
+        assert page.links["all draws of the step"] == "./step?buffer=math&step=1&run=test"
     assert lease.batch.draw_id is not None
-    said = (await get(browser, draw=lease.batch.draw_id)).text  # of this more is known
-    assert "Trained on 1 of 1 groups" in " ".join(said.split())
+    text = (await get(browser, draw=lease.batch.draw_id)).text  # acked, so not ambiguous
+    assert "1 draw took 1 group; 1 was trained on." in " ".join(text.split())
     await (await other.buffer("math")).sample(1, step=1)
     page = await get(browser, step=1)
-    [by_run] = [rows for caption, rows in page.tables.items() if caption.startswith("Step 1 of")]
+    [by_run] = [rows for caption, rows in page.tables.items() if caption.startswith("Step 1 by")]
     assert [row[:3] for row in by_run[1:]] == [["other", "1", "1"], ["test", "3", "up to 5"]]
 
 
-async def test_many_groups_and_draws_are_pages(
+async def test_many_groups_and_draws_are_paginated(
     browser: httpx.AsyncClient, buffer: Buffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(view, "ROWS", 2)
@@ -194,10 +194,10 @@ async def test_many_groups_and_draws_are_pages(
     assert seen == [f"group {i}" for i in (1, 2, 3, 4, 5)] * 2
     page = read((await browser.get("/steps?buffer=math")).text)
     older = read((await browser.get(page.links["Older draws"])).text)
-    rows = [row for it in (page, older) for row in it.tables["Draws, the newest first"][1:]]
+    rows = [row for it in (page, older) for row in it.tables["Draws, newest first"][1:]]
     assert [(row[0], row[5], row[7]) for row in rows] == [
         *[("step 2", "5", "5 sampled")] * 2,
         ("no step", "5", "5 sampled"),
     ]
-    monkeypatch.setattr(view, "MOST_DRAWS", 1)
-    assert "There is more than this" in (await get(browser, step=2)).text
+    monkeypatch.setattr(view, "MAX_DRAWS", 1)
+    assert "Only the newest draws are summarized." in (await get(browser, step=2)).text

@@ -1,24 +1,25 @@
-"""One module for each store, with a class `Adapter` of this form.
+"""Adapters: one module for each store, with a class `Adapter` of this form.
 
-A store that cannot do a thing has no such method, or does not name the policy; `NONE` says why.
+If a store lacks an operation, the class lacks the method, or its policies do not include the
+strategy; `NONE` has the reason.
 
-    POLICIES       of "uniform", "priority" and "order" (its own order), those it can draw by
-    ONE_STORE      True: one store draws by all of them; else one is made for each policy
-    NONE           why it lacks what it lacks: by policy or method
-    Adapter(folder, policy, capacity)
-                   opens a store, which finds what an earlier one left in the folder
-    put(groups)    returns when they are acknowledged, in whatever sense the store has
+    POLICIES       sampling strategies of the store: "uniform", "priority", "order" (its own order)
+    ONE_STORE      True: one store draws by all of them; False: one store is opened for each
+    NONE           reasons for missing operations, by policy or method
+    Adapter(folder, policy, capacity, shape)
+                   open a store, with the data that an earlier one left in the folder
+    put(groups)    return when the groups are acknowledged, in the sense of the store
     sample(policy, n)
-                   n groups, as the store hands them out
-    pieces(sample) their arrays [episodes, ...]: one dict for each thing handed out
+                   draw n groups; the result is what the store returns
+    parts(sample)  arrays [episodes, ...] of a sample: one dict for each object returned
     columns(sample)
-                   one array [episodes, ...] for each field; pieces are concatenated without it
+                   one array [episodes, ...] for each field; optional, default: concatenated parts
     update_priorities(sample, values)
-                   of the groups of a sample
-    checkpoint()   as the store itself does it, into the folder
-    count()        how many groups it has
-    pids()         what runs for it beside this process and its children
-    close()        let go, and end what was started
+                   update the priorities of the groups of a sample
+    checkpoint()   write a checkpoint of the store into the folder
+    count()        number of groups in the store
+    pids()         processes of the store other than this one and its children
+    close()        close the store, and end processes that were started
 
-Only numpy, `benchmarks.peers.groups` and the store itself may be imported.
+Adapters may import only numpy, `benchmarks.peers.groups` and the store itself.
 """

@@ -1,4 +1,4 @@
-"""cpprb: a ring of arrays in C++."""
+"""cpprb: a ring buffer of arrays in C++."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ Sample = dict[str, np.ndarray]
 
 
 class Adapter:
-    """Copies into arrays of fixed shape that are allocated at once; one process; nothing durable.
+    """Groups are copied into preallocated arrays of fixed shape; in-process, not durable.
 
-    Samples are copies, too; uniform ones are drawn with replacement. A checkpoint is a compressed
-    file of everything, without the priorities.
+    Samples are copies too; uniform ones are drawn with replacement. A checkpoint is a compressed
+    file of all data without the priorities.
     """
 
     POLICIES = ("uniform", "priority")
     ONE_STORE = False
     NONE: ClassVar[dict[str, str]] = {
         "order": "none",
-        "memory": "not told apart: all of its capacity is allocated when it is opened",
+        "memory": "not measurable: the whole capacity is allocated when the buffer is created",
     }
 
     def __init__(self, folder: Path, policy: str, capacity: int, shape: Shape) -> None:
@@ -50,7 +50,7 @@ class Adapter:
     def sample(self, policy: str, n: int) -> Sample:
         return self._buffer.sample(n)
 
-    def pieces(self, sample: Sample) -> list[Group]:
+    def parts(self, sample: Sample) -> list[Group]:
         return [{name: sample[name].reshape(-1, *each) for name, each in self._shapes.items()}]
 
     def update_priorities(self, sample: Sample, values: np.ndarray) -> None:

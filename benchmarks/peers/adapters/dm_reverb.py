@@ -1,4 +1,4 @@
-"""Reverb, its server in a process of its own or in the worker's."""
+"""Reverb, with its server in a separate process or in the worker process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import reverb
 from benchmarks.peers.groups import Group, Shape
 
 TABLE = "bench"
-# Without a signature a sample is a flat list, in the order of the sorted names.
+# Without a signature, a sample is a flat list in the order of the sorted names.
 NAMES = sorted(Shape(1, 1).fields)
 SELECTORS = {
     "uniform": reverb.selectors.Uniform,
@@ -24,7 +24,7 @@ SELECTORS = {
 
 
 def serve(folder: Path, policy: str, capacity: int) -> reverb.Server:
-    """A table that draws by one policy; it loads the last checkpoint of its folder, if any."""
+    """Start a server with one table and sampler. It loads the last checkpoint, if there is one."""
     table = reverb.Table(
         name=TABLE,
         sampler=SELECTORS[policy](),
@@ -37,10 +37,10 @@ def serve(folder: Path, policy: str, capacity: int) -> reverb.Server:
 
 
 class Adapter:
-    """Memory of a server that any machine can reach; a table draws by one policy.
+    """Groups are in the memory of a server, reachable over the network; one sampler per table.
 
-    A put is acknowledged when the server has it, in memory. Draws are with replacement, as copies.
-    A checkpoint is everything, and blocks all requests.
+    A put is acknowledged when it is in the server's memory. Draws are with replacement, and return
+    copies. A checkpoint contains all data, and blocks all requests.
     """
 
     POLICIES = tuple(SELECTORS)
@@ -61,7 +61,7 @@ class Adapter:
     def sample(self, policy: str, n: int) -> list[reverb.ReplaySample]:
         return list(self._client.sample(TABLE, n, emit_timesteps=False))
 
-    def pieces(self, sample: list[reverb.ReplaySample]) -> list[Group]:
+    def parts(self, sample: list[reverb.ReplaySample]) -> list[Group]:
         return [
             {name: array[0] for name, array in zip(NAMES, one.data, strict=True)} for one in sample
         ]
@@ -93,7 +93,7 @@ class Adapter:
 
 
 class InProcess(Adapter):
-    """The server in the process of its only client; samples do not go through gRPC."""
+    """The server runs in the process of its only client; samples do not pass through gRPC."""
 
     def close(self) -> None:
         self._writer.close()

@@ -1,4 +1,4 @@
-"""The ceiling: references in a Python list."""
+"""Upper bound of performance: references in a Python list."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Sample = list[int]
 
 
 class Adapter:
-    """Keeps the very arrays it is given: no copies, no checks, one process, nothing durable."""
+    """Keeps references to the arrays: no copies, no checks, in-process, not durable."""
 
     POLICIES = ("uniform", "priority", "order")
     ONE_STORE = True
-    NONE: ClassVar[dict[str, str]] = {"checkpoint": "none: it is a list"}
+    NONE: ClassVar[dict[str, str]] = {"checkpoint": "none: a list has no checkpoints"}
 
     def __init__(self, folder: Path, policy: str, capacity: int, shape: Shape) -> None:
         self._groups: list[Group] = []
@@ -37,7 +37,7 @@ class Adapter:
         weights = self._priorities[:count]
         return self._rng.choice(count, n, p=weights / weights.sum()).tolist()
 
-    def pieces(self, sample: Sample) -> list[Group]:
+    def parts(self, sample: Sample) -> list[Group]:
         return [self._groups[i] for i in sample]
 
     def update_priorities(self, sample: Sample, values: np.ndarray) -> None:

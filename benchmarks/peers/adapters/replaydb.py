@@ -1,4 +1,4 @@
-"""replaydb on SQLite, with payloads in the file or in a folder beside it, and on PostgreSQL."""
+"""replaydb on SQLite, with payloads in the database or in a folder, and on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ POLICIES = {"uniform": rdb.Uniform(), "priority": rdb.Prioritized(beta=0.4), "or
 class Adapter:
     """SQLite: a file, WAL, synchronous=NORMAL.
 
-    A put checks the groups, encodes them with a checksum, and is committed when it returns. A draw
-    is one transaction that records what was drawn; checksums are verified when payloads are read.
+    A put validates the groups, encodes them with a checksum, and is committed when it returns. A
+    draw is one transaction that records the groups; checksums are verified when payloads are read.
     """
 
     POLICIES = tuple(POLICIES)
@@ -42,12 +42,12 @@ class Adapter:
     def sample(self, policy: str, n: int) -> rdb.Batch:
         return self._run(self._buffer.sample(n, POLICIES[policy]))
 
-    def pieces(self, sample: rdb.Batch) -> list[Group]:
-        """The decoded payload, as it lies in memory."""
-        pieces = []
+    def parts(self, sample: rdb.Batch) -> list[Group]:
+        """Return views of the decoded payloads."""
+        parts = []
         for group in sample.groups:
             (part,) = group.parts
-            pieces.append(
+            parts.append(
                 {
                     "token_ids": part.token_ids.reshape(self._episodes, -1),
                     "mask": part.loss_mask.reshape(self._episodes, -1),
@@ -56,10 +56,10 @@ class Adapter:
                     "row": int(group.group_uid) * self._episodes + np.arange(self._episodes),
                 }
             )
-        return pieces
+        return parts
 
     def columns(self, sample: rdb.Batch) -> Group:
-        """Padded torch tensors, as a trainer takes them."""
+        """Return padded torch tensors, as a trainer uses them."""
         padded = sample.padded(pad_token_id=0)
         return {
             "token_ids": padded.token_ids.numpy(),
@@ -98,7 +98,7 @@ class Adapter:
 
 
 class Files(Adapter):
-    """The same file for the rows; the payloads of a put are a file of their own in a folder."""
+    """SQLite for the rows; the payloads of each put are one file in a folder."""
 
     def _payloads(self, folder: Path) -> str:
         (folder / "payloads").mkdir(exist_ok=True)
@@ -106,7 +106,7 @@ class Files(Adapter):
 
 
 class Postgresql(Adapter):
-    """A private PostgreSQL with default settings (fsync on), which is killed and restarted too."""
+    """A private PostgreSQL server with default settings (fsync on), also killed and restarted."""
 
     def pids(self) -> list[int]:
         return [self._server.get_pid()]

@@ -15,11 +15,11 @@ from benchmarks.peers.groups import Group, Shape, concatenated
 
 
 class Adapter:
-    """Copies into memory-mapped files of fixed shape; one process.
+    """Groups are copied into memory-mapped files of fixed shape; in-process.
 
-    An item is an episode; the sampler finds those of a group by its key, in an index that it makes
-    anew after each put. The files survive a hard exit, but nothing says how much is in them: a new
-    buffer on them has length 0. `dumps` copies everything to a folder.
+    An item is an episode. The sampler finds the episodes of a group by key, in an index that it
+    rebuilds after each put. The files survive a kill, but their length is not stored: a new buffer
+    on them has length 0. `dumps` copies all data to a folder.
     """
 
     POLICIES = ("uniform",)
@@ -51,7 +51,7 @@ class Adapter:
     def sample(self, policy: str, n: int) -> TensorDict:
         return self._buffer.sample(n * self._episodes)
 
-    def pieces(self, sample: TensorDict) -> list[Group]:
+    def parts(self, sample: TensorDict) -> list[Group]:
         return [{name: sample[name].numpy() for name in self._fields}]
 
     def checkpoint(self) -> None:

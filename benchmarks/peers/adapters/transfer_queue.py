@@ -1,4 +1,4 @@
-"""TransferQueue: columns of samples in actors of Ray, over ZeroMQ."""
+"""TransferQueue: columns of samples in Ray actors, over ZeroMQ."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ PARTITION = "train"
 
 
 class Adapter:
-    """A controller and two storage units, each an actor in a process of its own; any process.
+    """A controller and two storage units, each an actor in its own process; usable by any process.
 
-    A sample of theirs is a group here, with fields [episodes, tokens]. A draw is a fetch of the
-    next ones that the task has not consumed, and of their fields. Nothing is durable but
-    `save_checkpoint`.
+    One of its samples is a group here, with fields [episodes, tokens]. A draw fetches the metadata
+    and fields of the next samples that the task has not consumed. Only checkpoints written by
+    `save_checkpoint` are durable.
     """
 
     POLICIES = ("order",)
@@ -58,7 +58,7 @@ class Adapter:
 
     def sample(self, policy: str, n: int) -> TensorDict:
         client = transfer_queue.get_client()
-        # Each task gets each sample once: a new task when this one has had them all.
+        # Each task gets each sample once. A new task starts when this one has consumed them all.
         if self._fetched + n > self._num_groups:
             self._turn, self._fetched = self._turn + 1, 0
         self._fetched += n
@@ -71,14 +71,14 @@ class Adapter:
         )
         return client.get_data(meta)
 
-    def pieces(self, sample: TensorDict) -> list[Group]:
-        """They come as one buffer for each field, jagged or not."""
-        pieces = {}
+    def parts(self, sample: TensorDict) -> list[Group]:
+        """Return the fields, each of which is one array, jagged or not."""
+        part = {}
         for name, shape in self._shapes.items():
             column = sample[name]
             flat = column.values() if column.is_nested else column
-            pieces[name] = flat.reshape(-1, *shape).numpy()
-        return [pieces]
+            part[name] = flat.reshape(-1, *shape).numpy()
+        return [part]
 
     def checkpoint(self) -> None:
         transfer_queue.save_checkpoint(self._checkpoint)

@@ -1,4 +1,4 @@
-"""Trinity-RFT: its SQL storage of experiences, on SQLite."""
+"""Trinity-RFT: its SQL experience storage, on SQLite."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from benchmarks.peers.groups import Group, Shape, number_of
 
 
 class Adapter:
-    """A row and a blob for each experience, committed when the write returns.
+    """A row with a blob for each experience, committed when the write returns.
 
-    There are no groups: the episodes of one are written together and read as they come. Reading
-    takes the least used, then the newest, and counts the use; it does not mark who has them.
+    There are no groups: the episodes of a group are written together, and read independently.
+    Reading returns the least used experiences, then the newest, and counts their use. It does not
+    record the consumer.
     """
 
     POLICIES = ("order",)
@@ -51,7 +52,7 @@ class Adapter:
     def sample(self, policy: str, n: int) -> list[Experience]:
         return self._run(self._storage.read(n * self._episodes))
 
-    def pieces(self, sample: list[Experience]) -> list[Group]:
+    def parts(self, sample: list[Experience]) -> list[Group]:
         return [
             {
                 "token_ids": one.tokens.numpy()[None],

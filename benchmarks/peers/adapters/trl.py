@@ -14,10 +14,10 @@ from benchmarks.peers.groups import Group, Shape
 
 
 class Adapter:
-    """A heap of references, the best scores kept: no copies, one process, nothing durable.
+    """A heap of references that keeps the best scores: no copies, in-process, not durable.
 
-    Draws are proportional to the score, with or without replacement as there is enough. Two equal
-    scores cannot be compared (the heap goes on to the tensors), so these are all different.
+    Draws are proportional to the score, without replacement if there are enough groups. Equal
+    scores cannot be compared (the heap would compare tensors), so all scores here are different.
     """
 
     POLICIES = ("priority",)
@@ -42,7 +42,7 @@ class Adapter:
     def sample(self, policy: str, n: int) -> list[dict[str, torch.Tensor]]:
         return self._buffer.sample(n)
 
-    def pieces(self, sample: list[dict[str, torch.Tensor]]) -> list[Group]:
+    def parts(self, sample: list[dict[str, torch.Tensor]]) -> list[Group]:
         return [{name: one.numpy() for name, one in group.items()} for group in sample]
 
     def count(self) -> int:

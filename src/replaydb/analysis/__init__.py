@@ -1,12 +1,13 @@
-"""What is stored, as Arrow tables: for pandas, polars, DuckDB and whatever else reads Arrow.
+"""Contents of a store as Arrow tables, for pandas, polars, DuckDB and other Arrow readers.
 
     from replaydb import analysis
 
     analysis.episodes("sqlite:///grpo.db", buffer="math").to_pandas()
     duckdb.sql("SELECT ... FROM groups")  # where groups = analysis.groups(url)
 
-Every call takes the URL of a store, reads only, needs no event loop and minds none that runs. What
-it gives is lazy: `Rows` reads when it is asked for rows, again each time, and a page at a time.
+Every call takes the URL of a store and is read-only and synchronous; it also works inside a running
+event loop (notebooks). The returned `Rows` are lazy: each reading queries the store again, page by
+page.
 
 Needs the extra `replaydb[analysis]`; `to_pandas` also needs pandas.
 """

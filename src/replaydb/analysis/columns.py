@@ -1,4 +1,4 @@
-"""Rows of a database as Arrow columns."""
+"""Conversion of database rows to Arrow columns."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from replaydb.errors import CorruptPayloadError
 
 TIME = pa.timestamp("us", tz="UTC")
 
-#: What to do with a group of which something cannot be read.
+#: What to do with a group that cannot be read.
 Damaged: TypeAlias = Literal["raise", "skip"]
 
 
 def to_damaged(value: str) -> Damaged:
-    """What a caller wants done with damaged groups."""
+    """Check the argument `damaged`."""
     return checks.one_of("damaged", value, get_args(Damaged))
 
 
 def schema_of(rows: Select[Any]) -> pa.Schema:
-    """The columns of a query, all of which may be null."""
+    """Return the columns of a query as a schema; all of them are nullable."""
     return pa.schema([(column.key, _type(column.type)) for column in rows.selected_columns])
 
 
@@ -50,15 +50,21 @@ def batch_of(
     id_of: Callable[[Any], int],
     damaged: Damaged = "raise",
 ) -> pa.RecordBatch:
-    """Rows as Arrow; they may have more columns than the schema.
+    """Convert rows to an Arrow batch.
+
+    Args:
+        schema: Columns of the batch.
+        rows: Rows, which may have further columns after those of the schema.
+        id_of: Returns the group id of a row, for errors.
+        damaged: What to do with rows that have a value of a wrong type: raise, or skip them.
 
     Raises:
-        CorruptPayloadError: SQLite, which takes anything, has something in a column that cannot be
-            there. It names the groups.
+        CorruptPayloadError: A column has a value of a wrong type, which SQLite does not prevent;
+            the error names the groups.
     """
     try:
         return _batch(schema, rows)
-    except _UNFIT:
+    except _WRONG_TYPE:
         wrong = {id(row): reason for row in rows if (reason := _fault(schema, row)) is not None}
     if damaged == "raise":
         ids = sorted({id_of(row) for row in rows if id(row) in wrong})
@@ -66,7 +72,7 @@ def batch_of(
     return _batch(schema, [row for row in rows if id(row) not in wrong])
 
 
-_UNFIT = (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError, ValueError)
+_WRONG_TYPE = (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError, ValueError)
 
 
 def _batch(schema: pa.Schema, rows: Sequence[Sequence[Any]]) -> pa.RecordBatch:
@@ -79,6 +85,6 @@ def _fault(schema: pa.Schema, row: Sequence[Any]) -> str | None:
     for value, field in zip(row, schema, strict=False):
         try:
             pa.array([value], field.type)
-        except _UNFIT:
-            return f"{field.name} can not be read: {value!r:.80}"
+        except _WRONG_TYPE:
+            return f"{field.name} cannot be read: {value!r:.80}"
     return None

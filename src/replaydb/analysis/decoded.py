@@ -1,4 +1,4 @@
-"""Episodes with their tokens, a row for each episode or for each token."""
+"""Table of episodes with tokens: one row for each episode or each token."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from sqlalchemy import URL, ColumnElement, Connection
 
 from replaydb import checks
 from replaydb.analysis.columns import Damaged, to_damaged
-from replaydb.analysis.episode_rows import Whole, batch_of_bare, batch_of_episodes, episode_schema
+from replaydb.analysis.episode_rows import (
+    DecodedGroup,
+    batch_of_empty,
+    batch_of_episodes,
+    episode_schema,
+)
 from replaydb.analysis.rows import Rows
 from replaydb.analysis.source import Source, opened
 from replaydb.analysis.tables import Names, Where, Which
@@ -22,14 +27,14 @@ from replaydb.buffer.drawing import reasons
 from replaydb.database.prepared import execute
 from replaydb.database.records import Stored
 from replaydb.database.repository import groups
-from replaydb.database.statements.walks import select_whole_groups, walk_whole_groups
+from replaydb.database.statements.scans import scan_group_sizes, select_groups_with_names
 from replaydb.errors import CorruptPayloadError
 
 Per: TypeAlias = Literal["episode", "token"]
 
-#: Groups that are read together: so many at most, and so many bytes of tokens, or one.
+#: Maximum number of groups, and of bytes of their tokens, that are read at once.
 CHUNK_GROUPS, CHUNK_BYTES = 512, 4 << 20
-#: Bytes that a token takes at least once it is decoded: its id, mask, logprob and version.
+#: Minimum size of a decoded token in bytes: id, mask, logprob and version.
 TOKEN_BYTES = 13
 
 
@@ -45,34 +50,36 @@ def tokens(
     extras: Mapping[str, str] | None = None,
     damaged: Damaged = "raise",
 ) -> Rows:
-    """Episodes with their tokens, and what is known of them and their groups.
+    """Return episodes with their tokens and attributes, and attributes of their groups.
 
-    What an episode has not is null: `logprobs` that were not recorded, `turns` of an episode that
-    was not built from turns, `policy_version` where it differs by token. Groups whose tokens were
-    dropped are left out, and so are those without an episode. `docs/analysis.md` says what every
-    column holds.
+    Missing values are null: `logprobs` that were not recorded, `turns` of an episode that was not
+    built from turns, `policy_version` if it differs by token. Groups without episodes and groups
+    whose tokens were dropped are omitted. `docs/analysis.md` documents all columns.
 
     Args:
         url: The store, as for `Store.open`.
-        buffer: Only of groups of this buffer, or of these; by default of all.
-        tasks: Only of groups of these tasks.
-        statuses: Only of groups of these statuses.
-        runs: Only of groups that these runs put.
-        where: Only of groups that meet this expression over `replaydb.col`.
-        per: "episode": a row for each episode, with lists of what its tokens have. "token": a row
-            for each token.
-        extras: Extras of episodes or tokens to give columns of their own, by name: the numpy dtype
-            of their numbers, such as `{"ref_logprobs": "float32"}`. A column holds lists of an
-            array's numbers in C order, or with `per="token"` the number that is of the token. All
-            extras, of any dtype and shape, are in the columns `token_extras` and `extras` as well.
-        damaged: What to do with a group whose stored bytes are damaged: "raise" a
-            `CorruptPayloadError` that names it, or "skip" it.
+        buffer: Name or names of buffers; None (default) for all.
+        tasks: Only groups of these tasks.
+        statuses: Only groups of these statuses.
+        runs: Only groups that these runs put.
+        where: Only groups that meet this condition over `replaydb.col`.
+        per: "episode" (default): one row for each episode, with lists of token values. "token": one
+            row for each token.
+        extras: Extras of episodes or tokens that get a column of their own: numpy dtypes by name,
+            such as `{"ref_logprobs": "float32"}`. The column has lists of the numbers of an array
+            in C order, or with `per="token"` the number of the token. The columns `token_extras`
+            and `extras` have all extras, of any dtype and shape.
+        damaged: What to do with a group whose payload is damaged: "raise" (default) a
+            `CorruptPayloadError` that names it while rows are read, or "skip" it.
+
+    Returns:
+        Lazy rows.
 
     Raises:
-        InvalidInputError: An argument is wrong, or, while it is read, an extra does not fit the
-            dtype asked for.
-        UnknownBufferError: There is no such buffer.
-        DatabaseError: There is no such store, or it cannot be read.
+        InvalidInputError: An argument is invalid; or, while rows are read, an extra does not fit
+            its dtype.
+        UnknownBufferError: The buffer does not exist.
+        DatabaseError: The store does not exist or cannot be read.
     """
     which = Which.of(buffer, tasks, statuses, runs, where)
     kind = checks.one_of("per", per, get_args(Per))
@@ -96,44 +103,44 @@ def episode_rows(
     schema: pa.Schema,
     damaged: Damaged,
     *,
-    bare: bool = False,
-    passed: NDArray[np.int64] | None = None,
-    lost: list[int] | None = None,
+    include_empty: bool = False,
+    exclude: NDArray[np.int64] | None = None,
+    omitted: list[int] | None = None,
 ) -> Rows:
-    """A row for each episode. Episodes of a group are in one batch.
+    """Return one row for each episode. The episodes of a group are in one batch.
 
     Args:
         url: The store.
-        which: Of which groups.
-        schema: What the rows have.
-        damaged: What to do with a group whose bytes are damaged.
-        bare: Whether there is also a row for each group that has no episode, without position.
-        passed: Ids of groups that are passed over, ascending.
-        lost: Gets the ids of groups that have no rows, as their tokens were dropped or damaged.
+        which: Groups to read.
+        schema: Columns of the rows.
+        damaged: What to do with a group whose payload is damaged.
+        include_empty: Whether to add a row, without position, for each group without episodes.
+        exclude: Ids of groups to skip, ascending.
+        omitted: List to which the ids of groups are added whose tokens were dropped or are damaged.
     """
 
     def batches() -> Iterator[pa.RecordBatch]:
         with opened(url) as source:
             condition = which.condition(source)
-            for ids in _chunks(source, condition, passed):
-                several = list(_whole_groups(source, condition, ids, damaged, lost))
-                if any(whole.pieces for whole in several):
-                    yield batch_of_episodes(schema, [one for one in several if one.pieces])
-                if bare and not all(whole.pieces for whole in several):
-                    yield batch_of_bare(schema, [one for one in several if not one.pieces])
+            for ids in _chunks(source, condition, exclude):
+                chunk = list(_decoded_groups(source, condition, ids, damaged, omitted))
+                if any(one.parts for one in chunk):
+                    yield batch_of_episodes(schema, [one for one in chunk if one.parts])
+                if include_empty and not all(one.parts for one in chunk):
+                    yield batch_of_empty(schema, [one for one in chunk if not one.parts])
 
     return Rows(schema, batches)
 
 
 def _chunks(
-    source: Source, condition: ColumnElement[bool], passed: NDArray[np.int64] | None
+    source: Source, condition: ColumnElement[bool], exclude: NDArray[np.int64] | None
 ) -> Iterator[list[int]]:
-    """Ids of groups that are read together."""
+    """Yield the ids of groups that are read at once."""
     ids: list[int] = []
     size = 0
-    for rows in source.pages(walk_whole_groups(condition)):
+    for rows in source.pages(scan_group_sizes(condition)):
         found = np.array([row[0] for row in rows], np.int64)
-        is_new = np.ones(len(rows), np.bool_) if passed is None else ~_are_among(found, passed)
+        is_new = np.ones(len(rows), np.bool_) if exclude is None else ~_are_in(found, exclude)
         for group_id, num_bytes, num_tokens, *_ in compress(rows, is_new):
             own = max(_size(num_bytes), TOKEN_BYTES * _size(num_tokens))
             if ids and (size + own > CHUNK_BYTES or len(ids) == CHUNK_GROUPS):
@@ -145,36 +152,36 @@ def _chunks(
         yield ids
 
 
-def _are_among(ids: NDArray[np.int64], passed: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which of some ids are among many others, which ascend."""
-    return np.searchsorted(passed, ids, "right") > np.searchsorted(passed, ids)
+def _are_in(ids: NDArray[np.int64], ascending: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which ids are in a sorted array."""
+    return np.searchsorted(ascending, ids, "right") > np.searchsorted(ascending, ids)
 
 
 def _size(value: Any) -> int:
-    """SQLite takes anything for a number."""
+    """Return a size, or 0 for a value of a wrong type, which SQLite does not prevent."""
     return value if isinstance(value, int) else 0
 
 
-def _whole_groups(
+def _decoded_groups(
     source: Source,
     condition: ColumnElement[bool],
     ids: list[int],
     damaged: Damaged,
-    lost: list[int] | None,
-) -> Iterable[Whole]:
+    omitted: list[int] | None,
+) -> Iterable[DecodedGroup]:
     def work(connection: Connection) -> Stored:
-        rows = execute(connection, select_whole_groups(condition, ids))
+        rows = execute(connection, select_groups_with_names(condition, ids))
         return groups.stored(source.backend, connection, [row._asdict() for row in rows])
 
     stored, found = source.stored(work)
     if found.corrupt and damaged == "raise":
         raise CorruptPayloadError(reasons(found.corrupt), sorted(found.corrupt))
-    places: dict[int, list[int]] = {}
+    numbers: dict[int, list[int]] = {}
     for part in stored.payloads:
         if part["group_id"] in found.groups:
-            places.setdefault(part["group_id"], []).append(part["part"])
+            numbers.setdefault(part["group_id"], []).append(part["part"])
     for facts in stored.groups:
         if (group := found.groups.get(facts["id"])) is not None:
-            yield Whole.of(facts, group, sorted(places.get(group.id, ())))
-        elif lost is not None:
-            lost.append(facts["id"])
+            yield DecodedGroup.of(facts, group, sorted(numbers.get(group.id, ())))
+        elif omitted is not None:
+            omitted.append(facts["id"])

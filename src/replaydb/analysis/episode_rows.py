@@ -1,7 +1,7 @@
-"""Decoded groups as Arrow: a row for each episode, its tokens in list columns.
+"""Conversion of decoded groups to Arrow: one row for each episode, tokens in list columns.
 
-Token columns are the arrays of the payload under the offsets of a list: not copied where a batch
-is one payload, joined where it is several.
+Token columns are list arrays over the arrays of the payload. They are not copied if the batch has
+one payload, and concatenated if it has several.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from replaydb.errors import InvalidInputError
 
 _INT, _FLOAT, _TEXT = pa.int64(), pa.float64(), pa.string()
 
-#: Of the group: names, types, and where it is not so the names in its row.
+#: Columns of the group, with their types.
 _GROUP = {
     "group_id": _INT, "buffer_name": _TEXT, "run_name": _TEXT, "run_lineage": _TEXT,
     "task_name": _TEXT, "group_uid": _TEXT, "prompt_uid": _TEXT, "group_status": _TEXT,
@@ -44,7 +44,7 @@ _TOKENS = {
     "token_ids": pa.int32(), "loss_mask": pa.bool_(), "logprobs": pa.float32(),
     "token_versions": pa.int32(), "token_rewards": pa.float32(),
 }  # fmt: skip
-#: Of Arrow's numbers those of numpy; what Arrow has for this imports pandas.
+#: Numpy dtypes by Arrow type. The function of Arrow for this would import pandas.
 _DTYPES = {pa.from_numpy_dtype(np.dtype(code)): np.dtype(code) for code in "?bBhHiIlLefd"}
 ARRAY = pa.struct(
     {"name": _TEXT, "dtype": _TEXT, "shape": pa.list_(_INT), "data": pa.binary()}.items()
@@ -64,10 +64,10 @@ _LISTS = {
 
 
 def episode_schema(extras: Mapping[str, str] | None = None) -> pa.Schema:
-    """Columns of a row for each episode, the last of them extras that were asked for.
+    """Return the schema of rows of episodes; requested extras are its last columns.
 
     Raises:
-        InvalidInputError: `extras` are no names and dtypes, or a name is taken.
+        InvalidInputError: `extras` is not a mapping of names to dtypes, or a name is taken.
     """
     lists = {name: pa.list_(kind) for name, kind in (_TOKENS | _LISTS).items()}
     known = _GROUP | _EPISODE | lists
@@ -75,51 +75,51 @@ def episode_schema(extras: Mapping[str, str] | None = None) -> pa.Schema:
         raise InvalidInputError("extras", "a mapping of names to dtypes", repr(extras))
     for name, dtype in (extras or {}).items():
         if checks.name("extras", name) in known:
-            raise InvalidInputError("extras", "names that no other column has", repr(name))
+            raise InvalidInputError("extras", "names that differ from other columns", repr(name))
         try:
             kind = pa.from_numpy_dtype(np.dtype(dtype))
         except (TypeError, pa.ArrowNotImplementedError):
             kind = None
         if kind not in _DTYPES:
-            expected = "the name of a numpy dtype of numbers"
+            expected = "the name of a numeric numpy dtype"
             raise InvalidInputError(f"extras[{name!r}]", expected, repr(dtype))
         known[name] = pa.list_(kind)
     return pa.schema(known.items())
 
 
-def asked_for(schema: pa.Schema) -> list[pa.Field]:
-    """The extras that have columns of their own."""
+def extra_fields(schema: pa.Schema) -> list[pa.Field]:
+    """Return the columns of requested extras."""
     return list(schema)[len(_GROUP) + len(_EPISODE) + len(_TOKENS) + len(_LISTS) :]
 
 
-#: The numbers of the episodes of a part, how many each has, and which have them; None: all.
+#: Values of a part, their number for each episode, and which episodes have values (None: all).
 Column = tuple[NDArray[Any] | None, NDArray[np.int64], NDArray[np.bool_] | None]
 
 
-class Piece(NamedTuple):
-    """A part of a payload that has episodes, the first of which has the position `start`."""
+class EpisodePart(NamedTuple):
+    """A part of a payload with episodes; `start` is the position of the first one."""
 
     start: int
     flat: FlatEpisodes
 
 
 @dataclass(frozen=True)
-class Whole:
-    """A group, its row, and the parts of it that have episodes."""
+class DecodedGroup:
+    """A decoded group, its row, and its parts with episodes."""
 
     facts: Mapping[str, Any]
     group: StoredGroup
-    pieces: Sequence[Piece]
+    parts: Sequence[EpisodePart]
 
     @classmethod
-    def of(cls, facts: Mapping[str, Any], group: StoredGroup, places: Sequence[int]) -> Self:
-        """With the names of all its parts, in order."""
-        parts = zip(places, group.parts, strict=True)
-        return cls(facts, group, [Piece(*part) for part in parts if part[1].num_episodes])
+    def of(cls, facts: Mapping[str, Any], group: StoredGroup, numbers: Sequence[int]) -> Self:
+        """Build it from the numbers of all its parts, in order."""
+        parts = zip(numbers, group.parts, strict=True)
+        return cls(facts, group, [EpisodePart(*part) for part in parts if part[1].num_episodes])
 
     @cached_property
     def row(self) -> tuple[Any, ...]:
-        """Its columns."""
+        """Values of the group columns."""
         prompt = self.group.prompt
         more = {
             "group_id": self.group.id,
@@ -133,10 +133,10 @@ def _to_json(value: Any) -> str:
     return escapes.to_json(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def batch_of_episodes(schema: pa.Schema, groups: Sequence[Whole]) -> pa.RecordBatch:
-    """A row for each episode of groups, each of which has one."""
-    flats = [piece.flat for whole in groups for piece in whole.pieces]
-    counts = [whole.group.num_episodes for whole in groups]
+def batch_of_episodes(schema: pa.Schema, groups: Sequence[DecodedGroup]) -> pa.RecordBatch:
+    """Return one row for each episode; each group must have at least one."""
+    flats = [part.flat for one in groups for part in one.parts]
+    counts = [one.group.num_episodes for one in groups]
     index = np.repeat(np.arange(len(groups)), counts)
     columns = [column.take(pa.array(index)) for column in _group_columns(groups)]
     columns += _episode_columns(groups, flats)
@@ -148,12 +148,12 @@ def batch_of_episodes(schema: pa.Schema, groups: Sequence[Whole]) -> pa.RecordBa
         _arrays(episodes.of(lambda one: one.extras, "extras", "each_extras")),
         *_context_columns(groups, counts),
     ]
-    columns += [_asked(episodes, field) for field in asked_for(schema)]
+    columns += [_extra_column(episodes, field) for field in extra_fields(schema)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def batch_of_bare(schema: pa.Schema, groups: Sequence[Whole]) -> pa.RecordBatch:
-    """A row for each of some groups that have no episode."""
+def batch_of_empty(schema: pa.Schema, groups: Sequence[DecodedGroup]) -> pa.RecordBatch:
+    """Return one row for each group; the groups have no episodes."""
     columns = dict(zip(_GROUP, _group_columns(groups), strict=True))
     context = _context_columns(groups, [1] * len(groups))
     columns |= dict(zip(("group_prompt_ids", "group_extras"), context, strict=True))
@@ -161,13 +161,15 @@ def batch_of_bare(schema: pa.Schema, groups: Sequence[Whole]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _group_columns(groups: Sequence[Whole]) -> list[pa.Array]:
-    rows = zip(*(whole.row for whole in groups), strict=True)
+def _group_columns(groups: Sequence[DecodedGroup]) -> list[pa.Array]:
+    rows = zip(*(one.row for one in groups), strict=True)
     return [pa.array(column, kind) for column, kind in zip(rows, _GROUP.values(), strict=True)]
 
 
-def _episode_columns(groups: Sequence[Whole], flats: Sequence[FlatEpisodes]) -> list[pa.Array]:
-    starts = [piece.start for whole in groups for piece in whole.pieces]
+def _episode_columns(
+    groups: Sequence[DecodedGroup], flats: Sequence[FlatEpisodes]
+) -> list[pa.Array]:
+    starts = [part.start for one in groups for part in one.parts]
     positions = [
         np.arange(start, start + flat.num_episodes)
         for start, flat in zip(starts, flats, strict=True)
@@ -192,8 +194,8 @@ def _episode_columns(groups: Sequence[Whole], flats: Sequence[FlatEpisodes]) -> 
         "text": pa.array(
             [
                 None if text is None else escapes.escape(text)
-                for whole in groups
-                for text in whole.group.texts
+                for one in groups
+                for text in one.group.texts
             ],
             _TEXT,
         ),
@@ -215,7 +217,7 @@ def _token_columns(flats: Sequence[FlatEpisodes]) -> list[pa.Array]:
 
 
 def _list(parts: Sequence[Column], kind: pa.DataType) -> pa.Array:
-    """Lists of numbers, null for those that have none."""
+    """Return a list column, null for episodes without values."""
     values, sizes, present = [], [], []
     for numbers, lengths, having in parts:
         has = np.full(len(lengths), numbers is not None) if having is None else having
@@ -228,8 +230,8 @@ def _list(parts: Sequence[Column], kind: pa.DataType) -> pa.Array:
     offsets = np.zeros(sum(map(len, sizes)) + 1, np.int32)
     np.cumsum(np.concatenate(sizes), out=offsets[1:])
     joined = values[0] if len(values) == 1 else np.concatenate([np.empty(0, _dtype(kind)), *values])
-    gone = ~np.concatenate(present)
-    mask = pa.array(gone) if gone.any() else None
+    missing = ~np.concatenate(present)
+    mask = pa.array(missing) if missing.any() else None
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(joined, kind), mask=mask)
 
 
@@ -238,7 +240,7 @@ def _dtype(kind: pa.DataType) -> np.dtype[Any]:
 
 
 def _token_rewards(flat: FlatEpisodes) -> Column:
-    """Those of turns, or the token extra that has their place in an episode without turns."""
+    """Return token rewards of turns; without turns, of the token extra "token_rewards"."""
     values = np.zeros(len(flat.token_ids), np.float32)
     having = np.zeros(flat.num_episodes, np.bool_)
     if flat.turns is not None and flat.turns.token_rewards is not None:
@@ -258,7 +260,7 @@ def _token_rewards(flat: FlatEpisodes) -> Column:
 def _rewards(extras: Mapping[str, Array]) -> NDArray[np.float32] | None:
     found = extras.get("token_rewards")
     if isinstance(found, np.ndarray) and found.ndim == 1 and found.dtype.kind in "fiub":
-        with np.errstate(over="ignore"):  # beyond float32 they are infinite
+        with np.errstate(over="ignore"):  # values beyond float32 become infinite
             return found.astype(np.float32, copy=False)
     return None
 
@@ -298,15 +300,15 @@ def _turns(flats: Sequence[FlatEpisodes]) -> pa.Array:
 
 
 def _turn_versions(flat: FlatEpisodes) -> Iterator[NDArray[np.int32] | None]:
-    """Of each turn that has one version per token: those of its response."""
+    """Yield the token versions of the response of each turn; None if it has one version."""
     turns, versions = flat.turns, flat.token_versions
     assert turns is not None  # noqa: S101
     starts = np.repeat(flat.offsets[:-1], turns.counts)
     firsts = np.repeat(np.cumsum(turns.counts) - turns.counts, turns.counts)
     before = np.concatenate([[0], np.cumsum(turns.lengths)])
     begins = starts + before[:-1] - before[firsts]
-    places = zip(begins, turns.prompt_lengths, turns.lengths, turns.has_token_versions, strict=True)
-    for begin, prompt, length, has_own in places:
+    rows = zip(begins, turns.prompt_lengths, turns.lengths, turns.has_token_versions, strict=True)
+    for begin, prompt, length, has_own in rows:
         yield (
             versions[begin + prompt : begin + length] if has_own and versions is not None else None
         )
@@ -332,7 +334,7 @@ def _metadata(rows: Iterable[dict[str, Any]]) -> pa.Array:
 
 
 class _Episodes:
-    """The episodes of some parts, made only of those parts whose episodes have extras."""
+    """Episodes of parts, built only for parts whose episodes have extras."""
 
     def __init__(self, flats: Sequence[FlatEpisodes]) -> None:
         self.flats = flats
@@ -341,7 +343,7 @@ class _Episodes:
     def of(
         self, extras: Callable[[Episode], Mapping[str, Array]], *fields: str
     ) -> list[Mapping[str, Array]]:
-        """The extras of each episode; `fields` of a part are where it would have some."""
+        """Return the extras of each episode; a part without any of `fields` has none."""
         found: list[Mapping[str, Array]] = []
         for i, flat in enumerate(self.flats):
             if any(getattr(flat, name) for name in fields):
@@ -354,12 +356,12 @@ class _Episodes:
 
 
 def _arrays(rows: Iterable[Mapping[str, Array]]) -> pa.Array:
-    """Named arrays of any dtype and shape, null where there are none."""
+    """Return a column of named arrays of any dtype and shape, null if there are none."""
     return pa.array([named_arrays(row) for row in rows], pa.list_(ARRAY))
 
 
 def named_arrays(arrays: Mapping[str, Array]) -> list[dict[str, Any]] | None:
-    """Arrays as rows of `ARRAY`; their bytes are little-endian and in C order."""
+    """Convert arrays to rows of `ARRAY`; their bytes are little-endian, in C order."""
     rows = [
         {
             "name": name,
@@ -372,18 +374,18 @@ def named_arrays(arrays: Mapping[str, Array]) -> list[dict[str, Any]] | None:
     return rows or None
 
 
-def _context_columns(groups: Sequence[Whole], counts: Sequence[int]) -> list[pa.Array]:
-    """What is of a group as a whole, and may be large: in the first of its rows."""
+def _context_columns(groups: Sequence[DecodedGroup], counts: Sequence[int]) -> list[pa.Array]:
+    """Return the prompt ids and extras of groups, only in the first row of each group."""
     ids, extras = [], []
-    for whole, count in zip(groups, counts, strict=True):
-        context = whole.group.context
+    for one, count in zip(groups, counts, strict=True):
+        context = one.group.context
         ids += [context.prompt_ids, *[None] * (count - 1)]
         extras += [named_arrays(context.extras), *[None] * (count - 1)]
     return [pa.array(ids, pa.list_(pa.int32())), pa.array(extras, pa.list_(ARRAY))]
 
 
-def _asked(episodes: _Episodes, field: pa.Field) -> pa.Array:
-    """One extra of each episode, of its tokens or of itself."""
+def _extra_column(episodes: _Episodes, field: pa.Field) -> pa.Array:
+    """Return the column of one extra, of tokens or of episodes."""
     dtype = _dtype(field.type.value_type)
     rows = episodes.of(
         lambda one: one.token_extras | one.extras,
@@ -403,7 +405,7 @@ def _asked(episodes: _Episodes, field: pa.Field) -> pa.Array:
 def _numbers(array: Array, dtype: np.dtype[Any], name: str) -> NDArray[Any]:
     numbers = array if isinstance(array, np.ndarray) else array.float().numpy()
     if not np.can_cast(numbers.dtype, dtype, "same_kind"):
-        expected = f"a dtype that {dtype_name(array)} fits, which it is in an episode"
+        expected = f"a dtype that {dtype_name(array)}, as in a stored episode, can be cast to"
         raise InvalidInputError(f"extras[{name!r}]", expected, dtype)
     with np.errstate(over="ignore"):
         return numbers.reshape(-1).astype(dtype, copy=False)

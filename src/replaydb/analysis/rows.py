@@ -1,4 +1,4 @@
-"""`Rows`: a table that is read from a store when somebody wants it."""
+"""`Rows`: a lazy table that is read from a store as an Arrow stream."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 
 
 class Rows:
-    """Rows of a store, read a page at a time by whoever takes them; each reading begins anew.
+    """A lazy table of rows of a store. Each reading queries the store again, page by page.
 
-    It is an Arrow stream (`__arrow_c_stream__`), which `polars.DataFrame`, `duckdb` and
-    `pyarrow.table` take as it is. Memory holds a page or two, whatever the number of rows, unless
-    all of them are asked for.
+    It implements the Arrow stream interface (`__arrow_c_stream__`), so `polars.DataFrame`, `duckdb`
+    and `pyarrow.table` accept it. Memory holds one or two pages, whatever the number of rows,
+    unless you load all of them.
 
-    A reading goes through ids in ascending order. It shows what was stored when it began, each row
-    once, as it is when its page is read; what is deleted before that is left out. The rows of a
-    page are of one moment, and so is all that is shown of a group by `groups` and `tokens`; two
-    pages are not. Each page is a short read-only transaction: writers do not wait, and no old rows
-    are kept for a reader that pauses.
+    A reading is a keyset-paginated scan by ascending id. It returns each row that existed when it
+    began once, as it is when its page is read; rows deleted before that are omitted. Each page is a
+    consistent snapshot, and so are all rows of a group from `groups` and `tokens`; different pages
+    are not. Each page is a short read-only transaction: it does not block writers, and a paused
+    reader holds no snapshot.
 
     Attributes:
-        schema: Names and types of its columns, the same whatever is stored.
+        schema: Names and types of the columns; they do not depend on the stored data.
     """
 
     def __init__(self, schema: pa.Schema, batches: Callable[[], Iterator[pa.RecordBatch]]) -> None:
@@ -39,10 +39,10 @@ class Rows:
         return f"Rows({', '.join(self.schema.names)})"
 
     def reader(self) -> pa.RecordBatchReader:
-        """A `pyarrow.RecordBatchReader` over all rows.
+        """Return a `pyarrow.RecordBatchReader` over all rows.
 
-        It holds a connection from its first row to its last, or until it is dropped. It is for one
-        thread; others take readers of their own.
+        It keeps a connection from the first row to the last, or until it is garbage-collected. Use
+        each reader in one thread only.
         """
         return pa.RecordBatchReader.from_batches(self.schema, self._batches())
 
@@ -50,22 +50,24 @@ class Rows:
         return self.reader().__arrow_c_stream__(requested_schema)
 
     def to_table(self) -> pa.Table:
-        """All rows in memory, as a `pyarrow.Table`.
+        """Load all rows into memory, as a `pyarrow.Table`.
 
         Raises:
-            CorruptPayloadError: What is stored of a group cannot be read; it names the group.
+            CorruptPayloadError: A group is damaged; the error names it.
             DatabaseError: The store cannot be read.
         """
         return pa.Table.from_batches(self._batches(), self.schema)
 
     def to_pandas(self, **options: Any) -> pd.DataFrame:
-        """All rows in memory, as a `pandas.DataFrame`.
+        """Load all rows into memory, as a `pandas.DataFrame`.
 
         Args:
-            options: As of `pyarrow.Table.to_pandas`.
+            options: Arguments of `pyarrow.Table.to_pandas`.
 
         Raises:
-            NotSupportedError: pandas is not installed, which no extra does.
+            NotSupportedError: pandas is not installed. No extra installs it.
+            CorruptPayloadError: A group is damaged; the error names it.
+            DatabaseError: The store cannot be read.
         """
         if find_spec("pandas") is None:
             raise NotSupportedError("to_pandas needs pandas: pip install pandas")

@@ -1,4 +1,4 @@
-"""A store that is read by a thread with an event loop of its own."""
+"""Synchronous read-only access to a store, by a thread with its own event loop."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from replaydb.database.engines.protocol import Backend
 from replaydb.database.payloads import Payloads
 from replaydb.database.prepared import execute
 from replaydb.database.records import Decoded, Stored, decoded
-from replaydb.database.statements.walks import Walk, select_buffer_ids
+from replaydb.database.statements.scans import Scan, select_buffer_ids
 from replaydb.database.transactions import BULK_SECONDS, Database, allowance, end_in
 
 T = TypeVar("T")
 
-#: Rows that are read at once.
+#: Number of rows that are read at once.
 PAGE = 8192
 
 
 class Source:
-    """A store, open to be read: calls wait for a thread, which may be called from anywhere."""
+    """A store opened read-only. Calls run in its own thread and can be made from any thread."""
 
     def __init__(self, url: str | URL) -> None:
         async def work(thread: EventLoopThread) -> None:
@@ -38,7 +38,7 @@ class Source:
 
     @property
     def backend(self) -> Backend:
-        """Its engine."""
+        """Engine of the database."""
         return self._database.backend
 
     def read(self, work: Callable[[Connection], T]) -> T:
@@ -46,7 +46,7 @@ class Source:
         return self._thread.run(lambda: self._database.read(work, end=end_in(BULK_SECONDS)))
 
     def stored(self, work: Callable[[Connection], Stored]) -> tuple[Stored, Decoded]:
-        """Groups from what `work` reads of them, some of which may be outside the database."""
+        """Read groups with `work` and decode them, with payloads inside or outside the database."""
 
         async def run() -> tuple[Stored, Decoded]:
             end = end_in(BULK_SECONDS)
@@ -56,23 +56,23 @@ class Source:
         return self._thread.run(run)
 
     def buffer_ids(self) -> dict[str, int]:
-        """Every buffer."""
+        """Return the ids of all buffers by name."""
         rows = self.read(lambda connection: execute(connection, select_buffer_ids()))
         return {row.name: row.id for row in rows}
 
-    def pages(self, walk: Walk) -> Iterator[list[Any]]:
-        """Rows of a walk, those of a page at one moment."""
-        top = self.read(lambda connection: _number(connection, walk.top)) or 0
+    def pages(self, scan: Scan) -> Iterator[list[Any]]:
+        """Yield the pages of a scan; each page is a consistent snapshot."""
+        top = self.read(lambda connection: _number(connection, scan.top)) or 0
         start, after = 0, None
         while start < top:
 
             def work(
                 connection: Connection, start: int = start, after: Any = after
             ) -> tuple[int | None, Any]:
-                end = _number(connection, walk.end_of_window(start, top))
+                end = _number(connection, scan.end_of_window(start, top))
                 if end is None:
                     return None, []
-                return end, execute(connection, walk.page(start, end, after, PAGE))
+                return end, execute(connection, scan.page(start, end, after, PAGE))
 
             end, rows = self.read(work)
             if rows:
@@ -82,10 +82,10 @@ class Source:
             if len(rows) < PAGE:
                 start, after = end, None
             else:
-                after = rows[-1][-len(walk.keys) :]
+                after = rows[-1][-len(scan.keys) :]
 
     def close(self) -> None:
-        """Let go of the database, and end the thread."""
+        """Close the database and end the thread."""
         self._thread.close()
 
     async def _close(self) -> None:
@@ -96,7 +96,7 @@ class Source:
 
 @contextmanager
 def opened(url: str | URL) -> Iterator[Source]:
-    """A store that is open inside the block."""
+    """Open a store for the duration of the block."""
     source = Source(url)
     try:
         yield source

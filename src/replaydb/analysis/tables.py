@@ -1,4 +1,4 @@
-"""What is known of groups, episodes, draws, prompts and runs, without their tokens."""
+"""Tables of groups, episodes, draws, prompts, policies and runs, without tokens."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from replaydb.analysis.rows import Rows
 from replaydb.analysis.source import Source, opened
 from replaydb.database import filters
 from replaydb.database.prepared import execute
-from replaydb.database.statements import walks
-from replaydb.database.statements.walks import Walk
+from replaydb.database.statements import scans
+from replaydb.database.statements.scans import Scan
 from replaydb.episodes import GroupStatus
 from replaydb.errors import UnknownBufferError
 
@@ -26,13 +26,13 @@ Where = ColumnElement[bool] | None
 
 @dataclass(frozen=True, slots=True)
 class Which:
-    """Which groups to read.
+    """Filters of groups.
 
     Attributes:
-        buffers: Of which buffers, by name; None: of all. So for the others.
-        tasks: Of which tasks.
-        statuses: Of which statuses.
-        eligible: What else they have to meet.
+        buffers: Names of buffers; None for all.
+        tasks: Names of tasks; None for all.
+        statuses: Statuses; None for all.
+        eligible: A further condition, or None.
     """
 
     buffers: frozenset[str] | None
@@ -42,10 +42,10 @@ class Which:
 
     @classmethod
     def of(cls, buffer: Names, tasks: Names, statuses: Names, runs: Names, where: Where) -> Which:
-        """From the arguments of a call.
+        """Build filters from the arguments of a call.
 
         Raises:
-            InvalidInputError: One of them is wrong.
+            InvalidInputError: An argument is invalid.
         """
         names = checks.names("runs", runs)
         putters = None if names is None else filters.of_runs(sorted(names))
@@ -57,10 +57,10 @@ class Which:
         )
 
     def buffer_ids(self, source: Source) -> list[int] | None:
-        """The buffers; None: all.
+        """Return the ids of the buffers; None for all.
 
         Raises:
-            UnknownBufferError: There is no such buffer.
+            UnknownBufferError: A buffer does not exist.
         """
         if self.buffers is None:
             return None
@@ -70,11 +70,11 @@ class Which:
         return [known[name] for name in self.buffers]
 
     def condition(self, source: Source) -> ColumnElement[bool]:
-        """As one condition."""
-        return walks.groups_of(self.buffer_ids(source), self.tasks, self.statuses, self.eligible)
+        """Return the filters as one condition."""
+        return scans.groups_of(self.buffer_ids(source), self.tasks, self.statuses, self.eligible)
 
     def check(self, url: str | URL) -> None:
-        """Refuse a store or a buffer that is not there."""
+        """Raise if the store or a buffer does not exist."""
         with opened(url) as source:
             self.buffer_ids(source)
 
@@ -89,27 +89,30 @@ def groups(
     where: Where = None,
     damaged: Damaged = "raise",
 ) -> Rows:
-    """Groups, a row each, with the columns of the view `group_overview`.
+    """Return groups, with the columns of the view `group_overview`.
 
-    Times are timestamps in UTC, names and statuses strings, `tags` JSON text.
+    Times are UTC timestamps, names and statuses are strings, `tags` is JSON text.
 
     Args:
         url: The store, as for `Store.open`.
-        buffer: Only of this buffer, or of these; by default of all.
-        tasks: Only of these tasks.
-        statuses: Only of these statuses.
-        runs: Only what these runs put.
-        where: Only what meets this expression over `replaydb.col`.
-        damaged: What to do with a group in whose row something stands that cannot be read: "raise"
-            a `CorruptPayloadError` that names it, or "skip" it.
+        buffer: Name or names of buffers; None (default) for all.
+        tasks: Only groups of these tasks.
+        statuses: Only groups of these statuses.
+        runs: Only groups that these runs put.
+        where: Only groups that meet this condition over `replaydb.col`.
+        damaged: What to do with a group whose row has an unreadable value: "raise" (default) a
+            `CorruptPayloadError` that names it while rows are read, or "skip" it.
+
+    Returns:
+        Lazy rows.
 
     Raises:
-        InvalidInputError: An argument is wrong.
-        UnknownBufferError: There is no such buffer.
-        DatabaseError: There is no such store, or it cannot be read.
+        InvalidInputError: An argument is invalid.
+        UnknownBufferError: The buffer does not exist.
+        DatabaseError: The store does not exist or cannot be read.
     """
     which = Which.of(buffer, tasks, statuses, runs, where)
-    return _walked(url, which, walks.walk_groups, to_damaged(damaged))
+    return _scanned(url, which, scans.scan_groups, to_damaged(damaged))
 
 
 def episodes(
@@ -122,26 +125,29 @@ def episodes(
     where: Where = None,
     damaged: Damaged = "raise",
 ) -> Rows:
-    """Episodes, a row each, with the columns of the view `episode_overview`, and their `text`.
+    """Return episodes, with the columns of the view `episode_overview` and their `text`.
 
-    There is a row also for an episode whose tokens were dropped. `metadata` is JSON text.
+    Includes episodes whose tokens were dropped. `metadata` is JSON text.
 
     Args:
         url: The store, as for `Store.open`.
-        buffer: Only of groups of this buffer, or of these; by default of all.
-        tasks: Only of groups of these tasks.
-        statuses: Only of groups of these statuses.
-        runs: Only of groups that these runs put.
-        where: Only of groups that meet this expression over `replaydb.col`.
-        damaged: As for `groups`.
+        buffer: Name or names of buffers; None (default) for all.
+        tasks: Only episodes of groups of these tasks.
+        statuses: Only episodes of groups of these statuses.
+        runs: Only episodes of groups that these runs put.
+        where: Only episodes of groups that meet this condition over `replaydb.col`.
+        damaged: "raise" (default) or "skip", as for `groups`.
+
+    Returns:
+        Lazy rows.
 
     Raises:
-        InvalidInputError: An argument is wrong.
-        UnknownBufferError: There is no such buffer.
-        DatabaseError: There is no such store, or it cannot be read.
+        InvalidInputError: An argument is invalid.
+        UnknownBufferError: The buffer does not exist.
+        DatabaseError: The store does not exist or cannot be read.
     """
     which = Which.of(buffer, tasks, statuses, runs, where)
-    return _walked(url, which, walks.walk_episodes, to_damaged(damaged))
+    return _scanned(url, which, scans.scan_episodes, to_damaged(damaged))
 
 
 def draws(
@@ -152,31 +158,34 @@ def draws(
     runs: Names = None,
     where: Where = None,
 ) -> Rows:
-    """Groups that were drawn, a row for each group of each draw: the view `training_history`.
+    """Return drawn groups, one row for each group of each draw: the view `training_history`.
 
     Args:
         url: The store, as for `Store.open`.
-        buffer: Only draws from this buffer, or from these; by default from all.
+        buffer: Name or names of buffers; None (default) for all.
         tasks: Only groups of these tasks.
         runs: Only draws that these runs made.
-        where: Only groups that meet this expression over `replaydb.col`. With `tasks` or `where`
-            groups that were deleted since are left out.
+        where: Only groups that meet this condition over `replaydb.col`. With `tasks` or `where`,
+            groups that were deleted after the draw are omitted.
+
+    Returns:
+        Lazy rows.
 
     Raises:
-        InvalidInputError: An argument is wrong.
-        UnknownBufferError: There is no such buffer.
-        DatabaseError: There is no such store, or it cannot be read.
+        InvalidInputError: An argument is invalid.
+        UnknownBufferError: The buffer does not exist.
+        DatabaseError: The store does not exist or cannot be read.
     """
     which = Which.of(buffer, tasks, None, None, where)
     drawers = checks.names("runs", runs)
-    return _walked(
+    return _scanned(
         url,
         which,
-        lambda condition: walks.walk_draws(
-            condition if drawers is None else condition & walks.drawn_by(drawers)
+        lambda condition: scans.scan_draws(
+            condition if drawers is None else condition & scans.drawn_by(drawers)
         ),
         "raise",
-        walks.draws_of,
+        scans.draws_of,
     )
 
 
@@ -189,24 +198,27 @@ def prompts(
     runs: Names = None,
     where: Where = None,
 ) -> Rows:
-    """Prompts that have a uid, a row each: the view `prompt_overview` over the groups asked for.
+    """Return prompts that have a uid: the view `prompt_overview` over the selected groups.
 
     Args:
         url: The store, as for `Store.open`.
-        buffer: Only of this buffer, or of these; by default of all.
-        tasks: Only groups of these tasks count. So for the others.
-        statuses: Only groups of these statuses.
-        runs: Only groups that these runs put.
-        where: Only groups that meet this expression over `replaydb.col`.
+        buffer: Name or names of buffers; None (default) for all.
+        tasks: Count only groups of these tasks.
+        statuses: Count only groups of these statuses.
+        runs: Count only groups that these runs put.
+        where: Count only groups that meet this condition over `replaydb.col`.
+
+    Returns:
+        Lazy rows.
 
     Raises:
-        InvalidInputError: An argument is wrong.
-        UnknownBufferError: There is no such buffer.
-        DatabaseError: There is no such store, or it cannot be read.
+        InvalidInputError: An argument is invalid.
+        UnknownBufferError: The buffer does not exist.
+        DatabaseError: The store does not exist or cannot be read.
     """
     which = Which.of(buffer, tasks, statuses, runs, where)
     which.check(url)
-    schema = schema_of(walks.prompt_rows())
+    schema = schema_of(scans.prompt_rows())
 
     def batches() -> Iterator[pa.RecordBatch]:
         with opened(url) as source:
@@ -220,53 +232,59 @@ def prompts(
 
 
 def policies(url: str | URL, *, buffer: Names = None) -> Rows:
-    """Versions that the policies of buffers came to, a row each: the view `policy_overview`.
+    """Return the policy versions that buffers advanced to: the view `policy_overview`.
 
     Args:
         url: The store, as for `Store.open`.
-        buffer: Only of this buffer, or of these; by default of all.
+        buffer: Name or names of buffers; None (default) for all.
+
+    Returns:
+        Lazy rows.
 
     Raises:
-        InvalidInputError: An argument is wrong.
-        UnknownBufferError: There is no such buffer.
-        DatabaseError: There is no such store, or it cannot be read.
+        InvalidInputError: An argument is invalid.
+        UnknownBufferError: The buffer does not exist.
+        DatabaseError: The store does not exist or cannot be read.
     """
     which = Which.of(buffer, None, None, None, None)
-    return _walked(url, which, walks.walk_policies, "raise", walks.policies_of)
+    return _scanned(url, which, scans.scan_policies, "raise", scans.policies_of)
 
 
 def runs(url: str | URL) -> Rows:
-    """Runs, a row each: `run_id`, `run_name`, `lineage`, `started_at`, `metadata` as JSON text.
+    """Return runs: `run_id`, `run_name`, `lineage`, `started_at`, `metadata` as JSON text.
 
     Args:
         url: The store, as for `Store.open`.
 
+    Returns:
+        Lazy rows.
+
     Raises:
         InvalidURLError: The URL cannot be used.
-        DatabaseError: There is no such store, or it cannot be read.
+        DatabaseError: The store does not exist or cannot be read.
     """
     which = Which(None, None, None, None)
-    return _walked(url, which, lambda _: walks.walk_runs(), "raise")
+    return _scanned(url, which, lambda _: scans.scan_runs(), "raise")
 
 
-def _walked(
+def _scanned(
     url: str | URL,
     which: Which,
-    walk: Callable[[ColumnElement[bool]], Walk],
+    scan: Callable[[ColumnElement[bool]], Scan],
     damaged: Damaged,
-    condition: Callable[..., ColumnElement[bool]] = walks.groups_of,
+    condition: Callable[..., ColumnElement[bool]] = scans.groups_of,
 ) -> Rows:
-    """Rows of a walk through what some condition leaves."""
+    """Return the rows of a scan over what meets a condition."""
     which.check(url)
-    schema = schema_of(walk(walks.groups_of(None, None, None, None)).rows)
-    place = schema.get_field_index("group_id")
+    schema = schema_of(scan(scans.groups_of(None, None, None, None)).rows)
+    index = schema.get_field_index("group_id")
 
     def batches() -> Iterator[pa.RecordBatch]:
         with opened(url) as source:
             ids = which.buffer_ids(source)
             wanted = condition(ids, which.tasks, which.statuses, which.eligible)
-            for rows in source.pages(walk(wanted)):
-                yield batch_of(schema, rows, lambda row: row[place], damaged)
+            for rows in source.pages(scan(wanted)):
+                yield batch_of(schema, rows, lambda row: row[index], damaged)
 
     return Rows(schema, batches)
 
@@ -277,10 +295,10 @@ def _prompt_pages(
     start = ""
 
     def work(connection: Connection) -> tuple[str | None, Any]:
-        [(end,)] = execute(connection, walks.select_end_of_prompts(buffer_id, start))
+        [(end,)] = execute(connection, scans.select_end_of_prompts(buffer_id, start))
         if end is None:
             return None, []
-        return end, execute(connection, walks.select_prompt_page(condition, buffer_id, start, end))
+        return end, execute(connection, scans.select_prompt_page(condition, buffer_id, start, end))
 
     while True:
         end, rows = source.read(work)

@@ -1,4 +1,4 @@
-"""What comes back: batches of stored groups, and tensors of them."""
+"""Batches of groups, and tensors made from them."""
 
 from replaydb.batch.batch import Batch
 from replaydb.batch.stored import StoredGroup

@@ -1,4 +1,4 @@
-"""What a draw returns."""
+"""Batch: the result of a draw."""
 
 from __future__ import annotations
 
@@ -27,36 +27,36 @@ if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
 
-# Whoever says just `Batch` means what draws return.
+# `Batch` without a parameter means batches of stored groups.
 if TYPE_CHECKING:
     G = TypeVar("G", bound=EpisodeGroup, covariant=True, default=StoredGroup)
 else:
     G = typing.TypeVar("G")
 
 
-# No `collections.abc.Sequence`: a DataLoader rebuilds those from their items, without the weights.
+# Not a `collections.abc.Sequence`: a DataLoader rebuilds those from their items, without weights.
 @dataclass(frozen=True, slots=True, init=False, eq=False, repr=False)
 class Batch(typing.Generic[G]):
-    """A sequence of groups, as a draw returns them in its order, or of your own.
+    """A sequence of groups: the result of a draw, in its order, or `Batch(groups)` of your own.
 
-    `batch[0]` is a group and `batch[:8]` a batch of the same draw; iteration, `len` and `in` are
-    those of the groups. `padded`, `split` and `packed` make tensors. They keep the order of groups
-    and of episodes within them; groups may be of any size. Episodes that were stored as turns are
-    merged first (see `replaydb.training.merge_turns`), which may make several sequences of one.
-
-    Groups that were never stored make a batch too: `Batch(groups)`.
+    `batch[0]` is a group and `batch[:8]` a batch of the same draw. Iteration, `len` and `in` apply
+    to the groups. `padded`, `split` and `packed` return tensors. They keep the order of groups and
+    of episodes within groups; groups can have different sizes. Episodes that were stored as turns
+    are merged first (see `replaydb.training.merge_turns`), so one episode can become several
+    sequences.
 
     Attributes:
         groups: The groups [n], with their episodes.
-        probabilities: Probability of each group to be the next one drawn, among the samplable
-            groups of its task, or of all tasks where they are drawn together, float64 [n]; 1.0
-            where the policy leaves nothing to chance, and by default. Filters do not change it.
-        weights: Importance weights `(w_i / min_j w_j) ** -beta`, float64 [n]; the largest of each
-            draw (of each task, where n named tasks) is 1.0. By default they are all 1.0.
-        draw_id: Where the draw is recorded; None where the buffer does not record draws.
+        probabilities: Probability of each group to be drawn next among the drawable groups of its
+            task, or of all tasks if they are drawn together, float64 [n]. 1.0 if the sampling
+            strategy is not random, and by default. Filters do not change it.
+        weights: Importance weights `(w_i / min_j w_j) ** -beta`, float64 [n]. The largest weight of
+            each draw (of each task if n has a number per task) is 1.0. All 1.0 by default.
+        draw_id: Id of the recorded draw; None if it was not recorded.
 
     Raises:
-        InvalidInputError: Not groups, or not one probability and one weight for each.
+        InvalidInputError: `groups` has other objects than groups, or there is not one probability
+            and one weight per group.
     """
 
     groups: tuple[G, ...]
@@ -104,26 +104,26 @@ class Batch(typing.Generic[G]):
 
     @property
     def ids(self) -> list[int]:
-        """Ids of the groups [n]; -1, which no call takes, for one that was never stored."""
+        """Ids of the groups [n]; -1 for groups that were never stored, which no call accepts."""
         return [id_of(group) for group in self.groups]
 
     @property
     def staleness(self) -> list[int | None]:
         """Policy versions that the groups were behind the buffer's when they were drawn [n].
 
-        None where that is unknown, as of groups that were never stored. In the batch of
-        `Buffer.open_lease` it is the staleness when the lease was opened.
+        None if unknown, as for groups that were never stored. In the batch of `Buffer.open_lease`
+        it is the staleness when the lease was opened.
         """
         return [getattr(group, "staleness", None) for group in self.groups]
 
     @property
     def rewards(self) -> NDArray[np.float64]:
-        """Rewards of the E episodes of all groups, float64 [E]; NaN where there is none."""
+        """Rewards of the E episodes of all groups, float64 [E]; NaN if an episode has none."""
         return np.concatenate([np.empty(0), *(group.rewards for group in self.groups)])
 
     @property
     def group_index(self) -> NDArray[np.int64]:
-        """Position of the group of each episode, int64 [E]."""
+        """Index of the group of each episode, int64 [E]."""
         return np.repeat(np.arange(len(self)), [group.num_episodes for group in self.groups])
 
     def padded(
@@ -137,23 +137,28 @@ class Batch(typing.Generic[G]):
         end_token_id: int | None = None,
         device: torch.device | str | None = None,
     ) -> PaddedBatch:
-        """One row for each sequence.
+        """Return tensors with one row per sequence.
 
         Args:
-            pad_token_id: Stands where there is no token.
-            side: Where the padding goes.
-            pad_to_multiple_of: Round the width up.
-            max_length: Sequences that are longer lose their end, and are marked `truncated`.
-            fields: Which of "logprobs", "token_versions" and the extras to make tensors of; all
-                by default. Token ids, masks, and what there is one of for each sequence (`rewards`,
-                `advantages`, `weights`, ...) are always there, and may be named too.
-            end_token_id: See `replaydb.training.merge_turns`.
-            device: Where the tensors go. Copies to a CUDA device are made from page-locked memory
-                and not waited for.
+            pad_token_id: Token id for padding.
+            side: Side of the padding, "right" or "left".
+            pad_to_multiple_of: Round the width up to a multiple of this. Default: no rounding.
+            max_length: Maximum length. Longer sequences lose their end and are marked `truncated`.
+                Default: no limit.
+            fields: Which of "logprobs", "token_versions" and the extras to include. Default: all.
+                Token ids, masks, and fields with one value per sequence (`rewards`, `advantages`,
+                `weights`, ...) are always included, and can be named too.
+            end_token_id: Token that ends an answer, for merging turns whose text was tokenized
+                differently; see `replaydb.training.merge_turns`. Default: none.
+            device: Device of the tensors. Default: CPU. Copies to a CUDA device are made
+                asynchronously from page-locked memory.
+
+        Returns:
+            Tensors of shape [N, L]: N sequences, L tokens in the longest one.
 
         Raises:
-            InvalidInputError: An argument is wrong, or a token extra does not have one dtype and
-                shape in all episodes.
+            InvalidInputError: An argument is invalid, or a token extra does not have the same dtype
+                and shape in all episodes.
         """
         return padding.padded(
             self._columns(end_token_id),
@@ -178,18 +183,22 @@ class Batch(typing.Generic[G]):
         end_token_id: int | None = None,
         device: torch.device | str | None = None,
     ) -> SplitBatch:
-        """Prompts and responses apart, as GRPO trainers keep them.
+        """Return tensors with prompts and responses separately, as GRPO trainers use them.
 
         Args:
-            pad_token_id: Stands where there is no token.
-            prompt_side: Where the padding of prompts goes.
-            side: Where the padding of responses goes.
-            pad_to_multiple_of: Round both widths up.
-            max_prompt_length: Prompts that are longer lose their beginning.
-            max_length: Responses that are longer lose their end.
-            fields: See `padded`.
-            end_token_id: See `padded`.
-            device: See `padded`.
+            pad_token_id: Token id for padding.
+            prompt_side: Side of the padding of prompts.
+            side: Side of the padding of responses.
+            pad_to_multiple_of: Round both widths up to a multiple of this. Default: no rounding.
+            max_prompt_length: Maximum length of prompts. Longer prompts lose their beginning.
+            max_length: Maximum length of responses. Longer responses lose their end.
+            fields: Which of "logprobs", "token_versions" and the extras to include, see `padded`.
+                Default: all.
+            end_token_id: Token that ends an answer, for merging turns, see `padded`.
+            device: Device of the tensors, see `padded`. Default: CPU.
+
+        Returns:
+            Tensors of shape [N, P] for prompts and [N, R] for responses.
 
         Raises:
             InvalidInputError: As for `padded`.
@@ -217,21 +226,25 @@ class Batch(typing.Generic[G]):
         end_token_id: int | None = None,
         device: torch.device | str | None = None,
     ) -> PackedBatch:
-        """Several sequences in each row of `max_tokens` places.
+        """Return tensors with several sequences in each row of `max_tokens` tokens.
 
         Args:
-            pad_token_id: See `padded`.
+            pad_token_id: Token id for padding.
             max_tokens: Width of a row.
-            fit: "next" keeps the order of sequences; "first" places the longest first, which
-                needs fewer rows.
-            drop_oversized: Leave out sequences that are longer than a row (they have length 0 and
-                are named in `dropped`) instead of refusing them.
-            fields: See `padded`.
-            end_token_id: See `padded`.
-            device: See `padded`.
+            fit: "next" keeps the order of sequences. "first" packs the longest first, which needs
+                fewer rows.
+            drop_oversized: Whether to omit sequences that are longer than a row. They have length 0
+                and are listed in `dropped`. With False they raise an error.
+            fields: Which of "logprobs", "token_versions" and the extras to include, see `padded`.
+                Default: all.
+            end_token_id: Token that ends an answer, for merging turns, see `padded`.
+            device: Device of the tensors, see `padded`. Default: CPU.
+
+        Returns:
+            Tensors of shape [R, C]: R rows of C = `max_tokens` tokens.
 
         Raises:
-            InvalidInputError: As for `padded`; or a sequence is longer than a row.
+            InvalidInputError: As for `padded`, or a sequence is longer than a row.
         """
         return packing.packed(
             self._columns(end_token_id),

@@ -1,4 +1,4 @@
-"""The episodes of a batch as columns; token-level ones stay in the parts they were stored in."""
+"""Columns of the episodes of a batch. Token-level columns stay in their stored parts."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from replaydb.episodes.flat import FlatEpisodes, flatten
 from replaydb.episodes.merging import MergeReport, merge_turns
 from replaydb.errors import InvalidInputError
 
-#: Stands for a policy version that is not known: staler than every limit, and still far enough
-#: from the ends of int64 to be subtracted from another version.
+#: An unknown policy version: staler than every limit, and still far enough from the ends of int64
+#: to be subtracted from another version.
 UNKNOWN_VERSION = -(2**62)
 
-#: Token-level fields beside the named extras; `fields=` chooses among both.
+#: Token-level fields other than extras. `fields=` selects among both.
 LOGPROBS = "logprobs"
 TOKEN_VERSIONS = "token_versions"  # noqa: S105 - not a password
 
@@ -33,12 +33,12 @@ class TokenField:
     """A token-level field of all parts.
 
     Attributes:
-        name: Its name.
+        name: Name of the field.
         dtype: Its dtype, as numpy and torch both spell it.
-        trailing: Shape of what belongs to one token.
-        parts: Its values in each part [T, ...]; None where no episode of the part has it.
-        absent: Stands in the episodes that do not have it.
-        present: Which sequences have it, bool [N].
+        trailing: Shape of the value of one token.
+        parts: Values of each part [T, ...]; None if no episode of the part has the field.
+        absent: Value for episodes without the field.
+        present: Which sequences have the field, bool [N].
     """
 
     name: str
@@ -51,16 +51,16 @@ class TokenField:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
-    """N sequences: the episodes of some groups, those with turns merged to one row or several.
+    """N sequences: the episodes of some groups. Episodes with turns are merged to one or more rows.
 
     Attributes:
-        parts: Their tokens, in order.
-        bounds: Part i holds the sequences `bounds[i]:bounds[i + 1]`.
-        group_index: Position of the group of each sequence, int64 [N].
-        group_ids: Its id in the store, -1 where it has none, int64 [N].
-        episode_index: Position of its episode among all episodes, int64 [N].
+        parts: Parts with their tokens, in order.
+        bounds: Part i has the sequences `bounds[i]:bounds[i + 1]`.
+        group_index: Index of the group of each sequence, int64 [N].
+        group_ids: Id of this group in the store, -1 if it has none, int64 [N].
+        episode_index: Index of its episode among all episodes, int64 [N].
         weights: Importance weight of its group, float64 [N].
-        merged: What merging turns did; None where there were none.
+        merged: Report on merged turns; None if there were no turns.
     """
 
     parts: tuple[FlatEpisodes, ...]
@@ -79,11 +79,11 @@ class Columns:
         *,
         end_token_id: int | None = None,
     ) -> Columns:
-        """Of groups in their order.
+        """Return the columns of groups, in their order.
 
         Args:
-            groups: Fresh or stored.
-            weights: Importance weight of each group [n]; by default 1.
+            groups: New or stored groups.
+            weights: Importance weight of each group [n]. Default: 1.
             end_token_id: As for `merge_turns`.
         """
         stored = [(i, part) for i, group in enumerate(groups) for part in group.parts]
@@ -112,41 +112,41 @@ class Columns:
 
     @property
     def num_sequences(self) -> int:
-        """N."""
+        """Number of sequences, N."""
         return len(self.group_index)
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Tokens of each sequence, int64 [N]."""
+        """Number of tokens of each sequence, int64 [N]."""
         return _joined([part.lengths for part in self.parts], np.int64)
 
     @property
     def prompt_lengths(self) -> NDArray[np.int64]:
-        """Of which are the prompt, int64 [N]."""
+        """Number of prompt tokens of each sequence, int64 [N]."""
         return _joined([part.prompt_lengths for part in self.parts], np.int64)
 
     @property
     def rewards(self) -> NDArray[np.float64]:
-        """Rewards of their episodes, NaN where there is none, float64 [N]."""
+        """Rewards of the episodes, NaN if there is none, float64 [N]."""
         return _joined([part.rewards for part in self.parts], np.float64)
 
     @property
     def advantages(self) -> NDArray[np.float64]:
-        """Advantages, NaN where there is none, float64 [N]."""
+        """Advantages of the episodes, NaN if there is none, float64 [N]."""
         return _joined([part.advantages for part in self.parts], np.float64)
 
     @property
     def has_logprobs(self) -> NDArray[np.bool_]:
-        """Which have behaviour logprobs, bool [N]."""
+        """Which sequences have behaviour logprobs, bool [N]."""
         return _joined([part.has_logprobs for part in self.parts], np.bool_)
 
     @property
     def policy_versions(self) -> NDArray[np.int64]:
-        """The oldest version that made a token, or `UNKNOWN_VERSION`, int64 [N]."""
+        """Lowest version that generated a token, or `UNKNOWN_VERSION`, int64 [N]."""
         return _joined([_oldest_versions(part) for part in self.parts], np.int64)
 
     def token_fields(self, names: Collection[str] | None) -> list[TokenField]:
-        """Fields of tokens but their ids and masks: all, or those named.
+        """Return token-level fields other than ids and masks: all, or those in `names`.
 
         Raises:
             InvalidInputError: An extra has several dtypes or shapes.
@@ -157,7 +157,7 @@ class Columns:
         return [field for field in found if _wanted(field.name, names)]
 
     def extras(self, names: Collection[str] | None) -> dict[str, Extra]:
-        """Episode-level extras: all, or those named."""
+        """Return episode-level extras: all, or those in `names`."""
         found = {
             name: None
             for part in self.parts
@@ -167,10 +167,10 @@ class Columns:
         return {name: self._extra(name) for name in sorted(found) if _wanted(name, names)}
 
     def chosen(self, names: Collection[str] | None) -> frozenset[str] | None:
-        """The names of fields that were asked for and may be left out; None: all.
+        """Return the optional fields among `names`; None: all.
 
         Raises:
-            InvalidInputError: No episode has a field of that name, nor has every batch.
+            InvalidInputError: A name is neither a field of an episode nor one that every batch has.
         """
         known = {LOGPROBS, TOKEN_VERSIONS} | {
             name
@@ -208,7 +208,7 @@ class Columns:
                 sorted(map(str, kinds)),
             )
         dtype, *trailing = kinds.pop()
-        parts = [_whole_extra(part, name) for part in self.parts]
+        parts = [_full_extra(part, name) for part in self.parts]
         present = [
             _present(part, part.token_extras, part.each_token_extras, name) for part in self.parts
         ]
@@ -216,21 +216,21 @@ class Columns:
 
     def _extra(self, name: str) -> Extra:
         present = [_present(part, part.extras, part.each_extras, name) for part in self.parts]
-        places = [
-            (place, array)
+        found = [
+            (span, array)
             for begin, part in zip(self.bounds.tolist(), self.parts, strict=False)
-            for place, array in _places(begin, part, name)
+            for span, array in _spans(begin, part, name)
         ]
-        kinds = {(dtype_name(array), *array.shape[1:]) for _, array in places}
+        kinds = {(dtype_name(array), *array.shape[1:]) for _, array in found}
         if len(kinds) > 1:
             rows: list[Array | None] = [None] * self.num_sequences
-            for place, array in places:
-                rows[place] = [array[i, ...] for i in range(len(array))]
+            for span, array in found:
+                rows[span] = [array[i, ...] for i in range(len(array))]
             return Extra(None, rows, _joined(present, np.bool_))
         dtype, *shape = kinds.pop()
-        raw = np.zeros((self.num_sequences, *shape), bits(places[0][1]).dtype)
-        for place, array in places:
-            raw[place] = bits(array)
+        raw = np.zeros((self.num_sequences, *shape), bits(found[0][1]).dtype)
+        for span, array in found:
+            raw[span] = bits(array)
         return Extra(from_bits(raw, dtype), [], _joined(present, np.bool_))
 
 
@@ -239,7 +239,7 @@ class Extra(NamedTuple):
 
     Attributes:
         stacked: [N, ...], zeros where absent; None if there are several dtypes or shapes.
-        rows: Then N arrays as they are stored, None where absent; else empty.
+        rows: In that case N arrays as stored, None where absent; otherwise empty.
         present: Which sequences have it, bool [N].
     """
 
@@ -249,7 +249,7 @@ class Extra(NamedTuple):
 
 
 class _Merged(NamedTuple):
-    """A part whose turns were merged, and which of its episodes each sequence is of."""
+    """A part with merged turns, and the episode of each sequence."""
 
     part: FlatEpisodes
     episodes: NDArray[np.int64]
@@ -278,7 +278,7 @@ def _oldest_versions(part: FlatEpisodes) -> NDArray[np.int64]:
 
 
 def _token_versions(part: FlatEpisodes) -> NDArray[np.int64]:
-    """One version for each token, whether it was stored so or not."""
+    """Return one version per token, even if versions are stored per episode."""
     spread = np.repeat(_oldest_versions(part), part.lengths)
     if part.token_versions is None:
         return spread
@@ -290,8 +290,8 @@ def _token_names(part: FlatEpisodes) -> Iterator[str]:
         yield from row
 
 
-def _whole_extra(part: FlatEpisodes, name: str) -> Array | None:
-    """A token extra over the whole part, zeros in the episodes that do not have it."""
+def _full_extra(part: FlatEpisodes, name: str) -> Array | None:
+    """Return a token extra of a complete part, with zeros in the episodes that do not have it."""
     if name in part.token_extras:
         return part.token_extras[name]
     some = {i: row[name] for i, row in part.each_token_extras.items() if name in row}
@@ -299,9 +299,9 @@ def _whole_extra(part: FlatEpisodes, name: str) -> Array | None:
         return None
     first = next(iter(some.values()))
     raw = np.zeros((part.num_tokens, *first.shape[1:]), bits(first).dtype)
-    places = list(pairwise(part.offsets.tolist()))
+    bounds = list(pairwise(part.offsets.tolist()))
     for i, array in some.items():
-        raw[slice(*places[i])] = bits(array)
+        raw[slice(*bounds[i])] = bits(array)
     return from_bits(raw, dtype_name(first))
 
 
@@ -311,14 +311,14 @@ def _present(
     each: Mapping[int, Mapping[str, Array]],
     name: str,
 ) -> NDArray[np.bool_]:
-    """Which episodes of a part have an extra, bool [E]."""
+    """Return which episodes of a part have an extra, bool [E]."""
     present = np.full(part.num_episodes, name in shared)
     present[[i for i, row in each.items() if name in row]] = True
     return present
 
 
-def _places(begin: int, part: FlatEpisodes, name: str) -> Iterator[tuple[slice, Array]]:
-    """Where sequences have an extra, and its values there [n, ...]; the part begins at `begin`."""
+def _spans(begin: int, part: FlatEpisodes, name: str) -> Iterator[tuple[slice, Array]]:
+    """Yield which sequences have an extra, and its values [n, ...]. The part begins at `begin`."""
     if name in part.extras:
         yield slice(begin, begin + part.num_episodes), part.extras[name]
     for i, row in part.each_extras.items():

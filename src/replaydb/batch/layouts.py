@@ -1,7 +1,7 @@
-"""Where tokens go: a plan of places that every token-level field is then scattered into.
+"""Plan of where tokens are placed in a tensor; every token-level field is scattered by it.
 
-Tokens stay in the order they are stored in, so a field is written with one masked scatter for
-each stored part: numpy copies a run of places at a time, which is as fast as memory is.
+Tokens stay in the order in which they are stored, so a field is written with one masked scatter per
+stored part. numpy copies runs of tokens, at the speed of memory.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """Places for the tokens of some columns.
+    """Where the tokens of some columns are placed.
 
     Attributes:
-        shape: Of the result.
-        filled: Which places hold a token, bool [*shape].
-        bounds: Part i fills the places `bounds[i]:bounds[i + 1]` of the flattened result.
-        kept: Which tokens of each part are placed, bool [T]; None for all of them.
-        places: Where each token of each part goes in the flattened result, int64; None where
-            they go to the filled places in order.
+        shape: Shape of the result.
+        filled: Which elements hold a token, bool [*shape].
+        bounds: Part i fills the elements `bounds[i]:bounds[i + 1]` of the flattened result.
+        kept: Which tokens of each part are placed, bool [T]; None: all.
+        indices: Index of each token of each part in the flattened result, int64; None: tokens fill
+            the filled elements in order.
     """
 
     shape: tuple[int, int]
     filled: NDArray[np.bool_]
     bounds: Sequence[int]
     kept: Sequence[NDArray[np.bool_] | None]
-    places: Sequence[NDArray[np.int64]] | None = None
+    indices: Sequence[NDArray[np.int64]] | None = None
 
     def tensor(
         self,
@@ -49,13 +49,13 @@ class Layout:
         pad: float = 0,
         pinned: bool = False,
     ) -> torch.Tensor:
-        """A field in these places.
+        """Return a field as a tensor in this layout.
 
         Args:
-            field: Which.
-            dtype: The result's, by default the field's.
-            pad: Stands in the places that hold no token.
-            pinned: Allocate page-locked memory.
+            field: The field.
+            dtype: Dtype of the result. Default: that of the field.
+            pad: Value of elements without a token.
+            pinned: Whether to allocate page-locked memory.
 
         Returns:
             [*shape, *trailing], on the CPU.
@@ -78,8 +78,8 @@ class Layout:
                 kept, values = self.kept[i], _opaque(bits(part))
                 values = values if kept is None else values[kept]
             mask, target = filled[begin:end], raw[begin:end]
-            if self.places is not None:
-                raw[self.places[i]] = values
+            if self.indices is not None:
+                raw[self.indices[i]] = values
             elif mask.all():
                 target[:] = values
             else:
@@ -95,18 +95,18 @@ def row_layout(
     left: bool,
     kept: Sequence[NDArray[np.bool_] | None] | None = None,
 ) -> Layout:
-    """One row of `width` places for each sequence, its tokens at the left end or at the right.
+    """Return a layout of one row per sequence, with the tokens at its left or right end.
 
     Args:
-        columns: Whose sequences.
-        lengths: How many tokens of each are placed, int64 [N].
-        width: At least the longest.
-        left: Padding is on the left.
+        columns: Columns with the sequences.
+        lengths: Number of tokens to place from each sequence, int64 [N].
+        width: Width of a row, at least the longest length.
+        left: Whether padding is on the left.
         kept: See `Layout`.
     """
     # 32 bits are twice as fast to compare
-    places, ends = np.arange(width, dtype=np.int32), lengths.astype(np.int32)[:, None]
-    filled = places >= width - ends if left else places < ends
+    offsets, ends = np.arange(width, dtype=np.int32), lengths.astype(np.int32)[:, None]
+    filled = offsets >= width - ends if left else offsets < ends
     return Layout(
         shape=(len(lengths), width),
         filled=filled,
@@ -118,7 +118,7 @@ def row_layout(
 def _empty(
     shape: tuple[int, ...], dtype: str, *, pinned: bool, zero: bool
 ) -> tuple[torch.Tensor, NDArray[Any]]:
-    """A new tensor, and its memory as numpy sees it."""
+    """Return a new tensor, and its memory as a numpy array."""
     import torch
 
     kind: torch.dtype = getattr(torch, dtype)
@@ -135,7 +135,7 @@ def _empty(
 
 
 def _opaque(array: NDArray[Any]) -> NDArray[Any]:
-    """[T, ...] as [T], whatever belongs to one token being one element."""
+    """View [T, ...] as [T], with all values of a token as one element."""
     if array.ndim == 1:
         return array
     count = int(np.prod(array.shape[1:]))
@@ -143,5 +143,5 @@ def _opaque(array: NDArray[Any]) -> NDArray[Any]:
     return rows.view(np.dtype((np.void, count * array.dtype.itemsize)))[:, 0]
 
 
-#: What numpy holds the bits of a dtype in that only torch has.
+#: numpy dtype for the bits of each dtype that only torch has.
 _TORCH_ONLY = {name: "int16" if name == "bfloat16" else "uint8" for name in TORCH_CODES.values()}

@@ -1,4 +1,4 @@
-"""Columns to tensors with several sequences in each row."""
+"""Tensors with several sequences in each row."""
 
 from __future__ import annotations
 
@@ -38,17 +38,18 @@ def packed(
     fields: Collection[str] | None = None,
     device: torch.device | str | None = None,
 ) -> PackedBatch:
-    """Rows of `max_tokens` places; see `Batch.packed`."""
+    """Return a `PackedBatch` with rows of `max_tokens` tokens; see `Batch.packed`."""
     fields = columns.chosen(fields)
     pad = checks.token_id("pad_token_id", pad_token_id)
     width = checks.whole_number("max_tokens", max_tokens, least=1)
     drop = checks.flag("drop_oversized", drop_oversized)
-    whole = columns.lengths
-    oversized = whole > width
+    full_lengths = columns.lengths
+    oversized = full_lengths > width
     if oversized.any() and not drop:
-        expected = f"at least {whole.max()}, the longest sequence, or drop_oversized=True"
+        longest = full_lengths.max()
+        expected = f"at least {longest}, the length of the longest sequence, or drop_oversized=True"
         raise InvalidInputError("max_tokens", expected, width)
-    lengths = np.where(oversized, 0, whole)
+    lengths = np.where(oversized, 0, full_lengths)
     rows, begins = _plan(lengths, width, fit)
     starts = rows * width + begins
     segments = _Segments.of(starts, lengths, rows, width)
@@ -72,12 +73,12 @@ def packed(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Segments:
-    """What the places of all rows are cut into: sequences, and the padding at the end of rows.
+    """Segments of all rows: sequences, and the padding at the end of each row.
 
     Attributes:
-        shape: Rows, and places in each.
-        bounds: Where segments begin in the flattened rows, and their total: int64 [S + 1].
-        members: The sequence of each segment, -1 for padding, int64 [S].
+        shape: Number of rows, and tokens in each.
+        bounds: Start of each segment in the flattened rows, and their total: int64 [S + 1].
+        members: Index of the sequence of each segment, -1 for padding, int64 [S].
     """
 
     shape: tuple[int, int]
@@ -92,7 +93,7 @@ class _Segments:
         rows: NDArray[np.int64],
         width: int,
     ) -> Self:
-        """Of sequences that begin at `starts`."""
+        """Return the segments of sequences that begin at `starts`."""
         members = np.flatnonzero(lengths)
         num_rows = int(rows[members].max(initial=-1)) + 1
         used = np.bincount(rows[members], lengths[members], num_rows).astype(np.int64)
@@ -106,15 +107,15 @@ class _Segments:
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Places of each segment, int64 [S]."""
+        """Number of elements of each segment, int64 [S]."""
         return np.diff(self.bounds)
 
     def spread(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Values of segments [S] at each of their places [R, C]."""
+        """Repeat values of segments [S] for each of their elements [R, C]."""
         return np.repeat(values, self.lengths).reshape(self.shape)
 
     def positions(self) -> NDArray[np.int64]:
-        """Position of each place in its sequence, 0 in padding, int64 [R, C]."""
+        """Return the position of each element in its sequence, 0 in padding, int64 [R, C]."""
         positions = np.arange(self.bounds[-1])
         positions -= np.repeat(self.bounds[:-1], self.lengths)
         positions *= np.repeat(self.members >= 0, self.lengths)
@@ -124,7 +125,7 @@ class _Segments:
 def _plan(
     lengths: NDArray[np.int64], width: int, fit: str
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Row of each sequence, and where in it the sequence begins."""
+    """Return the row of each sequence, and where in the row it begins."""
     plan = _next_fit if checks.one_of("fit", fit, ("next", "first")) == "next" else _first_fit
     return plan(lengths, width)
 
@@ -132,7 +133,7 @@ def _plan(
 def _next_fit(
     lengths: NDArray[np.int64], width: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """A row is closed by the first sequence that does not fit: one step for each row."""
+    """Close a row at the first sequence that does not fit. Takes one step per row."""
     ends = np.cumsum(lengths)
     firsts, used = [], 0
     while (first := int(np.searchsorted(ends, used, side="right"))) < len(ends):
@@ -150,16 +151,18 @@ def _next_fit(
 def _first_fit(
     lengths: NDArray[np.int64], width: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The longest first, each into the first row that has room: at most 11/9 of the fewest rows
-    (Johnson, 1973). What fits where depends on what came before, so this looks at each in turn.
-    """  # noqa: D205
+    """Place the longest sequences first, each into the first row with enough space.
+
+    This needs at most 11/9 of the minimum number of rows (Johnson, 1973). Each sequence is placed
+    in turn, because where it fits depends on those before it.
+    """
     rows, begins = np.zeros_like(lengths), np.zeros_like(lengths)
     used = np.zeros(len(lengths), np.int64)
     for i in np.argsort(-lengths, kind="stable"):
         rows[i] = row = int(np.argmax(used + lengths[i] <= width))
         begins[i] = used[row]
         used[row] += lengths[i]
-    # Rows that hold only sequences without tokens are none.
+    # Sequences without tokens need no row of their own.
     return np.where(lengths > 0, rows, 0), np.where(lengths > 0, begins, 0)
 
 
@@ -177,9 +180,9 @@ def _layout(
         for part, begin, end in parts
     ]
     if (np.diff(starts[lengths > 0]) < 0).any():
-        places = [_ranges(starts[begin:end], lengths[begin:end]) for _, begin, end in parts]
-        return Layout(segments.shape, filled, [0] * (len(parts) + 1), kept, places)
-    # What is filled between the first place of a part and the first of the next is its own.
+        indices = [_ranges(starts[begin:end], lengths[begin:end]) for _, begin, end in parts]
+        return Layout(segments.shape, filled, [0] * (len(parts) + 1), kept, indices)
+    # The filled elements from the first of a part to the first of the next belong to the part.
     following = int(segments.bounds[-1])
     bounds = [following]
     for _, begin, end in reversed(parts):
@@ -190,8 +193,8 @@ def _layout(
 
 
 def _ranges(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """`arange(start, start + length)` of each, end to end."""
+    """Return the concatenation of `arange(start, start + length)` of each sequence."""
     ends = np.cumsum(lengths)
-    places = np.arange(ends[-1] if len(ends) else 0)
-    places += np.repeat(starts - (ends - lengths), lengths)
-    return places
+    indices = np.arange(ends[-1] if len(ends) else 0)
+    indices += np.repeat(starts - (ends - lengths), lengths)
+    return indices

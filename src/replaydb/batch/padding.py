@@ -1,4 +1,4 @@
-"""Columns to tensors with one row for each sequence."""
+"""Tensors with one row per sequence."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def padded(
     fields: Collection[str] | None = None,
     device: torch.device | str | None = None,
 ) -> PaddedBatch:
-    """One row for each sequence; see `Batch.padded`."""
+    """Return a `PaddedBatch` with one row per sequence; see `Batch.padded`."""
     fields = columns.chosen(fields)
     pad = checks.token_id("pad_token_id", pad_token_id)
-    whole = columns.lengths
-    lengths = _shortened(whole, "max_length", max_length)
-    cut = lengths < whole
-    # The beginning is kept, so that prompts stay whole as long as anything does.
+    full_lengths = columns.lengths
+    lengths = _shortened(full_lengths, "max_length", max_length)
+    cut = lengths < full_lengths
+    # Keep the beginning: responses are truncated before prompts.
     kept = _kept(columns, np.zeros_like(lengths), lengths) if cut.any() else None
     width = _width(lengths, pad_to_multiple_of)
     layout = row_layout(columns, lengths, width, left=_is_left("side", side), kept=kept)
@@ -68,35 +68,35 @@ def split(
     fields: Collection[str] | None = None,
     device: torch.device | str | None = None,
 ) -> SplitBatch:
-    """Prompts and responses apart; see `Batch.split`."""
+    """Return a `SplitBatch` with prompts and responses separately; see `Batch.split`."""
     fields = columns.chosen(fields)
     pad = checks.token_id("pad_token_id", pad_token_id)
     prompts = columns.prompt_lengths
     responses = columns.lengths - prompts
-    asked = _shortened(prompts, "max_prompt_length", max_prompt_length)
-    answered = _shortened(responses, "max_length", max_length)
+    prompt_sizes = _shortened(prompts, "max_prompt_length", max_prompt_length)
+    response_sizes = _shortened(responses, "max_length", max_length)
     before = row_layout(
         columns,
-        asked,
-        _width(asked, pad_to_multiple_of),
+        prompt_sizes,
+        _width(prompt_sizes, pad_to_multiple_of),
         left=_is_left("prompt_side", prompt_side),
-        kept=_kept(columns, prompts - asked, asked),
+        kept=_kept(columns, prompts - prompt_sizes, prompt_sizes),
     )
     after = row_layout(
         columns,
-        answered,
-        _width(answered, pad_to_multiple_of),
+        response_sizes,
+        _width(response_sizes, pad_to_multiple_of),
         left=_is_left("side", side),
-        kept=_kept(columns, prompts, answered),
+        kept=_kept(columns, prompts, response_sizes),
     )
     pinned = is_pinned(device)
     found = columns.token_fields(fields)
     tokens = token_tensors(columns, after, pad, found, pinned=pinned)
-    cut = (asked < prompts) | (answered < responses)
-    per_sequence = sequence_tensors(columns, asked + answered, cut, found, fields)
+    cut = (prompt_sizes < prompts) | (response_sizes < responses)
+    per_sequence = sequence_tensors(columns, prompt_sizes + response_sizes, cut, found, fields)
     return moved(
         SplitBatch(
-            **per_sequence | {"prompt_lengths": tensor_of(asked)},
+            **per_sequence | {"prompt_lengths": tensor_of(prompt_sizes)},
             prompt_ids=before.tensor(_token_ids(columns), dtype="int64", pad=pad, pinned=pinned),
             prompt_mask=tensor_of(before.filled),
             response_ids=tokens.pop("token_ids"),
@@ -115,7 +115,7 @@ def token_tensors(
     *,
     pinned: bool,
 ) -> dict[str, Any]:
-    """The token-level fields of a batch by the names of its attributes, all but its masks."""
+    """Return the token-level attributes of a batch by name, except its attention masks."""
     loss_mask = TokenField(
         "loss_mask",
         "bool",
@@ -143,7 +143,7 @@ def sequence_tensors(
     token_fields: Sequence[TokenField],
     fields: Collection[str] | None,
 ) -> dict[str, Any]:
-    """The attributes of `SequenceTensors`."""
+    """Return the attributes of `SequenceTensors` by name."""
     extras = columns.extras(fields)
     present = {name: extra.present for name, extra in extras.items()} | {
         field.name: field.present
@@ -174,7 +174,7 @@ def sequence_tensors(
 
 
 def tensor_of(array: Array) -> Tensor:
-    """A tensor of an array; it shares memory only with one that may be written to."""
+    """Return an array as a tensor. It shares memory only with a writable array."""
     import torch
 
     if not isinstance(array, np.ndarray):
@@ -183,7 +183,7 @@ def tensor_of(array: Array) -> Tensor:
 
 
 def is_pinned(device: torch.device | str | None) -> bool:
-    """Whether tensors are made in page-locked memory: for a CUDA device that is there."""
+    """Whether tensors are made in page-locked memory: if the device is an available CUDA device."""
     if device is None:
         return False
     import torch
@@ -192,7 +192,7 @@ def is_pinned(device: torch.device | str | None) -> bool:
 
 
 def moved(batch: _B, device: torch.device | str | None) -> _B:
-    """The batch on its device; copies from pinned memory are not waited for."""
+    """Move a batch to a device, asynchronously from page-locked memory."""
     return batch if device is None else batch.to(device, non_blocking=is_pinned(device))
 
 
@@ -206,7 +206,7 @@ def _token_ids(columns: Columns) -> TokenField:
 def _kept(
     columns: Columns, skipped: NDArray[np.int64], kept: NDArray[np.int64]
 ) -> list[NDArray[np.bool_]]:
-    """Which tokens are the `kept` ones after the `skipped` ones of their sequence, by part."""
+    """Return which tokens of each part are the `kept` ones after `skipped` ones, by sequence."""
     rest = columns.lengths - skipped - kept
     runs = np.stack([skipped, kept, rest], axis=1)
     return [

@@ -1,4 +1,4 @@
-"""A group as it came back from the database."""
+"""StoredGroup: a group as read from the database."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from replaydb.episodes.flat import FlatEpisodes
 
 
 class StoredGroup(EpisodeGroup):
-    """An `EpisodeGroup` with what the buffer knows of it; views of the bytes that were stored.
+    """An `EpisodeGroup` with its metadata in the buffer. Its arrays are views of the stored bytes.
 
     Attributes:
-        id: Identity within the store, ascending in the order of arrival.
-        run_id: The run that put it, if it named one.
-        staleness: Policy versions behind the buffer's, when it was read; None if unknown.
-        times_sampled: Draws that took it, this one included.
-        attempts: Leases that ended without an ack.
-        times_replaced: How often other content took the place of what was put first.
-        status_reason: Why it has its status, where there is something to say.
-        leased_from: The status it was leased from; None of one that is not leased.
-        created_at: When it was put; also `completed_at`, `first_sampled_at`, `last_sampled_at`
-            and `archived_at`, aware, in UTC.
+        id: Id in the store. Later groups have higher ids.
+        run_id: Id of the run that put it, or None.
+        staleness: Policy versions behind the buffer's version when it was read; None if unknown.
+        times_sampled: Number of draws that took it, including this one.
+        attempts: Number of leases that ended without an ack.
+        times_replaced: Number of times its content was replaced.
+        status_reason: Why it has its status, if recorded.
+        leased_from: Status it had before it was leased; None if it is not leased.
+        created_at: When it was put; also `completed_at`, `first_sampled_at`, `last_sampled_at` and
+            `archived_at`; timezone-aware, in UTC.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class StoredGroup(EpisodeGroup):
         parts: Mapping[int, FlatEpisodes],
         texts: Mapping[int, str] | None = None,
     ) -> None:
-        self._hold(
+        self._assign(
             tuple(parts.values()),
             _by_episode(parts, texts) if texts else {},
             task_name=facts["task_name"],
@@ -60,18 +60,18 @@ class StoredGroup(EpisodeGroup):
         self.archived_at: datetime | None = facts["archived_at"]
 
     def without_stale_episodes(self, max_staleness: int) -> EpisodeGroup:
-        """What is left to go on with when an expired group is rolled again.
+        """Return a copy without stale episodes, to complete an expired group with new ones.
 
-        Lease it with `statuses=["expired"]`, generate what is missing from `expected_episodes`,
-        and put the whole under `on_duplicate="replace"`.
+        Lease the group with `statuses=["expired"]`, generate the episodes that are missing from
+        `expected_episodes`, and put the complete group with `on_duplicate="replace"`.
 
         Args:
-            max_staleness: Episodes at most this many policy versions behind the buffer's are
-                kept; those of unknown version are not.
+            max_staleness: Maximum staleness of the episodes to keep, in policy versions. Episodes
+                of unknown version are removed.
 
         Returns:
-            The group under the same uid, `aborted`, expecting as many episodes as it had. It has
-            its prompt, also where no episode is left of it.
+            A group with the same uid, prompt and expected number of episodes, and status `aborted`.
+            It can have no episodes.
         """
         limit = checks.whole_number("max_staleness", max_staleness)
         now = None
@@ -99,11 +99,14 @@ class StoredGroup(EpisodeGroup):
 
 
 def id_of(group: EpisodeGroup) -> int:
-    """The id of a group in its store; -1 for one that was never stored."""
+    """Return the id of a group in its store; -1 if it was never stored."""
     return group.id if isinstance(group, StoredGroup) else -1
 
 
 def _by_episode(parts: Mapping[int, FlatEpisodes], texts: Mapping[int, str]) -> dict[int, str]:
-    """Texts by the place of their episode among those that arrived, not those expected."""
-    places = [start + i for start, part in parts.items() for i in range(part.num_episodes)]
-    return {i: texts[place] for i, place in enumerate(places) if place in texts}
+    """Return texts by the index of their episode among the stored ones.
+
+    Their keys in `texts` are positions among the expected episodes.
+    """
+    positions = [start + i for start, part in parts.items() for i in range(part.num_episodes)]
+    return {i: texts[position] for i, position in enumerate(positions) if position in texts}

@@ -1,4 +1,4 @@
-"""What trainers are given: dataclasses of tensors of N sequences."""
+"""Tensor batches for trainers: dataclasses of tensors of N sequences."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-#: The label that `torch.nn.functional.cross_entropy` passes over.
+#: The label that `torch.nn.functional.cross_entropy` ignores.
 IGNORED_LABEL = -100
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class SequenceTensors:
-    """What is known of each sequence: an episode, or a row that turns were merged to.
+    """Tensors with one value per sequence. A sequence is an episode, or a row of merged turns.
 
     Attributes:
-        lengths: Tokens that are placed, int64 [N].
-        prompt_lengths: How many of these tokens are the prompt, int64 [N].
+        lengths: Number of tokens in the batch, int64 [N].
+        prompt_lengths: Number of these tokens that belong to the prompt, int64 [N].
         truncated: Whether tokens were left out, bool [N].
-        rewards: Of the whole episode, also where the sequence is one of several rows that its
-            turns were merged to, float32 [N]; NaN where there is none. What each turn earned is
-            in `token_extras["token_rewards"]`.
-        advantages: As stored, float32 [N]; NaN where there is none.
-        policy_versions: The oldest version that made a token, int64 [N];
-            `replaydb.UNKNOWN_VERSION` (-2**62) where it is not known.
+        rewards: Reward of the episode, float32 [N]; NaN if there is none. Every row of an episode
+            whose turns were merged to several rows has the reward of the episode. Rewards of single
+            turns are in `token_extras["token_rewards"]`.
+        advantages: Stored advantages, float32 [N]; NaN if there is none.
+        policy_versions: Lowest version that generated a token, int64 [N];
+            `replaydb.UNKNOWN_VERSION` (-2**62) if unknown.
         weights: Importance weights of the draw, float32 [N].
-        group_index: Position of the group in the batch, int64 [N].
-        group_ids: Id of the group in the store, int64 [N]; -1 for one that is not stored.
-        episode_index: Position of the episode among all episodes, int64 [N]; not an arange
-            where turns were merged to several rows, or episodes were dropped.
-        has_logprobs: Which have behaviour logprobs, bool [N].
-        extras: Episode-level extras, [N, ...] each, zeros where absent; those of several shapes
+        group_index: Index of the group in the batch, int64 [N].
+        group_ids: Id of the group in the store, int64 [N]; -1 if it is not stored.
+        episode_index: Index of the episode among all episodes, int64 [N]. Not an arange if turns
+            were merged to several rows or episodes were dropped.
+        has_logprobs: Which sequences have behaviour logprobs, bool [N].
+        extras: Episode-level extras, each [N, ...], zeros where absent. Extras with several shapes
             or dtypes are lists of N tensors or None.
-        present: For each extra that some do not have: which have it, bool [N].
-        merged: What merging turns did; None where there were none.
+        present: For each extra that some sequences do not have: which have it, bool [N].
+        merged: Report on merged turns; None if there were no turns.
     """
 
     lengths: Tensor
@@ -62,11 +62,11 @@ class SequenceTensors:
         return len(self.lengths)
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
-        """These tensors on a device; `non_blocking` as in `Tensor.to`, for pinned memory."""
+        """Return the batch on a device; `non_blocking` as in `Tensor.to`, for pinned memory."""
         return self._mapped(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Self:
-        """These tensors in page-locked memory: what `torch.utils.data.DataLoader` calls."""
+        """Return the batch in page-locked memory. `torch.utils.data.DataLoader` calls this."""
         return self._mapped(lambda tensor: tensor.pin_memory())
 
     def _mapped(self, change: Callable[[Tensor], Tensor]) -> Self:
@@ -80,18 +80,19 @@ class SequenceTensors:
 class TokenTensors(SequenceTensors):
     """Tokens in rows of equal width, [A, B].
 
-    Padded, there is a row for each sequence, and [A, B] is [N, L]: N sequences, of which the
-    longest has L tokens. Packed, it is [R, C]: R rows of C tokens, several sequences in each.
+    If padded, there is one row per sequence, and [A, B] is [N, L]: N sequences, the longest with L
+    tokens. If packed, it is [R, C]: R rows of C tokens, with several sequences in each.
 
     Attributes:
-        token_ids: int64 [A, B], the padding token where there is none.
+        token_ids: Token ids, int64 [A, B]; the padding token where there is no token.
         attention_mask: Where there is a token, bool [A, B].
-        loss_mask: Where the loss is, bool [A, B].
-        logprobs: Behaviour logprobs, float32 [A, B]: 0.0 in padding, NaN in sequences that have
-            none; None if no sequence has any.
-        token_versions: Policy version of each token, int64 [A, B]; None if no sequence has one
-            for each token.
-        token_extras: [A, B, ...] each, zeros in padding and where absent.
+        loss_mask: Which tokens are in the loss, bool [A, B].
+        logprobs: Behaviour logprobs, float32 [A, B]: 0.0 in padding, NaN in sequences without
+            logprobs. None if no sequence has any.
+        token_versions: Policy version of each token, int64 [A, B]; None if no sequence has versions
+            per token.
+        token_extras: Token-level extras by name, each [A, B, ...], zeros in padding and where
+            absent.
     """
 
     token_ids: Tensor
@@ -102,11 +103,11 @@ class TokenTensors(SequenceTensors):
     token_extras: dict[str, Tensor]
 
     def shifted(self, values: Tensor, fill: float = 0) -> Tensor:
-        """Values at the token that is predicted from each place, which is the next one.
+        """Return at each token the value of the next token, which it predicts.
 
         Args:
-            values: One for each token, [A, B, ...].
-            fill: Stands where nothing is predicted: at the last token of each sequence and in
+            values: One value per token, [A, B, ...].
+            fill: Value where nothing is predicted: at the last token of each sequence and in
                 padding.
 
         Returns:
@@ -121,7 +122,7 @@ class TokenTensors(SequenceTensors):
 
     @property
     def labels(self) -> Tensor:
-        """The token to predict from each place, int64 [A, B]; -100 where it is not in the loss."""
+        """Token to predict from each position, int64 [A, B]; -100 if it is not in the loss."""
         import torch
 
         wanted = torch.where(self.loss_mask, self.token_ids, IGNORED_LABEL)
@@ -130,15 +131,15 @@ class TokenTensors(SequenceTensors):
     @property
     @abstractmethod
     def _predicts(self) -> Tensor:
-        """Whether a token is followed by one of the same sequence, bool [A, B - 1]."""
+        """Whether a token is followed by a token of the same sequence, bool [A, B - 1]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class PaddedBatch(TokenTensors):
-    """One row for each sequence, as wide as the longest: [A, B] is [N, L]."""
+    """One row per sequence, as wide as the longest: [A, B] is [N, L]."""
 
     def per_token(self, values: Tensor) -> Tensor:
-        """Values of sequences [N] at each of their tokens [N, L]; 0 in padding."""
+        """Repeat values of sequences [N] for each of their tokens [N, L]; 0 in padding."""
         return values[:, None] * self.attention_mask
 
     @property
@@ -157,13 +158,13 @@ class PackedBatch(TokenTensors):
 
     Attributes:
         position_ids: Position of each token in its sequence, int64 [R, C]; 0 in padding.
-        sequence_index: Which sequence each token is of, int64 [R, C]; -1 in padding. Attention
-            may only be within one sequence.
-        cu_seqlens: Where sequences begin in the flattened rows, and R * C: int32, as the
-            variable-length kernels of FlashAttention take it. The padding at the end of a row is
-            one of them.
-        max_seqlen: The longest of what `cu_seqlens` delimits.
-        row_lengths: Tokens in each row, int64 [R].
+        sequence_index: Index of the sequence of each token, int64 [R, C]; -1 in padding. Attention
+            must stay within one sequence.
+        cu_seqlens: Start of each sequence in the flattened rows, and R * C, int32, as the
+            variable-length kernels of FlashAttention take it. The padding at the end of a row
+            counts as a sequence.
+        max_seqlen: Length of the longest sequence of `cu_seqlens`.
+        row_lengths: Number of tokens in each row, int64 [R].
         dropped: `episode_index` of sequences that were longer than a row, int64.
     """
 
@@ -175,7 +176,7 @@ class PackedBatch(TokenTensors):
     dropped: Tensor
 
     def per_token(self, values: Tensor) -> Tensor:
-        """Values of sequences [N] at each of their tokens [R, C]; 0 in padding."""
+        """Repeat values of sequences [N] for each of their tokens [R, C]; 0 in padding."""
         if not len(values):
             return values.new_zeros(self.token_ids.shape)
         return values[self.sequence_index.clamp(min=0)] * self.attention_mask
@@ -185,7 +186,7 @@ class PackedBatch(TokenTensors):
         return self.position_ids[:, 1:] > 0
 
     def row_cu_seqlens(self, row: int) -> Tensor:
-        """`cu_seqlens` of one row alone, from 0 to C, int32."""
+        """Return `cu_seqlens` of one row alone, from 0 to C, int32."""
         width = self.token_ids.shape[1]
         begin, end = row * width, (row + 1) * width
         inside = (self.cu_seqlens >= begin) & (self.cu_seqlens <= end)
@@ -194,17 +195,18 @@ class PackedBatch(TokenTensors):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class SplitBatch(SequenceTensors):
-    """Prompts and responses apart, as GRPO trainers keep them: P and R tokens wide.
+    """Prompts and responses in separate tensors, P and R tokens wide, as GRPO trainers use them.
 
     Attributes:
-        prompt_ids: int64 [N, P].
-        prompt_mask: Where there is a token, bool [N, P].
-        response_ids: int64 [N, R]; of merged turns, later prompts included.
-        response_mask: Where there is a token, bool [N, R].
-        loss_mask: Where the loss is, bool [N, R].
+        prompt_ids: Token ids of prompts, int64 [N, P].
+        prompt_mask: Where there is a prompt token, bool [N, P].
+        response_ids: Token ids of responses, int64 [N, R]. With merged turns, later prompts are
+            included.
+        response_mask: Where there is a response token, bool [N, R].
+        loss_mask: Which response tokens are in the loss, bool [N, R].
         logprobs: Behaviour logprobs of the response, float32 [N, R], as in `TokenTensors`.
         token_versions: Policy version of each response token, int64 [N, R], or None.
-        token_extras: [N, R, ...] each: the part of them that belongs to responses.
+        token_extras: Token-level extras of the responses by name, each [N, R, ...].
     """
 
     prompt_ids: Tensor
@@ -217,12 +219,12 @@ class SplitBatch(SequenceTensors):
     token_extras: dict[str, Tensor]
 
     def per_token(self, values: Tensor) -> Tensor:
-        """Values of sequences [N] at each of their response tokens [N, R]; 0 in padding."""
+        """Repeat values of sequences [N] for each of their response tokens [N, R]; 0 in padding."""
         return values[:, None] * self.response_mask
 
     @property
     def input_ids(self) -> Tensor:
-        """Prompts and responses side by side, int64 [N, P + R]."""
+        """Prompts followed by responses, int64 [N, P + R]."""
         import torch
 
         return torch.cat([self.prompt_ids, self.response_ids], dim=1)
@@ -236,11 +238,11 @@ class SplitBatch(SequenceTensors):
 
     @property
     def position_ids(self) -> Tensor:
-        """Position of each of `input_ids` in its sequence, int64 [N, P + R]; 0 in padding."""
+        """Position of each token of `input_ids` in its sequence, int64 [N, P + R]; 0 in padding."""
         return _positions(self.attention_mask)
 
 
-#: What every batch has, whatever fields were asked for.
+#: Fields that every batch has, whatever `fields` are requested.
 ALWAYS = frozenset(field.name for field in fields(SequenceTensors)).difference(
     {"extras", "present", "merged"}
 ) | {"token_ids", "attention_mask", "loss_mask"}

@@ -1,4 +1,4 @@
-"""Stores, buffers, leases and loaders whose methods wait; made from the async ones."""
+"""Blocking stores, buffers, leases and loaders, generated from the async ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ F = TypeVar("F")
 
 
 class _Facade:
-    """Something of a store, and the thread that it lives in."""
+    """A wrapper of an async object, and the thread in which it runs."""
 
     def __init__(self, thread: EventLoopThread, wrapped: Any) -> None:
         self._thread = thread
@@ -34,7 +34,7 @@ class _Facade:
 
 
 class _Managed(_Facade):
-    """Something that a `with` statement ends."""
+    """A wrapper that is also a context manager."""
 
     def __exit__(
         self,
@@ -50,34 +50,34 @@ class _Managed(_Facade):
             await self._wrapped.__aexit__(kind, error, traceback)
 
         try:
-            self._thread.run(leave, whole=True)
+            self._thread.run(leave, shielded=True)
         except BaseException:
             if not has_begun:  # interrupted before `run` deferred interrupts
-                self._thread.run(leave, whole=True)
+                self._thread.run(leave, shielded=True)
             raise
 
 
 def _blocking(
-    method: Callable[Concatenate[Any, P], Awaitable[R]], *, whole: bool = False
+    method: Callable[Concatenate[Any, P], Awaitable[R]], *, shielded: bool = False
 ) -> Callable[Concatenate[Any, P], R]:
-    """A method that blocks until the asynchronous one has returned."""
+    """Return a method that blocks until the async one has returned."""
 
     @functools.wraps(method)
     def call(self: _Facade, /, *args: P.args, **kwargs: P.kwargs) -> R:
         async def work() -> R:
             return await method(self._wrapped, *args, **kwargs)
 
-        return self._thread.run(work, whole=whole)
+        return self._thread.run(work, shielded=shielded)
 
     return call
 
 
-def _making(
+def _wrapping(
     method: Callable[Concatenate[Any, P], Awaitable[Any]],
     kind: Callable[[EventLoopThread, Any], F],
     unwanted: Callable[[F], Coroutine[Any, Any, None]] | None = None,
 ) -> Callable[Concatenate[Any, P], F]:
-    """A method that blocks, for one whose result has asynchronous methods of its own."""
+    """Return a blocking method for an async one whose result is wrapped in a facade."""
 
     @functools.wraps(method)
     def make(self: _Facade, /, *args: P.args, **kwargs: P.kwargs) -> F:
@@ -90,7 +90,7 @@ def _making(
 
 
 async def _released(lease: Lease) -> None:
-    """Nack a lease that its caller never got, or whose block was never entered."""
+    """Nack a lease that its caller never received, or whose block was never entered."""
     error = KeyboardInterrupt()
     await lease._wrapped.__aexit__(type(error), error, None)
 
@@ -98,7 +98,7 @@ async def _released(lease: Lease) -> None:
 def _loading(
     method: Callable[Concatenate[Any, P], buffer.Loader[Collated]],
 ) -> Callable[Concatenate[Any, P], Loader[Collated]]:
-    """A method that makes a blocking loader, which waits for nothing yet."""
+    """Return a method that returns a blocking loader. It does not wait for anything yet."""
 
     @functools.wraps(method)
     def call(self: _Facade, /, *args: P.args, **kwargs: P.kwargs) -> Loader[Collated]:
@@ -108,7 +108,7 @@ def _loading(
 
 
 def _opening(opened: Callable[P, Opening[store.Store]]) -> Callable[P, Store]:
-    """`Store.open`, which also starts the thread."""
+    """Return a blocking `Store.open`, which also starts the thread."""
 
     @functools.wraps(opened)
     def call(*args: P.args, **kwargs: P.kwargs) -> Store:
@@ -125,13 +125,13 @@ def _opening(opened: Callable[P, Opening[store.Store]]) -> Callable[P, Store]:
 def _copying(
     method: Callable[Concatenate[Any, Any, P], Awaitable[R]],
 ) -> Callable[Concatenate[Any, Buffer, P], R]:
-    """`Buffer.copy_to`, also into a buffer of another store."""
+    """Return a blocking `Buffer.copy_to`, which can also copy to a buffer of another store."""
 
     @functools.wraps(method)
     def call(self: Buffer, other: Buffer, *args: P.args, **kwargs: P.kwargs) -> R:
         if not isinstance(other, Buffer):
             raise InvalidInputError("other", "another blocking Buffer", repr(other))
-        target = other._wrapped if other._thread is self._thread else _Elsewhere(other)
+        target = other._wrapped if other._thread is self._thread else _RemoteBuffer(other)
 
         async def work() -> R:
             return await method(self._wrapped, target, *args, **kwargs)
@@ -144,7 +144,7 @@ def _copying(
 def _over_buffer(
     function: Callable[Concatenate[T, buffer.Buffer, P], Awaitable[R]],
 ) -> Callable[Concatenate[T, Buffer, P], R]:
-    """A function over a blocking buffer, for one over an asynchronous buffer."""
+    """Return a function of a blocking buffer for a function of an async buffer."""
 
     @functools.wraps(function)
     def call(groups: T, buffer: Buffer, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -159,8 +159,8 @@ def _over_buffer(
     return call  # type: ignore[return-value]  # names of what Concatenate adds are not typed
 
 
-class _Elsewhere:
-    """A buffer of another store, whose calls run in the event loop of that store."""
+class _RemoteBuffer:
+    """A buffer of another store. Its calls run in the event loop of that store."""
 
     def __init__(self, target: Buffer) -> None:
         self._target = target
@@ -173,23 +173,23 @@ class _Elsewhere:
 
 
 class Lease(_Managed):
-    """A `replaydb.Lease`; `with` acks what is left when the block ends, or nacks it."""
+    """A `replaydb.Lease`. At the end of a `with` block it is acked, or nacked on an error."""
 
     _wrapped: buffer.Lease
 
     @property
     def id(self) -> int:
-        """Id of the lease; 0 where there were no groups to hold."""
+        """Id of the lease; 0 for an empty lease."""
         return self._wrapped.id
 
     @property
     def ttl(self) -> float:
-        """Seconds it lasts from its last extension."""
+        """Duration in seconds from the last extension."""
         return self._wrapped.ttl
 
     @property
     def batch(self) -> Batch:
-        """The groups it was given, or held when it was opened."""
+        """The groups of the lease when it was taken or opened."""
         return self._wrapped.batch
 
     ack = _blocking(buffer.Lease.ack)
@@ -202,24 +202,24 @@ class Lease(_Managed):
         try:
             self._thread.run(self._wrapped.__aenter__)
         except BaseException:
-            self._thread.run(lambda: _released(self), whole=True)
+            self._thread.run(lambda: _released(self), shielded=True)
             raise
         return self
 
 
 class Loader(_Managed, Generic[Collated]):
-    """A `replaydb.Loader` as a plain iterator; it goes on drawing between calls."""
+    """A `replaydb.Loader` as a plain iterator. It prefetches batches between calls."""
 
     _wrapped: buffer.Loader[Collated]
 
     @property
     def lease(self) -> Lease | None:
-        """The lease of the batch in hand."""
-        held = self._wrapped.lease
-        return None if held is None else Lease(self._thread, held)
+        """Lease of the current batch, or None."""
+        lease = self._wrapped.lease
+        return None if lease is None else Lease(self._thread, lease)
 
     def state_dict(self) -> LoaderState:
-        """Where it stands."""
+        """Return the position of the loader as JSON, to store in a checkpoint."""
 
         async def work() -> LoaderState:
             return self._wrapped.state_dict()
@@ -227,10 +227,10 @@ class Loader(_Managed, Generic[Collated]):
         return self._thread.run(work)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where another loader stood."""
+        """Resume at the position of another loader."""
         self._wrapped.load_state_dict(state)
 
-    close = _blocking(buffer.Loader.aclose, whole=True)
+    close = _blocking(buffer.Loader.aclose, shielded=True)
 
     def __iter__(self) -> Self:
         return self
@@ -239,12 +239,12 @@ class Loader(_Managed, Generic[Collated]):
         async def work() -> list[Collated]:
             try:
                 return [await anext(self._wrapped)]
-            except StopAsyncIteration:  # which no coroutine can raise
+            except StopAsyncIteration:  # a coroutine cannot raise it
                 return []
 
         async def undone(made: list[Collated]) -> None:
             if made:
-                self._wrapped._take_back()
+                self._wrapped._put_back()
 
         made = self._thread.run(work, unwanted=undone)
         if not made:
@@ -272,21 +272,21 @@ class Buffer(_Facade):
 
     @property
     def run(self) -> str:
-        """Name of the run that groups are put by here, which is that of the store."""
+        """Name of the run under which this object puts and draws: that of its store."""
         return self._wrapped.run
 
     @property
     def settings(self) -> BufferSettings:
-        """The settings, as this process last saw them."""
+        """Settings as this object last read them. Another process may have changed them since."""
         return self._wrapped.settings
 
     @property
     def policy_version(self) -> int:
-        """The policy version that this object last read: a cached value, which may be old.
+        """The policy version that this object last read: a cached value, which may be out of date.
 
-        It is read when the buffer is opened and by every call that changes it (`put`, `sample`,
-        `lease`, `advance_policy`), not when another process advances the policy. The current one is
-        `buffer.stats(totals=False).policy_version`.
+        It is read when the buffer is opened and by every call that changes the buffer (`put`,
+        `sample`, `lease`, `advance_policy`), not when another process advances the policy. The
+        current version is `buffer.stats(totals=False).policy_version`.
         """
         return self._wrapped.policy_version
 
@@ -303,8 +303,8 @@ class Buffer(_Facade):
     episodes = _blocking(buffer.Buffer.episodes)
     find = _blocking(buffer.Buffer.find)
     get = _blocking(buffer.Buffer.get)
-    lease = _making(buffer.Buffer.lease, Lease, _released)
-    open_lease = _making(buffer.Buffer.open_lease, Lease)
+    lease = _wrapping(buffer.Buffer.lease, Lease, _released)
+    open_lease = _wrapping(buffer.Buffer.open_lease, Lease)
     revoke = _blocking(buffer.Buffer.revoke)
     leases = _blocking(buffer.Buffer.leases)
     loader = _loading(buffer.Buffer.loader)
@@ -333,10 +333,10 @@ class Store(_Facade):
 
     @property
     def run(self) -> str:
-        """Name of this run."""
+        """Name of the run under which this store puts and draws."""
         return self._wrapped.run
 
-    buffer = _making(store.Store.buffer, Buffer)
+    buffer = _wrapping(store.Store.buffer, Buffer)
     buffer_names = _blocking(store.Store.buffer_names)
     buffers = _blocking(store.Store.buffers)
     prune = _blocking(store.Store.prune)
@@ -345,7 +345,7 @@ class Store(_Facade):
     runs = _blocking(store.Store.runs)
 
     def close(self, *, timeout: float | None = PATIENCE_SECONDS) -> None:
-        """Finish the calls under way, let go of the database, end the thread. Idempotent.
+        """Wait for running calls to finish, close the database and end the thread. Idempotent.
 
         In a forked process, where the store cannot be used, it does nothing.
 

@@ -71,7 +71,7 @@ class Interrupts:
             if threading.current_thread() is threading.main_thread():
                 for number in _SIGNALS:
                     self._replace(number)
-        except BaseException as error:  # of a handler that is not replaced yet
+        except BaseException as error:  # raised by a handler that is not replaced yet
             self.defer(error)
         return self
 
@@ -87,14 +87,14 @@ class Interrupts:
                 if signal.getsignal(number) is self._installed:  # a handler may have set another
                     signal.signal(number, handler)
                 del self._handlers[number]
-            except BaseException as raised:  # of a handler that has been restored already
+            except BaseException as raised:  # raised by a handler that is already restored
                 self.defer(raised)
         deferred, self._deferred = self._deferred, None
         try:
             if deferred is not None and deferred is not error:
                 raise deferred
         finally:
-            del deferred  # else the exception and this frame would keep each other alive
+            del deferred  # otherwise the exception and this frame refer to each other
 
     def _replace(self, number: int) -> None:
         handler = signal.getsignal(number)

@@ -12,17 +12,17 @@ from contextlib import suppress
 from typing import Any, Generic, Self, TypeVar, cast
 
 from replaydb.blocking.interrupts import Interrupts
-from replaydb.cancellation import to_the_end
+from replaydb.cancellation import run_to_completion
 from replaydb.errors import NotSupportedError, StoreClosedError
 
 R = TypeVar("R")
 Work = Callable[[], Coroutine[Any, Any, R]]
 
-#: A signal does not end a wait if it comes just before the thread blocks, or if another thread gets
-#: it. Its handler runs after this many seconds at most.
+#: A signal does not end a wait if it arrives just before the thread blocks, or in another thread.
+#: Its handler then runs after at most this many seconds.
 WAKE_SECONDS = 0.5
 
-#: Seconds that a process may take to close at exit what it left open.
+#: Maximum time in seconds to close an open store at exit.
 EXIT_SECONDS = 5.0
 
 
@@ -34,39 +34,39 @@ class _Call(Generic[R]):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_cancelled = False
-        self._is_over = False
+        self._is_done = False
         self._result: R | None = None
         self._error: BaseException | None = None
-        # A bare lock: unlike a condition or an event, it is sound wherever a waiter is interrupted,
-        # and a signal handler may make another call while this one waits.
-        self._over = threading.Lock()
-        self._over.acquire()
+        # A bare lock stays consistent wherever a waiter is interrupted, unlike a condition or an
+        # event, and a signal handler may make another call while this one waits.
+        self._done = threading.Lock()
+        self._done.acquire()
 
     @property
     def has_result(self) -> bool:
         """Whether the work has returned."""
-        return self._is_over and self._error is None
+        return self._is_done and self._error is None
 
     def begin(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Send the work to the loop."""
+        """Submit the work to the loop."""
         self._loop = loop
         loop.call_soon_threadsafe(self._start)
 
     def cancel(self) -> None:
-        """Cancel the work, or keep it from starting; from any thread or signal handler."""
+        """Cancel the work, or prevent it from starting; from any thread or signal handler."""
         self._is_cancelled = True
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._stop)
 
     def wait(self, timeout: float = -1) -> None:
-        """Wait until nothing of the work goes on any more."""
-        if not self._is_over:
-            self._over.acquire(timeout=timeout)
+        """Wait until the work has ended."""
+        if not self._is_done:
+            self._done.acquire(timeout=timeout)
 
     def wait_through(self, interrupts: Interrupts) -> None:
-        """Wait likewise, and defer what interrupts the wait."""
-        while not self._is_over:
+        """Wait until the work has ended, and defer exceptions that interrupt the wait."""
+        while not self._is_done:
             try:
                 self.wait(WAKE_SECONDS)
             except BaseException as error:
@@ -75,8 +75,8 @@ class _Call(Generic[R]):
                     raise
 
     def result(self) -> R:
-        """What the work returned or raised."""
-        if isinstance(self._error, asyncio.CancelledError):  # with the loop
+        """Return what the work returned, or raise what it raised."""
+        if isinstance(self._error, asyncio.CancelledError):  # cancelled with the loop
             raise StoreClosedError from self._error
         if self._error is not None:
             raise self._error
@@ -96,26 +96,26 @@ class _Call(Generic[R]):
     async def _run(self) -> None:
         try:
             self._result = await self._work()
-        except BaseException as error:  # the loop outlives also those that end a program
+        except BaseException as error:  # the loop continues even after SystemExit
             self._end(error)
         else:
             self._end(None)
 
     def _ensure_end(self, task: asyncio.Task[None]) -> None:
-        if not self._is_over:  # cancelled before its first step
+        if not self._is_done:  # cancelled before its first step
             self._end(asyncio.CancelledError())
 
     def _end(self, error: BaseException | None) -> None:
         self._error = error
-        self._is_over = True
-        self._over.release()
+        self._is_done = True
+        self._done.release()
 
 
 class EventLoopThread:
-    """The thread and event loop of one store, and the process they belong to.
+    """The thread and event loop of one store, and the process to which they belong.
 
-    The thread is a daemon, and what is left open is closed at exit: a script that ends without
-    closing its store, as one that crashes does, must end.
+    The thread is a daemon, and an open store is closed at exit, so that a script can end without
+    closing its store.
     """
 
     def __init__(self) -> None:
@@ -140,30 +140,31 @@ class EventLoopThread:
         self,
         work: Work[R],
         *,
-        whole: bool = False,
+        shielded: bool = False,
         unwanted: Callable[[R], Coroutine[Any, Any, None]] | None = None,
     ) -> R:
         """Run `work` in the event loop and wait for its result.
 
         If a signal handler raises meanwhile, such as on Ctrl-C, the work is cancelled and awaited,
-        or never started; then the exception is raised. Nothing goes on in the background.
+        or never started; then the exception is raised. Nothing continues in the background.
 
         Args:
-            work: What to run.
-            whole: Do not cancel the work, but wait for its end, and raise the exception then.
+            work: Function that returns the coroutine to run.
+            shielded: Whether to wait for the end of the work instead of cancelling it. The
+                exception is raised then.
             unwanted: Releases a result that cannot be returned because of such an exception.
 
         Raises:
             StoreClosedError: The store was closed.
-            NotSupportedError: It was opened by another process.
+            NotSupportedError: The store was opened by another process.
         """
         call: _Call[R] | None = None
         try:
             with Interrupts() as interrupts:
                 call = _Call(work)
-                if not whole:
+                if not shielded:
                     interrupts.notify(call.cancel)
-                if whole or not interrupts.are_pending:
+                if shielded or not interrupts.are_pending:
                     self._send(call)
                     call.wait_through(interrupts)
                 if not interrupts.are_pending:
@@ -171,12 +172,12 @@ class EventLoopThread:
         except BaseException:
             if unwanted is not None and call is not None and call.has_result:
                 made = call.result()
-                self.run(lambda: unwanted(made), whole=True)
+                self.run(lambda: unwanted(made), shielded=True)
             raise
         return result
 
     async def run_from(self, work: Work[R]) -> R:
-        """`run` for a caller in another event loop, which may cancel it."""
+        """Run `work` for a caller in another event loop, which may cancel it."""
         call = _Call(work)
         self._send(call)
         waiting = asyncio.ensure_future(asyncio.to_thread(call.wait))
@@ -184,18 +185,19 @@ class EventLoopThread:
             await asyncio.shield(waiting)
         except asyncio.CancelledError:
             call.cancel()
-            await to_the_end(waiting)
+            await run_to_completion(waiting)
             raise
         return call.result()
 
     def close_with(self, last: Work[None]) -> None:
-        """Run `last` before the thread ends: when it is closed, or at exit."""
+        """Set work to run before the thread ends: when it is closed, or at exit."""
         self._last = last
 
     def close(self, last: Work[None] | None = None) -> None:
         """Run `last`, by default that of `close_with`, and end the thread.
 
-        Idempotent. Does nothing in a forked process. An interrupt is raised after the end.
+        Idempotent. Does nothing in a forked process. An interrupt is raised after the thread has
+        ended.
         """
         if os.getpid() != self._process:
             return
@@ -213,10 +215,10 @@ class EventLoopThread:
                     self._thread.join()
 
     def _send(self, call: _Call[Any]) -> None:
-        """Begin a call. What is sent before the thread is stopped is started by it."""
+        """Submit a call. Calls submitted before the thread is stopped are started."""
         if os.getpid() != self._process:
             raise NotSupportedError(
-                f"this store was opened by process {self._process}, before a fork; open one here"
+                f"this store was opened by process {self._process}, before a fork; open another one"
             )
         with self._sending:
             if self._is_closed:
@@ -233,7 +235,7 @@ class EventLoopThread:
             started.set_result((asyncio.get_running_loop(), stopped))
             await stopped.wait()
 
-        def live() -> None:
+        def run_loop() -> None:
             try:
                 asyncio.run(serve())
             except BaseException as error:
@@ -241,7 +243,7 @@ class EventLoopThread:
                     raise
                 started.set_exception(error)
 
-        thread = threading.Thread(target=live, name="replaydb", daemon=True)
+        thread = threading.Thread(target=run_loop, name="replaydb", daemon=True)
         thread.start()
         self._loop, self._stopped = started.result()
         self._thread = thread

@@ -1,4 +1,4 @@
-"""Buffer: where groups are put and drawn from."""
+"""Buffers, leases and loaders: the public calls to put and draw groups."""
 
 from __future__ import annotations
 

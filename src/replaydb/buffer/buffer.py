@@ -1,4 +1,4 @@
-"""Buffer: all that can be done with it."""
+"""Public class `Buffer`, assembled from one mixin per kind of call, and its `loader`."""
 
 from __future__ import annotations
 
@@ -23,10 +23,15 @@ from replaydb.tracing import traced
 
 @traced
 class Buffer(Putting, Sampling, Leasing, Managing, Pacing):
-    """A named collection of episode groups; got from `Store.buffer`.
+    """A named collection of episode groups in a store. Get it from `Store.buffer`.
 
-    Every call is one transaction: it happens whole or not at all, also when it is cancelled.
-    Calls may run concurrently, in any number of tasks and processes.
+    Every call is one transaction: it takes effect completely or not at all, also if it is
+    cancelled. The documentation of a call says if it takes several transactions, as
+    `advance_policy` and `copy_to` do. Calls may run concurrently
+    in any number of asyncio tasks and processes.
+
+    Besides the errors listed for each call, a call raises `UnknownBufferError` if the buffer was
+    deleted, `StoreClosedError` after `Store.close`, and a `DatabaseError` if the database fails.
     """
 
     def loader(
@@ -47,26 +52,40 @@ class Buffer(Putting, Sampling, Leasing, Managing, Pacing):
         timeout: float | None = None,
         at_least: int | None = None,
     ) -> Loader[Collated]:
-        """Batches one after another, made ready while the trainer works on the one before.
+        """Return an async iterator of batches that are drawn in the background.
+
+        `async with buffer.loader(...) as loader: async for batch in loader: ...` draws and decodes
+        the next batches while the trainer works on the current one.
 
         Args:
-            batch_size: How many groups; or how many of each task, as for `sample`.
-            policy: How groups are chosen; a batch is chosen when it is prefetched.
-            prefetch: Batches to have ready at most; 0 draws only when one is asked for.
-            lease: Hold the groups of each batch, see `Loader`.
-            ttl: Seconds that leases last; they are extended while the event loop runs.
-            collate: Called in a thread with each `Batch`; what it returns is handed out instead.
-            tasks: See `sample`.
-            where: See `sample`.
-            max_staleness: See `sample`.
-            runs: See `sample`.
-            first_step: The trainer step of the first batch, for the record; they count up.
-            num_steps: End after so many batches.
-            timeout: Seconds to wait for each batch; None waits for ever.
-            at_least: See `sample`.
+            batch_size: Number of groups per batch, or `{task: number}`, as `n` of `sample`.
+            policy: Sampling strategy. A batch is drawn when it is prefetched, not when you ask for
+                it.
+            prefetch: Maximum number of batches to prepare ahead. With 0 a batch is drawn only when
+                you ask for it.
+            lease: Whether to lease the groups of each batch instead of sampling them, see `Loader`.
+            ttl: Duration of these leases in seconds. They are extended while the event loop runs.
+            collate: Function that is called with each `Batch` in a thread. The loader returns its
+                result instead of the batch.
+            tasks: Name or names of the tasks to draw from. Default: all tasks. Not with a mapping
+                as `batch_size`.
+            where: Condition over `replaydb.col` that groups must meet.
+            max_staleness: Maximum staleness of the groups, in policy versions. It excludes groups
+                whose version is unknown or not comparable. Default: only the limit of the buffer's
+                settings.
+            runs: Name or names of runs: draw only groups that they put. Default: all runs.
+            first_step: Trainer step to record with the first batch. Each later batch has the next
+                number.
+            num_steps: Number of batches after which iteration ends. Default: no end.
+            timeout: Seconds to wait for each batch. None (default) waits indefinitely.
+            at_least: Smallest acceptable batch. Default: `batch_size`. 0 does not wait for groups.
+
+        Returns:
+            The loader. Nothing is drawn before the first batch is asked for.
 
         Raises:
-            InvalidInputError: An argument is wrong. What `sample` raises comes with the batch.
+            InvalidInputError: An argument is invalid. The errors of `sample` and `lease` are raised
+                when you ask for a batch.
         """
         count, quotas = checks.quotas("batch_size", batch_size)
         checks.whole_number("batch_size", count, least=1)
@@ -80,14 +99,14 @@ class Buffer(Putting, Sampling, Leasing, Managing, Pacing):
             "runs": checks.names("runs", runs),
             "at_least": at_least,
         }
-        draw_request(n, policy, **options)  # what every draw would refuse is refused here
+        draw_request(n, policy, **options)  # raise invalid arguments now, not with the first batch
         seconds = checks.seconds("timeout", timeout)
 
         async def draw(step: int) -> tuple[Batch, Lease | None]:
             if not leased:
                 return await self.sample(n, policy, step=step, timeout=seconds, **options), None
-            held = await self.lease(n, policy, ttl=ttl, step=step, timeout=seconds, **options)
-            return held.batch, held
+            taken = await self.lease(n, policy, ttl=ttl, step=step, timeout=seconds, **options)
+            return taken.batch, taken
 
         return Loader(
             draw,

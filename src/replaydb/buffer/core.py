@@ -1,4 +1,4 @@
-"""What every side of a buffer stands on: its transactions, and waiting."""
+"""Base class of the buffer mixins: transactions, retries and properties."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TypeVar
 from sqlalchemy import ColumnElement, Connection
 
 from replaydb import checks
-from replaydb.buffer.waiting import Explain, Patience
+from replaydb.buffer.waiting import Explain, Waiter
 from replaydb.database import filters
 from replaydb.database.payloads import Payloads
 from replaydb.database.prepared import execute
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class BufferCore:
-    """A buffer of an open store."""
+    """State and transactions that all calls of a buffer share."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class BufferCore:
         self._run_name = run_name
         self._run = run
         self._row = row
-        self._returning: set[asyncio.Task[None]] = set()
+        self._releasing: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
         return f"Buffer({self.name!r})"
@@ -64,26 +64,26 @@ class BufferCore:
 
     @property
     def run(self) -> str:
-        """Name of the run that groups are put by here, which is that of the store."""
+        """Name of the run under which this object puts and draws: that of its store."""
         return self._run_name
 
     @property
     def settings(self) -> BufferSettings:
-        """The settings, as this process last saw them."""
+        """Settings as this object last read them. Another process may have changed them since."""
         return self._row.settings
 
     @property
     def policy_version(self) -> int:
-        """The policy version that this object last read: a cached value, which may be old.
+        """The policy version that this object last read: a cached value, which may be out of date.
 
-        It is read when the buffer is opened and by every call that changes it (`put`, `sample`,
-        `lease`, `advance_policy`), not when another process advances the policy. The current one is
-        `(await buffer.stats(totals=False)).policy_version`.
+        It is read when the buffer is opened and by every call that changes the buffer (`put`,
+        `sample`, `lease`, `advance_policy`), not when another process advances the policy. The
+        current version is `(await buffer.stats(totals=False)).policy_version`.
         """
         return self._row.policy_version
 
-    def _saw(self, row: BufferRow) -> None:
-        """Remember the buffer's row as it was just read."""
+    def _set_row(self, row: BufferRow) -> None:
+        """Cache the buffer's row as it was just read."""
         self._row = row
 
     async def _write(
@@ -91,21 +91,21 @@ class BufferCore:
         work: Callable[[Connection, Scope], T],
         end: float | None = None,
         *,
-        hear_by: float = math.inf,
+        answer_by: float = math.inf,
         before_commit: Callable[[T], Awaitable[object]] | None = None,
         is_needed: Callable[[T], bool] | None = None,
         undone: Callable[[], object] | None = None,
     ) -> T:
-        """One read-write transaction on behalf of this run; arguments as of `Database.write`."""
+        """Run `work` in one read-write transaction. Arguments as for `Database.write`."""
         end = end_in(allowance()) if end is None else end
         run = await self._run(end)
-        scope = Scope(self._database.backend, self.id, self.name, run, self._row, self._saw)
+        scope = Scope(self._database.backend, self.id, self.name, run, self._row, self._set_row)
         while True:
             try:
                 result = await self._database.write(
                     lambda connection: work(connection, scope),
                     end=end,
-                    hear_by=hear_by,
+                    answer_by=answer_by,
                     before_commit=before_commit,
                     is_needed=is_needed,
                     undone=undone,
@@ -113,12 +113,12 @@ class BufferCore:
             except StillExpiringError:
                 await self._expire(end)
             except DatabaseError as error:
-                # Such as that of a foreign key, of which SQLite does not say which it is.
+                # A foreign key may have failed. SQLite does not report which one.
                 if type(error) is DatabaseError and await self._is_deleted(run, end):
                     raise UnknownRunError(self._run_name) from error
                 raise
             else:
-                scope.log_news()
+                scope.log_messages()
                 return result
 
     async def _read(
@@ -128,14 +128,15 @@ class BufferCore:
         *,
         has_any: Callable[[T], bool] = bool,
     ) -> T:
-        """Run `work` in one read-only transaction, and tell an empty buffer from a deleted one.
+        """Run `work` in one read-only transaction; raise if the buffer was deleted.
 
-        If `work` finds nothing, or fails, the buffer's row is read in the same transaction.
+        If `work` finds nothing or fails, the buffer's row is read in the same transaction. This
+        distinguishes an empty buffer from a deleted one.
 
         Args:
-            work: Statements, and what is done with their rows.
-            end: As of `Database.read`.
-            has_any: Whether a result of `work` has rows of this buffer.
+            work: Function that executes statements and returns a result.
+            end: Deadline, as for `Database.read`.
+            has_any: Function that returns whether a result has rows of this buffer.
 
         Raises:
             UnknownBufferError: The buffer was deleted.
@@ -160,11 +161,11 @@ class BufferCore:
         return run.id not in [row.id for row in found]
 
     async def _expire(self, end: float) -> None:
-        """Have everything expire that is too stale, in short transactions."""
+        """Expire all groups that are too stale, in short transactions."""
         await self._catch_up(end, expiring=True)
 
     async def _follow_policy(self, end: float) -> None:
-        """Have every group follow the policy, in short transactions."""
+        """Update the rows of all groups to the current policy version, in short transactions."""
         await self._expire(end)
         await self._catch_up(end, expiring=False)
 
@@ -175,9 +176,9 @@ class BufferCore:
             with behind_locked(connection, scope, aging.TASKS, expiring=expiring) as buffer:
                 start = time.perf_counter()
                 aging.step(buffer, size)
-                accounts = buffer.accounts.values()
-                left = len(accounts) == aging.TASKS or any(
-                    account.is_expiring if expiring else account.is_behind for account in accounts
+                task_states = buffer.task_states.values()
+                left = len(task_states) == aging.TASKS or any(
+                    task.is_expiring if expiring else task.is_behind for task in task_states
                 )
                 return left, time.perf_counter() - start
 
@@ -185,16 +186,16 @@ class BufferCore:
         while left:
             left, seconds = await self._write(work, end)
             size = aging.next_size(size, seconds)
-            await asyncio.sleep(self._database.backend.turn_seconds)  # to others who wait
+            await asyncio.sleep(self._database.backend.turn_seconds)  # lets waiting writers in
         self._database.signal.announce()
 
     async def _decoded(self, stored: Stored, end: float) -> Decoded:
-        """Groups from what is stored of them, some of which may be outside the database."""
+        """Decode stored groups. Payloads outside the database are read first."""
         return await decoded(await self._payloads.read(stored, end))
 
-    def _patience(self, timeout: float | None, explain: Explain | None = None) -> Patience:
-        """The time of a call that waits; arguments as of `Patience`."""
-        return Patience(self._database.signal, self.name, timeout, explain)
+    def _waiter(self, timeout: float | None, explain: Explain | None = None) -> Waiter:
+        """Return the retry loop of a call. Arguments as for `Waiter`."""
+        return Waiter(self._database.signal, self.name, timeout, explain)
 
     def _selection(
         self,

@@ -1,4 +1,4 @@
-"""A draw, from the request to the batch: in one transaction, and read from a snapshot of it."""
+"""The steps of a draw: one transaction, then payloads read from a snapshot of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 
 from replaydb.batch.batch import Batch
 from replaydb.buffer.core import BufferCore
-from replaydb.cancellation import to_the_end
+from replaydb.cancellation import run_to_completion
 from replaydb.database.engines.protocol import LostRaceError
 from replaydb.database.records import Decoded, Stored
 from replaydb.database.repository import (
@@ -27,9 +27,9 @@ from replaydb.database.repository import (
     lineage,
     shortage,
 )
+from replaydb.database.repository.draw_request import Drawn, DrawRequest
 from replaydb.database.repository.locked import Scope
 from replaydb.database.repository.locking import buffer_locked, tasks_locked
-from replaydb.database.repository.portions import Drawn, DrawRequest
 from replaydb.database.transactions import allowance, end_in
 from replaydb.episodes import GroupStatus
 from replaydb.errors import (
@@ -46,33 +46,33 @@ from replaydb.errors import (
 
 logger = logging.getLogger(__name__)
 
-#: Statuses of groups that are not drawn again, whatever is wrong with them.
+#: Statuses that a group keeps if its payload turns out to be damaged.
 _OUT_OF_USE = (GroupStatus.FAILED, GroupStatus.ARCHIVED)
-#: How long it may take to find out why there were too few groups.
+#: Time limit in seconds for counting why there were too few groups.
 EXPLAIN_SECONDS = 2.0
-#: How long a call that has failed waits until what it had leased is returned.
-HAND_BACK_SECONDS = 5.0
-#: Pause before what is leased is returned in another transaction.
-HAND_BACK_PAUSE = 1.0
+#: How long a failed call waits, in seconds, until its lease is released.
+RELEASE_SECONDS = 5.0
+#: Pause in seconds before another attempt to release the lease.
+RELEASE_PAUSE = 1.0
 
 
 class Drawing(BufferCore):
-    """What sampling and leasing have in common."""
+    """The steps that `sample` and `lease` share."""
 
     async def _draw(self, request: DrawRequest, timeout: float | None) -> Result:
-        if not request.portions:
+        if not request.quotas:
             return Result.nothing()
-        async with self._patience(timeout, partial(self._explain, request)) as patience:
+        async with self._waiter(timeout, partial(self._explain, request)) as waiter:
             while True:
                 try:
-                    return await self._draw_now(request, patience.end)
+                    return await self._draw_now(request, waiter.end)
                 except (NotEnoughGroupsError, RateLimitedError) as error:
                     if request.at_least == 0 and isinstance(error, NotEnoughGroupsError):
                         return Result.nothing()
-                    await patience.wait(error, partial(self._may_suffice, request))
+                    await waiter.wait(error, partial(self._may_suffice, request))
 
     async def _may_suffice(self, request: DrawRequest, end: float | None) -> bool:
-        """Whether there would be enough if all were eligible: a look that locks nothing."""
+        """Whether there would be enough groups if all were eligible. A lock-free read."""
         if request.statuses != (GroupStatus.COMPLETED,):
             return True
         try:
@@ -80,18 +80,18 @@ class Drawing(BufferCore):
                 lambda connection: buffers.available(connection, self.id), end
             )
         except DatabaseUnavailableError:
-            return True  # the attempt waits until it is back
+            return True  # the draw itself waits for the database
         found = 0
-        for portion in request.portions:
-            names = available.keys() if portion.tasks is None else portion.tasks
-            found += min(portion.count, sum(available.get(name, 0) for name in names))
+        for quota in request.quotas:
+            names = available.keys() if quota.tasks is None else quota.tasks
+            found += min(quota.count, sum(available.get(name, 0) for name in names))
         return found >= request.at_least
 
     async def _explain(self, request: DrawRequest, error: ReplayDBError) -> None:
-        """Have an error say which groups there are instead of those that were asked for."""
+        """Add to an error which groups exist instead of those requested."""
         if not isinstance(error, NotEnoughGroupsError):
             return
-        # Where it fails, the error says what it said.
+        # If counting fails, the error keeps its short message.
         with suppress(DatabaseError, StoreClosedError):
             await self._database.read(
                 lambda connection: shortage.explain(connection, self.id, request, error),
@@ -106,11 +106,11 @@ class Drawing(BufferCore):
             nonlocal drawn
             with tasks_locked(connection, scope, request.tasks) as buffer:
                 found = draws.draw(buffer, request)
-            drawn = found  # now: a commit that is cancelled may yet be made
+            drawn = found  # set before the commit, which may succeed even if it is cancelled
             return found
 
         try:
-            async with self._database.turn_to_draw(end), AsyncExitStack() as stack:
+            async with self._database.draw_slot(end), AsyncExitStack() as stack:
 
                 def undone() -> None:
                     nonlocal drawn
@@ -118,7 +118,7 @@ class Drawing(BufferCore):
 
                 async def begin_to_read(found: Drawn) -> None:
                     nonlocal reading
-                    await stack.aclose()  # what an attempt before this one has begun
+                    await stack.aclose()  # end the read of an earlier attempt
                     reading = await self._begin_to_read(found, end)
                     stack.push_async_callback(_end, reading)
 
@@ -134,13 +134,13 @@ class Drawing(BufferCore):
                     drawn = replace(drawn, stored=await reading)
             return await self._delivered(drawn, end or end_in(allowance(drawn.num_bytes)))
         except BaseException:
-            # Only here, where no reader is held: the writer may be waiting for one.
+            # Not while a reader is open: the write transaction may wait for a reader.
             if drawn is not None and request.lease is not None:
-                await self._hand_back(drawn, request.lease.ttl, "not delivered")
+                await self._release_undelivered(drawn, request.lease.ttl, "not delivered")
             raise
 
     async def _delivered(self, drawn: Drawn, end: float) -> Result:
-        """Decode what was drawn and read. What is damaged fails."""
+        """Decode the groups of a draw. Damaged groups become `failed`."""
         assert drawn.stored is not None  # noqa: S101
         result = Result.of(drawn, await self._decoded(drawn.stored, end))
         if result.damaged:
@@ -148,10 +148,11 @@ class Drawing(BufferCore):
         return result
 
     async def _begin_to_read(self, drawn: Drawn, end: float | None) -> asyncio.Task[Stored]:
-        """Read what was drawn from a snapshot that is taken before this returns.
+        """Read the groups of a draw from a snapshot that is taken before this returns.
 
-        As the tasks are locked then, nobody can delete it before it is read, and yet no lock is
-        held while payloads travel. A reader whose connection is lost takes another snapshot.
+        The tasks are locked at that time, so no process can delete the groups before they are read.
+        No lock is held while payloads are transferred. If the reader loses its connection, it takes
+        another snapshot.
         """
         loop = asyncio.get_running_loop()
         pinned: asyncio.Future[None] = loop.create_future()
@@ -161,7 +162,7 @@ class Drawing(BufferCore):
                 pinned.set_result(None)
 
         def work(connection: Connection) -> Stored:
-            buffers.pin(connection, self.id)
+            buffers.begin_snapshot(connection, self.id)
             loop.call_soon_threadsafe(pin)
             return groups.stored(self._database.backend, connection, drawn.rows)
 
@@ -174,38 +175,38 @@ class Drawing(BufferCore):
             await _end(reading)
             raise
         if not pinned.done():
-            await reading  # raises what has kept it from its snapshot
+            await reading  # raises the error that prevented the snapshot
         return reading
 
-    async def _hand_back(self, drawn: Drawn, ttl: float, reason: str) -> None:
-        """Return what was leased and never reached the caller: no attempt was made.
+    async def _release_undelivered(self, drawn: Drawn, ttl: float, reason: str) -> None:
+        """Release a lease that never reached the caller. It does not count as an attempt.
 
-        If the database cannot be reached within some seconds, the caller is not kept waiting, and
-        the lease is returned in the background.
+        If the database cannot be reached within `RELEASE_SECONDS`, the lease is released in the
+        background.
         """
-        returning = asyncio.create_task(self._return(drawn, ttl, reason))
-        self._returning.add(returning)
-        returning.add_done_callback(self._returning.discard)
-        await to_the_end(asyncio.wait([returning], timeout=HAND_BACK_SECONDS))
+        releasing = asyncio.create_task(self._release(drawn, ttl, reason))
+        self._releasing.add(releasing)
+        releasing.add_done_callback(self._releasing.discard)
+        await run_to_completion(asyncio.wait([releasing], timeout=RELEASE_SECONDS))
 
-    async def _stop_returning(self, end: float) -> None:
-        """Wait a little for leases that are being returned, until `end` at most; then stop."""
-        if returning := tuple(self._returning):
-            seconds = min(HAND_BACK_SECONDS, end - end_in(0))
-            await asyncio.wait(returning, timeout=max(seconds, 0))
-            for task in returning:
+    async def _stop_releasing(self, end: float) -> None:
+        """Wait for leases that are being released, for seconds but not beyond `end`; then stop."""
+        if releasing := tuple(self._releasing):
+            seconds = min(RELEASE_SECONDS, end - end_in(0))
+            await asyncio.wait(releasing, timeout=max(seconds, 0))
+            for task in releasing:
                 task.cancel()
-            await asyncio.wait(returning)
+            await asyncio.wait(releasing)
 
-    async def _return(self, drawn: Drawn, ttl: float, reason: str) -> None:
-        """Return what was leased; after an outage or a lost race, try again until it expires."""
+    async def _release(self, drawn: Drawn, ttl: float, reason: str) -> None:
+        """Release a lease. After an outage or a lost race, try again until the lease expires."""
         assert drawn.lease_id is not None  # noqa: S101
         lease_id = drawn.lease_id
         names = {row["task_name"] for row in drawn.rows}
 
         def work(connection: Connection, scope: Scope) -> None:
-            # The draw holds the same locks until it ends. If its commit was never answered and is
-            # still on its way to the server, this waits for it instead of finding no lease.
+            # The draw holds the same locks until it ends. If its commit is still on its way to the
+            # server, this waits for it instead of finding no lease.
             with tasks_locked(connection, scope, names) as buffer:
                 leases.nack(buffer, lease_id, None, reason, attempts=0)
 
@@ -216,21 +217,21 @@ class Drawing(BufferCore):
             except DatabaseError as error:
                 if not _may_pass(error):
                     logger.exception(
-                        "buffer %r: lease %d was not delivered and cannot be returned; its groups"
+                        "buffer %r: lease %d was not delivered and cannot be released; its groups"
                         " become available when it expires",
                         self.name,
                         lease_id,
                     )
                     return
-                await asyncio.sleep(HAND_BACK_PAUSE)
-            except ReplayDBError:  # the lease was not made, or is over, or the store is closed
+                await asyncio.sleep(RELEASE_PAUSE)
+            except ReplayDBError:  # no such lease, it has ended, or the store is closed
                 return
             else:
                 self._database.signal.announce()
                 return
 
     async def _mark_failed(self, damaged: Mapping[int, str], drawn: Drawn) -> None:
-        """Damaged groups must not come back in every later draw."""
+        """Set damaged groups to `failed`, so that later draws do not take them."""
         seen = {row["id"]: row["times_replaced"] for row in drawn.rows}
 
         def work(connection: Connection, scope: Scope) -> list[int]:
@@ -238,12 +239,12 @@ class Drawing(BufferCore):
                 rows = [
                     row
                     for row in groups.scalars(connection, self.id, sorted(damaged))
-                    # What was replaced meanwhile is other content, and may well be sound.
+                    # A group replaced meanwhile has other content, which may be intact.
                     if row.times_replaced == seen[row.id] and row.group_status not in _OUT_OF_USE
                 ]
                 damage.fail(buffer, rows, damaged)
                 if drawn.draw_id is not None:
-                    lineage.lose(buffer, drawn.draw_id, damaged)
+                    lineage.record_lost(buffer, drawn.draw_id, damaged)
             return [row.id for row in rows]
 
         for group_id in await self._write(work):
@@ -252,12 +253,12 @@ class Drawing(BufferCore):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A draw that was made.
+    """The result of a draw.
 
     Attributes:
-        batch: What could be read of it.
-        drawn: What was drawn.
-        damaged: Why the other groups could not be read, by id.
+        batch: The groups that could be read.
+        drawn: The draw.
+        damaged: Why each other group could not be read, by id.
     """
 
     batch: Batch
@@ -266,12 +267,12 @@ class Result:
 
     @classmethod
     def nothing(cls) -> Self:
-        """A draw of no groups, which was not made."""
-        return cls.of(Drawn.nothing(), Decoded())
+        """Return the result of an empty draw, which is not recorded."""
+        return cls.of(Drawn.empty(), Decoded())
 
     @classmethod
     def of(cls, drawn: Drawn, decoded: Decoded) -> Self:
-        """Put in order what was read."""
+        """Return the result with the decoded groups in the order of the draw."""
         sound = np.array([group_id in decoded.groups for group_id in drawn.ids], np.bool_)
         batch = Batch(
             [decoded.groups[group_id] for group_id in drawn.ids if group_id in decoded.groups],
@@ -287,27 +288,27 @@ class Result:
         return cls(batch, drawn, damaged)
 
     def raise_if_damaged(self) -> None:
-        """Tell the caller, who still gets the rest."""
+        """Raise `CorruptPayloadError`, with the intact groups, if some groups are damaged."""
         if self.damaged:
             raise CorruptPayloadError(reasons(self.damaged), sorted(self.damaged), self.batch)
 
 
 def _may_pass(error: DatabaseError) -> bool:
-    """Whether the same call may work later: after an outage, a full disk, or a lost race."""
-    if isinstance(error, DatabaseReplacedError):  # until the store is opened again
+    """Whether the same call may succeed later: after an outage, a full disk, or a lost race."""
+    if isinstance(error, DatabaseReplacedError):  # only reopening the store helps
         return False
     lost = isinstance(error.__cause__, LostRaceError)
     return lost or isinstance(error, DatabaseUnavailableError | DatabaseFullError)
 
 
 async def _end(reading: asyncio.Task[Any]) -> None:
-    """What a draw that failed has begun to read is not wanted any more."""
+    """Cancel the read of a failed draw."""
     reading.cancel()
     await asyncio.wait([reading])
     if not reading.cancelled():
-        reading.exception()  # seen: the draw has told the caller, or its own error goes first
+        reading.exception()  # marked as retrieved: the draw raises its own error
 
 
 def reasons(damaged: Mapping[int, str]) -> str:
-    """What is wrong with damaged groups, each thing once."""
+    """Join the distinct reasons why groups are damaged."""
     return "; ".join(sorted(set(damaged.values())))

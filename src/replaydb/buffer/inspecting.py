@@ -1,4 +1,4 @@
-"""Looking into a buffer, and at the record of what was drawn; nothing is changed."""
+"""Read-only calls: list, read and count groups, and read draws, statistics and metrics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from replaydb.batch.batch import Batch
 from replaydb.batch.stored import StoredGroup
 from replaydb.buffer.core import BufferCore
 from replaydb.buffer.drawing import reasons
-from replaydb.buffer.requests import eligible, named, order, place
+from replaydb.buffer.requests import eligible, named, order, page_start
 from replaydb.database import filters
 from replaydb.database.group_columns import col
 from replaydb.database.records import Decoded, Stored
@@ -34,7 +34,7 @@ from replaydb.results import BufferStats, DrawInfo, EpisodeInfo, GroupInfo, Prom
 
 
 class Inspecting(BufferCore):
-    """What is stored, and what became of it."""
+    """Read groups, draws, statistics and metrics. Nothing is changed."""
 
     async def find(
         self,
@@ -49,34 +49,37 @@ class Inspecting(BufferCore):
         limit: int | None = None,
         after: GroupInfo | tuple[Any, int] | None = None,
     ) -> list[GroupInfo]:
-        """What is known of groups of any status, without reading their episodes.
+        """Return metadata of groups of any status, without their episodes.
 
-        Nothing is drawn, counted or changed. To go through many groups, take them in pages:
-        `page = await buffer.find(limit=1000, after=page[-1])`.
+        To read many groups, use pages: `page = await buffer.find(limit=1000, after=page[-1])`.
 
         Args:
-            ids: Only groups of these ids; those that are gone are passed over.
-            uids: Only groups of these uids, instead of `ids`.
+            ids: Only groups with these ids. Ids that do not exist are ignored.
+            uids: Only groups with these uids, instead of `ids`.
             tasks: Only groups of these tasks.
-            statuses: Only groups of these statuses.
-            where: Only groups that meet this expression over `replaydb.col`.
+            statuses: Only groups with these statuses.
+            where: Only groups that meet this condition over `replaydb.col`.
             runs: Only groups that these runs put.
-            order_by: A column of `replaydb.col` that holds numbers or times, or its `desc()`.
-                Equal ones are sorted by id in the same direction; groups without a value come
-                last.
-            limit: How many at most; by default all.
-            after: The last group of the page before, in the same order, or what it had in the
-                column of `order_by` and its id, which may be elsewhere by now. Not with `ids` or
-                `uids`.
+            order_by: Column of `replaydb.col` with numbers or times, or its `desc()`. Groups with
+                equal values are sorted by id in the same direction. Groups without a value come
+                last. Default: by id.
+            limit: Maximum number of groups. Default: all.
+            after: Where the page begins: the last `GroupInfo` of the previous page, or a tuple
+                `(value, id)` of its value in the `order_by` column and its id. The page continues
+                from these values, even if the group has changed since. Not with `ids` or `uids`.
+
+        Returns:
+            One `GroupInfo` per group, in the order of `order_by`.
 
         Raises:
-            CorruptPayloadError: Tags or times of some cannot be read; it names them.
-            InvalidInputError: An argument is wrong.
+            CorruptPayloadError: The metadata of some groups is damaged. `error.group_ids` names
+                them.
+            InvalidInputError: An argument is invalid.
         """
         names, sort = named(ids, uids), order(order_by)
-        begin = None if after is None else place(after, sort)
+        begin = None if after is None else page_start(after, sort)
         if begin is not None and names is not None:
-            raise InvalidInputError("after", "None where ids or uids name the groups", begin[1])
+            raise InvalidInputError("after", "None if ids or uids are given", begin[1])
         listing = Listing(
             names,
             checks.names("tasks", tasks),
@@ -93,18 +96,23 @@ class Inspecting(BufferCore):
     async def get(
         self, ids: Iterable[int] | None = None, *, uids: str | Iterable[str] | None = None
     ) -> list[StoredGroup]:
-        """Read groups of any status, in the order asked for.
-
-        Where some cannot be read, the error has the others as `batch`, in that order.
+        """Read groups of any status with their episodes.
 
         Args:
             ids: Ids of the groups.
             uids: Uids of the groups, instead of `ids`.
 
+        Returns:
+            The groups, in the order of `ids` or `uids`.
+
         Raises:
-            UnknownGroupError: Some are not in the buffer.
-            CorruptPayloadError: Stored bytes of some are damaged.
-            PayloadGoneError: Some have lost their episodes; only their scalars are left.
+            UnknownGroupError: Some groups are not in the buffer. `error.batch` has the groups that
+                could be read, in the same order.
+            CorruptPayloadError: The stored bytes of some groups are damaged. `error.batch` has the
+                others.
+            PayloadGoneError: The episodes of some groups were dropped. Only their metadata is left.
+                `error.batch` has the others.
+            InvalidInputError: Neither or both of `ids` and `uids` were given.
         """
         wanted = named(ids, uids)
         if wanted is None:
@@ -132,14 +140,20 @@ class Inspecting(BufferCore):
     async def episodes(
         self, group_id: int, *, position: int = 0, limit: int = 1000
     ) -> list[EpisodeInfo]:
-        """What is known of the episodes of a group, in order, without reading their tokens.
+        """Return metadata of the episodes of a group, without their tokens.
 
-        It is there also of groups whose tokens were dropped, or are damaged.
+        It is available even if the tokens were dropped or are damaged.
 
         Args:
-            group_id: The group. One that is not there has no episodes.
-            position: The first one wanted.
-            limit: How many at most.
+            group_id: Id of the group.
+            position: Index of the first episode to return, from 0.
+            limit: Maximum number of episodes.
+
+        Returns:
+            One `EpisodeInfo` per episode, in order; empty for an unknown group.
+
+        Raises:
+            InvalidInputError: An argument is invalid.
         """
         number = checks.whole_number("group_id", group_id)
         first = checks.whole_number("position", position)
@@ -149,12 +163,16 @@ class Inspecting(BufferCore):
         )
 
     async def texts(self, ids: Iterable[int]) -> dict[int, dict[int, str]]:
-        """What episodes of groups say, by id and position, without reading their tokens.
-
-        Episodes that were put without text are left out, as are groups that are not there.
+        """Return transcripts (the `text` of episodes), without reading tokens.
 
         Args:
             ids: Ids of the groups.
+
+        Returns:
+            `{group_id: {position: text}}`. Unknown groups and episodes without text are omitted.
+
+        Raises:
+            InvalidInputError: An argument is invalid.
         """
         wanted = checks.ids("ids", ids)
         return await self._read(
@@ -177,13 +195,19 @@ class Inspecting(BufferCore):
         where: ColumnElement[bool] | None = None,
         limit: int | None = None,
     ) -> int:
-        """How many groups there are: of every task and status, unless some are named.
+        """Return the number of groups, by default of all tasks and statuses.
 
         Args:
             tasks: Only groups of these tasks.
-            statuses: Only groups of these statuses.
-            where: Only groups that meet this expression over `replaydb.col`.
-            limit: Count no further: where there are more, so many are read and returned.
+            statuses: Only groups with these statuses.
+            where: Only groups that meet this condition over `replaydb.col`.
+            limit: Stop counting at this number: the result is at most `limit`. Default: count all.
+
+        Returns:
+            The number of groups.
+
+        Raises:
+            InvalidInputError: An argument is invalid.
         """
         which = self._selection(tasks, statuses, where)
         most = checks.optional(checks.whole_number, "limit", limit)
@@ -194,11 +218,17 @@ class Inspecting(BufferCore):
         )
 
     async def stats(self, *, totals: bool = True) -> BufferStats:
-        """Sizes, staleness and rewards of every task and status, at one moment.
+        """Return a consistent snapshot of group counts, sizes, staleness and rewards.
 
         Args:
-            totals: Whether to sum over all groups. False leaves `BufferStats.totals` out, and is
-                quick however many groups there are.
+            totals: Whether to sum over all groups. With False `BufferStats.totals` is empty and the
+                cost does not depend on the number of groups.
+
+        Returns:
+            Counters per task, and totals per task and status.
+
+        Raises:
+            InvalidInputError: An argument is invalid.
         """
         sums = checks.flag("totals", totals)
         return await self._read(
@@ -211,16 +241,38 @@ class Inspecting(BufferCore):
         tasks: str | Iterable[str] | None = None,
         where: ColumnElement[bool] | None = None,
     ) -> list[PromptInfo]:
-        """What became of every prompt that has a `prompt_uid`: how often it was generated,
-        sampled, expired, filtered, and with what rewards. Groups that were deleted do not count.
-        """  # noqa: D205
+        """Return statistics of every prompt that has a `prompt_uid`.
+
+        The statistics are the number of its groups that were put, sampled, expired, filtered or
+        failed, and their rewards. Deleted groups are not counted.
+
+        Args:
+            tasks: Only groups of these tasks.
+            where: Only groups that meet this condition over `replaydb.col`.
+
+        Returns:
+            One `PromptInfo` per task and prompt.
+
+        Raises:
+            InvalidInputError: An argument is invalid.
+        """
         which = self._selection(tasks, None, where)
         return await self._read(
             lambda connection: lineage.prompts(connection, narrowed(connection, self._row, which))
         )
 
     async def cursor(self, name: str) -> Any:
-        """The JSON value last written under a name by `put` or `ack`; None if there is none."""
+        """Return the JSON value last written under a name by `put` or `ack`.
+
+        Args:
+            name: Name of the cursor.
+
+        Returns:
+            The value, or None if the cursor was never written.
+
+        Raises:
+            InvalidInputError: `name` is invalid.
+        """
         checks.name("name", name)
         return await self._read(lambda connection: lineage.cursor(connection, self.id, name))
 
@@ -233,14 +285,21 @@ class Inspecting(BufferCore):
         before: int | None = None,
         limit: int = 100,
     ) -> list[DrawInfo]:
-        """Draws that were recorded, the newest first.
+        """Return recorded draws, newest first.
 
         Args:
-            step: Only those for this trainer step.
-            runs: Only those made by these runs.
-            group_id: Only those that took this group.
-            before: Only those older than this draw id: where the next page begins.
-            limit: How many at most.
+            step: Only draws for this trainer step.
+            runs: Only draws made by these runs.
+            group_id: Only draws that took this group.
+            before: Only draws with a lower id. For the next page, pass the id of the last draw of
+                the previous page.
+            limit: Maximum number of draws.
+
+        Returns:
+            One `DrawInfo` per draw.
+
+        Raises:
+            InvalidInputError: An argument is invalid.
         """
         names = checks.names("runs", runs)
         which = {
@@ -261,13 +320,20 @@ class Inspecting(BufferCore):
         below: int | None = None,
         limit: int = 100,
     ) -> list[int]:
-        """Trainer steps that draws were recorded for, ascending.
+        """Return trainer steps that have recorded draws.
 
         Args:
-            runs: Only those that these runs drew for.
-            above: Only higher ones, the first of them.
-            below: Only lower ones; without `above`, the last of them.
-            limit: How many at most.
+            runs: Only steps that these runs drew for.
+            above: Only steps greater than this.
+            below: Only steps less than this.
+            limit: Maximum number of steps. If there are more, the lowest are returned. If `below`
+                is given without `above`, the highest are returned instead.
+
+        Returns:
+            The steps, ascending.
+
+        Raises:
+            InvalidInputError: An argument is invalid.
         """
         names = checks.names("runs", runs)
         which = {
@@ -279,13 +345,19 @@ class Inspecting(BufferCore):
         return await self._read(lambda connection: lineage.steps(connection, self.id, **which))
 
     async def redraw(self, draw_id: int) -> Batch:
-        """The very batch of an earlier draw again; nothing is counted.
+        """Return the batch of an earlier draw again. Nothing is counted or recorded.
+
+        Args:
+            draw_id: Id of the draw, from `Batch.draw_id` or `draws`.
+
+        Returns:
+            The groups in the order of the draw, with its probabilities, weights and staleness.
 
         Raises:
             UnknownDrawError: The draw is not recorded.
-            PayloadGoneError: Groups of it were deleted, or replaced, or only their scalars are
-                left. `error.batch` holds the others.
-            CorruptPayloadError: Stored bytes of some groups are damaged. `error.batch` holds the
+            PayloadGoneError: Some of its groups were deleted or replaced, or their episodes
+                dropped. `error.batch` has the others.
+            CorruptPayloadError: The stored bytes of some groups are damaged. `error.batch` has the
                 others.
         """
         number = checks.whole_number("draw_id", draw_id)
@@ -309,11 +381,11 @@ class Inspecting(BufferCore):
         sound = [
             group_id in found.groups and group_id not in replaced for group_id in record.group_ids
         ]
-        whole = [found.groups[group_id] for group_id in compress(record.group_ids, sound)]
-        for group, staleness in zip(whole, compress(record.staleness, sound), strict=True):
+        intact = [found.groups[group_id] for group_id in compress(record.group_ids, sound)]
+        for group, staleness in zip(intact, compress(record.staleness, sound), strict=True):
             group.staleness = staleness
         probabilities, weights = np.array(record.probabilities), np.array(record.weights)
-        batch = Batch(whole, probabilities[sound], weights[sound], number)
+        batch = Batch(intact, probabilities[sound], weights[sound], number)
         if found.corrupt:
             raise CorruptPayloadError(reasons(found.corrupt), sorted(found.corrupt), batch)
         if not all(sound):
@@ -322,16 +394,21 @@ class Inspecting(BufferCore):
         return batch
 
     async def metrics(self, *, draws: int = 100, totals: bool = True) -> dict[str, float]:
-        """Numbers for a logger such as W&B or TensorBoard, at one moment.
-
-        Generated, kept, dropped, replayed and trained data are apart; `docs/training.md` lists
-        every name. What there is nothing to say about (the mean of no rewards) is left out.
+        """Return metrics of the buffer for a logger such as W&B or TensorBoard.
 
         Args:
-            draws: `train/` and `replay/` are about so many of the last recorded draws, and `gen/`
-                about what was put since the first of them.
-            totals: Whether to sum over all groups. False leaves out what only that can tell, and
-                is quick however many groups there are.
+            draws: Number of most recent recorded draws that `train/` and `replay/` metrics cover.
+                `gen/recent_groups` and the rewards in `gen/` cover the groups put since the first
+                of these draws.
+            totals: Whether to sum over all groups. With False the metrics that need these sums are
+                omitted, and the cost does not depend on the number of groups.
+
+        Returns:
+            Values by name, from one consistent snapshot. `docs/training.md` lists the names.
+            Metrics without data, such as the mean of no rewards, are omitted.
+
+        Raises:
+            InvalidInputError: An argument is invalid.
         """
         sums = checks.flag("totals", totals)
         number = checks.whole_number("draws", draws, least=1)

@@ -1,4 +1,4 @@
-"""Lease: groups held by one consumer."""
+"""Lease: groups leased exclusively to one consumer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from replaydb import checks
 from replaydb.batch.batch import Batch
 from replaydb.buffer.core import BufferCore
-from replaydb.cancellation import to_the_end
+from replaydb.cancellation import run_to_completion
 from replaydb.database.repository import leases
 from replaydb.database.repository.locked import Scope
 from replaydb.database.repository.locking import lease_locked
@@ -25,27 +25,29 @@ from replaydb.errors import (
 )
 from replaydb.tracing import traced
 
-#: The heartbeat extends a lease this many times within its ttl, and tries this many times within it
-#: while the database fails: the lease is extended soon after an outage that it survives.
+#: How often the heartbeat extends a lease within its ttl, and how often it tries within its ttl
+#: while the database fails, so that the lease is extended soon after a short outage.
 HEARTBEATS_PER_TTL, RETRIES_PER_TTL = 3, 30
 
 
 @traced
 class Lease:
-    """Groups that nobody else is given until ack, nack or expiry.
+    """Groups leased exclusively until they are acked or released, or the lease expires.
 
-    Got from `Buffer.lease`, and from `Buffer.open_lease` for a lease that another process took.
+    Get it from `Buffer.lease`, or from `Buffer.open_lease` for a lease that another process took.
+    Inside `async with`, a heartbeat extends the lease while the event loop runs. At the end of the
+    block, the groups that are still leased are acked, or nacked if the block raised.
 
     Attributes:
-        id: Id of the lease, from 1 on. Where there were no groups to hold it is 0: such a lease is
-            not stored, does not expire, and to end it changes nothing.
-        ttl: Seconds it lasts from its last extension.
-        batch: The groups it was given, or held when it was opened.
+        id: Id of the lease, at least 1. An empty lease has the id 0: it is not stored, does not
+            expire, and ending it changes nothing.
+        ttl: Duration in seconds from the last extension.
+        batch: The groups of the lease when it was taken or opened.
     """
 
     def __init__(self, buffer: BufferCore, lease_id: int, ttl: float, batch: Batch) -> None:
         self._buffer = buffer
-        self._held = set(batch.ids)
+        self._leased = set(batch.ids)
         self._heartbeat: asyncio.Task[None] | None = None
         self._extending = asyncio.Lock()
         self._extended = asyncio.Event()
@@ -54,7 +56,7 @@ class Lease:
         self.batch = batch
 
     def __repr__(self) -> str:
-        return f"Lease(id={self.id}, {len(self._held)} of {len(self.batch)} groups held)"
+        return f"Lease(id={self.id}, {len(self._leased)} of {len(self.batch)} groups leased)"
 
     async def __aenter__(self) -> Self:
         if self.id:
@@ -67,34 +69,36 @@ class Lease:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await to_the_end(self._close(error))
+        await run_to_completion(self._close(error))
 
     async def _close(self, error: BaseException | None) -> None:
-        """Stop the heartbeat, and end the lease: who leaves the block holds nothing any more."""
+        """Stop the heartbeat and end the lease. After the block no group is leased."""
         if self._heartbeat is not None:
             self._heartbeat.cancel()
             await asyncio.wait([self._heartbeat])
-        if not self._held:
+        if not self._leased:
             return
         if error is None:
             await self.ack()
             return
         with contextlib.suppress(LeaseExpiredError, DatabaseError, StoreClosedError):
-            # `error` says more
+            # the error of the block is the one to raise
             await self.nack(reason=_storable(f"{type(error).__name__}: {error}"))
 
     async def ack(
         self, ids: Iterable[int] | None = None, *, cursor: Mapping[str, Any] | None = None
     ) -> None:
-        """Say that groups were used: they are archived, or return if `on_ack` says so.
+        """Acknowledge groups as used: archive them, or return them if `on_ack="return"`.
 
         Args:
-            ids: Which of them; by default all that are still held.
-            cursor: JSON values by name, written in the same transaction.
+            ids: Ids of the groups. Default: all that are still leased.
+            cursor: JSON values by name, written in the same transaction, for example the last
+                checkpointed step. `Buffer.cursor` reads them.
 
         Raises:
-            LeaseExpiredError: The lease is over, or does not hold one of the ids; nothing changed.
-            InvalidInputError: An argument is wrong.
+            LeaseExpiredError: The lease has expired or ended, or does not have one of the groups.
+                Nothing was changed.
+            InvalidInputError: An argument is invalid.
         """
         chosen = self._chosen(ids)
         cursors = checks.cursors("cursor", cursor)
@@ -108,18 +112,22 @@ class Lease:
                 buffer.cursors |= cursors
 
         await self._buffer._write(work)
-        self._let_go(chosen)
+        self._released(chosen)
 
     async def nack(self, ids: Iterable[int] | None = None, *, reason: str | None = None) -> None:
-        """Say that groups were not used: they go back, one attempt older.
+        """Release groups unused. Their attempt count is incremented.
+
+        At `max_attempts` of the buffer's settings a group becomes `failed`. The draw does not count
+        in `times_sampled`.
 
         Args:
-            ids: Which of them; by default all that are still held.
-            reason: Becomes their `status_reason`.
+            ids: Ids of the groups. Default: all that are still leased.
+            reason: Text that becomes their `status_reason`.
 
         Raises:
-            LeaseExpiredError: The lease is over, or does not hold one of the ids; nothing changed.
-            InvalidInputError: An argument is wrong.
+            LeaseExpiredError: The lease has expired or ended, or does not have one of the groups.
+                Nothing was changed.
+            InvalidInputError: An argument is invalid.
         """
         chosen = self._chosen(ids)
         why = checks.optional(checks.string, "reason", reason)
@@ -131,23 +139,24 @@ class Lease:
                 leases.nack(buffer, self.id, chosen, why)
 
         await self._buffer._write(work)
-        self._let_go(chosen)
+        self._released(chosen)
 
     async def fail(self, ids: Iterable[int], *, reason: str) -> None:
         """End the lease because some of its groups could not be processed.
 
-        The groups `ids` go back one attempt older. Each becomes `failed` at the `max_attempts` of
-        the buffer, or at its third attempt if the buffer sets none, so that a group that no
-        consumer can process does not block the groups behind it forever. The other groups that
-        the lease holds go back as they were, without an attempt.
+        The groups `ids` are released and their attempt count is incremented. A group becomes
+        `failed` at the `max_attempts` of the buffer, or at its third attempt if the buffer sets
+        none. A group that no consumer can process therefore does not block the groups behind it.
+        The other groups of the lease are released without an attempt.
 
         Args:
-            ids: Groups that could not be processed.
-            reason: Becomes their `status_reason`.
+            ids: Ids of the groups that could not be processed.
+            reason: Text that becomes their `status_reason`.
 
         Raises:
-            LeaseExpiredError: The lease is over, or does not hold one of the ids; nothing changed.
-            InvalidInputError: An argument is wrong.
+            LeaseExpiredError: The lease has expired or ended, or does not have one of the groups.
+                Nothing was changed.
+            InvalidInputError: An argument is invalid.
         """
         chosen = self._chosen(checks.ids("ids", ids)) or []
         why = checks.string("reason", reason)
@@ -159,18 +168,20 @@ class Lease:
                 leases.fail(buffer, self.id, chosen, why)
 
         await self._buffer._write(work)
-        self._let_go(None)
+        self._released(None)
 
     async def reject(self, ids: Iterable[int] | None = None, *, reason: str) -> None:
-        """Say that groups are of no use to anybody: they become `filtered`.
+        """Reject groups as unusable: they become `filtered` and are not drawn again.
 
         Args:
-            ids: Which of them; by default all that are still held.
-            reason: Becomes their `status_reason`, and the reason of their outcome, `rejected`.
+            ids: Ids of the groups. Default: all that are still leased.
+            reason: Text that becomes their `status_reason` and the reason of their outcome,
+                `rejected`.
 
         Raises:
-            LeaseExpiredError: The lease is over, or does not hold one of the ids; nothing changed.
-            InvalidInputError: An argument is wrong.
+            LeaseExpiredError: The lease has expired or ended, or does not have one of the groups.
+                Nothing was changed.
+            InvalidInputError: An argument is invalid.
         """
         chosen = self._chosen(ids)
         why = checks.string("reason", reason)
@@ -182,19 +193,22 @@ class Lease:
                 leases.reject(buffer, self.id, chosen, why)
 
         await self._buffer._write(work)
-        self._let_go(chosen)
+        self._released(chosen)
 
     async def extend(self, ttl: float | None = None) -> None:
-        """Let the lease last `ttl` seconds from now; by default as many as it was given.
+        """Extend the lease to `ttl` seconds from now.
+
+        Args:
+            ttl: Seconds, also for later extensions. Default: the current `ttl` of the lease.
 
         Raises:
-            LeaseExpiredError: The lease is over.
-            InvalidInputError: It is no such time.
+            LeaseExpiredError: The lease has expired or ended.
+            InvalidInputError: `ttl` is not a positive number.
         """
         wanted = checks.optional(checks.duration, "ttl", ttl)
         if not self.id:
             return
-        async with self._extending:  # else a heartbeat with the previous ttl might be the last
+        async with self._extending:  # a concurrent heartbeat would use the old ttl
             seconds = self.ttl if wanted is None else wanted
 
             def work(connection: Connection, scope: Scope) -> None:
@@ -213,26 +227,26 @@ class Lease:
                 async with asyncio.timeout(self.ttl / beats):
                     await self._extended.wait()
             beats = HEARTBEATS_PER_TTL
-            if self._extended.is_set():  # by the caller, and perhaps for a shorter time
+            if self._extended.is_set():  # extended by the caller, perhaps with a shorter ttl
                 continue
             try:
                 await self.extend()
             except (LeaseExpiredError, StoreClosedError):
-                return  # the ack will say so
+                return  # the ack raises it
             except DatabaseError:
                 beats = RETRIES_PER_TTL
 
     def _chosen(self, ids: Iterable[int] | None) -> list[int] | None:
         chosen = checks.optional(checks.ids, "ids", ids)
         if chosen and not self.id:
-            raise InvalidInputError("ids", "none, of a lease that holds nothing", chosen)
+            raise InvalidInputError("ids", "none, because the lease is empty", chosen)
         return chosen
 
-    def _let_go(self, ids: list[int] | None) -> None:
-        self._held -= self._held if ids is None else set(ids)
+    def _released(self, ids: list[int] | None) -> None:
+        self._leased -= self._leased if ids is None else set(ids)
         self._buffer._database.signal.announce()
 
 
 def _storable(text: str) -> str:
-    """Text that any engine takes: a message may hold what its author did not choose."""
+    """Return text that every engine can store: a message may contain arbitrary characters."""
     return text.replace("\0", "").encode(errors="replace").decode()

@@ -1,4 +1,4 @@
-"""Drawing groups to hold them."""
+"""Draws whose groups are leased exclusively to one consumer."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from replaydb.buffer.drawing import Drawing, Result
 from replaydb.buffer.lease import Lease
 from replaydb.buffer.requests import draw_request
 from replaydb.database.repository import leases
+from replaydb.database.repository.draw_request import Drawn, LeaseTerms
 from replaydb.database.repository.locked import Scope
 from replaydb.database.repository.locking import lease_locked
-from replaydb.database.repository.portions import Drawn, LeaseTerms
 from replaydb.database.transactions import BULK_SECONDS, end_in
 from replaydb.episodes import GroupStatus
 from replaydb.errors import InvalidInputError
@@ -24,12 +24,12 @@ from replaydb.opening import Opening
 from replaydb.policies import Fifo, SamplingPolicy
 from replaydb.results import LeaseInfo
 
-#: Statuses from which groups can be leased: nobody else has them in hand.
+#: Statuses from which groups can be leased.
 _LEASABLE = frozenset(GroupStatus) - {GroupStatus.LEASED, GroupStatus.ARCHIVED}
 
 
 class Leasing(Drawing):
-    """Groups that one consumer holds until it says what became of them."""
+    """Lease groups, and acknowledge or revoke leases by id."""
 
     def lease(
         self,
@@ -47,31 +47,52 @@ class Leasing(Drawing):
         timeout: float | None = 0,
         at_least: int | None = None,
     ) -> Opening[Lease]:
-        """Draw groups and hold them: nobody else is given them until ack, nack or expiry.
+        """Lease groups exclusively until they are acked or released, or the lease expires.
 
-        `async with buffer.lease(...) as lease:` acks what is left when the block ends and nacks
-        it when the block raises, and keeps the lease alive in between, as long as the event loop
-        runs. `await buffer.lease(...)` leaves all three to the caller.
+        `async with buffer.lease(...) as lease:` extends the lease while the event loop runs. At the
+        end of the block it acks the groups that are still leased, or nacks them if the block
+        raised. After `lease = await buffer.lease(...)` you call `extend`, `ack` and `nack`
+        yourself.
 
-        The arguments are those of `sample`, and three of its own:
+        Args:
+            n: Number of groups, or `{task: number}`.
+            policy: Sampling strategy: which groups are leased, and in what order. Default:
+                `Fifo()`, the oldest groups.
+            ttl: Duration of the lease in seconds. If it is not extended in time, it expires and its
+                groups are released.
+            owner: Name of the consumer, which `leases` shows. Default: host name and process id.
+            tasks: Name or names of the tasks to draw from. Default: all tasks. Not with a mapping
+                as `n`.
+            where: Condition over `replaydb.col` that groups must meet, such as `rdb.col.reward_std
+                > 0`.
+            max_staleness: Maximum staleness of the groups, in policy versions. It excludes groups
+                whose version is unknown or not comparable. Default: only the limit of the buffer's
+                settings.
+            runs: Name or names of runs: lease only groups that they put. Default: all runs.
+            statuses: Status or statuses of the groups to lease, for example `aborted` to resume
+                them or `expired` to generate them again. Released groups get this status back.
+                `pending` cannot be combined with others. A lease of pending groups claims them for
+                a generator: they stay `pending`, any process can still add episodes to them, and
+                the claim is not recorded as a draw. Default: `completed`.
+            step: Trainer step of the batch, recorded with the draw.
+            timeout: Seconds to wait until enough groups are eligible. 0 (default) is one attempt.
+                None waits indefinitely.
+            at_least: Smallest acceptable batch: lease between `at_least` and `n` groups as soon as
+                `at_least` are eligible. Default: `n`. With 0 the call does not wait for groups, and
+                the lease may be empty.
 
-        - `ttl`: Seconds after which the groups go back by themselves, unless it is extended.
-        - `owner`: Shown by `leases()`; by default the host and the process.
-        - `statuses`: Statuses to take groups from: `aborted` ones to go on with, `expired` ones to
-          roll again. A nack gives them back the status they had. `pending` ones, which no other
-          status may stand beside, are claimed to work on: they stay `pending`, and anybody still
-          adds episodes; that is no draw, and is not recorded as one.
-
-        With `at_least=0` the lease may hold nothing.
+        Returns:
+            An object to await or to enter with `async with`, both of which give a `Lease`. Nothing
+            is drawn before.
 
         Raises:
-            NotEnoughGroupsError: When awaited or entered: there were not enough in time; nothing
-                was leased.
-            RateLimitedError: When awaited or entered: the rate limit did not let so many out, in
-                time.
-            CorruptPayloadError: When awaited or entered: stored bytes of some groups are damaged.
-                They are marked `failed`, and the others went back.
-            InvalidInputError: An argument is wrong.
+            NotEnoughGroupsError: When awaited or entered: too few groups were eligible until
+                `timeout`. Nothing was leased.
+            RateLimitedError: When awaited or entered: the rate limit blocked the draw until
+                `timeout`.
+            CorruptPayloadError: When awaited or entered: the stored bytes of some groups are
+                damaged. These groups are now `failed`, and the others were released.
+            InvalidInputError: An argument is invalid.
         """
         chosen = checks.some_of("statuses", statuses, sorted(_LEASABLE))
         if not chosen:
@@ -79,11 +100,11 @@ class Leasing(Drawing):
         if GroupStatus.PENDING in chosen and len(chosen) > 1:
             raise InvalidInputError("statuses", "'pending' by itself", repr(statuses))
         seconds = checks.duration("ttl", ttl)
-        who = f"{socket.gethostname()}:{os.getpid()}" if owner is None else owner
+        name = f"{socket.gethostname()}:{os.getpid()}" if owner is None else owner
         request = replace(
             draw_request(n, policy, tasks, where, max_staleness, runs, at_least, step),
             statuses=tuple(GroupStatus(status) for status in sorted(chosen)),
-            lease=LeaseTerms(checks.name("owner", who), seconds),
+            lease=LeaseTerms(checks.name("owner", name), seconds),
         )
         wait = checks.seconds("timeout", timeout)
 
@@ -93,25 +114,29 @@ class Leasing(Drawing):
         return Opening(opened)
 
     def open_lease(self, lease_id: int, *, ttl: float) -> Opening[Lease]:
-        """Go on with a lease that was taken elsewhere, such as by a process that was killed.
+        """Resume a lease by its id, for example after the process that took it was killed.
 
-        The lease lasts `ttl` seconds from now. Its batch has the groups that it still holds, in
-        the order of their draw, with the probabilities and weights of that draw; both are NaN
-        where the buffer does not record draws. Their staleness is that of now, not of the draw.
+        The lease is extended to `ttl` seconds from now. Its batch has the groups that are still
+        leased, in the order of their draw, with the probabilities and weights of that draw (NaN if
+        the buffer does not record draws). Their staleness is the current one, not that of the draw.
 
-        The lease is shared, not taken away: where two processes have it, the first that says what
-        became of a group is heard, and the other gets `LeaseExpiredError`. To be sure that nobody
-        else goes on with the groups, `revoke` the lease and lease them anew.
+        Another process that has the lease keeps it: both share it. For each group the first ack,
+        nack or reject wins, and a later one raises `LeaseExpiredError`. To exclude other holders,
+        `revoke` the lease and lease the groups again.
 
         Args:
-            lease_id: Id of the lease, as `Lease.id` and `leases()` have it.
-            ttl: Seconds after which the groups go back by themselves, unless it is extended.
+            lease_id: Id of the lease, from `Lease.id` or `leases`.
+            ttl: Duration of the lease in seconds, from now and from each extension.
+
+        Returns:
+            An object to await or to enter with `async with`, as from `lease`.
 
         Raises:
-            LeaseExpiredError: When awaited or entered: the lease is over, or not of this buffer.
-            CorruptPayloadError: When awaited or entered: stored bytes of some groups are damaged;
-                the others went back.
-            InvalidInputError: An argument is wrong.
+            LeaseExpiredError: When awaited or entered: the lease has expired, has ended, or is not
+                of this buffer.
+            CorruptPayloadError: When awaited or entered: the stored bytes of some groups are
+                damaged. These groups are now `failed`, and the others were released.
+            InvalidInputError: An argument is invalid.
         """
         number = checks.whole_number("lease_id", lease_id)
         seconds = checks.duration("ttl", ttl)
@@ -121,7 +146,7 @@ class Leasing(Drawing):
             leases.extend(connection, self.id, number, now, seconds)
 
         def read(connection: Connection) -> Drawn:
-            return leases.holding(self._database.backend, connection, self.id, number)
+            return leases.fetch_leased(self._database.backend, connection, self.id, number)
 
         async def opened() -> Lease:
             await self._write(extend)
@@ -132,18 +157,19 @@ class Leasing(Drawing):
         return Opening(opened)
 
     async def ack(self, lease_id: int) -> None:
-        """Say that what a lease holds was used, whoever took it; its batch is not read for that.
+        """Acknowledge all groups of a lease by its id, without loading its batch.
 
-        For groups that count as used long after they were drawn, such as at the next checkpoint:
-        until then nobody has to keep their batch in memory. What it does to the groups is said by
-        `Lease.ack`.
+        Use it if groups count as used only later, for example at the next checkpoint, so that you
+        need not keep their batch in memory until then. Any process can call it. See `Lease.ack` for
+        the effect on the groups.
 
         Args:
-            lease_id: Id of the lease, as `Lease.id` and `leases()` have it.
+            lease_id: Id of the lease, from `Lease.id` or `leases`.
 
         Raises:
-            LeaseExpiredError: The lease is over, or not of this buffer; nothing changed.
-            InvalidInputError: An argument is wrong.
+            LeaseExpiredError: The lease has expired, has ended, or is not of this buffer. Nothing
+                was changed.
+            InvalidInputError: An argument is invalid.
         """
         number = checks.whole_number("lease_id", lease_id)
 
@@ -155,25 +181,25 @@ class Leasing(Drawing):
         self._database.signal.announce()
 
     async def revoke(self, lease_id: int, *, reason: str | None = None) -> list[int]:
-        """Take back what a lease holds, whoever has it, without waiting for its end.
+        """End a lease and release its groups now, whichever process has it.
 
-        The groups go back as after a nack, one attempt older; the outcome of their draw is
-        `nacked`. Who still has the lease gets `LeaseExpiredError` from then on.
+        As after a nack, the attempt count of the groups is incremented, and the outcome of their
+        draw is `nacked`. Every later call on the lease raises `LeaseExpiredError`.
 
         Args:
-            lease_id: Id of the lease, as `Lease.id` and `leases()` have it.
-            reason: Becomes `status_reason` of the groups and the reason of their outcome, both
-                after the word "revoked".
+            lease_id: Id of the lease, from `Lease.id` or `leases`.
+            reason: Text that is stored, with the prefix "revoked: ", as `status_reason` of the
+                groups and as the reason of their outcome.
 
         Returns:
-            Ids of the groups that went back; none where the lease holds nothing any more.
+            Ids of the released groups. Empty if the lease has no groups any more.
 
         Raises:
-            InvalidInputError: An argument is wrong.
+            InvalidInputError: An argument is invalid.
         """
         number = checks.whole_number("lease_id", lease_id)
-        said = checks.optional(checks.string, "reason", reason)
-        why = "revoked" if said is None else f"revoked: {said}"
+        given = checks.optional(checks.string, "reason", reason)
+        why = "revoked" if given is None else f"revoked: {given}"
 
         def work(connection: Connection, scope: Scope) -> list[int]:
             with lease_locked(connection, scope, number) as buffer:
@@ -185,22 +211,29 @@ class Leasing(Drawing):
 
     async def _lease_of(self, result: Result, ttl: float) -> Lease:
         if result.damaged:
-            await self._hand_back(result.drawn, ttl, "other groups of the batch were damaged")
+            reason = "other groups of the batch were damaged"
+            await self._release_undelivered(result.drawn, ttl, reason)
         result.raise_if_damaged()
-        lease_id = result.drawn.lease_id or 0  # of no groups
+        lease_id = result.drawn.lease_id or 0  # 0: an empty lease
         return Lease(self, lease_id, ttl, result.batch)
 
     async def leases(self, *, expired: bool = False) -> list[LeaseInfo]:
-        """Leases that have not expired, the oldest first, with the groups they hold.
+        """Return the active leases with their groups.
 
         Args:
-            expired: Also those that have, as long as nobody has put or drawn since, by which
-                their groups come back.
+            expired: Whether to include expired leases whose groups have not been released yet. The
+                next put or draw releases them.
+
+        Returns:
+            One `LeaseInfo` per lease, oldest first.
+
+        Raises:
+            InvalidInputError: An argument is invalid.
         """
-        all_ = checks.flag("expired", expired)
+        with_expired = checks.flag("expired", expired)
 
         def work(connection: Connection) -> list[LeaseInfo]:
             now = self._database.backend.now(connection)
-            return leases.known(connection, self.id, now, expired=all_)
+            return leases.list_leases(connection, self.id, now, expired=with_expired)
 
         return await self._read(work)

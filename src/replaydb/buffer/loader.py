@@ -1,4 +1,4 @@
-"""Loader: batches made ready while the trainer works on the one before."""
+"""Loader: batches prepared in the background while the trainer works on the previous one."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypedDict
 from replaydb import checks
 from replaydb.batch.batch import Batch
 from replaydb.buffer.lease import Lease
-from replaydb.cancellation import to_the_end
+from replaydb.cancellation import run_to_completion
 from replaydb.errors import InvalidInputError, PayloadGoneError, UnknownDrawError
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
-# What a loader hands out: batches, where nothing is made of them.
+# What a loader returns: batches, or what `collate` makes of them.
 if TYPE_CHECKING:
     Collated = TypeVar("Collated", default=Batch)
 else:
     Collated = typing.TypeVar("Collated")
 
-#: How a loader gets a batch for a step, and the lease it is under, if any.
+#: Draws the batch of a step. Returns it with its lease, if any.
 Draw = Callable[[int], Awaitable[tuple[Batch, Lease | None]]]
 
 
 class LoaderState(TypedDict):
-    """Where a loader stands, as JSON.
+    """Position of a loader, as JSON.
 
     Attributes:
-        step: Step of the batch that comes next.
-        draws: Ids of draws whose batches were made ready, but not handed out yet.
+        step: Step of the next batch.
+        draws: Ids of draws whose batches were prefetched but not returned yet.
     """
 
     step: int
@@ -43,14 +43,15 @@ class LoaderState(TypedDict):
 
 
 class Loader(Generic[Collated]):
-    """An async iterator of batches; got from `Buffer.loader`.
+    """An async iterator of batches. Get it from `Buffer.loader`.
 
-    Up to `prefetch` batches are drawn, decoded and collated in the background, in order, from the
-    first one asked for on. `async with` (or `aclose`) ends that. An error is raised in the place
-    of the batch that failed; the loader can be asked again.
+    From the first request on, up to `prefetch` batches are drawn, decoded and collated in the
+    background, in order. Leaving `async with`, or `aclose`, stops that. If a batch fails, its error
+    is raised in its place; the next iteration continues.
 
-    With leases, asking for a batch acks the one before. Leaving `async with` acks the one in hand,
-    or nacks it where the block raises; `aclose` nacks it. What was prefetched goes back.
+    With leases, asking for the next batch acks the current one. Leaving `async with` acks the
+    current batch, or nacks it if the block raised; `aclose` nacks it. Prefetched batches are
+    released.
     """
 
     def __init__(
@@ -71,36 +72,41 @@ class Loader(Generic[Collated]):
         self._end = None if num_steps is None else first_step + num_steps
         self._to_redraw: deque[int] = deque()
         self._ready: deque[_Item] = deque()
-        self._making: int | None = None  # the draw of what is being collated
+        self._making: int | None = None  # id of the draw that is being collated
         self._producer: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
-        self._in_hand: _Item | None = None
+        self._current: _Item | None = None
 
     @property
     def lease(self) -> Lease | None:
-        """The lease of the batch in hand: ack it by hand to write a cursor with it."""
-        return None if self._in_hand is None else self._in_hand.lease
+        """Lease of the current batch, or None. Ack it yourself to write a cursor with the ack."""
+        return None if self._current is None else self._current.lease
 
     def state_dict(self) -> LoaderState:
-        """Where the loader stands, to be kept with a checkpoint of the model."""
+        """Return the position of the loader as JSON, to store in a checkpoint."""
         made = (*(item.draw_id for item in self._ready), self._making)
         draws = [draw_id for draw_id in made if draw_id is not None]
         return {"step": self._next_step, "draws": [*draws, *self._to_redraw]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where another loader stood: with its step, and the batches it had drawn already.
+        """Resume at the position of another loader: with its step and its prefetched batches.
 
-        Batches whose groups are gone since are drawn anew; those under leases always are.
+        A prefetched batch whose groups no longer exist is replaced by a new draw. Batches with
+        leases always are.
+
+        Args:
+            state: Result of `state_dict`.
 
         Raises:
-            InvalidInputError: Batches were asked for already, or this is not a state.
+            InvalidInputError: A batch was already asked for, or `state` is not a result of
+                `state_dict`.
         """
         if self._producer is not None or self._ready:
-            raise InvalidInputError("state", "a loader that has not begun", "one that has")
+            raise InvalidInputError("state", "a call before the first batch", "a running loader")
         try:
             step, draws = state["step"], list(state["draws"])
         except (KeyError, TypeError) as error:
-            raise InvalidInputError("state", "what state_dict gave", repr(state)) from error
+            raise InvalidInputError("state", "a result of state_dict", repr(state)) from error
         self._next_step = checks.whole_number("state['step']", step)
         self._to_redraw = deque(checks.ids("state['draws']", draws))
 
@@ -112,24 +118,24 @@ class Loader(Generic[Collated]):
             try:
                 await lease.__aexit__(None, None, None)
             except Exception:
-                self._in_hand = None  # it is over; who was cancelled instead may ask again
+                self._current = None  # its lease has ended; after a cancellation the batch stays
                 raise
-        self._in_hand = None
+        self._current = None
         if self._end is not None and self._next_step >= self._end:
             raise StopAsyncIteration
         item = await self._take()
         if item.error is not None:
             raise item.error
-        self._in_hand = item
+        self._current = item
         self._next_step += 1
         made: Collated = item.value
         return made
 
-    def _take_back(self) -> None:
-        """Return the batch in hand to those that are ready: its caller was interrupted."""
-        if self._in_hand is not None:
-            self._ready.appendleft(self._in_hand)
-            self._in_hand = None
+    def _put_back(self) -> None:
+        """Put the current batch back before the prefetched ones: its caller was interrupted."""
+        if self._current is not None:
+            self._ready.appendleft(self._current)
+            self._current = None
             self._next_step -= 1
 
     async def __aenter__(self) -> Self:
@@ -141,19 +147,19 @@ class Loader(Generic[Collated]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await to_the_end(self._close(error))
+        await run_to_completion(self._close(error))
 
     async def aclose(self) -> None:
-        """Stop drawing; give back what is under lease. Idempotent."""
-        await to_the_end(self._close(_closed()))
+        """Stop prefetching and release all leases. Idempotent."""
+        await run_to_completion(self._close(_closed()))
 
     async def _close(self, error: BaseException | None) -> None:
-        """Stop drawing, then end the leases: else it would draw the groups that go back."""
+        """Stop drawing, then end the leases: the producer must not draw the released groups."""
         if self._producer is not None:
             self._producer.cancel()
             await asyncio.wait([self._producer])
             self._producer = None
-        lease, self._in_hand = self.lease, None
+        lease, self._current = self.lease, None
         unused = [item.lease for item in self._ready if item.lease is not None]
         self._ready.clear()
         try:
@@ -164,7 +170,7 @@ class Loader(Generic[Collated]):
                 await _end(one, _closed())
 
     async def _take(self) -> _Item:
-        """The next item, as soon as there is one."""
+        """Wait for the next item and return it."""
         if self._prefetch == 0:
             return self._ready.popleft() if self._ready else await self._make(self._next_step)
         if self._producer is None or self._producer.done():
@@ -176,7 +182,7 @@ class Loader(Generic[Collated]):
         return item
 
     async def _produce(self) -> None:
-        """Keep `prefetch` items ready, until one is an error."""
+        """Prefetch items until one is an error."""
         while True:
             while len(self._ready) >= self._prefetch:
                 await self._wait()
@@ -202,7 +208,7 @@ class Loader(Generic[Collated]):
             return _Item(self._making, lease, value)
         except BaseException as error:
             if lease is not None:
-                await to_the_end(_end(lease, _closed()))
+                await run_to_completion(_end(lease, _closed()))
             if not isinstance(error, Exception):
                 raise
             return _Item(error=error)
@@ -222,14 +228,14 @@ class Loader(Generic[Collated]):
         await self._changed.wait()
 
     def _notify(self) -> None:
-        """Wake whoever waits for the items that are ready to become more or fewer."""
+        """Wake the tasks that wait for a change of the prefetched items."""
         self._changed.set()
         self._changed = asyncio.Event()
 
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """A batch made ready, collated if that was asked for; or the error that came instead."""
+    """A prefetched batch, collated if requested, or the error that occurred instead."""
 
     draw_id: int | None = None
     lease: Lease | None = None
@@ -238,10 +244,10 @@ class _Item:
 
 
 def _closed() -> BaseException:
-    """Reason for returning the groups of a batch that was not used."""
+    """Return the reason for releasing the groups of an unused batch."""
     return asyncio.CancelledError("the loader was closed")
 
 
 async def _end(lease: Lease, error: BaseException | None) -> None:
-    """Ack what is left of a lease, or nack it because of an error."""
+    """Ack the rest of a lease, or nack it because of an error."""
     await lease.__aexit__(type(error) if error is not None else None, error, None)

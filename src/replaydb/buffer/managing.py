@@ -1,4 +1,4 @@
-"""Changing what is stored: groups, the policy version, settings."""
+"""Calls that change stored groups, the policy version and settings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from replaydb.settings import BufferSettings, SettingsChanges, all_changes
 
 
 class Managing(Inspecting):
-    """Deletion, priorities, the policy version, settings."""
+    """Delete, update and copy groups; advance the policy; change settings."""
 
     async def delete(
         self,
@@ -41,23 +41,26 @@ class Managing(Inspecting):
         statuses: str | Iterable[str] | None = None,
         where: ColumnElement[bool] | None = None,
     ) -> int:
-        """Delete groups, of any status, with everything that belongs to them.
+        """Delete groups of any status, with their episodes. Give at least one condition.
+
+        Recorded draws of the groups stay. Leased groups are deleted too: they get the outcome
+        `lost`.
 
         Args:
-            ids: Only these groups; those that are gone are passed over.
-            uids: Only groups of these uids.
+            ids: Only groups with these ids. Ids that do not exist are ignored.
+            uids: Only groups with these uids.
             tasks: Only groups of these tasks.
-            statuses: Only groups of these statuses.
-            where: Only groups that meet this expression over `replaydb.col`.
+            statuses: Only groups with these statuses.
+            where: Only groups that meet this condition over `replaydb.col`.
 
         Returns:
-            How many.
+            Number of groups deleted.
 
         Raises:
-            InvalidInputError: No condition at all was given.
+            InvalidInputError: No condition was given, or an argument is invalid.
         """
         if all(given is None for given in (ids, uids, tasks, statuses, where)):
-            raise InvalidInputError("delete", "ids, uids, tasks, statuses or where", "none of them")
+            raise InvalidInputError("delete", "ids, uids, tasks, statuses or where", "no condition")
         which = self._selection(tasks, statuses, where, ids, uids)
 
         def work(connection: Connection, scope: Scope) -> int:
@@ -70,19 +73,20 @@ class Managing(Inspecting):
         return deleted
 
     async def update_priorities(self, ids: Iterable[int], priorities: Iterable[float]) -> int:
-        """Give groups new priorities, which count from the next draw on.
+        """Set the sampling priorities of groups. The next draw uses them.
 
         Args:
-            ids: Groups; those that are gone are passed over. Of one named twice, the last counts.
-            priorities: As many finite numbers >= 0.
+            ids: Ids of the groups. Ids that do not exist are ignored. If an id occurs twice, its
+                last priority counts.
+            priorities: One finite number >= 0 per id.
 
         Returns:
-            How many groups were changed.
+            Number of groups updated.
 
         Raises:
-            InvalidInputError: Not as many, or NaN, infinite or negative, or a weight (priority to
-                the power of `priority_exponent`) that is neither 0 nor in [1e-150, 1e150]; nothing
-                was changed.
+            InvalidInputError: The lengths differ, a priority is NaN, infinite or negative, or its
+                weight (`priority ** priority_exponent`) is neither 0 nor in [1e-150, 1e150].
+                Nothing was changed.
         """
         wanted = checks.ids("ids", ids)
         given = checks.priorities("priorities", priorities, len(wanted))
@@ -110,38 +114,40 @@ class Managing(Inspecting):
         status: GroupStatus | str | None = None,
         reason: str | None = None,
     ) -> int:
-        """Change groups by hand, all of them or none.
+        """Change priority, tags or status of groups, all of them or none.
 
-        A group gets any status but `pending` and `leased`. What comes back from the archive needs
-        room, as a put does; what is made `completed` or `aborted` and is too stale becomes
-        `expired`; a `pending` group takes no more episodes, claimed or not.
+        You can set any status except `pending` and `leased`. Groups that leave the archive need
+        capacity, as in a put. A group that becomes `completed` or `aborted` but is too stale
+        becomes `expired`. A `pending` group that gets a status accepts no more episodes, and a
+        claim on it ends.
 
         Args:
-            ids: Ids of the groups; those that are gone are passed over.
+            ids: Ids of the groups. Ids that do not exist are ignored.
             uids: Uids of the groups, instead of `ids`.
-            statuses: Only groups of these statuses; those that have come to another are passed
-                over.
-            priority: One priority for all of them, or one for each.
-            tags: Written over the tags of the same names; the others stay.
-            status: The status that they get.
-            reason: Becomes their `status_reason`. A group that gets another status without a
-                reason has none.
+            statuses: Only groups that have one of these statuses when the update runs. Others are
+                left unchanged.
+            priority: One priority for all groups, or one per group.
+            tags: Tags to set, JSON values by name. Tags with other names stay.
+            status: New status.
+            reason: New `status_reason`. If `status` is given without `reason`, a group whose status
+                changes loses its reason.
 
         Returns:
-            How many of the groups are in the buffer, and of these statuses.
+            Number of groups that exist and have one of `statuses`.
 
         Raises:
-            GroupLeasedError: Some are held, and so keep their status.
-            PayloadGoneError: Some have lost their payloads, and so stay archived.
-            BufferFullError: There is no room for what comes back from the archive.
-            InvalidInputError: An argument is wrong; or a group without episodes was to be
-                completed.
+            GroupLeasedError: `status` was given and some groups are leased.
+            PayloadGoneError: `status` was given and some groups have lost their payloads, so they
+                must stay archived.
+            BufferFullError: There is no capacity for the groups that leave the archive.
+            InvalidInputError: An argument is invalid, or a group without episodes would become
+                `completed`.
         """
         names = named(ids, uids)
         if names is None:
             raise InvalidInputError("ids", "ids or uids", "neither")
         if priority is None and tags is None and status is None and reason is None:
-            raise InvalidInputError("update", "priority, tags, status or reason", "none of them")
+            raise InvalidInputError("update", "priority, tags, status or reason", "no change")
         change = Update(
             names,
             checks.some_of("statuses", statuses, GroupStatus),
@@ -162,31 +168,34 @@ class Managing(Inspecting):
     async def advance_policy(
         self, version: int, *, rewind: bool = False, take_over: bool = False
     ) -> int:
-        """Tell the buffer which policy version is being trained now.
+        """Set the policy version that is being trained.
 
-        From one moment on the staleness of every live group is `version` minus its
-        `comparable_version`, and groups staler than their task allows are not drawn any more. Rows
-        follow in short transactions, between which others write, until the call returns. If it is
-        broken off in between, the policy has moved: to call it again, or whoever puts or draws,
-        does the rest.
+        From then on the staleness of every live group is `version` minus its `comparable_version`,
+        and groups staler than their task allows are no longer drawn. Rows are updated in short
+        transactions until the call returns. Other calls can write between them. If the call is
+        interrupted between them, the version is set, and later puts and draws, or a repeated call,
+        update the remaining rows.
 
-        Versions compare only within a lineage. The first named run to advance a buffer gives it
-        its own; versions of groups put by runs of another lineage do not compare there.
+        Versions are comparable only within a lineage. The first named run that advances a buffer
+        sets the lineage of the buffer. Groups put by runs of other lineages have unknown staleness
+        in this buffer.
 
         Args:
-            version: The new version, from 0 to 2**31 - 1; the same again changes nothing.
-            rewind: Allow a lower version, for a trainer that resumed from an older checkpoint.
-                What was expired stays expired; groups of later versions have negative staleness.
-            take_over: Let the buffer follow this run's lineage from now on, at any version. Where
-                it does already, a lower one needs `rewind`.
+            version: New version, from 0 to 2**31 - 1. If it is the current version, the call
+                has no effect.
+            rewind: Whether to allow a lower version, for a trainer that resumed from an older
+                checkpoint. Expired groups stay expired, and groups of later versions have negative
+                staleness.
+            take_over: Whether to switch the buffer to the lineage of this run, at any version. If
+                the buffer already follows this lineage, a lower version still needs `rewind`.
 
         Returns:
-            How many groups expired.
+            Number of groups that expired.
 
         Raises:
-            InvalidInputError: It is no such version; or lower than the buffer's, without
-                `rewind`; or the buffer follows another lineage, without `take_over`. Nothing was
-                changed.
+            InvalidInputError: `version` is invalid, or lower than the current version without
+                `rewind`, or the buffer follows another lineage and `take_over` is False. Nothing
+                was changed.
         """
         number = checks.whole_number("version", version, most=checks.INT32[1])
         rewind, take_over = checks.flag("rewind", rewind), checks.flag("take_over", take_over)
@@ -194,12 +203,12 @@ class Managing(Inspecting):
         def work(connection: Connection, scope: Scope) -> tuple[int, int, bool, BufferRow]:
             with buffer_locked(connection, scope) as buffer:
                 before = advance(buffer, number, rewind=rewind, take_over=take_over)
-                after, behind = aging.progress(buffer.accounts.values())
+                after, behind = aging.progress(buffer.task_states.values())
                 return before, after, behind, buffer.row
 
         end = end_in(BULK_SECONDS)
         before, after, behind, row = await self._write(work, end)
-        self._saw(row)
+        self._set_row(row)
         self._database.signal.announce()
         if behind:
             await self._follow_policy(end)
@@ -211,27 +220,28 @@ class Managing(Inspecting):
     async def update_settings(
         self, settings: BufferSettings | None = None, **changes: Unpack[SettingsChanges]
     ) -> None:
-        """Change settings, for every process; what is stored is brought in line at once.
+        """Change settings for all processes, and apply them to the stored groups.
 
-        A smaller capacity evicts at the next put.
+        A smaller capacity takes effect at the next put.
 
         Args:
-            settings: All settings; by default they stay as they are.
-            changes: Single fields of `BufferSettings`; the others stay as they are.
+            settings: A complete set of settings. Default: settings not in `changes` keep their
+                values.
+            changes: Single fields of `BufferSettings`. They override `settings`.
 
         Raises:
-            InvalidSettingsError: Unknown or impossible; nothing was changed.
+            InvalidSettingsError: A setting is unknown or invalid. Nothing was changed.
         """
         wanted = all_changes(settings, changes)
 
         def work(connection: Connection, scope: Scope) -> tuple[bool, BufferRow]:
             with buffer_locked(connection, scope) as buffer:
                 apply_settings(buffer, wanted)
-                return any(one.is_expiring for one in buffer.accounts.values()), buffer.row
+                return any(one.is_expiring for one in buffer.task_states.values()), buffer.row
 
         end = end_in(BULK_SECONDS)
         expiring, row = await self._write(work, end)
-        self._saw(row)
+        self._set_row(row)
         self._database.signal.announce()
         if expiring:
             await self._expire(end)
@@ -239,16 +249,16 @@ class Managing(Inspecting):
             await self._index_tags()
 
     async def _index_tags(self) -> None:
-        """Fill, and empty, indexes of tags as the settings say, with others writing in between."""
+        """Build and remove tag indexes as the settings require, in short transactions."""
 
         def work(connection: Connection, scope: Scope) -> BufferRow:
             with buffer_locked(connection, scope) as buffer:
-                tags.go_on(buffer)
+                tags.continue_indexing(buffer)
                 return buffer.row
 
         while self._row.pending_tags:
-            self._saw(await self._write(work))
-            await asyncio.sleep(self._database.backend.turn_seconds)  # to others who wait
+            self._set_row(await self._write(work))
+            await asyncio.sleep(self._database.backend.turn_seconds)  # lets waiting writers in
 
     async def copy_to(
         self,
@@ -259,27 +269,31 @@ class Managing(Inspecting):
         where: ColumnElement[bool] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> int:
-        """Share groups with another buffer, of this or another store.
+        """Copy groups to another buffer, of this or another store.
 
-        They are put there anew, as groups of the run that has put them here: with new ids, and
-        without leases and draws. Their versions compare, and so have a staleness, where the other
-        buffer follows the lineage of that run, at once or from when it does. What it has already
-        is passed over, so a copy that was broken off goes on where it was. Groups that are leased,
-        still arriving or archived are not copied. `replaydb copy` moves a whole store.
+        The copies get new ids and keep their run, so they have a staleness if the other buffer
+        follows the lineage of that run. Leases and draws are not copied. Leased, pending and
+        archived groups are skipped, and so are groups whose uid is already in the other buffer. You
+        can therefore repeat an interrupted copy. To copy a whole store, use `replaydb copy`.
 
         Args:
-            other: The other buffer.
+            other: The buffer to copy to.
             tasks: Only groups of these tasks.
-            statuses: Only groups of these statuses.
-            where: Only groups that meet this expression over `replaydb.col`.
-            progress: Called with how many groups are done, and how many there are.
+            statuses: Only groups with these statuses.
+            where: Only groups that meet this condition over `replaydb.col`.
+            progress: Function that is called with the number of groups done and the total number.
 
         Returns:
-            How many groups the other buffer has of those now.
+            Number of the selected groups that are now in the other buffer.
+
+        Raises:
+            CorruptPayloadError: The stored bytes of some groups are damaged. Earlier groups were
+                copied.
+            InvalidInputError: An argument is invalid.
         """
         can_put = inspect.iscoroutinefunction(getattr(other, "_put_copies", None))
         if not can_put or inspect.isclass(other) or other is self:
-            raise InvalidInputError("other", "another Buffer", repr(other))
+            raise InvalidInputError("other", "a Buffer other than this one", repr(other))
         checks.optional(checks.function, "progress", progress)
         which = self._selection(tasks, statuses, where)
 
@@ -306,7 +320,10 @@ class Managing(Inspecting):
         return done
 
     async def _origins(self) -> dict[int, RunInfo]:
-        """Runs by id, as another store is to know them: one without a name goes along here."""
+        """Return runs by id as another store should record them.
+
+        A run without a lineage gets the lineage that this buffer follows.
+        """
         row, runs = await self._database.read(
             lambda connection: (
                 buffers.state(connection, self.id, self.name),

@@ -1,4 +1,4 @@
-"""Waiting until there are more groups, or fewer: how generators keep in step with trainers."""
+"""Calls that wait for a number of groups, to keep generators in step with trainers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from replaydb import checks
 from replaydb.buffer.core import BufferCore
 from replaydb.buffer.requests import eligible
 from replaydb.database import filters
-from replaydb.database.repository import buffers, groups, upkeep
+from replaydb.database.repository import buffers, groups, maintenance
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import Scope
 from replaydb.database.repository.locking import tasks_locked
@@ -19,7 +19,7 @@ from replaydb.errors import InvalidInputError, RateLimitedError
 
 
 class Pacing(BufferCore):
-    """Looks that wait. They reserve nothing: of several who look, all see the same."""
+    """Wait for counts of groups. The result is advisory: it reserves nothing."""
 
     async def wait_until(
         self,
@@ -32,25 +32,26 @@ class Pacing(BufferCore):
         runs: str | Iterable[str] | None = None,
         timeout: float | None = None,
     ) -> bool:
-        """Wait until there are fewer groups than a number, or at least that many.
+        """Wait until there are fewer groups than a number, or at least a number.
 
-        Leases and deadlines that have run out, and `time_to_live`, are dealt with first, as a
-        put or a draw does.
+        Expired leases, deadlines and `time_to_live` are applied first, as in a put or a draw.
+        Nothing is reserved: concurrent callers get the same answer.
 
         Args:
-            fewer_than: Wait until there are fewer groups than this.
-            at_least: Wait until there are at least so many; instead of `fewer_than`.
+            fewer_than: Wait until there are fewer groups than this, at least 1.
+            at_least: Wait until there are at least this many groups. Give either `fewer_than` or
+                `at_least`.
             tasks: Count only groups of these tasks.
-            statuses: Count only groups of these statuses.
-            where: Count only groups that meet this expression over `replaydb.col`.
+            statuses: Count only groups with these statuses.
+            where: Count only groups that meet this condition over `replaydb.col`.
             runs: Count only groups that these runs put.
-            timeout: Seconds to wait; None waits for ever, 0 is one look.
+            timeout: Seconds to wait. None (default) waits indefinitely. 0 checks once.
 
         Returns:
-            Whether there were, in time.
+            True if the condition was met, False if `timeout` ended first.
 
         Raises:
-            InvalidInputError: An argument is wrong.
+            InvalidInputError: An argument is invalid.
         """
         fewer = checks.optional(checks.whole_number, "fewer_than", fewer_than, 1)
         least = checks.optional(checks.whole_number, "at_least", at_least)
@@ -84,30 +85,32 @@ class Pacing(BufferCore):
         runs: str | Iterable[str] | None = None,
         timeout: float | None = None,
     ) -> int:
-        """Wait until `n` more groups may be generated without becoming too stale to be trained.
+        """Wait until `n` more groups can be generated without becoming too stale to be trained.
 
-        Each trainer step uses up `batch_size` groups and makes one policy version, so whatever
-        is started now is trained about `ahead / batch_size` versions from now, where `ahead` are
-        the groups still arriving, leased, or not drawn yet. That stays within `max_staleness`
-        while `ahead < (max_staleness + 1) * batch_size`: the admission rule of AReaL and SkyRL,
-        in terms of what is stored, so that it holds across restarts. What no trainer of these runs
-        will draw at that staleness is not ahead: groups that are staler, and, where `runs` are not
-        named, those of runs of another lineage than the buffer follows.
+        Each trainer step consumes `batch_size` groups and creates one policy version. A group that
+        is started now is therefore trained about `ahead / batch_size` versions from now, where
+        `ahead` counts the groups that are pending, leased, or not drawn yet. This is within
+        `max_staleness` while `ahead < (max_staleness + 1) * batch_size`. AReaL and SkyRL use the
+        same admission rule. Here it counts stored groups, so it holds across restarts.
+
+        Groups that are already staler than `max_staleness` do not count as ahead. Without `runs`,
+        groups of runs of another lineage than the buffer follows do not count either. Nothing is
+        reserved: concurrent callers get the same answer.
 
         Args:
-            batch_size: Groups of a trainer step.
-            max_staleness: Policy versions that a group may be behind when it is trained.
-            n: How many groups the caller wants to start.
+            batch_size: Number of groups of a trainer step.
+            max_staleness: Maximum staleness, in policy versions, at which a group is trained.
+            n: Number of groups to start.
             tasks: Count only groups of these tasks.
             runs: Count only groups that these runs put.
-            timeout: Seconds to wait; None waits for ever.
+            timeout: Seconds to wait. None (default) waits indefinitely. 0 checks once.
 
         Returns:
-            How many may be started now, at least n; 0 where it was not in time. Groups begun with
-            `open_group` count from then on; others from their put.
+            Number of groups that can be started now, at least `n`, or 0 if `timeout` ended first. A
+            group counts as ahead as soon as `open_group` or `put` stores it.
 
         Raises:
-            InvalidInputError: An argument is wrong.
+            InvalidInputError: An argument is invalid.
         """
         size = checks.whole_number("batch_size", batch_size, least=1)
         stalest = checks.whole_number("max_staleness", max_staleness)
@@ -119,53 +122,55 @@ class Pacing(BufferCore):
         putters = checks.names("runs", runs)
 
         def ahead(connection: Connection, row: BufferRow) -> int:
-            return groups.count_ahead(connection, row, names, putters, stalest)
+            return groups.count_in_flight(connection, row, names, putters, stalest)
 
         found = await self._number(
             ahead,
             lambda number: most - number >= wanted,
-            f"{{}} groups wait to be trained, {most} may be ahead",
+            f"{{}} groups are ahead of training; at most {most} can be",
             checks.seconds("timeout", timeout),
         )
         return 0 if found is None else most - found
 
     async def _number(
         self,
-        look: Callable[[Connection, BufferRow], int],
-        suits: Callable[[int], bool],
+        read: Callable[[Connection, BufferRow], int],
+        accepts: Callable[[int], bool],
         reason: str,
         timeout: float | None,
     ) -> int | None:
-        """Read a number until it is as wanted; None where it was not in time.
+        """Read a number until it is accepted; return None if `timeout` ends first.
 
         Args:
-            look: Reads it.
-            suits: Whether it is as wanted.
-            reason: What is wrong with it otherwise, with a place for the number.
-            timeout: Seconds.
+            read: Function that reads the number.
+            accepts: Function that returns whether the number is accepted.
+            reason: Message for a number that is not accepted, with a placeholder for it.
+            timeout: Seconds to wait.
         """
 
         def work(connection: Connection) -> tuple[int, bool]:
             row = buffers.state(connection, self.id, self.name)
-            number = look(connection, row)
-            if suits(number):
+            number = read(connection, row)
+            if accepts(number):
                 return number, False
-            return number, upkeep.is_due(connection, row, self._database.backend.now(connection))
+            return number, maintenance.is_due(
+                connection, row, self._database.backend.now(connection)
+            )
 
-        def tidy(connection: Connection, scope: Scope) -> None:
+        def maintain(connection: Connection, scope: Scope) -> None:
             with tasks_locked(connection, scope, None):
-                pass  # it is done before anything else is
+                pass  # locking runs the maintenance that is due
 
         try:
-            async with self._patience(timeout) as patience:
+            async with self._waiter(timeout) as waiter:
                 while True:
-                    number, due = await self._database.read(work, end=patience.end)
+                    number, due = await self._database.read(work, end=waiter.end)
                     if due and not self._database.backend.read_only:
-                        await self._write(tidy, patience.end)
+                        await self._write(maintain, waiter.end)
                         self._database.signal.announce()
-                        number, _due = await self._database.read(work, end=patience.end)
-                    if suits(number):
+                        number, _due = await self._database.read(work, end=waiter.end)
+                    if accepts(number):
                         return number
-                    await patience.wait(RateLimitedError(reason.format(number)))
+                    await waiter.wait(RateLimitedError(reason.format(number)))
         except RateLimitedError:
             return None

@@ -1,4 +1,4 @@
-"""The rollout worker's side of a buffer."""
+"""Calls of a rollout worker: put groups, open incremental groups, add episodes."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from replaydb.database.records import (
     to_episode_record,
     to_record,
 )
-from replaydb.database.repository import pieces, puts
+from replaydb.database.repository import incremental_groups, puts
 from replaydb.database.repository.buffers import BufferRow, RunRow, find_or_add_run
+from replaydb.database.repository.incremental_groups import Addition
 from replaydb.database.repository.locked import Scope
 from replaydb.database.repository.locking import tasks_locked
 from replaydb.database.repository.packs import PackGoneError
-from replaydb.database.repository.pieces import Addition
 from replaydb.database.repository.puts import OnDuplicate, Put
 from replaydb.database.transactions import Database, allowance, end_in
 from replaydb.episodes import Episode, EpisodeGroup, GroupStatus
@@ -48,12 +48,12 @@ ENCODE_INLINE_TOKENS = 32_768
 
 T = TypeVar("T")
 
-#: What putting waits out.
-_NO_ROOM = (RateLimitedError, BufferFullError)
+#: Errors after which a put waits and tries again.
+_RETRIED_ERRORS = (RateLimitedError, BufferFullError)
 
 
 class Putting(BufferCore):
-    """Storing groups, whole or in pieces."""
+    """Put complete groups, and build groups episode by episode."""
 
     def __init__(
         self,
@@ -82,36 +82,43 @@ class Putting(BufferCore):
         cursor: Mapping[str, Any] | None = None,
         timeout: float | None = None,
     ) -> list[int]:
-        """Store groups, all or none of them.
+        """Store groups, all of them or none.
 
-        When this returns they survive the death of any process, and every later sample of any
-        process sees them. Concurrent puts of one process share transactions.
+        When `put` returns, the groups survive the death of any process, and every later draw in any
+        process can take them. Concurrent puts of one process share transactions.
 
         Args:
-            groups: One group or several; none is a no-op.
-            on_duplicate: What to do about a `group_uid` the buffer already holds: raise, keep the
-                stored group ("ignore"), or put the new one in its place: "replace" under the id it
-                has, with its age and attempts; "renew" as a new group, with a new id, as if the
-                stored one had been deleted, in one transaction.
-            priority: Takes the place of the groups' own: a number, or a function of the group.
-            cursor: JSON values by name, written in the same transaction: where a dataset stands.
-                `Buffer.cursor` reads them.
-            timeout: Seconds to wait for a rate limit, or for room among groups that are leased or
-                still arriving; None waits for ever.
+            groups: One group or an iterable of groups. An empty iterable stores only `cursor`.
+            on_duplicate: What to do if a `group_uid` is already in the buffer.
+
+                - "error" (default): raise `DuplicateGroupError`.
+                - "ignore": keep the stored group.
+                - "replace": overwrite the stored group. Its id, age and attempts stay.
+                - "renew": delete the stored group and store the new one under a new id, in one
+                  transaction.
+            priority: Sampling priority instead of the groups' own: a number for all groups, or a
+                function from group to number.
+            cursor: JSON values by name, written in the same transaction, for example the position
+                in the dataset. `Buffer.cursor` reads them.
+            timeout: Seconds to wait for the rate limit, or for capacity while leased and pending
+                groups fill the buffer. None (default) waits indefinitely. 0 is one attempt.
 
         Returns:
-            The ids of the groups, in their order. A group that was refused, under
-            `eviction="lowest_priority"`, has one too: it is archived under it already, without
-            payload, its `status_reason` beginning with "refused", or, with `on_evict="delete"`,
-            is not there.
+            Ids of the groups, in the order of `groups`. With `eviction="lowest_priority"` a group
+            can be refused because of its low priority. It has an id, but is archived without
+            payload and with a `status_reason` that begins with "refused" (with `on_evict="delete"`
+            it is not stored).
 
         Raises:
-            DuplicateGroupError: Under `on_duplicate="error"`.
-            InvalidInputError: Not groups, one uid twice, a status that cannot be put, a priority
-                that `update_priorities` would refuse, or more than the buffer's limits can take.
-            RateLimitedError: The rate limit did not let them in, in time.
-            BufferFullError: No room could be made in time.
-            DatabaseError: The database refused.
+            DuplicateGroupError: A `group_uid` is already in the buffer and `on_duplicate` is
+                "error".
+            InvalidInputError: An argument is invalid: `groups` has other objects than groups, a uid
+                occurs twice, a group has a status that cannot be put or an invalid priority (see
+                `update_priorities`), or the groups exceed the capacity of an empty buffer.
+            RateLimitedError: The rate limit blocked the put until `timeout`.
+            BufferFullError: No capacity could be freed until `timeout`.
+            DatabaseError: The database reported an error. Unless it is an `OutcomeUnknownError`,
+                nothing was stored.
         """
         several = _checked_put(groups, on_duplicate)
         cursors = checks.cursors("cursor", cursor)
@@ -137,31 +144,37 @@ class Putting(BufferCore):
         extras: Mapping[str, ArrayLike] | None = None,
         timeout: float | None = None,
     ) -> int:
-        """Begin a group whose episodes arrive one by one, from any process.
+        """Open an incremental group: its episodes are added one by one, from any process.
+
+        The group is `pending` until its last episode is added.
 
         Args:
-            task_name: Its task.
-            group_uid: Its uid, by which episodes are added.
-            expected_episodes: How many episodes complete the group.
+            task_name: Name of its task.
+            group_uid: Its uid, by which `add_episode` finds it.
+            expected_episodes: Number of episodes that complete the group.
             prompt_uid: Id of its prompt in the dataset.
-            deadline: Seconds after it is stored when it is completed with what it has, if that is
-                at least `min_episodes`, and otherwise fails.
-            min_episodes: See `deadline`; by default all that are expected.
-            priority: Its priority.
-            tags: JSON to keep with it.
-            prompt: Text or chat messages, as for `EpisodeGroup`; kept if no episode ever arrives.
-            prompt_ids: Tokens of the prompt.
-            extras: Named arrays.
-            timeout: Seconds to wait for a rate limit or for room; None waits for ever.
+            deadline: Seconds from now until the group stops accepting episodes. It is then
+                completed if it has at least `min_episodes` episodes, and otherwise fails. None
+                (default): no deadline.
+            min_episodes: Smallest number of episodes that is enough at the deadline. Default:
+                `expected_episodes`.
+            priority: Its sampling priority.
+            tags: JSON values by name to store with it.
+            prompt: The prompt as text or chat messages, as for `EpisodeGroup`. It is stored even if
+                no episode is ever added.
+            prompt_ids: Token ids of the prompt, int, shape (tokens,).
+            extras: Arrays by name, such as images, to store with the group.
+            timeout: Seconds to wait for the rate limit or for capacity. None (default) waits
+                indefinitely.
 
         Returns:
-            Its id.
+            Id of the group.
 
         Raises:
-            DuplicateGroupError: The uid is taken.
-            RateLimitedError: The rate limit did not let it in, in time.
-            BufferFullError: No room could be made in time.
-            InvalidInputError: An argument is wrong.
+            DuplicateGroupError: The uid is already in the buffer.
+            RateLimitedError: The rate limit blocked the call until `timeout`.
+            BufferFullError: No capacity could be freed until `timeout`.
+            InvalidInputError: An argument is invalid.
         """
         expected = checks.whole_number("expected_episodes", expected_episodes, least=1)
         least = None
@@ -198,25 +211,27 @@ class Putting(BufferCore):
         position: int | None = None,
         timeout: float | None = None,
     ) -> GroupStatus:
-        """Add an episode to a group begun with `open_group`; the last one completes it.
+        """Add an episode to a group that was opened with `open_group`. The last one completes it.
 
         Args:
             group_uid: Uid of the group.
             episode: The episode.
-            position: Which of the expected episodes it is, from 0: makes a call that is repeated
-                after a lost answer recognisable. By default the next free one.
-            timeout: Seconds to wait for room; None waits for ever.
+            position: Index of the episode in the group, from 0. Pass it if you may repeat the call,
+                for example after a lost connection: the repeated call then raises
+                `DuplicateEpisodeError` instead of adding the episode twice. Default: the next free
+                position.
+            timeout: Seconds to wait for capacity. None (default) waits indefinitely.
 
         Returns:
-            The status of the group now: `pending`, `completed`, or `expired` where it is too
-            stale already.
+            Status of the group now: `pending`, `completed`, or `expired` if the completed group is
+            too stale.
 
         Raises:
-            UnknownGroupError: There is no such group.
-            GroupClosedError: It takes no more episodes.
-            DuplicateEpisodeError: The position is taken; the stored episode was kept.
-            BufferFullError: No room could be made in time.
-            InvalidInputError: An argument is wrong.
+            UnknownGroupError: The group does not exist.
+            GroupClosedError: The group accepts no more episodes.
+            DuplicateEpisodeError: There is already an episode at `position`. It was kept.
+            BufferFullError: No capacity could be freed until `timeout`.
+            InvalidInputError: An argument is invalid.
         """
         checks.name("group_uid", group_uid)
         checks.instance("episode", episode, Episode)
@@ -227,20 +242,20 @@ class Putting(BufferCore):
         self._log_restart(group_uid, flat)
         addition = Addition(group_uid, position, record)
         submission = Submission(addition, (), record.num_bytes)
-        async with self._patience(checks.seconds("timeout", timeout)) as patience:
+        async with self._waiter(checks.seconds("timeout", timeout)) as waiter:
             while True:
                 try:
-                    return await self._additions.submit(submission, patience.end)
+                    return await self._additions.submit(submission, waiter.end)
                 except BufferFullError as error:
-                    await patience.wait(error)
+                    await waiter.wait(error)
 
     async def drain(self) -> None:
-        """Wait until every put under way has been answered."""
+        """Wait until all running puts have finished."""
         await self._puts.drain()
         await self._additions.drain()
 
-    async def _give_up(self) -> None:
-        """Answer every put under way with `StoreClosedError`."""
+    async def _abort_puts(self) -> None:
+        """Cancel all running puts: they raise `StoreClosedError`."""
         await self._puts.give_up()
         await self._additions.give_up()
 
@@ -248,7 +263,7 @@ class Putting(BufferCore):
         return self._database.backend.settling_seconds
 
     async def _put_copies(self, copies: Sequence[EpisodeGroup], run: RunInfo | None) -> None:
-        """Store groups of a run, of this or another store; what is there already stays."""
+        """Store copies of groups of a run of this or another store. Known uids are ignored."""
         if run is None:
             origin = RunRow((await self._run(end_in(allowance()))).id, None)
         else:
@@ -278,9 +293,9 @@ class Putting(BufferCore):
         return encode()
 
     def _log_restart(self, group_uid: str, flat: FlatEpisodes) -> None:
-        """Log the first turn that does not continue the one before, once for this object.
+        """Log the first turn that does not continue the turn before it, once per buffer object.
 
-        Agents that shorten their context do that on purpose, so it is never refused.
+        Agents that shorten their context do so on purpose, so it is not an error.
         """
         if self._is_restart_logged:
             return
@@ -301,15 +316,15 @@ class Putting(BufferCore):
     async def _submit(self, put: Put, timeout: float | None) -> list[int]:
         num_bytes = sum(record.facts["num_bytes"] for record in put.records)
         uids = [record.uid for record in put.records]
-        async with self._patience(timeout) as patience:
+        async with self._waiter(timeout) as waiter:
             while True:
-                # Cursors of two puts may be the same; only uids keep them out of one transaction.
+                # Puts that write the same cursor may share a transaction; puts of one uid may not.
                 submission = Submission(put, uids, num_bytes)
                 try:
-                    return await self._puts.submit(submission, patience.end)
-                except _NO_ROOM as error:
+                    return await self._puts.submit(submission, waiter.end)
+                except _RETRIED_ERRORS as error:
                     put = replace(put, was_refused=True)
-                    await patience.wait(error)
+                    await waiter.wait(error)
 
     async def _commit_puts(
         self, several: Sequence[Put], gate: Gate, end: float
@@ -318,8 +333,8 @@ class Putting(BufferCore):
             with gate:
                 outcomes = puts.put(connection, scope, self._known_tasks, several)
             refused = all(isinstance(outcome, ReplayDBError) for outcome in outcomes)
-            # A new pack is entered in any case: what is in it is not to be written again.
-            if refused and all(part.pack is None or part.pack.is_kept for part in payloads):
+            # A new pack is recorded even then, so that a retry does not write it again.
+            if refused and all(part.pack is None or part.pack.is_committed for part in payloads):
                 raise _RefusedError(outcomes)
             return outcomes
 
@@ -336,10 +351,12 @@ class Putting(BufferCore):
         self, several: Sequence[Addition], gate: Gate, end: float
     ) -> Sequence[GroupStatus | Exception]:
         def work(connection: Connection, scope: Scope) -> list[GroupStatus | ReplayDBError]:
-            found = pieces.targets(connection, scope.buffer_id, several)
+            found = incremental_groups.targets(connection, scope.buffer_id, several)
             names = {row.task_name for row in found.values()}
             with gate, tasks_locked(connection, scope, names) as buffer:
-                return pieces.add(buffer, {uid: row.id for uid, row in found.items()}, several)
+                return incremental_groups.add(
+                    buffer, {uid: row.id for uid, row in found.items()}, several
+                )
 
         payloads = [addition.record.payload for addition in several]
         outcomes = await self._store(payloads, work, gate, end)
@@ -353,28 +370,28 @@ class Putting(BufferCore):
         gate: Gate,
         end: float,
     ) -> T:
-        """One transaction that refers to payloads, which are where they belong before it begins."""
+        """Run one write transaction that refers to payloads. Packs are written before it."""
         while True:
-            if self._row.outside:
+            if self._row.uses_payload_store:
                 await self._payloads.put(payloads, end)
             packs = {part.pack for part in payloads if part.pack is not None}
             try:
-                result = await self._write(work, end, hear_by=gate.hear_by, undone=gate.open)
+                result = await self._write(work, end, answer_by=gate.answer_by, undone=gate.open)
             except PackGoneError as error:
                 for pack in packs:
-                    pack.is_gone = not pack.is_kept or pack.id in error.ids
+                    pack.is_gone = not pack.is_committed or pack.id in error.ids
                 continue
             for pack in packs:
-                pack.is_kept = True
+                pack.is_committed = True
             if packs:
                 self._payloads.tidy_soon()
             return result
 
 
 class _RefusedError(Exception):
-    """No put of a transaction was let in: there is nothing to commit, and nobody to wake.
+    """All puts of a transaction were refused: there is nothing to commit or announce.
 
-    Those who wait would otherwise wake each other, and themselves, without end.
+    An announcement would wake the blocked puts, including these, in an endless cycle.
     """
 
     def __init__(self, outcomes: Sequence[list[int] | ReplayDBError]) -> None:
@@ -392,7 +409,7 @@ def _checked_put(groups: Any, on_duplicate: str) -> Sequence[EpisodeGroup]:
         check_puttable(group)
         if group.group_uid in uids:
             raise InvalidInputError(
-                f"groups[{i}].group_uid", "a uid used once in a put", repr(group.group_uid)
+                f"groups[{i}].group_uid", "a uid that occurs once in groups", repr(group.group_uid)
             )
         uids.add(group.group_uid)
     return several

@@ -1,4 +1,4 @@
-"""What a call asks for, from the arguments it was given."""
+"""Arguments of buffer calls, checked and converted to requests."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from replaydb import checks
 from replaydb.database import filters
 from replaydb.database.column_types import Tags, UtcDateTime
 from replaydb.database.group_columns import COLUMNS
-from replaydb.database.repository.portions import DrawRequest, Portion
-from replaydb.database.statements.pools import Order
+from replaydb.database.repository.draw_request import DrawRequest, Quota
+from replaydb.database.statements.candidates import Order
 from replaydb.database.terms import shown
 from replaydb.errors import InvalidInputError
 from replaydb.policies import Mix, SamplingPolicy, checked_policy
@@ -35,12 +35,12 @@ def draw_request(
     at_least: int | None,
     step: int | None = None,
 ) -> DrawRequest:
-    """The arguments that `sample`, `peek` and `lease` have in common, checked.
+    """Return the request for the arguments that `sample`, `peek` and `lease` share.
 
     Raises:
-        InvalidInputError: One of them is wrong.
+        InvalidInputError: An argument is invalid.
     """
-    parts = _portions(n, policy, tasks, eligible(where, max_staleness, runs))
+    parts = _quotas(n, policy, tasks, eligible(where, max_staleness, runs))
     count = sum(part.count for part in parts)
     return DrawRequest(
         parts,
@@ -51,7 +51,7 @@ def draw_request(
 
 
 def _described(policy: SamplingPolicy) -> str:
-    """A policy as the lineage names it."""
+    """Return the name of a sampling strategy for the record of the draw."""
     if not isinstance(policy, Mix):
         return repr(policy)
     shares = ", ".join(f"{share.weight:g} {_described(share.policy)}" for share in policy.shares)
@@ -63,7 +63,7 @@ def eligible(
     max_staleness: int | None,
     runs: str | Iterable[str] | None,
 ) -> Conditions:
-    """Every filter of a call, by what it is to say of the groups that do not meet it."""
+    """Return the filters of a call, by the attribute of `NotEnoughGroupsError` that counts them."""
     conditions = {}
     if (names := checks.names("runs", runs)) is not None:
         conditions["of_other_runs"] = filters.of_runs(sorted(names))
@@ -75,29 +75,29 @@ def eligible(
     return conditions
 
 
-def _portions(
+def _quotas(
     n: int | Mapping[str, int],
     policy: SamplingPolicy,
     tasks: str | Iterable[str] | None,
     conditions: Conditions,
-) -> tuple[Portion, ...]:
-    """The parts of a batch that are not empty: one, one of each task, or the shares of a mix."""
+) -> tuple[Quota, ...]:
+    """Return the non-empty quotas of a batch: one in all, one per task, or one per share."""
     checked = checked_policy(policy)
     count, quotas = checks.quotas("n", n)
     names = checks.names("tasks", tasks)
     if quotas is not None and names is not None:
-        raise InvalidInputError("tasks", "None where n names the tasks", repr(tasks))
+        raise InvalidInputError("tasks", "None if n has a number per task", repr(tasks))
     if isinstance(checked, Mix):
         if quotas is not None:
-            raise InvalidInputError("n", "a number, which the Mix divides", repr(n))
+            raise InvalidInputError("n", "a number, because a Mix divides it", repr(n))
         parts = list(_shares(checked, count, names, conditions))
     else:
         condition = filters.all_of(conditions.values())
         if quotas is None:
-            parts = [Portion(checked, count, names, condition, None, conditions)]
+            parts = [Quota(checked, count, names, condition, None, conditions)]
         else:
             parts = [
-                Portion(checked, quota, frozenset((task_name,)), condition, task_name, conditions)
+                Quota(checked, quota, frozenset((task_name,)), condition, task_name, conditions)
                 for task_name, quota in quotas.items()
             ]
     return tuple(part for part in parts if part.count)
@@ -106,38 +106,38 @@ def _portions(
 def named(
     ids: Iterable[int] | None, uids: str | Iterable[str] | None
 ) -> list[int] | list[str] | None:
-    """Groups that a call names, by id or by uid; None where it names none."""
+    """Return the ids or the uids that a call gives; None if it gives neither."""
     if uids is None:
         return checks.optional(checks.ids, "ids", ids)
     if ids is not None:
-        raise InvalidInputError("uids", "None where ids name the groups", repr(uids))
+        raise InvalidInputError("uids", "None if ids are given", repr(uids))
     return checks.uids("uids", uids)
 
 
 def tagged(text: str) -> ColumnElement[bool]:
-    """The condition that NAME=VALUE stands for: JSON where it is, or text.
+    """Return the condition for a NAME=VALUE text. The value is JSON, or else text.
 
     Raises:
-        InvalidInputError: There is no name or no value.
+        InvalidInputError: The name or the value is missing.
     """
-    name, equals, said = text.partition("=")
+    name, equals, given = text.partition("=")
     if not (name and equals):
         raise InvalidInputError("tag", "NAME=VALUE", repr(text))
     try:
-        value = json.loads(said)
+        value = json.loads(given)
     except (ValueError, RecursionError):
-        value = said
+        value = given
     if isinstance(value, dict | list):
-        raise InvalidInputError("tag", "text, a number, true, false or null", repr(said))
+        raise InvalidInputError("tag", "text, a number, true, false or null", repr(given))
     if isinstance(value, float) and not isfinite(value):
-        value = said
+        value = given
     tag = COLUMNS["tags"][name]
     met: ColumnElement[bool] = tag.is_(None) if value is None else tag == value
     return met
 
 
 def order(order_by: Any) -> Order:
-    """What groups are sorted by: a column of `replaydb.col`, or its `desc()`."""
+    """Return the sort order: a column of `replaydb.col` or its `desc()`."""
     column, descending = order_by, False
     if type(order_by) is UnaryExpression and order_by.modifier in _DIRECTIONS:
         column, descending = order_by.element, order_by.modifier is operators.desc_op
@@ -154,12 +154,12 @@ def order(order_by: Any) -> Order:
 _DIRECTIONS = (operators.asc_op, operators.desc_op)
 
 
-def place(after: GroupInfo | tuple[Any, int], order: Order) -> tuple[Any, int]:
-    """After which value of the column, and which id, a page begins."""
+def page_start(after: GroupInfo | tuple[Any, int], order: Order) -> tuple[Any, int]:
+    """Return the value of the sort column and the id after which a page begins."""
     if isinstance(after, GroupInfo):
         return getattr(after, order.column.key), after.id
     if not isinstance(after, tuple) or len(after) != 2:
-        raise InvalidInputError("after", "a GroupInfo, or a value and an id", f"{after!r:.200}")
+        raise InvalidInputError("after", "a GroupInfo or a tuple (value, id)", f"{after!r:.200}")
     value, id_ = after
     return _value_of(order.column, "after[0]", value), checks.whole_number("after[1]", id_)
 
@@ -178,7 +178,7 @@ def _value_of(column: Column[Any], field: str, value: Any) -> Any:
 
 def _shares(
     mix: Mix, count: int, names: frozenset[str] | None, conditions: Conditions
-) -> Iterable[Portion]:
+) -> Iterable[Quota]:
     for share, quota in zip(mix.shares, mix.quotas(count), strict=True):
         own = checks.names("tasks", share.tasks)
         if names is not None:
@@ -189,4 +189,4 @@ def _shares(
             mine["filtered_out"] = own_filter
         condition = filters.all_of(mine.values())
         only = next(iter(own)) if own is not None and len(own) == 1 else None
-        yield Portion(share.policy, quota, own, condition, only, mine)
+        yield Quota(share.policy, quota, own, condition, only, mine)

@@ -1,4 +1,4 @@
-"""Drawing groups that stay: to train on, or only to look at."""
+"""Draws whose groups stay available (`sample`), and read-only previews of draws (`peek`)."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from replaydb.batch.batch import Batch
 from replaydb.buffer.drawing import Drawing, Result
 from replaydb.buffer.requests import draw_request
 from replaydb.database.records import Stored
-from replaydb.database.repository import groups, looks
-from replaydb.database.repository.portions import Drawn
+from replaydb.database.repository import groups, preview
+from replaydb.database.repository.draw_request import Drawn
 from replaydb.database.transactions import BULK_SECONDS, end_in
 from replaydb.errors import NotEnoughGroupsError
 from replaydb.policies import SamplingPolicy, Uniform
 
 
 class Sampling(Drawing):
-    """Batches of groups that can be drawn again."""
+    """Sample and peek."""
 
     async def sample(
         self,
@@ -35,34 +35,40 @@ class Sampling(Drawing):
         timeout: float | None = 0,
         at_least: int | None = None,
     ) -> Batch:
-        """Draw groups; they stay in the buffer and can be drawn again.
+        """Draw completed groups. They stay in the buffer and can be drawn again.
 
-        Every call counts as a draw and is recorded. To look at groups without drawing them, call
-        `peek`.
+        Every call counts as a draw and is recorded. To read groups without drawing them, use
+        `peek`. To consume each group once, use `lease`.
 
         Args:
-            n: How many groups; or how many of each task.
-            policy: How groups are chosen, and in what order.
-            tasks: Only groups of these tasks (not together with quotas in `n`).
-            where: Only groups that meet this expression over `replaydb.col`.
-            max_staleness: Only groups at most this many policy versions behind. Groups whose
-                version is unknown, or does not compare, are never among them.
-            runs: Only groups that these runs put.
-            step: The trainer step the batch is for, for the record.
-            timeout: Seconds to wait until there are enough; None waits for ever. The call ends as
-                soon as there are.
-            at_least: Take fewer than `n` groups, but so many in all, rather than wait or fail; None
-                means all of `n`. With 0 the call does not wait, and the batch may be empty.
+            n: Number of groups, or `{task: number}`.
+            policy: Sampling strategy: which groups are drawn, and in what order. Default:
+                `Uniform()`, all eligible groups with the same probability.
+            tasks: Name or names of the tasks to draw from. Default: all tasks. Not with a mapping
+                as `n`.
+            where: Condition over `replaydb.col` that groups must meet, such as `rdb.col.reward_std
+                > 0`.
+            max_staleness: Maximum staleness of the groups, in policy versions. It excludes groups
+                whose version is unknown or not comparable. Default: only the limit of the buffer's
+                settings.
+            runs: Name or names of runs: draw only groups that they put. Default: all runs.
+            step: Trainer step of the batch, recorded with the draw.
+            timeout: Seconds to wait until enough groups are eligible. The call returns as soon as
+                they are. 0 (default) is one attempt. None waits indefinitely.
+            at_least: Smallest acceptable batch: draw between `at_least` and `n` groups as soon as
+                `at_least` are eligible. Default: `n`. With 0 the call does not wait for groups, and
+                the batch may be empty.
 
         Returns:
-            The groups, in the order of the draw. A batch of none is not recorded.
+            The groups in the order of the draw, with probabilities, weights, staleness and the id
+            of the draw. An empty batch is not recorded.
 
         Raises:
-            NotEnoughGroupsError: There were not enough in time; nothing was drawn.
-            RateLimitedError: The rate limit did not let so many out, in time.
-            CorruptPayloadError: Stored bytes of some groups are damaged. They are marked
-                `failed`; `error.batch` holds the others.
-            InvalidInputError: An argument is wrong.
+            NotEnoughGroupsError: Too few groups were eligible until `timeout`. Nothing was drawn.
+            RateLimitedError: The rate limit blocked the draw until `timeout`.
+            CorruptPayloadError: The stored bytes of some groups are damaged. These groups are now
+                `failed`. `error.batch` has the others.
+            InvalidInputError: An argument is invalid.
         """
         request = draw_request(n, policy, tasks, where, max_staleness, runs, at_least, step)
         result = await self._draw(request, checks.seconds("timeout", timeout))
@@ -81,42 +87,56 @@ class Sampling(Drawing):
         timeout: float | None = 0,
         at_least: int | None = None,
     ) -> Batch:
-        """Look at groups that `sample` might draw, without drawing them.
+        """Return groups that `sample` could draw, without drawing them. Writes nothing.
 
-        The arguments are those of `sample`, but for `step`, since nothing is written: no counter,
-        no record, no new arrival. No rate limit holds it back, and no draw comes out differently
-        for it. Random policies choose anew in every call, by reading the scalars of every eligible
-        group.
+        Nothing is counted or recorded, no rate limit applies, and later draws are not affected.
+        Random strategies choose independently in every call. They read the metadata of every
+        eligible group, so the cost grows with the number of groups.
+
+        Args:
+            n: Number of groups, or `{task: number}`.
+            policy: Sampling strategy. Default: `Uniform()`.
+            tasks: Name or names of the tasks to read from. Default: all tasks. Not with a mapping
+                as `n`.
+            where: Condition over `replaydb.col` that groups must meet.
+            max_staleness: Maximum staleness of the groups, in policy versions. It excludes groups
+                whose version is unknown or not comparable. Default: only the limit of the buffer's
+                settings.
+            runs: Name or names of runs: return only groups that they put. Default: all runs.
+            timeout: Seconds to wait until enough groups are eligible. 0 (default) is one attempt.
+                None waits indefinitely.
+            at_least: Return between `at_least` and `n` groups as soon as `at_least` are eligible.
+                Default: `n`. 0 does not wait.
 
         Returns:
-            The groups as they are, at one moment; `draw_id` is None.
+            The groups, read in one consistent snapshot. Their `draw_id` is None.
 
         Raises:
-            NotEnoughGroupsError: There were not enough in time.
-            CorruptPayloadError: Stored bytes of some groups are damaged; `error.batch` holds the
+            NotEnoughGroupsError: Too few groups were eligible until `timeout`.
+            CorruptPayloadError: The stored bytes of some groups are damaged. `error.batch` has the
                 others.
-            InvalidInputError: An argument is wrong.
+            InvalidInputError: An argument is invalid.
         """
         request = draw_request(n, policy, tasks, where, max_staleness, runs, at_least)
 
         seconds = checks.seconds("timeout", timeout)
-        if not request.portions:
+        if not request.quotas:
             return Result.nothing().batch
 
         def work(connection: Connection) -> tuple[Drawn, Stored]:
-            found = looks.look(connection, self._row, request)
+            found = preview.peek(connection, self._row, request)
             return found, groups.stored(self._database.backend, connection, found.rows)
 
-        async with self._patience(seconds, partial(self._explain, request)) as patience:
+        async with self._waiter(seconds, partial(self._explain, request)) as waiter:
             while True:
                 try:
-                    end = patience.end or end_in(BULK_SECONDS)
+                    end = waiter.end or end_in(BULK_SECONDS)
                     found, stored = await self._read(
                         work, end, has_any=lambda it: bool(it[1].groups)
                     )
                     break
                 except NotEnoughGroupsError as error:
-                    await patience.wait(error)
+                    await waiter.wait(error)
         result = Result.of(found, await self._decoded(stored, end))
         result.raise_if_damaged()
         return result.batch

@@ -1,4 +1,4 @@
-"""Calls that wait for what others commit: groups, room, a rate limit that lets them through."""
+"""Retry loop of calls that wait for other processes: for groups, capacity or a rate limit."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from replaydb.errors import ReplayDBError
 
 logger = logging.getLogger(__name__)
 
-#: A wait that has taken so long is logged, once.
+#: Seconds after which a waiting call is logged, once.
 LONG_WAIT_SECONDS = 30.0
 
-#: Completes an error that was raised for want of something.
+#: Adds details to an error about missing groups or capacity.
 Explain = Callable[[ReplayDBError], Awaitable[None]]
 
 
-class Patience:
-    """The time that a call has to work, in several tries if need be.
+class Waiter:
+    """Retry loop of one call, with its deadline.
 
-        async with Patience(signal, "math", timeout) as patience:
+        async with Waiter(signal, "math", timeout) as waiter:
             while True:
                 try:
-                    return await self._try(patience.end)
+                    return await self._try(waiter.end)
                 except NotEnoughGroupsError as error:
-                    await patience.wait(error)
+                    await waiter.wait(error)
 
     Attributes:
-        end: When a try has to be over; None: it may take as long as the database does.
+        end: Deadline of an attempt; None: the attempt has no deadline of its own.
     """
 
     def __init__(
@@ -43,13 +43,14 @@ class Patience:
         timeout: float | None,
         explain: Explain | None = None,
     ) -> None:
-        """Begin.
+        """Start the clock.
 
         Args:
-            signal: Tells of commits.
-            buffer_name: For the log.
-            timeout: Seconds; None: for ever. Zero is one try, however long it takes the database.
-            explain: Says more about what is waited for, in the log and in the error at the end.
+            signal: Signal of commits by other calls and processes.
+            buffer_name: Name of the buffer, for the log.
+            timeout: Seconds. None: indefinitely. 0: one attempt. With None and 0, an attempt has
+                the default time limit of a transaction.
+            explain: Function that adds details to the error, before it is logged or raised.
         """
         self._signal = signal
         self._buffer_name = buffer_name
@@ -58,7 +59,7 @@ class Patience:
         self._deadline = math.inf if timeout is None else self._begin + timeout
         self._is_last = timeout == 0
         self._ticket: asyncio.Event | None = None
-        self._told = False
+        self._is_logged = False
         self._listening = AsyncExitStack()
         self.end = self._deadline + GRACE_SECONDS if timeout else None
 
@@ -73,18 +74,18 @@ class Patience:
         error: ReplayDBError,
         worthwhile: Callable[[float | None], Awaitable[bool]] | None = None,
     ) -> None:
-        """Wait until another try might work. After the last one, raise what it failed of.
+        """Wait until another attempt may succeed. After the last attempt, raise its error.
 
         Args:
-            error: What the last try failed of.
-            worthwhile: A cheap look, by when it has to be over, at whether a try could work. The
-                last one is made in any case.
+            error: Error of the last attempt.
+            worthwhile: Cheap check, with the deadline as argument, whether an attempt could
+                succeed. The last attempt is made without it.
         """
         while not self._is_last:
-            if self._ticket is None:  # something may have been committed before anybody listened
+            if self._ticket is None:  # a commit before listening began would be missed
                 await self._listening.enter_async_context(self._signal.listening())
             else:
-                await self._tell(error)
+                await self._log_if_long(error)
                 await self._signal.wait(self._ticket, self._deadline - _now())
             self._ticket = self._signal.ticket()
             self._is_last = _now() >= self._deadline
@@ -94,12 +95,12 @@ class Patience:
             await self._explain(error)
         raise error
 
-    async def _tell(self, error: ReplayDBError) -> None:
-        """Log a wait that has become long, once."""
+    async def _log_if_long(self, error: ReplayDBError) -> None:
+        """Log a long wait, once."""
         seconds = _now() - self._begin
-        if self._told or seconds < LONG_WAIT_SECONDS:
+        if self._is_logged or seconds < LONG_WAIT_SECONDS:
             return
-        self._told = True
+        self._is_logged = True
         if self._explain is not None:
             await self._explain(error)
         logger.warning(

@@ -1,4 +1,4 @@
-"""The command `replaydb`."""
+"""The `replaydb` command-line interface."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from replaydb.cli.watch import watch
 
 app = typer.Typer(
     name="replaydb",
-    help="A SQL-backed persistent experience store for RL post-training of language models.",
+    help="A durable replay buffer and rollout queue for RL post-training, in a SQL database.",
     cls=ErrorsInOneLine,
     no_args_is_help=True,
-    # The URLs of databases, and so passwords, are among the local variables it would print.
+    # Local variables include database URLs, and so passwords.
     pretty_exceptions_show_locals=False,
 )
 buffers.app.command("delete")(delete.buffers)
@@ -64,7 +64,12 @@ def _print_version(wanted: bool) -> None:
 def _main(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the version and exit.",
+        ),
     ] = False,
 ) -> None:
     pass

@@ -1,4 +1,4 @@
-"""`replaydb buffers`: what there is, and how much of it."""
+"""`replaydb buffers`: list buffers and show their statistics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from replaydb.cli.console import (
 )
 from replaydb.display import human_size, printable
 
-app = typer.Typer(help="List buffers, and count what is in one.", no_args_is_help=True)
+app = typer.Typer(help="List, show and delete buffers.", no_args_is_help=True)
 
 
 @app.command("list")
@@ -33,7 +33,7 @@ def list_(url: Url, as_json: Json = False) -> None:
 
 @app.command()
 def show(url: Url, buffer: BufferName, as_json: Json = False) -> None:
-    """Count what is in a buffer: its groups by task and status, and what was drawn."""
+    """Show the groups of a buffer by task and status, and counts of puts and draws per task."""
     found = with_buffer(url, buffer, lambda buffer: buffer.stats())
     if as_json:
         print_json(found)
@@ -57,7 +57,7 @@ def show(url: Url, buffer: BufferName, as_json: Json = False) -> None:
         ],
     )
     print_table(
-        ("task", "ever put", "ever drawn", "samplable now", "max staleness"),
+        ("task", "groups put", "groups drawn", "completed", "max staleness"),
         [
             (
                 task.task_name,

@@ -1,4 +1,4 @@
-"""What all commands share: options, stores that they open, tables, JSON, progress, errors."""
+"""Shared parts of all commands: options, opening stores, tables, JSON, progress and errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_HELP = "sqlite:///FILE or postgresql://USER:PASSWORD@HOST/DATABASE"
+_HELP = "URL of the store: sqlite:///FILE or postgresql://USER:PASSWORD@HOST/DATABASE."
 
 Url = Annotated[str, typer.Option(envvar="REPLAYDB_URL", help=_HELP, show_default=False)]
 OptionalUrl = Annotated[
@@ -36,7 +36,7 @@ OptionalUrl = Annotated[
 
 
 def _buffer_names(context: typer.Context, incomplete: str) -> list[str]:
-    """Of the store that the command line names so far; none where it cannot be asked."""
+    """Return matching buffers of the store on the command line; none if it cannot be read."""
     try:
         names = with_store(context.params["url"], lambda store: store.buffer_names())
     except Exception:
@@ -47,22 +47,24 @@ def _buffer_names(context: typer.Context, incomplete: str) -> list[str]:
 BufferName = Annotated[
     str, typer.Argument(help="Name of the buffer.", autocompletion=_buffer_names)
 ]
-Json = Annotated[bool, typer.Option("--json", help="For scripts: JSON, in full precision.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, with numbers in full precision.")]
 
-#: Columns of a table that nobody looks at but a pipe.
+#: Width of the output, in characters, if it is not a terminal.
 _WIDE = 10_000
 
-#: Columns that are left of a text at least, where a terminal is narrow.
+#: Minimum width, in characters, of a column that is truncated in a narrow terminal.
 _CUT = 12
 
 
 def with_store(url: str, work: Callable[[Store], Awaitable[T]], *, write: bool = False) -> T:
-    """What a coroutine function makes of a store, which must be there and up to date.
+    """Open a store and return the result of a coroutine function.
+
+    The store must exist, with the tables of this version.
 
     Args:
-        url: Where it is.
+        url: The store.
         work: Called with the open store.
-        write: Whether it may write.
+        write: Whether to open the store for writing; by default it is opened read-only.
     """
 
     async def opened() -> T:
@@ -70,7 +72,7 @@ def with_store(url: str, work: Callable[[Store], Awaitable[T]], *, write: bool =
         from replaydb.database import migrations
 
         if write:
-            await migrations.current(url)  # says that a file is not there, instead of making it
+            await migrations.current(url)  # raises if the file is missing; opening would create it
         how: dict[str, Any] = {"migrate": False} if write else {"read_only": True}
         async with Store.open(url, **how) as store:
             return await work(store)
@@ -81,7 +83,7 @@ def with_store(url: str, work: Callable[[Store], Awaitable[T]], *, write: bool =
 def with_buffer(
     url: str, name: str, work: Callable[[Buffer], Awaitable[T]], *, write: bool = False
 ) -> T:
-    """What a coroutine function makes of a buffer, which must be there; see `with_store`."""
+    """Open a buffer, which must exist, and return the result of `work`; see `with_store`."""
 
     async def found(store: Store) -> T:
         return await work(await store.buffer(name, create=False))
@@ -90,7 +92,7 @@ def with_buffer(
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """A table on stdout, whole where it goes into a file or a pipe."""
+    """Print a table to stdout; in a file or a pipe, all values are complete."""
     console().print(table_of(headings, rows))
 
 
@@ -101,13 +103,13 @@ def print_list(
     spare: Sequence[str],
     cut: Sequence[str],
 ) -> None:
-    """A table on stdout with a line for each row, also in a narrow terminal.
+    """Print a table to stdout, with one line for each row even in a narrow terminal.
 
     Args:
-        headings: Of the columns.
+        headings: Headings of the columns.
         rows: Values of each row.
-        spare: Columns that a terminal too narrow for all goes without, the first first.
-        cut: Columns whose values may end in an ellipsis there; all others are whole.
+        spare: Columns to omit if the terminal is too narrow, in this order.
+        cut: Columns whose values may then be truncated with an ellipsis.
     """
     from rich.text import Text
 
@@ -124,20 +126,20 @@ def print_list(
                     cell.no_wrap, cell.overflow = True, "ellipsis"
     where.print(table)
     if left_out:
-        typer.echo(f"too narrow for {', '.join(left_out)}: --json has all")
+        typer.echo(f"columns that do not fit: {', '.join(left_out)}; --json prints all")
 
 
 def table_of(
     headings: Sequence[str], rows: Iterable[Sequence[object]], caption: str | None = None
 ) -> Table:
-    """A table of values; numbers are to the right."""
+    """Return a table of values; columns of numbers are right-aligned."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     listed = list(rows)
     table = Table(box=box.SIMPLE, caption=caption, caption_justify="left")
-    # Names are shown as they are, also where they look like markup of rich.
+    # `Text`, so that rich interprets no markup in names.
     for index, heading in enumerate(headings):
         numeric = all(isinstance(row[index], int | float | None) for row in listed)
         table.add_column(
@@ -149,33 +151,33 @@ def table_of(
 
 
 def print_fields(fields: Mapping[str, object]) -> None:
-    """Names and values on stdout, a line each."""
+    """Print names and values to stdout, one pair for each line."""
     width = max(map(len, fields))
     for name, value in fields.items():
-        said = printable(json.dumps(value)) if isinstance(value, dict | list) else shown(value)
-        typer.echo(f"{printable(name):<{width}}  {said}".rstrip())
+        text = printable(json.dumps(value)) if isinstance(value, dict | list) else shown(value)
+        typer.echo(f"{printable(name):<{width}}  {text}".rstrip())
 
 
 def print_text(text: str) -> None:
-    """A text of others on stdout, set in so that no line of it looks like one of ours."""
+    """Print untrusted text to stdout, indented so that no line looks like output of a command."""
     for line in text.split("\n"):
         typer.echo(f"  {printable(line)}")
 
 
 def print_more(last: int) -> None:
-    """That there is another page after what a list has shown."""
-    typer.echo(f"there are more: --after {last}")
+    """Print how to list the next page, which begins after the id `last`."""
+    typer.echo(f"more rows: --after {last}")
 
 
 def print_json(value: object) -> None:
-    """JSON on stdout, of dataclasses, times, and numbers that are not finite too."""
-    # ASCII: JSON escapes all that is not, and with it what a terminal would obey.
+    """Print a value as JSON to stdout; it may have dataclasses, times and non-finite numbers."""
+    # ASCII only: JSON escapes all other characters, and with them terminal control sequences.
     text = json.dumps(_as_json(value), indent=2, allow_nan=False)
     typer.echo(text.replace("\x7f", "\\u007f"))
 
 
 def shown(value: object) -> str:
-    """A value as people read it: times to the second, numbers in four digits."""
+    """Return a value as text: times to the second, floats with four significant digits."""
     if value is None:
         return "-"
     if isinstance(value, datetime):
@@ -184,7 +186,7 @@ def shown(value: object) -> str:
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Where things are printed."""
+    """Return the rich console of stdout or stderr."""
     from rich.console import Console
 
     made = Console(stderr=stderr, highlight=False)
@@ -195,14 +197,13 @@ def console(*, stderr: bool = False) -> Console:
 
 @contextmanager
 def progress(what: str, *, in_bytes: bool = False) -> Iterator[Callable[[int, int | None], object]]:
-    """A progress bar on stderr, gone when it is done; none where that is no terminal.
+    """Show a progress bar on stderr while the block runs, if stderr is a terminal.
 
-    The block is given a function that is told how much is done, and how much there is, or None
-    where nobody knows.
+    The block gets a function `update(done, total)`; the total is None if it is unknown.
 
     Args:
-        what: What is being done.
-        in_bytes: Whether these numbers are bytes.
+        what: Description beside the bar.
+        in_bytes: Whether the numbers are bytes.
     """
     from rich import progress as bars
 
@@ -222,7 +223,7 @@ def progress(what: str, *, in_bytes: bool = False) -> Iterator[Callable[[int, in
 
 
 class ErrorsInOneLine(TyperGroup):
-    """Shows an error of replaydb or of the system in one red line on stderr, and exits with 1."""
+    """Prints errors of replaydb and the system in one line on stderr, and exits with 1."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
@@ -230,15 +231,15 @@ class ErrorsInOneLine(TyperGroup):
 
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
-                stream.reconfigure(errors="backslashreplace")  # not every terminal has all signs
+                stream.reconfigure(errors="backslashreplace")  # terminals may lack characters
         try:
             result = super().invoke(ctx)
-            sys.stdout.flush()  # here, where it is told
+            sys.stdout.flush()  # here, so that a failed write is reported below
             return result
         except BrokenPipeError:
-            raise  # whoever reads has seen enough
+            raise  # the reader of the pipe has closed it
         except (ReplayDBError, OSError) as error:
-            # One line however long: a command in it can be pasted.
+            # Not wrapped: a command in it can be pasted.
             console(stderr=True).print(
                 printable(" ".join(f"error: {error}".splitlines())),
                 style="red",
@@ -250,7 +251,7 @@ class ErrorsInOneLine(TyperGroup):
 
 
 def _as_json(value: object) -> object:
-    """What JSON can say: "NaN", "Infinity" and "-Infinity" are strings."""
+    """Convert a value for JSON; non-finite numbers become "NaN", "Infinity" and "-Infinity"."""
     if is_dataclass(value) and not isinstance(value, type):
         return {one.name: _as_json(getattr(value, one.name)) for one in fields(value)}
     if isinstance(value, Mapping):
@@ -271,7 +272,7 @@ def _left_out(
     cut: Sequence[str],
     width: int,
 ) -> list[str]:
-    """Columns to go without, so that the others fit."""
+    """Return the columns to omit so that the others fit."""
     from rich.cells import cell_len
 
     widths = {

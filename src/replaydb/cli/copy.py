@@ -1,4 +1,4 @@
-"""`replaydb copy`, `backup` and `restore`: a store made again in another database."""
+"""`replaydb copy`, `backup` and `restore`: copy a whole store to another database."""
 
 from __future__ import annotations
 
@@ -19,56 +19,58 @@ if TYPE_CHECKING:
 Payloads = Annotated[
     str | None,
     typer.Option(
-        metavar="PLACE",
-        help="Where the payloads go: file:///FOLDER, s3://BUCKET/PREFIX, ...; else into DST.",
+        metavar="LOCATION",
+        help="Payload location of the copy: file:///FOLDER, s3://BUCKET/PREFIX, ..."
+        " (default: in the database).",
         show_default=False,
     ),
 ]
 
-#: As shells have it for SIGINT.
+#: Exit code after SIGINT, as shells report it.
 _INTERRUPTED = 130
 
 
 def copy(
     source: Annotated[
-        str, typer.Argument(metavar="SRC", help="URL of the store; it may be in use.")
+        str, typer.Argument(metavar="SRC", help="URL of the store to copy; it may be in use.")
     ],
-    target: Annotated[
-        str, typer.Argument(metavar="DST", help="URL of a database that is new or empty.")
-    ],
+    target: Annotated[str, typer.Argument(metavar="DST", help="URL of a new or empty database.")],
     payloads: Payloads = None,
     prepare: Annotated[
         bool,
-        typer.Option("--prepare", help="Leave DST closed: the next copy has little left to do."),
+        typer.Option(
+            "--prepare",
+            help="Copy most data now and leave DST incomplete; rerun without --prepare to finish.",
+        ),
     ] = False,
 ) -> None:
-    """Copy a whole store, on any engine, with its payloads anywhere.
+    """Copy a whole store to another database on either engine, with payloads at any location.
 
-    Broken off, the same command goes on. Until it is through, nobody can open DST.
+    Rerun to resume an interrupted copy. DST cannot be opened until the copy is complete.
     """
     _copy(source, target, payloads, finish=not prepare)
 
 
 def backup(
     url: Url,
-    file: Annotated[Path, typer.Argument(help="A SQLite file that is not there yet.")],
+    file: Annotated[Path, typer.Argument(help="SQLite file to create.")],
     payloads: Payloads = None,
 ) -> None:
-    """Copy a whole store, which may be in use, into a file: `copy` to sqlite:///FILE."""
+    """Back up a store, even in use, to a new SQLite file. Same as `copy` to sqlite:///FILE."""
     _copy(url, _url_of(file), payloads)
 
 
 def restore(
     url: Url,
-    file: Annotated[Path, typer.Argument(help="What `replaydb backup` has written.")],
+    file: Annotated[Path, typer.Argument(help="Backup file written by `replaydb backup`.")],
     payloads: Payloads = None,
 ) -> None:
-    """Copy a whole store from a file into a database that is new or empty: `copy` from it."""
+    """Restore a backup into a new or empty database. Same as `copy` from sqlite:///FILE."""
     _copy(_url_of(file), url, payloads)
 
 
 def _url_of(file: Path) -> URL:
-    """Not a text, in which ?, # and % would mean something."""
+    """Return the URL of a file; in a string, ?, # and % would have a meaning."""
     from sqlalchemy import URL
 
     return URL.create("sqlite", database=str(file.absolute()))
@@ -81,26 +83,26 @@ def _copy(
 
     with progress("copying") as show:
 
-        def tell(report: CopyReport) -> None:
-            if report.num_checked:  # the payloads of the target are read back
+        def update(report: CopyReport) -> None:
+            if report.num_checked:  # reading back the payloads of the target
                 show(report.num_checked, None)
             else:
                 show(report.num_seen, report.num_groups)
 
         try:
             report = asyncio.run(
-                operations.copy(source, target, payloads=payloads, finish=finish, progress=tell)
+                operations.copy(source, target, payloads=payloads, finish=finish, progress=update)
             )
         except KeyboardInterrupt:
-            typer.echo("broken off; the same command goes on", err=True)
+            typer.echo("interrupted; rerun the same command to resume", err=True)
             raise typer.Exit(_INTERRUPTED) from None
     typer.echo(
-        f"{report.num_groups} groups; {report.num_rows} rows and {report.num_payloads} payloads"
-        f" ({human_size(report.num_bytes)}) were written"
+        f"{report.num_groups} groups: wrote {report.num_rows} rows and {report.num_payloads}"
+        f" payloads ({human_size(report.num_bytes)})"
     )
     if report.is_finished:
         typer.echo(
-            f"every row and sequence was compared, and {report.num_checked} payloads were read back"
+            f"verified: compared all rows and sequences, read back {report.num_checked} payloads"
         )
     else:
-        typer.echo("not finished: copy again, without --prepare, to open it")
+        typer.echo("not finished: rerun without --prepare to finish")

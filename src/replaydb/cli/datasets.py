@@ -1,4 +1,4 @@
-"""`replaydb import-dataset`: prompts, completions and rewards that were made elsewhere."""
+"""`replaydb import-dataset`: put existing prompts, completions and rewards into a buffer."""
 
 from __future__ import annotations
 
@@ -14,32 +14,35 @@ from replaydb.cli.selecting import check_known
 from replaydb.display import printable
 from replaydb.errors import InvalidInputError
 
-#: Of the runs that put what comes from datasets.
+#: Name of the run that puts groups from datasets.
 RUN = "import-dataset"
 
 
 def import_dataset(
     url: Url,
     source: Annotated[
-        Path, typer.Argument(help="A file of JSON lines or Parquet, or a folder of such files.")
+        Path, typer.Argument(help="JSON Lines or Parquet file, or a folder of such files.")
     ],
     buffer: BufferName,
     name: Annotated[
-        str, typer.Option(help="What it is called in the buffer: rows of a name are put once.")
+        str,
+        typer.Option(help="Dataset name. Rows already imported under this name are skipped."),
     ],
     task: Annotated[
-        str | None, typer.Option(help="Task of its groups; by default the name.")
+        str | None, typer.Option(help="Task of the groups (default: the dataset name).")
     ] = None,
-    tag: Annotated[list[str] | None, typer.Option(help="A column that becomes a tag.")] = None,
+    tag: Annotated[
+        list[str] | None, typer.Option(help="Column to store as a tag (repeatable).")
+    ] = None,
     tokenizer: Annotated[
         Path | None,
-        typer.Option(help="A tokenizer of Hugging Face, a folder, for rows without tokens."),
+        typer.Option(help="Folder of a Hugging Face tokenizer, for rows without tokens."),
     ] = None,
     create: Annotated[
-        bool, typer.Option("--create", help="Make the buffer if it is not there.")
+        bool, typer.Option("--create", help="Create the buffer if it does not exist.")
     ] = False,
 ) -> None:
-    """Put rows of prompts, completions and rewards into a buffer; run again, it goes on."""
+    """Put rows of prompts, completions and rewards into a buffer. Rerun to resume."""
     from replaydb import blocking
     from replaydb.errors import NotSupportedError
 
@@ -65,18 +68,18 @@ def import_dataset(
             tags=tag or (),
             progress=bar,
         )
-    known = f"; {before} rows of {printable(name)} had been put before" if before else ""
-    typer.echo(f"{num_groups} groups put{known}")
+    known = f"; skipped {before} rows of {printable(name)} put before" if before else ""
+    typer.echo(f"put {num_groups} groups{known}")
 
 
 def _dataset(source: Path) -> Any:
-    """The rows of files, one after another, no more of them in memory than a few."""
+    """Return the rows of files as a dataset that streams them."""
     from datasets import IterableDataset
 
     inside = sorted(one for one in source.rglob("[!.]*") if one.is_file())
     files = [source] if source.is_file() else inside
     if not files or not {one.suffix for one in files} <= _READERS.keys():
-        expected = f"files that are there, and end in {' or '.join(_READERS)}"
+        expected = f"an existing file or folder with files {' or '.join(_READERS)} only"
         raise InvalidInputError("source", expected, source)
     return IterableDataset.from_generator(_rows, gen_kwargs={"files": files})
 
@@ -95,7 +98,7 @@ def _lines(file: Path) -> Iterator[Any]:
         except (ValueError, RecursionError) as error:
             raise InvalidInputError(where, "JSON", error) from error
         if not isinstance(row, dict):
-            raise InvalidInputError(where, "an object", row)
+            raise InvalidInputError(where, "a JSON object", row)
         yield row
 
 
@@ -110,7 +113,7 @@ def _parquet(file: Path) -> Iterator[Any]:
     except InvalidInputError:
         raise
     except (ArrowException, ValueError, KeyError) as error:
-        raise InvalidInputError("source", "a file of Parquet", f"{file.name}: {error}") from error
+        raise InvalidInputError("source", "a Parquet file", f"{file.name}: {error}") from error
 
 
 _READERS = {".jsonl": _lines, ".parquet": _parquet}
@@ -121,5 +124,5 @@ def _tokenizer(path: Path) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(str(path), local_files_only=True)
-    except Exception as error:  # what it raises has no type of its own
-        raise InvalidInputError("tokenizer", "a tokenizer of Hugging Face", path) from error
+    except Exception as error:  # transformers raises errors of many types
+        raise InvalidInputError("tokenizer", "a Hugging Face tokenizer", path) from error

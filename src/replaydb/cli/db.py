@@ -1,4 +1,7 @@
-"""`replaydb db`: the tables and their revisions. What is slow to import waits for its command."""
+"""`replaydb db`: schema migrations, payload location and roles.
+
+Modules that are slow to import are imported by the commands that need them.
+"""
 
 from __future__ import annotations
 
@@ -10,39 +13,42 @@ import typer
 from replaydb.cli.console import OptionalUrl, Url, with_store
 from replaydb.display import printable
 
-app = typer.Typer(help="Create, upgrade and check the tables.", no_args_is_help=True)
+app = typer.Typer(
+    help="Manage the tables, payload location and PostgreSQL roles of a store.",
+    no_args_is_help=True,
+)
 
 
 @app.command()
 def upgrade(
     url: Url,
-    revision: Annotated[str, typer.Argument(help="A revision, head, or +1.")] = "head",
+    revision: Annotated[str, typer.Argument(help="Target revision: an id, head, or +1.")] = "head",
 ) -> None:
-    """Create the tables, or bring them up to date."""
+    """Create the tables or upgrade them to a revision."""
     from replaydb.database import migrations
 
     asyncio.run(migrations.upgrade(url, revision))
     typer.echo(f"revision {printable(asyncio.run(migrations.current(url)) or 'none')}")
 
 
-@app.command(context_settings={"ignore_unknown_options": True})  # -1 is a revision
+@app.command(context_settings={"ignore_unknown_options": True})  # -1 is an argument
 def downgrade(
     url: Url,
-    revision: Annotated[str, typer.Argument(help="A revision, -1, or base.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    revision: Annotated[str, typer.Argument(help="Target revision: an id, -1, or base.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Take the tables back; what later revisions added is lost, with base everything."""
+    """Downgrade the tables; drops what later revisions added (`base` drops everything)."""
     from replaydb.database import migrations
 
     if not yes:
-        typer.confirm(f"Go back to {revision} and lose what was added since?", abort=True)
+        typer.confirm(f"Downgrade to {revision} and drop all later additions?", abort=True)
     asyncio.run(migrations.downgrade(url, revision))
     typer.echo(f"revision {printable(asyncio.run(migrations.current(url)) or 'none')}")
 
 
 @app.command()
 def current(url: Url) -> None:
-    """Show the revision of the tables, or none."""
+    """Print the current revision of the tables, or none."""
     from replaydb.database import migrations
 
     typer.echo(printable(asyncio.run(migrations.current(url)) or "none"))
@@ -50,7 +56,7 @@ def current(url: Url) -> None:
 
 @app.command()
 def history(url: OptionalUrl = None) -> None:
-    """List the revisions, the oldest first; with a database, mark where it is."""
+    """List all revisions, oldest first; with --url, mark the current one."""
     from replaydb.database import migrations
 
     here = None if url is None else asyncio.run(migrations.current(url))
@@ -61,7 +67,7 @@ def history(url: OptionalUrl = None) -> None:
 
 @app.command()
 def check(url: Url) -> None:
-    """Compare the tables with those this version needs; exit with 1 where they differ."""
+    """Compare the tables with those that this version needs; exit with 1 if they differ."""
     from replaydb.database import migrations
 
     differences = asyncio.run(migrations.check(url))
@@ -69,36 +75,37 @@ def check(url: Url) -> None:
         typer.echo(printable(difference))
     if differences:
         raise typer.Exit(1)
-    typer.echo("the tables are as expected")
+    typer.echo("no differences")
 
 
 @app.command()
 def relocate(
     url: Url,
     payloads: Annotated[
-        str, typer.Argument(help="Where the packs are now: file:///FOLDER, s3://BUCKET/PREFIX, ...")
+        str, typer.Argument(help="New payload location: file:///FOLDER, s3://BUCKET/PREFIX, ...")
     ],
 ) -> None:
-    """Record where the payloads are now, after their folder or prefix was brought elsewhere."""
+    """Record the new payload location after you have moved the folder or prefix."""
     with_store(url, lambda store: store.relocate_payloads(payloads), write=True)
-    typer.echo("recorded; processes that have the store open must open it again")
+    typer.echo("payload location recorded; reopen the store in every process")
 
 
 @app.command()
 def roles(
     url: Url,
     apply: Annotated[
-        bool, typer.Option("--apply", help="Run the statements; by default they are printed.")
+        bool, typer.Option("--apply", help="Run the statements instead of printing them.")
     ] = False,
-    prefix: Annotated[
-        str, typer.Option(help="What the names of the roles begin with.")
-    ] = "replaydb",
+    prefix: Annotated[str, typer.Option(help="Prefix of the role names.")] = "replaydb",
 ) -> None:
-    """Make roles on PostgreSQL with the least rights: writer, trainer, and reading analyst."""
+    """Print, or run, SQL that creates PostgreSQL roles with minimal permissions.
+
+    The roles are PREFIX_writer, PREFIX_trainer and PREFIX_analyst (read-only).
+    """
     from replaydb import operations
 
     statements = asyncio.run(operations.roles(url, prefix=prefix, apply=apply))
     if apply:
-        typer.echo(f"{len(statements)} statements were run")
+        typer.echo(f"ran {len(statements)} statements")
     else:
         typer.echo("\n".join(f"{printable(one)};" for one in statements))

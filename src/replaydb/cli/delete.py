@@ -1,4 +1,4 @@
-"""`replaydb groups|buffers|runs delete`: what is said to go, once it is known how much that is."""
+"""`replaydb groups|buffers|runs delete`: report what will be deleted, confirm, and delete."""
 
 from __future__ import annotations
 
@@ -20,64 +20,64 @@ if TYPE_CHECKING:
     from replaydb import Buffer, GroupInfo
     from replaydb.operations import Removal
 
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 
 
 def groups(
     url: Url,
     buffer: BufferName,
-    group: Annotated[list[str], typer.Argument(help="Ids of the groups, or their uids.")],
+    group: Annotated[list[str], typer.Argument(help="Ids or uids of the groups.")],
     yes: Yes = False,
 ) -> None:
-    """Delete groups, of any status, with everything that belongs to them."""
+    """Delete groups of any status, with their episodes and payloads."""
 
     async def find(opened: Buffer) -> list[GroupInfo]:
         named = [await info_of(opened, name) for name in group]
         return list({info.id: info for info in named}.values())
 
     found = with_buffer(url, buffer, find)
-    held = sum(info.lease_id is not None for info in found)
+    leased = sum(info.lease_id is not None for info in found)
     shown = f"{len(found)} groups, {human_size(sum(info.num_bytes for info in found))}"
-    _confirm(f"{shown}{f'; {held} of them are leased or claimed' if held else ''}", yes)
+    _confirm(f"{shown}{f'; {leased} of them are leased or claimed' if leased else ''}", yes)
     ids = [info.id for info in found]
     number = with_buffer(url, buffer, lambda opened: opened.delete(ids), write=True)
-    typer.echo(f"{number} groups deleted")
+    typer.echo(f"deleted {number} groups")
 
 
 def buffers(url: Url, buffer: BufferName, yes: Yes = False) -> None:
     """Delete a buffer: its groups, draws, leases, cursors and settings."""
     from replaydb.operations import delete_buffer
 
-    there = with_store(url, lambda store: delete_buffer(store, buffer, dry_run=True))
-    _confirm(f"buffer {printable(buffer)}: {told(there)}", yes)
+    expected = with_store(url, lambda store: delete_buffer(store, buffer, dry_run=True))
+    _confirm(f"buffer {printable(buffer)}: {described(expected)}", yes)
     with progress("deleting") as show:
-        gone = with_store(
+        done = with_store(
             url, lambda store: delete_buffer(store, buffer, progress=show), write=True
         )
-    typer.echo(f"deleted: {told(gone)}")
+    typer.echo(f"deleted: {described(done)}")
 
 
 def runs(
     url: Url,
-    run: Annotated[str, typer.Argument(help="Name of the run, which should be over.")],
+    run: Annotated[str, typer.Argument(help="Name of the run; it must have ended.")],
     yes: Yes = False,
 ) -> None:
-    """Delete a run with the groups that it put, in every buffer, and the draws that it made."""
+    """Delete a run with the groups that it put, in every buffer, and its draws."""
     from replaydb.operations import delete_run
 
-    there = with_store(url, lambda store: delete_run(store, run, dry_run=True))
-    _confirm(f"run {printable(run)}: {told(there)}", yes)
+    expected = with_store(url, lambda store: delete_run(store, run, dry_run=True))
+    _confirm(f"run {printable(run)}: {described(expected)}", yes)
     with progress("deleting") as show:
-        gone = with_store(url, lambda store: delete_run(store, run, progress=show), write=True)
-    typer.echo(f"deleted: {told(gone)}")
+        done = with_store(url, lambda store: delete_run(store, run, progress=show), write=True)
+    typer.echo(f"deleted: {described(done)}")
 
 
-def told(removal: Removal) -> str:
-    """How much goes."""
+def described(removal: Removal) -> str:
+    """Return the counts and sizes of a removal as text."""
     size = human_size(removal.num_bytes)
     return f"{removal.num_groups} groups, {size}; {removal.num_draws} draws"
 
 
 def _confirm(what: str, yes: bool) -> None:
     if not yes:
-        typer.confirm(f"{what}\nDelete that for good?", abort=True)
+        typer.confirm(f"{what}\nDelete permanently?", abort=True)

@@ -1,4 +1,4 @@
-"""`replaydb doctor`: what is wrong with a store, and what mends it."""
+"""`replaydb doctor`: health checks of a store, with fixes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from replaydb.cli.console import Json, Url, print_json, print_table
 
 
 def doctor(url: Url, as_json: Json = False) -> None:
-    """Look for what is wrong with the engine, its settings, disk, tables and payload place."""
+    """Check the database engine, its settings, disk, tables and payload store; suggest fixes.
+
+    Reads only. Exits with 1 if any result is bad.
+    """
     from replaydb.operations import examine
 
     findings = asyncio.run(examine(url))
@@ -18,8 +21,8 @@ def doctor(url: Url, as_json: Json = False) -> None:
         print_json(findings)
     else:
         print_table(
-            ("", "of", "finding", "what mends it"),
-            [(one.level, one.subject, one.text, one.mend or "") for one in findings],
+            ("", "check", "result", "fix"),
+            [(one.level, one.subject, one.text, one.fix or "") for one in findings],
         )
     if any(one.level == "bad" for one in findings):
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""`replaydb draws`: what was drawn, for which step, and what became of it."""
+"""`replaydb draws`: list and show recorded draws and their outcomes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from replaydb.errors import UnknownDrawError
 if TYPE_CHECKING:
     from replaydb import Buffer, DrawInfo, GroupInfo
 
-app = typer.Typer(help="List draws, and look at one.", no_args_is_help=True)
+app = typer.Typer(help="List and show recorded draws.", no_args_is_help=True)
 
 
 @app.command("list")
@@ -31,23 +31,26 @@ def list_(
     url: Url,
     buffer: BufferName,
     step: Annotated[
-        int | None, typer.Option(min=0, max=MAX_ID, help="Only for this trainer step.")
+        int | None, typer.Option(min=0, max=MAX_ID, help="Filter by trainer step.")
     ] = None,
     run: Runs = None,
     group: Annotated[
         int | None,
-        typer.Option(metavar="ID", min=0, max=MAX_ID, help="Only those that took this group."),
+        typer.Option(metavar="ID", min=0, max=MAX_ID, help="Filter by group id."),
     ] = None,
     limit: Limit = DEFAULT_LIMIT,
     after: Annotated[
         int | None,
         typer.Option(
-            metavar="ID", min=0, max=MAX_ID, help="Go on after this draw, the last of a page."
+            metavar="ID",
+            min=0,
+            max=MAX_ID,
+            help="Show draws older than this one: the last id of the previous page.",
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List draws, the newest first."""
+    """List draws, newest first."""
     found = with_known(
         url,
         buffer,
@@ -61,7 +64,7 @@ def list_(
         print_json(page)
         return
     print_table(
-        ("draw", "at", "run", "step", "policy", "groups", "outcomes", "mean staleness"),
+        ("draw", "at", "run", "step", "strategy", "groups", "outcomes", "mean staleness"),
         [
             (
                 draw.id,
@@ -87,7 +90,7 @@ def show(
     draw: Annotated[int, typer.Argument(min=0, max=MAX_ID, help="Id of the draw.")],
     as_json: Json = False,
 ) -> None:
-    """Show the groups of a draw: how likely and how stale each was, and what became of it."""
+    """Show the groups of a draw: probability, weight, staleness and outcome."""
     record, known = with_buffer(url, buffer, lambda buffer: _record(buffer, draw))
     if as_json:
         print_json(record)
@@ -98,7 +101,7 @@ def show(
             "at": record.created_at,
             "run": record.run_name,
             "step": record.step,
-            "policy": record.policy,
+            "strategy": record.policy,
             "groups": len(record.group_ids),
         }
     )
@@ -133,7 +136,7 @@ async def _record(buffer: Buffer, draw_id: int) -> tuple[DrawInfo, dict[int, Gro
 
 
 def _facts(group: GroupInfo | None, times_replaced: int | None) -> tuple[object, ...]:
-    """Task, prompt and reward, where the group is still what was drawn."""
+    """Return task, prompt and reward, if the group was not deleted or replaced since the draw."""
     if group is None:
         return "deleted", None, None
     if group.times_replaced != times_replaced:

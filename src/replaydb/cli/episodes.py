@@ -1,4 +1,4 @@
-"""`replaydb episodes`: single completions and trajectories, down to their tokens."""
+"""`replaydb episodes`: list and show episodes, down to single tokens."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from replaydb.cli.selecting import (
     Ascending,
     GroupName,
     Limit,
-    MaxReward,
-    MinReward,
+    MaxEpisodeReward,
+    MinEpisodeReward,
     PromptUid,
     Runs,
     Selection,
@@ -53,13 +53,13 @@ from replaydb.errors import (
 if TYPE_CHECKING:
     from replaydb import Buffer, Episode, StoredGroup, Turn
 
-app = typer.Typer(help="List episodes, and look at one.", no_args_is_help=True)
+app = typer.Typer(help="List and show episodes.", no_args_is_help=True)
 
-#: Groups that a list reads at once.
+#: Number of groups that a list reads at once.
 PAGE = 16
 
-#: Signs of a text that fit into a table.
-SHOWN_SIGNS = 60
+#: Characters of a text that a table shows.
+SHOWN_CHARACTERS = 60
 
 
 @app.command("list")
@@ -70,8 +70,8 @@ def list_(
     status: Statuses = None,
     run: Runs = None,
     prompt: PromptUid = None,
-    min_reward: MinReward = None,
-    max_reward: MaxReward = None,
+    min_reward: MinEpisodeReward = None,
+    max_reward: MaxEpisodeReward = None,
     tag: TagValues = None,
     sort: Sort = "id",
     ascending: Ascending = False,
@@ -79,9 +79,10 @@ def list_(
     after: AfterGroup = None,
     as_json: Json = False,
 ) -> None:
-    """List episodes, in the order of their groups; those whose tokens are gone are left out.
+    """List episodes, group by group; omits groups without stored tokens.
 
-    No group is cut in two, so it may be some more than the limit.
+    --sort and --after apply to groups, --min-reward and --max-reward to episodes. All matching
+    episodes of the last group are listed, so there may be more than --limit rows.
     """
     where = condition(
         prompt,
@@ -111,7 +112,7 @@ def list_(
     print_list(
         ("group", *FIELDS),
         [(id_, *row_of(i, one)) for id_, i, one in found],
-        spare=("versions", "trained", "turns", "advantage", "tokens", "end"),
+        spare=("policy versions", "loss tokens", "turns", "advantage", "tokens", "finish reason"),
         cut=("text",),
     )
     if last is not None:
@@ -124,21 +125,21 @@ def show(
     buffer: BufferName,
     group: GroupName,
     position: Annotated[
-        int, typer.Argument(min=0, help="Its place among the episodes that have arrived, from 0.")
+        int, typer.Argument(min=0, help="Position of the episode in its group, from 0.")
     ],
     tokenizer: Annotated[
         Path | None,
         typer.Option(
             metavar="PATH",
-            help="A tokenizer of Hugging Face, a file or a folder: decode the tokens with it.",
+            help="Decode tokens with this Hugging Face tokenizer (file or folder).",
         ),
     ] = None,
     tokens: Annotated[
-        bool, typer.Option("--tokens", help="Show every token, a line each.")
+        bool, typer.Option("--tokens", help="Print every token, one for each line.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Show an episode: its text, or what its tokens say, and every token if asked for."""
+    """Show an episode: its text or decoded tokens, its turns, and with --tokens every token."""
     decode = None if tokenizer is None else decoder(tokenizer)
     group_id, one = with_buffer(url, buffer, lambda buffer: _one(buffer, group, position))
     facts = {"group_id": group_id, "position": position, **facts_of(one)}
@@ -163,7 +164,7 @@ def show(
     if decode is not None:
         del texts["text"]
     elif one.text is None:
-        typer.echo("it was put without text; --tokenizer PATH decodes its tokens")
+        typer.echo("no text stored; --tokenizer PATH decodes the tokens")
         del texts["text"]
     for name, text in texts.items():
         typer.echo(f"{name}:")
@@ -173,7 +174,7 @@ def show(
 async def _find(
     buffer: Buffer, which: Selection, is_wanted: Callable[[Episode], bool], limit: int
 ) -> tuple[list[tuple[int, int, Episode]], int | None]:
-    """Episodes with group and position, and the last group that was looked at if there are more."""
+    """Return (group id, position, episode) rows, and the last group id if there may be more."""
     found: list[tuple[int, int, Episode]] = []
     last: int | None = None
     page = await which.page(buffer, PAGE)
@@ -207,21 +208,21 @@ async def _one(buffer: Buffer, group: str, position: int) -> tuple[int, Episode]
 
 
 def values_of(extras: Mapping[str, Any]) -> dict[str, Any]:
-    """Named arrays as nested lists."""
+    """Convert named arrays to nested lists."""
     return {name: values.tolist() for name, values in extras.items()}
 
 
 def shapes_of(extras: Mapping[str, Any]) -> dict[str, str]:
-    """What named arrays hold, for people."""
+    """Return the dtype and shape of each named array, as text."""
     return {name: f"{values.dtype} {list(values.shape)}" for name, values in extras.items()}
 
 
-#: What a table shows of a turn.
+#: Columns of the table of turns.
 TURN_FIELDS = ("num_prompt_tokens", "num_response_tokens", "reward", "finish_reason", "metadata")
 
 
 def _turn(turn: Turn) -> dict[str, Any]:
-    """A turn without its tokens."""
+    """Return a turn without its tokens."""
     rewards, version = turn.token_rewards, turn.policy_version
     return {
         "num_prompt_tokens": len(turn.prompt_ids),
@@ -239,20 +240,20 @@ FIELDS = (
     "reward",
     "advantage",
     "tokens",
-    "trained",
+    "loss tokens",
     "turns",
-    "versions",
-    "end",
+    "policy versions",
+    "finish reason",
     "text",
 )
 
 
 def row_of(position: int, one: Episode) -> tuple[object, ...]:
-    """An episode for a table."""
+    """Return the row of an episode in a table."""
     oldest, newest = one.min_policy_version, one.max_policy_version
     text = one.text
-    if text is not None and len(text) > SHOWN_SIGNS:
-        text = f"{text[:SHOWN_SIGNS]} ..."
+    if text is not None and len(text) > SHOWN_CHARACTERS:
+        text = f"{text[:SHOWN_CHARACTERS]} ..."
     return (
         position,
         one.reward,
@@ -267,7 +268,7 @@ def row_of(position: int, one: Episode) -> tuple[object, ...]:
 
 
 def facts_of(one: Episode) -> dict[str, Any]:
-    """An episode without its tokens."""
+    """Return an episode without its tokens."""
     return {
         "reward": one.reward,
         "advantage": one.advantage,

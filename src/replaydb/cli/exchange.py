@@ -1,4 +1,4 @@
-"""`replaydb export` and `replaydb import`: groups in files, and back."""
+"""`replaydb export` and `replaydb import`: export groups to files and import them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,25 @@ Several = list[str] | None
 def export(
     url: Url,
     destination: Annotated[
-        str, typer.Argument(help="A folder, s3://BUCKET/PREFIX, gs://... or az://...")
+        str, typer.Argument(help="Folder, s3://BUCKET/PREFIX, gs://... or az://...")
     ],
-    buffer: Annotated[Several, typer.Option(help="Only of this buffer.")] = None,
-    task: Annotated[Several, typer.Option(help="Only of this task.")] = None,
-    status: Annotated[Several, typer.Option(help="Only of this status.")] = None,
-    run: Annotated[Several, typer.Option(help="Only what this run put.")] = None,
-    jsonl: Annotated[bool, typer.Option("--jsonl", help="JSON lines, not Parquet.")] = False,
+    buffer: Annotated[Several, typer.Option(help="Filter by buffer (repeatable).")] = None,
+    task: Annotated[Several, typer.Option(help="Filter by task (repeatable).")] = None,
+    status: Annotated[Several, typer.Option(help="Filter by status (repeatable).")] = None,
+    run: Annotated[
+        Several, typer.Option(help="Filter by the run that put them (repeatable).")
+    ] = None,
+    jsonl: Annotated[
+        bool, typer.Option("--jsonl", help="Write JSON Lines instead of Parquet.")
+    ] = False,
     skip_damaged: Annotated[
-        bool, typer.Option("--skip-damaged", help="Leave out groups whose bytes are damaged.")
+        bool,
+        typer.Option(
+            "--skip-damaged", help="Skip groups with damaged payloads instead of failing."
+        ),
     ] = False,
 ) -> None:
-    """Write groups with their tokens into files; run again, it goes on where it was broken off."""
+    """Export groups and tokens to Parquet or JSON Lines files. Rerun to resume."""
     from replaydb.exchange import export_groups
 
     with_store(url, lambda store: check_known(store, buffer, tasks=task, runs=run))
@@ -48,25 +55,26 @@ def export(
         f"{human_size(report.num_bytes)}: {printable(report.url)}"
     )
     if report.num_left_out:
-        typer.echo(f"{report.num_left_out} groups have lost their tokens, and are in none")
+        typer.echo(f"not exported: {report.num_left_out} groups without readable tokens")
 
 
 def import_(
     url: Url,
     source: Annotated[
-        str, typer.Argument(help="A folder, a file, s3://BUCKET/PREFIX, gs://... or az://...")
+        str, typer.Argument(help="Folder, file, s3://BUCKET/PREFIX, gs://... or az://...")
     ],
-    buffer: Annotated[str | None, typer.Option(help="Put everything into this buffer.")] = None,
-    create: Annotated[
-        bool, typer.Option("--create", help="Make buffers that are not there.")
-    ] = False,
+    buffer: Annotated[
+        str | None,
+        typer.Option(help="Put all groups into this buffer (default: the buffers in the files)."),
+    ] = None,
+    create: Annotated[bool, typer.Option("--create", help="Create missing buffers.")] = False,
 ) -> None:
-    """Put the groups of an export into a store; those that it has already stay as they are."""
+    """Import exported groups into a store. Skips groups whose uids exist. Rerun to resume."""
     from replaydb.exchange import import_groups
 
     with progress("groups") as bar:
         report = import_groups(url, source, buffer=buffer, create=create, progress=bar)
     typer.echo(
-        f"{report.num_put} of {report.num_groups} groups put, {report.num_episodes} episodes in "
-        f"{report.num_files} files"
+        f"put {report.num_put} of {report.num_groups} groups; read {report.num_episodes} episodes "
+        f"in {report.num_files} files"
     )

@@ -1,4 +1,4 @@
-"""`replaydb groups`: what is stored, by group."""
+"""`replaydb groups`: list and show groups."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ from replaydb.errors import CorruptPayloadError, PayloadGoneError
 if TYPE_CHECKING:
     from replaydb import Buffer, DrawInfo, GroupInfo, StoredGroup
 
-app = typer.Typer(help="List groups, and look at one.", no_args_is_help=True)
+app = typer.Typer(help="List, show and delete groups.", no_args_is_help=True)
 
-#: Draws of a group that are shown, the newest.
+#: Maximum number of draws shown for a group, newest first.
 SHOWN_DRAWS = 100
 
 
@@ -69,7 +69,7 @@ def list_(
     after: AfterGroup = None,
     as_json: Json = False,
 ) -> None:
-    """List groups, the newest first unless they are sorted; the reward is their mean."""
+    """List groups, newest first by default. Rewards are means over the episodes of a group."""
     where = condition(
         prompt,
         tag,
@@ -95,7 +95,7 @@ def list_(
         print_more(page[-1].id)
 
 
-#: Attributes that the list shows, and what it calls them.
+#: Attributes that the list shows, with their headings.
 _SHOWN = {
     "id": "group",
     "task_name": "task",
@@ -106,13 +106,13 @@ _SHOWN = {
     "reward_mean": "reward",
     "reward_std": "std",
     "staleness": "staleness",
-    "times_sampled": "drawn",
+    "times_sampled": "draws",
     "priority": "priority",
-    "created_at": "put",
+    "created_at": "created",
 }
 
-#: Columns that a narrow terminal goes without, the first first.
-_SPARE = ("put", "priority", "drawn", "tokens", "std", "staleness", "prompt", "episodes")
+#: Columns to omit in a narrow terminal, in this order.
+_SPARE = ("created", "priority", "draws", "tokens", "std", "staleness", "prompt", "episodes")
 
 
 def _row(info: GroupInfo, more: tuple[str, ...]) -> list[object]:
@@ -121,8 +121,8 @@ def _row(info: GroupInfo, more: tuple[str, ...]) -> list[object]:
 
 @app.command()
 def show(url: Url, buffer: BufferName, group: GroupName, as_json: Json = False) -> None:
-    """Show everything about a group: its scalars, its episodes, and the draws that took it."""
-    info, stored, problem, draws = with_buffer(url, buffer, lambda buffer: _life(buffer, group))
+    """Show a group: its attributes, prompt, episodes, and the draws that took it."""
+    info, stored, problem, draws = with_buffer(url, buffer, lambda buffer: _details(buffer, group))
     prompt_ids = None if stored is None else stored.prompt_ids
     context = (
         {}
@@ -139,28 +139,28 @@ def show(url: Url, buffer: BufferName, group: GroupName, as_json: Json = False) 
                 **(context or {"prompt": None, "prompt_ids": None}),
                 "extras": None if stored is None else values_of(stored.extras),
                 "episodes": None if stored is None else [facts_of(one) for one in stored.episodes],
-                "draws": [_part(draw, info.id) for draw in draws],
+                "draws": [_entry(draw, info.id) for draw in draws],
             }
         )
         return
     if stored is None:
         print_fields(asdict(info))
-        typer.echo(f"its episodes cannot be read: {printable(problem)}")
+        typer.echo(f"episodes cannot be read: {printable(problem)}")
     else:
         print_fields({**asdict(info), **context, "extras": shapes_of(stored.extras)})
         print_table(FIELDS, [row_of(i, one) for i, one in enumerate(stored.episodes)])
     print_table(
         ("draw", "at", "run", "step", "probability", "weight", "staleness", "outcome", "reason"),
-        [tuple(_part(draw, info.id).values())[:-1] for draw in draws],
+        [tuple(_entry(draw, info.id).values())[:-1] for draw in draws],
     )
     if len(draws) == SHOWN_DRAWS:
-        typer.echo(f"these are the last {SHOWN_DRAWS}; replaydb draws list has all")
+        typer.echo(f"last {SHOWN_DRAWS} draws; `replaydb draws list` prints all")
 
 
-async def _life(
+async def _details(
     buffer: Buffer, name: str
 ) -> tuple[GroupInfo, StoredGroup | None, str, list[DrawInfo]]:
-    """What is known of a group, its content or why there is none, and its draws."""
+    """Return the group, its content or the reason that it cannot be read, and its draws."""
     info = await info_of(buffer, name)
     draws = await buffer.draws(group_id=info.id, limit=SHOWN_DRAWS)
     try:
@@ -170,18 +170,18 @@ async def _life(
     return info, stored, "", draws
 
 
-def _part(draw: DrawInfo, group_id: int) -> dict[str, Any]:
-    """What a draw has of one group."""
-    place = draw.group_ids.index(group_id)
+def _entry(draw: DrawInfo, group_id: int) -> dict[str, Any]:
+    """Return the entry of one group in a draw."""
+    index = draw.group_ids.index(group_id)
     return {
         "draw": draw.id,
         "drawn_at": draw.created_at,
         "run_name": draw.run_name,
         "step": draw.step,
-        "probability": draw.probabilities[place],
-        "weight": draw.weights[place],
-        "staleness": draw.staleness[place],
-        "outcome": draw.outcomes[place],
-        "outcome_reason": draw.outcome_reasons[place],
-        "outcome_at": draw.outcome_times[place],
+        "probability": draw.probabilities[index],
+        "weight": draw.weights[index],
+        "staleness": draw.staleness[index],
+        "outcome": draw.outcomes[index],
+        "outcome_reason": draw.outcome_reasons[index],
+        "outcome_at": draw.outcome_times[index],
     }

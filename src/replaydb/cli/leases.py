@@ -1,4 +1,4 @@
-"""`replaydb leases`: who holds what."""
+"""`replaydb leases`: list, show and revoke leases."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from replaydb.errors import LeaseExpiredError
 if TYPE_CHECKING:
     from replaydb import Buffer, GroupInfo, LeaseInfo
 
-app = typer.Typer(help="List leases, look at one, or take it back.", no_args_is_help=True)
+app = typer.Typer(help="List, show and revoke leases.", no_args_is_help=True)
 
 LeaseId = Annotated[int, typer.Argument(min=0, max=MAX_ID, help="Id of the lease.")]
 
 
 class Column(StrEnum):
-    """What leases can be sorted by."""
+    """Columns to sort leases by."""
 
     ID = "id"
     OWNER = "owner"
@@ -38,7 +38,7 @@ class Column(StrEnum):
     EXPIRES_AT = "expires_at"
 
 
-#: How many ids of groups a line shows.
+#: Maximum number of group ids shown for a lease.
 SHOWN_IDS = 8
 
 
@@ -46,12 +46,12 @@ SHOWN_IDS = 8
 def list_(
     url: Url,
     buffer: BufferName,
-    owner: Annotated[str | None, typer.Option(help="Only those of this owner.")] = None,
+    owner: Annotated[str | None, typer.Option(help="Filter by owner.")] = None,
     sort: Annotated[Column, typer.Option(help=SORTED_BY)] = Column.ID,
     ascending: Ascending = False,
     as_json: Json = False,
 ) -> None:
-    """List who holds groups of a buffer, of which trainer step, and until when."""
+    """List active leases with owner, trainer step, groups and expiry, newest first by default."""
     leases = with_buffer(url, buffer, lambda buffer: buffer.leases())
     mine = [info for info in leases if owner is None or info.owner == owner]
     found = in_order(mine, sort, ascending=ascending)
@@ -59,7 +59,7 @@ def list_(
         print_json(found)
         return
     print_table(
-        ("lease", "owner", "step", "groups", "ids", "since", "until"),
+        ("lease", "owner", "step", "groups", "ids", "acquired", "expires"),
         [
             (
                 info.id,
@@ -78,8 +78,8 @@ def list_(
 
 @app.command()
 def show(url: Url, buffer: BufferName, lease: LeaseId, as_json: Json = False) -> None:
-    """Show the groups that a lease holds."""
-    info, groups = with_buffer(url, buffer, lambda buffer: _held(buffer, lease))
+    """Show a lease and its groups."""
+    info, groups = with_buffer(url, buffer, lambda buffer: _leased(buffer, lease))
     if as_json:
         print_json({"lease": info, "groups": groups})
         return
@@ -89,8 +89,8 @@ def show(url: Url, buffer: BufferName, lease: LeaseId, as_json: Json = False) ->
             "owner": info.owner,
             "step": info.step,
             "draw": info.draw_id,
-            "since": info.acquired_at,
-            "until": info.expires_at,
+            "acquired": info.acquired_at,
+            "expires": info.expires_at,
         }
     )
     print_table(
@@ -116,14 +116,14 @@ def revoke(
     url: Url,
     buffer: BufferName,
     lease: LeaseId,
-    reason: Annotated[str | None, typer.Option(help="Kept as the reason of its groups.")] = None,
+    reason: Annotated[str | None, typer.Option(help="Reason to record for its groups.")] = None,
 ) -> None:
-    """Take back what a lease holds, at once, so that others are given it."""
+    """Revoke a lease and return its groups to the buffer now."""
     ids = with_buffer(url, buffer, lambda buffer: buffer.revoke(lease, reason=reason), write=True)
-    typer.echo(f"{len(ids)} groups came back" if ids else f"lease {lease} holds nothing")
+    typer.echo(f"returned {len(ids)} groups" if ids else f"lease {lease} has no groups")
 
 
-async def _held(buffer: Buffer, lease_id: int) -> tuple[LeaseInfo, list[GroupInfo]]:
+async def _leased(buffer: Buffer, lease_id: int) -> tuple[LeaseInfo, list[GroupInfo]]:
     for info in await buffer.leases():
         if info.id == lease_id:
             return info, await buffer.find(info.group_ids)

@@ -1,4 +1,4 @@
-"""`replaydb metrics`: numbers for Prometheus."""
+"""`replaydb metrics`: Prometheus metrics endpoint."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from replaydb import extras
 from replaydb.cli.console import Url
 from replaydb.errors import InvalidInputError
 
-app = typer.Typer(help="Give metrics to Prometheus.", no_args_is_help=True)
+app = typer.Typer(help="Export Prometheus metrics.", no_args_is_help=True)
 
 
 @app.callback()
@@ -25,16 +25,20 @@ def _group() -> None:
 def serve(
     url: Url,
     buffer: Annotated[
-        list[str] | None, typer.Argument(help="Buffers; by default all that there are.")
+        list[str] | None, typer.Argument(help="Buffers to export (default: all).")
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="0 takes a free one.")] = 9478,
-    draws: Annotated[int, typer.Option(min=1, help="Draws that count as recent.")] = 100,
+    port: Annotated[
+        int, typer.Option(min=0, max=65_535, help="Port to listen on; 0 for any free port.")
+    ] = 9478,
+    draws: Annotated[
+        int, typer.Option(min=1, help="Number of recent draws that the metrics cover.")
+    ] = 100,
     max_age: Annotated[
-        float, typer.Option(min=0.0, help="Seconds that an answer is given again.")
+        float, typer.Option(min=0.0, help="Cache responses for this many seconds.")
     ] = 5.0,
 ) -> None:
-    """Answer scrapes with the metrics of buffers, until Ctrl-C; reads only."""
+    """Serve Prometheus metrics of buffers until Ctrl-C (read-only)."""
     extras.need("prometheus", "replaydb metrics")
 
     from prometheus_client import CollectorRegistry, start_http_server
@@ -51,7 +55,7 @@ def serve(
         try:
             server, thread = start_http_server(port, host, registry)
         except OSError as error:
-            expected = "an address and a port that are free"
+            expected = "a free address and port"
             raise InvalidInputError("host, port", expected, f"{host}:{port} ({error})") from error
         shown = f"[{host}]" if ":" in host else host
         stop = threading.Event()

@@ -1,4 +1,4 @@
-"""`replaydb prune`: history, and what a folder or object store holds for nothing."""
+"""`replaydb prune`: delete history by age, or unreferenced packs from the payload store."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from replaydb.cli.console import Url, console, progress, with_store
-from replaydb.cli.delete import told
+from replaydb.cli.delete import described
 from replaydb.cli.selecting import Runs, Statuses, check_known
 from replaydb.display import human_size
 from replaydb.episodes import GroupStatus
@@ -23,35 +23,42 @@ def prune(
     url: Url,
     groups_days: Annotated[
         float | None,
-        typer.Option(min=0.0, help="Groups that were put so many days ago; archived ones."),
+        typer.Option(
+            min=0.0,
+            help="Delete groups put more than this many days ago (only archived ones, unless"
+            " --status is given).",
+        ),
     ] = None,
     status: Statuses = None,
     draws_days: Annotated[
         float | None,
-        typer.Option(min=0.0, help="The record of draws that were made so many days ago."),
+        typer.Option(min=0.0, help="Delete records of draws made more than this many days ago."),
     ] = None,
-    buffer: Annotated[
-        list[str] | None, typer.Option(help="Only groups and draws of this buffer, or these.")
-    ] = None,
+    buffer: Annotated[list[str] | None, typer.Option(help="Filter by buffer (repeatable).")] = None,
     run: Runs = None,
     remove: Annotated[
-        bool, typer.Option("--remove", help="Do it; without this it only says what it would do.")
+        bool, typer.Option("--remove", help="Delete; without it, only report.")
     ] = False,
     min_hours: Annotated[
-        float, typer.Option(min=2.0, help="Leave alone packs that were written more recently.")
+        float,
+        typer.Option(min=2.0, help="Skip packs written less than this many hours ago."),
     ] = 24.0,
 ) -> None:
-    """Delete history by age; without days: payloads outside the database that belong to nothing."""
+    """Delete groups and draws by age, or unreferenced packs from the payload store.
+
+    Without --groups-days and --draws-days, packs are pruned. Only reports what it would delete,
+    unless --remove is given.
+    """
     if groups_days is None and draws_days is None:
         if status or buffer or run:
             raise typer.BadParameter(
-                "--status, --buffer and --run take one of these beside them",
+                "--status, --buffer and --run require one of these",
                 param_hint="--groups-days, --draws-days",
             )
         _prune_packs(url, remove=remove, min_hours=min_hours)
         return
     if status and groups_days is None:
-        raise typer.BadParameter("is needed beside --status", param_hint="--groups-days")
+        raise typer.BadParameter("required with --status", param_hint="--groups-days")
 
     async def work(store: Store, dry_run: bool, show: Progress | None) -> list[Removal]:
         from replaydb.operations import prune_draws, prune_groups
@@ -75,19 +82,19 @@ def prune(
 
     if not remove:
         found = with_store(url, lambda store: work(store, True, None))
-        typer.echo("\n".join(f"to delete: {told(one)}" for one in found))
-        typer.echo("nothing was changed; --remove deletes it")
+        typer.echo("\n".join(f"to delete: {described(one)}" for one in found))
+        typer.echo("dry run, nothing deleted; use --remove to delete")
         return
     with progress("deleting") as show:
         found = with_store(url, lambda store: work(store, False, show), write=True)
-    typer.echo("\n".join(f"deleted: {told(one)}" for one in found))
+    typer.echo("\n".join(f"deleted: {described(one)}" for one in found))
 
 
 def _prune_packs(url: str, *, remove: bool, min_hours: float) -> None:
-    with console(stderr=True).status("looking") as status:
+    with console(stderr=True).status("scanning packs") as status:
 
         def show(report: PruneReport) -> None:
-            status.update(f"{report.num_packs} packs, {human_size(report.freed_bytes)} for nothing")
+            status.update(f"{report.num_packs} packs, {human_size(report.freed_bytes)} to remove")
 
         report = with_store(
             url,
@@ -96,18 +103,20 @@ def _prune_packs(url: str, *, remove: bool, min_hours: float) -> None:
             ),
             write=remove,
         )
-    removed, written = ("removed", "written anew") if remove else ("to remove", "to write anew")
+    removed, compacted = ("removed", "compacted") if remove else ("to remove", "to compact")
     marked = "marked for deletion" if remove else "to mark for deletion"
     typer.echo(f"{report.num_packs} packs, {human_size(report.num_bytes)}")
     lines = (
-        (report.num_orphans, f"belong to nothing: {removed},", report.orphan_bytes),
-        (report.num_condemned, f"are used up: {removed},", report.condemned_bytes),
-        (report.num_unmarked, f"are used up, but not marked: {marked},", report.unmarked_bytes),
-        (report.num_compacted, f"are mostly dead: {written} without", report.compacted_bytes),
+        (report.num_orphans, f"orphaned: {removed},", report.orphan_bytes),
+        (report.num_marked, f"unreferenced, grace period over: {removed},", report.marked_bytes),
+        (report.num_unmarked, f"unreferenced, not yet marked: {marked},", report.unmarked_bytes),
+        (report.num_compacted, f"mostly unreferenced: {compacted}, saving", report.compacted_bytes),
     )
     for count, what, num_bytes in lines:
         typer.echo(f"  {count} {what} {human_size(num_bytes)}")
     if report.num_damaged:
-        typer.echo(f"  {report.num_damaged} are damaged, and stay as they are")
+        typer.echo(f"  {report.num_damaged} damaged: skipped")
     if not remove and report.freed_bytes:
-        typer.echo(f"nothing was changed; --remove frees {human_size(report.freed_bytes)}")
+        typer.echo(
+            f"dry run, nothing removed; use --remove to free {human_size(report.freed_bytes)}"
+        )

@@ -1,4 +1,4 @@
-"""`replaydb report`: a page about a buffer."""
+"""`replaydb report`: HTML report of a buffer."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def report(
     url: Url,
     buffer: BufferName,
     output: Annotated[
-        Path, typer.Option("--output", "-o", dir_okay=False, help="The file to write.")
+        Path, typer.Option("--output", "-o", dir_okay=False, help="File to write.")
     ] = Path("report.html"),
 ) -> None:
-    """Write a page of plots, tables and texts about a buffer: one file, needing no network."""
-    extras.need("report", "a report")  # before the package around it names its own
+    """Write a self-contained HTML report of a buffer, with plots, tables and texts."""
+    extras.need("report", "a report")  # before `replaydb.analysis` names its own extra
 
     from replaydb.analysis.report import write_report
 
-    with progress("reading") as told:
-        write_report(url, buffer, output, progress=lambda rows: told(rows, None))
+    with progress("reading") as update:
+        write_report(url, buffer, output, progress=lambda rows: update(rows, None))
     typer.echo(str(output))

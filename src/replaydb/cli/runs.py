@@ -1,4 +1,4 @@
-"""`replaydb runs`: the jobs that put and drew."""
+"""`replaydb runs`: list and show runs, the jobs that put and draw."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from replaydb.database.group_columns import col
 if TYPE_CHECKING:
     from replaydb import RunInfo, Store
 
-app = typer.Typer(help="List runs, and look at one.", no_args_is_help=True)
+app = typer.Typer(help="List, show and delete runs.", no_args_is_help=True)
 
 
 class Column(StrEnum):
-    """What runs can be sorted by."""
+    """Columns to sort runs by."""
 
     ID = "id"
     NAME = "name"
@@ -44,13 +44,13 @@ class Column(StrEnum):
 @app.command("list")
 def list_(
     url: Url,
-    lineage: Annotated[str | None, typer.Option(help="Only those of this lineage.")] = None,
+    lineage: Annotated[str | None, typer.Option(help="Filter by lineage.")] = None,
     sort: Annotated[Column, typer.Option(help=SORTED_BY)] = Column.ID,
     ascending: Ascending = False,
     limit: Limit = DEFAULT_LIMIT,
     as_json: Json = False,
 ) -> None:
-    """List the training and generation jobs, the newest first unless they are sorted."""
+    """List runs (training and generation jobs), newest first by default."""
     runs = with_store(url, lambda store: store.runs())
     mine = [info for info in runs if lineage is None or info.lineage == lineage]
     found = in_order(mine, sort, ascending=ascending)
@@ -62,7 +62,7 @@ def list_(
         [(info.name, info.lineage, info.started_at) for info in found[:limit]],
     )
     if len(found) > limit:
-        typer.echo(f"{len(found) - limit} more: --limit {len(found)}")
+        typer.echo(f"{len(found) - limit} more rows: --limit {len(found)}")
 
 
 @app.command()
@@ -71,20 +71,20 @@ def show(
     run: Annotated[str, typer.Argument(help="Name of the run.")],
     as_json: Json = False,
 ) -> None:
-    """Show a run: what it came with, what it put where, and what it drew last."""
-    info, shares = with_store(url, lambda store: _shares(store, run))
+    """Show a run: metadata, groups for each buffer, last draws."""
+    info, shares = with_store(url, lambda store: _usage(store, run))
     if as_json:
         print_json({"run": info, "buffers": shares})
         return
     print_fields(asdict(info))
     print_table(
-        ("buffer", "groups of it", "last draw", "of step", "at"),
+        ("buffer", "groups", "last draw", "step", "at"),
         [tuple(share.values()) for share in shares],
     )
 
 
-async def _shares(store: Store, name: str) -> tuple[RunInfo, list[dict[str, Any]]]:
-    """A run, and what there is of it in every buffer where there is something."""
+async def _usage(store: Store, name: str) -> tuple[RunInfo, list[dict[str, Any]]]:
+    """Return a run, and its groups and last draw in every buffer that has any."""
     run = run_of(await store.runs(), name)
     shares = []
     for info in await store.buffers():

@@ -1,4 +1,4 @@
-"""Options that say which groups to list, in which order."""
+"""Shared options that filter and sort groups."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: The highest id that there can be, and be one after.
+#: The largest id that the options accept: `MAX_ID + 1` fits the column, too.
 MAX_ID = INT64[1] - 1
 
-#: Rows that a list has unless more are asked for.
+#: Default number of rows of a list.
 DEFAULT_LIMIT = 20
 
-Limit = Annotated[int, typer.Option(min=1, max=MAX_ID, help="How many at most.")]
-Tasks = Annotated[
-    list[str] | None, typer.Option("--task", help="Only of this task; several: of any of them.")
-]
+Limit = Annotated[int, typer.Option(min=1, max=MAX_ID, help="Maximum number of rows.")]
+Tasks = Annotated[list[str] | None, typer.Option("--task", help="Filter by task (repeatable).")]
 Statuses = Annotated[
-    list[GroupStatus] | None, typer.Option("--status", help="Only of this status, or these.")
+    list[GroupStatus] | None, typer.Option("--status", help="Filter by status (repeatable).")
 ]
-Runs = Annotated[list[str] | None, typer.Option("--run", help="Only of this run, or these.")]
-PromptUid = Annotated[str | None, typer.Option("--prompt", help="Only of this prompt_uid.")]
-MinReward = Annotated[float | None, typer.Option(help="Only of this reward, or a higher one.")]
-MaxReward = Annotated[float | None, typer.Option(help="Only of this reward, or a lower one.")]
+Runs = Annotated[list[str] | None, typer.Option("--run", help="Filter by run (repeatable).")]
+PromptUid = Annotated[str | None, typer.Option("--prompt", help="Filter by prompt uid.")]
+MinReward = Annotated[float | None, typer.Option(help="Minimum mean reward of a group.")]
+MaxReward = Annotated[float | None, typer.Option(help="Maximum mean reward of a group.")]
+MinEpisodeReward = Annotated[float | None, typer.Option(help="Minimum reward of an episode.")]
+MaxEpisodeReward = Annotated[float | None, typer.Option(help="Maximum reward of an episode.")]
 TagValues = Annotated[
     list[str] | None,
     typer.Option(
         "--tag",
         metavar="NAME=VALUE",
-        help="Only with this tag: a number, true, false, null, or text; all of them if several.",
+        help="Filter by tag; VALUE is a number, true, false, null or text (repeat to require all).",
     ),
 ]
 
@@ -68,11 +68,11 @@ Sort = Annotated[
     typer.Option(
         metavar="COLUMN",
         autocompletion=_columns,
-        help="A column of groups that holds numbers or times; the highest come first.",
+        help="Sort by this numeric or time column, descending.",
     ),
 ]
-Ascending = Annotated[bool, typer.Option("--ascending", help="The lowest first.")]
-SORTED_BY = "What they are sorted by; the highest come first."
+Ascending = Annotated[bool, typer.Option("--ascending", help="Sort in ascending order.")]
+SORTED_BY = "Sort by this column, descending."
 AfterGroup = Annotated[
     int | None,
     typer.Option(
@@ -80,26 +80,26 @@ AfterGroup = Annotated[
         metavar="ID",
         min=0,
         max=MAX_ID,
-        help="Go on after the group of this id (not uid), the last of a page.",
+        help="Show the next page: the id of the last group on the previous page.",
     ),
 ]
 GroupName = Annotated[
     str,
-    typer.Argument(help="Id of the group; or else its uid, which uid:UID is in any case."),
+    typer.Argument(help="Id or uid of the group; write uid:UID if a uid looks like an id."),
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which groups are asked for, and how they are sorted.
+    """Filters and sort order of a list of groups.
 
     Attributes:
-        tasks: Only of these tasks.
-        statuses: Only of these statuses.
-        runs: Only of these runs.
-        where: Only those that meet this condition.
+        tasks: Names of tasks; None or empty for all.
+        statuses: Statuses; None or empty for all.
+        runs: Names of the runs that put the groups; None or empty for all.
+        where: A condition that the groups meet, or None.
         order_by: A column, or its `desc()`.
-        after: Id of the group after which to begin.
+        after: Id of the last group of the page before; None for the first page.
     """
 
     tasks: Sequence[str] | None
@@ -110,10 +110,10 @@ class Selection:
     after: int | None
 
     async def page(self, buffer: Buffer, limit: int) -> list[GroupInfo]:
-        """The first groups.
+        """Return the first page.
 
         Raises:
-            UnknownGroupError: The one after which to begin is not in the buffer.
+            UnknownGroupError: The group `after` is not in the buffer.
         """
         if self.after is None:
             return await self.page_after(buffer, limit, None)
@@ -124,7 +124,7 @@ class Selection:
     async def page_after(
         self, buffer: Buffer, limit: int, last: GroupInfo | None
     ) -> list[GroupInfo]:
-        """Those after a group."""
+        """Return the groups after `last`; None for the first ones."""
         return await buffer.find(
             tasks=self.tasks or None,
             statuses=self.statuses or None,
@@ -137,22 +137,22 @@ class Selection:
 
 
 def ordered(sort: str, ascending: bool) -> ColumnElement[Any]:
-    """What `--sort` asks for.
+    """Return the sort order of `--sort` and `--ascending`.
 
     Raises:
-        BadParameter: There is no such column, or it holds no numbers or times.
+        BadParameter: The column does not exist, or does not hold numbers or times.
     """
     try:
         column: ColumnElement[Any] = getattr(col, sort)
     except AttributeError as error:
         raise typer.BadParameter(str(error), param_hint="--sort") from None
     if not _is_sorted_by(sort):
-        raise typer.BadParameter(f"{sort!r} holds no numbers or times", param_hint="--sort")
+        raise typer.BadParameter(f"{sort!r} is not numeric or a time", param_hint="--sort")
     return column if ascending else column.desc()
 
 
 def in_order(rows: Sequence[T], name: str, *, ascending: bool) -> list[T]:
-    """Rows by an attribute, the highest first unless they ascend; what has none comes last."""
+    """Sort rows by an attribute, descending by default; rows without a value come last."""
     known = [row for row in rows if getattr(row, name) is not None]
     without = [row for row in rows if getattr(row, name) is None]
     return [*sorted(known, key=attrgetter(name), reverse=not ascending), *without]
@@ -161,10 +161,10 @@ def in_order(rows: Sequence[T], name: str, *, ascending: bool) -> list[T]:
 def condition(
     prompt: str | None, tag_values: Sequence[str] | None, *more: ColumnElement[bool] | None
 ) -> ColumnElement[bool] | None:
-    """What `--prompt`, `--tag` and others ask for, together.
+    """Combine the conditions of `--prompt`, `--tag` and other options.
 
     Raises:
-        BadParameter: A tag without a name or a value.
+        BadParameter: A tag has no name or no value.
     """
     given = [one for one in more if one is not None]
     if prompt is not None:
@@ -182,10 +182,10 @@ def _tagged(text: str) -> ColumnElement[bool]:
 
 
 async def info_of(buffer: Buffer, name: str) -> GroupInfo:
-    """What is known of a group, by its id, or else by its uid; by that alone after `uid:`.
+    """Return a group by its id, else by its uid; `uid:UID` is always a uid.
 
     Raises:
-        UnknownGroupError: It is not in the buffer.
+        UnknownGroupError: The group is not in the buffer.
     """
     found: list[GroupInfo] = []
     if name.startswith("uid:") and name != "uid:":
@@ -206,10 +206,11 @@ def with_known(
     tasks: Sequence[str] | None = None,
     runs: Sequence[str] | None = None,
 ) -> T:
-    """What a coroutine function makes of a buffer, which must have these tasks.
+    """Open a buffer, check that its tasks and runs exist, and return the result of `work`.
 
     Raises:
-        InvalidInputError: The buffer has no such task, or the store no such run.
+        UnknownBufferError: The buffer does not exist.
+        InvalidInputError: A task of `tasks` or a run of `runs` does not exist.
     """
 
     async def found(store: Store) -> T:
@@ -226,17 +227,17 @@ async def check_known(
     tasks: Sequence[str] | None = None,
     runs: Sequence[str] | None = None,
 ) -> None:
-    """See that what is named is there.
+    """Check that buffers, tasks and runs exist.
 
     Args:
-        store: Where.
-        buffers: Names of buffers; None: all of them.
-        tasks: Names of tasks, each of which one of these buffers has.
+        store: The store.
+        buffers: Names of buffers; None for all.
+        tasks: Names of tasks; each must be in one of these buffers.
         runs: Names of runs.
 
     Raises:
-        UnknownBufferError: There is no such buffer.
-        InvalidInputError: No such task, or no such run.
+        UnknownBufferError: A buffer does not exist.
+        InvalidInputError: A task or a run does not exist.
     """
     names = buffers or ([info.name for info in await store.buffers()] if tasks else [])
     opened = [await store.buffer(name, create=False) for name in names]
@@ -249,19 +250,19 @@ async def check_known(
         for name in tasks:
             if name not in known:
                 where = "this buffer" if len(names) == 1 else "these buffers"
-                said = ", ".join(map(repr, known)) or "none"
-                expected = f"a task of {where} (there are: {said})"
+                names_shown = ", ".join(map(repr, known)) or "none"
+                expected = f"a task of {where} (existing: {names_shown})"
                 raise InvalidInputError("task", expected, repr(name))
 
 
 def run_of(known: Sequence[RunInfo], name: str) -> RunInfo:
-    """The run of a name.
+    """Return the run with a name.
 
     Raises:
-        InvalidInputError: There is none.
+        InvalidInputError: There is no such run.
     """
     for info in known:
         if info.name == name:
             return info
     last = ", ".join(repr(info.name) for info in known[:-6:-1]) or "none"
-    raise InvalidInputError("run", f"a run of this store (the last are: {last})", repr(name))
+    raise InvalidInputError("run", f"a run of this store (last runs: {last})", repr(name))

@@ -1,4 +1,4 @@
-"""`replaydb vacuum`: space of rows that are gone, given back to the system."""
+"""`replaydb vacuum`: reclaim disk space."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from replaydb.display import human_size
 
 
 def vacuum(url: Url) -> None:
-    """Write the database anew without the space of what is gone.
+    """Reclaim disk space (VACUUM).
 
-    On SQLite nobody else can write meanwhile; on PostgreSQL one table after the other is locked for
-    reading and writing. Others wait, for a minute unless told otherwise.
+    On SQLite, other processes cannot write meanwhile. On PostgreSQL, one table after another is
+    locked for reads and writes. Blocked calls fail after their time limit,
+    usually one minute.
     """
     from replaydb import operations
 
-    with console(stderr=True).status("writing the database anew"):
+    with console(stderr=True).status("vacuuming the database"):
         report = asyncio.run(operations.vacuum(url))
     typer.echo(
-        f"{human_size(report.bytes_before)} before, {human_size(report.bytes_after)} now:"
-        f" {human_size(max(report.freed_bytes, 0))} were given back"
+        f"freed {human_size(max(report.freed_bytes, 0))}:"
+        f" {human_size(report.bytes_before)} before, {human_size(report.bytes_after)} now"
     )

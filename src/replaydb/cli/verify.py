@@ -1,4 +1,4 @@
-"""`replaydb verify`: everything that a store says of itself, compared with what there is."""
+"""`replaydb verify`: integrity check of rows, counters and payloads."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def verify(
         bool,
         typer.Option(
             "--repair",
-            help="Correct accounts of tasks and packs, and sequences of ids; restore groups that"
-            " failed because they were damaged, if they are intact now.",
+            help="Recompute the counters of tasks and packs, fix id sequences, and restore groups"
+            " that were marked failed because of damage but can be read now.",
         ),
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Read every payload, and compare all rows and accounts with each other.
+    """Check the integrity of a store: read every payload, cross-check all rows and counters.
 
-    Exits with 1 where something is wrong, and was not repaired.
+    Exits with 1 if a problem was found and not repaired.
     """
     with progress("reading payloads") as show:
 
@@ -60,16 +60,16 @@ def verify(
 def _print(report: VerifyReport) -> None:
     if report.problems:
         print_table(
-            ("kind", "where", "what is wrong", "repaired"),
+            ("kind", "where", "problem", "repaired"),
             [
                 (one.kind, one.where, one.what, "yes" if one.is_repaired else "no")
                 for one in report.problems
             ],
         )
     read = f"{report.num_payloads} payloads ({human_size(report.num_bytes)})"
-    wrong = f"{report.num_problems} problems" if report.num_problems else "nothing is wrong"
+    result = f"{report.num_problems} problems" if report.num_problems else "no problems"
     if report.num_repaired:
-        wrong += f", {report.num_repaired} of them repaired"
-    typer.echo(f"{report.num_groups} groups, {read} read: {wrong}")
+        result += f", {report.num_repaired} repaired"
+    typer.echo(f"checked {report.num_groups} groups, {read}: {result}")
     if report.num_problems > len(report.problems):
-        typer.echo(f"the first {len(report.problems)} are shown")
+        typer.echo(f"showing the first {len(report.problems)}")

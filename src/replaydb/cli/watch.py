@@ -1,4 +1,4 @@
-"""`replaydb watch`: a buffer as it changes."""
+"""`replaydb watch`: live statistics of a buffer."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from replaydb.cli.console import BufferName, Url, console, with_buffer
-from replaydb.cli.looks import frame
+from replaydb.cli.dashboard import frame
 from replaydb.errors import DatabaseUnavailableError
-from replaydb.looks import RATE_SECONDS, Look, Rates, followed
+from replaydb.monitoring import RATE_SECONDS, BufferSnapshot, Rates, followed
 
 if TYPE_CHECKING:
     from replaydb import Buffer
@@ -24,51 +24,58 @@ if TYPE_CHECKING:
 def watch(
     url: Url,
     buffer: BufferName,
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 2.0,
-    once: Annotated[
-        bool, typer.Option("--once", help="Look twice, for the rates, and print that.")
-    ] = False,
+    interval: Annotated[float, typer.Option(min=0.1, help="Refresh interval in seconds.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one measurement and exit.")] = False,
 ) -> None:
-    """Show how a buffer changes, until Ctrl-C: sizes, rates, staleness, leases, who must wait."""
+    """Show live sizes, rates, staleness, leases and blocked calls of a buffer until Ctrl-C."""
     from rich.live import Live
 
     where = console()
     with suppress(KeyboardInterrupt):
         if once or not where.is_terminal:
-            num_looks = 2 if once else None
-            with_buffer(
-                url, buffer, lambda buffer: look_on(buffer, interval, num_looks, where.print)
-            )
+            num_polls = 2 if once else None
+            with_buffer(url, buffer, lambda buffer: poll(buffer, interval, num_polls, where.print))
             return
         with Live(console=where, auto_refresh=False) as live:
             with_buffer(
                 url,
                 buffer,
-                lambda buffer: look_on(
+                lambda buffer: poll(
                     buffer, interval, None, lambda shown: live.update(shown, refresh=True)
                 ),
             )
 
 
-async def look_on(
-    buffer: Buffer, interval: float, num_looks: int | None, show: Callable[..., object]
+async def poll(
+    buffer: Buffer, interval: float, num_polls: int | None, show: Callable[..., object]
 ) -> None:
-    """Look again and again, and show each look, or of a certain number only the last."""
-    looks: deque[Look] = deque()
+    """Read statistics of a buffer repeatedly and show them.
+
+    Args:
+        buffer: The buffer.
+        interval: Seconds between reads.
+        num_polls: Number of reads, of which only the last is shown; None reads until cancelled
+            and shows each.
+        show: Called with each screen.
+
+    Raises:
+        DatabaseUnavailableError: The first read failed, or any read if `num_polls` is given.
+    """
+    snapshots: deque[BufferSnapshot] = deque()
     fast: dict[str, Rates] = {}
     for number in count(1):
-        if looks:
+        if snapshots:
             await asyncio.sleep(interval)
         problem = None
         try:
             stats, leases = await buffer.stats(), await buffer.leases(expired=True)
-            last = Look(stats, leases, time.monotonic())
-            fast = followed(looks, last, max(RATE_SECONDS, 2 * interval))
+            last = BufferSnapshot(stats, leases, time.monotonic())
+            fast = followed(snapshots, last, max(RATE_SECONDS, 2 * interval))
         except DatabaseUnavailableError as error:
-            if not looks or num_looks is not None:
+            if not snapshots or num_polls is not None:
                 raise
             problem = str(error)
-        if num_looks is None or number == num_looks:
-            show(frame(looks[-1], fast, problem))
-        if number == num_looks:
+        if num_polls is None or number == num_polls:
+            show(frame(snapshots[-1], fast, problem))
+        if number == num_polls:
             return

@@ -1,4 +1,4 @@
-"""Episodes to bytes and back: flat columns in a safetensors frame."""
+"""Payload codec: episodes to bytes and back, as flat columns in a safetensors frame."""
 
 from replaydb.codec.payload import VERSION, checksum_of, decode, encode, mismatch
 

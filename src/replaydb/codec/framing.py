@@ -1,7 +1,7 @@
-"""The frame of a payload: a safetensors blob, inside one zstd frame if so wished.
+"""Frame of a payload: a safetensors blob, optionally compressed with zstd.
 
-Blobs are written and read here: the library copies every tensor twice into new memory to write
-it, and once to read it, where views of the same bytes do.
+Blobs are written and read here instead of by the safetensors library, which copies every tensor
+twice to write it and once to read it. Here reading returns views of the same bytes.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from replaydb import extras, memory
 from replaydb.episodes.arrays import NUMPY_CODES, TORCH_CODES, Array, bits, dtype_name
 from replaydb.errors import CorruptPayloadError
 
-# A read tensor: its safetensors code, and its bits as a dtype that numpy has.
+# Tensors by name: safetensors code, and bits as a numpy dtype.
 Tensors = dict[str, tuple[str, NDArray[Any]]]
 
 _VERSION_KEY = "replaydb"
-_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"  # as the header length of a blob it would mean over 4 GB
-#: What a compressed payload may expand to: 64 MiB, or 100 times its size if that is more. Real
-#: token arrays shrink to a half or a tenth; only what was made to fill memory claims more.
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"  # read as the header length of a blob, it is over 4 GB
+#: Maximum size of a decompressed payload: 64 MiB, or 100 times its compressed size if that is more.
+#: Real token arrays compress to a half or a tenth; only a decompression bomb claims more.
 FREE_EXPANSION_BYTES = 2**26
 MAX_EXPANSION_RATIO = 100
 
@@ -34,16 +34,16 @@ _BITS |= {code: np.dtype("<i2" if code == "BF16" else "u1") for code in TORCH_CO
 
 
 def corrupt(reason: str, cause: Exception | None = None) -> NoReturn:
-    """Give up on the payload."""
+    """Raise `CorruptPayloadError`."""
     raise CorruptPayloadError(reason) from cause
 
 
 def write(tensors: dict[str, Array], version: int) -> memoryview:
-    """A safetensors blob, in memory that is used again; the same tensors give the same bytes."""
+    """Return a safetensors blob in reusable memory. The same tensors give the same bytes."""
     header: dict[str, Any] = {"__metadata__": {_VERSION_KEY: str(version)}}
-    places: list[tuple[int, NDArray[Any]]] = []
+    offsets: list[tuple[int, NDArray[Any]]] = []
     end = 0
-    # Aligned, as the wider ones come first.
+    # Wider dtypes come first, so all tensors are aligned.
     for name, array in sorted(tensors.items(), key=lambda one: (-one[1].itemsize, one[0])):
         begin, end = end, end + array.nbytes
         header[name] = {
@@ -51,22 +51,22 @@ def write(tensors: dict[str, Array], version: int) -> memoryview:
             "shape": array.shape,
             "data_offsets": (begin, end),
         }
-        places.append((begin, bits(array)))
+        offsets.append((begin, bits(array)))
     text = _JSON_WRITER.encode(header).encode()
     text += b" " * (-len(text) % 8)
     start = 8 + len(text)
     blob = memory.take(start + end)
     blob[:start] = len(text).to_bytes(8, "little") + text
-    for begin, array in places:
+    for begin, array in offsets:
         np.ndarray(array.shape, array.dtype, blob, start + begin)[...] = array
     return blob.toreadonly()
 
 
 def read(data: memoryview, newest: int) -> Tensors:
-    """Views of the tensors in a blob of version `newest` or older.
+    """Return views of the tensors in a blob of version `newest` or older.
 
     Raises:
-        CorruptPayloadError: It is not one, or its parts do not add up.
+        CorruptPayloadError: The data is not such a blob, or its sizes are inconsistent.
     """
     end = 8 + int.from_bytes(data[:8], "little")
     if end > len(data):
@@ -92,10 +92,10 @@ def read(data: memoryview, newest: int) -> Tensors:
 
 
 def parse_json(data: bytes | memoryview) -> dict[str, Any]:
-    """A JSON object from its UTF-8 bytes.
+    """Return a JSON object from its UTF-8 bytes.
 
     Raises:
-        CorruptPayloadError: It is not one, or holds NaN or infinities.
+        CorruptPayloadError: The bytes are not a JSON object, or contain NaN or infinities.
     """
     try:
         value = _JSON.decode(str(data, "utf-8"))
@@ -107,7 +107,7 @@ def parse_json(data: bytes | memoryview) -> dict[str, Any]:
 
 
 def compress(blob: memoryview) -> bytes | memoryview:
-    """One zstd frame that says how long its content is; the blob itself, where it would be refused.
+    """Return one zstd frame with its content size, or the blob if `decompress` would refuse that.
 
     Raises:
         NotSupportedError: zstandard is not installed.
@@ -117,11 +117,11 @@ def compress(blob: memoryview) -> bytes | memoryview:
 
 
 def decompress(data: memoryview) -> memoryview:
-    """The content of a zstd frame; anything else as it came.
+    """Return the content of a zstd frame, or other data unchanged.
 
     Raises:
-        CorruptPayloadError: The frame is damaged, or claims to hold more than it may; no memory is
-            taken for what it claims.
+        CorruptPayloadError: The frame is damaged, or claims a larger content than allowed. No
+            memory is allocated for that claim.
         NotSupportedError: zstandard is not installed.
     """
     if data[:4] != _ZSTD_MAGIC:
@@ -129,7 +129,7 @@ def decompress(data: memoryview) -> memoryview:
     zstandard = _zstandard()
     try:
         size = zstandard.get_frame_parameters(data).content_size
-        if size > _most_expanded(len(data)):  # which "unknown" is, too
+        if size > _most_expanded(len(data)):  # also true for an unknown size
             corrupt(f"{len(data)} bytes of zstd that claim to hold {size}")
         blob = zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
     except (zstandard.ZstdError, MemoryError) as error:
@@ -138,12 +138,12 @@ def decompress(data: memoryview) -> memoryview:
 
 
 def _most_expanded(num_bytes: int) -> int:
-    """Bytes that a compressed payload of `num_bytes` may hold."""
+    """Return the maximum content size of a compressed payload of `num_bytes`."""
     return max(FREE_EXPANSION_BYTES, MAX_EXPANSION_RATIO * num_bytes)
 
 
 def _tensor(data: memoryview, start: int, spec: Any, begin: int) -> tuple[str, NDArray[Any]]:
-    """One tensor, which must begin at `begin` of the bytes from `start` on."""
+    """Return one tensor, which must begin at `begin` in the bytes from `start` on."""
     code, shape = spec["dtype"], spec["shape"]
     first, last = spec["data_offsets"]
     dtype = _BITS[code]

@@ -1,6 +1,6 @@
-"""`FlatEpisodes` <-> bytes.
+"""Payload format: `FlatEpisodes` to bytes and back.
 
-The tensors of a payload, for E episodes of T tokens and N turns; those in brackets where needed:
+Tensors of a payload with E episodes, T tokens and N turns. Those in brackets are optional:
 
     lengths prompt_lengths versions  I64 [E]      rewards advantages  F64 [E]
     token_ids [token_versions]       I32 [T]      loss_mask           BOOL [T]
@@ -52,28 +52,28 @@ _EXTRA = re.compile(r"(?:each/(0|[1-9][0-9]{0,8})/)?(token|episode)/(.+)", re.DO
 
 
 def encode(flat: FlatEpisodes, *, compression: Literal["zstd"] | None = None) -> bytes | memoryview:
-    """The episodes as bytes; the same episodes give the same bytes.
+    """Return the episodes as bytes. The same episodes give the same bytes.
 
-    What would expand more than a reader allows is not compressed.
+    A payload that would expand more than `decode` allows is not compressed.
 
     Raises:
-        NotSupportedError: `compression` asks for zstd, and zstandard is not installed.
+        NotSupportedError: `compression` is "zstd" and zstandard is not installed.
     """
     blob = framing.write(_tensors(flat), VERSION)
     return blob if compression is None else framing.compress(blob)
 
 
 def decode(data: bytes | memoryview, checksum: int | None = None) -> FlatEpisodes:
-    """The episodes in `data`; arrays are read-only views of it, if it is not compressed.
+    """Return the episodes in `data`. Arrays are read-only views of it unless it is compressed.
 
     Args:
-        data: What `encode` returned.
-        checksum: What `checksum_of` said of it then. Without one, altered bytes may decode to other
-            episodes, though never to impossible ones.
+        data: Result of `encode`.
+        checksum: Result of `checksum_of` for it. Without it, altered bytes may decode to different
+            episodes, but never to invalid ones.
 
     Raises:
         CorruptPayloadError: The bytes are truncated, altered, foreign, or of a newer version.
-        NotSupportedError: They are compressed, and zstandard is not installed.
+        NotSupportedError: They are compressed and zstandard is not installed.
     """
     view = memoryview(data).toreadonly()
     if checksum is not None and (wrong := mismatch(view, checksum)):
@@ -86,12 +86,12 @@ def decode(data: bytes | memoryview, checksum: int | None = None) -> FlatEpisode
 
 
 def checksum_of(data: bytes | memoryview) -> int:
-    """XXH3 of the bytes, a signed 64-bit number. It finds accidents; it is no signature."""
+    """Return XXH3 of the bytes as a signed 64-bit number. It detects accidents, not tampering."""
     return int.from_bytes(xxhash.xxh3_64_digest(data), "big", signed=True)
 
 
 def mismatch(data: bytes | memoryview, checksum: int) -> str | None:
-    """What is wrong with the checksum of the bytes; None if nothing is."""
+    """Return what is wrong with the checksum of the bytes, or None."""
     actual = checksum_of(data)
     return None if actual == checksum else f"checksum is {actual}, not {checksum}"
 
@@ -153,7 +153,7 @@ def _json_columns(prefix: str, rows: FlatEpisodes | FlatTurns) -> dict[str, Any]
 
 
 class _Reader:
-    """Takes the tensors of one payload apart, and holds them to what encode would have written."""
+    """Splits the tensors of a payload, and checks that `encode` could have written them."""
 
     def __init__(self, tensors: framing.Tensors) -> None:
         self._tensors = tensors
@@ -165,11 +165,11 @@ class _Reader:
                 self._json = escapes.unescaped(self._json)
 
     def episodes(self) -> FlatEpisodes:
-        """Everything there is.
+        """Return all episodes.
 
         Raises:
-            CorruptPayloadError: Something is missing, too much, or does not fit the rest.
-            InvalidInputError: A name or a JSON value is one that no episode can have.
+            CorruptPayloadError: A section is missing, unknown or inconsistent with the others.
+            InvalidInputError: A name or a JSON value is invalid for an episode.
         """
         lengths = self._column("lengths", "I64")
         token_ids = self._column("token_ids", "I32")
@@ -188,7 +188,7 @@ class _Reader:
             "has_token_versions": self._presence("has_token_versions", token_versions, count),
             "loss_mask": self._column("loss_mask", "BOOL", total),
         }
-        extras = self._extras(sizes, total)  # of what is left, which mostly is nothing
+        extras = self._extras(sizes, total)  # from the remaining tensors, usually none
         flat = FlatEpisodes(
             lengths=lengths,
             token_ids=token_ids,
@@ -256,13 +256,13 @@ class _Reader:
         return self._column(name, code, length) if name in self._tensors else None
 
     def _presence(self, name: str, column: NDArray[Any] | None, count: int) -> NDArray[np.bool_]:
-        """Which rows have the column: all, where there is one and nothing else is said."""
+        """Return which rows have an optional column: as a tensor lists them, else all or none."""
         if column is not None and name in self._tensors:
             return self._column(name, "BOOL", count)
         return np.zeros(count, np.bool_) if column is None else np.ones(count, np.bool_)
 
     def _extras(self, lengths: list[int], total: int) -> dict[str, dict[Any, Any]]:
-        """The extras as `token`, `episode`, `each token` and `each episode`."""
+        """Return the extras by kind: `token`, `episode`, `each token` and `each episode`."""
         kinds = "token", "episode", "each token", "each episode"
         found: dict[str, dict[Any, Any]] = {kind: {} for kind in kinds}
         for section in list(self._tensors):
@@ -296,12 +296,12 @@ class _Reader:
 
 
 def _check_names(extras: dict[str, dict[Any, Any]]) -> None:
-    """No episode may have two extras of one name, or one of the name of a field."""
+    """Check that no episode has two extras of one name, or an extra with a reserved name."""
     for i in {None, *extras["each token"], *extras["each episode"]}:
         own = [*extras["each token"].get(i, ()), *extras["each episode"].get(i, ())]
         names = [*extras["token"], *extras["episode"], *own]
         if len(set(names)) != len(names) or not CORE_FIELDS.isdisjoint(names):
-            corrupt(f"extras {names} of one episode have names that are taken")
+            corrupt(f"extras {names} of one episode have duplicate or reserved names")
 
 
 def _finish_reason(value: Any) -> str | None:
@@ -314,15 +314,15 @@ def _metadata(value: Any) -> dict[str, Any]:
 
 def _names(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list | None):
-        corrupt(f"{value!r} are no names of token extras")
+        corrupt(f"{value!r} are not names of token extras")
     names = tuple(checks.name("token_extras", name) for name in value or ())
     if len(set(names)) != len(names):
-        corrupt(f"token extras {names} of one turn")
+        corrupt(f"duplicate token extras {names} of one turn")
     return names
 
 
 def _check_rows(flat: FlatEpisodes, rows: FlatEpisodes | FlatTurns) -> None:
-    """Hold the columns that episodes and turns share to what an episode can be."""
+    """Check the columns that episodes and turns share."""
     lengths, prompt_lengths = rows.lengths.tolist(), rows.prompt_lengths.tolist()
     if min(prompt_lengths, default=0) < 0 or any(map(operator.gt, prompt_lengths, lengths)):
         corrupt(f"prompt lengths {prompt_lengths} do not fit lengths {lengths}")
@@ -332,15 +332,15 @@ def _check_rows(flat: FlatEpisodes, rows: FlatEpisodes | FlatTurns) -> None:
     if any(map(math.isinf, rows.rewards.tolist())):
         corrupt("a reward is infinite")
     if flat.logprobs is None and rows.has_logprobs.any():
-        corrupt("there are no logprobs, where some are declared")
+        corrupt("logprobs are declared but missing")
     if True in rows.has_token_versions.tolist() and (
         flat.token_versions is None or not rows.lengths[rows.has_token_versions].all()
     ):
-        corrupt("there are no versions per token, where some are declared")
+        corrupt("versions per token are declared but missing")
 
 
 def _check_turns(flat: FlatEpisodes, turns: FlatTurns) -> None:
-    """The turns of an episode, where it has any, must make up its tokens."""
+    """Check that the turns of each episode, if any, add up to its tokens."""
     _check_rows(flat, turns)
     lengths, begin = turns.lengths.tolist(), 0
     for i, (count, size) in enumerate(
@@ -358,4 +358,4 @@ def _check_turns(flat: FlatEpisodes, turns: FlatTurns) -> None:
     if turns.token_rewards is not None and not np.isfinite(turns.token_rewards).all():
         corrupt("a reward of a token is not finite")
     if np.isnan(turns.rewards[turns.has_token_rewards]).any():
-        corrupt("rewards of tokens, but none of their turn")
+        corrupt("a turn has token rewards but no reward")

@@ -1,1 +1,1 @@
-"""Everything that talks SQL: tables, statements, engines and the repository over them."""
+"""The database layer: tables, statements, engines, and the repository that uses them."""

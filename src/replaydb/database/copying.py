@@ -1,4 +1,4 @@
-"""The mark of a database that is being copied into: nobody opens it until that is done."""
+"""The mark of the target of a copy, which cannot be opened until the copy is complete."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from replaydb.errors import InvalidInputError, SchemaError
 
 
 async def begin_copy(backend: Backend) -> str:
-    """Let nobody open a database until `end_copy`: the tables of an empty one, which may be new.
+    """Mark an empty database as the target of a copy, and create its tables if it is new.
 
-    Whoever was copying into it can not go on.
+    No store can be opened on it until `end_copy`. An earlier copy into it cannot continue.
 
     Returns:
-        What stands in the place of the revision, for `check_copy`.
+        The mark, which is stored instead of the revision; for `check_copy`.
 
     Raises:
-        InvalidInputError: There is something in it, and it is no copy that was not finished.
+        InvalidInputError: The database is in use, and is not an unfinished copy.
         SchemaError: As for `migrations.prepare`; or another version of replaydb began the copy.
         DatabaseError: The database cannot be reached, read or written.
     """
@@ -31,17 +31,18 @@ async def begin_copy(backend: Backend) -> str:
         try:
             await migrations.prepare(backend, migrate=found == revisions.NOTHING)
         except SchemaError as error:
-            if not revisions.is_copy(error.current):  # which has begun just now, and ends here
+            if not revisions.is_copy(error.current):  # another copy began meanwhile: replace it
                 raise
-    mark = f"{revisions.COPYING}{REVISIONS[-1]} {secrets.token_hex(8)}"  # alembic's column holds 32
+    mark = f"{revisions.COPYING}{REVISIONS[-1]} {secrets.token_hex(8)}"  # at most 32 characters
     async with revisions.schema_transaction(backend) as connection:
         revision = await connection.scalar(revisions.version_query)
         if revision is not None and revisions.is_copy(revision):
             if revision.split()[1] != REVISIONS[-1]:
-                what = "another version of replaydb has begun to copy into it"
-                raise SchemaError(f"{what}: remove it, and begin anew", revision, REVISIONS[-1])
+                what = "another version of replaydb has begun to copy into this database"
+                how = "delete the database, and start the copy again"
+                raise SchemaError(f"{what}; {how}", revision, REVISIONS[-1])
         elif used := await connection.run_sync(first_in_use):
-            expected = "an empty database, or a copy that was not finished"
+            expected = "an empty database, or an unfinished copy"
             if backend.file is None:
                 how = "name another database, or empty this one with `replaydb db downgrade base`"
             else:
@@ -53,7 +54,7 @@ async def begin_copy(backend: Backend) -> str:
 
 
 async def end_copy(backend: Backend, mark: str) -> None:
-    """Let everybody open what was copied.
+    """Remove the mark, so that stores can be opened on the database.
 
     Raises:
         SchemaError: Another copy has begun since.
@@ -65,23 +66,25 @@ async def end_copy(backend: Backend, mark: str) -> None:
 
 
 def check_copy(backend: Backend, connection: Connection, mark: str) -> None:
-    """In every transaction that copies: no other copy has begun, nor does before its end.
+    """Check that no other copy has begun, and let none begin before the transaction ends.
+
+    Every transaction of a copy calls this first.
 
     Raises:
-        SchemaError: One has.
+        SchemaError: Another copy has begun.
     """
     backend.share_schema(connection)
     revision = connection.scalar(revisions.version_query)
     if revision != mark:
-        what = "another copy into it has taken over: only the one that began last goes on"
+        what = "another copy into it has begun since; only the one that began last can continue"
         raise SchemaError(f"{backend.shown}: {what}", revision, mark)
 
 
 def check_no_copy(connection: Connection) -> None:
-    """Raise if the database, which was empty when it was opened, is being copied into.
+    """Check that no copy into the database has begun since it was opened.
 
     Raises:
-        SchemaError: It is.
+        SchemaError: A copy has begun.
     """
     revision = connection.scalar(revisions.version_query)
     if revisions.is_copy(revision):

@@ -1,4 +1,4 @@
-"""SQL that both engines have, in different words: see `sqlite_sql.py` and `postgresql_sql.py`."""
+"""SQL expressions that compile differently per engine: `sqlite_sql.py` and `postgresql_sql.py`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from sqlalchemy.sql.operators import OperatorType
 
 
 def total(column: ColumnElement[int], name: str) -> Label[int]:
-    """The sum of a column of integers, which is none on PostgreSQL unless that is said."""
+    """Return the sum of an integer column as an integer. PostgreSQL's `sum` returns NUMERIC."""
     return cast(func.sum(column), BigInteger).label(name)
 
 
@@ -48,7 +48,7 @@ _NAMES = _JsonList().with_variant(ARRAY(String), "postgresql")
 
 
 class _Pattern(TypeDecorator[str]):
-    """A LIKE pattern whose escape character is a backslash; what PostgreSQL's LIKE takes."""
+    """A LIKE pattern with a backslash as its escape character, as PostgreSQL's LIKE takes it."""
 
     impl = Text
     cache_ok = True
@@ -60,7 +60,7 @@ class _Pattern(TypeDecorator[str]):
 
 
 def _globbed(part: re.Match[str]) -> str:
-    """What a part of a LIKE pattern is in a GLOB pattern; SQLite's LIKE ignores case."""
+    """Return a part of a LIKE pattern as a GLOB pattern, because SQLite's LIKE ignores case."""
     if part[0] in _WILDCARDS:
         return _WILDCARDS[part[0]]
     character = part[0][-1]
@@ -71,7 +71,7 @@ _WILDCARDS = {"%": "*", "_": "?"}
 
 
 class seconds_between(FunctionElement[float]):
-    """Seconds from one time to another; both are columns, or parameters of their type."""
+    """Seconds from one time to another. Both are columns, or parameters of their type."""
 
     name = "seconds_between"
     type = Double()
@@ -79,7 +79,7 @@ class seconds_between(FunctionElement[float]):
 
 
 class as_stored(FunctionElement[Any]):
-    """A column of text, read as whatever bytes are there."""
+    """A text column, read as the bytes that are stored."""
 
     name = "as_stored"
     inherit_cache = True
@@ -90,7 +90,7 @@ class as_stored(FunctionElement[Any]):
 
 
 class json_as_stored(FunctionElement[Any]):
-    """A column of JSON, read as the text that is there."""
+    """A JSON column, read as the text that is stored."""
 
     name = "json_as_stored"
     type = Text()
@@ -98,7 +98,7 @@ class json_as_stored(FunctionElement[Any]):
 
 
 class among(FunctionElement[bool]):
-    """`column IN values`: one bound parameter and one statement, however many values there are."""
+    """`column IN values`, with one bound parameter and one statement for any number of values."""
 
     name = "among"
     type = Boolean()
@@ -110,19 +110,19 @@ class among(FunctionElement[bool]):
         values: Sequence[int] | Sequence[str] | BindParameter[Any],
     ) -> None:
         kind = _IDS if isinstance(column.type, Integer) else _NAMES
-        if isinstance(values, BindParameter):  # given when it is run
+        if isinstance(values, BindParameter):  # its value is given when the statement runs
             bound = bindparam(values.key, type_=kind)
         else:
             bound = bindparam(None, values, type_=kind, unique=True)
         super().__init__(column, bound)
 
     def self_group(self, against: OperatorType | None = None) -> Self:
-        """As it is. SQLAlchemy would add `= 1` on SQLite, and no index would be used any more."""
+        """Return self. SQLAlchemy would add `= 1` on SQLite, and so prevent the use of indexes."""
         return self
 
 
 class comes_after(FunctionElement[bool]):
-    """`column = value AND id > last`, as a range of the index that ends with both, and no other."""
+    """`column = value AND id > last`, as a range of the index that ends with both columns."""
 
     name = "comes_after"
     type = Boolean()
@@ -135,29 +135,28 @@ class comes_after(FunctionElement[bool]):
         id_column: ColumnElement[int],
         last: BindParameter[Any] | int,
     ) -> None:
-        if isinstance(last, BindParameter):  # given when it is run
+        if isinstance(last, BindParameter):  # its value is given when the statement runs
             bound = bindparam(last.key, type_=id_column.type)
         else:
             bound = bindparam(None, last, type_=id_column.type, unique=True)
         super().__init__(column, value, id_column, bound)
 
     def self_group(self, against: OperatorType | None = None) -> Self:
-        """As it is, for the reason that `among` has."""
+        """Return self, for the same reason as `among`."""
         return self
 
 
 class comes_before(comes_after):
-    """`column = value AND id < last`, in the same way."""
+    """`column = value AND id < last`, as a range of the same index."""
 
     name = "comes_before"
     inherit_cache = True
 
 
 class json_part(FunctionElement[Any]):
-    """What stands at a path of a JSON column, if it is of one kind; NULL for any other.
+    """The value at a path of a JSON column if it has the kind of the subclass; else NULL.
 
-    The path is an object's key (text) or an array's position (from 0) at every step. The subclasses
-    are the kinds.
+    Each step of the path is the key of an object (text) or a position in an array (from 0).
     """
 
     inherit_cache = True
@@ -204,7 +203,7 @@ class json_boolean(json_part):
 
 
 class json_kind(json_part):
-    """The name of its kind, as the engine calls it, for anything but null: it is there."""
+    """The engine's name of the kind of a value other than null, to test that it exists."""
 
     name = "json_kind"
     type = Text()
@@ -212,7 +211,7 @@ class json_kind(json_part):
 
 
 class matches(FunctionElement[bool]):
-    """`text LIKE pattern`, with regard to case; a backslash escapes."""
+    """`text LIKE pattern`, case-sensitive, with a backslash as the escape character."""
 
     name = "matches"
     type = Boolean()
@@ -223,7 +222,7 @@ class matches(FunctionElement[bool]):
 
 
 class bytewise(FunctionElement[str]):
-    """A text that is ordered, and made lower or upper case, by its bytes: no locale has a say."""
+    """A text whose order and case conversion use its bytes, independent of any locale."""
 
     name = "bytewise"
     type = Text()

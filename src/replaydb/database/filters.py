@@ -1,8 +1,8 @@
-"""Filters that callers write over `replaydb.col`.
+"""Parsing of filters: the `where=` expressions that callers write over `replaydb.col`.
 
-A filter is read part by part and written anew, so that nothing reaches the database that is not
-made here: columns of the group, constants of a few types, and the operators and functions below.
-Everything else that SQLAlchemy can express is refused. `docs/filters.md` says what each part means.
+A filter is rebuilt from an allow-list: columns of the group, constants of a few types, and the
+operators and functions below. Only the rebuilt expression reaches the database. Everything else
+that SQLAlchemy can express is refused. `docs/filters.md` describes each part.
 """
 
 from __future__ import annotations
@@ -60,17 +60,17 @@ from replaydb.database.terms import (
 
 MAX_VALUES = 10_000
 MAX_PARTS = 1000  # SQLite nests a thousand expressions at most
-MAX_DEPTH = 16  # SQLite's parser has a stack of 100, of which the worst part takes five
-MAX_STEPS = 16  # of a path into the tags: each is a table of a join
+MAX_DEPTH = 16  # SQLite's parser has a stack of 100, and a level takes five entries at most
+MAX_STEPS = 16  # in a path into the tags: each adds a table to a join
 
 _EXPECTED = "an expression over replaydb.col, such as replaydb.col.reward_std > 0.1"
 
 
 def checked(where: Any) -> ColumnElement[bool] | None:
-    """A condition over the columns of `episode_group`, the same on both engines.
+    """Return a condition over the columns of `episode_group` that both engines evaluate alike.
 
     Raises:
-        InvalidInputError: It is not one, or holds what a filter may not hold.
+        InvalidInputError: `where` is not a condition, or has a part that filters may not have.
     """
     if where is None:
         return None
@@ -80,23 +80,23 @@ def checked(where: Any) -> ColumnElement[bool] | None:
 
 
 def at_most_stale(limit: int) -> ColumnElement[bool]:
-    """Groups at most this many policy versions behind; not those of unknown version."""
+    """Return the condition for a known staleness of at most `limit` policy versions."""
     return current_staleness() <= limit
 
 
 def of_runs(names: Sequence[str]) -> ColumnElement[bool]:
-    """Groups that some runs put."""
+    """Return the condition for groups that were put by one of these runs."""
     return episode_group.c.run_id.in_(select(run.c.id).where(among(run.c.name, names)))
 
 
 def all_of(conditions: Iterable[ColumnElement[bool] | None]) -> ColumnElement[bool] | None:
-    """Conditions that are there as one; None where there is none."""
+    """Join conditions with AND, and skip those that are None. Returns None if all are."""
     given = [condition for condition in conditions if condition is not None]
     return and_(*given) if given else None
 
 
-def _ours(element: Column[Any]) -> Column[Any] | None:
-    """The column of `replaydb.col` that it is, or was before it came from another process."""
+def _known_column(element: Column[Any]) -> Column[Any] | None:
+    """Return the column of `replaydb.col` if this is the column or a pickled copy, else None."""
     column, table = COLUMNS.get(element.key), element.table
     is_copy = (
         type(table) is Table and table is not episode_group and table.name == episode_group.name
@@ -105,7 +105,7 @@ def _ours(element: Column[Any]) -> Column[Any] | None:
 
 
 class _Reader:
-    """Reads one filter. What is of a type without a method here cannot be in one."""
+    """Parses one filter. Elements of a type without a method here are refused."""
 
     def __init__(self) -> None:
         self._parts = 0
@@ -113,14 +113,14 @@ class _Reader:
         self._depth = 0
 
     def condition(self, element: Any) -> ColumnElement[bool]:
-        """An element that is true or false."""
+        """Parse an element that is true or false."""
         part = self.read(element)
         if not (isinstance(part, Term) and part.kind == "boolean"):
             refused(_EXPECTED, f"{shown(element)}, which is not a condition")
         return part.sql
 
     def read(self, element: Any) -> Part:
-        """An element of any kind."""
+        """Parse an element of any kind."""
         read = _READERS.get(type(element))
         if read is None:
             refused(_EXPECTED, f"a {type(element).__name__} in it")
@@ -133,7 +133,7 @@ class _Reader:
         return part
 
     def _column(self, element: Column[Any]) -> Part:
-        column = _ours(element)
+        column = _known_column(element)
         if column is None:
             refused(_EXPECTED, f"{shown(element)} in it")
         if isinstance(column.type, Tags):
@@ -158,7 +158,7 @@ class _Reader:
         return constant(self._value(element))
 
     def _value(self, element: Any) -> Any:
-        """What a parameter holds; one that has a name of its own could take the place of ours."""
+        """Return the value of a parameter. A fixed name could replace an internal parameter."""
         if (
             type(element) is not BindParameter
             or not element.unique
@@ -166,7 +166,7 @@ class _Reader:
             or element.literal_execute
             or not _is_known(element.type)
         ):
-            refused("values as they are", shown(element))
+            refused("plain Python values", shown(element))
         value = element.value
         self._values += len(value) if isinstance(value, list | tuple) else 1
         if self._values > MAX_VALUES:
@@ -224,7 +224,7 @@ class _Reader:
         return Term(self._operated(operator, left, element), "boolean")
 
     def _chain(self, element: elements.ExpressionClauseList[Any]) -> Part:
-        """`a + b + c`, which SQLAlchemy lays flat."""
+        """Parse `a + b + c`, which SQLAlchemy stores as one flat list."""
         if element.operator not in _ARITHMETIC:
             refused(_EXPECTED, f"{shown(element)} in it")
         parts = [self.read(clause) for clause in element.clauses]
@@ -267,7 +267,7 @@ class _Reader:
             steps = self._value(inner.right)
             path[:0] = steps if isinstance(steps, list | tuple) else [steps]
             inner = inner.left
-        is_tags = type(inner) is Column and _ours(inner) is episode_group.c.tags
+        is_tags = type(inner) is Column and _known_column(inner) is episode_group.c.tags
         if not is_tags or not 0 < len(path) <= MAX_STEPS:
             refused(f"tags[...], at most {MAX_STEPS} steps deep", shown(element))
         tag = Tag(tuple(_step(step) for step in path))
@@ -280,7 +280,12 @@ _STALENESS = Term(current_staleness(), "integer")
 
 
 def _compared(operator: Operator, left: Part, right: Part) -> ColumnElement[bool]:
-    """A comparison; that of staleness with a constant has an index, that of the column."""
+    """Compare two parts.
+
+    The current staleness is computed, so it has no index. The stored column `staleness`, which
+    is updated in steps, has one. If staleness is compared with a constant, a condition on the
+    stored column is added, which can use the index.
+    """
     condition = compared(operator, left, right).sql
     if left is _STALENESS and isinstance(right, Term) and right.kind == "integer":
         if operator in (operators.lt, operators.le, operators.eq):
@@ -291,12 +296,12 @@ def _compared(operator: Operator, left: Part, right: Part) -> ColumnElement[bool
 
 
 def _or_any(value: Term, bound: int) -> ColumnElement[int]:
-    """A constant, or a bound that holds of all while there are columns behind the policy."""
+    """Return a constant, or `bound`, which all rows meet, while stored staleness is outdated."""
     behind = select(task.c.id).where(task.c.aged_to.is_not(None)).correlate(None).exists()
     return select(case((behind, bound), else_=value.sql)).correlate(None).scalar_subquery()
 
 
-#: How the nodes of a filter are read, by their very type: what derives from one may compile to
+#: Parsers of the nodes of a filter, by exact type: an instance of a subclass may compile to
 #: anything.
 _READERS: dict[type, Callable[[_Reader, Any], Part]] = {
     Column: _Reader._column,
@@ -321,7 +326,7 @@ _ARITHMETIC: frozenset[Operator] = frozenset({
     operators.add, operators.sub, operators.mul, operators.truediv, operators.mod,
     operators.concat_op,
 })  # fmt: skip
-#: Patterns, and whether they take no notice of case.
+#: Patterns, and whether they ignore case.
 _MATCHING: dict[Operator, tuple[str, bool]] = {
     operators.like_op: ("{}", False),
     operators.ilike_op: ("{}", True),
@@ -332,7 +337,7 @@ _MATCHING: dict[Operator, tuple[str, bool]] = {
     operators.contains_op: ("%{}%", False),
     operators.icontains_op: ("%{}%", True),
 }
-#: Each with what it is the opposite of.
+#: Negated operators, and the operator that each negates.
 _NEGATED: dict[Operator, Operator] = {
     operators.is_not: operators.is_,
     operators.not_in_op: operators.in_op,
@@ -346,7 +351,7 @@ _NEGATED: dict[Operator, Operator] = {
     operators.not_contains_op: operators.contains_op,
     operators.not_icontains_op: operators.icontains_op,
 }
-#: The types of columns, and those that as_string() and its like give to a tag.
+#: Types of columns, and those that as_string() and similar methods give to a tag.
 _KINDS: tuple[tuple[type[TypeEngine[Any]], Kind], ...] = (
     (String, "text"),
     (Integer, "integer"),
@@ -365,13 +370,13 @@ def _kind_of(sql_type: TypeEngine[Any]) -> Kind:
 
 
 def _is_known(sql_type: TypeEngine[Any]) -> bool:
-    """Whether a type is not of the caller's making: what that would do to a value is not done."""
+    """Whether a type is ours or SQLAlchemy's. Conversions by a caller's own type would be lost."""
     known = type(sql_type)
     return known in (Tags, UtcDateTime) or known.__module__.startswith("sqlalchemy.")
 
 
 def _step(step: object) -> str | int:
-    """An object's key, or a position in an array."""
+    """Check a step of a path: the key of an object, or a position in an array."""
     if isinstance(step, str):
         return checks.string("where", step)
     return checks.whole_number("where", step, 0, checks.INT32[1])

@@ -1,6 +1,6 @@
 """`replaydb.col`: the columns of groups that filters may use.
 
-Left out is what only draws and leases understand: where groups stand in their order, and why.
+Columns that only draws and leases use, such as sampling keys and weights, are excluded.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ _c = episode_group.c
 
 
 class GroupColumns:
-    """What is known of every group, to be asked for in filters: `rdb.col.reward_std > 0.1`.
+    """Columns of groups for filters, such as `rdb.col.reward_std > 0.1`.
 
-    A comparison gives a condition for `where=`; conditions are joined with `&`, `|` and `~`.
-    `docs/filters.md` lists everything that filters can say. A column that has no value for a
-    group, such as the mean reward of a group without rewards, is None there.
+    A comparison returns a condition for `where=`. Join conditions with `&` and `|`, and negate them
+    with `~`. `docs/filters.md` lists everything that a filter may contain. A column without a value
+    for a group is None, such as the mean reward of a group without rewards.
 
     Raises:
-        AttributeError: There is no such column, or it is not for filters.
+        AttributeError: There is no such column, or filters cannot use it.
     """
 
     __slots__ = ()
 
     id: Column[int] = _c.id
-    """Number that the group got when it was put; later ones are higher."""
+    """Id of the group, assigned when it was put; later groups have higher ids."""
     run_id: Column[int] = _c.run_id
-    """Run that put the group. `runs=` takes runs by name."""
+    """Id of the run that put the group. To filter by name, use `runs=`."""
     group_uid: Column[str] = _c.group_uid
-    """Name that the putter gave the group, or a random one; unique in the buffer."""
+    """Uid given when the group was put, or a random one; unique in the buffer."""
     prompt_uid: Column[str] = _c.prompt_uid
     """Name of the prompt, shared by all groups that were generated from it."""
     task_name: Column[str] = _c.task_name
@@ -42,39 +42,39 @@ class GroupColumns:
     group_status: Column[str] = _c.group_status
     """Status: a `GroupStatus`, or its value as text."""
     status_reason: Column[str] = _c.status_reason
-    """Why the group has its status, where that was said."""
+    """Why the group has its status, if a reason was given."""
     staleness: Column[int] = _c.staleness
     """The buffer's policy version minus `comparable_version`."""
     min_policy_version: Column[int] = _c.min_policy_version
-    """Oldest policy version that made a token."""
+    """Oldest policy version that generated a token."""
     max_policy_version: Column[int] = _c.max_policy_version
-    """Newest policy version that made a token."""
+    """Newest policy version that generated a token."""
     comparable_version: Column[int] = _c.comparable_version
-    """`min_policy_version`, where the run is of the lineage that the buffer follows."""
+    """`min_policy_version` if the group's run is of the lineage that the buffer follows."""
     priority: Column[float] = _c.priority
-    """Priority, as it was last set."""
+    """Priority that was last set."""
     times_sampled: Column[int] = _c.times_sampled
-    """Number of draws that took the group, without those it was given back from."""
+    """Number of draws of the group, without those that released it unused."""
     times_replaced: Column[int] = _c.times_replaced
-    """How often other content has taken the place of the group."""
+    """How often the content of the group was replaced."""
     attempts: Column[int] = _c.attempts
-    """Number of leases that ended with a nack, or ran out."""
+    """Number of leases of the group that ended with a nack or expired."""
     lease_id: Column[int] = _c.lease_id
-    """Lease that holds the group."""
+    """Id of the lease that holds the group."""
     leased_from: Column[str] = _c.leased_from
     """Status that the group was leased from."""
     num_episodes: Column[int] = _c.num_episodes
-    """Number of episodes that have arrived."""
+    """Number of episodes that have been added."""
     expected_episodes: Column[int] = _c.expected_episodes
     """Number of episodes that complete the group."""
     min_episodes: Column[int] = _c.min_episodes
     """Number of episodes that are enough when the deadline has passed."""
     num_tokens: Column[int] = _c.num_tokens
-    """Number of tokens of all episodes, those of the prompts included."""
+    """Number of tokens of all episodes, including prompts."""
     num_bytes: Column[int] = _c.num_bytes
     """Stored size of the episodes, in bytes."""
     reward_mean: Column[float] = _c.reward_mean
-    """Mean of the rewards of the episodes."""
+    """Mean reward of the episodes."""
     reward_std: Column[float] = _c.reward_std
     """Standard deviation of the rewards of the episodes."""
     reward_min: Column[float] = _c.reward_min
@@ -84,17 +84,17 @@ class GroupColumns:
     has_transcript: Column[bool] = _c.has_transcript
     """Whether an episode has text."""
     tags: Column[Any] = _c.tags
-    """JSON that the group was put with; `tags["level"]` is a part of it."""
+    """Tags of the group, a JSON object; `tags["level"]` selects a value."""
     deadline: Column[datetime] = _c.deadline
-    """When a group that arrives in pieces is no longer waited for."""
+    """When a pending group is completed with the episodes it has, or fails."""
     created_at: Column[datetime] = _c.created_at
     """When the group was put, or opened."""
     completed_at: Column[datetime] = _c.completed_at
-    """When the last of its episodes arrived."""
+    """When the last of its episodes was added."""
     first_sampled_at: Column[datetime] = _c.first_sampled_at
-    """When the group was drawn for the first time."""
+    """When the group was first drawn."""
     last_sampled_at: Column[datetime] = _c.last_sampled_at
-    """When the group was drawn for the last time."""
+    """When the group was last drawn."""
     archived_at: Column[datetime] = _c.archived_at
     """When the group was archived."""
 
@@ -104,15 +104,15 @@ class GroupColumns:
     def __dir__(self) -> list[str]:
         return sorted(COLUMNS)
 
-    if not TYPE_CHECKING:  # a type checker would take it for an attribute of any name
+    if not TYPE_CHECKING:  # a type checker would accept any name as an attribute
 
         def __getattr__(self, name: str) -> Any:
             message = f"groups have no column {name!r}"
             if name in _c:
-                message = f"the column {name!r} is not for filters: only draws and leases use it"
+                message = f"filters cannot use the column {name!r}: it is internal"
             elif near := get_close_matches(name, COLUMNS, n=1):
                 message += f"; did you mean {near[0]!r}?"
-            raise AttributeError(message, obj=self)  # without `name`, or Python guesses once more
+            raise AttributeError(message, obj=self)  # with `name`, Python would add its own guess
 
 
 #: Every column that a filter may use, by name.

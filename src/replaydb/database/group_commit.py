@@ -10,27 +10,28 @@ from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable,
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from replaydb.cancellation import to_the_end
+from replaydb.cancellation import run_to_completion
 from replaydb.errors import DatabaseUnavailableError, OutcomeUnknownError, StoreClosedError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-#: What one transaction takes at most, so that nobody waits long for the commit of others.
+#: Limits of one transaction, so that no caller waits long for the commit of others.
 MOST_BYTES = 32 << 20
 MOST_ITEMS = 512
-#: A shared transaction is rolled back for callers who leave it so often; then each gets its own.
+#: Attempts to commit a batch in one transaction. A withdrawal rolls an attempt back. After the last
+#: one, each remaining submission gets its own transaction.
 SHARED_ATTEMPTS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Submission(Generic[Item]):
-    """Something to be committed.
+    """A request to commit one item.
 
     Attributes:
-        item: What.
+        item: Passed to `Commit`.
         keys: No two submissions with a key in common share a transaction.
-        num_bytes: How large it is.
+        num_bytes: Size of the item.
     """
 
     item: Item
@@ -39,11 +40,11 @@ class Submission(Generic[Item]):
 
 
 class WithdrawnError(Exception):
-    """A caller left while its transaction ran: it is to be rolled back."""
+    """A caller withdrew its submission: the transaction must be rolled back."""
 
 
 class _Waiting(Generic[Item, Result]):
-    """A submission, and the caller who waits for its answer."""
+    """A submission, and the answer that its caller waits for."""
 
     def __init__(self, submission: Submission[Item], since: float, end: float) -> None:
         self.submission = submission
@@ -53,10 +54,10 @@ class _Waiting(Generic[Item, Result]):
 
 
 class Gate:
-    """Whether callers may still leave a transaction that is under way for them.
+    """Decides whether callers may still withdraw from the running transaction.
 
-    It is entered by what runs in the transaction, which may be in another thread than the callers,
-    and shut when that ends: then they have to wait for what becomes of the commit.
+    The work of the transaction, which may run in another thread, enters the gate. When the work has
+    ended, the gate is closed: callers must then wait for the outcome of the commit.
     """
 
     def __init__(self, batch: Sequence[_Waiting[Any, Any]]) -> None:
@@ -65,12 +66,12 @@ class Gate:
         self._lock = threading.Lock()
 
     @property
-    def hear_by(self) -> float:
-        """When the time of the first of the callers is up."""
+    def answer_by(self) -> float:
+        """The earliest deadline of the callers."""
         return min(caller.end for caller in self._batch)
 
     def open(self) -> None:
-        """An attempt begins, or has come to nothing: callers may leave."""
+        """Let callers withdraw. Call it when an attempt begins, or has ended without a commit."""
         with self._lock:
             self._is_open = True
 
@@ -78,7 +79,7 @@ class Gate:
         self.open()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Shut it, or raise `WithdrawnError` where callers have left."""
+        """Close the gate, or raise `WithdrawnError` if callers have withdrawn."""
         if kind is not None:
             return
         with self._lock:
@@ -86,49 +87,50 @@ class Gate:
                 raise WithdrawnError
             self._is_open = False
 
-    def leave(self, caller: _Waiting[Any, Any]) -> bool:
-        """Let a caller go, if it is not too late: then its submission is not stored."""
+    def withdraw(self, caller: _Waiting[Any, Any]) -> bool:
+        """Withdraw a submission if the gate is open. Returns True if it will not be stored."""
         with self._lock:
             return self._is_open and caller.answer.cancel()
 
-    def forsake(self, caller: _Waiting[Any, Any]) -> None:
-        """Let a caller go who cannot be told: if it is not stored yet, it is not to be."""
+    def abandon(self, caller: _Waiting[Any, Any]) -> None:
+        """Stop waiting for an unknown outcome. A later attempt does not store the submission."""
         with self._lock:
             caller.answer.cancel()
 
 
 @dataclass(frozen=True, slots=True)
 class _Running(Generic[Item, Result]):
-    """A transaction under way."""
+    """A running transaction."""
 
     gate: Gate
     batch: Sequence[_Waiting[Item, Result]]
     task: asyncio.Future[Any]
 
-    def end_if_left(self) -> None:
-        """What nobody waits for must not hold up those who come next."""
+    def cancel_if_unused(self) -> None:
+        """Cancel a transaction that no caller waits for, so that it does not delay the next one."""
         if all(caller.answer.cancelled() for caller in self.batch):
             self.task.cancel()
 
 
-#: Runs items in one transaction, in time; enters the gate with every attempt. Returns a result, or
-#: the error, of each item.
+#: Runs items in one transaction until a deadline, and enters the gate in every attempt. Returns the
+#: result or the error of each item.
 Commit = Callable[[Sequence[Item], Gate, float], Awaitable[Sequence[Result | Exception]]]
 
 
 class GroupCommit(Generic[Item, Result]):
-    """Commits submissions in the order they come, as many at a time as there are.
+    """Commits submissions in order. All that wait share a transaction, up to its limits.
 
-    One submission that fails does not fail its neighbours: they are committed again, each alone.
-    One whose caller is cancelled, or runs out of time, before the commit is not stored. Where the
-    database cannot be reached, all who have waited for it are told so at once.
+    If a shared transaction fails, each of its submissions is tried again in a separate
+    transaction.
+    A submission whose caller is cancelled or times out before the commit is not stored. If the
+    database cannot be reached, all submissions that were waiting when the attempt began fail.
 
     Args:
         commit: Runs items in one transaction.
-        allowance: Seconds without any commit after which the database is given up, by the bytes
-            of a transaction.
-        settling_seconds: What it may take, beyond the end of a submission, to find out what became
-            of its commit.
+        allowance: Returns the time limit of a transaction, in seconds, from its size in bytes. It
+            counts from the oldest submission, or from the last commit if that is later.
+        settling_seconds: Returns how far a call may exceed its deadline to learn the outcome of a
+            commit, in seconds.
     """
 
     def __init__(
@@ -150,13 +152,13 @@ class GroupCommit(Generic[Item, Result]):
 
         Args:
             submission: What to commit.
-            end: When to stop waiting, a time of the event loop; None: when the database is given
-                up.
+            end: Deadline of the caller, a time of the event loop; None: the time limit of the
+                transaction alone applies.
 
         Raises:
-            DatabaseUnavailableError: The time is up, and nothing was stored.
-            OutcomeUnknownError: The time is up, and nobody could say whether it was.
-            Exception: Whatever its commit raised; it left nothing behind.
+            DatabaseUnavailableError: The deadline has passed, and nothing was stored.
+            OutcomeUnknownError: The deadline has passed, and the submission may have been stored.
+            Exception: The error of its commit; nothing was stored.
         """
         now = asyncio.get_running_loop().time()
         end = math.inf if end is None else end
@@ -167,51 +169,51 @@ class GroupCommit(Generic[Item, Result]):
         try:
             for seconds in (end - now, self._settling_seconds()):
                 await _answered(one, seconds)
-                if not one.answer.done() and self._leave(one):
-                    raise DatabaseUnavailableError("no answer came in time; nothing was stored")
+                if not one.answer.done() and self._withdraw(one):
+                    raise DatabaseUnavailableError("no answer in time; nothing was stored")
             if not one.answer.done():
-                self._forsake(one)
+                self._abandon(one)
                 raise OutcomeUnknownError(
-                    "nobody could say in time whether this was committed; repeating the call is "
-                    "safe if it names what it writes"
+                    "no answer in time; the write may have been committed or not. Repeating the "
+                    "call is safe if it names the rows it writes, such as by group_uid"
                 )
         except asyncio.CancelledError:
-            if not self._leave(one):  # a commit that is under way must not come any later
-                await to_the_end(_answered(one, self._settling_seconds()))
-                one.answer.add_done_callback(_seen)
+            if not self._withdraw(one):  # a running commit must not take effect after the return
+                await run_to_completion(_answered(one, self._settling_seconds()))
+                one.answer.add_done_callback(_retrieve_error)
                 if not one.answer.done():
-                    self._forsake(one)
+                    self._abandon(one)
             raise
         return one.answer.result()
 
     async def drain(self) -> None:
-        """Wait until everything submitted has been answered."""
+        """Wait until every submission has its answer."""
         if self._worker is not None:
             await asyncio.wait([self._worker])
 
     async def give_up(self) -> None:
-        """Answer everything submitted with an error: nobody waits for it any longer."""
+        """Fail every submission with `StoreClosedError`."""
         if self._worker is not None:
             self._worker.cancel()
             await asyncio.wait([self._worker])
         while self._queue:
             _answer(self._queue.popleft(), StoreClosedError())
 
-    def _leave(self, caller: _Waiting[Item, Result]) -> bool:
-        """Whether the caller of a submission is out of it, and nothing of it is stored."""
+    def _withdraw(self, caller: _Waiting[Item, Result]) -> bool:
+        """Withdraw a submission if possible. Returns True if it will not be stored."""
         running = self._running
         if running is None or caller not in running.batch:
             return caller.answer.cancel()
-        if not running.gate.leave(caller):
+        if not running.gate.withdraw(caller):
             return False
-        running.end_if_left()
+        running.cancel_if_unused()
         return True
 
-    def _forsake(self, caller: _Waiting[Item, Result]) -> None:
-        """Nobody waits any longer for what becomes of a commit."""
+    def _abandon(self, caller: _Waiting[Item, Result]) -> None:
+        """Stop waiting for the outcome of a commit."""
         if (running := self._running) is not None:
-            running.gate.forsake(caller)
-            running.end_if_left()
+            running.gate.abandon(caller)
+            running.cancel_if_unused()
 
     async def _work(self) -> None:
         while self._queue:
@@ -219,11 +221,11 @@ class GroupCommit(Generic[Item, Result]):
             for _ in range(SHARED_ATTEMPTS):
                 if not await self._try(batch):
                     break
-            for caller in batch:  # whoever has no answer yet gets one of its own
+            for caller in batch:  # each one without an answer gets its own transaction
                 await self._try([caller])
 
     async def _try(self, batch: Sequence[_Waiting[Item, Result]]) -> bool:
-        """Commit those of a batch that are not answered yet. Returns whether some have left it."""
+        """Commit the unanswered submissions of a batch. Returns whether callers withdrew."""
         batch = [caller for caller in batch if not caller.answer.done()]
         began = asyncio.get_running_loop().time()
         try:
@@ -241,7 +243,7 @@ class GroupCommit(Generic[Item, Result]):
         return False
 
     async def _attempt(self, batch: Sequence[_Waiting[Item, Result]]) -> None:
-        """Commit a batch in one transaction, and answer it."""
+        """Commit a batch in one transaction, and set its answers."""
         gate = Gate(batch)
         num_bytes = sum(caller.submission.num_bytes for caller in batch)
         since = max(min(caller.since for caller in batch), self._last_commit)
@@ -253,7 +255,7 @@ class GroupCommit(Generic[Item, Result]):
             await asyncio.wait([running])
         except asyncio.CancelledError:
             running.cancel()
-            await to_the_end(asyncio.wait([running]))
+            await run_to_completion(asyncio.wait([running]))
             _fail(batch, StoreClosedError())
             raise
         finally:
@@ -301,7 +303,7 @@ def _fail(several: Iterable[_Waiting[Any, Any]], error: Exception) -> None:
         _answer(caller, error)
 
 
-def _seen(answer: asyncio.Future[Any]) -> None:
-    """Nobody is left to be told."""
+def _retrieve_error(answer: asyncio.Future[Any]) -> None:
+    """Retrieve an error that no caller waits for, which asyncio would log otherwise."""
     if not answer.cancelled():
         answer.exception()

@@ -1,7 +1,7 @@
-"""Migrations from code: what `replaydb db` runs, and what opening a store looks at.
+"""Schema migrations: upgrade, downgrade, history and checks, for `replaydb db` and for opening.
 
-alembic is imported only where something is migrated: a store whose tables are current opens
-without it. `docs/migrations.md` tells the rules.
+alembic is imported only for a migration. A store whose tables are current opens without it.
+`docs/migrations.md` describes the rules.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
 
 _view_names = frozenset(view.table.name for view in VIEWS)
 
-# alembic keeps the migration it runs in module globals. A lock of threads, as event loops of
-# several threads share them; taken by polling, so that a coroutine that waits can be cancelled.
+# alembic keeps the running migration in module globals, which event loops of several threads share.
+# The lock is acquired by polling, so that a waiting coroutine can be cancelled.
 _alembic_lock = threading.Lock()
 _LOCK_POLL_SECONDS = 0.005
 
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """One step of the history."""
+    """One revision of the schema."""
 
     id: str
     description: str
 
 
 async def upgrade(target: Backend | str | URL, revision: str = "head") -> None:
-    """Bring the tables up to `revision`, all steps in one transaction.
+    """Upgrade the tables to `revision`, all steps in one transaction.
 
     Args:
         target: The database, or its URL.
@@ -52,8 +52,8 @@ async def upgrade(target: Backend | str | URL, revision: str = "head") -> None:
     Raises:
         InvalidInputError: There is no such revision.
         SchemaTooNewError: The tables were made by a newer replaydb.
-        SchemaError: There are tables of our names that no migration made.
-        DatabaseError: The database refused; nothing of the upgrade was kept.
+        SchemaError: Tables with replaydb's names exist that no migration has created.
+        DatabaseError: The database refused; the upgrade was rolled back.
     """
     from alembic import command
 
@@ -61,7 +61,7 @@ async def upgrade(target: Backend | str | URL, revision: str = "head") -> None:
 
 
 async def downgrade(target: Backend | str | URL, revision: str) -> None:
-    """Take the tables back to `revision`: what later ones added is lost.
+    """Downgrade the tables to `revision`. What later revisions added is lost.
 
     Args:
         target: The database, or its URL.
@@ -70,7 +70,7 @@ async def downgrade(target: Backend | str | URL, revision: str) -> None:
     Raises:
         InvalidInputError: There is no such revision.
         SchemaError: As for `upgrade`.
-        DatabaseError: The database refused; nothing of the downgrade was kept.
+        DatabaseError: The database refused; the downgrade was rolled back.
     """
     from alembic import command
 
@@ -78,16 +78,16 @@ async def downgrade(target: Backend | str | URL, revision: str) -> None:
 
 
 async def current(target: Backend | str | URL) -> str | None:
-    """The revision of the tables; None where no migration made any. Never writes.
+    """Return the revision of the tables; None if no migration has created any. Never writes.
 
     Raises:
-        DatabaseError: The database is not there, or cannot be read.
+        DatabaseError: The database does not exist, or cannot be read.
     """
     return (await revisions.find(_backend(target, read_only=True))).revision
 
 
 def history() -> tuple[Revision, ...]:
-    """All revisions, the oldest first."""
+    """Return all revisions, the oldest first."""
     from alembic.script import ScriptDirectory
 
     scripts = ScriptDirectory.from_config(_config()).walk_revisions()
@@ -95,32 +95,33 @@ def history() -> tuple[Revision, ...]:
 
 
 async def check(target: Backend | str | URL) -> tuple[str, ...]:
-    """How the tables differ from what this replaydb expects; empty where they do not.
+    """Return the differences between the tables and what this version expects; empty if none.
 
-    alembic's comparison: it sees tables, columns, types, keys and indexes, and no CHECKs.
+    The comparison is alembic's. It covers tables, columns, types, keys and indexes, but not CHECK
+    constraints. Views are compared by their columns.
 
     Raises:
         SchemaError: The revision is not the newest one, see `prepare`.
     """
     backend = _backend(target, read_only=True)
     async with revisions.reading(backend) as connection:
-        if problem := revisions.problem_of(backend, await revisions.look(connection)):
+        if problem := revisions.problem_of(backend, await revisions.inspect_schema(connection)):
             raise problem
         return await connection.run_sync(_differences)
 
 
 async def prepare(backend: Backend, *, migrate: bool | None) -> None:
-    """Make sure that the tables are those this version works with.
+    """Make sure that the tables have the revision that this version needs.
 
     Args:
         backend: The database.
-        migrate: True upgrades whatever is out of date; False never writes; None does neither,
-            except that a new SQLite file gets its tables.
+        migrate: True upgrades tables that are out of date. False never writes. None creates the
+            tables of a new SQLite file, and writes nothing otherwise.
 
     Raises:
-        SchemaOutOfDateError: An upgrade is due; the message is the command to run.
+        SchemaOutOfDateError: An upgrade is needed; the message has the command to run.
         SchemaTooNewError: The tables were made by a newer replaydb.
-        SchemaError: There are tables of our names that no migration made.
+        SchemaError: Tables with replaydb's names exist that no migration has created.
         DatabaseError: The database cannot be reached, read or upgraded.
     """
     found = await revisions.find(backend)
@@ -135,7 +136,7 @@ async def prepare(backend: Backend, *, migrate: bool | None) -> None:
 
 
 def alembic_options() -> dict[str, Any]:
-    """How alembic is configured, by `migrations/env.py` and by `check` alike."""
+    """Return alembic's options, for both `migrations/env.py` and `check`."""
     return {
         "target_metadata": metadata,
         "version_table": revisions.VERSION_TABLE,
@@ -155,7 +156,7 @@ async def _run(backend: Backend, action: Callable[[Config, str], None], revision
         action(config, revision)
 
     async with _alembic_alone(), revisions.schema_transaction(backend) as connection:
-        problem = revisions.problem_of(backend, await revisions.look(connection))
+        problem = revisions.problem_of(backend, await revisions.inspect_schema(connection))
         if problem is not None and not isinstance(problem, SchemaOutOfDateError):
             raise problem
         try:
@@ -170,23 +171,25 @@ def _config() -> Config:
     from alembic.config import Config
 
     config = Config()
-    # The file format of alembic.ini, which expands %: a folder may well have one in its name.
+    # alembic expands % as in alembic.ini, and the path of the folder may contain one.
     config.set_main_option("script_location", str(_folder()).replace("%", "%%"))
     return config
 
 
 def _folder() -> Path:
-    """`migrations/`: inside the installed package, or beside `src/` in a checkout."""
+    """Return `migrations/` of the installed package, or the one beside `src/` in a checkout."""
     package = Path(__file__).resolve().parents[1]
     for folder in (package / "migrations", package.parents[1] / "migrations"):
         if (folder / "env.py").is_file():
             return folder
-    raise FileNotFoundError(f"this installation of replaydb has no migrations: {package}")
+    raise FileNotFoundError(
+        f"this installation of replaydb has no migrations/ folder in {package}: reinstall it"
+    )
 
 
 @asynccontextmanager
 async def _alembic_alone() -> AsyncIterator[None]:
-    while not _alembic_lock.acquire(blocking=False):  # noqa: ASYNC110 - other threads set it free
+    while not _alembic_lock.acquire(blocking=False):  # noqa: ASYNC110 - other threads release it
         await asyncio.sleep(_LOCK_POLL_SECONDS)
     try:
         yield
@@ -201,7 +204,7 @@ def _backend(target: Backend | str | URL, *, read_only: bool = False) -> Backend
 
 
 def _is_compared(_item: object, name: str | None, kind: str, *_: object) -> bool:
-    """Tables of others are none of our business; views are compared by `_view_differences`."""
+    """Compare only replaydb's own tables. `_view_differences` compares views."""
     return kind != "table" or (name in metadata.tables and name not in _view_names)
 
 
@@ -216,10 +219,10 @@ def _differences(connection: Connection) -> tuple[str, ...]:
 
 
 def _described(step: tuple[Any, ...]) -> str:
-    """One change that alembic would make, such as `add index ix_draw_step`."""
+    """Describe a change that alembic would make, such as `add index ix_draw_step`."""
     kind, *details = step
     last = details[-1]
-    if kind.startswith("modify_"):  # schema, table, column, more, what is, what should be
+    if kind.startswith("modify_"):  # schema, table, column, more, found, expected
         _, table_name, column_name, _, found, expected = details
         what = f"{table_name}.{column_name}: {found!r}, expected {expected!r}"
     elif kind.endswith("_column"):  # schema, table, the column

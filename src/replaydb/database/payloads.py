@@ -1,6 +1,6 @@
 """Payloads outside the database: written before the transaction that refers to them, read after it.
 
-Nothing of this happens inside a transaction, or while a lock is held
+No payload is written or read inside a transaction, or while a lock is held
 (`docs/decisions/0016-payloads-in-packs.md`).
 """
 
@@ -19,10 +19,10 @@ from sqlalchemy import Connection
 from replaydb.database.pruning import Pruning
 from replaydb.database.records import Facts, Pack, PayloadRecord, Stored
 from replaydb.database.repository import groups, packs
-from replaydb.database.repository.packs import PlaceRow
+from replaydb.database.repository.packs import PayloadStoreRow
 from replaydb.database.transactions import Database, allowance, end_in
 from replaydb.errors import DatabaseError, InvalidInputError, ReplayDBError, StoreClosedError
-from replaydb.packs import PackDamage, Place, Range
+from replaydb.packs import PackDamage, PayloadStore, Range
 from replaydb.results import PruneReport
 
 logger = logging.getLogger(__name__)
@@ -31,17 +31,17 @@ logger = logging.getLogger(__name__)
 _Key = tuple[Any, Any]
 Data = memoryview | PackDamage
 
-#: How often a process that puts looks for packs to be removed, and how many it removes then.
+#: Interval at which puts remove unused packs, and the number of packs per step.
 TIDY_SECONDS = 60.0
 TIDY_PACKS = 256
 
 
 class Payloads:
-    """Where a store has its payloads, if that is not the database."""
+    """The payloads of a store that keeps them outside the database."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._place: Place | None = None
+        self._payload_store: PayloadStore | None = None
         self._open = True
         self._calls: set[asyncio.Timeout] = set()
         self._idle = asyncio.Event()
@@ -51,69 +51,72 @@ class Payloads:
 
     @property
     def url(self) -> str | None:
-        """Where they are, without secrets; None where nothing was read or written there yet."""
-        return None if self._place is None else self._place.url
+        """URL of the payload store, without secrets; None until it is first used."""
+        return None if self._payload_store is None else self._payload_store.url
 
-    async def settle(self, url: str, end: float) -> None:
-        """Have payloads at a URL, where they are already or nothing was said yet.
+    async def set_location(self, url: str, end: float) -> None:
+        """Use the payload store at a URL, and record it if the database has none yet.
 
         Raises:
-            InvalidInputError: They are elsewhere, or it cannot be a place for them.
-            PayloadsUnavailableError: The place cannot be reached, or not used.
-            DatabaseReadOnlyError: The store was opened to be read.
+            InvalidInputError: The store has its payloads elsewhere, or the URL cannot be used.
+            PayloadsUnavailableError: The payload store cannot be reached or used.
+            DatabaseReadOnlyError: The store was opened read-only, and has no payload store yet.
         """
-        row = await self._database.read(packs.place, end=end)
+        row = await self._database.read(packs.payload_store, end=end)
         if row is None:
             store_uid = uuid4().hex
-            place = Place.at(url, store_uid)
+            payload_store = PayloadStore.at(url, store_uid)
 
-            def look(connection: Connection) -> None:
-                packs.check_no_payloads(connection, place.url)
+            def check(connection: Connection) -> None:
+                packs.check_no_payloads(connection, payload_store.url)
 
-            def record(connection: Connection) -> PlaceRow:
-                return packs.settle_place(connection, place.url, store_uid)
+            def record(connection: Connection) -> PayloadStoreRow:
+                return packs.record_payload_store(connection, payload_store.url, store_uid)
 
             try:
-                await self._database.read(look, end=end)
+                await self._database.read(check, end=end)
                 if not self._database.backend.read_only:
-                    await place.prepare(end)  # it can be written: only then it is recorded
+                    await payload_store.prepare(end)  # record it only if it can be written
                 row = await self._database.write(record, end=end)
             finally:
-                await place.close()
-        place = Place.at(url, row.store_uid)
-        if place.url != row.url:
-            await place.close()
-            raise InvalidInputError("payloads", f"{row.url}, where this store has them", place.url)
-        self._place = place
-        await place.check(end)
+                await payload_store.close()
+        payload_store = PayloadStore.at(url, row.store_uid)
+        if payload_store.url != row.url:
+            await payload_store.close()
+            expected = f"{row.url}, where this store has its payloads"
+            raise InvalidInputError("payloads", expected, payload_store.url)
+        self._payload_store = payload_store
+        await payload_store.check(end)
 
     async def set_grace(self, seconds: float, end: float) -> None:
-        """For every process: how long a pack stays to which nothing refers.
+        """Set, for all processes, how long unused packs are kept.
 
         Raises:
             InvalidInputError: Payloads are in the database.
         """
-        if await self._database.read(packs.place, end=end) is None:
-            raise InvalidInputError("payload_grace", "payloads outside the database", seconds)
+        if await self._database.read(packs.payload_store, end=end) is None:
+            expected = "None, unless the payloads are outside the database"
+            raise InvalidInputError("payload_grace", expected, seconds)
         await self._database.write(lambda connection: packs.set_grace(connection, seconds), end=end)
 
     async def relocate(self, url: str, end: float) -> tuple[str, str]:
-        """Record that packs have been brought elsewhere; the URLs of where they were, and are.
+        """Record that the packs were moved to a URL. Returns the old URL and the new one.
 
         Raises:
             InvalidInputError: Payloads are in the database.
             PayloadsUnavailableError: The packs of this store are not there.
         """
-        row = await self._database.read(packs.place, end=end)
+        row = await self._database.read(packs.payload_store, end=end)
         if row is None:
-            raise InvalidInputError("payloads", "a store that has them outside the database", url)
-        place = Place.at(url, row.store_uid)
-        await place.check(end)
+            expected = "None, unless the payloads are outside the database"
+            raise InvalidInputError("payloads", expected, url)
+        payload_store = PayloadStore.at(url, row.store_uid)
+        await payload_store.check(end)
         await self._database.write(
-            lambda connection: packs.relocate(connection, place.url), end=end
+            lambda connection: packs.relocate(connection, payload_store.url), end=end
         )
-        self._place = place  # who still reads from the old one may do so to the end
-        return row.url, place.url
+        self._payload_store = payload_store  # running reads may finish on the old one
+        return row.url, payload_store.url
 
     async def prune(
         self,
@@ -123,19 +126,22 @@ class Payloads:
         end: float,
         progress: Callable[[PruneReport], object] | None,
     ) -> PruneReport:
-        """Find what the place holds for nothing, see `Pruning`.
+        """Find unreferenced data in the payload store, and remove it unless `dry_run`.
+
+        See `Pruning`.
 
         Raises:
             InvalidInputError: Payloads are in the database.
-            PayloadsUnavailableError: The place cannot be reached, or is not that of this store.
+            PayloadsUnavailableError: The payload store cannot be reached, or belongs to another
+                store.
             StoreClosedError: The store was closed.
         """
-        if await self._database.read(packs.place, end=end) is None:
-            expected = "a store that has them outside the database"
-            raise InvalidInputError("payloads", expected, "one that has them inside")
+        if await self._database.read(packs.payload_store, end=end) is None:
+            expected = "a store with payloads outside the database"
+            raise InvalidInputError("payloads", expected, "one with payloads in the database")
         pruning = Pruning(
             self._database,
-            await self._known(end),
+            await self._located(end),
             dry_run=dry_run,
             min_age=min_age,
             end=end,
@@ -145,29 +151,33 @@ class Payloads:
             return await pruning.run()
 
     async def put(self, payloads: Sequence[PayloadRecord], end: float) -> None:
-        """Write what is nowhere yet, as one pack.
+        """Write the payloads that are in no usable pack yet, as one new pack.
 
         Raises:
-            PayloadsUnavailableError: The place cannot be reached, or not used.
+            PayloadsUnavailableError: The payload store cannot be reached or used.
             StoreClosedError: The store was closed.
         """
         new = [one for one in payloads if one.pack is None or one.pack.is_gone]
         if not new:
             return
         async with self._call():
-            place = await self._known(end)
-            pack = Pack(place.new_name(), 0, time.monotonic())
+            payload_store = await self._located(end)
+            pack = Pack(payload_store.new_name(), 0, time.monotonic())
             sync = self._database.backend.syncs
-            offsets = await place.write(pack.name, [one.data for one in new], sync=sync, end=end)
+            data = [one.data for one in new]
+            offsets = await payload_store.write(pack.name, data, sync=sync, end=end)
         pack.num_bytes = offsets[-1] + len(new[-1].data)
         for one, offset in zip(new, offsets, strict=True):
             one.pack, one.offset = pack, offset
 
     async def read(self, stored: Stored, end: float) -> Stored:
-        """Rows of payloads with their bytes, or what is wrong with those; see `Place.read`.
+        """Read the payloads that are in packs. Each row gets its bytes, or a `PackDamage`.
+
+        See `PayloadStore.read`.
 
         Raises:
-            PayloadsUnavailableError: The place cannot be reached, or is not that of this store.
+            PayloadsUnavailableError: The payload store cannot be reached, or belongs to another
+                store.
             StoreClosedError: The store was closed.
         """
         outside = [part for part in stored.payloads if part["pack_id"] is not None]
@@ -176,7 +186,7 @@ class Payloads:
         found = await self._read(outside, end)
         if moved := await self._moved(outside, found, end):
             found |= await self._read(moved, end)
-        # `Place.read` has compared their checksums, so the decoder does not.
+        # `PayloadStore.read` has compared their checksums, so the decoder does not.
         parts = [
             part
             if part["pack_id"] is None
@@ -186,7 +196,7 @@ class Payloads:
         return stored._replace(payloads=parts)
 
     async def _read(self, parts: Sequence[Facts], end: float) -> dict[_Key, Data]:
-        """Bytes of parts in packs, or what is wrong with them."""
+        """Return the bytes of parts in packs, or the damage found in them."""
         found: dict[_Key, Data] = {}
         ranges: dict[_Key, Range] = {}
         for part in parts:
@@ -196,16 +206,18 @@ class Payloads:
             else:
                 found[_key(part)] = where
         async with self._call():
-            place = await self._known(end)
-            read = await place.read(list(ranges.values()), end=end)
+            payload_store = await self._located(end)
+            read = await payload_store.read(list(ranges.values()), end=end)
         return found | dict(zip(ranges, read, strict=True))
 
     async def _moved(
         self, parts: Sequence[Facts], found: Mapping[_Key, Data], end: float
     ) -> list[Facts]:
-        """Rows of the damaged parts that are in other packs by now: of a grace that was too short.
+        """Return the current rows of damaged parts that have moved to other packs.
 
-        A part with the same checksum is the same content, whatever became of the group.
+        A part moves when its pack is compacted. A reader that took longer than the grace period
+        then finds its pack missing. A part with the same checksum has the same content, whatever
+        happened to the group.
         """
         damaged = {_key(part): part for part in parts if isinstance(found[_key(part)], PackDamage)}
         if not damaged:
@@ -223,19 +235,19 @@ class Payloads:
         ]
 
     def tidy_soon(self) -> None:
-        """Remove packs to which nothing has referred for long, if nobody did for some time."""
+        """Remove unused packs in the background, at most once in `TIDY_SECONDS`."""
         due = time.monotonic() - self._tidied > TIDY_SECONDS
         if due and (self._tidying is None or self._tidying.done()):
             self._tidying = asyncio.create_task(self._tidy())
 
     async def stop(self) -> None:
-        """Remove nothing any more."""
+        """Stop removing unused packs in the background."""
         if self._tidying is not None:
             self._tidying.cancel()
             await asyncio.wait([self._tidying])
 
     async def close(self, end: float) -> None:
-        """Let go of the place. What is under way there ends first, and by `end` is cut off."""
+        """Close the payload store. Running calls end first; at `end` they are cancelled."""
         self._open = False
         try:
             async with asyncio.timeout_at(end):
@@ -244,12 +256,12 @@ class Payloads:
             for call in self._calls:
                 call.reschedule(end)
             await self._idle.wait()
-        if self._place is not None:
-            await self._place.close()
+        if self._payload_store is not None:
+            await self._payload_store.close()
 
     @asynccontextmanager
     async def _call(self) -> AsyncIterator[None]:
-        """Reading or writing, which closing waits for, as for a transaction."""
+        """Run the block as a call that `close` waits for, as for a transaction."""
         if not self._open:
             raise StoreClosedError
         call = asyncio.timeout(None)
@@ -266,46 +278,50 @@ class Payloads:
                 self._idle.set()
 
     async def _tidy(self) -> None:
-        """What is broken off is left marked, and done by whoever tidies next."""
+        """Remove all removable packs. After an interruption, the next process removes the rest."""
         try:
-            while await remove_condemned(self._database, await self._known(end_in(allowance()))):
+            while await remove_marked(self._database, await self._located(end_in(allowance()))):
                 pass
         except ReplayDBError as error:
-            logger.warning("packs that nothing refers to were not removed: %s", error)
+            logger.warning("unused packs were not removed: %s", error)
         except Exception:
-            logger.exception("packs that nothing refers to were not removed")
+            logger.exception("unused packs were not removed")
         finally:
             self._tidied = time.monotonic()
 
-    async def _known(self, end: float) -> Place:
-        """The place; another process may have said where it is after this one opened the store."""
-        if self._place is None:
-            row = await self._database.read(packs.place, end=end)
+    async def _located(self, end: float) -> PayloadStore:
+        """Return the payload store. Read its URL if another process set it after the opening."""
+        if self._payload_store is None:
+            row = await self._database.read(packs.payload_store, end=end)
             if row is None:
-                raise DatabaseError("the tables do not say where payloads are")
-            self._place = Place.at(row.url, row.store_uid)
-        return self._place
+                raise DatabaseError("the URL of the payload store is missing in the database")
+            self._payload_store = PayloadStore.at(row.url, row.store_uid)
+        return self._payload_store
 
 
-async def remove_condemned(database: Database, place: Place) -> bool:
-    """Remove packs whose grace is over, a limited number. Returns whether there may be more."""
+async def remove_marked(database: Database, payload_store: PayloadStore) -> bool:
+    """Remove packs that were marked for deletion longer ago than the grace period, up to a limit.
+
+    Returns:
+        Whether there may be more.
+    """
     backend = database.backend
 
-    def look(connection: Connection) -> Sequence[int]:
-        return packs.condemned(connection, backend.now(connection), TIDY_PACKS)
+    def find(connection: Connection) -> Sequence[int]:
+        return packs.removable(connection, backend.now(connection), TIDY_PACKS)
 
-    ids = await database.read(look)
+    ids = await database.read(find)
     if not ids:
         return False
 
-    def doom(connection: Connection) -> dict[int, str]:
-        return packs.doom(connection, ids, backend.now(connection))
+    def begin_removal(connection: Connection) -> dict[int, str]:
+        return packs.begin_removal(connection, ids, backend.now(connection))
 
-    doomed = await database.write(doom)
-    await place.remove(doomed.values(), end=end_in(allowance()))
-    gone: Collection[int] = doomed.keys()
-    await database.write(lambda connection: packs.forget(connection, gone))
-    return len(ids) == TIDY_PACKS and bool(doomed)
+    removing = await database.write(begin_removal)
+    await payload_store.remove(removing.values(), end=end_in(allowance()))
+    gone: Collection[int] = removing.keys()
+    await database.write(lambda connection: packs.delete_rows(connection, gone))
+    return len(ids) == TIDY_PACKS and bool(removing)
 
 
 def _key(part: Facts) -> _Key:
@@ -313,9 +329,12 @@ def _key(part: Facts) -> _Key:
 
 
 def _range(part: Facts) -> Range | PackDamage:
-    """Where a part is; SQLite takes anything for a number."""
+    """Return the location of a part, or damage if its row has values of other types.
+
+    SQLite accepts any type in any column.
+    """
     pack, numbers = part.get("pack"), [part[f"pack_{name}"] for name in ("offset", "length")]
     numbers.append(part["checksum"])
     if isinstance(pack, str) and all(isinstance(number, int) for number in numbers):
         return Range(pack, *numbers)
-    return PackDamage(f"no pack has such bytes: {(pack, *numbers)!r:.80}")
+    return PackDamage(f"the row of the part names no range of a pack: {(pack, *numbers)!r:.80}")

@@ -1,4 +1,4 @@
-"""Statements that are built once and run with other values every time."""
+"""Prepared statements: built and compiled once, and run with different values each time."""
 
 from __future__ import annotations
 
@@ -27,28 +27,29 @@ S = TypeVar("S", bound=Executable, covariant=True)
 
 
 class Bound(NamedTuple, Generic[S]):
-    """A statement, and what to run it with this time.
+    """A statement, and the values of its parameters for one execution.
 
     Attributes:
-        statement: With bound parameters.
-        values: Theirs, by name.
-        is_kept: Whether it is the same object every time, and not made for the call.
+        statement: A statement with bound parameters.
+        values: Values of the parameters, by name.
+        is_cached: Whether every call uses the same statement object, so that its compiled form can
+            be cached.
     """
 
     statement: S
     values: Mapping[str, Any]
-    is_kept: bool = True
+    is_cached: bool = True
 
 
 class prepared(Generic[S]):
-    """A function that makes a statement of bound parameters: those that are its own.
+    """Decorator for a function that builds a statement: its parameters become bound parameters.
 
     Building a statement and finding its compiled form costs several times what running it does,
-    and a draw runs a dozen. Called with values it gives the statement, always the same one, bound
-    to them.
+    and a draw runs a dozen. A call with values returns them with the statement, which is built only
+    once.
 
     Attributes:
-        build: The function, for statements that are made from this one.
+        build: The undecorated function, for statements that are built from this one.
     """
 
     def __init__(self, build: Callable[..., S]) -> None:
@@ -58,11 +59,11 @@ class prepared(Generic[S]):
 
     @cached_property
     def _statement(self) -> S:
-        """The statement, whose parameters have no values yet."""
+        """The statement, with parameters that have no values."""
         return self.build(*map(bindparam, self._names))
 
     def __call__(self, *values: Any) -> Bound[S]:
-        """The statement, and what to run it with."""
+        """Return the statement with the values to run it with."""
         return Bound(self._statement, dict(zip(self._names, values, strict=True)))
 
 
@@ -77,15 +78,14 @@ def execute(connection: Connection, statement: UpdateBase | Bound[UpdateBase]) -
 
 
 def execute(connection: Connection, statement: Executable | Bound[Any]) -> Sequence[Any] | int:
-    """Run a statement, whether it was made for this call or is kept.
+    """Run a statement. If it is cached, so is its compiled form.
 
     Returns:
-        The rows that it reads, whose columns are attributes, or the number of those that it
-        changes.
+        The rows that it reads, with columns as attributes, or the number of rows that it changes.
     """
     if not isinstance(statement, Bound):
         result = connection.execute(statement)
-    elif not statement.is_kept or _is_watched(connection):
+    elif not statement.is_cached or _is_watched(connection):
         result = connection.execute(statement.statement, statement.values)
     else:
         plan = _plan(statement.statement, tuple(statement.values), connection.dialect)
@@ -96,10 +96,11 @@ def execute(connection: Connection, statement: Executable | Bound[Any]) -> Seque
 def execute_many(
     connection: Connection, statement: Insert | Update, rows: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Run a statement once for every row, a dict of its parameters; all have the same names.
+    """Run a statement once for each row, a dict of its parameters. All rows have the same names.
 
-    What `connection.execute` does, but for what it does anew for every row: that takes longer
-    than writing most of ours. `statement` must be one that is kept, not made for the call.
+    This is faster than `connection.execute`, whose work per row takes longer than writing most of
+    our rows. `statement` must be an object that every call uses, not one that is built for this
+    call.
     """
     if not rows:
         return
@@ -113,13 +114,13 @@ def execute_many(
 
 
 def inserted_id(connection: Connection, statement: Insert, values: Mapping[str, Any]) -> int:
-    """Insert a row with a kept statement that returns its id, and say which one it is."""
+    """Insert a row with a cached statement that returns its id, and return the id."""
     rows: Any = execute(connection, Bound(statement, values))
     return int(rows[0].id)
 
 
 def _is_watched(connection: Connection) -> bool:
-    """Whether somebody wants to hear of each statement, which only SQLAlchemy tells."""
+    """Whether `echo` or event listeners are set, for which SQLAlchemy must run the statement."""
     events = connection.dispatch
     return bool(connection._echo or events.before_cursor_execute or events.after_cursor_execute)
 
@@ -127,10 +128,10 @@ def _is_watched(connection: Connection) -> bool:
 def _run(
     connection: Connection, sql: str, parameters: Sequence[Any], *, many: bool = False
 ) -> tuple[Sequence[Any], Any]:
-    """Hand SQL to the driver, in a transaction, with errors as SQLAlchemy has them.
+    """Run SQL on the driver, in a transaction, and raise the errors that SQLAlchemy would raise.
 
     Returns:
-        The driver's rows, and the cursor, which says what they are.
+        The driver's rows, and the cursor that describes them.
     """
     if not connection.in_transaction():
         connection.begin()
@@ -139,7 +140,7 @@ def _run(
         (cursor.executemany if many else cursor.execute)(sql, parameters)
         rows = cursor.fetchall() if cursor.description else ()
     except BaseException as error:
-        # It looks whether the connection is lost. Only what the driver raises is wrapped.
+        # This also detects a lost connection. Only errors of the driver are wrapped.
         is_drivers = isinstance(error, connection.dialect.loaded_dbapi.Error)
         connection._handle_dbapi_exception(error, sql if is_drivers else None, None, cursor, None)
     cursor.close()
@@ -150,7 +151,7 @@ class _Plan:
     """A compiled statement.
 
     Attributes:
-        sql: With the dialect's placeholders.
+        sql: Its text, with the placeholders of the dialect.
     """
 
     def __init__(self, statement: Any, names: tuple[str, ...], dialect: Dialect) -> None:
@@ -162,8 +163,8 @@ class _Plan:
         self._types = [column.type for column in getattr(statement, "exported_columns", ())]
         self._make_row: Callable[[Iterable[Any]], Any] | None = None
         self._readers: Sequence[tuple[int, Callable[[Any], Any]]] = ()
-        # What fills placeholders, in order: the name of a value, and how to hand it to the driver
-        # if that takes something; or, without a name, a value that is always the same.
+        # For each placeholder the name of a value and its bind processor, if it has one; or None
+        # and a constant value.
         self._fillers: list[tuple[str | None, Any]] = []
         for name in compiled.positiontup or ():
             process = compiled.binds[name].type.dialect_impl(dialect).bind_processor(dialect)
@@ -174,7 +175,7 @@ class _Plan:
                 self._fillers.append((None, value if process is None else process(value)))
 
     def run(self, connection: Connection, values: Mapping[str, Any]) -> Sequence[Any] | int:
-        """Its rows, or the number of those it changes."""
+        """Run it. Returns its rows, or the number of rows that it changes."""
         parameters = [
             process if name is None else values[name] if process is None else process(values[name])
             for name, process in self._fillers
@@ -183,7 +184,7 @@ class _Plan:
         return cursor.rowcount if cursor.description is None else self._read(rows, cursor)
 
     def parameters(self, rows: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
-        """Rows of values as the driver takes them."""
+        """Convert rows of values to parameters of the driver."""
         columns: list[Iterable[Any]] = []
         for name, process in self._fillers:
             if name is None:
@@ -195,9 +196,9 @@ class _Plan:
         return list(zip(*columns, strict=True)) if columns else [()] * len(rows)
 
     def _read(self, rows: Sequence[Any], cursor: Any) -> Sequence[Any]:
-        """The driver's rows as named tuples of the values that the types of columns make of them.
+        """Convert the driver's rows to named tuples, by the types of their columns.
 
-        With their names come the driver's own types, on which that depends.
+        The conversion depends on the driver's types of the columns, which the first result has.
         """
         if self._make_row is None:
             names = [name for name, *_ in cursor.description]

@@ -1,10 +1,11 @@
-"""What a place holds for nothing: found, and where it is asked for removed.
+"""Pruning: find and remove unreferenced data in a payload store.
 
-An object that no table knows was left by a put that never came to its commit. It is taken for that
-only when it is old, as others may be about to commit what they have written, and only where the
-marker of the store is. Packs that are mostly dead are written anew, with what is still of use.
+An object that no table lists is an orphan: the put that wrote it never committed. Only old objects
+are treated as orphans, because a put may be about to commit a new one, and only if the marker of
+the store is present. Packs that are mostly dead are compacted: their live parts are copied into new
+packs.
 
-Every step is whole: whoever breaks it off loses nothing, and the next run does the rest.
+Every step is atomic. An interrupted run loses nothing, and the next run completes it.
 """
 
 from __future__ import annotations
@@ -20,32 +21,32 @@ from sqlalchemy import Connection
 
 from replaydb.database.repository import packs
 from replaydb.database.transactions import Database
-from replaydb.packs import Listed, PackDamage, Place, Range
+from replaydb.packs import Listed, PackDamage, PayloadStore, Range
 from replaydb.results import PruneReport
 
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-#: A pack of which at most this share of the bytes is of use is written anew.
+#: A pack is compacted if at most this share of its bytes is live.
 MOSTLY_DEAD: Final = 0.5
 
 _PAGE: Final = 500
-#: More packs than there are: they are counted at once.
+#: A limit above the number of packs: all are read at once.
 _ALL: Final = 10_000_000
 
 
 class Pruning:
-    """One run.
+    """One run of pruning.
 
     Attributes:
-        report: What was found so far.
+        report: The findings so far.
     """
 
     def __init__(
         self,
         database: Database,
-        place: Place,
+        payload_store: PayloadStore,
         *,
         dry_run: bool,
         min_age: float,
@@ -54,23 +55,24 @@ class Pruning:
     ) -> None:
         self.report = PruneReport(dry_run)
         self._database = database
-        self._place = place
+        self._payload_store = payload_store
         self._min_age = timedelta(seconds=min_age)
         self._end = end
         self._progress = progress
 
     async def run(self) -> PruneReport:
-        """Find, and remove unless it is a dry run.
+        """Find unreferenced data, and remove it unless this is a dry run.
 
         Raises:
-            PayloadsUnavailableError: The place cannot be reached, or is not that of this store.
+            PayloadsUnavailableError: The payload store cannot be reached, or belongs to another
+                store.
         """
-        await self._place.check(self._end)
+        await self._payload_store.check(self._end)
         now = await self._database.read(self._database.backend.now, end=self._end)
-        await self._prune_condemned(now)
+        await self._prune_marked(now)
         await self._mark_unmarked(now)
         page: list[Listed] = []
-        async for each in self._place.listed(end=self._end):
+        async for each in self._payload_store.listed(end=self._end):
             page.append(each)
             if len(page) == _PAGE:
                 await self._prune_orphans(page, now)
@@ -79,17 +81,17 @@ class Pruning:
         await self._compact()
         return self.report
 
-    async def _prune_condemned(self, now: datetime) -> None:
-        """Packs to which nothing has referred for as long as their grace."""
-        total = await self._read(lambda connection: packs.condemned_total(connection, now))
-        self._found(num_condemned=total.packs, condemned_bytes=total.bytes)
+    async def _prune_marked(self, now: datetime) -> None:
+        """Count and remove the packs that were marked longer ago than the grace period."""
+        total = await self._read(lambda connection: packs.removable_total(connection, now))
+        self._found(num_marked=total.packs, marked_bytes=total.bytes)
         while not self.report.dry_run:
-            ids = await self._read(lambda connection: packs.condemned(connection, now, _PAGE))
-            if not await self._remove(partial(packs.doom, ids=ids, now=now)):
+            ids = await self._read(lambda connection: packs.removable(connection, now, _PAGE))
+            if not await self._remove(partial(packs.begin_removal, ids=ids, now=now)):
                 break
 
     async def _mark_unmarked(self, now: datetime) -> None:
-        """Packs that have no live parts and were never marked for deletion."""
+        """Count and mark the packs without live parts that were never marked for deletion."""
         total = await self._read(packs.unmarked_total)
         self._found(num_unmarked=total.packs, unmarked_bytes=total.bytes)
         if total.packs and not self.report.dry_run:
@@ -97,7 +99,7 @@ class Pruning:
             await self._database.write(mark, end=self._end)
 
     async def _prune_orphans(self, page: Sequence[Listed], now: datetime) -> None:
-        """Objects that no table knows, of some that were listed."""
+        """Count and remove the orphans among listed objects."""
         names = [each.name for each in page]
         known = await self._read(lambda connection: packs.known(connection, names))
         orphans = {
@@ -109,7 +111,7 @@ class Pruning:
         if orphans and not self.report.dry_run:
             claim = partial(packs.claim_orphans, names=orphans.keys(), now=now)
             claimed = await self._database.write(claim, end=self._end)
-            await self._place.remove(claimed.values(), end=self._end)
+            await self._payload_store.remove(claimed.values(), end=self._end)
         self._found(
             num_packs=len(page),
             num_bytes=sum(each.num_bytes for each in page),
@@ -118,15 +120,17 @@ class Pruning:
         )
 
     async def _remove(self, claim: Callable[[Connection], Mapping[int, str]]) -> bool:
-        """Remove what can be claimed, so that nobody takes it into use; whether there was any."""
+        """Claim packs, so that no put can use them, and remove them. Returns whether any were."""
         claimed = await self._database.write(claim, end=self._end)
         if claimed:
-            await self._place.remove(claimed.values(), end=self._end)
-            await self._database.write(partial(packs.forget, ids=claimed.keys()), end=self._end)
+            await self._payload_store.remove(claimed.values(), end=self._end)
+            await self._database.write(
+                partial(packs.delete_rows, ids=claimed.keys()), end=self._end
+            )
         return bool(claimed)
 
     async def _compact(self) -> None:
-        """Write anew, without what is dead, packs that mostly are."""
+        """Copy the live parts of mostly dead packs into new packs."""
         dead = await self._read(lambda connection: packs.mostly_dead(connection, MOSTLY_DEAD, _ALL))
         for pack in dead:
             if self.report.dry_run:
@@ -141,15 +145,15 @@ class Pruning:
         if not ranges:
             return
         parts: list[memoryview] = []
-        for part in await self._place.read(ranges, end=self._end):
+        for part in await self._payload_store.read(ranges, end=self._end):
             if isinstance(part, PackDamage):
-                logger.warning("pack %s is damaged: it stays as it is", name)
+                logger.warning("pack %s is damaged and is not compacted", name)
                 self._found(num_damaged=1)
                 return
             parts.append(part)
-        new = self._place.new_name()
-        # Flushed whatever the durability of puts: the old pack, long on the disk, will be removed.
-        offsets = await self._place.write(new, parts, sync=True, end=self._end)
+        new = self._payload_store.new_name()
+        # Flushed whatever the durability of puts: the old pack is on the disk, and will be removed.
+        offsets = await self._payload_store.write(new, parts, sync=True, end=self._end)
         size = offsets[-1] + len(parts[-1])
         moves = dict(zip((one.offset for one in ranges), offsets, strict=True))
 
@@ -164,7 +168,7 @@ class Pruning:
         return await self._database.read(work, end=self._end)
 
     def _found(self, **more: int) -> None:
-        """Add to what was found, and tell who wants to know."""
+        """Add to the findings, and report them to `progress`."""
         counted = {name: getattr(self.report, name) + count for name, count in more.items()}
         self.report = replace(self.report, **counted)
         if self._progress is not None:

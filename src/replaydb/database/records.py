@@ -1,4 +1,4 @@
-"""Groups to rows, and rows back to groups."""
+"""Conversion of groups to rows, and of rows to groups."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from replaydb.episodes.rewards import reward_stats
 from replaydb.errors import CorruptPayloadError
 from replaydb.packs import PackDamage
 
-#: Payloads larger than this together are decoded in a thread: checksums and copies of megabytes
-#: would hold up the event loop.
+#: Payloads larger than this in total are decoded in a thread, because checksums and copies of
+#: megabytes would block the event loop.
 DECODE_INLINE_BYTES = 256 << 10
 
-#: A row, by the names of its columns.
+#: A row: values by column name.
 Facts = Mapping[Any, Any]
 
-#: What a group may be when it is put, or is made by hand; `open_group` and `lease` give the others.
+#: Statuses that `put` and `update` may set. `open_group` and `lease` set the others.
 PUTTABLE = frozenset(
     {
         GroupStatus.COMPLETED,
@@ -40,10 +40,11 @@ PUTTABLE = frozenset(
     }
 )
 
-#: What stands where a group has a status.
+#: Values that a column of statuses may have.
 STATUSES = frozenset(GroupStatus)
 
-#: The part of a payload that comes before those of episodes, which are named by their positions.
+#: Number of the part of a payload that holds no episode. Other parts are numbered by the position
+#: of their first episode.
 CONTEXT_PART = -1
 
 
@@ -52,32 +53,32 @@ class Pack:
     """An object outside the database that was written to hold payloads.
 
     Attributes:
-        name: Its name.
-        num_bytes: Its size.
-        written_at: When writing it began, by `time.monotonic`.
-        id: Of its row: in the transaction under way, or for good.
-        is_kept: Whether its row is committed.
-        is_gone: Whether it may be removed already: what was in it is written anew.
+        name: Name of the object.
+        num_bytes: Size of the object.
+        written_at: When the write began, by `time.monotonic`.
+        id: Id of its row, which the current transaction may have inserted.
+        is_committed: Whether its row is committed.
+        is_gone: Whether it may have been removed, so that its payloads must be written again.
     """
 
     name: str
     num_bytes: int
     written_at: float
     id: int | None = None
-    is_kept: bool = False
+    is_committed: bool = False
     is_gone: bool = False
 
 
 @dataclass(eq=False, slots=True)
 class PayloadRecord:
-    """One part of a payload, made ready to be stored.
+    """One part of a payload, ready to be stored.
 
     Attributes:
-        part: Which: the position of its episode if it has one only.
-        data: Its bytes.
-        checksum: Of these.
-        pack: Where its bytes are, if they are outside the database.
-        offset: Where they begin there.
+        part: Number of the part: the position of its first episode, or `CONTEXT_PART`.
+        data: The encoded bytes.
+        checksum: Checksum of `data`.
+        pack: Pack that holds the bytes, if they are outside the database.
+        offset: Position of the first byte in the pack.
     """
 
     part: int
@@ -88,11 +89,11 @@ class PayloadRecord:
 
     @classmethod
     def of(cls, part: int, data: bytes | memoryview) -> Self:
-        """Of encoded episodes."""
+        """Create a part from encoded episodes."""
         return cls(part, data, codec.checksum_of(data))
 
     def row(self, group_id: int, part: int) -> dict[str, Any]:
-        """Columns of `payload`."""
+        """Return the columns of `payload`."""
         row: dict[str, Any] = {
             "group_id": group_id,
             "part": part,
@@ -111,14 +112,14 @@ class PayloadRecord:
 
 @dataclass(frozen=True, slots=True)
 class GroupRecord:
-    """A group made ready to be stored: everything that does not depend on the buffer's state.
+    """A group that is ready to be stored, without what depends on the state of the buffer.
 
     Attributes:
-        facts: Columns of `episode_group` that the group itself decides.
+        facts: Columns of `episode_group` that follow from the group itself.
         episodes: Rows of `episode`, without `group_id`.
         transcripts: Rows of `transcript`, without `group_id`.
         payloads: Parts of its payload.
-        time_limit: How long after it is stored its deadline is, if it has one.
+        time_limit: Time from the moment it is stored to its deadline, if it has one.
     """
 
     facts: dict[str, Any]
@@ -129,27 +130,27 @@ class GroupRecord:
 
     @property
     def uid(self) -> str:
-        """Its idempotency key."""
+        """The idempotency key of the group."""
         uid: str = self.facts["group_uid"]
         return uid
 
     @property
     def task_name(self) -> str:
-        """Its task."""
+        """The task of the group."""
         name: str = self.facts["task_name"]
         return name
 
     @property
     def is_completed(self) -> bool:
-        """Whether all its episodes are there."""
+        """Whether its status is completed."""
         return bool(self.facts["group_status"] == GroupStatus.COMPLETED.value)
 
 
 def check_puttable(group: EpisodeGroup) -> None:
-    """Refuse a status that a put cannot give.
+    """Check that a put may set the status of a group.
 
     Raises:
-        InvalidInputError: Naming the statuses it can.
+        InvalidInputError: It may not; the error names the statuses that it may set.
     """
     checks.one_of("status", group.status, sorted(PUTTABLE))
 
@@ -159,12 +160,12 @@ def to_record(
     compression: Literal["zstd"] | None,
     priority: float | Callable[[EpisodeGroup], float] | None = None,
 ) -> GroupRecord:
-    """Encode a group; a priority given here, or what it makes of the group, replaces its own."""
+    """Encode a group. `priority`, or its result if it is a function, replaces the group's own."""
     if priority is None:
         priority = group.priority
     elif callable(priority):
         priority = priority(group)
-    # Episodes that arrived one by one are stored together the next time.
+    # Episodes that were added one by one are stored as one part.
     single = len(group.parts) == 1
     whole = group.parts[0] if single else flatten(group.episodes, group.context)
     data = codec.encode(whole, compression=compression) if group.parts else b""
@@ -199,12 +200,12 @@ def to_record(
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRecord:
-    """One episode made ready to be added to a pending group.
+    """One episode that is ready to be added to a pending group.
 
     Attributes:
         facts: Columns of `episode`, without `group_id` and `position`.
-        payload: What it is stored as.
-        text: Its transcript, if it has one.
+        payload: The part of the payload that holds it.
+        text: Transcript of the episode, if it has one.
     """
 
     facts: dict[str, Any]
@@ -213,38 +214,38 @@ class EpisodeRecord:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens, prompt included."""
+        """Number of tokens, including the prompt."""
         tokens: int = self.facts["num_tokens"]
         return tokens
 
     @property
     def num_bytes(self) -> int:
-        """Size of its payload."""
+        """Size of its payload in bytes."""
         return len(self.payload.data)
 
 
 def to_episode_record(
     flat: FlatEpisodes, text: str | None, compression: Literal["zstd"] | None
 ) -> EpisodeRecord:
-    """Encode an episode that is flattened on its own."""
+    """Encode a single flattened episode."""
     data = codec.encode(flat, compression=compression)
     return EpisodeRecord(_episode_rows(flat)[0], PayloadRecord.of(0, data), text)
 
 
 def reward_facts(rewards: NDArray[np.float64]) -> dict[str, float | None]:
-    """Reward columns of a group."""
+    """Return the reward columns of a group."""
     return {f"reward_{name}": value for name, value in reward_stats(rewards)._asdict().items()}
 
 
 def _episode_rows(flat: FlatEpisodes) -> list[dict[str, Any]]:
-    """Columns of `episode` that the episodes themselves decide."""
-    places = pairwise(flat.offsets.tolist())
+    """Return the columns of `episode` that follow from the episodes themselves."""
+    bounds = pairwise(flat.offsets.tolist())
     turns = [1] * flat.num_episodes if flat.turns is None else flat.turns.counts.clip(1).tolist()
     columns = zip(
         flat.rewards.tolist(),
         flat.advantages.tolist(),
         flat.lengths.tolist(),
-        places,
+        bounds,
         turns,
         flat.min_policy_versions.tolist(),
         flat.max_policy_versions.tolist(),
@@ -273,12 +274,12 @@ def _episode_rows(flat: FlatEpisodes) -> list[dict[str, Any]]:
 
 @dataclass(slots=True)
 class Decoded:
-    """Groups read back, in the order of their rows.
+    """Groups that were read, in the order of their rows.
 
     Attributes:
-        groups: The sound ones, by id.
-        corrupt: Why others are not, by id.
-        gone: Those of which only the scalars are left.
+        groups: Intact groups, by id.
+        corrupt: Why damaged groups cannot be read, by id.
+        gone: Ids of groups without a payload, of which only the scalars are stored.
     """
 
     groups: dict[int, StoredGroup] = field(default_factory=dict)
@@ -287,7 +288,7 @@ class Decoded:
 
 
 class Stored(NamedTuple):
-    """Rows of groups, of their payloads and of their texts."""
+    """Rows of groups, of their payloads and of their transcripts."""
 
     groups: Sequence[Facts]
     payloads: Sequence[Facts]
@@ -295,7 +296,7 @@ class Stored(NamedTuple):
 
 
 async def decoded(stored: Stored) -> Decoded:
-    """Groups from what is stored of them; in a thread if that is large."""
+    """Decode groups from their rows, in a thread if they are large."""
     if sum(row["num_bytes"] for row in stored.groups) > DECODE_INLINE_BYTES:
         return await asyncio.to_thread(from_rows, *stored)
     return from_rows(*stored)
@@ -304,7 +305,7 @@ async def decoded(stored: Stored) -> Decoded:
 def from_rows(
     groups: Iterable[Facts], payloads: Iterable[Facts], transcripts: Iterable[Facts]
 ) -> Decoded:
-    """Decode groups from their own rows, those of their payloads and those of their texts."""
+    """Decode groups from their rows and from the rows of their payloads and transcripts."""
     parts: dict[int, list[Facts]] = {}
     for part in payloads:
         parts.setdefault(part["group_id"], []).append(part)
@@ -327,34 +328,34 @@ def from_rows(
 
 
 def is_gone(facts: Facts) -> bool:
-    """Whether a group that has no payload has lost it.
+    """Whether a group without a payload had one that was dropped.
 
-    One that was opened and has got nothing yet has none to lose. In the archive it is not told
-    from one whose prompt was dropped.
+    An open group without episodes may never have had one. If it is archived, it cannot be
+    distinguished from a group whose prompt was dropped, and True is returned.
     """
     return bool(facts["num_episodes"]) or facts["group_status"] == GroupStatus.ARCHIVED
 
 
 def check_scalars(facts: Facts) -> None:
-    """Refuse a row of a group in which something stands that cannot be read.
+    """Check that the row of a group has values that can be read.
 
     Raises:
-        CorruptPayloadError: Saying what.
+        CorruptPayloadError: A value is damaged; the error names its column.
     """
     for name, value in facts.items():
         if isinstance(value, Damaged):
             raise CorruptPayloadError(f"{name} can not be read: {value}")
     if not isinstance(facts["tags"], dict):
-        raise CorruptPayloadError(f"tags are no JSON object: {Damaged(facts['tags'])}")
+        raise CorruptPayloadError(f"tags are not a JSON object: {Damaged(facts['tags'])}")
     status("group_status", facts["group_status"])
     checks.optional(status, "leased_from", facts["leased_from"])
 
 
 def status(column: str, value: Any) -> GroupStatus:
-    """A status, from what stands in a column of SQLite.
+    """Return the status in a column, which may be damaged in a SQLite file.
 
     Raises:
-        CorruptPayloadError: It is none.
+        CorruptPayloadError: The value is not a status.
     """
     if value not in STATUSES:
         raise CorruptPayloadError(f"{column} can not be read: {Damaged(value)}")
@@ -362,9 +363,9 @@ def status(column: str, value: Any) -> GroupStatus:
 
 
 def _check_kinds(part: Facts) -> None:
-    """SQLite takes text for bytes, and anything for a number.
+    """Check the types of values in a row of `payload`. SQLite stores values of any type.
 
-    Parts that were read from packs were compared with their checksums there, and have none here.
+    Parts from packs have no checksum here, because it was compared when the pack was read.
     """
     if isinstance(part["data"], PackDamage):
         raise CorruptPayloadError(part["data"].reason)

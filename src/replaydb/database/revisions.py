@@ -1,6 +1,6 @@
-"""What a database says of itself: the revision of its tables, and whether it may be opened.
+"""The revision of the tables in a database, and whether this version can use them.
 
-Without alembic, as every opening of a store looks at it.
+Every opening of a store reads it, so this module does not import alembic.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from replaydb.database.engines.protocol import Backend
 from replaydb.database.schema import REVISIONS, metadata
 from replaydb.errors import ReplayDBError, SchemaError, SchemaOutOfDateError, SchemaTooNewError
 
-#: Private: another user of alembic in the same database keeps its own.
+#: A name of our own: another user of alembic in the same database has its own table.
 VERSION_TABLE = "replaydb_alembic_version"
 
-#: Before the revision of a database that is being copied into, with a token of that copy after it:
-#: nobody opens it until that is done.
+#: Prefix of the revision in the target of a copy, with a token of the copy after the revision. The
+#: database cannot be opened until the copy is complete.
 COPYING = "copying "
 
 revision_column = column("version_num", String())
@@ -32,7 +32,7 @@ version_query = select(revision_column).select_from(version_table)
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a database holds: the revision, and tables other than alembic's."""
+    """The revision found in a database, and its tables other than alembic's."""
 
     revision: str | None
     tables: frozenset[str]
@@ -42,27 +42,27 @@ NOTHING = Found(None, frozenset())
 
 
 async def find(backend: Backend) -> Found:
-    """One small query where all is well."""
+    """Read the revision of a database, with one small query if it has one."""
     if not backend.read_only and backend.is_new_file():
         return NOTHING  # connecting would write the header
     async with reading(backend) as connection:
-        with suppress(DBAPIError):  # most likely no such table: the longer way tells
+        with suppress(DBAPIError):  # probably there is no such table: inspect the schema
             revision = await connection.scalar(version_query)
             if revision is not None:
                 return Found(revision, frozenset())
         await connection.rollback()
-        return await look(connection)
+        return await inspect_schema(connection)
 
 
-async def look(connection: AsyncConnection) -> Found:
-    """The longer way, which does not need there to be anything."""
+async def inspect_schema(connection: AsyncConnection) -> Found:
+    """Read the revision and the tables of a database, which may be empty."""
     names = await connection.run_sync(lambda sync: inspect(sync).get_table_names())
     revision = await connection.scalar(version_query) if VERSION_TABLE in names else None
     return Found(revision, frozenset(names) - {VERSION_TABLE})
 
 
 def problem_of(backend: Backend, found: Found) -> SchemaError | None:
-    """Why this version cannot work with it; `SchemaOutOfDateError` where an upgrade helps."""
+    """Return why this version cannot use the tables; `SchemaOutOfDateError` if an upgrade helps."""
     newest = REVISIONS[-1]
     if found.revision == newest:
         return None
@@ -70,8 +70,8 @@ def problem_of(backend: Backend, found: Found) -> SchemaError | None:
         ours = sorted(found.tables & metadata.tables.keys())
         if ours:
             return SchemaError(
-                f"there are tables already, without the mark of a migration ({VERSION_TABLE}), "
-                f"of the same names as ours: {', '.join(ours)}; use another database",
+                "the database already has tables with replaydb's names that no migration has "
+                f"created (there is no {VERSION_TABLE}): {', '.join(ours)}; use another database",
                 None,
                 newest,
             )
@@ -79,15 +79,15 @@ def problem_of(backend: Backend, found: Found) -> SchemaError | None:
     elif is_copy(found.revision):
         return unfinished_copy(found.revision)
     elif found.revision in REVISIONS:
-        what = f"the tables are of revision {found.revision}, {newest} is needed"
+        what = f"the tables are of revision {found.revision}, but {newest} is needed"
     else:
         return SchemaTooNewError(
-            f"the tables are of revision {found.revision}, made by a newer replaydb: "
-            f"this one knows no revision after {newest}; upgrade the package",
+            f"the tables are of revision {found.revision} of a newer replaydb: "
+            f"this version knows none after {newest}; upgrade the package",
             found.revision,
             newest,
         )
-    # Made to be pasted: with a password that is not shown, the URL has to come from elsewhere.
+    # The command can be pasted into a shell, unless the URL has a password, which is not shown.
     if ":***" in backend.shown:
         how = f"with the URL of {backend.shown} in REPLAYDB_URL, run: replaydb db upgrade"
     else:
@@ -96,22 +96,25 @@ def problem_of(backend: Backend, found: Found) -> SchemaError | None:
 
 
 def is_copy(revision: str | None) -> bool:
-    """Whether it is the mark of a copy that is not finished."""
+    """Whether a revision is the mark of an unfinished copy."""
     return revision is not None and revision.startswith(COPYING)
 
 
 def unfinished_copy(revision: str | None) -> SchemaError:
-    """What whoever opens such a copy is told."""
-    what = "it is a copy that was not finished: run `replaydb copy` again, or remove it"
+    """Return the error of opening an unfinished copy."""
+    what = (
+        "the database is a copy that was not finished: run `replaydb copy` again, or delete the "
+        "database"
+    )
     return SchemaError(what, revision, REVISIONS[-1])
 
 
 @asynccontextmanager
 async def schema_transaction(backend: Backend) -> AsyncIterator[AsyncConnection]:
-    """One transaction in which tables may be changed, by one process at a time.
+    """Open a transaction that may change tables, in one process at a time.
 
     Raises:
-        DatabaseError: The database refused, or rows would refer to rows that are gone.
+        DatabaseError: The database refused, or rows would refer to rows that do not exist.
     """
     await backend.check_target()
     engine = backend.migration_engine()
@@ -126,7 +129,7 @@ async def schema_transaction(backend: Backend) -> AsyncIterator[AsyncConnection]
 
 @asynccontextmanager
 async def reading(backend: Backend) -> AsyncIterator[AsyncConnection]:
-    """A connection that only reads."""
+    """Open a read-only connection."""
     engine = backend.reader_engine()
     try:
         async with _translating(backend), engine.connect() as connection:

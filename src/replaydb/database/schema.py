@@ -1,7 +1,7 @@
-"""The tables and the views, as the newest migration leaves them.
+"""Definitions of the tables, as the newest migration creates them.
 
-`docs/architecture.md` explains the layout; `migrations/` holds the history. A test compares the
-two column by column, index by index.
+`docs/architecture.md` explains the layout, and `migrations/` has the history. A test compares these
+definitions with the migrated schema, column by column and index by index.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ from replaydb.database.column_types import (
 from replaydb.episodes import GroupStatus
 from replaydb.results import DrawOutcome
 
-#: Every revision of `migrations/`, the newest last: opening a store compares without alembic.
+#: Every revision in `migrations/`, the newest last. Opening a store compares with the last one, and
+#: so does not need alembic.
 REVISIONS: tuple[str, ...] = (
     *("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009"),
 )
@@ -66,7 +67,7 @@ run = Table(
     metadata,
     Column("id", Id, primary_key=True),
     Column("name", Name, nullable=False, unique=True),
-    # Policy versions compare only within a lineage; NULL goes along with whatever the buffer's is.
+    # Policy versions compare only within a lineage. NULL matches the lineage of any buffer.
     Column("lineage", Name),
     Column("started_at", UtcDateTime, nullable=False),
     Column("metadata", Json, nullable=False),
@@ -81,17 +82,17 @@ buffer = Table(
     Column("settings", Json, nullable=False),
     Column("policy_version", BigInteger, nullable=False),
     Column("policy_lineage", Name),
-    # What SamplesPerInsert and Queue go by: counted since the limit was set.
+    # For SamplesPerInsert and Queue: counted since the limit was set.
     Column("limited_inserts", BigInteger, nullable=False),
     Column("limited_samples", BigInteger, nullable=False),
     Column("created_at", UtcDateTime, nullable=False),
-    # Tags whose values are being entered in `group_tag`, or taken out: by name, below which id
-    # groups are still to be done. NULL: none.
+    # Tags whose values are being added to `group_tag`, or removed from it: for each name the id
+    # below which groups are still to be processed. NULL: none.
     Column("pending_tags", Json),
     sqlite_autoincrement=True,
 )
 
-# One row a task: its lock is what makes clocks and counters exact under concurrency.
+# A row for each task. Its lock keeps clocks and counters exact under concurrency.
 task = Table(
     "task",
     metadata,
@@ -107,13 +108,13 @@ task = Table(
     Column("weight_error", Double, nullable=False),
     Column("num_pending", BigInteger, nullable=False),
     Column("num_leased", BigInteger, nullable=False),
-    # What capacity goes by: everything that is not archived.
+    # For the capacity: groups of every status but archived.
     Column("stored_groups", BigInteger, nullable=False),
     Column("stored_tokens", BigInteger, nullable=False),
     Column("stored_bytes", BigInteger, nullable=False),
     Column("num_inserted", BigInteger, nullable=False),
     Column("num_sampled", BigInteger, nullable=False),
-    # How far the groups have followed the policy: see `repository/aging.py`.
+    # How far the staleness of the groups was brought up to date: see `repository/aging.py`.
     Column("num_outdated", BigInteger, nullable=False, server_default=text("0")),
     Column("is_expiring", Boolean, nullable=False, server_default=false()),
     Column("aged_to", BigInteger),
@@ -143,7 +144,7 @@ episode_group = Table(
     Column("prompt_uid", Name),
     Column("task_name", Name, nullable=False),
     Column("group_status", String(16), nullable=False),
-    # Of a live group it may lag behind the policy for a while: `current_staleness` is what it is.
+    # For live groups it may lag behind the policy version: `current_staleness` is exact.
     Column("staleness", BigInteger),
     Column("priority", Double, nullable=False),
     Column("weight", Double, nullable=False),
@@ -173,9 +174,9 @@ episode_group = Table(
     Column("first_sampled_at", UtcDateTime),
     Column("last_sampled_at", UtcDateTime),
     Column("archived_at", UtcDateTime),
-    # The oldest version where it compares with the buffer's, else NULL: what scheduling goes by.
+    # `min_policy_version` if it compares with the buffer's version, else NULL. Draws order by it.
     Column("comparable_version", BigInteger),
-    # How often other content took its place. Draws note it: see `draw_group`.
+    # How often its content was replaced. Draws record it: see `draw_group`.
     Column("times_replaced", Integer, nullable=False, server_default=text("0")),
     ForeignKeyConstraint(
         ["buffer_id", "task_name"], ["task.buffer_id", "task.task_name"], ondelete="CASCADE"
@@ -186,19 +187,19 @@ episode_group = Table(
     ),
     UniqueConstraint("buffer_id", "group_uid"),
     sqlite_autoincrement=True,
-    # Room for `staleness` to change in place, without touching any index (see ix_..._staleness).
+    # Free space for updates of `staleness` that change no index (see ix_..._staleness).
     postgresql_with={"fillfactor": 70},
 )
 
 
-#: Statuses of what nobody holds and is still of use: it is drawn, it expires, it is evicted.
+#: Statuses of groups that are not leased and can be drawn, expire or be evicted.
 IDLE = (GroupStatus.COMPLETED, GroupStatus.ABORTED)
-#: Written out, not bound: a planner uses a partial index only where it sees the condition of it.
+#: Literals instead of bound parameters: a planner uses a partial index only if it sees the values.
 IS_IDLE = episode_group.c.group_status.in_([literal_column(repr(status.value)) for status in IDLE])
 
 
 def _scheduling_index(name: str, *keys: str, where: ColumnElement[bool] | None = None) -> None:
-    """An index that is WHERE and ORDER BY of one kind of draw at once."""
+    """Define an index that matches both the WHERE and the ORDER BY of one kind of draw."""
     columns = ["buffer_id", "task_name", "group_status", *keys, "id"]
     Index(
         f"ix_episode_group_{name}",
@@ -209,20 +210,20 @@ def _scheduling_index(name: str, *keys: str, where: ColumnElement[bool] | None =
 
 
 _scheduling_index("arrival")
-# What is leased or archived is in none of these: a lease takes it out, an ack leaves it out.
+# Leased and archived groups are in none of these: a lease removes them, and an ack adds none.
 _scheduling_index("priority", "priority", where=IS_IDLE)
 _scheduling_index("uniform_key", "uniform_key", where=IS_IDLE)
 _scheduling_index("priority_key", "priority_key", where=IS_IDLE)
 _scheduling_index("comparable_version", "comparable_version", where=IS_IDLE)
 _scheduling_index("times_sampled", "times_sampled", where=IS_IDLE)
-# Nor is what was never drawn in the last one: most queues draw a group once.
+# Groups that were never drawn are not in this one: most queues draw a group once.
 _scheduling_index(
     "last_sampled_at",
     "last_sampled_at",
     where=IS_IDLE & episode_group.c.last_sampled_at.is_not(None),
 )
-# BRIN on PostgreSQL: an advance has this column of every live row rewritten, and a block range
-# summary, unlike a B-tree, does not stop such updates from being heap-only.
+# BRIN on PostgreSQL: after an advance, this column is rewritten in every live row. A BRIN index,
+# unlike a B-tree, allows such updates to be heap-only (HOT).
 Index(
     "ix_episode_group_staleness",
     episode_group.c.buffer_id,
@@ -251,7 +252,7 @@ def _group_id() -> Column[Any]:
         ForeignKey(
             "episode_group.id",
             ondelete="CASCADE",
-            # Checked at commit: what is large goes in first, before the lock of the task is taken.
+            # Checked at commit: large rows are inserted first, before the task is locked.
             deferrable=True,
             initially="DEFERRED",
         ),
@@ -259,17 +260,17 @@ def _group_id() -> Column[Any]:
     )
 
 
-# Of tags that the buffer's settings name: what `tag_lookups` finds groups by. A group whose tag is
-# missing, null, an object or a list has no row.
+# Index of the tags that a buffer's settings name, for `tag_lookups`. A group has no row for a tag
+# that is missing, null, an object or a list.
 group_tag = Table(
     "group_tag",
     metadata,
     _group_id(),
     Column("name", Name, primary_key=True),
     Column("buffer_id", Id, nullable=False),
-    # The beginning of a string, in the order of code points.
+    # The first characters of a string, ordered by code point.
     Column("text", Text().with_variant(Text(collation="C"), "postgresql")),
-    # A number as a double, or 1 and 0 for true and false.
+    # A number as a double; 1 for true and 0 for false.
     Column("number", Double),
     Index("ix_group_tag_value", "buffer_id", "name", "text", "number", "group_id"),
     sqlite_with_rowid=False,
@@ -292,12 +293,12 @@ episode = Table(
     sqlite_with_rowid=False,
 )
 
-# Where packs are, if payloads are outside the database: one row, or none.
+# The payload store, if payloads are outside the database: one row, or none.
 payload_place = Table(
     "payload_place",
     metadata,
     Column("id", Id, primary_key=True, autoincrement=False),
-    # Without secrets: it is shown.
+    # Without secrets, because it is shown.
     Column("url", Text, nullable=False),
     Column("store_uid", Name, nullable=False),
     Column("grace_seconds", Double, nullable=False),
@@ -312,12 +313,13 @@ pack = Table(
     Column("name", Name, nullable=False, unique=True),
     Column("created_at", UtcDateTime, nullable=False),
     Column("num_bytes", BigInteger, nullable=False),
-    # What refers to it. Of one to which nothing does it is known since when.
+    # Parts that rows of `payload` refer to, and their bytes.
     Column("live_parts", BigInteger, nullable=False),
     Column("live_bytes", BigInteger, nullable=False),
+    # When the pack was marked for deletion, because it has no live parts.
     Column("condemned_at", UtcDateTime),
-    # The point of no return: the object is about to be removed, or was.
-    # Of an orphan, `num_bytes` is 0.
+    # Whether the object is being removed or was removed. It is never reset. Rows of orphans also
+    # have a `num_bytes` of 0.
     Column("removing", Boolean, nullable=False),
     sqlite_autoincrement=True,
 )
@@ -328,7 +330,7 @@ Index(
     postgresql_where=pack.c.condemned_at.is_not(None),
 )
 
-# Blobs live here, or in packs, and nowhere else: no scheduling query touches a page of this table.
+# All payload bytes are here or in packs, so the selection of a draw reads no page of them.
 # STORAGE EXTERNAL on PostgreSQL is set by the migration (metadata cannot express it).
 payload = Table(
     "payload",
@@ -338,7 +340,7 @@ payload = Table(
     Column("codec_version", SmallInteger, nullable=False),
     Column("checksum", BigInteger, nullable=False),
     Column("data", LargeBinary),
-    # Checked at commit: whether it may be used is asked of the pack itself, at the end.
+    # Checked at commit: a put reads last whether the pack may still be used.
     Column("pack_id", ForeignKey("pack.id", deferrable=True, initially="DEFERRED")),
     Column("pack_offset", BigInteger),
     Column("pack_length", BigInteger),
@@ -387,8 +389,8 @@ draw_group = Table(
     Column("probability", Double, nullable=False),
     Column("weight", Double, nullable=False),
     Column("staleness", BigInteger),
-    # What became of it: NULL where that was not yet kept. What is sampled is so since the draw,
-    # and has no time of its own.
+    # The outcome; NULL for draws by versions that did not record it. For sampled groups it is known
+    # at the draw, so `outcome_at` is NULL.
     Column(
         "outcome",
         String(16),
@@ -399,13 +401,13 @@ draw_group = Table(
     ),
     Column("outcome_reason", Text),
     Column("outcome_at", UtcDateTime),
-    # That of the group at the draw; NULL where it is known only that it was replaced since.
+    # `times_replaced` of the group at the draw; NULL: all that is known is a later replacement.
     Column("times_replaced", Integer, server_default=text("0")),
     sqlite_with_rowid=False,
 )
-#: Written out for the reason that `IS_IDLE` is.
+#: A literal, for the same reason as in `IS_IDLE`.
 IS_LEASED = draw_group.c.outcome == literal_column(repr(DrawOutcome.LEASED.value))
-# An ack finds its rows in here, however often its groups were drawn before.
+# With this index an ack reads only its own rows, however often the groups were drawn before.
 Index(
     "ix_draw_group_leased",
     draw_group.c.group_id,
@@ -413,7 +415,7 @@ Index(
     postgresql_where=IS_LEASED,
 )
 
-# When a buffer's policy came to another version, or to another lineage.
+# Changes of a buffer's policy version or lineage.
 policy_change = Table(
     "policy_change",
     metadata,
@@ -436,7 +438,7 @@ cursor = Table(
     sqlite_with_rowid=False,
 )
 
-# A row for each connection to PostgreSQL that writes, where each of its transactions leaves its
+# A row for each connection to PostgreSQL that writes, in which each of its transactions stores its
 # number: see `engines/postgresql_commits.py`. On SQLite no answer to a commit is lost.
 commit_proof = Table(
     "commit_proof",
@@ -444,14 +446,14 @@ commit_proof = Table(
     Column("connection_uid", Uuid, primary_key=True),
     Column("transaction_number", BigInteger, nullable=False),
     Column("written_at", UtcDateTime, nullable=False),
-    # Room for rows to change in place.
+    # Free space for updates on the same page.
     postgresql_with={"fillfactor": 50},
 )
 
-#: Tables whose ids the engine generates: each has a sequence on PostgreSQL.
+#: Tables whose ids the engine generates. On PostgreSQL each has a sequence.
 GENERATED: tuple[Table, ...] = tuple(
     one for one in metadata.sorted_tables if one.autoincrement_column is not None
 )
 
-#: Short for the columns that most statements are about.
+#: Short name for the columns that most statements use.
 group = episode_group.c

@@ -1,4 +1,4 @@
-"""How far a group is behind the policy, as it is now: the column follows in steps (`aging`)."""
+"""The current staleness of groups. The column `staleness` may lag behind it: see `aging`."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ IS_LIVE = group.group_status.in_([literal_column(repr(status)) for status in LIV
 
 
 def staleness_at(policy_version: ColumnElement[int]) -> ColumnElement[int]:
-    """Staleness of a group in a buffer of a policy version."""
+    """Return the staleness of a group in a buffer at this policy version."""
     return case((IS_LIVE, policy_version - group.comparable_version), else_=group.staleness)
 
 
 def current_staleness(buffer_id: Any = group.buffer_id) -> ColumnElement[int]:
-    """Staleness of a group now, however far the column is behind.
+    """Return the staleness of a group now, even if its column lags behind.
 
     Args:
-        buffer_id: That of the groups, where they are of one buffer: its version is read once then.
+        buffer_id: Id of the buffer, if all groups are of one: its policy version is then read once.
     """
     version = select(buffer.c.policy_version).where(buffer.c.id == buffer_id)
     return staleness_at(version.correlate(episode_group).scalar_subquery())

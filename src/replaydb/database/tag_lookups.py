@@ -1,8 +1,7 @@
-"""What a filter asks of tags, as questions to their index.
+"""Rewriting of tag predicates as lookups in the tag index.
 
-The index of a tag (`group_tag`) has the beginning of its text, or a double. What it gives for a
-comparison is every group that meets it, and maybe some that do not: the filter itself, by which
-those who look up decide, tells them apart.
+The index of a tag (`group_tag`) has the first characters of its text, or a double. So a lookup may
+also find groups that do not meet the comparison. Callers apply the filter itself to what it finds.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from sqlalchemy.sql.operators import OperatorType
 from replaydb.database.expressions import among
 from replaydb.database.schema import group_tag
 
-#: Characters of a text that the index has.
+#: Number of characters of a text that are in the index.
 PREFIX = 100
 
 _tag = group_tag.c
@@ -30,12 +29,12 @@ _tag = group_tag.c
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """Where in the index of a tag groups are.
+    """A lookup in the index of a tag.
 
     Attributes:
-        name: The tag.
-        is_text: Whether it is a text; otherwise a number, or true or false.
-        condition: Over the columns of `group_tag`.
+        name: Name of the tag.
+        is_text: Whether its values are texts; if not, numbers or booleans.
+        condition: A condition over the columns of `group_tag`.
     """
 
     name: str
@@ -44,7 +43,7 @@ class Lookup:
 
 
 class tag_condition(FunctionElement[bool]):
-    """A condition on a tag that knows how to look it up. To the engine it is the condition."""
+    """A condition on a tag with the index lookup for it. It compiles to the condition alone."""
 
     name = "tag_condition"
     type = Boolean()
@@ -55,7 +54,7 @@ class tag_condition(FunctionElement[bool]):
         self.lookup = lookup
 
     def self_group(self, against: OperatorType | None = None) -> Self:
-        """As it is: it is in brackets."""
+        """Return self: it compiles with parentheses."""
         return self
 
 
@@ -67,7 +66,7 @@ def _compile_tag_condition(element: tag_condition, compiler: SQLCompiler, **kw: 
 def lookup_of(
     name: str, operator: Callable[[Any, Any], Any], values: Sequence[str | float]
 ) -> Lookup | None:
-    """A comparison of a tag with constants of one type, where it is one that an index answers."""
+    """Return the index lookup for a comparison of a tag with constants; None if it has none."""
     texts = [value[:PREFIX] for value in values if isinstance(value, str)]
     numbers = [float(value) for value in values if not isinstance(value, str)]
     if bool(texts) == bool(numbers):
@@ -84,8 +83,7 @@ def lookup_of(
     return Lookup(name, bool(texts), found)
 
 
-#: Bounds that a range leaves out stay in: of two texts, or integers, the index may not tell which
-#: is the greater.
+#: Exclusive bounds become inclusive, because different texts or integers may be equal in the index.
 _RANGES: dict[Callable[[Any, Any], Any], Callable[[Any, Any], ColumnElement[bool]]] = {
     operators.eq: operators.eq,
     operators.lt: operators.le,
@@ -96,7 +94,7 @@ _RANGES: dict[Callable[[Any, Any], Any], Callable[[Any, Any], ColumnElement[bool
 
 
 def lookups_in(where: ColumnElement[bool] | None, names: Collection[str]) -> list[Lookup]:
-    """What all groups that meet a filter have in the indexes of these tags: each says that."""
+    """Return lookups in the indexes of these tags, each of which finds all groups of a filter."""
     together: dict[tuple[str, bool], list[ColumnElement[bool]]] = {}
     for part in conjuncts(where):
         if isinstance(part, tag_condition) and part.lookup.name in names:
@@ -106,7 +104,7 @@ def lookups_in(where: ColumnElement[bool] | None, names: Collection[str]) -> lis
 
 
 def conjuncts(where: Any) -> Iterator[ColumnElement[bool]]:
-    """Conditions all of which a group meets that meets a filter."""
+    """Yield the conditions that a filter joins with AND."""
     match where:
         case Grouping():
             yield from conjuncts(where.element)

@@ -1,9 +1,9 @@
-"""The terms of a filter: SQL of a known kind, and what may be done with each kind.
+"""Typed terms of a filter: SQL expressions of a known kind, and the operations on each kind.
 
-Engines disagree about values of different kinds (on SQLite any text is greater than any number),
-so only values of one kind ever meet: a tag is read as what it is compared with, and is None where
-it is something else; two columns, or a column and a constant, that are of different kinds are
-refused. A comparison with None is neither true nor false, as everywhere in SQL.
+Engines compare values of different kinds differently (on SQLite any text is greater than any
+number), so only values of one kind are compared. A tag is read as the kind that it is compared
+with, and is NULL if it has another kind. Columns and constants of different kinds are refused. A
+comparison with NULL is neither true nor false, as in SQL.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _SHOWN = 200
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """SQL, and what kind of value it has (or NULL)."""
+    """A SQL expression, and the kind of its value if it is not NULL."""
 
     sql: ColumnElement[Any]
     kind: Kind
@@ -68,12 +68,12 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """What stands at a path of the tags, of whatever kind."""
+    """The value at a path of the tags, of any kind."""
 
     path: tuple[str | int, ...]
 
 
-#: A part of a filter; None is SQL's NULL.
+#: A part of a filter; None is NULL in SQL.
 Part = Term | Tag | None
 
 Operator = Callable[[Any, Any], Any]
@@ -87,12 +87,12 @@ _TAG_KINDS: dict[str, type[json_part]] = {
 
 
 def refused(expected: str, actual: object) -> NoReturn:
-    """Raise for what a filter cannot hold."""
+    """Raise `InvalidInputError` for a part that a filter may not have."""
     raise InvalidInputError("where", expected, str(actual)[:_SHOWN])
 
 
 def shown(element: Any) -> str:
-    """SQL as an error shows it; where it is not SQL before an engine is known, what it is."""
+    """Return SQL for an error message; the type's name if it compiles only for an engine."""
     try:
         return repr(str(element))
     except CompileError:
@@ -100,10 +100,10 @@ def shown(element: Any) -> str:
 
 
 def constant(value: object) -> Part:
-    """A value that the caller gave.
+    """Return a constant of the caller as a part of a filter.
 
     Raises:
-        InvalidInputError: Of no kind that is compared, or none that both engines can hold.
+        InvalidInputError: Filters do not support its type, or an engine cannot store its value.
     """
     value = checks.scalar(value)
     match value:
@@ -130,10 +130,10 @@ def constant(value: object) -> Part:
 
 
 def as_kind(part: Part, kind: Kind) -> Term:
-    """A part as a value of one kind: a tag that is of another kind is NULL.
+    """Return a part as a term of this kind. A tag whose value has another kind is NULL.
 
     Raises:
-        InvalidInputError: A column or constant of another kind.
+        InvalidInputError: The part is a column or constant of another kind.
     """
     match part:
         case None:
@@ -152,7 +152,7 @@ def as_kind(part: Part, kind: Kind) -> Term:
 
 
 def common_kind(parts: Iterable[Part]) -> Kind:
-    """The kind as which parts can be compared with each other.
+    """Return the kind in which parts can be compared with each other.
 
     Raises:
         InvalidInputError: There is none.
@@ -168,7 +168,7 @@ def common_kind(parts: Iterable[Part]) -> Kind:
 
 
 def compared(compare: Operator, left: Part, right: Part) -> Term:
-    """A comparison of two parts."""
+    """Compare two parts."""
     if left is None or right is None:
         refused("is_(None) or is_not(None)", "another comparison with None")
     kind = common_kind((left, right))
@@ -190,14 +190,14 @@ def compared(compare: Operator, left: Part, right: Part) -> Term:
 
 
 def is_missing(part: Part) -> Term:
-    """Whether there is no value; a tag that is JSON's null has none."""
+    """Return whether a part has no value. A tag that is JSON's null has none."""
     if isinstance(part, Tag):
         return Term(json_kind(episode_group.c.tags, part.path).is_(None), "boolean")
     return Term(null() if part is None else part.sql.is_(None), "boolean")
 
 
 def one_of(part: Part, values: Sequence[Part]) -> Term:
-    """Whether a part equals one of several constants."""
+    """Return whether a part equals one of several constants."""
     terms = [value for value in values if isinstance(value, Term)]
     if part is None or len(terms) < len(values):
         refused("values other than None, which is_(None) finds", "None")
@@ -225,12 +225,12 @@ def one_of(part: Part, values: Sequence[Part]) -> Term:
 
 
 def calculated(calculate: Operator, left: Part, right: Part) -> Term:
-    """`+`, `-`, `*` and `/` of two parts, in doubles; `%` of integers; `+` of text.
+    """Apply `+`, `-`, `*` or `/` to two numbers as doubles, `%` to integers, or `+` to texts.
 
-    What is divided by 0 is NULL.
+    A division by 0 is NULL.
     """
     kinds = {part.kind for part in (left, right) if isinstance(part, Term)}
-    if calculate is operators.concat_op:  # what SQLAlchemy makes of `+` between two tags
+    if calculate is operators.concat_op:  # SQLAlchemy's operator for `+` between two tags
         calculate = operators.add
     if calculate is operators.add and "text" in kinds:
         joined = as_kind(left, "text").sql.concat(as_kind(right, "text").sql)
@@ -243,7 +243,7 @@ def calculated(calculate: Operator, left: Part, right: Part) -> Term:
 
 
 def called(name: str, parts: Sequence[Part]) -> Term:
-    """A function of parts."""
+    """Call a function with parts as its arguments."""
     call = FUNCTIONS.get(name)
     if call is None:
         refused(f"one of the functions {', '.join(sorted(FUNCTIONS))}", f"{name}()")
@@ -276,7 +276,8 @@ def _nullif(part: Part, other: Part) -> Term:
     return Term(func.nullif(sql, as_kind(other, kind).sql, type_=sql.type), kind)
 
 
-#: What does no harm and is the same on both engines: the fewest arguments, the most, and the call.
+#: Functions that are safe and the same on both engines: minimum and maximum number of arguments,
+#: and the call.
 FUNCTIONS: dict[str, tuple[int, int, Callable[..., Term]]] = {
     "abs": (1, 1, _abs),
     "coalesce": (1, 20, _coalesce),
@@ -288,14 +289,14 @@ FUNCTIONS: dict[str, tuple[int, int, Callable[..., Term]]] = {
 
 
 def matching(part: Part, pattern: Part, form: str, escape: str | None, fold: bool) -> Term:
-    """LIKE, or a text that starts with, ends with or contains another.
+    """Match a text with LIKE, or test whether it starts with, ends with or contains another.
 
     Args:
-        part: What is matched.
+        part: The text to match.
         pattern: A constant.
-        form: A LIKE pattern as "{}", or what stands around a text that is taken as it is: "{}%".
-        escape: What takes the meaning from a wildcard of the pattern.
-        fold: Take no notice of the case of ASCII letters.
+        form: "{}" if `pattern` is a LIKE pattern; else the pattern around a plain text, as "{}%".
+        escape: Escape character of `pattern`.
+        fold: Ignore the case of ASCII letters.
     """
     text = as_kind(part, "text").sql
     if not (isinstance(pattern, Term) and isinstance(pattern.sql, BindParameter)):
@@ -314,7 +315,7 @@ _ASCII_LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 
 
 def _escaped(given: str, escape: str | None, *, wildcards: bool) -> str:
-    """A pattern whose escape character is a backslash; without wildcards, of a plain text."""
+    """Return a pattern with a backslash as escape character, from a plain text or a pattern."""
     like, characters = [], iter(given)
     for character in characters:
         if character == escape:
@@ -329,7 +330,7 @@ def _escaped(given: str, escape: str | None, *, wildcards: bool) -> str:
 
 
 def _first_of(several: Sequence[ColumnElement[Any]]) -> ColumnElement[Any]:
-    """The first that is not NULL; SQLite's COALESCE takes two at least."""
+    """Return the first value that is not NULL. SQLite's COALESCE needs at least two arguments."""
     return func.coalesce(*several) if len(several) > 1 else several[0]
 
 
@@ -347,7 +348,7 @@ def _listed(part: Part, terms: Sequence[Term], kind: Kind) -> ColumnElement[bool
 def _indexed(
     condition: ColumnElement[bool], part: Part, operator: Operator, others: Sequence[Part]
 ) -> ColumnElement[bool]:
-    """A condition that says, if it is one that an index of tags answers, what to look up there."""
+    """Add the index lookup to a condition on a tag, if the index of the tag supports it."""
     match part:
         case Tag(path=(str(name),)):
             pass
@@ -361,7 +362,7 @@ def _indexed(
 
 
 def _value(part: Part) -> str | float | None:
-    """A constant that is in the index: what is not one has None."""
+    """Return a constant as it is in the index; None for other parts."""
     match part:
         case Term(sql=BindParameter(), kind="text" | "integer" | "number"):
             value: str | float = part.sql.value

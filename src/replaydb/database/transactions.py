@@ -1,8 +1,9 @@
-"""One database, open: transactions to write in, snapshots to read from, typed errors out.
+"""Write transactions, read snapshots and typed errors of an open database.
 
-Every call has an end, a time of the event loop by which it is over whatever stalls: the queue for
-a connection, the network, a lock, a server that restarts. Until then what is known to have left
-nothing behind is run again. What may have been committed is never repeated.
+Every call has a deadline, `end`, a time of the event loop. It ends by then even if the queue for a
+connection, the network, a lock or a restarting server stalls. Until the deadline, a transaction
+that is known to have stored nothing is run again. One that may have been committed is never
+repeated.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from replaydb.cancellation import to_the_end
+from replaydb.cancellation import run_to_completion
 from replaydb.database import revisions
 from replaydb.database.engines.protocol import Backend, LostRaceError, T, Work
 from replaydb.errors import (
@@ -34,36 +35,36 @@ from replaydb.errors import (
 
 logger = logging.getLogger(__name__)
 
-#: How long a call waits for the database (a lock, a connection, a restart) where nobody said.
+#: Default time limit of a call, which includes waits for locks, connections and restarts.
 PATIENCE_SECONDS = 60.0
-#: The same for calls that may have to touch every group of a buffer.
+#: The same for calls that may touch every group of a buffer.
 BULK_SECONDS = 3600.0
-#: What a call with a timeout may take beyond it to have a last try, or to learn of its commit.
+#: How far a call may exceed its timeout for a last attempt, or to learn the result of its commit.
 GRACE_SECONDS = 2.0
-#: A call that moves so many bytes may take a second longer.
+#: The default time limit of a call grows by a second for this many bytes to transfer.
 SLOWEST_BYTES_PER_SECOND = 1_000_000
-#: How often a transaction that lost a race is run again, with growing random pauses.
+#: Maximum attempts of a transaction that loses races, with growing random pauses between them.
 ATTEMPTS = 8
-#: Pauses between attempts to reach a server that is away: the first, the longest.
+#: Pauses between attempts while the database is unreachable: the first and the longest.
 OUTAGE_SECONDS = (0.05, 1.0)
-#: How long a call that failed may take to read the revision of the tables.
+#: How long a failed call may take to read the revision of the tables.
 REVISION_SECONDS = 2.0
-#: What calls get to end in that were cut off.
+#: How long `close` waits for calls whose connections it has terminated.
 CUT_OFF_SECONDS = 1.0
 
 
 def end_in(seconds: float) -> float:
-    """The end of a call that may take so long."""
+    """Return the deadline of a call that may take this long."""
     return asyncio.get_running_loop().time() + seconds
 
 
 def allowance(num_bytes: int = 0) -> float:
-    """Seconds that a call may take which moves so many bytes, where nobody said."""
+    """Return the default time limit, in seconds, of a call that transfers this many bytes."""
     return PATIENCE_SECONDS + num_bytes / SLOWEST_BYTES_PER_SECOND
 
 
 class Database:
-    """Engines of one backend, and the signal that wakes those who wait."""
+    """Connections of one backend, and the signal that wakes waiting coroutines."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
@@ -85,50 +86,52 @@ class Database:
         work: Work[T],
         *,
         end: float | None = None,
-        hear_by: float = math.inf,
+        answer_by: float = math.inf,
         before_commit: Callable[[T], Awaitable[object]] | None = None,
         is_needed: Callable[[T], bool] | None = None,
         undone: Callable[[], object] | None = None,
     ) -> T:
         """Run `work` in one read-write transaction, and commit it.
 
-        A transaction that lost a race (deadlock, serialization, a unique key taken meanwhile) or
-        its connection was rolled back and is run again, so nothing else may come of it.
+        If a transaction loses a race (deadlock, serialization failure, a unique key taken
+        meanwhile) or its connection, it is rolled back and run again. So `work` must have no effect
+        outside the transaction.
 
         Args:
-            work: Statements, and what is done with their rows.
-            end: When the call is over; by default in `PATIENCE_SECONDS`.
-            hear_by: When somebody wants to have heard of the commit.
-            before_commit: Waited for between the two, with what `work` returned.
-            is_needed: Whether it is, by what `work` returned; by default always.
-            undone: Called whenever the transaction is known to have come to nothing.
+            work: Runs statements and processes their rows.
+            end: Deadline of the call; by default `PATIENCE_SECONDS` from now.
+            answer_by: Returns the time by which a caller needs the result of the commit.
+            before_commit: Awaited after `work` and before the commit, with the result of `work`.
+            is_needed: Whether to await `before_commit`, given the result of `work`; by default
+                always.
+            undone: Called whenever the transaction is known to have stored nothing.
 
         Raises:
-            DatabaseReadOnlyError: The store was opened to be read.
-            OutcomeUnknownError: The connection was lost during the commit, and the server could
-                not be asked what became of it.
-            DatabaseError: The driver's error, typed; nothing was kept.
+            DatabaseReadOnlyError: The store was opened read-only.
+            OutcomeUnknownError: The connection was lost during the commit, and no server reported
+                in time whether it was committed.
+            DatabaseError: The driver's error, typed; nothing was stored.
             StoreClosedError: The database was closed.
         """
         backend = self.backend
         if backend.read_only:
             raise DatabaseReadOnlyError(f"{backend.shown}: opened with read_only=True")
         async with self._call(end) as call:
-            hear_by = min(hear_by, call.end)
+            answer_by = min(answer_by, call.end)
             while True:
                 try:
                     async with (
-                        self._turn(self._writes, call.end),
+                        self._slot(self._writes, call.end),
                         self._connected(self._writer, call.end) as connection,
                     ):
                         if before_commit is None:
-                            return await backend.finish(connection, work, call.end, hear_by)
+                            return await backend.finish(connection, work, call.end, answer_by)
                         result = await backend.finish(
-                            connection, work, call.end, hear_by, unless=is_needed or _always
+                            connection, work, call.end, answer_by, unless=is_needed or _always
                         )
                         if (is_needed or _always)(result):
                             await before_commit(result)
-                            await backend.commit(connection, call.end, hear_by)
+                            await backend.commit(connection, call.end, answer_by)
                         return result
                 except Exception as error:
                     if undone is not None and not isinstance(error, OutcomeUnknownError):
@@ -136,13 +139,13 @@ class Database:
                     await call.pause_after(error)
 
     async def read(self, work: Work[T], *, end: float | None = None) -> T:
-        """Run `work` in one read-only transaction, whose statements all see the same data.
+        """Run `work` in one read-only transaction, whose statements all read the same snapshot.
 
-        The data is that of the first statement. A read whose connection was lost is run again.
+        The first statement takes the snapshot. A read whose connection was lost is run again.
 
         Args:
-            work: Statements, and what is done with their rows.
-            end: When the call is over; by default in `PATIENCE_SECONDS`.
+            work: Runs statements and processes their rows.
+            end: Deadline of the call; by default `PATIENCE_SECONDS` from now.
 
         Raises:
             DatabaseError: The driver's error, typed.
@@ -158,12 +161,12 @@ class Database:
 
     @asynccontextmanager
     async def snapshot(self, end: float) -> AsyncIterator[Snapshot]:
-        """One read-only transaction for several reads, which all see the same data.
+        """Open one read-only transaction for several reads of the same snapshot.
 
-        The data is that of the first statement. Between reads it may rest for less than a minute.
+        The first statement takes the snapshot. A pause between reads must be shorter than a minute.
 
         Args:
-            end: When it is over.
+            end: Deadline of the transaction.
 
         Raises:
             DatabaseError: The driver's error, typed. Nothing is run again.
@@ -176,42 +179,44 @@ class Database:
             yield Snapshot(self, connection, call.end)
 
     @asynccontextmanager
-    async def turn_to_draw(self, end: float | None = None) -> AsyncIterator[None]:
-        """The right to have one reader in the block without waiting for a free connection.
+    async def draw_slot(self, end: float | None = None) -> AsyncIterator[None]:
+        """Hold one of the slots that limit how many draws use a reader at the same time.
 
-        To be had before the write transaction of a draw, which would otherwise hold its locks
-        while it waits for others to read.
+        A draw takes its slot before its write transaction. Otherwise it would hold locks while it
+        waits for the readers of other draws.
         """
-        async with AsyncExitStack() as turn:
+        async with AsyncExitStack() as slot:
             async with self._call(end) as call:
-                await turn.enter_async_context(self._turn(self._draws, call.end))
+                await slot.enter_async_context(self._slot(self._draws, call.end))
             yield
 
     async def close(self, end: float | None = None) -> None:
-        """Let go of the database. Idempotent.
+        """Close all connections. Idempotent.
 
-        Transactions under way end first: disposing spares what is checked out. Those that have
-        not ended by `end` are cut off.
+        Running transactions end first, because disposing of an engine does not close connections
+        in use. The connections of those that have not ended by `end` are terminated.
         """
         self._open = False
         try:
             async with asyncio.timeout_at(end or end_in(allowance())):
-                await self._let_go()
+                await self._dispose()
         except TimeoutError:
-            logger.warning("%s: closing took too long; connections are cut off", self.backend.shown)
+            logger.warning(
+                "%s: closing timed out; open connections are terminated", self.backend.shown
+            )
             self._cut_off()
             with suppress(TimeoutError):
                 async with asyncio.timeout(CUT_OFF_SECONDS):
-                    await self._let_go()
+                    await self._dispose()
 
-    async def _let_go(self) -> None:
+    async def _dispose(self) -> None:
         await self._idle.wait()
         await self.signal.aclose()
         await self._writer.dispose()
         await self._reader.dispose()
 
     def _cut_off(self) -> None:
-        """End what is under way, and what waits for a connection: nothing goes on after it."""
+        """Terminate all connections and all waits for a connection. Running calls fail."""
         self._is_cut_off = True
         for wait in self._waits:
             if not wait.expired():
@@ -221,7 +226,7 @@ class Database:
 
     @asynccontextmanager
     async def _wait_until(self, end: float) -> AsyncIterator[None]:
-        """A wait that is over by `end`, or when the database is cut off."""
+        """Raise `TimeoutError` in the block at `end`, or when connections are terminated."""
         if self._is_cut_off:
             raise StoreClosedError
         async with asyncio.timeout_at(end) as wait:
@@ -232,20 +237,20 @@ class Database:
                 self._waits.discard(wait)
 
     @asynccontextmanager
-    async def _turn(self, turns: asyncio.Semaphore, end: float) -> AsyncIterator[None]:
-        """One of the turns, by order of coming: a pool serves whoever asks at the right moment."""
-        if turns.locked():
+    async def _slot(self, slots: asyncio.Semaphore, end: float) -> AsyncIterator[None]:
+        """Hold a slot. Slots are granted in order of request; a pool does not keep that order."""
+        if slots.locked():
             async with self._wait_until(end):
-                await turns.acquire()
+                await slots.acquire()
         else:
-            await turns.acquire()  # at once
+            await slots.acquire()  # at once
         try:
             yield
         finally:
-            turns.release()
+            slots.release()
 
     def _watched(self, engine: AsyncEngine) -> AsyncEngine:
-        """Remember connections, to cut them off if need be."""
+        """Record the connections of an engine, so that `close` can terminate them."""
         event.listen(
             engine.sync_engine,
             "connect",
@@ -255,7 +260,7 @@ class Database:
 
     @asynccontextmanager
     async def _call(self, end: float | None) -> AsyncIterator[_Call]:
-        """A call under way, which closing waits for; its errors are typed."""
+        """Run the block as a call: `close` waits for it, and its errors are typed."""
         if not self._open:
             raise StoreClosedError
         self._under_way += 1
@@ -284,16 +289,16 @@ class Database:
 
     async def _schema_problem(self) -> SchemaError | None:
         """Return why this version cannot use the tables, if they were changed after the opening."""
-        # If it cannot be read, the error that the call failed with says more. A connection of its
-        # own: transactions begin with a statement that needs a table of this version.
+        # If the revision cannot be read, the caller gets its original error. This opens a new
+        # connection, because the first statement of a transaction fails if tables are outdated.
         with suppress(Exception):
             async with asyncio.timeout(REVISION_SECONDS), revisions.reading(self.backend) as it:
-                return revisions.problem_of(self.backend, await revisions.look(it))
+                return revisions.problem_of(self.backend, await revisions.inspect_schema(it))
         return None
 
     @asynccontextmanager
     async def _connected(self, engine: AsyncEngine, end: float) -> AsyncIterator[AsyncConnection]:
-        """A connection on which a transaction has begun; what is not committed is rolled back."""
+        """Yield a connection with an open transaction; roll it back unless it was committed."""
         async with self._wait_until(end):
             connection = await engine.connect()
         try:
@@ -301,7 +306,7 @@ class Database:
                 await self.backend.begin(connection, end)
                 yield connection
             except BaseException:
-                await to_the_end(self.backend.abandon(connection))
+                await run_to_completion(self.backend.abandon(connection))
                 raise
         finally:
             await connection.close()
@@ -320,16 +325,16 @@ class Snapshot:
         self._end = end
 
     async def read(self, work: Work[T]) -> T:
-        """Run `work` in it."""
+        """Run `work` in the transaction."""
         async with self._database._call(self._end) as call:
             return await self._database.backend.run(self._connection, work, call.end)
 
 
 class _Call:
-    """A call under way.
+    """A call in progress.
 
     Attributes:
-        end: When it is over.
+        end: Its deadline.
         races: How often its transaction was run again because it had lost a race.
     """
 
@@ -340,7 +345,7 @@ class _Call:
         self._pause, self._longest = OUTAGE_SECONDS
 
     async def pause_after(self, error: Exception) -> None:
-        """Wait before the call's transaction is run again, or raise the error it failed of."""
+        """Wait before the transaction is run again, or raise its error if it must not be."""
         backend = self._database.backend
         lost = isinstance(error, LostRaceError) or backend.is_conflict(error)
         if lost and self.races < ATTEMPTS - 1:
@@ -352,5 +357,5 @@ class _Call:
             raise error
         if end_in(pause) > self.end:
             raise error
-        logger.debug("%s: running again what failed of %s", backend.shown, type(error).__name__)
+        logger.debug("%s: retrying a transaction after %s", backend.shown, type(error).__name__)
         await asyncio.sleep(pause)

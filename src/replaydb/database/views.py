@@ -1,4 +1,4 @@
-"""Views for analysts: the tables joined the way people ask, names instead of ids, no blobs."""
+"""Views for analysis: joined tables with names instead of ids, and without payloads."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from replaydb.results import DrawOutcome
 _group = episode_group.c
 _staleness = staleness_at(buffer.c.policy_version)
 
-#: What becomes of a group that was drawn and trained on, as far as is known: of what was sampled
-#: nobody says whether it was for a step that was lost, and taken again.
+#: Outcomes of drawn groups that count as trained on. A sampled group counts even if its step was
+#: lost and repeated, because samples are not acknowledged.
 TRAINED = (DrawOutcome.SAMPLED, DrawOutcome.ACKED)
 
-#: Columns that say something to the scheduler only, or that the overview has under a better name.
+#: Columns that are internal to draws, or that the overview shows under another name.
 _INTERNAL = {"id", "buffer_id", "run_id", "task_name", "uniform_key", "priority_key", "weight"} | {
     "lease_id",
     "leased_from",
@@ -38,7 +38,7 @@ _INTERNAL = {"id", "buffer_id", "run_id", "task_name", "uniform_key", "priority_
 
 
 def select_groups() -> Select[tuple[object, ...]]:
-    """A row for each group."""
+    """Select a row for each group."""
     shown = [
         _staleness.label("staleness") if column is _group.staleness else column
         for column in _group
@@ -59,7 +59,7 @@ def select_groups() -> Select[tuple[object, ...]]:
 
 
 def select_episodes() -> Select[tuple[object, ...]]:
-    """A row for each episode."""
+    """Select a row for each episode."""
     return (
         select(
             episode.c.group_id,
@@ -79,7 +79,7 @@ def select_episodes() -> Select[tuple[object, ...]]:
 
 
 def select_history() -> Select[tuple[object, ...]]:
-    """A row for each group of each draw."""
+    """Select a row for each group of each draw."""
     putter = run.alias("putter")
     return (
         select(
@@ -113,7 +113,7 @@ def select_history() -> Select[tuple[object, ...]]:
         .join_from(draw, draw_group, draw_group.c.draw_id == draw.c.id)
         .join(buffer, buffer.c.id == draw.c.buffer_id)
         .outerjoin(run, run.c.id == draw.c.run_id)
-        # What took its place since is not what was drawn.
+        # A group that was replaced since the draw has other content than the one that was drawn.
         .outerjoin(
             episode_group,
             (_group.id == draw_group.c.group_id)
@@ -124,7 +124,7 @@ def select_history() -> Select[tuple[object, ...]]:
 
 
 def select_prompts() -> Select[tuple[object, ...]]:
-    """A row for each prompt of each task that has a uid."""
+    """Select a row for each prompt with a uid, per task."""
     trained = (
         select(func.count())
         .where(
@@ -159,7 +159,7 @@ def select_prompts() -> Select[tuple[object, ...]]:
 
 
 def select_policies() -> Select[tuple[object, ...]]:
-    """A row for each version that a buffer's policy came to."""
+    """Select a row for each change of a buffer's policy version."""
     later, following = policy_change.alias("later"), policy_change.alias("following")
     next_id = (
         select(func.min(later.c.id))
@@ -184,7 +184,7 @@ def select_policies() -> Select[tuple[object, ...]]:
 
 
 def select_tasks() -> Select[tuple[object, ...]]:
-    """A row for each task of each buffer."""
+    """Select a row for each task of each buffer."""
 
     def of_status(status: GroupStatus) -> Label[int]:
         return func.count(case((_group.group_status == status.value, 1))).label(

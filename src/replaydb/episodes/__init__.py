@@ -1,4 +1,4 @@
-"""Turns, episodes and groups: pure numpy, without a database."""
+"""Turns, episodes and groups: the data model, without a database."""
 
 from replaydb.episodes.episode import CORE_FIELDS, Episode
 from replaydb.episodes.group import EpisodeGroup, GroupStatus

@@ -1,7 +1,7 @@
-"""Arrays as callers hand them over and as they are kept.
+"""Conversion of array arguments to stored arrays.
 
-They are numpy arrays wherever numpy has the dtype; bfloat16 and the float8 types stay torch
-tensors. torch is only looked for in `sys.modules`: a caller who has none made no tensor.
+Arrays are numpy arrays if numpy has the dtype. bfloat16 and the float8 types stay torch tensors.
+torch is only looked up in `sys.modules`: if it is not imported, no argument is a tensor.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = "NDArray[Any] | torch.Tensor"
 Versions: TypeAlias = int | NDArray[np.int32] | None
-ArrayLike: TypeAlias = Any  # no type says "nested lists of numbers, or an array of any library"
+ArrayLike: TypeAlias = Any  # nested lists of numbers, or an array of any library
 
 _A = TypeVar("_A", bound=Array)
 
-# Of numpy, and of those numpy has not; by safetensors' codes, which is what they are stored as.
+# dtypes by safetensors code, as they are stored: those of numpy, and those that only torch has.
 NUMPY_CODES = {
     "BOOL": "bool",
     "I8": "int8",
@@ -51,14 +51,14 @@ TORCH_CODES = {
     "F8_E8M0": "float8_e8m0fnu",
 }
 
-# `dtype.name` takes numpy two microseconds, `dtype.str` none; its first character is byte order.
+# `dtype.name` takes two microseconds, `dtype.str` none. Its first character is the byte order.
 _NUMPY_NAMES = {np.dtype(name).str[1:]: name for name in NUMPY_CODES.values()}
 _TORCH_DTYPES = frozenset(TORCH_CODES.values())
 _CONVERSION_ERRORS = (ValueError, TypeError, OverflowError, RuntimeError)
 
 
 def to_int32(field: str, value: ArrayLike) -> NDArray[np.int32]:
-    """Integers [N] as read-only int32 copy; an empty sequence counts as integers."""
+    """Return integers [N] as a read-only int32 copy. An empty sequence counts as integers."""
     array = _vector(field, value)
     if array.size and array.dtype.kind not in "iu":
         raise InvalidInputError(field, "integers", f"dtype {array.dtype}")
@@ -72,7 +72,7 @@ def to_int32(field: str, value: ArrayLike) -> NDArray[np.int32]:
 
 
 def to_bool(field: str, value: ArrayLike) -> NDArray[np.bool_]:
-    """A mask [N] as read-only bool copy, from bools or from integers 0 and 1."""
+    """Return a mask [N] as a read-only bool copy, from bools or from integers 0 and 1."""
     array = _vector(field, value)
     if array.size and array.dtype.kind not in "biu":
         raise InvalidInputError(field, "bools, or integers 0 and 1", f"dtype {array.dtype}")
@@ -83,20 +83,21 @@ def to_bool(field: str, value: ArrayLike) -> NDArray[np.bool_]:
 
 
 def to_float32(field: str, value: ArrayLike) -> NDArray[np.float32]:
-    """Floats [N] as read-only float32 copy; half and bfloat16 widen, float64 is rounded."""
+    """Return floats [N] as a read-only float32 copy. float64 is rounded."""
     array = _vector(field, value)
-    whole_list = isinstance(value, list | tuple) and array.dtype.kind in "iu"
-    if array.size and array.dtype.kind != "f" and not whole_list:
+    is_int_list = isinstance(value, list | tuple) and array.dtype.kind in "iu"
+    if array.size and array.dtype.kind != "f" and not is_int_list:
         raise InvalidInputError(field, "floats", f"dtype {array.dtype}")
     with np.errstate(over="ignore", invalid="ignore"):
         return frozen(array, "<f4")
 
 
 def to_array(field: str, value: ArrayLike) -> Array:
-    """Whatever came, as an array or tensor of a dtype that can be stored; not yet a copy.
+    """Return a value as an array or tensor of a dtype that can be stored. Does not copy yet.
 
     Raises:
-        InvalidInputError: Ragged, strings, objects, or a dtype that has no stored form.
+        InvalidInputError: The value is ragged, has strings or objects, or a dtype that cannot be
+            stored.
     """
     if is_tensor(value):
         return _detached(field, value)
@@ -112,10 +113,10 @@ def to_array(field: str, value: ArrayLike) -> Array:
 def named_arrays(
     field: str, arrays: Mapping[str, ArrayLike] | None, taken: Collection[str] = ()
 ) -> dict[str, Array]:
-    """Copies of arrays of any shape by name; None becomes empty.
+    """Return copies of arrays of any shape by name. None becomes empty.
 
     Raises:
-        InvalidInputError: A name is `taken` or is none, or an array cannot be stored.
+        InvalidInputError: A name is `taken` or invalid, or an array cannot be stored.
     """
     if arrays is None:
         return {}
@@ -129,64 +130,64 @@ def named_arrays(
 
 
 def own(array: Array) -> Array:
-    """A little-endian, contiguous copy; read-only where it is numpy's."""
+    """Return a little-endian, contiguous copy. numpy arrays are read-only."""
     if isinstance(array, np.ndarray):
         return frozen(array, array.dtype.newbyteorder("<"))
     return array.clone(memory_format=sys.modules["torch"].contiguous_format)
 
 
 def frozen(value: ArrayLike, dtype: DTypeLike) -> NDArray[Any]:
-    """A read-only, contiguous copy: a caller may go on using the buffer it came from."""
+    """Return a read-only, contiguous copy, because the caller may change the original."""
     return _read_only(np.array(value, dtype=dtype, order="C"))
 
 
 def check_names(field: str, names: Iterable[str], taken: Collection[str]) -> None:
-    """Refuse names that are taken."""
+    """Raise if a name is in use."""
     for name in names:
         if name in taken:
-            raise InvalidInputError(field, "a name that is not taken", repr(name))
+            raise InvalidInputError(field, "a name that is not in use", repr(name))
 
 
 def spread_named(
     field: str, arrays: Mapping[str, Array], total: int, response: int | None = None
 ) -> dict[str, Array]:
-    """Named arrays [total, ...], each by the rule of `spread`."""
+    """Apply `spread` to named arrays, [total, ...] each."""
     return {
         name: spread(f"{field}[{name!r}]", array, total, response) for name, array in arrays.items()
     }
 
 
-def end_to_end(
-    field: str, pieces: Sequence[Mapping[str, Array]], lengths: Sequence[int]
+def concatenate_named(
+    field: str, segments: Sequence[Mapping[str, Array]], lengths: Sequence[int]
 ) -> dict[str, Array]:
-    """Named arrays of pieces of these lengths as one array [sum of lengths, ...] by name.
+    """Concatenate named arrays of consecutive segments, [sum of lengths, ...] each.
 
-    Zeros stand in the pieces that have no array of a name.
+    Segments without an array of a name get zeros.
 
     Raises:
-        InvalidInputError: One name has several dtypes or shapes.
+        InvalidInputError: The arrays of a name have several dtypes or shapes.
     """
     joined: dict[str, Array] = {}
-    for name in dict.fromkeys(name for piece in pieces for name in piece):
-        given = [piece[name] for piece in pieces if name in piece]
+    for name in dict.fromkeys(name for segment in segments for name in segment):
+        given = [segment[name] for segment in segments if name in segment]
         kinds = {(dtype_name(array), *array.shape[1:]) for array in given}
         if len(kinds) > 1:
             actual = sorted(map(str, kinds))
             raise InvalidInputError(
                 f"{field}[{name!r}]", "one dtype and shape in all turns", actual
             )
-        whole = np.zeros((sum(lengths), *given[0].shape[1:]), bits(given[0]).dtype)
+        values = np.zeros((sum(lengths), *given[0].shape[1:]), bits(given[0]).dtype)
         end = 0
-        for piece, length in zip(pieces, lengths, strict=True):
+        for segment, length in zip(segments, lengths, strict=True):
             end += length
-            if name in piece:
-                whole[end - length : end] = bits(piece[name])
-        joined[name] = from_bits(_read_only(whole), dtype_name(given[0]))
+            if name in segment:
+                values[end - length : end] = bits(segment[name])
+        joined[name] = from_bits(_read_only(values), dtype_name(given[0]))
     return joined
 
 
 def spread(field: str, array: _A, total: int, response: int | None = None) -> _A:
-    """The array, if its length is `total`; if it is `response`, with zeros put in front.
+    """Return an array of length `total`. One of length `response` gets zeros in front.
 
     Raises:
         InvalidInputError: The array has neither length.
@@ -199,15 +200,15 @@ def spread(field: str, array: _A, total: int, response: int | None = None) -> _A
         expected = "shape " + " or ".join(f"[{length}{more}]" for length in lengths)
         raise InvalidInputError(field, expected, _shape(array))
     given = bits(array)
-    whole = np.zeros((total, *given.shape[1:]), given.dtype)
-    whole[total - response :] = given
-    return cast("_A", from_bits(_read_only(whole), dtype_name(array)))
+    values = np.zeros((total, *given.shape[1:]), given.dtype)
+    values[total - response :] = given
+    return cast("_A", from_bits(_read_only(values), dtype_name(array)))
 
 
 def to_versions(value: ArrayLike, total: int, response: int | None = None) -> Versions:
-    """A policy version: an int32, or one per token [total], from [total] or [response].
+    """Return a policy version: an int32, or one per token [total], from [total] or [response].
 
-    The prompt gets the lowest version of the response. No tokens, no version: None.
+    The prompt gets the lowest version of the response. Without tokens the version is None.
     """
     if value is None:
         return None
@@ -237,7 +238,7 @@ def same(one: object, other: object) -> bool:
 
 
 def bits(array: Array) -> NDArray[Any]:
-    """The array itself, or a numpy view (uint8 or int16) of the bits of a tensor."""
+    """Return a numpy array unchanged, or the bits of a tensor as a numpy view (uint8 or int16)."""
     if isinstance(array, np.ndarray):
         return array
     torch = sys.modules["torch"]
@@ -246,7 +247,7 @@ def bits(array: Array) -> NDArray[Any]:
 
 
 def from_bits(array: NDArray[Any], dtype: str) -> Array:
-    """The reverse of `bits`: the array itself, or a tensor of (a copy of) its bits."""
+    """Reverse `bits`: return the array unchanged, or a tensor of (a copy of) its bits."""
     if dtype not in _TORCH_DTYPES:
         return array
     import torch
@@ -257,14 +258,14 @@ def from_bits(array: NDArray[Any], dtype: str) -> Array:
 
 
 def dtype_name(array: Array) -> str:
-    """`float32`, `bfloat16`: the same spelling for numpy and torch."""
+    """Return the name of a dtype, such as `float32`, spelled the same for numpy and torch."""
     if isinstance(array, np.ndarray):
         return _NUMPY_NAMES[array.dtype.str[1:]]
     return str(array.dtype).removeprefix("torch.")
 
 
 def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
-    """Whether `value` is a torch tensor; never imports torch."""
+    """Whether `value` is a torch tensor. Never imports torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
@@ -279,7 +280,7 @@ def _shape(value: Array) -> str:
 
 
 def _vector(field: str, value: ArrayLike) -> NDArray[Any]:
-    """`value` as one-dimensional numpy array; bfloat16 and float8 become float32."""
+    """Return `value` as a one-dimensional numpy array. bfloat16 and float8 become float32."""
     array = to_array(field, value)
     if not isinstance(array, np.ndarray):
         array = array.float().numpy()

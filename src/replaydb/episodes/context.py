@@ -1,4 +1,4 @@
-"""What a group has beside its episodes."""
+"""Data of a group besides its episodes: prompt and extras."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Prompt: TypeAlias = str | list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupContext:
-    """What the episodes of a group are generated from; false where nothing of it is known.
+    """Input from which the episodes of a group are generated. False if nothing of it is known.
 
     Attributes:
         prompt: Text, or chat messages as JSON objects.
-        prompt_ids: Its tokens, int32 [P].
-        extras: Named arrays of any shape.
+        prompt_ids: Token ids of the prompt, int32 [P].
+        extras: Arrays of any shape by name.
     """
 
     prompt: Prompt | None = None
@@ -38,10 +38,10 @@ class GroupContext:
         prompt_ids: ArrayLike | None,
         extras: Mapping[str, ArrayLike] | None,
     ) -> Self:
-        """Copies of what a caller hands over.
+        """Return checked copies of the arguments.
 
         Raises:
-            InvalidInputError: Something of it cannot be stored.
+            InvalidInputError: An argument cannot be stored.
         """
         return cls(
             checks.optional(to_prompt, "prompt", prompt),
@@ -57,14 +57,14 @@ class GroupContext:
 
 
 def to_prompt(name: str, value: Any) -> Prompt:
-    """Text, or a list of JSON objects.
+    """Return text, or a list of JSON objects.
 
     Raises:
-        InvalidInputError: Neither of them.
+        InvalidInputError: The value is neither.
     """
     if isinstance(value, str):
         return checks.text(name, value)
-    expected = "text, or a sequence of messages, which are JSON objects"
+    expected = "text or a sequence of messages (JSON objects)"
     messages = [] if isinstance(value, Mapping) else list(checks.items(name, expected, value))
     if isinstance(value, Mapping) or not all(isinstance(message, Mapping) for message in messages):
         raise InvalidInputError(name, expected, repr(value))

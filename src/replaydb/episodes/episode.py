@@ -1,4 +1,4 @@
-"""Episodes: completions and trajectories."""
+"""Episode: a completion or trajectory."""
 
 from __future__ import annotations
 
@@ -30,37 +30,39 @@ from replaydb.errors import InvalidInputError
 class Episode:
     """One completion or trajectory. Its arrays are read-only copies.
 
-    Give exactly one of `token_ids` with `loss_mask`, `prompt_ids` with `response_ids`, or `turns`.
-    Lists, numpy arrays and torch tensors (of any device; detached here) are taken. T is the
-    number of tokens, R that of response tokens; arrays of length R are for the prompt/response
-    form. From turns, the tokens are the plain concatenation of every turn's prompt and response,
-    and the mask is that of the responses; prompts have logprob 0.0, and a response whose logprobs
-    are absent has NaN if other turns have theirs.
+    Pass exactly one of `token_ids` with `loss_mask`, `prompt_ids` with `response_ids`, or `turns`.
+    Arrays can be lists, numpy arrays or torch tensors (of any device; they are detached). T is the
+    number of tokens and R that of response tokens. Arrays of length R are accepted with
+    `prompt_ids` and `response_ids`. With `turns`, the tokens are the concatenation of the prompt
+    and response of every turn, and the loss mask is that of the responses. Logprobs are 0.0 on
+    prompts, and NaN on responses without logprobs if other turns have them.
 
     Attributes:
         token_ids: int32 [T].
-        loss_mask: Tokens to train on, bool [T]; given as bools or integers 0 and 1, [T] or [R],
-            the prompt then being False. In the prompt/response form the default is the response.
-        logprobs: Behaviour logprobs, float32 [T]; given as [T] or [R], the prompt then has 0.0.
-            NaN is legal, other float types are converted. None where not recorded.
-        prompt_length: Tokens before the (first) response; for `token_ids`, the leading False of
-            `loss_mask`.
-        reward: A number of float32's range, or None. Of turns, by default the sum of the rewards
-            they have. Merging turns gives it to every row of the episode; what each turn earned is
-            in the rows' `token_extras["token_rewards"]`.
-        advantage: Finite, or None.
-        policy_version: Version that acted; or int32 [T], given as [T] or [R], the prompt then has
-            the lowest; None for unknown. Of turns: theirs, unknown as soon as one of them is; may
-            be given here where none of them has one.
-        finish_reason: Why it ended, in the words of the inference engine.
-        token_extras: Named arrays [T, ...], given so or as [R, ...], the prompt then has zeros.
-            bfloat16 and float8 are torch tensors, everything else is numpy. Those of turns are
-            put end to end, with zeros in the turns that do not have them. "token_rewards" is what
-            a turn's `token_rewards` are for an episode without turns.
-        extras: Named arrays of any shape.
-        metadata: A JSON object: str keys, finite numbers.
-        text: Transcript for people; stored apart from the arrays.
-        turns: The turns it was built from, or empty.
+        loss_mask: Which tokens to train on, bool [T]. Pass bools or integers 0 and 1, [T] or [R];
+            with [R] the prompt is False. Default with `prompt_ids` and `response_ids`: all response
+            tokens.
+        logprobs: Behaviour logprobs, float32 [T], or None if not recorded. Pass [T] or [R]; with
+            [R] the prompt has 0.0. NaN is allowed. Other float types are converted.
+        prompt_length: Number of tokens before the (first) response. With `token_ids`: the number of
+            leading False in `loss_mask`.
+        reward: A number in the range of float32, or None. Default with `turns`: the sum of their
+            rewards. When turns are merged, every row gets this reward; rewards of single turns are
+            in `token_extras["token_rewards"]` of the rows.
+        advantage: A finite number, or None.
+        policy_version: Policy version that generated the episode; or int32 [T], one per token; or
+            None if unknown. Pass [T] or [R]; with [R] the prompt gets the lowest version. Default
+            with `turns`: their versions, or None if one of them is unknown. If no turn has a
+            version, you can pass one here.
+        finish_reason: Why generation ended, as reported by the inference engine.
+        token_extras: Arrays [T, ...] by name. Pass [T, ...] or [R, ...]; with [R, ...] the prompt
+            has zeros. bfloat16 and float8 are torch tensors, everything else is numpy. Extras of
+            turns are concatenated, with zeros for turns without them. For per-token rewards of an
+            episode without turns, pass the extra "token_rewards".
+        extras: Arrays of any shape by name.
+        metadata: JSON object: str keys, finite numbers.
+        text: Transcript for people. It is stored separately from the arrays.
+        turns: The turns that the episode was built from, or empty.
 
     Raises:
         InvalidInputError: An argument has the wrong shape, dtype or value.
@@ -141,22 +143,22 @@ class Episode:
 
     @classmethod
     def _trusted(cls, **values: Any) -> Self:
-        """An episode of all its fields as they are stored, unchecked: for the decoder."""
+        """Create an episode from stored fields without checks, for the decoder."""
         return set_fields(object.__new__(cls), **values)
 
     @property
     def num_tokens(self) -> int:
-        """T, prompt included."""
+        """Number of tokens T, prompt included."""
         return len(self.token_ids)
 
     @property
     def num_loss_tokens(self) -> int:
-        """Tokens the loss mask lets through."""
+        """Number of tokens with a loss mask of True."""
         return int(np.count_nonzero(self.loss_mask))
 
     @property
     def num_turns(self) -> int:
-        """Turns it was built from; 1 where it was not."""
+        """Number of turns; 1 if it was not built from turns."""
         return len(self.turns) or 1
 
     @property
@@ -166,18 +168,18 @@ class Episode:
 
     @property
     def response_ids(self) -> NDArray[np.int32]:
-        """The tokens after the prompt, int32; of several turns, later prompts included."""
+        """The tokens after the prompt, int32. With several turns, later prompts are included."""
         return self.token_ids[self.prompt_length :]
 
     @property
     def min_policy_version(self) -> int | None:
-        """Oldest version that made a token; None if unknown."""
+        """Lowest version that generated a token; None if unknown."""
         version = self.policy_version
         return int(version.min()) if isinstance(version, np.ndarray) else version
 
     @property
     def max_policy_version(self) -> int | None:
-        """Newest version that made a token; None if unknown."""
+        """Highest version that generated a token; None if unknown."""
         version = self.policy_version
         return int(version.max()) if isinstance(version, np.ndarray) else version
 
@@ -191,7 +193,7 @@ class Episode:
         )
 
 
-# What an extra may not be called; the last two are properties.
+# Reserved names of extras. The last two are properties.
 CORE_FIELDS = frozenset(f.name for f in fields(Episode)) | {"prompt_ids", "response_ids"}
 
 

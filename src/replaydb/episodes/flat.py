@@ -1,7 +1,7 @@
-"""The columnar form of episodes: what is stored, and what batches are made from.
+"""Columnar form of episodes, as they are stored and as batches use them.
 
-Token-level fields lie end to end over all episodes, so packing is concatenation and padding one
-masked scatter. Text is not here; it has its own table.
+Token-level fields are concatenated over all episodes, so packing is concatenation and padding is
+one masked scatter. Text is not included; it has its own table.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from replaydb.episodes.context import GroupContext
 from replaydb.episodes.episode import Episode
 from replaydb.episodes.turns import Turn, same_fields
 
-#: Stands for None in the version columns that are stored: versions are 32-bit.
+#: None in stored version columns. Versions are 32-bit, so none has this value.
 NO_VERSION = int(np.iinfo(np.int64).min)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FlatTurns:
-    """The turns of the episodes of one part: N in all, in order.
+    """The N turns of all episodes of one part, in order.
 
-    Their tokens, masks, logprobs, per-token versions and token extras are those of
-    `FlatEpisodes`, cut at `lengths`.
+    Their tokens, masks, logprobs, per-token versions and token extras are those of `FlatEpisodes`,
+    split at `lengths`.
 
     Attributes:
-        counts: Turns of each episode, int64 [E]; 0 where it was not built from turns.
-        lengths: Tokens of each turn, int64 [N].
-        prompt_lengths: Of which are context, int64 [N].
-        rewards: float64 [N]; NaN where there is none.
-        versions: int64 [N]; `NO_VERSION` where unknown or per token.
+        counts: Number of turns of each episode, int64 [E]; 0 if it was not built from turns.
+        lengths: Number of tokens of each turn, int64 [N].
+        prompt_lengths: Number of these that are context, int64 [N].
+        rewards: float64 [N]; NaN if there is none.
+        versions: int64 [N]; `NO_VERSION` if unknown or per token.
         has_logprobs: bool [N].
         has_token_versions: bool [N].
         finish_reasons: N strings or None.
         metadata: N JSON objects.
-        token_rewards: float32 [T], T of `FlatEpisodes`, only meaningful on the responses of turns
-            that say they have them; None if there are none.
+        token_rewards: float32 [T], T of `FlatEpisodes`, only meaningful on responses of turns with
+            `has_token_rewards`. None if no turn has any.
         has_token_rewards: bool [N].
-        token_extras: Which token extras of its episode each turn has: N lists of names.
+        token_extras: Names of the token extras of its episode that each turn has, N tuples.
     """
 
     counts: NDArray[np.int64]
@@ -65,29 +65,29 @@ class FlatTurns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FlatEpisodes:
-    """E episodes of T tokens in all.
+    """E episodes with T tokens in total.
 
     Attributes:
-        lengths: Tokens of each episode, int64 [E].
-        prompt_lengths: Tokens before the (first) response, int64 [E].
-        rewards: float64 [E]; NaN where there is none.
-        advantages: float64 [E]; NaN where there is none.
-        versions: int64 [E]; `NO_VERSION` where unknown or per token.
+        lengths: Number of tokens of each episode, int64 [E].
+        prompt_lengths: Number of tokens before the (first) response, int64 [E].
+        rewards: float64 [E]; NaN if there is none.
+        advantages: float64 [E]; NaN if there is none.
+        versions: int64 [E]; `NO_VERSION` if unknown or per token.
         has_logprobs: bool [E].
         has_token_versions: bool [E].
         token_ids: int32 [T].
         loss_mask: bool [T].
-        logprobs: float32 [T], NaN in episodes without; None if no episode has any.
-        token_versions: int32 [T], only meaningful in episodes (and turns) that say they have it;
-            None if there is none.
-        token_extras: [T, ...] by name: those that every episode has, of one dtype and shape.
-        extras: [E, ...] by name: those that every episode has, of one dtype and shape.
-        each_token_extras: The other ones, by episode position, then name.
-        each_extras: The other ones, by episode position, then name.
+        logprobs: float32 [T], NaN in episodes without. None if no episode has any.
+        token_versions: int32 [T], only meaningful in episodes (and turns) with
+            `has_token_versions`. None if there are none.
+        token_extras: [T, ...] by name: extras that all episodes have with the same dtype and shape.
+        extras: [E, ...] by name: extras that all episodes have with the same dtype and shape.
+        each_token_extras: All other token extras, by episode index, then name.
+        each_extras: All other extras, by episode index, then name.
         finish_reasons: E strings or None.
         metadata: E JSON objects.
         turns: None if no episode was built from turns.
-        context: What their group has beside them, in its first part.
+        context: Prompt and extras of their group, in its first part.
     """
 
     lengths: NDArray[np.int64]
@@ -112,41 +112,41 @@ class FlatEpisodes:
 
     @property
     def num_episodes(self) -> int:
-        """E."""
+        """Number of episodes, E."""
         return len(self.lengths)
 
     @property
     def num_tokens(self) -> int:
-        """T, prompts included."""
+        """Number of tokens T, prompts included."""
         return len(self.token_ids)
 
     @property
     def offsets(self) -> NDArray[np.int64]:
-        """Where each episode begins in the token-level fields, and T: int64 [E + 1]."""
+        """Start of each episode in the token-level fields, and T: int64 [E + 1]."""
         offsets = np.zeros(self.num_episodes + 1, np.int64)
         np.cumsum(self.lengths, out=offsets[1:])
         return offsets
 
     @property
     def min_policy_versions(self) -> NDArray[np.int64]:
-        """The oldest version that made a token of each, int64 [E]; or `NO_VERSION`."""
+        """Lowest version that generated a token of each episode, or `NO_VERSION`, int64 [E]."""
         return self._extreme_versions(np.minimum)
 
     @property
     def max_policy_versions(self) -> NDArray[np.int64]:
-        """The newest version that made a token of each, int64 [E]; or `NO_VERSION`."""
+        """Highest version that generated a token of each episode, or `NO_VERSION`, int64 [E]."""
         return self._extreme_versions(np.maximum)
 
     def _extreme_versions(self, extreme: np.ufunc) -> NDArray[np.int64]:
         if self.token_versions is None:
             return self.versions
-        filled = self.lengths > 0  # as is every episode that has versions per token
+        filled = self.lengths > 0  # every episode with versions per token has tokens
         extremes = np.empty_like(self.versions)
         extremes[filled] = extreme.reduceat(self.token_versions, self.offsets[:-1][filled])
         return np.where(self.has_token_versions, extremes, self.versions)
 
     def episodes(self, texts: Sequence[str | None] | None = None) -> list[Episode]:
-        """The episodes, their arrays being views of these.
+        """Return the episodes. Their arrays are views of these.
 
         Args:
             texts: Transcripts, one per episode.
@@ -170,7 +170,7 @@ class FlatEpisodes:
                 finish_reason=self.finish_reasons[i],
                 token_extras=token_extras[i],
                 extras={
-                    # the ellipsis makes a 0-d array of what would be a scalar
+                    # the ellipsis returns a 0-d array instead of a scalar
                     **{name: column[i, ...] for name, column in self.extras.items()},
                     **self.each_extras.get(i, {}),
                 },
@@ -186,9 +186,9 @@ class FlatEpisodes:
 
 
 def restarts(flat: FlatEpisodes) -> Iterator[tuple[int, int]]:
-    """Yield the episode and the turn of each prompt that does not begin with all tokens before it.
+    """Yield the episode and turn index of each prompt that does not repeat all tokens before it.
 
-    Merging begins a new row at such a turn. Both are counted from 0.
+    Merging begins a new row at such a turn. Both indexes start at 0.
     """
     if flat.turns is None:
         return
@@ -199,7 +199,7 @@ def restarts(flat: FlatEpisodes) -> Iterator[tuple[int, int]]:
     for episode, count in enumerate(counts):
         begin = starts[episode]
         for turn in range(1, count):
-            # As the turn before began with all that was before it, so does this one.
+            # The turn before began with all tokens before it, so comparing with it is enough.
             before = lengths[first + turn - 1]
             middle = begin + before
             known = flat.token_ids[begin:middle]
@@ -211,7 +211,7 @@ def restarts(flat: FlatEpisodes) -> Iterator[tuple[int, int]]:
 
 
 def flatten(episodes: Sequence[Episode], context: GroupContext | None = None) -> FlatEpisodes:
-    """Lay episodes end to end, with what their group has beside them; tokens are copied once."""
+    """Return the columns of episodes and the context of their group. Tokens are copied once."""
     token_extras, each_token_extras = _columns(
         [episode.token_extras for episode in episodes],
         lambda array: (dtype_name(array), *array.shape[1:]),
@@ -228,7 +228,7 @@ def flatten(episodes: Sequence[Episode], context: GroupContext | None = None) ->
     return FlatEpisodes(
         lengths=np.array(lengths, np.int64),
         prompt_lengths=np.array([episode.prompt_length for episode in episodes], np.int64),
-        # numpy reads None as NaN when it is asked for floats
+        # numpy converts None to NaN in a float array
         rewards=np.array([episode.reward for episode in episodes], np.float64),
         advantages=np.array([episode.advantage for episode in episodes], np.float64),
         versions=_scalar_versions(versions),
@@ -278,7 +278,7 @@ def _flatten_turns(episodes: Sequence[Episode]) -> FlatTurns:
 def _unflatten_turns(
     flat: FlatEpisodes, columns: FlatTurns, token_extras: Sequence[dict[str, Array]]
 ) -> list[tuple[Turn, ...]]:
-    """The turns of each episode, cut out of its tokens and its token extras."""
+    """Return the turns of each episode, split from its tokens and token extras."""
     starts = flat.offsets.tolist()
     found, turn = [], 0
     for start, count, extras in zip(starts, columns.counts.tolist(), token_extras, strict=False):
@@ -312,7 +312,7 @@ def _unflatten_turns(
 
 
 def _token_versions(episode: Episode) -> NDArray[np.int32] | None:
-    """Per-token versions of the episode, or of those of its turns that have them."""
+    """Return per-token versions of the episode, or of those of its turns that have them."""
     if isinstance(episode.policy_version, np.ndarray):
         return episode.policy_version
     versions = [turn.policy_version for turn in episode.turns]
@@ -321,14 +321,14 @@ def _token_versions(episode: Episode) -> NDArray[np.int32] | None:
 
 
 def _token_rewards(episode: Episode) -> NDArray[np.float32] | None:
-    """Per-token rewards of those of its turns that have them."""
+    """Return per-token rewards of those of its turns that have them."""
     return _on_responses(episode, [turn.token_rewards for turn in episode.turns], np.float32)
 
 
 def _on_responses(
     episode: Episode, arrays: Sequence[NDArray[Any] | None], dtype: DTypeLike
 ) -> NDArray[Any] | None:
-    """Arrays of turns at the places of their responses, 0 elsewhere; None if all are."""
+    """Place arrays of turns at their response tokens, 0 elsewhere. Return None if all are None."""
     if all(array is None for array in arrays):
         return None
     row = np.zeros(episode.num_tokens, dtype)
@@ -345,16 +345,16 @@ def _columns(
     kind: Callable[[Array], tuple[object, ...]],
     join: Callable[[list[NDArray[Any]]], NDArray[Any]],
 ) -> tuple[dict[str, Array], dict[int, dict[str, Array]]]:
-    """Extras that all rows have in one kind, joined; and the other ones, by row."""
+    """Join extras that all rows have with the same dtype and shape; return the others by row."""
     if not any(rows):
         return {}, {}
     joined: dict[str, Array] = {}
     for name, first in rows[0].items():
         column = [row[name] for row in rows if name in row]
         if len(column) == len(rows) and all(kind(array) == kind(first) for array in column):
-            whole = join([bits(array) for array in column])
-            whole.setflags(write=False)
-            joined[name] = from_bits(whole, dtype_name(first))
+            joined_array = join([bits(array) for array in column])
+            joined_array.setflags(write=False)
+            joined[name] = from_bits(joined_array, dtype_name(first))
     each: dict[int, dict[str, Array]] = {}
     for i, row in enumerate(rows):
         others = {name: array for name, array in row.items() if name not in joined}
@@ -366,7 +366,7 @@ def _columns(
 def _filled(
     arrays: Sequence[NDArray[Any] | None], lengths: list[int], dtype: DTypeLike, absent: float
 ) -> NDArray[Any] | None:
-    """The arrays end to end, `absent` in the place of those that are None; None if all are."""
+    """Concatenate arrays, with `absent` for those that are None. Return None if all are None."""
     if all(array is None for array in arrays):
         return None
     return _concatenate(
@@ -379,9 +379,9 @@ def _filled(
 
 
 def _concatenate(arrays: list[NDArray[Any]], dtype: DTypeLike) -> NDArray[Any]:
-    whole = np.concatenate(arrays) if arrays else np.empty(0, dtype)
-    whole.setflags(write=False)
-    return whole
+    joined_array = np.concatenate(arrays) if arrays else np.empty(0, dtype)
+    joined_array.setflags(write=False)
+    return joined_array
 
 
 def _scalar_versions(versions: Sequence[Versions]) -> NDArray[np.int64]:

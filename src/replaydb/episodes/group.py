@@ -1,4 +1,4 @@
-"""Groups: the episodes of one prompt."""
+"""EpisodeGroup: all episodes of one prompt."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from replaydb.errors import InvalidInputError
 
 
 class GroupStatus(StrEnum):
-    """Where a group is in its life.
+    """Status of a group.
 
     Attributes:
-        PENDING: Episodes are still arriving.
-        COMPLETED: May be sampled.
-        LEASED: Held by one consumer until ack, nack or expiry.
+        PENDING: Incremental group that is not complete.
+        COMPLETED: Can be sampled.
+        LEASED: Leased to one consumer until it is acked or released, or the lease expires.
         ABORTED: Generation was interrupted and can be resumed.
-        EXPIRED: Too stale to train on; the prompt may be rolled again.
-        FAILED: Generation or scoring went wrong.
-        FILTERED: Rejected on purpose, for instance because all rewards are equal.
-        ARCHIVED: Out of the samplable set, kept for analysis.
+        EXPIRED: Too stale to train on. The prompt can be generated again.
+        FAILED: Generation or scoring failed.
+        FILTERED: Rejected on purpose, for example because all rewards are equal.
+        ARCHIVED: Not drawn any more, kept for analysis.
     """
 
     PENDING = "pending"
@@ -46,31 +46,29 @@ class GroupStatus(StrEnum):
 
 
 class EpisodeGroup:
-    """The episodes of one prompt: stored, sampled, leased and evicted whole.
+    """The episodes of one prompt. They are stored, sampled, leased and evicted together.
 
-    Episodes are laid end to end when the group is made; those that `episodes` returns are views.
+    Episodes are concatenated when the group is created. `episodes` returns views.
 
     Attributes:
-        task_name: Which task or environment it belongs to; at most 255 characters.
-        prompt_uid: The prompt's id in its dataset, or None.
-        group_uid: Unique in a buffer, which makes it the idempotency key of a put; made up where
-            not given.
+        task_name: Name of its task or environment, at most 255 characters.
+        prompt_uid: Id of the prompt in its dataset, or None.
+        group_uid: Unique id in a buffer and idempotency key of a put. Default: generated.
         priority: Weight of prioritized sampling, finite and >= 0.
         status: A `GroupStatus` or its value.
-        tags: A JSON object to filter by.
-        expected_episodes: How many episodes will make it complete; None if not said.
-        prompt: What its episodes answer, to roll it again from: text, or chat messages, which are
-            JSON objects.
-        prompt_ids: The tokens of the prompt, int32 [P]. Where they are not given, those that all
-            episodes begin with; None if these differ, or there is no episode.
-        extras: Named arrays of any shape that belong to the group as a whole, such as its images:
-            as pixels, or as the bytes of their files (uint8).
-        parts: The episodes as flat columns, in one part or several: what is stored, and what
-            tensors are made from.
+        tags: JSON object, to filter by.
+        expected_episodes: Number of episodes that complete it, or None.
+        prompt: The prompt as text or chat messages (JSON objects), kept so that it can be generated
+            again.
+        prompt_ids: Token ids of the prompt, int32 [P]. Default: the prompt tokens that all episodes
+            have in common; None if they differ or there are no episodes.
+        extras: Arrays of any shape by name that belong to the whole group, such as images, as
+            pixels or as bytes of their files (uint8).
+        parts: The episodes as flat columns, in one or more parts, as they are stored.
 
     Raises:
         InvalidInputError: An argument has the wrong type or value, or a completed group has no
-            episode.
+            episodes.
     """
 
     def __init__(
@@ -92,7 +90,7 @@ class EpisodeGroup:
         least = max(1, len(several))
         uid = uuid.uuid4().hex if group_uid is None else group_uid
         context = GroupContext.of(prompt, prompt_ids, extras)
-        self._hold(
+        self._assign(
             (flatten(several, context),) if several or context else (),
             {i: episode.text for i, episode in enumerate(several) if episode.text is not None},
             task_name=checks.name("task_name", task_name),
@@ -108,7 +106,7 @@ class EpisodeGroup:
         if not several and self.status is GroupStatus.COMPLETED:
             raise InvalidInputError("episodes", "at least one in a completed group", "none")
 
-    def _hold(
+    def _assign(
         self,
         parts: tuple[FlatEpisodes, ...],
         texts: Mapping[int, str],
@@ -121,7 +119,7 @@ class EpisodeGroup:
         tags: dict[str, Any],
         expected_episodes: int | None,
     ) -> None:
-        """Take in what is known to be right; texts are by the position of their episode."""
+        """Set checked fields. Texts are by the index of their episode."""
         self.task_name = task_name
         self.prompt_uid = prompt_uid
         self.group_uid = group_uid
@@ -135,7 +133,7 @@ class EpisodeGroup:
 
     @property
     def episodes(self) -> tuple[Episode, ...]:
-        """The episodes, in the order they were given or arrived; their arrays are views."""
+        """The episodes, in the order in which they were given or added. Their arrays are views."""
         if self._episodes is None:
             texts = iter(self.texts)
             self._episodes = tuple(
@@ -147,17 +145,17 @@ class EpisodeGroup:
 
     @property
     def texts(self) -> list[str | None]:
-        """The transcripts of the episodes, in their order; None where there is none."""
+        """Transcripts of the episodes, in order; None for episodes without one."""
         return [self._texts.get(i) for i in range(self.num_episodes)]
 
     @property
     def prompt(self) -> Prompt | None:
-        """Text, chat messages, or None."""
+        """The prompt as text or chat messages, or None."""
         return self.context.prompt
 
     @property
     def prompt_ids(self) -> NDArray[np.int32] | None:
-        """Tokens of the prompt, int32 [P], as given or as all episodes have them, or None."""
+        """Token ids of the prompt, int32 [P], as given or common to all episodes; or None."""
         if self.context.prompt_ids is not None:
             return self.context.prompt_ids
         prompts = [episode.prompt_ids for episode in self.episodes]
@@ -166,37 +164,37 @@ class EpisodeGroup:
 
     @property
     def extras(self) -> dict[str, Array]:
-        """Named arrays of any shape."""
+        """Arrays of any shape by name."""
         return self.context.extras
 
     @property
     def context(self) -> GroupContext:
-        """What was given of prompt, prompt ids and extras."""
+        """The given prompt, prompt ids and extras."""
         return self.parts[0].context if self.parts else GroupContext()
 
     @property
     def num_episodes(self) -> int:
-        """Episodes there are now."""
+        """Number of episodes stored so far."""
         return sum(part.num_episodes for part in self.parts)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all episodes, prompts included."""
+        """Number of tokens of all episodes, prompts included."""
         return sum(part.num_tokens for part in self.parts)
 
     @property
     def num_loss_tokens(self) -> int:
-        """Tokens the loss masks let through."""
+        """Number of tokens with a loss mask of True."""
         return sum(int(np.count_nonzero(part.loss_mask)) for part in self.parts)
 
     @property
     def rewards(self) -> NDArray[np.float64]:
-        """float64 [episodes]; NaN where an episode has none."""
+        """Rewards, float64 [episodes]; NaN if an episode has none."""
         return np.concatenate([part.rewards for part in self.parts] or [np.empty(0)])
 
     @property
     def advantages(self) -> NDArray[np.float64]:
-        """float64 [episodes]; NaN where an episode has none."""
+        """Advantages, float64 [episodes]; NaN if an episode has none."""
         return np.concatenate([part.advantages for part in self.parts] or [np.empty(0)])
 
     @property
@@ -206,7 +204,7 @@ class EpisodeGroup:
 
     @property
     def reward_std(self) -> float | None:
-        """Population standard deviation; exactly 0.0 where all rewards are equal."""
+        """Population standard deviation of the rewards; exactly 0.0 if all are equal."""
         return self._reward_stats.std
 
     @property
@@ -225,14 +223,14 @@ class EpisodeGroup:
 
     @property
     def min_policy_version(self) -> int | None:
-        """Oldest version in the group; None as soon as one episode's is unknown."""
+        """Lowest policy version in the group; None if that of any episode is unknown."""
         versions: list[list[int]] = [part.min_policy_versions.tolist() for part in self.parts]
         oldest = min(chain.from_iterable(versions), default=NO_VERSION)
-        return None if oldest == NO_VERSION else oldest  # it is lower than every version
+        return None if oldest == NO_VERSION else oldest  # NO_VERSION is lower than every version
 
     @property
     def max_policy_version(self) -> int | None:
-        """Newest version in the group; None as soon as one episode's is unknown."""
+        """Highest policy version in the group; None if that of any episode is unknown."""
         if self.min_policy_version is None:
             return None
         versions: list[list[int]] = [part.max_policy_versions.tolist() for part in self.parts]

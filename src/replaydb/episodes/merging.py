@@ -1,8 +1,9 @@
-"""Turns of a trajectory as training rows: what later prompts only repeat is left out.
+"""Merge turns of a trajectory to training rows without the tokens that later prompts repeat.
 
-The rule is that of SkyRL's step-wise training and of torchtitan's `rollout_to_training_samples`:
-as long as everything so far is a prefix of the next prompt, only what is new in it is appended,
-outside the loss; where it is not, a new row begins. Greedy, consecutive, linear in the tokens.
+The rule is that of SkyRL's step-wise training and of torchtitan's `rollout_to_training_samples`: as
+long as all tokens so far are a prefix of the next prompt, only its new tokens are appended, outside
+the loss. Otherwise a new row begins. The algorithm is greedy, merges consecutive turns, and is
+linear in the number of tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from replaydb import checks
 from replaydb.episodes import Episode
-from replaydb.episodes.arrays import Array, Versions, bits, dtype_name, end_to_end, from_bits
+from replaydb.episodes.arrays import Array, Versions, bits, concatenate_named, dtype_name, from_bits
 from replaydb.episodes.rows import TOKEN_REWARDS, joint_logprobs, joint_tokens, joint_versions
 from replaydb.episodes.turns import Turn
 from replaydb.errors import InvalidInputError
@@ -25,17 +26,17 @@ from replaydb.errors import InvalidInputError
 
 @dataclass(frozen=True, slots=True)
 class MergeReport:
-    """What merging did.
+    """Statistics of merging.
 
     Attributes:
-        num_turns: Turns that went in.
-        num_rows: Rows that came out.
-        num_mismatches: Turns whose prompt did not go on from what was before, so that they began
-            a new row.
-        num_realigned: Turns that went on although the tokenizer had cut the last answer
-            differently.
-        num_tokens_before: Tokens of all turns, prompts included.
-        num_tokens_after: Tokens of the rows.
+        num_turns: Number of input turns.
+        num_rows: Number of output rows.
+        num_mismatches: Number of turns whose prompt does not continue the turn before, so that they
+            began a new row.
+        num_realigned: Number of turns that continue the turn before, although the tokenizer split
+            the last answer differently.
+        num_tokens_before: Number of tokens of all turns, prompts included.
+        num_tokens_after: Number of tokens of the rows.
     """
 
     num_turns: int = 0
@@ -47,7 +48,7 @@ class MergeReport:
 
     @property
     def merge_ratio(self) -> float:
-        """Turns for each row; 1.0 where nothing was merged."""
+        """Turns per row; 1.0 if nothing was merged."""
         return self.num_turns / self.num_rows if self.num_rows else 1.0
 
     def __add__(self, other: MergeReport) -> MergeReport:
@@ -55,12 +56,12 @@ class MergeReport:
 
 
 class MergedRow(NamedTuple):
-    """A row of a trajectory.
+    """A training row of a trajectory.
 
     Attributes:
-        episode: Its tokens and all that belongs to them; an episode without turns.
-        first_turn: Position in the trajectory of the first turn it holds, from 0.
-        last_turn: Position of the last one.
+        episode: The row as an episode without turns.
+        first_turn: Index in the trajectory of its first turn, from 0.
+        last_turn: Index of its last turn.
     """
 
     episode: Episode
@@ -71,58 +72,57 @@ class MergedRow(NamedTuple):
 def merge_turns(
     trajectory: Episode | Iterable[Turn] | Iterable[Episode], *, end_token_id: int | None = None
 ) -> tuple[list[MergedRow], MergeReport]:
-    """Merge the turns of one trajectory.
+    """Merge the turns of one trajectory to training rows.
 
-    Every row has the reward of the whole trajectory: that of its episode; of several episodes, or
-    of turns, the sum of the rewards they have. What each turn earned is in the rows'
-    `token_extras["token_rewards"]`, float32 [T]: its `token_rewards` where they are, or its reward
-    on the last of its tokens that is in the loss (the last that is new in the row, where none is).
-    No row has them if no turn has a reward.
+    Every row has the reward of the trajectory: that of its episode, or the sum of the rewards of
+    several episodes or turns. Rewards of single turns are in `token_extras["token_rewards"]` of the
+    rows, float32 [T]: the `token_rewards` of the turn, or else its reward at its last token that is
+    in the loss (its last new token if none is). No row has this extra if no turn has a reward.
 
-    A row has the prompt of its first turn and the finish reason of its last. Advantage, extras,
-    metadata and text are those of its episode; of several, those of the last it holds. Logprobs
-    are None if no turn of the row has any (empty ones count as having them), else NaN on the
-    actions of turns without and 0.0 on prompts. All rows have the same token extras, zero in the
-    turns that do not have them.
+    A row has the prompt of its first turn and the finish reason of its last turn. Advantage,
+    extras, metadata and text are those of its episode; if it contains several, of the last one.
+    Logprobs are None if no turn of the row has any (empty arrays count as having them). Otherwise
+    they are NaN on actions of turns without logprobs and 0.0 on prompts. All rows have the same
+    token extras, with zeros for turns without them.
 
     Args:
-        trajectory: Its turns in order, at least one; or one episode; or several, one after the
-            other, where each step was stored as an episode of its own. An episode that was not
-            built from turns counts as one turn.
-        end_token_id: The token that ends an answer. With it, a prompt that differs from what was
-            before only inside the last answer (the tokenizer cut the same text differently) still
-            goes on: the sampled tokens stay, followed by what comes after the first such token
-            in the prompt. By default such a turn begins a new row.
+        trajectory: At least one turn, in order; or one episode; or several episodes in order, if
+            each step was stored as an episode of its own. An episode that was not built from turns
+            counts as one turn.
+        end_token_id: Token that ends an answer. With it, a prompt that differs from the tokens
+            before only within the last answer (because the tokenizer split the same text
+            differently) still continues the row: the sampled tokens are kept, followed by what
+            comes after the first such token in the prompt. Default: such a turn begins a new row.
 
     Returns:
-        The rows, and what was done.
+        The rows, and statistics.
 
     Raises:
-        InvalidInputError: No turns, or neither turns nor episodes; a token extra that has several
-            dtypes or shapes; an episode that is no turn, since tokens of its prompt are in the
-            loss or have rewards.
+        InvalidInputError: There are no turns, or other objects than turns and episodes; a token
+            extra has several dtypes or shapes; or an episode cannot count as a turn, because tokens
+            of its prompt are in the loss or have rewards.
     """
     if end_token_id is not None:
         end_token_id = checks.token_id("end_token_id", end_token_id)
     episodes = _episodes(trajectory)
-    pieces = [piece for episode in episodes for piece in _pieces(episode)]
-    repeated, realigned = _repetitions([piece.turn for piece in pieces], end_token_id)
+    steps = [step for episode in episodes for step in _steps(episode)]
+    repeated, realigned = _repetitions([step.turn for step in steps], end_token_id)
     starts = [position for position, known in enumerate(repeated) if known is None]
-    ends = [*starts[1:], len(pieces)]
+    ends = [*starts[1:], len(steps)]
     rewards = [episode.reward for episode in episodes if episode.reward is not None]
     reward = sum(rewards) if rewards else None
-    is_rewarded = any(piece.turn.reward is not None for piece in pieces)
-    sizes = [piece.turn.num_tokens for piece in pieces]
+    is_rewarded = any(step.turn.reward is not None for step in steps)
+    sizes = [step.turn.num_tokens for step in steps]
     offsets = np.cumsum([0, *sizes]).tolist()
-    extras = end_to_end("token_extras", [piece.token_extras for piece in pieces], sizes)
+    extras = concatenate_named("token_extras", [step.token_extras for step in steps], sizes)
     rows = []
     for first, end in zip(starts, ends, strict=True):
-        its = {name: array[offsets[first] : offsets[end]] for name, array in extras.items()}
+        own = {name: array[offsets[first] : offsets[end]] for name, array in extras.items()}
         known = [count or 0 for count in repeated[first:end]]
-        row = _row(pieces[first:end], known, its, reward, is_rewarded)
+        row = _row(steps[first:end], known, own, reward, is_rewarded)
         rows.append(MergedRow(row, first, end - 1))
     report = MergeReport(
-        num_turns=len(pieces),
+        num_turns=len(steps),
         num_rows=len(rows),
         num_mismatches=len(rows) - 1,
         num_realigned=realigned,
@@ -132,8 +132,8 @@ def merge_turns(
     return rows, report
 
 
-class _Piece(NamedTuple):
-    """A turn, with what the episode it is of says of its tokens."""
+class _Step(NamedTuple):
+    """A turn, with the versions and token extras of its episode for it."""
 
     turn: Turn
     version: Versions
@@ -142,7 +142,7 @@ class _Piece(NamedTuple):
 
 
 def _episodes(trajectory: Episode | Iterable[Turn] | Iterable[Episode]) -> Sequence[Episode]:
-    """The episodes of a trajectory, all of them with turns."""
+    """Return the episodes of a trajectory, all with turns."""
     if isinstance(trajectory, Episode):
         trajectory = (trajectory,)
     steps: tuple[Any, ...] = tuple(checks.items("trajectory", "turns or episodes", trajectory))
@@ -153,13 +153,13 @@ def _episodes(trajectory: Episode | Iterable[Turn] | Iterable[Episode]) -> Seque
 
 
 def _with_a_turn(episode: Episode) -> Episode:
-    """An episode that was not built from turns, with itself as its turn."""
+    """Return an episode that was not built from turns with one turn that has its tokens."""
     prompt = episode.prompt_length
     rewards = episode.token_extras.get(TOKEN_REWARDS)
     if episode.loss_mask[:prompt].any():
         raise InvalidInputError("loss_mask", "False on the prompt of a step", "True")
     if rewards is not None and bits(rewards[:prompt]).any():
-        raise InvalidInputError(TOKEN_REWARDS, "0 on the prompt of a step", "others")
+        raise InvalidInputError(TOKEN_REWARDS, "0 on the prompt of a step", "other values")
     turn = Turn(
         prompt_ids=episode.prompt_ids,
         response_ids=episode.response_ids,
@@ -170,27 +170,27 @@ def _with_a_turn(episode: Episode) -> Episode:
         finish_reason=episode.finish_reason,
     )
     extras = {name: it for name, it in episode.token_extras.items() if name != TOKEN_REWARDS}
-    its = {field.name: getattr(episode, field.name) for field in fields(Episode)}
-    its |= {"reward": turn.reward, "token_extras": extras, "turns": (turn,)}
-    return Episode._trusted(**its)
+    own = {field.name: getattr(episode, field.name) for field in fields(Episode)}
+    own |= {"reward": turn.reward, "token_extras": extras, "turns": (turn,)}
+    return Episode._trusted(**own)
 
 
-def _pieces(episode: Episode) -> list[_Piece]:
-    # Where turns have versions, an unknown one among them stays so.
+def _steps(episode: Episode) -> list[_Step]:
+    # If any turn has a version, unknown versions of other turns stay unknown.
     has_versions = any(turn.policy_version is not None for turn in episode.turns)
-    pieces, end = [], 0
+    steps, end = [], 0
     for turn in episode.turns:
         begin, end = end, end + turn.num_tokens
         version = turn.policy_version if has_versions else episode.policy_version
         if isinstance(version, np.ndarray) and not has_versions:
             version = version[begin:end]
         extras = {name: array[begin:end] for name, array in episode.token_extras.items()}
-        pieces.append(_Piece(turn, version, extras, episode))
-    return pieces
+        steps.append(_Step(turn, version, extras, episode))
+    return steps
 
 
 def _repetitions(turns: Sequence[Turn], end_token_id: int | None) -> tuple[list[int | None], int]:
-    """Tokens of each prompt that are there already, None where a row begins; and realignments."""
+    """Return how many tokens each prompt repeats (None: new row), and the realigned turns."""
     repeated: list[int | None] = [None]
     realigned = 0
     for before, turn in pairwise(turns):
@@ -203,47 +203,47 @@ def _repetitions(turns: Sequence[Turn], end_token_id: int | None) -> tuple[list[
 
 
 def _continuation(before: Turn, turn: Turn) -> int | None:
-    """How much of the prompt is the turn before; None if that is not how it begins.
+    """Return how many tokens of the prompt repeat the turn before; None if it does not.
 
-    As the prompt of the turn before began with all that was before it, there is no need to look
-    further back: that is what makes merging linear.
+    The prompt of the turn before began with all tokens before it, so comparing with that turn is
+    enough. This makes merging linear.
     """
-    prompt, asked, answered = turn.prompt_ids, len(before.prompt_ids), before.num_tokens
-    if len(prompt) < answered:
+    prompt, prompt_end, answer_end = turn.prompt_ids, len(before.prompt_ids), before.num_tokens
+    if len(prompt) < answer_end:
         return None
-    same = np.array_equal(prompt[:asked], before.prompt_ids) and np.array_equal(
-        prompt[asked:answered], before.response_ids
+    same = np.array_equal(prompt[:prompt_end], before.prompt_ids) and np.array_equal(
+        prompt[prompt_end:answer_end], before.response_ids
     )
-    return answered if same else None
+    return answer_end if same else None
 
 
 def _realigned(before: Turn, turn: Turn, end_token_id: int) -> int | None:
-    """Where the prompt goes on after an answer that was tokenized in another way."""
-    prompt, asked, answer = turn.prompt_ids, len(before.prompt_ids), before.response_ids
-    if not len(answer) or not np.array_equal(prompt[:asked], before.prompt_ids):
+    """Return where the prompt continues after an answer that was tokenized differently, or None."""
+    prompt, prompt_end, answer = turn.prompt_ids, len(before.prompt_ids), before.response_ids
+    if not len(answer) or not np.array_equal(prompt[:prompt_end], before.prompt_ids):
         return None
-    ends = np.flatnonzero(prompt[asked:] == end_token_id)
+    ends = np.flatnonzero(prompt[prompt_end:] == end_token_id)
     if not len(ends):
         return None
-    # The end token goes with the answer if it was sampled, and else with what follows.
-    return asked + int(ends[0]) + int(answer[-1] == end_token_id)
+    # The end token belongs to the answer if it was sampled, otherwise to the tokens after it.
+    return prompt_end + int(ends[0]) + int(answer[-1] == end_token_id)
 
 
 def _row(
-    pieces: Sequence[_Piece],
+    steps: Sequence[_Step],
     repeated: Sequence[int],
     token_extras: dict[str, Array],
     reward: float | None,
     is_rewarded: bool,
 ) -> Episode:
-    """The pieces as one episode, without the tokens that the prompt of each only repeats."""
-    turns = [piece.turn for piece in pieces]
+    """Return consecutive turns as one episode, without the repeated tokens of each prompt."""
+    turns = [step.turn for step in steps]
     fresh = [turn.num_tokens - known for turn, known in zip(turns, repeated, strict=True)]
     runs = [run for pair in zip(repeated, fresh, strict=True) for run in pair]
-    keep = np.repeat([False, True] * len(pieces), runs)
+    keep = np.repeat([False, True] * len(steps), runs)
     tokens, mask = joint_tokens(turns)
     logprobs = joint_logprobs(turns)
-    version = joint_versions(turns, [piece.version for piece in pieces])
+    version = joint_versions(turns, [step.version for step in steps])
     if isinstance(version, np.ndarray):
         version = version[keep] if keep.any() else None
     extras = {
@@ -252,7 +252,7 @@ def _row(
     }
     if is_rewarded:
         extras[TOKEN_REWARDS] = _token_rewards(turns, fresh)
-    last = pieces[-1]
+    last = steps[-1]
     return Episode._trusted(
         token_ids=tokens[keep],
         loss_mask=mask[keep],
@@ -270,8 +270,8 @@ def _row(
     )
 
 
-def _finish_reason(last: _Piece) -> str | None:
-    """Of a turn; or of the episode that ended with it."""
+def _finish_reason(last: _Step) -> str | None:
+    """Return the finish reason of a turn, or of the episode that ended with it."""
     reason = last.turn.finish_reason
     if reason is None and last.turn is last.episode.turns[-1]:
         return last.episode.finish_reason
@@ -279,7 +279,7 @@ def _finish_reason(last: _Piece) -> str | None:
 
 
 def _token_rewards(turns: Sequence[Turn], sizes: Sequence[int]) -> NDArray[np.float32]:
-    """What the tokens of a row earned, float32 [T], of whose tokens each turn has so many."""
+    """Return the rewards of the tokens of a row, float32 [T]. `sizes`: new tokens per turn."""
     rewards = np.zeros(sum(sizes), np.float32)
     end = 0
     for turn, size in zip(turns, sizes, strict=True):

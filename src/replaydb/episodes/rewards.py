@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 
 class RewardStats(NamedTuple):
-    """Statistics of the rewards that are known; all None where none is.
+    """Statistics of the known rewards; all None if there are none.
 
     Attributes:
-        mean: Their mean.
-        std: Their standard deviation, that of the population.
-        min: The lowest.
-        max: The highest.
+        mean: Mean.
+        std: Population standard deviation.
+        min: Lowest reward.
+        max: Highest reward.
     """
 
     mean: float | None = None
@@ -26,12 +26,12 @@ class RewardStats(NamedTuple):
 
 
 def reward_stats(rewards: NDArray[np.float64]) -> RewardStats:
-    """Statistics of some rewards [E], NaN where there is none.
+    """Return statistics of rewards [E], NaN where there is none.
 
-    Equal rewards are their own mean and have a std of exactly 0.0. Rounding does not always give
-    that, and what it leaves would pass a filter for `reward_std > 0`.
+    Equal rewards have a std of exactly 0.0 and are their own mean. With rounding errors, such
+    groups would pass a filter for `reward_std > 0`.
     """
-    # Groups are small: numpy takes longer to be called than Python to add up.
+    # Groups are small: calling numpy takes longer than adding up in Python.
     known = [reward for reward in rewards.tolist() if reward == reward]
     if not known:
         return RewardStats()

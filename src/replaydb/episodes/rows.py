@@ -1,4 +1,4 @@
-"""The three ways to build an episode, each of which comes down to one row of tokens."""
+"""The three ways to build an episode, each converted to one row of tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from replaydb.episodes.arrays import (
     Array,
     ArrayLike,
     Versions,
-    end_to_end,
+    concatenate_named,
     frozen,
     same,
     spread,
@@ -25,12 +25,12 @@ from replaydb.episodes.arrays import (
 from replaydb.episodes.turns import Turn
 from replaydb.errors import InvalidInputError
 
-#: The token extra that holds the rewards of merged turns.
+#: Name of the token extra with the rewards of merged turns.
 TOKEN_REWARDS = "token_rewards"  # noqa: S105 - not a password
 
 
 class Row(NamedTuple):
-    """What the three ways to build an episode come down to; the last four are of turns."""
+    """Common form of the three ways to build an episode. The last four fields are for turns."""
 
     token_ids: NDArray[np.int32]
     loss_mask: NDArray[np.bool_]
@@ -47,7 +47,7 @@ class Row(NamedTuple):
 def row_of_tokens(
     token_ids: ArrayLike, loss_mask: ArrayLike, logprobs: ArrayLike, version: ArrayLike
 ) -> Row:
-    """Of `token_ids` and `loss_mask`."""
+    """Return the row for `token_ids` and `loss_mask`."""
     tokens = to_int32("token_ids", token_ids)
     if loss_mask is None:
         raise InvalidInputError("loss_mask", f"shape [{len(tokens)}]", None)
@@ -63,7 +63,7 @@ def row_of_response(
     logprobs: ArrayLike,
     version: ArrayLike,
 ) -> Row:
-    """Of `prompt_ids` and `response_ids`."""
+    """Return the row for `prompt_ids` and `response_ids`."""
     prompt = to_int32("prompt_ids", prompt_ids)
     reply = to_int32("response_ids", response_ids)
     tokens = frozen(np.concatenate([prompt, reply]), "<i4")
@@ -75,7 +75,7 @@ def row_of_response(
 def row_of_turns(
     turns: ArrayLike, loss_mask: ArrayLike, logprobs: ArrayLike, version: ArrayLike
 ) -> Row:
-    """Of turns, put end to end."""
+    """Return the row for concatenated turns."""
     steps = checks.instances("turns", turns, Turn)
     if not steps:
         raise InvalidInputError("turns", "at least one", "none")
@@ -88,7 +88,7 @@ def row_of_turns(
             raise InvalidInputError(name, "None, since the turns have their own", "a value")
     tokens, mask = joint_tokens(steps)
     rewards = [turn.reward for turn in steps if turn.reward is not None]
-    extras = end_to_end(
+    extras = concatenate_named(
         "token_extras",
         [turn.token_extras for turn in steps],
         [turn.num_tokens for turn in steps],
@@ -107,7 +107,7 @@ def row_of_turns(
 
 
 def joint_tokens(turns: Sequence[Turn]) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-    """Token ids [T], turn after turn, and the mask [T]: False on prompts."""
+    """Return token ids [T], turn after turn, and the loss mask [T], False on prompts."""
     parts = [part for turn in turns for part in (turn.prompt_ids, turn.response_ids)]
     masks = [
         mask for turn in turns for mask in (np.zeros(len(turn.prompt_ids), bool), turn.loss_mask)
@@ -116,7 +116,7 @@ def joint_tokens(turns: Sequence[Turn]) -> tuple[NDArray[np.int32], NDArray[np.b
 
 
 def joint_logprobs(turns: Sequence[Turn]) -> NDArray[np.float32] | None:
-    """float32 [T]: 0.0 on prompts, NaN on responses without; None if no turn has any."""
+    """Return logprobs, float32 [T]: 0.0 on prompts, NaN where unknown; None if no turn has any."""
     if all(turn.logprobs is None for turn in turns):
         return None
     parts: list[NDArray[np.float32]] = []
@@ -128,11 +128,11 @@ def joint_logprobs(turns: Sequence[Turn]) -> NDArray[np.float32] | None:
 
 
 def joint_versions(turns: Sequence[Turn], versions: Sequence[Versions]) -> Versions:
-    """One version if all turns have the same, else int32 [T]; None as soon as one is unknown.
+    """Return one version if all turns have the same, else int32 [T]; None if any is unknown.
 
     Args:
         turns: The turns.
-        versions: One for each turn, or one for each token of its response, or of all of it.
+        versions: For each turn one version, one per token of its response, or one per token.
     """
     first = versions[0]
     if isinstance(first, int) and all(same(version, first) for version in versions):

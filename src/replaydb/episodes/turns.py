@@ -1,4 +1,4 @@
-"""The steps of a trajectory."""
+"""Turn: one step of a trajectory."""
 
 from __future__ import annotations
 
@@ -35,18 +35,19 @@ class Turn:
     Attributes:
         prompt_ids: Context tokens, int32 [P].
         response_ids: Action tokens, int32 [R].
-        loss_mask: Action tokens to train on, bool [R]; by default all of them.
-        logprobs: Behaviour logprobs of the action tokens, float32 [R]; None where not recorded,
-            which is not the same as empty.
-        reward: Reward of this step, finite; None where there was none. By default the sum of
-            `token_rewards`, and never anything else where there are any.
-        token_rewards: What each action token earned of it, finite float32 [R]; None where only
-            the step as a whole has a reward.
-        policy_version: Version that acted, or int32 [R] with one per action token.
-        finish_reason: Why the action ended, in the words of the inference engine.
-        token_extras: Named arrays [P + R, ...], given so or as [R, ...], the prompt then has
-            zeros; see `Episode`.
-        metadata: A JSON object.
+        loss_mask: Which action tokens to train on, bool [R]. Default: all.
+        logprobs: Behaviour logprobs of the action tokens, float32 [R], or None if not recorded.
+            None is not the same as empty.
+        reward: Reward of this step, finite, or None. Default: the sum of `token_rewards`. If you
+            pass both, they must agree.
+        token_rewards: Reward of each action token, finite float32 [R], or None if only the step has
+            a reward.
+        policy_version: Policy version that acted, or int32 [R] with one per action token; None if
+            unknown.
+        finish_reason: Why the action ended, as reported by the inference engine.
+        token_extras: Arrays [P + R, ...] by name. Pass [P + R, ...] or [R, ...]; with [R, ...] the
+            prompt has zeros. See `Episode`.
+        metadata: JSON object.
 
     Raises:
         InvalidInputError: An argument has the wrong shape, dtype or value.
@@ -104,7 +105,7 @@ class Turn:
 
     @classmethod
     def _trusted(cls, **values: Any) -> Self:
-        """A turn of all its fields as they are stored, unchecked: for the decoder."""
+        """Create a turn from stored fields without checks, for the decoder."""
         return set_fields(object.__new__(cls), **values)
 
     def __eq__(self, other: object) -> bool:
@@ -112,7 +113,7 @@ class Turn:
 
     @property
     def num_tokens(self) -> int:
-        """P + R."""
+        """Number of tokens, P + R."""
         return len(self.prompt_ids) + len(self.response_ids)
 
 
@@ -128,10 +129,10 @@ def _rewards(value: ArrayLike) -> NDArray[np.float32]:
 
 
 def _total(rewards: NDArray[np.float32], given: float | None) -> float:
-    """The sum of the rewards of tokens; or the one that was given, if it is that but for rounding.
+    """Return the sum of token rewards, or the given reward if it equals the sum up to rounding.
 
     Raises:
-        InvalidInputError: It is not.
+        InvalidInputError: It does not.
     """
     total = float(rewards.sum(dtype=np.float64))
     if given is None:
@@ -143,7 +144,7 @@ def _total(rewards: NDArray[np.float32], given: float | None) -> float:
 
 
 def set_fields(target: _T, **values: Any) -> _T:
-    """Fill in a new frozen dataclass."""
+    """Set the fields of a new frozen dataclass."""
     for name, value in values.items():
         object.__setattr__(target, name, value)
     return target

@@ -1,11 +1,11 @@
-"""Groups in files, and back: Parquet or JSON lines, in a folder or an object store.
+"""Export and import of groups: Parquet or JSON Lines files in a folder or object store.
 
     from replaydb.exchange import export_groups, import_groups
 
     export_groups("sqlite:///grpo.db", "s3://experiments/grpo", buffer="math")
     import_groups("postgresql://...", "s3://experiments/grpo", create=True)
 
-`docs/exchange.md` says what the files hold. Needs the extra `replaydb[analysis]`.
+`docs/exchange.md` documents the files. Needs the extra `replaydb[analysis]`.
 """
 
 from replaydb import extras

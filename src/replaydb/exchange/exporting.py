@@ -1,4 +1,4 @@
-"""Groups of a store into files."""
+"""Export of groups to Parquet or JSON Lines files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from replaydb.exchange.files import Files, files_at, sha256_of, unavailable
 from replaydb.exchange.formats import WRITERS, Format, Writer
 from replaydb.exchange.manifest import Manifest, Part, packed
 
-#: A file is ended after so many bytes of Arrow: what an export that is broken off does anew.
+#: Size of a file, in bytes of Arrow data. An interrupted export repeats at most one file.
 PART_BYTES = 256 << 20
 
 Progress = Callable[[int, int | None], object]
@@ -39,16 +39,16 @@ Progress = Callable[[int, int | None], object]
 
 @dataclass(frozen=True, slots=True)
 class ExportReport:
-    """What an export has written, those before it that it went on from included.
+    """Files of an export, including those of earlier calls that it resumed.
 
     Attributes:
-        url: Where.
-        num_files: How many files.
-        num_groups: How many groups.
-        num_episodes: How many episodes.
-        num_bytes: Size of the files.
-        num_left_out: Groups that were asked for and are in none, as their tokens were dropped or
-            damaged.
+        url: Folder or URL of the export.
+        num_files: Number of files.
+        num_groups: Number of groups in the files.
+        num_episodes: Number of episodes in the files.
+        num_bytes: Total size of the files in bytes.
+        num_left_out: Number of selected groups that were not exported, because their tokens were
+            dropped or are damaged.
     """
 
     url: str
@@ -72,52 +72,55 @@ def export_groups(
     damaged: Damaged = "raise",
     progress: Progress | None = None,
 ) -> ExportReport:
-    """Write groups with their tokens into files, the rows of `replaydb.analysis.tokens`.
+    """Export groups and tokens to files, with the rows of `replaydb.analysis.tokens`.
 
-    Files are in folders `buffer=NAME/task=NAME`, and each is there only when it is whole. What is
-    broken off, by Ctrl-C too, is gone on with by the same call; one that had ended adds what was
-    put since. Memory holds a few pages, whatever the size of the store.
+    Files are in folders `buffer=NAME/task=NAME`; a file appears only when it is complete. To resume
+    an interrupted export, make the same call again. After a finished export, the same call adds
+    groups that were put, or came to match, since then. Memory use is bounded.
 
     Args:
         url: The store, as for `Store.open`.
         destination: A folder, or a prefix of an object store as for `Store.open(payloads=)`.
-        buffer: Only of this buffer, or of these; by default of all.
-        tasks: Only of these tasks.
-        statuses: Only of these statuses.
-        runs: Only what these runs put.
-        where: Only what meets this expression over `replaydb.col`.
-        format: "parquet", compressed with zstd, or "jsonl".
-        damaged: As for `replaydb.analysis.tokens`.
-        progress: Called with how many groups were written, and how many there are.
+        buffer: Name or names of buffers; None (default) for all.
+        tasks: Only groups of these tasks.
+        statuses: Only groups of these statuses.
+        runs: Only groups that these runs put.
+        where: Only groups that meet this condition over `replaydb.col`.
+        format: "parquet" (default), compressed with zstd, or "jsonl".
+        damaged: "raise" (default) or "skip", as for `replaydb.analysis.tokens`.
+        progress: Called with the number of exported groups, and their total.
+
+    Returns:
+        Counts of all files of the export.
 
     Raises:
-        InvalidInputError: An argument is wrong, the destination has an export of other groups, or
-            another export has begun to write there.
-        UnknownBufferError: There is no such buffer.
-        CorruptPayloadError: Stored bytes of a group are damaged; it names it.
+        InvalidInputError: An argument is invalid, the destination has an export with other filters
+            or of another store, or another export has begun to write there.
+        UnknownBufferError: The buffer does not exist.
+        CorruptPayloadError: The payload of a group is damaged; the error names the group.
         PayloadsUnavailableError: The destination cannot be reached or written.
-        DatabaseError: There is no such store, or it cannot be read.
+        DatabaseError: The store does not exist or cannot be read.
     """
     which = Which.of(buffer, tasks, statuses, runs, where)
     kind = checks.one_of("format", format, get_args(Format))
     skip = to_damaged(damaged)
     files = files_at("destination", destination)
-    tell = checks.optional(checks.function, "progress", progress) or _quiet
+    notify = checks.optional(checks.function, "progress", progress) or _no_progress
     with opened(url) as source:
-        places, total, made = _places(source, which)
-    manifest = _begun(files, {"format": kind, **_described(which)}, made)
+        tasks_of_buffers, total, created = _tasks(source, which)
+    manifest = _manifest(files, {"format": kind, **_described(which)}, created)
     manifest.begin(files)
-    export = _Export(url, files, kind, skip, manifest, total, tell)
-    for name, task in places:
+    export = _Export(url, files, kind, skip, manifest, total, notify)
+    for name, task in tasks_of_buffers:
         export.run(which, name, task)
     manifest.complete = True
-    manifest.keep(files)
+    manifest.save(files)
     return export.report()
 
 
 @dataclass
 class _Export:
-    """One run of an export; a file at a time."""
+    """A running export. Writes one file at a time."""
 
     url: str | URL
     files: Files
@@ -127,24 +130,24 @@ class _Export:
     total: int
     progress: Progress
     schema: pa.Schema = field(default_factory=episode_schema)
-    lost: list[int] = field(default_factory=list)
+    omitted: list[int] = field(default_factory=list)
 
     @property
     def num_groups(self) -> int:
-        """Groups in files that are whole."""
+        """Number of groups in complete files."""
         return sum(part.num_groups for part in self.manifest.parts)
 
     def run(self, which: Which, buffer: str, task: str) -> None:
-        """Write the groups of a task that are in no file yet."""
+        """Write the groups of a task that are not in a file yet."""
         mine = replace(which, buffers=frozenset([buffer]), tasks=frozenset([task]))
         rows = episode_rows(
             self.url,
             mine,
             self.schema,
             self.damaged,
-            bare=True,
-            passed=self.manifest.ids(buffer, task),
-            lost=self.lost,
+            include_empty=True,
+            exclude=self.manifest.ids(buffer, task),
+            omitted=self.omitted,
         )
         with rows.reader() as reader:
             batches = iter(reader)
@@ -155,9 +158,9 @@ class _Export:
     def _file(
         self, buffer: str, task: str, first: pa.RecordBatch, batches: Iterator[pa.RecordBatch]
     ) -> pa.RecordBatch | None:
-        """Write a file; the first rows of the next one, if there is one."""
+        """Write a file. Returns the first rows of the next file, or None."""
         number = sum((part.buffer, part.task) == (buffer, task) for part in self.manifest.parts)
-        # Named by the writer too: of two that meet here, none writes over a file of the other.
+        # The name includes the writer, so that concurrent exports do not overwrite each other.
         ending = f"part-{number:05}-{self.manifest.writer[:8]}.{self.kind}"
         name = f"buffer={_as_folder(buffer)}/task={_as_folder(task)}/{ending}"
         ids: set[int] = set()
@@ -177,14 +180,14 @@ class _Export:
         part = Part(name, buffer, task, len(ids), episodes, num_bytes, digest, packed(ids))
         self.manifest.parts.append(part)
         try:
-            self.manifest.keep(self.files)
+            self.manifest.save(self.files)
         except InvalidInputError:
             self.files.remove(name)
             raise
         return following
 
     def report(self) -> ExportReport:
-        """What there is now."""
+        """Return the counts so far."""
         parts = self.manifest.parts
         return ExportReport(
             self.files.url,
@@ -192,12 +195,12 @@ class _Export:
             self.num_groups,
             sum(part.num_episodes for part in parts),
             sum(part.num_bytes for part in parts),
-            len(self.lost),
+            len(self.omitted),
         )
 
 
-def _quiet(done: int, total: int | None) -> None:
-    """Progress that nobody wants to hear of."""
+def _no_progress(done: int, total: int | None) -> None:
+    """Default of `progress`: does nothing."""
 
 
 @contextmanager
@@ -208,45 +211,45 @@ def _writing(writer: Writer) -> Iterator[Writer]:
         writer.close()
 
 
-def _places(source: Source, which: Which) -> tuple[list[tuple[str, str]], int, dict[str, str]]:
-    """Buffers and tasks to be exported, how many groups that are, and when buffers were made."""
+def _tasks(source: Source, which: Which) -> tuple[list[tuple[str, str]], int, dict[str, str]]:
+    """Return (buffer, task) pairs, the number of groups, and creation times of the buffers."""
     known = source.buffer_ids()
     wanted = sorted(known if which.buffers is None else which.buffers)
     condition = which.condition(source)
     infos = {info.name: info for info in source.read(buffer_rows.all_buffers)}
-    places: list[tuple[str, str]] = []
+    pairs: list[tuple[str, str]] = []
     for name in wanted:
         tasks = source.read(partial(buffer_rows.task_names, buffer_id=known[name]))
-        places += [(name, task) for task in sorted(tasks)]
+        pairs += [(name, task) for task in sorted(tasks)]
     if which.tasks is not None:
-        places = [(name, task) for name, task in places if task in which.tasks]
+        pairs = [(name, task) for name, task in pairs if task in which.tasks]
     [(total,)] = source.read(lambda connection: execute(connection, count_groups(condition)))
-    return places, int(total), {name: infos[name].created_at.isoformat() for name in wanted}
+    return pairs, int(total), {name: infos[name].created_at.isoformat() for name in wanted}
 
 
-def _begun(files: Files, wanted: Mapping[str, Any], made: Mapping[str, str]) -> Manifest:
-    """The export that is there, if it is of the same groups, or a new one.
+def _manifest(files: Files, wanted: Mapping[str, Any], created: Mapping[str, str]) -> Manifest:
+    """Return the manifest of an earlier export of the same groups, or a new one.
 
     Raises:
-        InvalidInputError: There is another, or there are files of something else.
+        InvalidInputError: The destination has another export, or other files.
     """
-    found = Manifest.found(files)
+    found = Manifest.load(files)
     if found is None:
         if files.names():
-            expected = "an empty place, or one with an export"
+            expected = "an empty location, or one with an export"
             raise InvalidInputError("destination", expected, f"{files.url}, which has other files")
-        return Manifest({**wanted, "buffers": dict(made)})
-    theirs = dict(found.wanted)
-    buffers = theirs.pop("buffers")
-    if theirs != wanted or any(buffers.get(name, time) != time for name, time in made.items()):
-        expected = "a place without the export of other groups, or of another store"
+        return Manifest({**wanted, "buffers": dict(created)})
+    earlier = dict(found.wanted)
+    buffers = earlier.pop("buffers")
+    if earlier != wanted or any(buffers.get(name, time) != time for name, time in created.items()):
+        expected = "a location without an export of other groups or of another store"
         raise InvalidInputError("destination", expected, files.url)
-    found.wanted["buffers"] = buffers | made
+    found.wanted["buffers"] = buffers | created
     return found
 
 
 def _described(which: Which) -> dict[str, Any]:
-    """Filters, so that others are seen to be others."""
+    """Return the filters as JSON values, to detect an export with other filters."""
     where = None
     if which.eligible is not None:
         compiled = which.eligible.compile(dialect=sqlite.dialect())
@@ -258,7 +261,7 @@ def _described(which: Which) -> dict[str, Any]:
 
 
 def _as_folder(name: str) -> str:
-    """A name that can stand in a path, as Hive writes it; the rows have the name itself."""
+    """Return a name escaped for a path, as Hive does; the rows have the original name."""
     quoted = quote(name, safe=" ")
     if quoted.startswith("."):
         quoted = f"%2E{quoted[1:]}"

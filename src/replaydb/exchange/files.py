@@ -1,4 +1,4 @@
-"""Where files are written and read: a folder, or a prefix of an object store."""
+"""File access in a local folder or under a prefix of an object store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from replaydb.errors import InvalidInputError, InvalidURLError, PayloadsUnavailableError
 from replaydb.packs.bucket import client, reason
-from replaydb.packs.urls import PlaceURL
+from replaydb.packs.urls import PayloadURL
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -22,51 +22,56 @@ EXPECTED = "a folder, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/P
 
 
 class Files(Protocol):
-    """Files by their names, which have slashes in them."""
+    """Files by relative path."""
 
     url: str
 
     def get(self, name: str) -> bytes | None:
-        """A small file; None where there is none."""
+        """Return the content of a small file; None if it does not exist."""
 
     def put(self, name: str, content: bytes) -> None:
-        """Write a small file, in the place of one that is there."""
+        """Write a small file, replacing an existing one."""
 
     @contextmanager
     def written(self, name: str) -> Iterator[Path]:
-        """A file to write to, which gets its name when the block ends well, and else is gone."""
+        """Yield a temporary file, which gets its name when the block ends without an error."""
         ...
 
     @contextmanager
     def read(self, name: str) -> Iterator[Path]:
-        """A file to read from."""
+        """Yield a local file to read from."""
         ...
 
     def size(self, name: str) -> int | None:
-        """Bytes of a file; None where there is none."""
+        """Return the size of a file in bytes; None if it does not exist."""
         ...
 
     def remove(self, name: str) -> None:
-        """Delete a file, if it is there."""
+        """Delete a file if it exists."""
 
     def names(self) -> list[str]:
-        """All there are, sorted, but those that begin with a dot."""
+        """Return all names, sorted, without hidden files (those that begin with a dot)."""
         ...
 
 
 def files_at(field: str, where: str | Path) -> Files:
-    """A folder by its path or URL, or a prefix by its URL.
+    """Return access to the files of a folder (path or URL) or an object store prefix (URL).
+
+    Args:
+        field: Name of the argument, for errors.
+        where: The path or URL.
 
     Raises:
-        InvalidURLError: It can be neither.
-        NotSupportedError: What talks to object stores is not installed.
+        InvalidInputError: The location is neither a non-empty string nor a path.
+        InvalidURLError: The URL cannot be used.
+        NotSupportedError: The client of object stores is not installed.
     """
     if not isinstance(where, str | Path) or not str(where):
         raise InvalidInputError(field, EXPECTED, repr(where))
     if isinstance(where, Path) or "://" not in where:
         return Folder(Path(where))
     try:
-        url = PlaceURL.of(where)
+        url = PayloadURL.of(where)
     except InvalidURLError as error:
         raise InvalidURLError(field, error.expected, error.actual) from None
     return Folder(Path(url.path)) if url.scheme == "file" else Bucket(url)
@@ -74,7 +79,7 @@ def files_at(field: str, where: str | Path) -> Files:
 
 @contextmanager
 def unavailable(url: str) -> Iterator[None]:
-    """Errors of this machine, such as a full disk, as those of a place."""
+    """Raise errors of the operating system, such as a full disk, as `PayloadsUnavailableError`."""
     try:
         yield
     except OSError as error:
@@ -82,13 +87,13 @@ def unavailable(url: str) -> Iterator[None]:
 
 
 def sha256_of(path: Path) -> str:
-    """Of the bytes of a file, in hex."""
+    """Return the SHA-256 of a file, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class Folder:
-    """A folder of this machine, made when the first file is; or one file of it."""
+    """Files of a local folder, created with the first file; or a single local file."""
 
     def __init__(self, path: Path) -> None:
         self.url = str(path)
@@ -96,7 +101,7 @@ class Folder:
         self._folder = path if self._only is None else path.parent
 
     def get(self, name: str) -> bytes | None:
-        """A small file; None where there is none."""
+        """Return the content of a small file; None if it does not exist."""
         if self._only is not None:
             return None
         with unavailable(self.url), suppress(FileNotFoundError, NotADirectoryError):
@@ -104,13 +109,13 @@ class Folder:
         return None
 
     def put(self, name: str, content: bytes) -> None:
-        """Write a small file, in the place of one that is there."""
+        """Write a small file, replacing an existing one."""
         with self.written(name) as path, unavailable(self.url):
             path.write_bytes(content)
 
     @contextmanager
     def written(self, name: str) -> Iterator[Path]:
-        """A file to write to: hidden until it is whole."""
+        """Yield a hidden file, which is renamed when the block ends, or removed on an error."""
         path = self._folder / name
         with unavailable(self.url):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -125,21 +130,21 @@ class Folder:
 
     @contextmanager
     def read(self, name: str) -> Iterator[Path]:
-        """The file itself."""
+        """Yield the file itself."""
         yield self._folder / name
 
     def size(self, name: str) -> int | None:
-        """Bytes of a file; None where there is none."""
+        """Return the size of a file in bytes; None if it does not exist."""
         path = self._folder / name
         return path.stat().st_size if path.is_file() else None
 
     def remove(self, name: str) -> None:
-        """Delete a file, if it is there."""
+        """Delete a file if it exists."""
         with unavailable(self.url):
             (self._folder / name).unlink(missing_ok=True)
 
     def names(self) -> list[str]:
-        """All files below the folder, or the one that it is."""
+        """Return all files below the folder, sorted; or the single file."""
         if self._only is not None:
             return [self._only]
         found = (path for path in self._folder.rglob("[!.]*") if path.is_file())
@@ -147,14 +152,14 @@ class Folder:
 
 
 class Bucket:
-    """Objects below a prefix; files are made on this machine and sent when they are whole."""
+    """Objects under a prefix. Files are written locally and uploaded when they are complete."""
 
-    def __init__(self, url: PlaceURL) -> None:
+    def __init__(self, url: PayloadURL) -> None:
         self.url = str(url)
         self._store: ObjectStore = client(url, url.path)
 
     def get(self, name: str) -> bytes | None:
-        """A small object; None where there is none."""
+        """Return the content of a small object; None if it does not exist."""
         import obstore
 
         with self._typed():
@@ -166,7 +171,7 @@ class Bucket:
                 return None
 
     def put(self, name: str, content: bytes) -> None:
-        """Write a small object, in the place of one that is there."""
+        """Write a small object, replacing an existing one."""
         import obstore
 
         with self._typed():
@@ -174,7 +179,7 @@ class Bucket:
 
     @contextmanager
     def written(self, name: str) -> Iterator[Path]:
-        """A file to write to; the object is there when all of it has been sent."""
+        """Yield a local file, which is uploaded when the block ends."""
         import obstore
 
         with tempfile.TemporaryDirectory() as folder:
@@ -185,18 +190,18 @@ class Bucket:
 
     @contextmanager
     def read(self, name: str) -> Iterator[Path]:
-        """A copy of an object."""
+        """Yield a local copy of an object."""
         import obstore
 
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "part")
             with self._typed(), path.open("wb") as file:
-                for piece in obstore.get(self._store, name).stream():
-                    file.write(piece)
+                for chunk in obstore.get(self._store, name).stream():
+                    file.write(chunk)
             yield path
 
     def size(self, name: str) -> int | None:
-        """Bytes of an object; None where there is none."""
+        """Return the size of an object in bytes; None if it does not exist."""
         import obstore
 
         with self._typed():
@@ -206,14 +211,14 @@ class Bucket:
                 return None
 
     def remove(self, name: str) -> None:
-        """Delete an object, if it is there."""
+        """Delete an object if it exists."""
         import obstore
 
         with self._typed(), suppress(FileNotFoundError):
             obstore.delete(self._store, name)
 
     def names(self) -> list[str]:
-        """All objects below the prefix."""
+        """Return all objects under the prefix, sorted, without hidden ones."""
         import obstore
 
         with self._typed():
@@ -222,7 +227,7 @@ class Bucket:
 
     @contextmanager
     def _typed(self) -> Iterator[None]:
-        """Errors of the service in words of our own, as theirs may hold keys."""
+        """Raise errors of the service without their messages, which may contain credentials."""
         from obstore.exceptions import BaseError
 
         failed: Any = None

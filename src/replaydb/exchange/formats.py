@@ -1,4 +1,4 @@
-"""Rows of `tokens()` as Parquet and as JSON lines, with nothing lost."""
+"""Lossless Parquet and JSON Lines files of the rows of `analysis.tokens()`."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from replaydb.errors import InvalidInputError
 from replaydb.exchange.parquet import batches_of, described_bytes, most_expanded
 
 Format: TypeAlias = Literal["parquet", "jsonl"]
-#: A row by the names of its columns, lists of numbers as arrays.
+#: A row by column name, with lists of numbers as arrays.
 Row = dict[str, Any]
 
-#: Rows are written together: so many bytes of them.
+#: Size of a Parquet row group, in bytes of Arrow data.
 ROW_GROUP_BYTES = 16 << 20
-#: Characters of a line of JSON at most, with its end.
+#: Maximum length of a JSON line in characters, including its newline.
 MAX_LINE = 2**30
-#: Names are read together.
+#: Number of names that are read at once.
 READ_NAMES = 1024
-#: What comes of a file that is none of rows.
-_NO_ROWS = (
+#: Errors that an invalid file can cause.
+_INVALID_FILE = (
     pa.ArrowException, ValueError, TypeError, KeyError, OverflowError, RecursionError, OSError
 )  # fmt: skip
 _NUMBERS = {
@@ -44,30 +44,30 @@ _NUMBERS = {
     "group_prompt_ids": np.int32,
 }
 _ARRAYS = ("token_extras", "extras", "group_extras")
-#: Columns of which groups are made.
+#: Columns that groups are built from.
 _COLUMNS = frozenset(episode_schema().names)
-#: Columns that pandas makes floats of where a row has none.
+#: Integer columns, which pandas writes as floats if a row has no value.
 _INTEGERS = frozenset({
     "group_id", "position", "num_episodes", "expected_episodes", "prompt_length", "policy_version"
 })  # fmt: skip
 
 
 class Writer(Protocol):
-    """Writes a file."""
+    """Writer of one file."""
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Rows after those before."""
+        """Append rows."""
 
     def close(self) -> None:
-        """Make it whole."""
+        """Complete the file."""
 
 
 class ParquetWriter:
-    """Parquet, compressed with zstd."""
+    """Writer of a Parquet file, compressed with zstd."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self._path, self._schema = path, schema
-        # Not those of structs, which `batches_of` has to measure by the longest text of each.
+        # No dictionaries in structs: `batches_of` would count their longest text for every value.
         dictionaries = [
             f"{one.name}.list.element" if pa.types.is_list(one.type) else one.name for one in schema
         ]
@@ -76,7 +76,7 @@ class ParquetWriter:
         self._num_bytes = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Rows after those before; small batches become one row group."""
+        """Append rows; small batches are combined into one row group."""
         self._waiting.append(batch)
         if sum(one.nbytes for one in self._waiting) >= ROW_GROUP_BYTES:
             self._flush()
@@ -89,19 +89,19 @@ class ParquetWriter:
             self._waiting = []
 
     def close(self) -> None:
-        """Write the footer, without which the file is none."""
+        """Write the footer, which completes the file."""
         try:
             self._flush()
         finally:
             self._file.close()
-        # An import refuses what expands too far: half of that, as it counts otherwise.
+        # An import refuses files that expand too far. Half of its limit, as it counts differently.
         most = most_expanded(self._path.stat().st_size) // 2
         found = described_bytes(self._path, pq.read_metadata(self._path), most)
         if max(found, self._num_bytes) > most:
             self._expand()
 
     def _expand(self) -> None:
-        """Write the file again as large as what it holds, without compression."""
+        """Rewrite the file without compression and dictionaries."""
         plain = self._path.with_name(f"{self._path.name}.plain")
         try:
             with (
@@ -118,20 +118,20 @@ class ParquetWriter:
 
 
 class JsonlWriter:
-    """A JSON object for each row."""
+    """Writer of a JSON Lines file, with one object for each row."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self._file = path.open("w", encoding="utf8")
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Rows after those before."""
+        """Append rows."""
         lists = {name: _values(name, batch[name]) for name in _NUMBERS}
         others = batch.drop_columns(list(_NUMBERS)).to_pylist()
         for i, row in enumerate(others):
             self._file.write(_to_line(row | {name: lists[name][i] for name in _NUMBERS}))
 
     def close(self) -> None:
-        """Hand over what is left to the system."""
+        """Flush and close the file."""
         self._file.close()
 
 
@@ -142,10 +142,10 @@ WRITERS: dict[Format, Callable[[Path, pa.Schema], Writer]] = {
 
 
 def rows_of(path: Path, name: str) -> Iterator[Row]:
-    """The rows of a file, by the ending of its name.
+    """Yield the rows of a file, whose format is given by the suffix of its name.
 
     Raises:
-        InvalidInputError: It is not what its name says.
+        InvalidInputError: The file is not valid.
     """
     try:
         if name.endswith(".parquet"):
@@ -154,19 +154,19 @@ def rows_of(path: Path, name: str) -> Iterator[Row]:
             yield from _lines(path, name, _from_line)
     except InvalidInputError:
         raise
-    except _NO_ROWS as error:
-        raise InvalidInputError(name, "a file of rows", error) from error
+    except _INVALID_FILE as error:
+        raise InvalidInputError(name, "a file with rows of episodes", error) from error
 
 
-#: What names a group, and tells it from a later one of the same uid.
+#: Columns that identify a group; `group_id` distinguishes groups that had the same uid.
 NAMES = pa.schema({"buffer_name": pa.string(), "group_uid": pa.string(), "group_id": pa.int64()})
 
 
 def names_of(path: Path, name: str) -> Iterator[pa.Table]:
-    """The groups of a file under `NAMES`, a row wherever rows of another begin.
+    """Yield the columns `NAMES` of a file, one row for each sequence of rows of a group.
 
     Raises:
-        InvalidInputError: It is not what its name says.
+        InvalidInputError: The file is not valid.
     """
     before = None
     try:
@@ -177,8 +177,8 @@ def names_of(path: Path, name: str) -> Iterator[pa.Table]:
             before = keys[-1] if keys else before
     except InvalidInputError:
         raise
-    except _NO_ROWS as error:
-        raise InvalidInputError(name, "a file of rows", error) from error
+    except _INVALID_FILE as error:
+        raise InvalidInputError(name, "a file with rows of episodes", error) from error
 
 
 def _parquet_names(path: Path, name: str) -> Iterator[pa.Table]:
@@ -208,23 +208,23 @@ def _names(line: str) -> Row:
 
 
 def _lines(path: Path, name: str, read: Callable[[str], Row]) -> Iterator[Row]:
-    """What is read of each line of a file; errors name it."""
+    """Yield the result of `read` for each line of a file; errors name the line."""
     for where, line in lines_of(path, name):
         try:
             row = read(line)
         except InvalidInputError as error:
             field = f"{where}, {error.field}"
             raise InvalidInputError(field, error.expected, error.actual) from error
-        except _NO_ROWS as error:
-            raise InvalidInputError(where, "a row of a group", error) from error
+        except _INVALID_FILE as error:
+            raise InvalidInputError(where, "a row of an episode", error) from error
         yield row
 
 
 def lines_of(path: Path, name: str) -> Iterator[tuple[str, str]]:
-    """Yield the lines of a text file that are not blank, each after its place, for errors.
+    """Yield (position for errors, line) for each line of a text file that is not blank.
 
     Raises:
-        InvalidInputError: A line has more than `MAX_LINE` characters; it is not read whole.
+        InvalidInputError: A line has more than `MAX_LINE` characters.
     """
     with path.open(encoding="utf-8-sig") as file:
         for number, line in enumerate(iter(lambda: file.readline(MAX_LINE + 1), ""), 1):
@@ -238,7 +238,7 @@ def lines_of(path: Path, name: str) -> Iterator[tuple[str, str]]:
 def _row(line: str) -> Row:
     row = json.loads(line)
     if not isinstance(row, dict):
-        raise ValueError("a line that is no JSON object")
+        raise ValueError("a line that is not a JSON object")
     return row
 
 
@@ -251,7 +251,7 @@ def _parquet_rows(path: Path, name: str) -> Iterator[Row]:
 
 
 def _values(name: str, column: pa.Array) -> list[Any]:
-    """The values of a column; lists of numbers as arrays."""
+    """Return the values of a column; lists of numbers as arrays."""
     kind = column.type
     if name in _INTEGERS and pa.types.is_floating(kind):
         return list(column.cast(pa.int64()).to_pylist())
@@ -300,7 +300,7 @@ def _time(value: Any) -> str:
 
 
 def _to_json(numbers: NDArray[Any]) -> list[Any]:
-    """Numbers; those that JSON has not as text, the bits of a NaN that is not the usual one."""
+    """Return numbers for JSON: non-finite ones as text, a non-standard NaN by its bits."""
     listed: list[Any] = numbers.tolist()
     for i in np.flatnonzero(~np.isfinite(numbers)):
         bits = int(numbers[i : i + 1].view(np.uint32)[0])
@@ -309,10 +309,10 @@ def _to_json(numbers: NDArray[Any]) -> list[Any]:
 
 
 def numbers(field: str, values: Any, dtype: type[Any]) -> NDArray[Any]:
-    """A list of JSON as an array; what does not fit the dtype is for `Episode` to refuse.
+    """Convert a JSON list to an array; `Episode` refuses values that do not fit the dtype.
 
     Raises:
-        InvalidInputError: There is something else than such numbers in it.
+        InvalidInputError: The value is not a list, or has items of another type.
     """
     expected, kinds = _KINDS[dtype]
     if not isinstance(values, list):
@@ -329,12 +329,12 @@ def numbers(field: str, values: Any, dtype: type[Any]) -> NDArray[Any]:
                 raise InvalidInputError(field, expected, f"{value!r:.80}")
             found[i : i + 1].view(np.uint32)[0] = _BITS.get(value) or int(value, 16)
         else:
-            with np.errstate(over="ignore"):  # as in an array
+            with np.errstate(over="ignore"):  # overflow becomes infinity
                 found[i] = value
     return found
 
 
-#: What stands in a list for numbers of a dtype, and what that is in Python.
+#: Expected content of a list and Python types of its items, by dtype.
 _KINDS: dict[type[Any], tuple[str, set[type]]] = {
     np.int32: ("a list of integers", {int}),
     np.bool_: ("a list of true and false, or of 1 and 0", {bool, int}),

@@ -1,4 +1,4 @@
-"""Rows of episodes back to groups."""
+"""Conversion of rows of episodes to groups."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from replaydb.episodes.arrays import NUMPY_CODES, TORCH_CODES, Array, from_bits
 from replaydb.errors import InvalidInputError
 from replaydb.exchange.formats import Row, numbers
 
-#: Statuses that a put cannot give, and what takes their place in it.
+#: Statuses that a put does not accept, and those that groups are put with instead.
 _PUT_AS = {
     GroupStatus.PENDING: GroupStatus.ABORTED,
     GroupStatus.LEASED: GroupStatus.COMPLETED,
 }
-#: What all rows of a group say alike.
+#: Columns with the same value in all rows of a group.
 _OF_GROUP = (
     "task_name", "prompt_uid", "priority", "group_status", "leased_from", "status_reason", "tags",
     "num_episodes", "expected_episodes", "prompt", "run_name", "run_lineage",
 )  # fmt: skip
-#: How rows must be for an import to find groups whole.
-SORTED = "rows of a group one after another: sort them by buffer_name, group_id and position"
+#: Expected order of rows, for errors.
+SORTED = "adjacent rows for each group: sort them by buffer_name, group_id and position"
 _NUMPY = frozenset(NUMPY_CODES.values())
 _TORCH = {name: "int16" if name == "bfloat16" else "uint8" for name in TORCH_CODES.values()}
 
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """A group of a file.
+    """A group read from a file.
 
     Attributes:
-        group: The group, with a status that it can be put with.
-        buffer: The buffer it was in; None if that is not said.
-        run: The run that had put it, and the lineage of that.
-        group_id: The id it had; None if that is not said.
-        reason: Why it is archived, if it is.
-        counted: Whether its rows say how many episodes it has.
+        group: The group, with a status that a put accepts.
+        buffer: Buffer that it was exported from; None if the file does not have it.
+        run: Run that had put it, and the lineage of that run; each may be None.
+        group_id: Id that it had; None if the file does not have it.
+        reason: Status reason, if the group is archived.
+        counted: Whether its rows have `num_episodes`.
     """
 
     group: EpisodeGroup
@@ -54,51 +54,52 @@ class Incoming:
 
 
 def groups_in(rows: Iterable[Row], name: str) -> Iterator[Incoming]:
-    """The groups of a file, whose rows follow each other.
+    """Yield the groups of a file, whose rows must be adjacent.
 
     Raises:
-        InvalidInputError: Something of a group is missing, or cannot be; it names the file and the
-            group.
+        InvalidInputError: A value is missing or invalid; the error names the file and the group.
     """
     for (*_, uid), several in groupby(
         rows, key=lambda row: (row.get("buffer_name"), row.get("group_id"), row.get("group_uid"))
     ):
         try:
             if not isinstance(uid, str):
-                raise InvalidInputError("group_uid", "a text in every row", uid)
-            incoming = _group(_whole(list(several)))
+                raise InvalidInputError("group_uid", "a string in every row", uid)
+            incoming = _group(_complete(list(several)))
         except InvalidInputError as error:
             field = f"{name}, group {uid!r}, {error.field}"
             raise InvalidInputError(field, error.expected, error.actual) from error
         except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
-            reason = f"without {error}" if isinstance(error, KeyError) else error
+            reason = f"missing {error}" if isinstance(error, KeyError) else error
             raise InvalidInputError(f"{name}, group {uid!r}", "rows of episodes", reason) from error
         yield incoming
 
 
-def _whole(rows: list[Row]) -> list[Row]:
-    """The rows of a group in the order of its episodes, if they are those of all of them.
+def _complete(rows: list[Row]) -> list[Row]:
+    """Return the rows of a group sorted by position, after checking that they are complete.
 
     Raises:
-        InvalidInputError: Some are missing, one is there twice, or they contradict each other.
+        InvalidInputError: Rows are missing, repeated or contradict each other.
     """
     if any(row.get("position") is not None for row in rows):
-        places = [checks.whole_number("position", row.get("position")) for row in rows]
-        if len(set(places)) < len(places):
-            raise InvalidInputError("position", "every episode of the group once", sorted(places))
+        positions = [checks.whole_number("position", row.get("position")) for row in rows]
+        if len(set(positions)) < len(positions):
+            raise InvalidInputError(
+                "position", "each position of the group once", sorted(positions)
+            )
         rows = sorted(rows, key=itemgetter("position"))
     for row in rows[1:]:
         for name in _OF_GROUP:
             if row.get(name) != rows[0].get(name):
                 found = f"{rows[0].get(name)!r:.80} and {row.get(name)!r:.80}"
                 raise InvalidInputError(name, "the same in every row of the group", found)
-    together = sum(row.get("token_ids") is not None for row in rows)
-    if len(rows) > 1 and together < len(rows):
+    num_found = sum(row.get("token_ids") is not None for row in rows)
+    if len(rows) > 1 and num_found < len(rows):
         raise InvalidInputError("token_ids", "tokens in every row of the group", None)
     number = rows[0].get("num_episodes")
-    if number is not None and together != number:
-        expected = f"{SORTED}; to import only some of the {number}, leave this column out"
-        raise InvalidInputError("num_episodes", expected, f"{together} episodes together")
+    if number is not None and num_found != number:
+        expected = f"{SORTED}; to import only some of the {number} episodes, omit this column"
+        raise InvalidInputError("num_episodes", expected, f"{num_found} adjacent episodes")
     return rows
 
 
@@ -127,7 +128,7 @@ def _group(rows: Sequence[Row]) -> Incoming:
 
 
 def _status(row: Row) -> GroupStatus:
-    """What a group is put as."""
+    """Return the status that a group is put with."""
     status = GroupStatus(row.get("group_status") or GroupStatus.COMPLETED)
     if status is GroupStatus.LEASED and row.get("leased_from") is not None:
         status = GroupStatus(row["leased_from"])
@@ -187,7 +188,7 @@ def _turns(row: Row, turns: Sequence[Row], extras: dict[str, Array]) -> list[Tur
     for turn in turns:
         middle, end = begin + turn["prompt_length"], begin + turn["num_tokens"]
         if not begin <= middle <= end <= len(row["token_ids"]):
-            raise ValueError(f"turns that are longer than {len(row['token_ids'])} tokens")
+            raise ValueError(f"turns longer than the {len(row['token_ids'])} tokens of the episode")
         rewards = row["token_rewards"][middle:end] if turn["has_token_rewards"] else None
         versions = turn["token_versions"]
         made.append(
@@ -208,7 +209,7 @@ def _turns(row: Row, turns: Sequence[Row], extras: dict[str, Array]) -> list[Tur
         )
         begin = end
     if begin != len(row["token_ids"]):
-        raise ValueError(f"turns of {begin} tokens in an episode of {len(row['token_ids'])}")
+        raise ValueError(f"turns of {begin} tokens in an episode of {len(row['token_ids'])} tokens")
     return made
 
 
@@ -221,7 +222,7 @@ def _arrays(row: Row, name: str) -> dict[str, Array]:
     named = row.get(name) or ()
     found = {one["name"]: _array(one) for one in named}
     if len(found) < len(named):
-        raise InvalidInputError(name, "every name once", sorted(one["name"] for one in named))
+        raise InvalidInputError(name, "unique names", sorted(one["name"] for one in named))
     return found
 
 
@@ -233,5 +234,5 @@ def _array(row: Row) -> Array:
     if min(row["shape"], default=0) < 0:
         raise ValueError(f"an array of shape {row['shape']}")
     if kind == np.bool_ and max(row["data"], default=0) > 1:
-        raise ValueError("bytes that are neither true nor false")
+        raise ValueError("bytes other than 0 and 1 in a bool array")
     return from_bits(np.frombuffer(row["data"], kind).reshape(row["shape"]), dtype)

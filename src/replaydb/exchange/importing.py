@@ -1,4 +1,4 @@
-"""Groups of files into a store."""
+"""Import of groups from Parquet or JSON Lines files."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from replaydb.exchange.formats import NAMES, names_of, rows_of
 from replaydb.exchange.groups import SORTED, Incoming, groups_in
 from replaydb.exchange.manifest import NAME, Manifest, Part
 
-#: Groups that are put together: so many at most, of so many tokens, or one.
+#: Maximum number of groups and tokens of a put; a single group may have more tokens.
 PUT_GROUPS, PUT_TOKENS = 256, 1 << 20
-#: Seconds to wait for room or for a rate limit.
+#: Seconds to wait for capacity or a rate limit.
 PATIENCE_SECONDS = 60.0
-#: Runs whose stores are open at once: groups are put in the name of the run that had put them.
+#: Number of stores that are open at once, one for each run: groups keep the run that put them.
 OPEN_RUNS = 4
 
 Progress = Callable[[int, int | None], object]
@@ -33,14 +33,14 @@ Progress = Callable[[int, int | None], object]
 
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """What an import has put.
+    """Result of an import.
 
     Attributes:
-        num_files: Files that were read.
-        num_groups: Groups in them.
-        num_episodes: Episodes of these.
-        num_put: Groups of them that were put; of the others, the uid was there already, or the
-            files have a later group of it.
+        num_files: Number of files read.
+        num_groups: Number of groups in the files.
+        num_episodes: Number of episodes of these groups.
+        num_put: Number of groups that were put. The others were skipped, because their uid exists
+            in the buffer, or the files have a newer group with the same uid.
     """
 
     num_files: int
@@ -57,33 +57,36 @@ def import_groups(
     create: bool = False,
     progress: Progress | None = None,
 ) -> ImportReport:
-    """Put the groups of an export, or of other files with such rows, into a store.
+    """Import the groups of an export, or of other files with such rows, into a store.
 
-    Groups keep their uids, tags, priorities, prompts, texts and runs, and their statuses: what was
-    leased is what it was leased from, what was arriving is `aborted`. A group whose uid is there
-    already is left as it is, so that an import that was broken off can be run again. Of several
-    groups of a buffer that had one uid, the last is put. Ids, times and draws are new; `replaydb
-    copy` keeps them. Files are read twice: nothing is put before all of them were found whole.
+    Groups keep their uids, tags, priorities, prompts, texts, runs and statuses. Leased groups get
+    the status that they were leased from, and pending groups become `aborted`. Groups whose uid
+    exists in the buffer are skipped, so you can rerun an interrupted import. Of several groups of a
+    buffer with the same uid, the newest is put. Ids, times and draws are new; `replaydb copy` keeps
+    them. Files are read twice: nothing is put until all of them have been checked.
 
     Args:
-        url: The store, as for `Store.open`. Its tables must be there.
+        url: The store, as for `Store.open`. Its tables must exist.
         source: A folder, a file, or a prefix of an object store.
-        buffer: Put everything into this buffer; by default into buffers of the names they had.
-        create: Make buffers that are not there.
-        progress: Called with how many groups were read, and how many there are if that is known.
+        buffer: Put all groups into this buffer. None (default) uses the names in the files.
+        create: Create missing buffers.
+        progress: Called with the number of groups read, and their total or None if it is unknown.
+
+    Returns:
+        Counts of files and groups.
 
     Raises:
-        InvalidInputError: An argument is wrong, there are no rows of episodes, the export has not
-            ended, a file of it is missing or not as it was written, or the store knows a run under
+        InvalidInputError: An argument is invalid, the files have no rows of episodes, the export is
+            not finished, a file is missing or was changed, or a run exists in the store with
             another lineage.
-        UnknownBufferError: A buffer is not there, and `create` is False.
-        BufferFullError: There is no room.
+        UnknownBufferError: A buffer does not exist, and `create` is False.
+        BufferFullError: The buffer has no capacity left.
         PayloadsUnavailableError: The source cannot be reached.
-        DatabaseError: There is no such store, or it cannot be written.
+        DatabaseError: The store does not exist or cannot be written.
     """
     target = checks.optional(checks.name, "buffer", buffer)
     may_create = checks.flag("create", create)
-    tell = checks.optional(checks.function, "progress", progress) or _quiet
+    notify = checks.optional(checks.function, "progress", progress) or _no_progress
     files = files_at("source", source)
     names, total = _parts(files)
     latest, in_several = _latest(files, names)
@@ -92,35 +95,35 @@ def import_groups(
         for name in names:
             with files.read(name) as path:
                 found = _undivided(groups_in(rows_of(path, name), name), name, in_several)
-                for together in _together(found):
-                    wanted = [one for one in together if not _is_old(one, latest)]
-                    put += stores.put(target or together[0].buffer, wanted) if wanted else 0
-                    groups += len(together)
-                    episodes += sum(one.group.num_episodes for one in together)
-                    tell(groups, total)
+                for batch in _batches(found):
+                    wanted = [one for one in batch if not _is_old(one, latest)]
+                    put += stores.put(target or batch[0].buffer, wanted) if wanted else 0
+                    groups += len(batch)
+                    episodes += sum(one.group.num_episodes for one in batch)
+                    notify(groups, total)
     return ImportReport(len(names), groups, episodes, put)
 
 
-def _quiet(done: int, total: int | None) -> None:
-    """Progress that nobody wants to hear of."""
+def _no_progress(done: int, total: int | None) -> None:
+    """Default of `progress`: does nothing."""
 
 
 def _parts(files: Files) -> tuple[list[str], int | None]:
-    """Files to read, and how many groups they have if that is known.
+    """Return the files to read, and their number of groups, or None if it is unknown.
 
     Raises:
-        InvalidInputError: There are none, or some are missing.
+        InvalidInputError: There are no files, or files of an export are missing or not finished.
     """
-    manifest = Manifest.found(files)
+    manifest = Manifest.load(files)
     if manifest is not None:
         if not manifest.complete:
-            expected = "an export that has ended: run it again"
+            expected = "a finished export; rerun the export to finish it"
             raise InvalidInputError("source", expected, files.url)
         for part in manifest.parts:
             _check(files, part)
-        if strays := manifest.strays(files):
-            expected = "a record of all files of the export: run that again, which mends it"
-            raise InvalidInputError(NAME, expected, f"none of {strays[0]!r}")
+        if unrecorded := manifest.unrecorded(files):
+            expected = "a record of all files of the export; rerun the export to fix it"
+            raise InvalidInputError(NAME, expected, f"no record of {unrecorded[0]!r}")
         total = sum(part.num_groups for part in manifest.parts)
         return [part.name for part in manifest.parts], total
     names = [name for name in files.names() if name.endswith((".parquet", ".jsonl"))]
@@ -130,30 +133,30 @@ def _parts(files: Files) -> tuple[list[str], int | None]:
 
 
 def _check(files: Files, part: Part) -> None:
-    """Refuse a file of an export that is not as it was written."""
+    """Raise if a file of an export is missing or was changed."""
     size = files.size(part.name)
     if size != part.num_bytes:
         shown = "no such file" if size is None else f"{size}"
-        raise InvalidInputError(part.name, f"the {part.num_bytes} bytes of the export", shown)
+        raise InvalidInputError(part.name, f"the {part.num_bytes} bytes exported", shown)
     with files.read(part.name) as path, unavailable(files.url):
         if sha256_of(path) != part.sha256:
-            raise InvalidInputError(part.name, "the bytes that were exported", "others")
+            raise InvalidInputError(part.name, "the exported bytes", "other bytes")
 
 
-#: Of uids that several groups of a buffer had: the id of the last.
+#: Largest group id for each (buffer, uid) that several groups have.
 Latest = dict[tuple[str | None, str], int]
 #: Buffer, uid and id of a group.
 Key = tuple[str | None, str, int | None]
 
 
 def _latest(files: Files, names: Sequence[str]) -> tuple[Latest, frozenset[Key]]:
-    """Which groups are put of those that had the same uid: it was given anew between exports.
+    """Find the newest group of each uid that was reused between exports.
 
     Returns:
-        With it, groups that have rows in several files.
+        The ids of these groups, and the groups that have rows in several files.
 
     Raises:
-        InvalidInputError: Rows of a group are in several places of a file.
+        InvalidInputError: Rows of a group are not adjacent in a file.
     """
     tables = [NAMES.empty_table()]
     for name in names:
@@ -162,7 +165,7 @@ def _latest(files: Files, names: Sequence[str]) -> tuple[Latest, frozenset[Key]]
         counted = found.group_by(NAMES.names).aggregate([([], "count_all")])
         for split in counted.filter(pc.greater(counted["count_all"], 1)).slice(0, 1).to_pylist():
             where = f"{name}, group {split['group_uid']!r}"
-            raise InvalidInputError(where, SORTED, f"rows in {split['count_all']} places")
+            raise InvalidInputError(where, SORTED, f"rows at {split['count_all']} positions")
         tables.append(found)
     everything = pa.concat_tables(tables)
     divided = everything.group_by(NAMES.names).aggregate([([], "count_all")])
@@ -179,15 +182,15 @@ def _latest(files: Files, names: Sequence[str]) -> tuple[Latest, frozenset[Key]]
 def _undivided(
     several: Iterator[Incoming], name: str, in_several: frozenset[Key]
 ) -> Iterator[Incoming]:
-    """Groups that have all their rows in this file.
+    """Yield groups, after checking that all their rows are in this file.
 
     Raises:
-        InvalidInputError: There are rows of one in another file, and none says how many there are.
+        InvalidInputError: A group without `num_episodes` also has rows in another file.
     """
     for one in several:
         if not one.counted and (one.buffer, one.group.group_uid, one.group_id) in in_several:
             where = f"{name}, group {one.group.group_uid!r}"
-            expected = "rows of a group in one file, as none has num_episodes"
+            expected = "all rows of a group in one file, or the column num_episodes"
             raise InvalidInputError(where, expected, "rows in another file, too")
         yield one
 
@@ -197,8 +200,8 @@ def _is_old(one: Incoming, latest: Latest) -> bool:
     return last is not None and one.group_id != last
 
 
-def _together(several: Iterator[Incoming]) -> Iterator[list[Incoming]]:
-    """Groups of one buffer and run that are put together."""
+def _batches(several: Iterator[Incoming]) -> Iterator[list[Incoming]]:
+    """Yield groups of one buffer and run that are put in one call."""
     for _, mine in groupby(several, key=lambda one: (one.buffer, one.run)):
         while chunk := list(islice(mine, PUT_GROUPS)):
             start = tokens = 0
@@ -211,7 +214,7 @@ def _together(several: Iterator[Incoming]) -> Iterator[list[Incoming]]:
 
 
 class _Stores:
-    """The store, opened in the names of the runs that had put the groups."""
+    """The target store, opened once for each run that put the groups."""
 
     def __init__(self, url: str | URL, create: bool) -> None:
         self._url = url
@@ -227,15 +230,15 @@ class _Stores:
                 stack.callback(store.close)
 
     def put(self, name: str | None, several: list[Incoming]) -> int:
-        """Put groups; how many were not there."""
+        """Put groups; return the number of new ones."""
         if name is None:
-            raise InvalidInputError("buffer", "a name, as the rows have none", None)
+            raise InvalidInputError("buffer", "a name, since the rows have no buffer_name", None)
         buffer = self._store(several[0].run).buffer(name, create=self._create)
         uids = [one.group.group_uid for one in several]
         known = {one.group_uid: one for one in buffer.find(uids=uids)}
         new = [one for one in several if one.group.group_uid not in known]
         put = _put(buffer, [one.group for one in new])
-        # Of those that were there too: the import that put them may have ended here.
+        # Also for existing groups: an interrupted import may not have set their reasons.
         reasons: dict[str, list[str]] = {}
         for one in several:
             before = known.get(one.group.group_uid)
@@ -262,9 +265,9 @@ class _Stores:
 
 
 def _put(buffer: blocking.Buffer, several: Sequence[EpisodeGroup]) -> int:
-    """Put groups, but those that somebody else has put meanwhile; how many.
+    """Put groups, except those that another process puts meanwhile; return the number put.
 
-    In halves, where the buffer takes fewer at once.
+    If the buffer accepts fewer at once, put them in halves.
     """
     try:
         return len(buffer.put(several, timeout=PATIENCE_SECONDS))
@@ -278,8 +281,8 @@ def _put(buffer: blocking.Buffer, several: Sequence[EpisodeGroup]) -> int:
 
 
 def _check_lineage(store: blocking.Store, name: str | None, lineage: str | None) -> None:
-    """Refuse a run whose versions would be compared with those of another lineage."""
+    """Raise if the run exists with another lineage, as its policy versions would not compare."""
     [known] = [one.lineage for one in store.runs() if one.name == name] or [None]
     if known is not None and known != (lineage or name):
-        expected = f"run {name!r} of lineage {known!r}, as the store knows it"
+        expected = f"run {name!r} with lineage {known!r}, as in the store"
         raise InvalidInputError("run_lineage", expected, repr(lineage))

@@ -1,4 +1,4 @@
-"""What an export has written so far: kept beside its files, and read by whoever goes on."""
+"""Manifest of an export: the files written so far, to resume an interrupted export."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from numpy.typing import NDArray
 from replaydb.errors import InvalidInputError, PayloadsUnavailableError
 from replaydb.exchange.files import Files
 
-#: Hidden, so that what reads all files of a folder does not take it for data.
+#: Hidden, so that programs that read all files of a folder skip it.
 NAME = ".replaydb-export.json"
 VERSION = 1
-#: Names of files that an export has written.
+#: Pattern of the names of files that an export writes.
 PART = re.compile(r"buffer=[^/]+/task=[^/]+/part-\d{5,}-[0-9a-f]{8}\.(parquet|jsonl)")
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A file that is whole.
+    """A complete file of an export.
 
     Attributes:
-        name: Its name.
-        buffer: Of which buffer its groups are.
-        task: Of which task.
-        num_groups: How many groups.
-        num_episodes: How many episodes.
-        num_bytes: Its size.
-        sha256: Of its bytes.
-        ids: Ids of its groups, see `packed`.
+        name: Relative path of the file.
+        buffer: Buffer of its groups.
+        task: Task of its groups.
+        num_groups: Number of groups.
+        num_episodes: Number of episodes.
+        num_bytes: Size of the file in bytes.
+        sha256: SHA-256 of the file, in hex.
+        ids: Ids of its groups, encoded by `packed`.
     """
 
     name: str
@@ -51,14 +51,13 @@ class Part:
 
 @dataclass(slots=True)
 class Manifest:
-    """What there is.
+    """State of an export.
 
     Attributes:
-        wanted: Format, filters, and the buffers with the times they were made, which tells stores
-            apart.
-        parts: Files that are whole.
-        complete: Whether that is all that was there when the export ended.
-        writer: Names the export that goes on here: of several only the last to begin.
+        wanted: Format, filters, and the buffers with their creation times, which identify a store.
+        parts: Complete files.
+        complete: Whether the export is finished.
+        writer: Id of the export that may write; of concurrent exports, the last one to begin.
     """
 
     wanted: dict[str, Any]
@@ -67,11 +66,11 @@ class Manifest:
     writer: str = field(default_factory=lambda: uuid4().hex)
 
     @classmethod
-    def found(cls, files: Files) -> Self | None:
-        """That of an export; None where there is none.
+    def load(cls, files: Files) -> Self | None:
+        """Read the manifest; None if there is none.
 
         Raises:
-            InvalidInputError: What is there is not one of ours.
+            InvalidInputError: The manifest is invalid.
         """
         content = files.get(NAME)
         if content is None:
@@ -86,38 +85,38 @@ class Manifest:
             ])  # fmt: skip
             parts = [_part(one) for one in facts["parts"]]
             if len({part.name for part in parts}) < len(parts):
-                raise ValueError("a file twice")
+                raise ValueError("a repeated file")
             return cls(facts["wanted"], parts, facts["complete"], facts["writer"])
         except (ValueError, TypeError, KeyError, RecursionError, zlib.error) as error:
             raise InvalidInputError(
                 NAME,
-                "a record of an export by this version (delete it to start a new export)",
+                "the manifest of an export by this version (delete it to start a new export)",
                 error,
             ) from error
 
     def begin(self, files: Files) -> None:
-        """Take the place over from whoever writes there, without what was not noted."""
+        """Take over the location from other writers, and delete files without a record."""
         self.complete = False
         self.writer = uuid4().hex
         self._write(files)
         self.parts = [part for part in self.parts if files.size(part.name) == part.num_bytes]
-        for name in self.strays(files):
+        for name in self.unrecorded(files):
             files.remove(name)
 
-    def strays(self, files: Files) -> list[str]:
-        """Files that an export has written, of which there is no record."""
-        noted = {part.name for part in self.parts}
-        return [name for name in files.names() if name not in noted and PART.fullmatch(name)]
+    def unrecorded(self, files: Files) -> list[str]:
+        """Return files written by an export that the manifest does not record."""
+        recorded = {part.name for part in self.parts}
+        return [name for name in files.names() if name not in recorded and PART.fullmatch(name)]
 
-    def keep(self, files: Files) -> None:
-        """Write it in the place of the one before.
+    def save(self, files: Files) -> None:
+        """Write the manifest, replacing the one before.
 
         Raises:
             InvalidInputError: Another export has begun to write there.
         """
-        found = Manifest.found(files)
+        found = Manifest.load(files)
         if found is None or found.writer != self.writer:
-            expected = "a place where no other export has begun to write"
+            expected = "a location where no other export has begun to write"
             raise InvalidInputError("destination", expected, files.url)
         self._write(files)
 
@@ -125,20 +124,20 @@ class Manifest:
         facts = {"version": VERSION, **asdict(self)}
         content = json.dumps(facts, indent=1, ensure_ascii=False).encode()
         files.put(NAME, content)
-        if files.get(NAME) != content:  # such as an endpoint that leads to several services
+        if files.get(NAME) != content:  # for example, an endpoint that leads to several services
             raise PayloadsUnavailableError(files.url, f"{NAME} cannot be read as it was written")
 
     def ids(self, buffer: str, task: str) -> NDArray[np.int64]:
-        """Groups of a task that are in files, ascending."""
+        """Return the ids of groups of a task that are in files, ascending."""
         mine = [part for part in self.parts if (part.buffer, part.task) == (buffer, task)]
         return np.sort(np.concatenate([np.empty(0, np.int64), *map(_unpacked, mine)]))
 
 
 def _part(facts: Mapping[str, Any]) -> Part:
-    """A part whose name stays within the place: it is read from where that says.
+    """Build and check a part; its name must not lead outside the location.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The part is invalid.
     """
     part = Part(**facts)
     kinds = {"str": str, "int": int}
@@ -148,24 +147,24 @@ def _part(facts: Mapping[str, Any]) -> Part:
     if not PART.fullmatch(part.name):
         raise ValueError(f"a part named {part.name!r:.80}")
     if len(_unpacked(part)) != part.num_groups:
-        raise ValueError(f"other ids than of {part.num_groups} groups in {part.name}")
+        raise ValueError(f"ids that are not of {part.num_groups} groups in {part.name}")
     return part
 
 
 def _check_kinds(what: str, found: Iterable[tuple[object, type]]) -> None:
     for value, kind in found:
         if type(value) is not kind:
-            raise ValueError(f"{value!r:.80} where {what} should have a {kind.__name__}")
+            raise ValueError(f"{value!r:.80} in {what}, expected a {kind.__name__}")
 
 
 def packed(ids: Collection[int]) -> str:
-    """Ids as text: how far each is from the one before, 8 bytes, deflated, in base64."""
+    """Encode ids as text: 8-byte differences of sorted ids, deflated, in base64."""
     steps = np.diff(np.sort(np.fromiter(ids, np.int64)), prepend=np.int64(0))
     return base64.b64encode(zlib.compress(steps.astype("<i8").tobytes())).decode("ascii")
 
 
 def _unpacked(part: Part) -> NDArray[np.int64]:
-    # Consecutive ids deflate to a thousandth, so what is inflated is bounded by what is claimed.
+    # Deflate can expand a thousandfold, so the output is bounded by the claimed number of groups.
     limit = 8 * max(part.num_groups, 0) + 8
     ids = zlib.decompressobj().decompress(base64.b64decode(part.ids), limit)
     return np.cumsum(np.frombuffer(ids, "<i8"), dtype=np.int64)

@@ -1,11 +1,11 @@
-"""Parquet files, read in bounded memory whatever they claim to hold.
+"""Bounded-memory reading of untrusted Parquet files.
 
-A few kilobytes of Parquet can describe gigabytes: repeated values are stored as counts, a
-dictionary stores a text once for a million rows, and pages of zeros compress by thousands. The
-footer may say anything. So the page headers of a file, by which the reader allocates memory, are
-added up before a page is read. Text columns are read as dictionaries, and measured before these
-are decoded. Arrow cannot read nested text so; there the longest text of a dictionary counts for
-every value.
+A few kilobytes of Parquet can expand to gigabytes: repeated values are stored as counts, a
+dictionary stores a text once for a million rows, and pages of zeros compress by a factor of
+thousands. The footer cannot be trusted. So the sizes in the page headers, by which the reader
+allocates memory, are added up before a page is read. Text columns are read as dictionaries, and
+their size is checked before they are decoded. Arrow cannot do this for nested text; there, the
+longest text of a dictionary counts for every value.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ import pyarrow.parquet as pq
 
 from replaydb.errors import InvalidInputError
 
-#: What a file may expand to: 64 MiB, or 1000 times its size if that is more. Episodes of a group
-#: repeat its prompt, and turns the turns before them: files shrink more than payloads do.
+#: Limit of expansion: 64 MiB, or 1000 times the size of the file if that is more. Episodes repeat
+#: the prompt of their group, and turns the turns before them, so files compress well.
 FREE_EXPANSION_BYTES = 2**26
 MAX_EXPANSION_RATIO = 1000
-#: Rows are read together: at most this many, of about this many bytes.
+#: Maximum number of rows, and approximate number of bytes, that are read at once.
 READ_ROWS, READ_BYTES = 1024, 2**26
 
-#: Bytes that a value takes in memory, by its physical type; of text, its place in a dictionary.
+#: Bytes of a value in memory, by physical type; for text, bytes of its index in a dictionary.
 _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 8,
            "BYTE_ARRAY": 4}  # fmt: skip
-#: The encoding of text as what differs from the text before, which expands without limit.
+#: The encoding of text as differences from the text before, which expands without limit.
 _DELTA_BYTE_ARRAY = 7
-#: The encodings of values as places in a dictionary.
+#: The encodings of values as indexes into a dictionary.
 _FROM_DICTIONARY = (2, 8)
 #: Kinds of pages, by the fields of a page header that describe them.
 _DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3
@@ -56,7 +56,7 @@ def batches_of(
 
     Raises:
         InvalidInputError: The file expands to more than `most_expanded` of its size.
-        pyarrow.ArrowException, ValueError, OSError: It is not a Parquet file, or is damaged.
+        pyarrow.ArrowException, ValueError, OSError: The file is not Parquet, or is damaged.
     """
     allowed = most_expanded(path.stat().st_size)
     metadata = pq.read_metadata(path)
@@ -64,7 +64,7 @@ def batches_of(
     described = described_bytes(path, metadata, allowed, leaves)
     _check(name, described, allowed)
     num_rows = max(1, min(READ_ROWS, READ_BYTES * metadata.num_rows // max(1, described)))
-    texts = [leaf.path for i, leaf in leaves.items() if _is_kept_once(metadata, i)]
+    texts = [leaf.path for i, leaf in leaves.items() if _is_read_as_dictionary(metadata, i)]
     with pq.ParquetFile(path, metadata=metadata, read_dictionary=texts) as file:
         names = file.schema_arrow.names
         known = [one for one in names if columns is None or one in columns]
@@ -86,19 +86,19 @@ def batches_of(
 def described_bytes(
     path: Path, metadata: Any, most: int, leaves: Collection[int] | None = None
 ) -> int:
-    """Return how many bytes the page headers of a file describe; if more than `most`, any more.
+    """Return the number of bytes that the page headers of a file describe.
 
-    A text in a dictionary counts once if its column is read as a dictionary, else each time.
+    Stops early above `most`. A text in a dictionary counts once if its column is read as a
+    dictionary, otherwise each time that it occurs.
 
     Args:
         path: The file.
         metadata: Its `pyarrow.parquet.FileMetaData`.
-        most: Where to stop.
-        leaves: Columns to add up, by their positions among the leaves of the schema; by default
-            all.
+        most: Number of bytes above which to stop.
+        leaves: Columns to add up, by index among the leaves of the schema; by default all.
 
     Raises:
-        ValueError: Pages overlap, are damaged, or are encoded so that they do not say their size.
+        ValueError: Pages overlap, are damaged, or use an encoding of unlimited expansion.
     """
     total, left = 0, path.stat().st_size
     with path.open("rb") as file:
@@ -109,7 +109,7 @@ def described_bytes(
                 if left < 0 or chunk.total_compressed_size < 0:
                     raise ValueError("columns that overlap")
                 column = metadata.schema.column(leaf)
-                repeats = _is_text(column) and not _is_kept_once(metadata, leaf)
+                repeats = _is_text(column) and not _is_read_as_dictionary(metadata, leaf)
                 total += _chunk_bytes(file, chunk, column, most - total, repeats=repeats)
                 if total > most:
                     return total
@@ -117,7 +117,7 @@ def described_bytes(
 
 
 def _leaves(schema: Any, columns: Collection[str] | None) -> dict[int, Any]:
-    """Columns as they are stored, of those that are nested several, by their positions."""
+    """Return the leaf columns of the schema by index; a nested column has several."""
     leaves = {i: schema.column(i) for i in range(len(schema))}
     if columns is None:
         return leaves
@@ -132,17 +132,17 @@ def _check(name: str, num_bytes: int, allowed: int) -> None:
 
 
 def _chunk_bytes(file: BinaryIO, chunk: Any, leaf: Any, most: int, *, repeats: bool) -> int:
-    """Bytes of the pages of one column in one row group, and of the values decoded from them.
+    """Return the bytes of one column in one row group: its pages and their decoded values.
 
     Args:
         file: The file.
         chunk: Metadata of the column in the row group.
         leaf: The column in the schema.
-        most: Where to stop.
+        most: Number of bytes above which to stop.
         repeats: Whether a text of the dictionary counts each time that it occurs.
     """
-    # `length` is that of a value of fixed length, else 0. Beside each value the reader has two
-    # levels of two bytes, and an offset for each list around it.
+    # `length` is the size of a fixed-length value, else 0. For each value the reader also allocates
+    # two levels of two bytes, and an offset for each enclosing list.
     width = _WIDTHS.get(leaf.physical_type, leaf.length) + 4 * (1 + leaf.max_repetition_level)
     position = chunk.data_page_offset
     if chunk.has_dictionary_page and chunk.dictionary_page_offset:
@@ -161,7 +161,7 @@ def _chunk_bytes(file: BinaryIO, chunk: Any, leaf: Any, most: int, *, repeats: b
         if min(stored, expanded, count) < 0:
             raise ValueError("a page of negative size")
         if encoding == _DELTA_BYTE_ARRAY:
-            raise ValueError(f"{leaf.path} in the encoding DELTA_BYTE_ARRAY: write it in another")
+            raise ValueError(f"{leaf.path} in the encoding DELTA_BYTE_ARRAY; use another encoding")
         total += expanded + width * count
         if total > most:
             return total
@@ -170,23 +170,23 @@ def _chunk_bytes(file: BinaryIO, chunk: Any, leaf: Any, most: int, *, repeats: b
             total += longest * count if encoding in _FROM_DICTIONARY else 0
         elif repeats:
             longest = _longest(_decompressed(file.read(stored), expanded, chunk.compression))
-    # Else the reader would go on to pages that were not counted.
+    # Otherwise the reader would continue with pages that were not counted.
     if position != end or num_values < chunk.num_values:
         raise ValueError(f"pages of {leaf.path} that do not add up")
     return total
 
 
 def _struct(file: BinaryIO) -> dict[int, Any]:
-    """A page header, in the compact protocol of Thrift: its integers and structs by their numbers.
+    """Parse a page header (Thrift compact protocol): integers and structs by field number.
 
-    Fields of other types are passed over, as the reader does that allocates by them.
+    Skips fields of other types, as the reader that allocates memory does.
     """
     found: dict[int, Any] = {}
     number = 0
     while head := _byte(file):
         number = number + (head >> 4) if head >> 4 else _signed(file)
         match head & 15:
-            case 1 | 2:  # a flag, which the type says
+            case 1 | 2:  # a bool; its value is in the type
                 pass
             case 3:
                 _byte(file)
@@ -207,7 +207,7 @@ def _struct(file: BinaryIO) -> dict[int, Any]:
 
 def _byte(file: BinaryIO) -> int:
     if not (found := file.read(1)):
-        raise ValueError("a page header that is cut off")
+        raise ValueError("a truncated page header")
     return found[0]
 
 
@@ -231,7 +231,7 @@ def _decompressed(page: bytes, num_bytes: int, compression: str) -> bytes:
 
 
 def _longest(page: bytes) -> int:
-    """Bytes of the longest text of a dictionary, in which each comes after its length."""
+    """Return the length in bytes of the longest text of a dictionary page."""
     longest = position = 0
     while position < len(page):
         length = int.from_bytes(page[position : position + 4], "little")
@@ -240,11 +240,11 @@ def _longest(page: bytes) -> int:
     return longest
 
 
-def _is_kept_once(metadata: Any, position: int) -> bool:
-    """Whether a column is read as a dictionary, which holds a text once however often it occurs.
+def _is_read_as_dictionary(metadata: Any, position: int) -> bool:
+    """Whether a column is read as a dictionary, which stores each distinct text once.
 
-    The reader makes dictionaries of top-level columns only, and not of `DELTA_LENGTH_BYTE_ARRAY`,
-    in which DuckDB writes distinct texts with `PARQUET_VERSION v2`.
+    The reader supports this for top-level columns only, and not for `DELTA_LENGTH_BYTE_ARRAY`,
+    which DuckDB uses for distinct texts with `PARQUET_VERSION v2`.
     """
     leaf = metadata.schema.column(position)
     if not _is_text(leaf) or _is_nested(leaf):
@@ -266,7 +266,7 @@ def _is_dictionary(array: pa.Array) -> bool:
 
 
 def _expanded_bytes(array: pa.Array) -> int:
-    """Bytes of an array once it is decoded, if it is a dictionary."""
+    """Return the bytes of an array, decoded if it is a dictionary."""
     if not _is_dictionary(array):
         return int(array.nbytes)
     lengths = pc.binary_length(array.dictionary).take(array.indices)

@@ -1,4 +1,5 @@
-"""Trainers and engines that people use, made durable: a module for each, over the public API.
+"""Integrations with trainers and inference engines, one module each, built on the public API.
 
-None is imported here. A module imports its package, so only who has it can import the module.
+This package imports none of them. Each module imports the third-party package it is for, which must
+be installed.
 """

@@ -1,8 +1,8 @@
-"""Decoding of drawn groups, so that one that cannot be decoded does not block the others.
+"""Decoding of drawn groups, such that an undecodable group does not block the others.
 
-A group whose decoding fails goes back with one more attempt (`Lease.fail`), and becomes `failed` at
-`max_attempts`. The other groups of a lease go back unchanged and the error is raised. A sample may
-have been the last one of its groups, so the other groups of a sample are returned.
+A group that cannot be decoded is released, its attempt count is incremented (`Lease.fail`), and it
+becomes `failed` at `max_attempts`. For a lease, the other groups are released unchanged and the
+error is raised. A sample can be the last one of its groups, so its other groups are returned.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _SECONDS = 60.0
-#: Statuses that groups are read in without a lease.
+#: Statuses of groups that can be read without a lease.
 _STATUSES = ("completed", "aborted", "expired", "failed", "filtered")
 
 
 def decoded(lease: blocking.Lease, decode: Callable[[rdb.StoredGroup], T]) -> list[T]:
-    """Decode the groups of a lease, which ends if one of them cannot be decoded.
+    """Decode the groups of a lease. End the lease if a group cannot be decoded.
 
     Raises:
-        Exception: What `decode` raised for the first group that it could not decode.
+        Exception: The error of `decode` for the first group that it could not decode.
     """
     try:
         found, errors = _attempt(lease.batch, decode)
@@ -41,7 +41,7 @@ def decoded(lease: blocking.Lease, decode: Callable[[rdb.StoredGroup], T]) -> li
 
 
 async def decoded_one(lease: rdb.Lease, decode: Callable[[rdb.StoredGroup], T]) -> T:
-    """Do the same as `decoded` for a lease of one group, without blocking the event loop."""
+    """Decode the group of a lease of one, like `decoded`, without blocking the event loop."""
     found, errors = _attempt(lease.batch, decode)
     if errors:
         await lease.fail(list(errors), reason=_reason(errors))
@@ -54,17 +54,18 @@ def decoded_sample(
     groups: Iterable[rdb.StoredGroup],
     decode: Callable[[rdb.StoredGroup], T],
 ) -> list[T]:
-    """Decode groups that no lease holds. Errors are logged if some groups can be decoded.
+    """Decode groups that are not leased. Errors are logged if some groups can be decoded.
 
-    A group that was taken since it was read, or sampled for the last time, has no more attempts.
+    No attempt is counted for a group that was leased since it was read, or sampled for the last
+    time.
 
     Raises:
-        Exception: What `decode` raised for the first group, if no group could be decoded.
+        Exception: The error of `decode` for the first group, if no group could be decoded.
     """
     found, errors = _attempt(groups, decode)
     if errors:
         which = rdb.col.id.in_(list(errors))
-        with suppress(rdb.ReplayDBError):  # such as a rate limit: what is raised says more
+        with suppress(rdb.ReplayDBError):  # such as a rate limit: the decoding error matters more
             lease = buffer.lease(
                 len(errors), ttl=_SECONDS, statuses=_STATUSES, where=which, at_least=0
             )
@@ -79,7 +80,7 @@ def decoded_sample(
 def _attempt(
     groups: Iterable[rdb.StoredGroup], decode: Callable[[rdb.StoredGroup], T]
 ) -> tuple[list[T], dict[int, Exception]]:
-    """What could be decoded; and the errors of the other groups by their ids."""
+    """Return the decoded groups, and the errors of the other groups by id."""
     found, errors = [], {}
     for group in groups:
         try:
@@ -91,6 +92,6 @@ def _attempt(
 
 
 def _reason(errors: dict[int, Exception]) -> str:
-    """The first error, in characters that any database stores."""
+    """Return a status reason with the first error, in ASCII."""
     error = next(iter(errors.values()))
     return f"cannot be decoded: {type(error).__name__}: {ascii(str(error))[1:-1]}"[:500]

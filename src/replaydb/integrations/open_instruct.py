@@ -1,7 +1,7 @@
-"""open-instruct: its replay `Table`, kept in a database.
+"""open-instruct's replay `Table`, stored in a database.
 
-The table of its pull request 1583 is a dict in the memory of one process. This one has the same
-constructor and methods, and keeps what is put into it in a buffer.
+The original table (pull request 1583) is a dict in the memory of one process. This table has the
+same constructor and methods, and stores its items in a buffer.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ REMOVERS: dict[str, Eviction] = {
 
 @dataclass(frozen=True)
 class _Column:
-    """Stands in the stored data for a field that the columns of the episodes give back."""
+    """Placeholder in the stored data for a field that episode columns hold."""
 
 
-#: The extra of a group that has the data without what is in columns, as JSON.
+#: The extra of a group that has its data as JSON, without the fields that columns hold.
 _DATA = "open_instruct"
-#: What a field of the data is called as an argument of `Episode`.
+#: Fields of the data, and the arguments of `Episode` that they become.
 _ARGUMENTS = {
     "responses": "response_ids",
     "queries": "prompt_ids",
@@ -59,23 +59,23 @@ _ARGUMENTS = {
     "finish_reasons": "finish_reason",
     "decoded_responses": "text",
 }
-#: Of these, those that may be empty or missing. Some of them `GenerationResult` does not have.
+#: Fields that can be empty or missing; `GenerationResult` does not have all of them.
 _OPTIONAL = {"queries", "logprobs", "reward_scores", "decoded_responses"}
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 class Converter(Generic[D]):
-    """Convert what open-instruct inserts into its table to groups, and back.
+    """Conversion of open-instruct's table items to groups, and back.
 
     Tokens, masks, logprobs, rewards, finish reasons and texts become columns of episodes. A field
     that its column cannot hold exactly (such as logprobs beyond the precision of float32) is also
-    stored as it is. So the data comes back with equal values of the same types, whatever its
-    annotations say. Instances of subclasses of builtin types come back as the builtin type.
+    stored unchanged. The data is therefore returned with equal values of the same types, whatever
+    its annotations say. Instances of subclasses of builtin types are returned as the builtin type.
 
     Attributes:
-        kind: The dataclass of one prompt's completions: `GenerationResult`, or one that has it as
-            its field `result`, as `ProcessedResult` does. It is named here because the database
-            must not choose the class.
+        kind: The dataclass of one prompt's completions: `GenerationResult`, or a dataclass that has
+            it as its field `result`, as `ProcessedResult` does. You pass it because stored data
+            must not decide which class is instantiated.
 
     Raises:
         InvalidInputError: `kind` is not a dataclass.
@@ -88,15 +88,21 @@ class Converter(Generic[D]):
     def to_group(
         self, data: D, task_name: str, *, group_uid: str | None = None, priority: float = 1.0
     ) -> rdb.EpisodeGroup:
-        """Return the completions of one prompt as a group, with an episode for each.
+        """Convert the completions of one prompt to a group, with one episode for each.
 
-        Their prompt is that of `queries`, if there are any, and their policy version the
-        `model_step` of the result. The tag `dataset` is the first of `datasets`, several names
+        The prompt tokens are taken from `queries`, if there are any, and the policy version from
+        `model_step` of the result. The tag `dataset` is the first of `datasets`; several names are
         joined by ", ".
 
+        Args:
+            data: An instance of `kind`.
+            task_name: Task of the group.
+            group_uid: Uid of the group; by default one is generated.
+            priority: Sampling priority of the group.
+
         Raises:
-            InvalidInputError: It is not a `kind`, a field has more or fewer values than there are
-                responses, or a value cannot be stored.
+            InvalidInputError: `data` is not a `kind`, a field does not have one value per response,
+                or a value cannot be stored.
         """
         if type(data) is not self.kind:
             raise InvalidInputError("data", f"a {self.kind.__name__}", type(data).__name__)
@@ -117,7 +123,7 @@ class Converter(Generic[D]):
         )
 
     def from_group(self, group: rdb.EpisodeGroup) -> D:
-        """Return what `to_group` was given.
+        """Convert a group of `to_group` back to its data.
 
         Raises:
             InvalidInputError: `kind` has a field without default that was not stored.
@@ -132,15 +138,14 @@ class Converter(Generic[D]):
 
 
 class Table(Generic[D]):
-    """open-instruct's `Table`, which outlives its process and which several processes share.
+    """open-instruct's `Table` in a database: durable, and shared by any number of processes.
 
-    It may be used by any number of threads. `buffer` has what the original does not offer: metrics,
-    priorities, the draws of every step, and `advance_policy`, from which on what is older than
-    `max_age` is not drawn any more.
+    Any number of threads can use it. `buffer` offers more than the original: metrics, priorities,
+    the draws of every step, and `advance_policy`, which expires items older than `max_age`.
 
     Attributes:
-        buffer: Where the data is; it is closed by `shutdown`.
-        converter: How data becomes groups.
+        buffer: The buffer that stores the items; `shutdown` closes it.
+        converter: Converts items to groups and back.
     """
 
     def __init__(
@@ -157,26 +162,28 @@ class Table(Generic[D]):
         run: str | None = None,
         max_age: int | None = None,
     ) -> None:
-        """Open the table, with what an earlier process has left in it.
+        """Open the table. Items of earlier processes are still in it.
 
         Args:
-            max_size: Items at most.
-            sampler: "uniform", "prioritized", "fifo" or "lifo", or an object of a class of that
-                name, such as open-instruct's selectors are.
-            remover: What makes room, in the same words. "prioritized" removes the lowest priority.
-            max_times_sampled: Samples after which an item is used up.
-            rate_limiter: A rate limit of replaydb, or what has a `min_size`, as open-instruct's
-                have; `MinSize(1)` by default.
-            url: The database, as for `replaydb.Store.open`.
+            max_size: Maximum number of items.
+            sampler: "uniform", "prioritized", "fifo" or "lifo", or an object of a class with that
+                name, such as open-instruct's selectors.
+            remover: Which item is removed when the table is full, with the same names.
+                "prioritized" removes the lowest priority.
+            max_times_sampled: Number of samples after which an item is used up.
+            rate_limiter: A rate limit of replaydb, or an object with a `min_size`, such as
+                open-instruct's limiters; by default `MinSize(1)`.
+            url: URL of the database, as for `replaydb.Store.open`.
             kind: See `Converter`.
             name: Name of the buffer, and of the task of all its groups.
             run: Name of the run, as for `replaydb.Store.open`.
-            max_age: Training steps by which the model that made an item may be behind.
+            max_age: Maximum number of training steps since the model that generated an item; by
+                default unlimited.
 
         Raises:
-            InvalidInputError: There is no such selector or limiter, or `kind` is not a dataclass.
-            InvalidSettingsError: A number is impossible, or `min_size` is more than `max_size`; or
-                the table is there already, with other settings, which stay as they are.
+            InvalidInputError: A selector or limiter is unknown, or `kind` is not a dataclass.
+            InvalidSettingsError: A number is out of range, `min_size` is more than `max_size`, or
+                the table already exists with other settings, which are not changed.
         """
         self.converter = Converter(kind)
         self._policy = _named("sampler", sampler, SAMPLERS)
@@ -197,7 +204,12 @@ class Table(Generic[D]):
         self._is_shutdown = False
 
     def insert(self, key: str, data: D, priority: float = 1.0) -> None:
-        """Put an item; one of the same key, used up or not, gives way to it.
+        """Insert an item. It replaces an item of the same key, even if that one is used up.
+
+        Args:
+            key: Key of the item.
+            data: An instance of `kind`.
+            priority: Sampling priority, at least 0.
 
         Raises:
             InvalidInputError: The data or the priority cannot be stored.
@@ -209,19 +221,19 @@ class Table(Generic[D]):
     def sample(
         self, n: int, *, where: ColumnElement[bool] | None = None, step: int | None = None
     ) -> list[D] | None:
-        """Wait until the limiter allows it, and take up to `n` items.
+        """Wait until the limiter permits it, and sample up to `n` items.
 
         Args:
-            n: How many at most.
-            where: Only of those that meet this expression over `replaydb.col`.
-            step: The training step, for the record.
+            n: Maximum number of items.
+            where: Only items that match this expression over `replaydb.col`.
+            step: The training step, recorded with the draw.
 
         Returns:
-            At least one, unless `n` is 0; None once the table is shut down. Items that cannot be
-            decoded are logged and left out.
+            At least one item, unless `n` is 0; None once the table is shut down. Items that cannot
+            be decoded are logged and left out.
 
         Raises:
-            InvalidInputError: An argument is wrong.
+            InvalidInputError: An argument is invalid.
             Exception: No item can be decoded.
         """
         try:
@@ -233,17 +245,17 @@ class Table(Generic[D]):
         return decoded_sample(self.buffer, batch, self.converter.from_group)
 
     def shutdown(self) -> None:
-        """Close the database: who waits in `sample` gets None. What is stored stays. Idempotent."""
+        """Close the table. Waiting `sample` calls return None; items are kept. Idempotent."""
         self._is_shutdown = True
         self._store.close()
 
     @property
     def is_shutdown(self) -> bool:
-        """Whether `shutdown` was called; that another process did so is not seen here."""
+        """Whether `shutdown` was called on this object; other processes have no effect on it."""
         return self._is_shutdown
 
     def __len__(self) -> int:
-        """Items that can be sampled.
+        """Return the number of items that can be sampled.
 
         Raises:
             StoreClosedError: The table was shut down.
@@ -263,12 +275,12 @@ def _limit(limiter: Any) -> RateLimit:
     if isinstance(limiter, RateLimit):
         return limiter
     if not hasattr(limiter, "min_size"):
-        raise InvalidInputError("rate_limiter", "one with a `min_size`", repr(limiter))
+        raise InvalidInputError("rate_limiter", "an object with a `min_size`", repr(limiter))
     return rdb.MinSize(limiter.min_size)
 
 
 def _same(store: blocking.Store, name: str, settings: SettingsChanges) -> None:
-    """Refuse to change the settings of a table that others may be using."""
+    """Refuse to change the settings of an existing table, which other processes may use."""
     try:
         there = store.buffer(name, create=False).settings
     except UnknownBufferError:
@@ -277,12 +289,12 @@ def _same(store: blocking.Store, name: str, settings: SettingsChanges) -> None:
         if (found := getattr(there, field)) != value:
             raise InvalidSettingsError(
                 f"{field}: the table {name!r} has {found}, got {value}; "
-                "`Buffer.update_settings` changes it for all who use it"
+                "`Buffer.update_settings` changes it for all processes"
             )
 
 
 def _episodes(data: Any, result: Any) -> list[rdb.Episode]:
-    """Return one for each response, all of which must have as many values as the others."""
+    """Return one episode per response. Each field must have one value per response."""
     size, columns = 0, {}
     for name, argument in _ARGUMENTS.items():
         field, values = _values(data, result, name)
@@ -302,7 +314,7 @@ def _episodes(data: Any, result: Any) -> list[rdb.Episode]:
 def _episode(data: Any, result: Any, values: dict[str, Any], position: int) -> rdb.Episode:
     reward = values.get("reward")
     if not (isinstance(reward, Real) and abs(float(reward)) <= _FLOAT32_MAX):
-        values["reward"] = None  # it is in the stored data alone, as is what is not text
+        values["reward"] = None  # only in the stored data, as are texts of other types
     for argument in ("finish_reason", "text"):
         if not isinstance(values.get(argument), str):
             values[argument] = None
@@ -318,14 +330,14 @@ def _episode(data: Any, result: Any, values: dict[str, Any], position: int) -> r
 
 
 def _values(data: Any, result: Any, name: str) -> tuple[str, Any]:
-    """Return the path to a field of the data, or else of its result, and the value."""
+    """Return the path and value of a field of the data, or of its result if it has none."""
     if hasattr(data, name) or result is data:
         return f"data.{name}", getattr(data, name, None)
     return f"data.result.{name}", getattr(result, name, None)
 
 
 def _columns(episodes: Sequence[rdb.Episode]) -> dict[str, Any]:
-    """Return the fields of the data as the columns of the episodes have them."""
+    """Return the fields of the data that the columns of the episodes hold."""
     pairs = [(one, one.prompt_length) for one in episodes]
     return {
         "queries": [one.prompt_ids.tolist() for one in episodes],
@@ -341,7 +353,7 @@ def _columns(episodes: Sequence[rdb.Episode]) -> dict[str, Any]:
 
 
 def _without(data: Any, columns: Mapping[str, Any]) -> Any:
-    """Return a copy that has `_Column` in place of each field that the columns give back."""
+    """Return a copy with `_Column` in place of each field that the columns hold exactly."""
     bare = copy(data)
     for name, values in columns.items():
         if is_same(getattr(data, name, None), values):
@@ -352,7 +364,7 @@ def _without(data: Any, columns: Mapping[str, Any]) -> Any:
 
 
 def _tags(datasets: Any) -> dict[str, str]:
-    """Return the dataset of the first completion as a tag; a row may have several."""
+    """Return the dataset of the first completion as a tag; a row can have several datasets."""
     first = datasets[0] if datasets else None
     names = [first] if isinstance(first, str) else first
     if isinstance(names, list) and names and all(isinstance(name, str) for name in names):

@@ -1,4 +1,4 @@
-"""Python objects as JSON beside arrays, and back. Decoding executes nothing."""
+"""Encoding of Python objects as JSON and arrays, and back. Decoding executes no stored code."""
 
 from __future__ import annotations
 
@@ -18,37 +18,38 @@ from replaydb import InvalidInputError
 from replaydb.escapes import escape
 
 Arrays = dict[str, Any]
-#: Dataclasses, pydantic models and enumerations that values may hold, by qualified name. The
-#: database must not choose the class of an object, so only these are created.
+#: Dataclasses, pydantic models and enumerations that values can contain, by qualified name. Only
+#: these are created, because stored data must not decide which class is instantiated.
 Classes = Mapping[str, type]
 
 _EXPECTED = "numbers, text, bytes, arrays, tensors, lists, sets, mappings and known classes"
 _MAX_DEPTH = 100  # as in metadata
 _INT64 = range(-(2**63), 2**63)
-_LONG = 16  # lists of so many numbers are smaller, and faster to read, as arrays
-#: Numbers and text, of which `==` is enough if the types are equal.
+_LONG = 16  # lists of at least this many numbers are smaller and faster to read as arrays
+#: Types for whose values `==` is sufficient if the types are equal.
 _SHALLOW = {NoneType, bool, int, float, str, bytes}
 
 
 def encode(
     field: str, value: Any, arrays: Arrays, classes: Classes | None = None, depth: int = 0
 ) -> Any:
-    """Return JSON for a value, which `metadata` accepts. It refers to arrays by their names.
+    """Encode a value as JSON that `metadata` accepts. It refers to arrays by their names.
 
-    The value may hold None, bools, numbers, text, bytes, bytearrays, lists, tuples, sets, mappings,
-    instances of `classes`, numpy arrays, numpy scalars, torch tensors, and Ray references, which
-    are resolved. An instance of a subclass of these that is not in `classes`, such as an `IntEnum`,
-    a named tuple or a `defaultdict`, is encoded as an instance of the base.
+    The value can contain None, bools, numbers, text, bytes, bytearrays, lists, tuples, sets,
+    mappings, instances of `classes`, numpy arrays, numpy scalars, torch tensors, and Ray
+    references, which are resolved. An instance of a subclass of these that is not in `classes`,
+    such as an `IntEnum`, a named tuple or a `defaultdict`, is encoded as an instance of the base.
 
     Args:
         field: Name of the value, for errors.
         value: The value.
         arrays: Receives the arrays and tensors, by name.
         classes: Classes whose instances are accepted.
-        depth: Levels around the value.
+        depth: Number of levels around the value.
 
     Raises:
-        InvalidInputError: It holds something else, or more than 100 levels. The field is the path.
+        InvalidInputError: The value contains an object of another type, or more than 100 levels.
+            The field of the error is the path to it.
     """
     if _is_plain(value):
         return value
@@ -74,13 +75,18 @@ def encode(
 
 
 def decode(value: Any, arrays: Mapping[str, Any], classes: Classes | None = None) -> Any:
-    """Return what `encode` was given.
+    """Decode a value that `encode` returned.
 
-    Arrays and tensors are copies. What a Ray reference referred to is put into Ray again if Ray
-    runs; otherwise it takes the place of the reference.
+    Arrays and tensors are copies. The object of a Ray reference is put into Ray again if Ray is
+    running; otherwise the object itself is returned in place of the reference.
+
+    Args:
+        value: The JSON.
+        arrays: The arrays and tensors, by name.
+        classes: Classes whose instances can be created.
 
     Raises:
-        InvalidInputError: A class is not in `classes`, or `create` refuses what is stored.
+        InvalidInputError: A class is not in `classes`, or `create` refuses the stored fields.
     """
     if isinstance(value, list):
         return [decode(item, arrays, classes) for item in value]
@@ -102,37 +108,37 @@ def decode(value: Any, arrays: Mapping[str, Any], classes: Classes | None = None
 
 
 def to_extras(field: str, value: Any, name: str, classes: Classes | None = None) -> Arrays:
-    """Return a value as extras: its JSON as bytes under a name, and its arrays.
+    """Encode a value as extras: its JSON as bytes under `name`, and its arrays.
 
     Raises:
-        InvalidInputError: As `encode` does.
+        InvalidInputError: See `encode`.
     """
     arrays: Arrays = {}
     stored = encode(field, value, arrays, classes)
-    # Not as escapes of ASCII: two unpaired surrogates in a row would come back as one character.
+    # Not ASCII: two escaped unpaired surrogates in a row would be read as one character.
     text = json.dumps(stored, allow_nan=False, ensure_ascii=False)
     return arrays | {name: _bytes(text.encode(errors="surrogatepass"))}
 
 
 def from_extras(extras: Mapping[str, Any], name: str, classes: Classes | None = None) -> Any:
-    """Return the value that `to_extras` was given.
+    """Decode the value that `to_extras` encoded.
 
     Raises:
-        InvalidInputError: As `decode` does.
+        InvalidInputError: See `decode`.
     """
     text = np.asarray(extras[name]).tobytes().decode(errors="surrogatepass")
     return decode(json.loads(text), extras, classes)
 
 
 def create(kind: type, state: Any) -> Any:
-    """Return a member of an enumeration by its value, or another object with the given fields.
+    """Create a member of an enumeration from its value, or another object from its fields.
 
-    The object is created without its `__init__`, which may change the fields, and without
+    The object is created without calling `__init__`, which can change the fields, and without
     validation; pydantic runs `model_post_init`. Fields that the class no longer has are dropped.
 
     Raises:
-        InvalidInputError: The enumeration does not have the value, or a field of a dataclass is
-            neither given nor has a default.
+        InvalidInputError: The enumeration does not have the value, or a field of a dataclass is not
+            in `state` and has no default.
     """
     if issubclass(kind, Enum):
         try:
@@ -142,7 +148,7 @@ def create(kind: type, state: Any) -> Any:
     if not is_dataclass(kind):
         model: Any = kind
         made = model.model_construct(**state)
-        # `model_post_init` may have changed fields.
+        # `model_post_init` can have changed fields.
         vars(made).update((name, state[name]) for name in model.model_fields if name in state)
         return made
     made = object.__new__(kind)
@@ -161,11 +167,11 @@ def create(kind: type, state: Any) -> Any:
 
 
 def dataclasses_of(field: str, kind: type) -> dict[str, type]:
-    """Return a dataclass and those in the annotations of its fields, by qualified name.
+    """Return a dataclass and the dataclasses in its annotations, recursively, by qualified name.
 
     Raises:
-        InvalidInputError: It is not a dataclass, its annotations cannot be resolved, or two of
-            them have one name.
+        InvalidInputError: `kind` is not a dataclass, annotations cannot be resolved, or two
+            dataclasses have the same name.
     """
     if not (isinstance(kind, type) and is_dataclass(kind)):
         raise InvalidInputError(field, "a dataclass", repr(kind))
@@ -186,9 +192,9 @@ def dataclasses_of(field: str, kind: type) -> dict[str, type]:
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """Return whether two values are equal and of the same types, and so is all that they hold.
+    """Return whether two values are equal and of the same types, including nested values.
 
-    It looks into lists, tuples, dicts and dataclasses; NaN equals NaN.
+    Lists, tuples, dicts and dataclasses are compared recursively; NaN equals NaN.
     """
     if type(one) is not type(other):
         return False
@@ -206,14 +212,14 @@ def is_same(one: Any, other: Any) -> bool:
 
 
 def to_tensor(array: Any) -> Any:
-    """Return a tensor of its own memory."""
+    """Return a copy as a tensor."""
     import torch
 
     return array.clone() if isinstance(array, torch.Tensor) else torch.from_numpy(np.array(array))
 
 
 def _is_plain(value: Any) -> bool:
-    """Return whether JSON can hold it unchanged."""
+    """Return whether JSON holds the value unchanged."""
     if type(value) is float:
         return math.isfinite(value)
     return type(value) in (NoneType, bool, str) or (type(value) is int and value in _INT64)
@@ -222,7 +228,7 @@ def _is_plain(value: Any) -> bool:
 def _reduced(value: Any, classes: Classes) -> tuple[Any, ...] | None:
     """Return a kind, a simpler value to encode, and the other arguments of the kind's decoder.
 
-    The kind of lists and mappings that JSON can hold is "". None means that the value is refused.
+    The kind of lists and mappings that JSON can represent is "". None means an unsupported value.
     """
     if classes.get(type(value).__qualname__) is type(value):
         return "$class", _state(value), type(value).__qualname__
@@ -238,7 +244,7 @@ def _reduced(value: Any, classes: Classes) -> tuple[Any, ...] | None:
     if isinstance(value, _imported("torch", "Tensor")):
         return "$tensor", value
     if isinstance(value, _imported("ray", "ObjectRef")):
-        return "$ref", sys.modules["ray"].get(value)  # which is lost with the cluster
+        return "$ref", sys.modules["ray"].get(value)  # the reference is lost with the cluster
     return None
 
 
@@ -248,7 +254,7 @@ def _array(array: Any) -> tuple[Any, ...] | None:
         return None
     if dtype.kind == "O":
         return "$objects", list(array.flat), shape
-    # Fields of structured dtypes, and dtypes of other packages, are not in the text of a dtype.
+    # The text of a dtype lacks the fields of structured dtypes, and dtypes of other packages.
     if dtype.kind not in "biufcmMSUV" or np.dtype(dtype.str) != dtype:
         return None
     if dtype.kind in "biuf" and dtype.isnative and dtype.itemsize <= 8:
@@ -260,13 +266,13 @@ def _list(items: list[Any]) -> tuple[Any, ...]:
     kinds = {*map(type, items)}
     if len(items) >= _LONG and kinds in ({int}, {float}):
         numbers = np.array(items)
-        if numbers.dtype == kinds.pop():  # not if some are beyond 64 bits
+        if numbers.dtype == kinds.pop():  # false if some are beyond 64 bits
             return "$numbers", numbers
     return "", items
 
 
 def _mapping(items: Mapping[Any, Any]) -> tuple[Any, ...]:
-    # Keys of metadata are valid UTF-8 without NUL characters, and "$" begins a kind.
+    # Metadata keys must be valid UTF-8 without NUL characters, and "$" starts a kind.
     if all(type(key) is str and key[:1] != "$" and escape(key) == key for key in items):
         return "", items
     return "$pairs", [list(pair) for pair in items.items()]
@@ -274,8 +280,8 @@ def _mapping(items: Mapping[Any, Any]) -> tuple[Any, ...]:
 
 def _raw(content: Any, name: str, shape: list[int]) -> Any:
     dtype = np.dtype(name)
-    if dtype.hasobject:  # its bytes would be taken for addresses in memory
-        raise InvalidInputError("dtype", "one without objects", name)
+    if dtype.hasobject:  # its bytes would be used as memory addresses
+        raise InvalidInputError("dtype", "a dtype without objects", name)
     return np.ndarray(shape, dtype, content)
 
 
@@ -294,15 +300,15 @@ def _state(value: Any) -> Any:
 
 
 def _imported(module: str, name: str) -> Any:
-    """Return a class; of one that nobody has imported, there are no instances."""
+    """Return a class, or () if its module was not imported and so no instance exists."""
     return getattr(sys.modules.get(module), name, ())
 
 
 _bytes = partial(np.frombuffer, dtype=np.uint8)
-#: What is stored as it is, and how it is copied.
+#: Kinds that are stored unchanged, and the functions that copy them.
 _STORED: dict[str, Callable[[Any], Any]] = {"$array": np.array, "$tensor": to_tensor}
-#: Types by kind, with what makes a simpler value of theirs, and what makes theirs of that. The
-#: first type that fits counts: np.float64 is a float, too.
+#: By kind: a type, the function that simplifies its values for encoding, and the decoder. The first
+#: matching type is used: np.float64 is a float, too.
 _TYPES: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
     "$scalar": (np.generic, np.asarray, lambda array: array[()]),
     "$float": (float, lambda number: repr(float.__float__(number)), float),
@@ -314,7 +320,7 @@ _TYPES: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
     "$set": (set, list, set),
     "$frozenset": (frozenset, list, frozenset),
 }
-#: How a value is made of its simpler value and the other arguments.
+#: By kind: the function that restores a value from its simpler value and the other arguments.
 _DECODERS: dict[str, Callable[..., Any]] = {
     **{kind: decoder for kind, (_, _, decoder) in _TYPES.items()},
     "$numbers": lambda array: array.tolist(),

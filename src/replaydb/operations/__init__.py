@@ -1,11 +1,11 @@
-"""What an operator does with a whole store.
+"""Maintenance operations on a whole store.
 
-copy     a store made again in another database, on another engine, with payloads elsewhere
-doctor   what is wrong with a store and what it stands on
-removal  groups, draws, buffers and runs deleted, some at a time, while others use the store
-roles    who may do what on PostgreSQL
-vacuum   space given back to the system
-verify   every payload, row and account looked at; accounts repaired
+copy     copy a store to another database, engine or payload location
+doctor   check the health of a store and its database
+removal  delete groups, draws, buffers and runs in short transactions
+roles    PostgreSQL roles with the least privileges
+vacuum   reclaim disk space
+verify   check every payload, row and counter; repair counters
 """
 
 from replaydb.operations.copy import CopyReport, copy

@@ -1,9 +1,10 @@
-"""A store made again in another database: row by row as it is, payloads where that keeps them.
+"""Resumable copy of a whole store to another database, engine or payload location.
 
-A pass compares both databases, from a snapshot of the source, in the order of foreign keys, and
-makes the target like that snapshot. So whatever the target has of it already stays, a copy that was
-broken off goes on, and passes repeat until little has changed since the last one began. Nobody who
-uses the source is held up. The target cannot be opened until it is done and was compared again.
+A pass reads a snapshot of the source and compares it with the target, table by table in the order
+of foreign keys, and writes the differences to the target. Rows that already match are kept, so an
+interrupted copy resumes. Passes repeat until one is short, because few rows have changed since the
+one before. Users of the source are not blocked. The target cannot be opened until the copy is
+complete and verified.
 """
 
 from __future__ import annotations
@@ -40,27 +41,27 @@ from replaydb.database.transactions import (
 from replaydb.errors import CorruptPayloadError, DatabaseError
 from replaydb.operations.reading import Part, Read, batches, every_payload, fetch
 
-#: Rows of a table with ids that are compared at once, with what hangs on them.
+#: Rows of a table with ids that are compared at once, with their child rows.
 PAGE: Final = 200
-#: What a pass may take.
+#: Time limit of a pass, in seconds.
 PASS_SECONDS: Final = 7 * 86_400.0
-#: A pass is followed by another one until it took less, or no longer gets much shorter.
+#: Passes repeat until one takes less than this many seconds, or is not much shorter than the last.
 SHORT_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class CopyReport:
-    """What `copy` has done.
+    """Progress or result of `copy`.
 
     Attributes:
-        num_passes: How often the databases were compared, with that under way.
-        num_groups: Groups of the source, as it was when the last pass began.
-        num_seen: Groups of these that the last pass has come by.
-        num_rows: Rows that were inserted, changed or deleted in the target.
-        num_payloads: Parts of payloads that were written to the target.
-        num_bytes: Bytes of these.
-        num_checked: Payloads of the target that were read back and compared with their checksums.
-        is_finished: Whether the target can be opened.
+        num_passes: Number of passes over both databases, including the current one.
+        num_groups: Groups in the source when the last pass began.
+        num_seen: Groups of these that the last pass has compared.
+        num_rows: Rows inserted, updated or deleted in the target.
+        num_payloads: Parts of payloads written to the target.
+        num_bytes: Bytes of these parts.
+        num_checked: Payloads of the target read back and compared with their checksums.
+        is_finished: Whether the copy is complete, so that the target can be opened.
     """
 
     num_passes: int = 0
@@ -83,29 +84,32 @@ async def copy(
 ) -> CopyReport:
     """Copy a whole store: every row of every buffer, with ids, times, counters and random state.
 
-    The source may be in use, and is only read: from snapshots, the last of which the target is like
-    in the end. Broken off anywhere, the same call goes on; until it is through, nobody can open the
-    target. In the end every row is compared again, and every payload of the target read back.
+    The source may be in use and is only read, from snapshots. The finished target equals the last
+    snapshot. To resume an interrupted copy, make the same call again. The target cannot be opened
+    until the copy is complete: all rows compared once more, all payloads of the target read back.
 
     Args:
-        source: The store, whose tables are up to date.
-        target: A SQLite file that is not there, a database without tables or with empty ones, or
-            what an earlier call has left unfinished.
-        payloads: Where payloads of the target are, as in `Store.open`; by default in the database,
-            wherever those of the source are.
-        finish: Whether the target is to be opened afterwards. Without, it is brought up to the
-            source, and a later call has little left to do.
-        progress: Called with what was done so far, again and again.
+        source: URL of the store to copy. Its tables must be of this version.
+        target: URL of a new SQLite file, a database without tables or with empty ones, or the
+            target of an unfinished copy.
+        payloads: Payload location of the target, as in `Store.open`. None (default) stores
+            payloads in the target database, wherever the source has them.
+        finish: Whether to complete the copy, so that the target can be opened. With False, the
+            target is brought up to date with the source, and a later call has little left to copy.
+        progress: Called repeatedly with the report so far.
+
+    Returns:
+        Counts of the whole call.
 
     Raises:
-        InvalidInputError: There is something else in the target; or `payloads` is another place
-            than was said before.
-        CorruptPayloadError: The source has damaged payloads, of the groups that it names. All else
-            was copied; the target is not finished. Or the target's own were read back damaged:
-            copy again, which writes them again.
-        SchemaError: The tables of one of them are not those of this version; or another copy into
-            the target has begun meanwhile, which alone goes on.
-        PayloadsUnavailableError: A place outside the databases cannot be reached, or not used.
+        InvalidInputError: The target is not empty and not an unfinished copy, or `payloads`
+            differs from the payload location of the earlier call.
+        CorruptPayloadError: The source has damaged payloads; the error names their groups. All
+            other data was copied, and the copy is not finished. Or payloads of the target were
+            read back damaged; copy again to rewrite them.
+        SchemaError: The tables of the source or target are not of this version. Or another copy
+            into the target began during this call; only that one continues.
+        PayloadsUnavailableError: A payload store cannot be reached or used.
         DatabaseError: A database cannot be read or written, or the user may not read the sequences
             of the source.
     """
@@ -117,17 +121,17 @@ async def copy(
     await migrations.prepare(origin, migrate=False)
     await destination.check_target()
     async with _opened(Database(origin)) as ours:
-        # Before anything is written: a user who may not read sequences can copy nothing.
+        # Before anything is written: a copy needs the right to read sequences.
         await ours.database.read(lambda connection: sequences.positions(origin, connection))
         mark = await copying.begin_copy(destination)
         async with _opened(Database(destination)) as theirs:
             if payloads is not None:
-                await theirs.payloads.settle(payloads, end_in(allowance()))
+                await theirs.payloads.set_location(payloads, end_in(allowance()))
             task = _Copying(ours, theirs, mark, progress)
             await task.run(finish=finish)
     if finish:
         await copying.end_copy(destination, mark)
-        task.did(is_finished=True)
+        task.update_report(is_finished=True)
     return task.report
 
 
@@ -169,10 +173,10 @@ class _Copying:
         while again:
             before, previous, began = damaged, seconds, time.monotonic()
             async with self._source.database.snapshot(end_in(PASS_SECONDS)) as snapshot:
-                self.did(num_passes=1)
+                self.update_report(num_passes=1)
                 damaged = await self._pass(snapshot)
                 seconds = time.monotonic() - began
-                # What could not be read may have been deleted meanwhile, and its pack with it.
+                # A damaged group, or its pack, may have been deleted after the snapshot began.
                 again = SHORT_SECONDS < seconds < previous / 2 or damaged.keys() != before.keys()
                 if not again and damaged:
                     raise CorruptPayloadError(_reasons(damaged), sorted(damaged))
@@ -182,10 +186,10 @@ class _Copying:
             await self._read_back()
 
     async def _pass(self, snapshot: Snapshot) -> dict[int, str]:
-        """Make the target like a snapshot. Returns what is wrong with payloads, by group."""
+        """Make the target equal to a snapshot. Returns reasons of damaged payloads by group id."""
         total = await snapshot.read(lambda connection: rows.count(connection, episode_group))
         self.report = replace(self.report, num_groups=total, num_seen=0)
-        outside = await self._target.database.read(packs.place) is not None
+        outside = await self._target.database.read(packs.payload_store) is not None
         damaged: dict[int, str] = {}
         for family in families():
             async for seen, differences in self._compared(family, snapshot.read):
@@ -193,15 +197,15 @@ class _Copying:
                 for one in differences:
                     if one.table is payload:
                         wanted = [*one.missing, *(new for _, new in one.changed)]
-                        damaged |= await self._bring(snapshot.read, wanted, outside=outside)
+                        damaged |= await self._copy_payloads(snapshot.read, wanted, outside=outside)
                 if family.root is episode_group:
-                    self.did(num_seen=seen)
+                    self.update_report(num_seen=seen)
         return damaged
 
     async def _compared(
         self, family: Family, read: Read
     ) -> AsyncIterator[tuple[int, list[Difference]]]:
-        """How the tables of a family differ, by ranges of ids, and how many ids of the source."""
+        """Yield, for each range of ids, the number of source rows and the differences by table."""
         after, most = 0, checks.INT64[1]
         while after < most:
 
@@ -209,16 +213,16 @@ class _Copying:
                 return rows.roots(connection, family.root, after, PAGE)
 
             wanted, found = await read(page), await self._target.database.read(page)
-            # Up to where both have been read.
+            # Compare up to the id that both pages reach.
             last = min(most, *(some[-1][0] for some in (wanted, found) if len(some) == PAGE), most)
             wanted, found = ([row for row in some if row[0] <= last] for some in (wanted, found))
 
-            def hanging(
+            def children(
                 connection: Connection, after: int = after, last: int = last
             ) -> list[list[Values]]:
                 return [rows.children(connection, one, after, last) for one in family.children]
 
-            ours, theirs = await read(hanging), await self._target.database.read(hanging)
+            ours, theirs = await read(children), await self._target.database.read(children)
             differences = [rows.compare(family.root, wanted, found)]
             for one, our_rows, their_rows in zip(family.children, ours, theirs, strict=True):
                 differences.append(rows.compare(one, our_rows, their_rows))
@@ -229,10 +233,10 @@ class _Copying:
         number = sum(one.num_rows for one in differences)
         if number:
             await self._write(lambda one: rows.apply(one, differences))
-            self.did(num_rows=number)
+            self.update_report(num_rows=number)
 
     async def _write(self, work: Work[None], end: float | None = None) -> None:
-        """Write to the target, unless another copy into it has begun."""
+        """Write to the target; raise `SchemaError` if another copy into it has begun."""
         database = self._target.database
 
         def ours(connection: Connection) -> None:
@@ -241,10 +245,10 @@ class _Copying:
 
         await database.write(ours, end=end)
 
-    async def _bring(
+    async def _copy_payloads(
         self, read: Read, wanted: Sequence[Values], *, outside: bool
     ) -> dict[int, str]:
-        """Write payloads to where the target has them. Returns what is wrong with some."""
+        """Copy payloads to the target. Returns reasons of damaged ones by group id."""
         damaged: dict[int, str] = {}
         for batch in batches(wanted):
             source = self._source
@@ -272,19 +276,19 @@ class _Copying:
             execute_many(connection, insert_payloads(), parts)
 
         await self._write(insert, end)
-        self.did(num_payloads=len(records), num_bytes=size)
+        self.update_report(num_payloads=len(records), num_bytes=size)
 
     async def _finish(self, snapshot: Snapshot) -> None:
-        """What is not in rows; then see that nothing differs any more."""
+        """Set sequences, pack counters and grace period; then check that no row differs."""
         source, target = self._source.database.backend, self._target.database.backend
         ids = await snapshot.read(lambda connection: sequences.positions(source, connection))
-        place = await snapshot.read(packs.place)
+        location = await snapshot.read(packs.payload_store)
 
         def settle(connection: Connection) -> None:
             target.advance_sequences(connection, ids)
             packs.recount(connection, target.now(connection))
-            if place is not None:
-                packs.set_grace(connection, place.grace_seconds)
+            if location is not None:
+                packs.set_grace(connection, location.grace_seconds)
 
         await self._write(settle, end_in(BULK_SECONDS))
         for family in families():
@@ -292,7 +296,7 @@ class _Copying:
                 for one in differences:
                     if one.num_rows:
                         shown = f"{one.num_rows} rows of {one.table.name} differ"
-                        raise DatabaseError(f"{target.shown}: after the copy {shown}; copy again")
+                        raise DatabaseError(f"{target.shown}: after the copy, {shown}; copy again")
         behind = await self._target.database.read(
             lambda connection: sequences.behind(target, connection, ids)
         )
@@ -304,7 +308,7 @@ class _Copying:
         """Compare every payload of the target with its checksum.
 
         Raises:
-            CorruptPayloadError: Not all of them were found sound. The others were deleted from the
+            CorruptPayloadError: Some are damaged or missing. Damaged ones were deleted from the
                 target, so that the next copy writes them again.
         """
         database = self._target.database
@@ -312,20 +316,20 @@ class _Copying:
         damaged: list[Values] = []
         async for fetched in every_payload(database, self._target.payloads):
             damaged += fetched.damaged
-            self.did(num_checked=len(fetched.sound))
+            self.update_report(num_checked=len(fetched.sound))
         if self.report.num_checked == expected:
             return
         lost = Difference(payload, surplus=damaged)
         await self._write(lambda connection: rows.apply(connection, [lost]), end_in(BULK_SECONDS))
         number = expected - self.report.num_checked
         raise CorruptPayloadError(
-            f"{number} of {expected} payloads of the target were read back damaged, and were "
+            f"{number} of {expected} payloads of the target were damaged when read back, and were "
             "deleted there; copy again",
             sorted({group_id for group_id, _ in damaged}),
         )
 
-    def did(self, *, is_finished: bool = False, **more: int) -> None:
-        """Add to what was done, and tell who wants to know."""
+    def update_report(self, *, is_finished: bool = False, **more: int) -> None:
+        """Add counts to the report and call `progress`."""
         counted = {name: getattr(self.report, name) + number for name, number in more.items()}
         self.report = replace(self.report, is_finished=is_finished, **counted)
         if self._progress is not None:

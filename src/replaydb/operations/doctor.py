@@ -1,4 +1,4 @@
-"""Looking for what is wrong with a store and what it stands on. Nothing is changed."""
+"""Health checks of a store and its database (`replaydb doctor`). Reads only."""
 
 from __future__ import annotations
 
@@ -18,24 +18,28 @@ from replaydb.errors import (
     ReplayDBError,
     SchemaError,
 )
-from replaydb.packs import Place
+from replaydb.packs import PayloadStore
 from replaydb.results import Finding
 
-#: Clocks that differ by more show times that mislead.
+#: Clock skew, in seconds, above which a warning is reported.
 SKEW_SECONDS = 2.0
-#: For a server, or a place of payloads, that does not answer.
+#: Seconds to wait for a database server or payload store that does not answer.
 PATIENCE_SECONDS = 20.0
 
 
 async def examine(url: str | URL) -> tuple[Finding, ...]:
-    """What is good and what is wrong with a store: each with what mends it, if anything is to be.
+    """Check the health of a store and its database, and suggest fixes.
 
-    Looked at are the engine and its known faults, its settings, connections and disk, the tables
-    and their indexes, what has grown, the clocks, and the place of the payloads. Not what is
-    stored: for that there is `verify`. A database that cannot be reached is a finding.
+    Checks the engine version and its known faults, settings, connections, disk space, tables and
+    indexes, growth, clocks, id sequences, and the payload store. Reads only, and does not read
+    stored groups; for those, see `verify`. A database that cannot be reached is a finding, not an
+    error.
 
     Args:
-        url: Of the store, as of `Store.open`.
+        url: URL of the store, as for `Store.open`.
+
+    Returns:
+        The result of each check; good results are included.
 
     Raises:
         InvalidURLError: The URL cannot be used.
@@ -45,8 +49,8 @@ async def examine(url: str | URL) -> tuple[Finding, ...]:
     try:
         await backend.check_target()
     except NotSupportedError as error:
-        mend = "move it to a local disk, or use PostgreSQL"
-        return (Finding("bad", "place", str(error), mend),)
+        fix = "move it to a local disk, or use PostgreSQL"
+        return (Finding("bad", "location", str(error), fix),)
     database = Database(backend)
     try:
         end = end_in(PATIENCE_SECONDS)
@@ -58,8 +62,8 @@ async def examine(url: str | URL) -> tuple[Finding, ...]:
             found.append(await database.read(lambda it: _sequences(backend, it), end=end))
             found.append(await _payloads(database))
     except DatabaseError as error:
-        mend = "see to the URL, the network and the server; the rest could not be looked at"
-        found.append(Finding("bad", "connection", str(error), mend))
+        fix = "check the URL, the network and the server; the other checks did not run"
+        found.append(Finding("bad", "connection", str(error), fix))
     finally:
         await database.close()
     return tuple(found)
@@ -71,13 +75,13 @@ def _clock(backend: Backend, connection: Connection) -> Finding:
     here = before + (datetime.now(UTC) - before) / 2
     skew = (theirs - here).total_seconds()
     if abs(skew) <= SKEW_SECONDS:
-        return Finding("good", "clock", "the database has the time of this machine")
+        return Finding("good", "clock", "the clocks of the database and this machine agree")
     return Finding(
         "warning",
         "clock",
-        f"that of the database is {abs(skew):,.1f} s {'ahead' if skew > 0 else 'behind'}: leases "
-        "go by it, and ages that are computed here are wrong by that",
-        "let NTP set the clocks of both machines",
+        f"the clock of the database is {abs(skew):,.1f} s {'ahead' if skew > 0 else 'behind'}: "
+        "leases use it, and ages computed on this machine are wrong by that",
+        "synchronize the clocks of both machines with NTP",
     )
 
 
@@ -85,11 +89,11 @@ async def _tables(backend: Backend) -> list[Finding]:
     try:
         await migrations.prepare(backend, migrate=False)
     except SchemaError as error:
-        mend = "do as it says, with a backup beside it"
-        return [Finding("bad", "tables", str(error), mend)]
-    mend = "put it right by hand, as migrations/ has it, or replaydb copy into a new database"
+        fix = "make a backup, then follow the message"
+        return [Finding("bad", "tables", str(error), fix)]
+    fix = "restore it by hand as in migrations/, or `replaydb copy` into a new database"
     found = [
-        Finding("bad", "tables", f"other than this version makes them: {difference}", mend)
+        Finding("bad", "tables", f"differs from the tables of this version: {difference}", fix)
         for difference in await migrations.check(backend)
     ]
     revision = await migrations.current(backend)
@@ -103,24 +107,24 @@ def _sequences(backend: Backend, connection: Connection) -> Finding:
         shown = "; ".join(f"{one.table}: {one}" for one in behind)
         return Finding("bad", "sequences", shown, "replaydb verify --repair")
     if not backend.last_ids(connection):
-        what = "only users with SELECT on them see what ids they have generated"
+        what = "not checked: only users with SELECT on sequences can read their positions"
         return Finding("good", "sequences", what)
-    return Finding("good", "sequences", "they generate ids that no row has")
+    return Finding("good", "sequences", "they will not generate ids of existing rows")
 
 
 async def _payloads(database: Database) -> Finding:
-    row = await database.read(packs.place)
+    row = await database.read(packs.payload_store)
     if row is None:
-        return Finding("good", "payload place", "payloads are in the database")
+        return Finding("good", "payload store", "payloads are in the database")
     try:
-        place = Place.at(row.url, row.store_uid)
+        store = PayloadStore.at(row.url, row.store_uid)
         try:
-            await place.check(end_in(PATIENCE_SECONDS))
+            await store.check(end_in(PATIENCE_SECONDS))
         finally:
-            await place.close()
+            await store.close()
     except PayloadsUnavailableError as error:
-        mend = "mount it, or give credentials; if it was moved: replaydb db relocate"
-        return Finding("bad", "payload place", str(error), mend)
-    except ReplayDBError as error:  # what talks to buckets is not installed
-        return Finding("bad", "payload place", str(error), "install replaydb[obstore]")
-    return Finding("good", "payload place", row.url)
+        fix = "mount it or provide credentials; if it was moved: replaydb db relocate"
+        return Finding("bad", "payload store", str(error), fix)
+    except ReplayDBError as error:  # the client of object stores is not installed
+        return Finding("bad", "payload store", str(error), "install replaydb[obstore]")
+    return Finding("good", "payload store", row.url)

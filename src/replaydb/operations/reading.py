@@ -1,4 +1,4 @@
-"""Payloads read some megabytes at a time, from wherever they are, and compared with checksums."""
+"""Bounded-memory reads of payloads, inside or outside the database, with checksum checks."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from replaydb.database.repository.rows import Values
 from replaydb.database.schema import payload
 from replaydb.database.transactions import Database, allowance, end_in
 
-#: Bytes of payloads that are held at once, unless one alone is larger.
+#: Bytes of payloads in memory at once, unless a single one is larger.
 BATCH_BYTES: Final = 16 << 20
 
-#: Groups of which rows are read at once.
+#: Number of groups whose rows are read at once.
 PAGE: Final = 1000
 
-#: `Database.read`, or that of a snapshot.
+#: `Database.read` or `Snapshot.read`.
 Read = Callable[[Callable[[Connection], Any]], Awaitable[Any]]
 
 
@@ -33,7 +33,7 @@ Data = bytes | memoryview
 
 
 class Part(NamedTuple):
-    """What is to be known of a payload, without its bytes: `statements.rows.columns`."""
+    """Row of a payload without its bytes, in the order of `statements.rows.columns`."""
 
     group_id: int
     part: int
@@ -44,11 +44,11 @@ class Part(NamedTuple):
 
 @dataclass(slots=True)
 class Fetched:
-    """Payloads with their bytes.
+    """Payloads that were read.
 
     Attributes:
-        sound: Whose bytes are those that were stored.
-        damaged: What is wrong with the others, by group and part.
+        sound: Payloads whose bytes match their checksums, with these bytes.
+        damaged: Reasons of damaged payloads, by group id and part.
     """
 
     sound: list[tuple[Part, Data]] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Fetched:
 
 
 def batches(found: Iterable[Values]) -> Iterator[list[Part]]:
-    """Payloads in the order of groups, some megabytes at a time."""
+    """Yield payloads by group id, in batches of up to `BATCH_BYTES`."""
     batch: list[Part] = []
     size = 0
     for part in sorted(Part(*row) for row in found):
@@ -72,16 +72,16 @@ def batches(found: Iterable[Values]) -> Iterator[list[Part]]:
 async def fetch(
     read: Read, backend: Backend, payloads: Payloads, wanted: Sequence[Part]
 ) -> Fetched:
-    """Bytes of payloads.
+    """Read payloads and check their checksums.
 
     Args:
-        read: Where their rows are read.
-        backend: Of that database.
-        payloads: Where those are that it has not.
-        wanted: Which.
+        read: Function that reads rows from the database.
+        backend: Engine of the database.
+        payloads: Reader of payloads outside the database.
+        wanted: Payloads to read.
 
     Raises:
-        PayloadsUnavailableError: The place outside cannot be reached, or is not that of the store.
+        PayloadsUnavailableError: The payload store cannot be reached, or belongs to another store.
         DatabaseError: The database cannot be read.
     """
     ids = sorted({part.group_id for part in wanted})
@@ -94,7 +94,7 @@ async def fetch(
 
 
 async def every_payload(database: Database, payloads: Payloads) -> AsyncIterator[Fetched]:
-    """All payloads of a store, in the order of groups."""
+    """Yield all payloads of a store, by group id."""
     after = 0
     while True:
 
@@ -116,7 +116,7 @@ def _checked(known: dict[tuple[int, int], Part], found: Sequence[Facts]) -> Fetc
         key = (row["group_id"], row["part"])
         data = row["data"]
         if not isinstance(data, bytes | memoryview):
-            fetched.damaged[key] = getattr(data, "reason", "the data are no bytes")
+            fetched.damaged[key] = getattr(data, "reason", "the data is not bytes")
         elif row["pack_id"] is None and (wrong := codec.mismatch(data, row["checksum"])):
             fetched.damaged[key] = wrong
         else:

@@ -1,4 +1,4 @@
-"""Deleting what is over or not wanted, some at a time, while others use the store."""
+"""Deletion of groups, draws, buffers and runs in short transactions, while the store is in use."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from replaydb.database.repository.locked import Scope
 from replaydb.database.repository.locking import buffer_locked
 from replaydb.database.schema import draw, group
 from replaydb.database.statements import history
-from replaydb.database.statements.selections import UNHELD, Selection, selection
+from replaydb.database.statements.selections import WITHOUT_LEASE, Selection, selection
 from replaydb.episodes import GroupStatus
 from replaydb.errors import GroupLeasedError, InvalidInputError, UnknownBufferError
 from replaydb.store import Store
 
-#: How long a step should hold its locks; it is of so many groups or draws: at first, at most.
+#: Target duration of a step, which holds locks; groups or draws in the first and largest step.
 STEP_SECONDS = 0.05
 FIRST_STEP, LONGEST_STEP = 50, 5000
-#: Ids that are looked up at once.
+#: Number of ids that are read at once.
 PAGE = 100_000
-#: Times that a run may turn out to be going on.
+#: Attempts to delete a run that puts or draws meanwhile.
 ATTEMPTS = 3
-#: The id of nothing.
+#: An id that no row has.
 NO_ID = 0
 
-#: Told how much is deleted, and how much there is to delete.
+#: Called with the number of groups and draws deleted so far, and found so far.
 Progress = Callable[[int, int | None], object]
 
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What was deleted, or would be.
+    """Counts of deleted data, or in a dry run of data that would be deleted.
 
     Attributes:
         dry_run: Whether nothing was deleted.
-        num_groups: Groups, with everything that belongs to them.
-        num_bytes: Bytes of their payloads. A database keeps the space and uses it again.
-        num_draws: Draws, with what they say of their groups.
+        num_groups: Groups, with their episodes, payloads and texts.
+        num_bytes: Bytes of their payloads. A database keeps the freed space and reuses it.
+        num_draws: Draws, with their records of groups.
     """
 
     dry_run: bool
@@ -66,37 +66,40 @@ async def prune_groups(
     dry_run: bool = True,
     progress: Progress | None = None,
 ) -> Removal:
-    """Delete groups by status, age and run, in short transactions between which others write.
+    """Delete groups by status, age and run.
 
-    Groups that a lease holds stay, also those that are claimed while they arrive. It may be broken
-    off at any point, and run again: it goes on where it was.
+    Works in short transactions, between which other processes can write. Leased groups and claimed
+    pending groups are kept. If interrupted, call it again to delete the rest.
 
     Args:
-        store: Where.
-        names: Only in these buffers; by default in all.
-        statuses: Only groups of these statuses; none that are leased, which somebody holds.
-        min_age: Only groups that were put so many seconds ago.
+        store: The store, opened for writing unless `dry_run` is set.
+        names: Names of buffers; None (default) for all.
+        statuses: Statuses of the groups to delete, archived by default. "leased" is not allowed.
+        min_age: Only groups put more than this many seconds ago.
         runs: Only groups that these runs put.
-        dry_run: Only look, and say how much that is.
-        progress: Called with how many are deleted, and how many there are.
+        dry_run: Count the groups without deleting them (default).
+        progress: Called after each step with the number of groups deleted and found so far.
+
+    Returns:
+        What was deleted, or in a dry run would be.
 
     Raises:
-        InvalidInputError: An argument is wrong.
-        UnknownBufferError: There is no buffer of one of the names.
+        InvalidInputError: An argument is invalid.
+        UnknownBufferError: A buffer does not exist.
     """
     wanted = checks.some_of("statuses", statuses, GroupStatus) or frozenset()
     if GroupStatus.LEASED in wanted:
-        raise InvalidInputError("statuses", "statuses of groups that nobody holds", "leased")
+        raise InvalidInputError("statuses", "statuses other than 'leased'", "leased")
     age = checks.optional(checks.duration, "min_age", min_age)
     of_runs = checks.names("runs", runs)
     dry_run = checks.flag("dry_run", dry_run)
-    task = _Task(store, dry_run, progress)
+    task = _Deletion(store, dry_run, progress)
     before = await task.time_before(age)
     where = filters.all_of(
         (
             None if before is None else group.created_at < before,
             None if of_runs is None else filters.of_runs(sorted(of_runs)),
-            UNHELD,
+            WITHOUT_LEASE,
         )
     )
     for row in await task.rows(checks.names("names", names)):
@@ -113,29 +116,32 @@ async def prune_draws(
     dry_run: bool = True,
     progress: Progress | None = None,
 ) -> Removal:
-    """Delete the record of draws by age and run, as `prune_groups` deletes groups.
+    """Delete records of draws by age and run, in short transactions as `prune_groups` does.
 
-    A draw of which any group is leased stays.
+    A draw is kept as long as any of its groups is leased.
 
     Args:
-        store: Where.
-        names: Only of these buffers; by default of all.
-        min_age: Only draws that were made so many seconds ago.
-        runs: Only draws by these runs.
-        dry_run: Only look, and say how many there are.
-        progress: Called with how many are deleted, and how many there are.
+        store: The store, opened for writing unless `dry_run` is set.
+        names: Names of buffers; None (default) for all.
+        min_age: Only draws made more than this many seconds ago.
+        runs: Only draws that these runs made.
+        dry_run: Count the draws without deleting them (default).
+        progress: Called after each step with the number of draws deleted and found so far.
+
+    Returns:
+        What was deleted, or in a dry run would be.
 
     Raises:
-        InvalidInputError: An argument is wrong.
-        UnknownBufferError: There is no buffer of one of the names.
+        InvalidInputError: An argument is invalid.
+        UnknownBufferError: A buffer does not exist.
     """
     age = checks.optional(checks.duration, "min_age", min_age)
     of_runs = checks.names("runs", runs)
-    task = _Task(store, checks.flag("dry_run", dry_run), progress)
+    task = _Deletion(store, checks.flag("dry_run", dry_run), progress)
     before = await task.time_before(age)
     by = None if of_runs is None else sorted(of_runs)
     for row in await task.rows(checks.names("names", names)):
-        await task.delete_draws(history.draws_over(row.id, before=before, runs=by))
+        await task.delete_draws(history.ended_draws(row.id, before=before, runs=by))
     return task.done
 
 
@@ -144,22 +150,26 @@ async def delete_buffer(
 ) -> Removal:
     """Delete a buffer: its groups, draws, leases, cursors and settings.
 
-    Groups and draws go in short transactions, the rest in the last one. Whoever uses the buffer
-    gets `UnknownBufferError` from then on, who holds a lease `LeaseExpiredError`. If it is broken
-    off, the buffer is there with what is left; to call it again does the rest.
+    Groups and draws are deleted in short transactions, the rest in the last one. Later calls on
+    the buffer raise `UnknownBufferError`, and calls on its leases `LeaseExpiredError`. If
+    interrupted, the buffer still exists with its remaining data; call it again to delete the rest.
 
     Args:
-        store: Where.
-        name: Of the buffer.
-        dry_run: Only look, and say how much there is.
-        progress: Called with how many groups and draws are deleted, and how many there are.
+        store: The store, opened for writing unless `dry_run` is set.
+        name: Name of the buffer.
+        dry_run: Count groups and draws without deleting anything.
+        progress: Called after each step with the number of groups and draws deleted and found so
+            far.
+
+    Returns:
+        What was deleted, or in a dry run would be.
 
     Raises:
-        UnknownBufferError: There is no such buffer.
+        UnknownBufferError: The buffer does not exist.
     """
-    task = _Task(store, checks.flag("dry_run", dry_run), progress)
+    task = _Deletion(store, checks.flag("dry_run", dry_run), progress)
     [row] = await task.rows([checks.name("name", name)])
-    if not dry_run:  # whoever may not do the last step is refused before the first
+    if not dry_run:  # fails before the first step if the user may not do the last one
         await store._database.write(lambda it: execute(it, history.delete_buffer(NO_ID)))
     await task.delete_groups(row, Selection(row.id))
     await task.delete_draws(draw.c.buffer_id == row.id)
@@ -178,58 +188,64 @@ async def delete_buffer(
 async def delete_run(
     store: Store, name: str, *, dry_run: bool = False, progress: Progress | None = None
 ) -> Removal:
-    """Delete a run with the groups that it put, in every buffer, and the draws that it made.
+    """Delete a run with the groups that it put, in every buffer, and its draws.
 
-    What other runs drew of its groups stays on record. A process that goes on with the run can
-    not put or draw any more: it gets `UnknownRunError`.
+    Draws of these groups by other runs stay recorded. If a process still uses the run, its next
+    put or draw raises `UnknownRunError`.
 
     Args:
-        store: Where.
-        name: Of the run, which should be over.
-        dry_run: Only look, and say how much there is.
-        progress: Called with how many groups and draws are deleted, and how many there are.
+        store: The store, opened for writing unless `dry_run` is set.
+        name: Name of the run. It should have ended.
+        dry_run: Count groups and draws without deleting anything.
+        progress: Called after each step with the number of groups and draws deleted and found so
+            far.
+
+    Returns:
+        What was deleted, or in a dry run would be.
 
     Raises:
-        InvalidInputError: There is no such run, or it goes on putting or drawing.
-        GroupLeasedError: A lease holds groups that it has put or drawn; they stay. Nothing was
-            deleted, unless it has come meanwhile.
+        InvalidInputError: There is no such run, or it is still putting or drawing.
+        GroupLeasedError: Groups that the run put or drew are leased. Nothing was deleted, unless
+            they were leased during the call; leased groups are kept.
     """
     checks.name("name", name)
     known = [one.name for one in await store.runs()]
     if name not in known:
         raise InvalidInputError("name", f"one of the runs {', '.join(known) or '(none)'}", name)
-    task = _Task(store, checks.flag("dry_run", dry_run), progress)
+    task = _Deletion(store, checks.flag("dry_run", dry_run), progress)
 
-    async def delete_what_is_of_it() -> None:
-        held = await store._database.read(lambda it: execute(it, history.select_held_by_run(name)))
-        if held:
-            raise GroupLeasedError([row.id for row in held])
-        put = filters.of_runs([name]) & UNHELD
+    async def delete_contents() -> None:
+        leased = await store._database.read(
+            lambda it: execute(it, history.select_leased_of_run(name))
+        )
+        if leased:
+            raise GroupLeasedError([row.id for row in leased])
+        put = filters.of_runs([name]) & WITHOUT_LEASE
         for row in await task.rows(None):
             await task.delete_groups(row, Selection(row.id, where=put))
-            await task.delete_draws(history.draws_over(row.id, runs=[name]))
+            await task.delete_draws(history.ended_draws(row.id, runs=[name]))
 
     def run_deleted(connection: Connection) -> bool:
         return execute(connection, history.delete_run(name)) > 0
 
     if dry_run:
-        await delete_what_is_of_it()
+        await delete_contents()
         return task.done
     attempts = 0
-    # Asked first: whoever may not delete the run is refused before anything else is deleted.
+    # Tried first, so that it fails before anything is deleted if the user may not delete runs.
     while not await store._database.write(run_deleted):
         if attempts == ATTEMPTS:
-            raise InvalidInputError("name", "a run that is over", f"{name!r}, which goes on")
-        await delete_what_is_of_it()
+            raise InvalidInputError("name", "a run that has ended", f"{name!r}, which is active")
+        await delete_contents()
         attempts += 1
     return task.done
 
 
-class _Task:
-    """A deletion under way.
+class _Deletion:
+    """A running deletion.
 
     Attributes:
-        done: What is deleted by now.
+        done: What was deleted so far.
     """
 
     def __init__(self, store: Store, dry_run: bool, progress: Progress | None) -> None:
@@ -239,13 +255,13 @@ class _Task:
         self._total = 0
 
     async def time_before(self, age: float | None) -> datetime | None:
-        """The time so many seconds ago, by the database's clock."""
+        """Return the time `age` seconds ago, by the database's clock."""
         if age is None:
             return None
         return await self._database.read(self._database.backend.now) - timedelta(seconds=age)
 
     async def rows(self, names: Iterable[str] | None) -> list[BufferRow]:
-        """Buffers by name, or all of them."""
+        """Return buffers by name; None for all."""
 
         def work(connection: Connection) -> list[BufferRow]:
             known = buffers.buffer_names(connection)
@@ -260,30 +276,30 @@ class _Task:
         return await self._database.read(work)
 
     def scope(self, row: BufferRow) -> Scope:
-        """Who deletes: no run."""
-        nobody = RunRow(0, None)
-        return Scope(self._database.backend, row.id, row.name, nobody, row, lambda _: None)
+        """Return the scope of a transaction on a buffer, on behalf of no run."""
+        no_run = RunRow(0, None)
+        return Scope(self._database.backend, row.id, row.name, no_run, row, lambda _: None)
 
     async def delete_groups(self, row: BufferRow, which: Selection) -> None:
-        """Delete groups of a buffer: those that are there now."""
-        there, last = await self._database.read(lambda it: _weighed(it, which))
+        """Delete groups of a buffer that exist now."""
+        expected, last = await self._database.read(lambda it: _measured(it, which))
         if self.done.dry_run:
-            self._add(there)
+            self._add(expected)
             return
-        self._total += there.num_groups
+        self._total += expected.num_groups
 
         def delete(connection: Connection, ids: Sequence[int]) -> Removal:
             with buffer_locked(connection, self.scope(row)) as buffer:
-                # Some may have come to another status since.
+                # The status of some may have changed since their ids were read.
                 still = replace(which, ids=ids)
-                going, _ = _weighed(connection, still)
+                removal, _ = _measured(connection, still)
                 transitions.delete(buffer, still.condition, "deleted")
-                return going
+                return removal
 
         await self._in_steps(group.id, which.condition, last, delete)
 
     async def delete_draws(self, condition: ColumnElement[bool]) -> None:
-        """Delete draws: those that are there now."""
+        """Delete draws that exist now."""
         weigh = history.weigh_draws(condition)
         [found] = await self._database.read(lambda it: execute(it, weigh))
         if self.done.dry_run:
@@ -303,7 +319,7 @@ class _Task:
         last: int,
         delete: Callable[[Connection, Sequence[int]], Removal],
     ) -> None:
-        """Delete what meets a condition, up to an id, in transactions of about `STEP_SECONDS`."""
+        """Delete rows that meet a condition, up to an id, in steps of about `STEP_SECONDS`."""
         size, after = FIRST_STEP, 0
 
         def step(connection: Connection, ids: Sequence[int]) -> tuple[Removal, float]:
@@ -315,12 +331,12 @@ class _Task:
             ids = [row.id for row in await self._database.read(partial(execute, statement=some))]
             after = ids[-1] if len(ids) == PAGE else last
             while ids:
-                gone, seconds = await self._database.write(partial(step, ids=ids[:size]))
+                removal, seconds = await self._database.write(partial(step, ids=ids[:size]))
                 del ids[:size]
-                self._add(gone)
+                self._add(removal)
                 size = int(size * STEP_SECONDS / max(seconds, STEP_SECONDS / 2)) or 1
                 size = min(size, LONGEST_STEP)
-                await asyncio.sleep(self._database.backend.turn_seconds)  # to others who wait
+                await asyncio.sleep(self._database.backend.turn_seconds)  # lets other writers in
         self._database.signal.announce()
 
     def _add(self, more: Removal) -> None:
@@ -334,7 +350,7 @@ class _Task:
             self._progress(self.done.num_groups + self.done.num_draws, self._total)
 
 
-def _weighed(connection: Connection, which: Selection) -> tuple[Removal, int]:
-    """How many groups there are, how large they are, and the id of the last."""
+def _measured(connection: Connection, which: Selection) -> tuple[Removal, int]:
+    """Return number and size of the selected groups, and the largest id."""
     [found] = execute(connection, history.weigh_groups(which.condition))
     return Removal(False, found.number, int(found.size)), found.last or 0

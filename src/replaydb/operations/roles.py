@@ -1,4 +1,4 @@
-"""Roles for those who put, train and look, with the least that each needs."""
+"""Least-privilege PostgreSQL roles for writers, trainers and analysts."""
 
 from __future__ import annotations
 
@@ -13,19 +13,24 @@ from replaydb.database.schema import metadata
 async def roles(
     url: str | URL, *, prefix: str = "replaydb", apply: bool = False
 ) -> tuple[str, ...]:
-    """Statements that make roles on PostgreSQL, or bring them in line: writer, trainer, analyst.
+    """Return or run statements that create or update the roles writer, trainer and analyst.
 
-    Nobody logs in as one of them: `GRANT replaydb_writer TO alice` makes Alice a member.
+    The roles cannot log in. Make users members of them: `GRANT replaydb_writer TO alice`.
 
     Args:
-        url: Of the store, as a user who owns the tables, and may make roles if there are none yet.
-        prefix: What the names begin with; roles belong to a server, not to a database.
-        apply: Run them, in one transaction; by default they are only returned.
+        url: URL of the store, for a user that owns the tables and, if the roles do not exist yet,
+            may create roles.
+        prefix: Prefix of the role names. Roles belong to a server, not to a database, so several
+            stores on one server need different prefixes.
+        apply: Run the statements in one transaction. By default, they are only returned.
+
+    Returns:
+        The SQL statements.
 
     Raises:
-        NotSupportedError: A file has no roles.
+        NotSupportedError: The store is a SQLite file, which has no roles.
         SchemaError: The tables are not those of this version.
-        DatabaseError: The database refused; nothing was changed.
+        DatabaseError: A statement failed; nothing was changed.
     """
     name = checks.name("prefix", prefix)
     run = checks.flag("apply", apply)

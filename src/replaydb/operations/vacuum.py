@@ -1,4 +1,4 @@
-"""Space of rows that are gone, given back to the system."""
+"""Disk space reclaimed from deleted rows (VACUUM)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from replaydb.database.engines import backend_for
 
 @dataclass(frozen=True, slots=True)
 class VacuumReport:
-    """What `vacuum` has done.
+    """Result of `vacuum`.
 
     Attributes:
-        bytes_before: What the database took before: a SQLite file with its `-wal`, or the tables of
-            the store with their indexes on PostgreSQL.
-        bytes_after: What it takes now.
+        bytes_before: Size of the database before: the SQLite file with its `-wal`, or on
+            PostgreSQL the tables of the store with their indexes.
+        bytes_after: Size of the database after.
     """
 
     bytes_before: int
@@ -25,30 +25,34 @@ class VacuumReport:
 
     @property
     def freed_bytes(self) -> int:
-        """What was given back; negative where others have written more meanwhile."""
+        """Bytes freed; negative if other processes wrote more meanwhile."""
         return self.bytes_before - self.bytes_after
 
 
 async def vacuum(url: str | URL) -> VacuumReport:
-    """Write a database anew without the space of rows that are gone, as large as these were.
+    """Rewrite a database to reclaim the disk space of deleted rows.
 
-    On SQLite the whole file, during which nobody else can write; it shrinks when nobody reads any
-    more. On PostgreSQL each table by `VACUUM FULL`, during which nobody else can read or write that
-    table. Others wait, each call within its timeout, a minute unless it was told otherwise. Both
-    need as much free space as what is left. Payloads outside are `Store.prune`'s.
+    On SQLite, the whole file is rewritten, and other processes cannot write meanwhile; the file
+    shrinks when no process reads it any more. On PostgreSQL, `VACUUM FULL` rewrites one table after
+    another, and other processes can neither read nor write that table. Blocked calls fail after
+    their time limit, usually one minute. Both engines need as much free disk space as the remaining
+    data. For payloads outside the database, see `Store.prune`.
 
     Args:
-        url: The store, whose tables are up to date.
+        url: URL of the store. Its tables must be of this version.
+
+    Returns:
+        Sizes before and after.
 
     Raises:
-        DatabaseFullError: There is no space to write it anew; nothing was changed.
-        DatabaseUnavailableError: Others have kept it locked for a minute.
+        DatabaseFullError: There is not enough free disk space; nothing was changed.
+        DatabaseUnavailableError: Other processes kept the database locked for one minute.
         SchemaError: The tables are not those of this version.
-        DatabaseError: The database cannot be read or written; or on PostgreSQL the user may not
-            vacuum a table, which its owner may.
+        DatabaseError: The database cannot be read or written. Or, on PostgreSQL, the user may not
+            vacuum a table, for example because the user does not own it.
     """
     backend = backend_for(url)
-    await migrations.current(url)  # a file that is not there is not made
+    await migrations.current(url)  # raises if the file is missing; opening would create it
     await migrations.prepare(backend, migrate=False)
     before = await backend.size()
     await backend.vacuum()

@@ -1,4 +1,4 @@
-"""Everything that a store says of itself, compared with what there is."""
+"""Integrity check of a store (`replaydb verify`): rows, counters, sequences and payloads."""
 
 from __future__ import annotations
 
@@ -20,38 +20,39 @@ from replaydb.database.statements.recount import (
     orphans,
     select_groups_of_stray_texts,
     select_miscounted_groups,
-    select_misheld_groups,
+    select_mismatched_leases,
 )
 from replaydb.database.statements.rows import columns
 from replaydb.database.transactions import BULK_SECONDS, end_in
 from replaydb.errors import CorruptPayloadError, NotSupportedError
-from replaydb.operations.intact import intact_groups, restore
 from replaydb.operations.reading import Data, Part, every_payload
+from replaydb.operations.recovery import intact_groups, restore
 from replaydb.store import Store
 
-#: Problems that are told one by one; the others are only counted.
-MOST_TOLD: Final = 1000
+#: Maximum number of problems that are listed; further ones are only counted.
+MOST_LISTED: Final = 1000
 
-_INTACT: Final = "it failed because it was damaged, but is intact now; it was "
+_INTACT: Final = "marked failed because of damage, but is intact now; former status: "
 
-Kind = Literal["damage", "payload", "group", "orphan", "account", "pack", "sequence", "failed"]
+Kind = Literal["damage", "payload", "group", "orphan", "counters", "pack", "sequence", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that is wrong.
+    """A problem that `verify` found.
 
     Attributes:
-        kind: `damage`: the engine finds its file damaged, or a value that its column can not have.
-            `payload`: its bytes are not what was stored, or hold other episodes than rows tell of.
-            `group`: what its row says is not what its episodes, payloads, texts, lease and indexed
-            tags come to. `orphan`: rows whose parents are gone.
-            `account`: that of a task, which capacity and draws go by. `pack`: that of a pack.
-            `sequence`: it would generate ids that rows of its table have.
-            `failed`: a group that failed because it was damaged, but is intact.
-        where: Of which group, task, table, row or pack.
-        what: What is wrong there.
-        is_repaired: Whether it was, by this call.
+        kind: `damage`: the engine reports a damaged file, or a value is invalid for its column.
+            `payload`: the bytes differ from their checksum, or contradict the rows of the episodes.
+            `group`: the row of a group contradicts its episodes, payloads, texts, lease or indexed
+            tags. `orphan`: rows refer to missing rows. `counters`: the counters of a task, which
+            capacity and draws rely on, are wrong. `pack`: the counters of a pack are wrong, or it
+            is wrongly marked for deletion or not marked. `sequence`: it would generate ids of
+            existing rows. `failed`: a group was marked failed because of damage, but is
+            intact now.
+        where: The group, task, table, row or pack.
+        what: Description of the problem.
+        is_repaired: Whether this call repaired it.
     """
 
     kind: Kind
@@ -62,16 +63,16 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What `verify` has found.
+    """Progress or result of `verify`.
 
     Attributes:
-        num_groups: Groups that there were when it began.
-        num_payloads: Parts of payloads that were read.
-        total_payloads: Those that there were when it began.
-        num_bytes: Bytes that were read.
-        num_problems: Everything that is wrong.
-        num_repaired: What of that was repaired.
-        problems: The first 1,000 of them.
+        num_groups: Number of groups when the check began.
+        num_payloads: Number of parts of payloads read.
+        total_payloads: Number of parts of payloads when the check began.
+        num_bytes: Bytes of payloads read.
+        num_problems: Number of problems found.
+        num_repaired: Number of problems repaired.
+        problems: The first 1,000 problems.
     """
 
     num_groups: int = 0
@@ -84,7 +85,7 @@ class VerifyReport:
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing is wrong, or nothing any more."""
+        """Whether no problem was found, or all of them were repaired."""
         return self.num_problems == self.num_repaired
 
 
@@ -94,24 +95,27 @@ async def verify(
     repair: bool = False,
     progress: Callable[[VerifyReport], object] | None = None,
 ) -> VerifyReport:
-    """Compare everything that a store says of itself with what there is.
+    """Check the integrity of a store, and optionally repair counters, sequences and statuses.
 
-    Accounts, references and scalars are compared in one snapshot, unless the engine finds damage:
-    by what is damaged nothing else is judged. Then every payload, inside and outside the database,
-    is read and compared with its checksum and the rows of its episodes, 16 MB at a time. It may run
-    beside everything else.
+    Counters, references and scalars are checked in one snapshot. If the engine reports damage,
+    these checks are skipped, since damaged rows prove nothing. Then every payload, inside or
+    outside the database, is read, up to 16 MB at a time, and compared with its checksum and the
+    rows of its episodes. Other processes can use the store meanwhile.
 
     Args:
-        store: The store; read-only will do, unless it is to be repaired.
-        repair: Correct accounts of tasks and packs, under their locks, if nothing is wrong with the
-            rows that they follow from, and move sequences past the ids that rows have. Give intact
-            groups that failed because they were damaged the status that they had. What else is
-            wrong is lost data: delete those groups, or restore a backup.
-        progress: Called with what was found so far, again and again.
+        store: The store. It may be opened read-only unless `repair` is set.
+        repair: Recompute the counters of tasks and packs, under their locks, if the rows that they
+            are computed from have no problems. Move id sequences past the ids of existing rows.
+            Restore the former status of groups that failed as damaged but are intact. Other
+            problems are lost data: delete the affected groups, or restore a backup.
+        progress: Called repeatedly with the report so far.
+
+    Returns:
+        All problems found.
 
     Raises:
-        PayloadsUnavailableError: The place outside cannot be reached, or is not that of the store.
-        DatabaseReadOnlyError: It is to be repaired, but was opened to be read.
+        PayloadsUnavailableError: The payload store cannot be reached, or belongs to another store.
+        DatabaseReadOnlyError: `repair` is set, but the store was opened read-only.
         DatabaseError: The database cannot be read or written.
     """
     verifying = _Verifying(store, checks.optional(checks.function, "progress", progress))
@@ -129,18 +133,18 @@ class _Verifying:
         self._progress = progress
 
     async def rows(self, *, repair: bool) -> None:
-        """What the engine can compare."""
+        """Check rows, counters and sequences by SQL, in one snapshot."""
         async with self._database.snapshot(end_in(BULK_SECONDS)) as snapshot:
             groups, parts = await snapshot.read(_totals)
-            self._did(num_groups=groups, total_payloads=parts)
+            self._update(num_groups=groups, total_payloads=parts)
             damage = await snapshot.read(self._database.backend.damage)
-            self._tell(Problem("damage", where, what) for where, what in damage)
+            self._add_problems(Problem("damage", where, what) for where, what in damage)
             if damage:
                 return
-            self._tell(await snapshot.read(_orphans))
-            self._tell(await snapshot.read(_wrong_groups))
-            self._tell(await snapshot.read(_mistagged_groups))
-            accounts = await snapshot.read(_accounts)
+            self._add_problems(await snapshot.read(_orphans))
+            self._add_problems(await snapshot.read(_wrong_groups))
+            self._add_problems(await snapshot.read(_mistagged_groups))
+            task_states = await snapshot.read(_task_states)
             wrong_packs = await snapshot.read(_packs)
             behind = await snapshot.read(self._behind)
         if repair and behind:
@@ -150,11 +154,11 @@ class _Verifying:
             for one in behind
         ]
         repair = repair and not self.report.num_problems
-        if repair and (accounts or wrong_packs):
+        if repair and (task_states or wrong_packs):
             await self._database.write(self._repair, end=end_in(BULK_SECONDS))
-        for problems in (accounts, wrong_packs):
-            self._tell(replace(one, is_repaired=repair) for one in problems)
-        self._tell(repaired)
+        for problems in (task_states, wrong_packs):
+            self._add_problems(replace(one, is_repaired=repair) for one in problems)
+        self._add_problems(repaired)
 
     def _behind(self, connection: Connection) -> list[Behind]:
         return sequences.behind(self._database.backend, connection)
@@ -164,55 +168,55 @@ class _Verifying:
 
     def _repair(self, connection: Connection) -> None:
         for row in _every_buffer(connection):
-            recount.repair_accounts(connection, row.id, row.name)
+            recount.repair_counters(connection, row.id, row.name)
         packs.recount(connection, self._database.backend.now(connection))
 
     async def payloads(self) -> None:
-        """What has to be read."""
+        """Read all payloads and check them against checksums and rows."""
         async for fetched in every_payload(self._database, self._payloads):
             size = sum(len(data) for _, data in fetched.sound)
             number = len(fetched.sound) + len(fetched.damaged)
-            self._tell(
+            self._add_problems(
                 Problem("payload", f"group {group_id}, part {part}", why)
                 for (group_id, part), why in sorted(fetched.damaged.items())
             )
-            self._tell(await self._contradicting(fetched.sound))
-            self._did(num_payloads=number, num_bytes=size)
+            self._add_problems(await self._contradicting(fetched.sound))
+            self._update(num_payloads=number, num_bytes=size)
 
     async def failed(self, *, repair: bool) -> None:
-        """Groups that failed because they were damaged, and are intact."""
+        """Find groups that failed as damaged but are intact, and optionally restore them."""
         if any(one.kind == "damage" for one in self.report.problems):
             return
         async for buffer, statuses in intact_groups(self._database, self._payloads):
             if repair:
                 await restore(self._database, buffer, list(statuses))
-            self._tell(
+            self._add_problems(
                 Problem("failed", f"group {one}", f"{_INTACT}{status}", is_repaired=repair)
                 for one, status in statuses.items()
             )
 
     async def _contradicting(self, sound: Sequence[tuple[Part, Data]]) -> list[Problem]:
-        """Payloads that hold other episodes than their rows tell of."""
+        """Return problems of payloads whose episodes differ from their rows."""
         if not sound:
             return []
         ids = [part.group_id for part, _ in sound]
         after, last = min(ids) - 1, max(ids)
 
-        def said(connection: Connection) -> tuple[list[Values], list[Values]]:
+        def recorded(connection: Connection) -> tuple[list[Values], list[Values]]:
             parts = rows.children(connection, payload, after, last)
             return parts, rows.children(connection, episode, after, last)
 
-        parts, episodes = await self._database.read(said)
+        parts, episodes = await self._database.read(recorded)
         return await asyncio.to_thread(_contradictions, sound, parts, episodes)
 
-    def _tell(self, problems: Iterable[Problem]) -> None:
+    def _add_problems(self, problems: Iterable[Problem]) -> None:
         found = tuple(problems)
-        told = (*self.report.problems, *found)[:MOST_TOLD]
-        self.report = replace(self.report, problems=told)
+        listed = (*self.report.problems, *found)[:MOST_LISTED]
+        self.report = replace(self.report, problems=listed)
         repaired = sum(one.is_repaired for one in found)
-        self._did(num_problems=len(found), num_repaired=repaired)
+        self._update(num_problems=len(found), num_repaired=repaired)
 
-    def _did(self, **more: int) -> None:
+    def _update(self, **more: int) -> None:
         counted = {name: getattr(self.report, name) + number for name, number in more.items()}
         self.report = replace(self.report, **counted)
         if self._progress is not None:
@@ -228,7 +232,7 @@ def _orphans(connection: Connection) -> list[Problem]:
     for table, parent, statement in orphans():
         [(number,)] = execute(connection, statement)
         if number:
-            what = f"{number} rows refer to rows of {parent} that are gone"
+            what = f"{number} rows refer to missing rows of {parent}"
             found.append(Problem("orphan", f"table {table}", what))
     return found
 
@@ -237,31 +241,31 @@ def _wrong_groups(connection: Connection) -> list[Problem]:
     found = []
     for statement, what in (
         (
-            select_misheld_groups(MOST_TOLD),
-            "it is leased without a lease, or the other way round",
+            select_mismatched_leases(MOST_LISTED),
+            "leased without a lease, or has a lease without being leased",
         ),
-        (select_groups_of_stray_texts(MOST_TOLD), "it has a text of an episode that it has not"),
+        (select_groups_of_stray_texts(MOST_LISTED), "has a text of an episode that does not exist"),
     ):
         rows_found = execute(connection, statement)
         found += [Problem("group", f"group {group_id}", what) for (group_id,) in rows_found]
-    for row in execute(connection, select_miscounted_groups(MOST_TOLD)):
+    for row in execute(connection, select_miscounted_groups(MOST_LISTED)):
         pairs = {
             "episodes": (row.num_episodes, row.episodes),
             "tokens": (row.num_tokens, row.tokens),
             "bytes": (row.num_bytes, row.bytes),
             "texts": (row.has_transcript, row.has_text),
         }
-        wrong = [f"{a} {name}, there are {b}" for name, (a, b) in pairs.items() if a != b]
-        what = "; ".join(wrong) or "its payload is gone"
+        wrong = [f"{name}: {a} recorded, {b} stored" for name, (a, b) in pairs.items() if a != b]
+        what = "; ".join(wrong) or "its payload is missing"
         found.append(Problem("group", f"group {row.id}", what))
     return found
 
 
 def _mistagged_groups(connection: Connection) -> list[Problem]:
     return [
-        Problem("group", f"group {group_id}", f"the index of its tag {tag!r} has something else")
+        Problem("group", f"group {group_id}", f"the index of tag {tag!r} differs from the group")
         for row in _every_buffer(connection)
-        for group_id, tag in tags.mistagged(connection, row, MOST_TOLD).items()
+        for group_id, tag in tags.mistagged(connection, row, MOST_LISTED).items()
     ]
 
 
@@ -270,12 +274,14 @@ def _contradictions(
 ) -> list[Problem]:
     names = [one.name for one in columns(episode)]
     each = (dict(zip(names, row, strict=True)) for row in episodes)
-    said = {(row["group_id"], row["position"]): (row["reward"], row["num_tokens"]) for row in each}
+    recorded = {
+        (row["group_id"], row["position"]): (row["reward"], row["num_tokens"]) for row in each
+    }
     checksums = {part[:2]: part.checksum for part in (Part(*row) for row in parts)}
     found = []
     for part, data in sound:
         if checksums.get(part[:2]) != part.checksum:
-            continue  # it has been replaced meanwhile
+            continue  # replaced after it was read
         where = f"group {part.group_id}, part {part.part}"
         try:
             flat = codec.decode(data)
@@ -283,11 +289,11 @@ def _contradictions(
             found.append(Problem("payload", where, error.reason))
             continue
         except NotSupportedError:
-            continue  # it is compressed, and nobody here can tell what it holds
+            continue  # compressed, and zstandard is not installed
         rewards = (None if one != one else one for one in flat.rewards.tolist())
-        held = list(zip(rewards, flat.lengths.tolist(), strict=True))
-        if held != [said.get((part.group_id, part.part + i)) for i in range(len(held))]:
-            what = "its rows tell of other episodes: rewards, tokens or positions differ"
+        decoded = list(zip(rewards, flat.lengths.tolist(), strict=True))
+        if decoded != [recorded.get((part.group_id, part.part + i)) for i in range(len(decoded))]:
+            what = "rewards, numbers of tokens or positions differ from the rows of its episodes"
             found.append(Problem("payload", where, what))
     return found
 
@@ -297,12 +303,12 @@ def _every_buffer(connection: Connection) -> list[BufferRow]:
     return [row for row in found if row is not None]
 
 
-def _accounts(connection: Connection) -> list[Problem]:
+def _task_states(connection: Connection) -> list[Problem]:
     found = []
     for row in _every_buffer(connection):
-        for task_name, wrong in recount.wrong_accounts(connection, row.id).items():
-            what = "; ".join(f"{each} is {a}, should be {b}" for each, (a, b) in wrong.items())
-            found.append(Problem("account", f"task {task_name!r} of buffer {row.name!r}", what))
+        for task_name, wrong in recount.wrong_counters(connection, row.id).items():
+            what = "; ".join(f"{each} is {a}, expected {b}" for each, (a, b) in wrong.items())
+            found.append(Problem("counters", f"task {task_name!r} of buffer {row.name!r}", what))
     return found
 
 
@@ -310,8 +316,8 @@ def _packs(connection: Connection) -> list[Problem]:
     found = []
     for row in packs.miscounted(connection):
         if (row.live_parts, row.live_bytes) != (row.parts, row.bytes):
-            what = f"{row.live_parts} parts of {row.live_bytes} bytes, {row.parts} of {row.bytes}"
-            what += " refer to it"
+            what = f"counts {row.live_parts} parts ({row.live_bytes} bytes), but {row.parts} parts"
+            what += f" ({row.bytes} bytes) refer to it"
         elif row.parts:
             what = f"marked for deletion, but {row.parts} parts refer to it"
         else:

@@ -1,10 +1,10 @@
 """Payloads outside the database: immutable objects, *packs*, in a folder or an object store.
 
-Knows no tables: which pack holds what, and which of them anybody still needs, is the database's to
-say.
+This package knows no tables. The database records which pack holds which parts, and which packs are
+still in use.
 """
 
-from replaydb.packs.place import Place
 from replaydb.packs.protocol import Listed, PackDamage, Range
+from replaydb.packs.store import PayloadStore
 
-__all__ = ["Listed", "PackDamage", "Place", "Range"]
+__all__ = ["Listed", "PackDamage", "PayloadStore", "Range"]

@@ -1,7 +1,7 @@
-"""Packs as objects of a bucket: S3, Google Cloud Storage, Azure, through obstore.
+"""Packs as objects in a bucket of S3, Google Cloud Storage or Azure, through obstore.
 
-obstore itself repeats what failed of a lost connection, a timeout or an error of the server. What
-it says of errors is not passed on, as servers put keys in their answers.
+obstore itself retries requests after lost connections, timeouts and server errors. The texts of its
+errors are not passed on, because services include keys in their answers.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from replaydb.packs.protocol import (
     missing,
     too_short,
 )
-from replaydb.packs.urls import PlaceURL
+from replaydb.packs.urls import PayloadURL
 
 if TYPE_CHECKING:
     from obstore.store import AzureStore, GCSStore, RetryConfig, S3Store
 
-#: Until the end of the call at most, which is most often sooner.
+#: Retries also end with the call, which usually has less time.
 RETRY: Final[RetryConfig] = {
     "max_retries": 1000,
     "retry_timeout": timedelta(minutes=1),
@@ -39,23 +39,23 @@ RETRY: Final[RetryConfig] = {
         "base": 2,
     },
 }
-#: One request, its body included: 300 MB at a megabyte a second.
+#: Time limit of one request, its body included: 300 MB at a megabyte a second.
 _REQUEST: Final = timedelta(minutes=5)
 _CONNECT: Final = timedelta(seconds=5)
 _REQUESTS_AT_ONCE: Final = 16
-#: Bytes that are fetched for nothing rather than asking twice.
+#: Ranges of a pack with a smaller gap between them are fetched in one request, gap included.
 _WORTH_A_REQUEST: Final = 256_000
 _PAGE: Final = 1000
-#: Joining more than this, or its checksum, stops the event loop for more than a moment.
+#: Bytes from which joins and checksums run in a thread, because they would block the event loop.
 _LARGE: Final = 1_000_000
 _FILE = re.compile(r"([0-9a-f]{32})\.pack")
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
 _UNREADABLE = re.compile(r"Got invalid (\w{1,64}) response")
-#: What obstore calls the parameters of a URL.
+#: obstore's names of the parameters of a URL.
 _KEYS: Final = {
     "s3": {
-        # The name that comes before all others, also before those of the environment.
+        # This name takes precedence over all others, also over those of the environment.
         "endpoint": "aws_endpoint_url_s3",
         "region": "region",
         "virtual_hosted_style": "virtual_hosted_style_request",
@@ -63,23 +63,24 @@ _KEYS: Final = {
     "gs": {"endpoint": "base_url"},
     "az": {"account": "account_name", "endpoint": "endpoint"},
 }
-#: Where machines of clouds ask for credentials, when there are none in the environment.
+#: Metadata services, which clients on cloud machines ask for credentials if the environment has
+#: none.
 _METADATA = ("169.254.169.254", "metadata.google.internal")
 
 
 class Bucket:
     """Objects below `PREFIX/STORE_UID/`."""
 
-    def __init__(self, url: PlaceURL, store_uid: str) -> None:
+    def __init__(self, url: PayloadURL, store_uid: str) -> None:
         self._url = str(url)
         self._store = client(url, f"{url.path}/{store_uid}".lstrip("/"))
-        self._turns = asyncio.Semaphore(_REQUESTS_AT_ONCE)
+        self._slots = asyncio.Semaphore(_REQUESTS_AT_ONCE)
 
     async def begin(self) -> None:
-        """Nothing has to be made: prefixes are names only."""
+        """Do nothing: a prefix is part of the names of objects."""
 
     async def get(self, file: str) -> bytes | None:
-        """A small object; None where there is none."""
+        """Return the bytes of a small object; None if there is none."""
         import obstore
 
         try:
@@ -90,15 +91,15 @@ class Bucket:
                 raise
             return None
 
-    async def put(self, file: str, pieces: Sequence[Part], *, sync: bool) -> None:
-        """One request, which is answered when the object is kept."""
+    async def put(self, file: str, chunks: Sequence[Part], *, sync: bool) -> None:
+        """Write an object with one request, which is answered when the object is durable."""
         import obstore
 
-        if sum(map(len, pieces)) < _LARGE:
-            content = b"".join(pieces)
+        if sum(map(len, chunks)) < _LARGE:
+            content = b"".join(chunks)
         else:
-            content = await asyncio.to_thread(b"".join, pieces)
-        # In one request: what is left of several that were broken off is hidden and paid for.
+            content = await asyncio.to_thread(b"".join, chunks)
+        # Not multipart: the parts of an interrupted upload are not listed, but cost money.
         await obstore.put_async(self._store, file, content, use_multipart=False)
 
     async def sizes(self, files: Sequence[str]) -> dict[str, int]:
@@ -109,21 +110,21 @@ class Bucket:
         """
         import obstore
 
-        before = min(files)[:-1]  # the list has what comes after this
+        before = min(files)[:-1]  # the list begins after this name
         found: dict[str, int] = {}
         async for page in obstore.list(self._store, offset=before, chunk_size=_PAGE):
             found.update((each["path"], each["size"]) for each in page)
         return found
 
     async def read(self, ranges: Sequence[Range]) -> list[memoryview | PackDamage]:
-        """Fetch ranges; those that are near each other in a pack come together."""
+        """Fetch ranges. Those that are close together in a pack share a request."""
         found: list[memoryview | PackDamage] = [memoryview(b"")] * len(ranges)
 
         async def fetch(positions: Sequence[int]) -> None:
             several = [ranges[position] for position in positions]
             start = min(wanted.offset for wanted in several)
             stop = max(wanted.offset + wanted.length for wanted in several)
-            async with self._turns:
+            async with self._slots:
                 answer = await self._fetched(several[0].pack, start, stop)
             if isinstance(answer, PackDamage):
                 parts: list[memoryview | PackDamage] = [answer] * len(several)
@@ -145,11 +146,11 @@ class Bucket:
     async def _fetched(
         self, pack: str, start: int, stop: int
     ) -> tuple[memoryview, int] | PackDamage:
-        """Bytes of an object, and where they end: before `stop` if the object does."""
+        """Return bytes of an object, and the position of their end: `stop`, or less at its end."""
         import obstore
         from obstore.exceptions import GenericError
 
-        # Not `get_ranges`: it panics where an object ends before the second of two ranges.
+        # Not `get_ranges`: it panics if an object ends before the second of two ranges.
         try:
             path = f"{pack}.pack"
             if start == stop:
@@ -159,21 +160,21 @@ class Bucket:
         except FileNotFoundError:
             return missing(pack)
         except GenericError:
-            # A range that begins after the end is an error like any other.
+            # A range that begins past the end of the object has no error type of its own.
             size = (await obstore.head_async(self._store, path))["size"]
             if size > start:
-                what = f"a request for a range of pack {pack} got an answer of another kind"
+                what = f"a request for a range of pack {pack} was not answered with that range"
                 return PackDamage(what, "unclear")
             return memoryview(b""), size
 
     async def remove(self, packs: Sequence[str]) -> None:
-        """Delete objects, many in one request where the service can."""
+        """Delete objects, many in one request if the service supports it."""
         import obstore
 
         paths = [f"{pack}.pack" for pack in packs]
         try:
             await obstore.delete_async(self._store, paths)
-        except FileNotFoundError:  # some services tell, and then nobody knows of which
+        except FileNotFoundError:  # some services report a missing object, but not which one
             for path in paths:
                 try:
                     await obstore.delete_async(self._store, path)
@@ -181,7 +182,7 @@ class Bucket:
                     continue
 
     async def listed(self) -> AsyncIterator[list[Listed]]:
-        """The objects, a page at a time."""
+        """Yield pages of the objects."""
         import obstore
 
         async for page in obstore.list(self._store, chunk_size=_PAGE):
@@ -192,7 +193,7 @@ class Bucket:
             ]
 
     def typed(self, error: Exception) -> PayloadsUnavailableError | None:
-        """What happened in words of our own."""
+        """Return the typed error, without the text of the original one."""
         from obstore.exceptions import BaseError
 
         if not isinstance(error, BaseError | OSError | ValueError) and not _is_panic(error):
@@ -200,13 +201,13 @@ class Bucket:
         return PayloadsUnavailableError(self._url, reason(error))
 
     def close(self) -> None:
-        """Connections end when nobody has them any more."""
+        """Do nothing: connections end when nothing refers to them."""
 
 
 def _parts(
     ranges: Sequence[Range], start: int, data: memoryview, end: int
 ) -> list[memoryview | PackDamage]:
-    """Ranges of a pack, from its bytes from `start` to `end`."""
+    """Return ranges of a pack, from its bytes from `start` to `end`."""
     parts: list[memoryview | PackDamage] = []
     for wanted in ranges:
         begin = wanted.offset - start
@@ -219,7 +220,7 @@ def _parts(
 
 
 def _together(ranges: Sequence[Range]) -> list[list[int]]:
-    """Positions of the ranges that are fetched in one request each."""
+    """Return the positions of the ranges that share a request, for each request."""
     by_pack: defaultdict[str, list[int]] = defaultdict(list)
     for position, wanted in enumerate(ranges):
         by_pack[wanted.pack].append(position)
@@ -239,7 +240,7 @@ def _together(ranges: Sequence[Range]) -> list[list[int]]:
 
 
 def reason(error: Exception) -> str:
-    """Why a request failed: only what cannot be a secret is taken from the text."""
+    """Return why a request failed, with only those parts of the text that cannot be secrets."""
     text = str(error)
     status, code = _STATUS.search(text), _CODE.search(text)
     if any(address in text for address in _METADATA):
@@ -249,22 +250,22 @@ def reason(error: Exception) -> str:
     if "error sending request" in text:
         return "no connection"
     if request := _UNREADABLE.search(text):
-        return f"the service answered a {request[1]} request with something that cannot be read"
+        return f"the answer of the service to a {request[1]} request cannot be parsed"
     if _is_panic(error):
-        return "the service answered with something that obstore cannot handle"
+        return "obstore failed on the answer of the service"
     return type(error).__name__
 
 
 def _is_panic(error: Exception) -> bool:
-    """Whether obstore's own code failed, as on answers that no service should give."""
+    """Whether obstore's own code failed, as it does on some invalid answers."""
     return type(error).__module__ == "pyo3_async_runtimes"
 
 
-def client(url: PlaceURL, prefix: str) -> S3Store | GCSStore | AzureStore:
-    """The client of a prefix; all but what the URL says comes from the environment.
+def client(url: PayloadURL, prefix: str) -> S3Store | GCSStore | AzureStore:
+    """Return a client for a prefix, configured by the URL and, for the rest, by the environment.
 
     Raises:
-        InvalidURLError: The URL and the environment do not do.
+        InvalidURLError: The URL and the environment are not enough to configure a client.
         NotSupportedError: obstore is not installed.
     """
     extras.need("obstore", "an object store")
@@ -291,6 +292,6 @@ def client(url: PlaceURL, prefix: str) -> S3Store | GCSStore | AzureStore:
         "payloads",
         "az://CONTAINER/PREFIX?account=NAME, or AZURE_STORAGE_ACCOUNT_NAME in the environment"
         if needs_account
-        else "a URL and an environment that obstore can be configured with",
-        "others",
+        else "a URL and environment variables that obstore accepts",
+        "values that it does not accept",
     )

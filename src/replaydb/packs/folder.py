@@ -1,4 +1,4 @@
-"""Packs as files of a folder, by plain calls of the system in threads of their own."""
+"""Packs as files in a folder, read and written with system calls in a thread pool."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from replaydb.packs.protocol import (
     missing,
     too_short,
 )
-from replaydb.packs.urls import PlaceURL
+from replaydb.packs.urls import PayloadURL
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 _THREADS: Final = 4
-#: A thread reads at least so much: waking another one costs more.
+#: Each thread reads at least this many bytes: for fewer, waking another thread costs more.
 _LEAST_BYTES: Final = 4_000_000
 _PAGE: Final = 1000
-_PIECES_AT_ONCE: Final = os.sysconf("SC_IOV_MAX")
+_MAX_CHUNKS: Final = os.sysconf("SC_IOV_MAX")
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
 _FILE = re.compile(r"([0-9a-f]{32})\.pack(\.part)?")
@@ -51,7 +51,7 @@ _FILE = re.compile(r"([0-9a-f]{32})\.pack(\.part)?")
 class Folder:
     """Files below `FOLDER/STORE_UID/`."""
 
-    def __init__(self, url: PlaceURL, store_uid: str) -> None:
+    def __init__(self, url: PayloadURL, store_uid: str) -> None:
         self._url = str(url)
         self._folder = Path(url.path, store_uid)
         self._threads = ThreadPoolExecutor(_THREADS, "replaydb-packs")
@@ -61,7 +61,7 @@ class Folder:
 
         Raises:
             PayloadsUnavailableError: The URL names a file, or the parent of the folder does not
-                exist: what is missing may be a mount.
+                exist, because a file system may not be mounted.
         """
         await self._in_thread(self._begin)
 
@@ -79,14 +79,14 @@ class Folder:
                 "folder of the URL is created"
             )
         except (FileExistsError, NotADirectoryError):
-            reason = "there is a file of this name, or above it: name a folder"
+            reason = "this path, or one above it, is a file: name a folder"
         else:
             _sync_folder(folder.parent)
             return
         raise PayloadsUnavailableError(self._url, reason)
 
     async def get(self, file: str) -> bytes | None:
-        """A small file; None where there is none."""
+        """Return the bytes of a small file; None if there is none."""
 
         def get() -> bytes | None:
             try:
@@ -96,17 +96,17 @@ class Folder:
 
         return await self._in_thread(get)
 
-    async def put(self, file: str, pieces: Sequence[Part], *, sync: bool) -> None:
-        """Write a file under another name, and rename it when it is whole."""
-        await self._in_thread(self._put, file, pieces, sync)
+    async def put(self, file: str, chunks: Sequence[Part], *, sync: bool) -> None:
+        """Write a file under a temporary name, and rename it when it is complete."""
+        await self._in_thread(self._put, file, chunks, sync)
 
-    def _put(self, file: str, pieces: Sequence[Part], sync: bool) -> None:
-        # Named as a pack's that nobody knows: what a kill leaves of it is found as such.
+    def _put(self, file: str, chunks: Sequence[Part], sync: bool) -> None:
+        # The temporary name is that of an orphan, so pruning finds the remains of a killed write.
         unfinished = self._folder / f"{uuid4().hex}.pack.part"
         try:
             descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
             try:
-                _write_all(descriptor, pieces)
+                _write_all(descriptor, chunks)
                 if sync:
                     os.fsync(descriptor)
             finally:
@@ -120,7 +120,7 @@ class Folder:
             _sync_folder(self._folder)
 
     async def sizes(self, files: Sequence[str]) -> dict[str, int]:
-        """Look files up in the directory that the path leads to now, held open meanwhile."""
+        """Look files up in one open directory: the one that the path leads to at this moment."""
 
         def sizes() -> dict[str, int]:
             with self._opened() as folder:
@@ -130,9 +130,9 @@ class Folder:
         return await self._in_thread(sizes)
 
     async def read(self, ranges: Sequence[Range]) -> list[memoryview | PackDamage]:
-        """Read ranges, each into memory of its own.
+        """Read ranges, each into its own memory.
 
-        Not mapped: a file that is cut off while it is mapped kills whoever looks at it.
+        Files are not memory-mapped: if one is truncated while mapped, a read kills the process.
         """
         if sum(wanted.length for wanted in ranges) < _LEAST_BYTES:
             return await self._in_thread(self._read, ranges)
@@ -153,14 +153,14 @@ class Folder:
         return found
 
     def _read(self, ranges: Sequence[Range]) -> list[memoryview | PackDamage]:
-        """The same in the thread that one is in."""
+        """Read ranges in the current thread."""
         found = self._prepared(ranges)
         for position, outcome in self._filled(ranges, _views(found)):
             found[position] = outcome
         return found
 
     def _prepared(self, ranges: Sequence[Range]) -> list[memoryview | PackDamage]:
-        """Memory for each range, but for those that the files do not have."""
+        """Allocate memory for each range; return damage for ranges that the files do not have."""
         with self._opened() as folder:
             sizes = {
                 pack: _size(_file(pack), folder) for pack in {wanted.pack for wanted in ranges}
@@ -179,7 +179,7 @@ class Folder:
     def _filled(
         self, ranges: Sequence[Range], views: Mapping[int, memoryview]
     ) -> list[tuple[int, memoryview | PackDamage]]:
-        """Read some of the ranges, by position; a file may have gone or shrunk meanwhile."""
+        """Read some of the ranges, by position. A file may be removed or truncated meanwhile."""
         by_pack: defaultdict[str, list[int]] = defaultdict(list)
         for position in views:
             by_pack[ranges[position].pack].append(position)
@@ -205,10 +205,10 @@ class Folder:
 
     @contextmanager
     def _opened(self) -> Iterator[int]:
-        """The folder, held: a file that it does not have is gone, and not only out of reach.
+        """Open the folder, so that a file missing in it is gone, and not only unreachable.
 
-        Looked for by its path, it would be missing also while the folder is not mounted, and that
-        may be over when somebody asks for the marker.
+        With lookups by path, a file would also be missing while the folder is not mounted. The
+        folder may be mounted again before the marker is read.
         """
         descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -217,7 +217,7 @@ class Folder:
             os.close(descriptor)
 
     async def remove(self, packs: Sequence[str]) -> None:
-        """Remove files; a removal that a power cut undoes leaves what nobody knows."""
+        """Remove files. If a power cut undoes a removal, the file is an orphan."""
 
         def remove() -> None:
             for pack in packs:
@@ -228,7 +228,7 @@ class Folder:
         await self._in_thread(remove)
 
     async def listed(self) -> AsyncIterator[list[Listed]]:
-        """The files, a page at a time."""
+        """Yield pages of the files."""
         names = await self._in_thread(os.listdir, self._folder)
         for first in range(0, len(names), _PAGE):
             yield await self._in_thread(self._described, names[first : first + _PAGE])
@@ -244,22 +244,22 @@ class Folder:
         return found
 
     def typed(self, error: Exception) -> ReplayDBError | None:
-        """What the system says holds no secrets, and stays as the cause."""
+        """Return the typed error. An `OSError` has no secrets in it, and is kept as its cause."""
         if not isinstance(error, OSError):
             return None
-        said = error.strerror or type(error).__name__
+        reason = error.strerror or type(error).__name__
         typed: ReplayDBError
         if error.errno in _FULL:
-            typed = DatabaseFullError(f"{self._url}: {said}")
+            typed = DatabaseFullError(f"{self._url}: {reason}")
         elif error.errno in _READ_ONLY:
-            typed = DatabaseReadOnlyError(f"{self._url}: {said}")
+            typed = DatabaseReadOnlyError(f"{self._url}: {reason}")
         else:
-            typed = PayloadsUnavailableError(self._url, said)
+            typed = PayloadsUnavailableError(self._url, reason)
         typed.__cause__ = error
         return typed
 
     def close(self) -> None:
-        """Let the threads end when they have done what they do."""
+        """Let the threads end after their current work."""
         self._threads.shutdown(wait=False)
 
     def _path(self, pack: str) -> Path:
@@ -271,7 +271,7 @@ class Folder:
 
 
 def _views(found: Sequence[memoryview | PackDamage]) -> dict[int, memoryview]:
-    """Memory to be filled, by position."""
+    """Return the memory to read into, by position."""
     return {position: each for position, each in enumerate(found) if isinstance(each, memoryview)}
 
 
@@ -286,12 +286,12 @@ def _size(file: str, folder: int) -> int | None:
         return None
 
 
-def _write_all(descriptor: int, pieces: Sequence[Part]) -> None:
-    """Write pieces end to end; the system may take less than it is given."""
-    left = [memoryview(piece) for piece in pieces if len(piece)]
+def _write_all(descriptor: int, chunks: Sequence[Part]) -> None:
+    """Write chunks one after another. A system call may write less than it is given."""
+    left = [memoryview(chunk) for chunk in chunks if len(chunk)]
     left.reverse()
     while left:
-        written = os.writev(descriptor, left[: -_PIECES_AT_ONCE - 1 : -1])
+        written = os.writev(descriptor, left[: -_MAX_CHUNKS - 1 : -1])
         while left and written >= len(left[-1]):
             written -= len(left.pop())
         if written:
@@ -299,7 +299,7 @@ def _write_all(descriptor: int, pieces: Sequence[Part]) -> None:
 
 
 def _read_all(descriptor: int, into: memoryview, offset: int) -> bool:
-    """Fill memory from a file; False if the file ends before."""
+    """Fill memory from a file. Returns False if the file is too short."""
     while into:
         count = os.preadv(descriptor, [into], offset)
         if count == 0:
@@ -309,7 +309,7 @@ def _read_all(descriptor: int, into: memoryview, offset: int) -> bool:
 
 
 def _sync_folder(folder: Path) -> None:
-    """What was renamed in a folder survives a power cut when the folder was flushed."""
+    """Flush a folder, so that files renamed in it survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

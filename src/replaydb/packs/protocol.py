@@ -1,4 +1,4 @@
-"""What packs are kept in: a folder or a bucket, below one prefix."""
+"""Protocol of the storage of packs: a folder, or a prefix of a bucket."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Literal, Protocol
 from replaydb import codec
 from replaydb.errors import ReplayDBError
 
-#: Bytes of one part, in one piece: one dimension of unsigned bytes.
+#: Contiguous bytes of one part: one dimension of unsigned bytes.
 Part = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Bytes of a pack.
+    """A range of bytes in a pack.
 
     Attributes:
-        pack: Its name.
-        offset: The first byte, from 0.
-        length: How many.
-        checksum: Their checksum, as of `codec.checksum_of`. None: they are not compared with one.
+        pack: Name of the pack.
+        offset: Position of the first byte, from 0.
+        length: Number of bytes.
+        checksum: Checksum of the bytes, as of `codec.checksum_of`. None: they are not checked.
     """
 
     pack: str
@@ -33,14 +33,14 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class PackDamage:
-    """In place of bytes that are missing or wrong.
+    """The result of a read in place of bytes that are missing or wrong.
 
-    Two reads that found the same are equal.
+    Results of two reads that found the same damage are equal.
 
     Attributes:
-        reason: What was found, for people.
+        reason: Description of the damage.
         kind: `absent`: the bytes do not exist. `altered`: they are not those that were written.
-            `unclear`: the answer says nothing of them.
+            `unclear`: the answer shows neither.
     """
 
     reason: str
@@ -49,12 +49,12 @@ class PackDamage:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A pack that is there, or what a killed write left of one.
+    """An existing pack, or the remains of one whose write was killed.
 
     Attributes:
-        name: Its name.
-        num_bytes: Its size.
-        modified: When it was written, by the clock of where it is.
+        name: Name of the pack.
+        num_bytes: Size of the object.
+        modified: When it was written, by the clock of the storage.
     """
 
     name: str
@@ -65,22 +65,23 @@ class Listed:
 class Objects(Protocol):
     """Files of a folder, or objects below a prefix of a bucket.
 
-    Its own errors are whatever the system or the client raises; `typed` knows them.
+    Methods raise the errors of the operating system or of the client library. `typed` converts
+    them.
     """
 
     async def begin(self) -> None:
-        """Make what has to be there before the first object."""
+        """Create what must exist before the first object."""
 
     async def get(self, file: str) -> bytes | None:
-        """A small object; None where there is none."""
+        """Return the bytes of a small object; None if there is none."""
 
-    async def put(self, file: str, pieces: Sequence[Part], *, sync: bool) -> None:
-        """Write an object that is there whole or not at all.
+    async def put(self, file: str, chunks: Sequence[Part], *, sync: bool) -> None:
+        """Write an object atomically.
 
         Args:
-            file: Its name.
-            pieces: What is in it, end to end.
-            sync: Return when a power cut can no longer undo it.
+            file: Name of the object.
+            chunks: Its content, to be concatenated.
+            sync: Return only when the object survives a power cut.
         """
 
     async def sizes(self, files: Sequence[str]) -> dict[str, int]:
@@ -92,35 +93,35 @@ class Objects(Protocol):
         ...
 
     async def read(self, ranges: Sequence[Range]) -> list[memoryview | PackDamage]:
-        """Bytes of packs, in this order; damage where they are missing or fail their checksum."""
+        """Return the bytes of ranges, in order; damage if they are missing or fail a checksum."""
         ...
 
     async def remove(self, packs: Sequence[str]) -> None:
-        """Remove packs, and what killed writes left of them; some may be gone."""
+        """Remove packs, and the remains of killed writes of them. Packs may already be gone."""
 
     def listed(self) -> AsyncIterator[list[Listed]]:
-        """Every pack, and what killed writes left, some at a time."""
+        """Yield pages of all packs, and of the remains of killed writes."""
         ...
 
     def typed(self, error: Exception) -> ReplayDBError | None:
-        """The error as callers get it, without secrets; None where it is not one of these."""
+        """Return the typed error for callers, without secrets; None for errors of other origin."""
 
     def close(self) -> None:
-        """Let go of threads and connections."""
+        """Release threads and connections."""
 
 
 def missing(pack: str) -> PackDamage:
-    """No such object."""
+    """Return the damage of a range whose pack does not exist."""
     return PackDamage(f"pack {pack} is missing")
 
 
 def too_short(wanted: Range, size: int) -> PackDamage:
-    """The object, of this many bytes, ends before the range does."""
+    """Return the damage of a range that extends past the end of its pack, of this size."""
     stop = wanted.offset + wanted.length
     return PackDamage(f"pack {wanted.pack} ends at byte {size}, before byte {stop}")
 
 
 def compared(wanted: Range, data: memoryview) -> memoryview | PackDamage:
-    """The bytes of a range, if they have its checksum."""
+    """Return the bytes of a range if they have its checksum, else the damage."""
     wrong = None if wanted.checksum is None else codec.mismatch(data, wanted.checksum)
     return data if wrong is None else PackDamage(wrong, "altered")

@@ -1,4 +1,4 @@
-"""URLs of places: a folder, or a bucket and a prefix. Those that hold secrets are refused."""
+"""URLs of payload stores: a folder, or a bucket and a prefix. URLs with secrets are refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from replaydb.errors import InvalidURLError
 EXPECTED: Final = (
     "file:///FOLDER, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX?account=NAME"
 )
-#: What may stand after the question mark: where the service is, never who asks.
+#: Allowed query parameters: they locate the service, and never hold credentials.
 _PARAMETERS: Final[Mapping[str, tuple[str, ...]]] = {
     "file": (),
     "s3": ("endpoint", "region", "virtual_hosted_style"),
@@ -29,14 +29,14 @@ _ENDPOINT = re.compile(r"https?://[A-Za-z0-9.:\[\]_-]+(/[A-Za-z0-9._/-]*)?")
 
 
 @dataclass(frozen=True, slots=True)
-class PlaceURL:
-    """Where packs are.
+class PayloadURL:
+    """A parsed URL of a payload store.
 
     Attributes:
         scheme: One of file, s3, gs, az.
         bucket: Bucket or container; empty for a folder.
-        path: The folder, absolute; or the prefix in the bucket, without slashes at its ends.
-        parameters: Those of `_PARAMETERS` that were given.
+        path: Absolute path of the folder, or the prefix in the bucket without outer slashes.
+        parameters: Query parameters, all of them in `_PARAMETERS`.
     """
 
     scheme: str
@@ -45,7 +45,7 @@ class PlaceURL:
     parameters: Mapping[str, str]
 
     def __str__(self) -> str:
-        """Always the same for the same place."""
+        """Return the normalized URL."""
         if self.scheme == "file":
             return Path(self.path).as_uri()
         ending = f"/{self.path}" if self.path else ""
@@ -54,10 +54,10 @@ class PlaceURL:
 
     @classmethod
     def of(cls, url: str) -> Self:
-        """Read one.
+        """Parse a URL.
 
         Raises:
-            InvalidURLError: It cannot be used. What was given is not repeated: it may hold a key.
+            InvalidURLError: It cannot be used. The error does not repeat it, as it may hold a key.
         """
         parts = None
         if isinstance(url, str) and url.isprintable():
@@ -68,12 +68,12 @@ class PlaceURL:
         if "@" in parts.netloc:
             raise _refused("no user or password: credentials come from the environment", "one")
         if parts.fragment or url.endswith("#"):
-            raise _refused("no fragment", "one")
+            raise _refused("no fragment", "a URL with one")
         parameters = _parameters(parts)
         if parts.scheme == "file":
             return cls("file", "", _folder(parts), parameters)
         if not _BUCKET.fullmatch(parts.netloc):
-            what = "no bucket" if not parts.netloc else "something that is no bucket's name"
+            what = "no bucket" if not parts.netloc else "an invalid bucket name"
             raise _refused(f"{parts.scheme}://BUCKET/PREFIX", what)
         return cls(parts.scheme, parts.netloc, _prefix(parts), parameters)
 
@@ -81,11 +81,11 @@ class PlaceURL:
 def _folder(parts: SplitResult) -> str:
     path = unquote(parts.path)
     if parts.netloc not in ("", "localhost"):
-        raise _refused("file:///FOLDER", "a host: two slashes where there should be three")
+        raise _refused("file:///FOLDER", "a host: write three slashes instead of two")
     if not path.startswith("/") or path.startswith("//"):
-        raise _refused("a folder from the root, file:///FOLDER", "one that is not")
+        raise _refused("an absolute path, file:///FOLDER", "another path")
     if ".." in path.split("/") or "\0" in path:
-        raise _refused("a folder without `..`", "one with it")
+        raise _refused("a path without `..` and NUL characters", "a path with one")
     return str(Path(path))
 
 
@@ -99,13 +99,13 @@ def _prefix(parts: SplitResult) -> str:
 
 def _parameters(parts: SplitResult) -> dict[str, str]:
     known = _PARAMETERS[parts.scheme]
-    expected = f"no parameters but {', '.join(known)}" if known else "no parameters"
+    expected = f"only the parameters {', '.join(known)}" if known else "no parameters"
     pairs = parse_qsl(parts.query, keep_blank_values=True)
     if (parts.query and not pairs) or len(dict(pairs)) < len(pairs):
-        raise _refused("parameters as NAME=VALUE, each once", "others")
+        raise _refused("parameters as NAME=VALUE, each at most once", "others")
     for name, value in pairs:
         if name not in known:
-            raise _refused(expected, "another; keys and tokens come from the environment")
+            raise _refused(expected, "another one; keys and tokens come from the environment")
         _check_parameter(name, value)
     return dict(pairs)
 
@@ -116,7 +116,7 @@ def _check_parameter(name: str, value: str) -> None:
         "virtual_hosted_style": ("true or false", value in ("true", "false")),
     }.get(name, (f"the name of the {name}", _WORD.fullmatch(value)))
     if not fits:
-        raise _refused(f"{name}={expected}", "something else")
+        raise _refused(f"{name}={expected}", "another value")
 
 
 def _refused(expected: str, actual: str) -> InvalidURLError:

@@ -1,12 +1,12 @@
-"""What trainers compute from stored groups.
+"""Training utilities: advantages, importance ratios, priorities, datasets and metrics.
 
-advantages   GRPO, Dr.GRPO, RLOO, pass@k and batch-normalised, over ragged groups
-critics      advantages of tokens from a value function, for PPO
-importance   ratios to the behaviour policy, staleness masks, how far off-policy a step was
+advantages   GRPO, Dr.GRPO, RLOO, pass@k and batch-normalised advantages of ragged groups
+critics      token-level advantages from a value function (GAE), for PPO
+importance   importance ratios, staleness masks, off-policy statistics of a step
 priorities   scores for `Buffer.put(priority=...)` and `Buffer.update_priorities`
-replacement  replay in the place of groups that teach nothing
+replacement  replacement of zero-variance groups by replay
 dataset      a `torch.utils.data.IterableDataset`; not imported here, as it imports torch
-prometheus   metrics for a scraper (extra `replaydb[prometheus]`); not imported here
+prometheus   Prometheus collectors (extra `replaydb[prometheus]`); not imported here
 """
 
 from replaydb.batch import PackedBatch, PaddedBatch, SplitBatch

@@ -1,11 +1,10 @@
-"""Advantages of the episodes of ragged groups.
+"""Group-relative advantages of episodes, for groups of any size.
 
-Every function takes rewards [E] and the group of each [E] (`batch.rewards, batch.group_index`, or
-tensors on any device), groups may be of any size and in any order, and the result is what came in:
-float64 arrays from numpy and lists, tensors from tensors. A reward that is NaN (there is none)
-counts in no statistic, and its advantage is 0. In a group whose rewards are all equal, that is
-`max - min <= tolerance`, all advantages are exactly 0: a standard deviation of equal floats need
-not be.
+Every function takes rewards [E] and the group index of each episode [E], such as `batch.rewards`
+and `batch.group_index`. Episodes may be in any order. Numpy arrays and lists return float64 arrays;
+torch tensors, on any device, return tensors. An episode without a reward (NaN) is excluded from all
+statistics and has the advantage 0. In a zero-variance group (`max - min <= tolerance`), all
+advantages are exactly 0, since the computed standard deviation of equal floats may differ from 0.
 """
 
 from __future__ import annotations
@@ -35,15 +34,18 @@ def grpo(
     Group relative policy optimisation (Shao et al., 2024, DeepSeekMath, section 4.1.2).
 
     Args:
-        rewards: [E].
-        group_index: Group of each, [E].
-        std: "sample" divides the squares by n - 1, as `torch.std` and so TRL does; "population"
-            by n, as `numpy.std` does. They differ by a factor of sqrt(n / (n - 1)).
-        eps: Added to the standard deviation; 1e-4 is TRL's, 1e-6 verl's.
-        tolerance: Rewards of a group that are this close are equal.
+        rewards: Reward of each episode, [E]; NaN for none.
+        group_index: Index of the group of each episode, integers >= 0, [E].
+        std: "sample" divides the sum of squares by n - 1, like `torch.std` and TRL; "population"
+            divides by n, like `numpy.std`. They differ by a factor of sqrt(n / (n - 1)).
+        eps: Added to the standard deviation; TRL uses 1e-4, verl 1e-6.
+        tolerance: Rewards of a group whose range is at most this count as equal.
+
+    Returns:
+        Advantages, [E].
 
     Raises:
-        InvalidInputError: Shapes differ, or an argument is wrong.
+        InvalidInputError: Shapes differ, or an argument is invalid.
     """
     checks.one_of("std", std, get_args(Std))
     eps = checks.number("eps", eps, least=0.0)
@@ -56,34 +58,40 @@ def grpo(
 def dr_grpo(rewards: A, group_index: Any, *, tolerance: float = 1e-6) -> A:
     """`r - mean` within each group.
 
-    GRPO done right (Liu et al., 2025, Understanding R1-Zero-Like Training, section 3.2): without
-    the division, which weighs up prompts that are very easy or very hard.
+    Dr. GRPO (Liu et al., 2025, Understanding R1-Zero-Like Training, section 3.2): without the
+    division by the standard deviation, which gives very easy and very hard prompts more weight.
 
     Args:
-        rewards: [E].
-        group_index: Group of each, [E].
+        rewards: Reward of each episode, [E]; NaN for none.
+        group_index: Index of the group of each episode, integers >= 0, [E].
         tolerance: See `grpo`.
 
+    Returns:
+        Advantages, [E].
+
     Raises:
-        InvalidInputError: Shapes differ.
+        InvalidInputError: Shapes differ, or an argument is invalid.
     """
     groups = _Groups.of(rewards, group_index, tolerance)
     return cast("A", groups.result(groups.centred))
 
 
 def rloo(rewards: A, group_index: Any, *, tolerance: float = 1e-6) -> A:
-    """`r - mean of the others` within each group; 0 in a group of one.
+    """`r - mean of the other rewards` within each group; 0 in a group of one.
 
     REINFORCE leave-one-out (Ahmadian et al., 2024, Back to Basics, section 3.3; Kool et al.,
     2019), which is `n / (n - 1) * (r - mean)`.
 
     Args:
-        rewards: [E].
-        group_index: Group of each, [E].
+        rewards: Reward of each episode, [E]; NaN for none.
+        group_index: Index of the group of each episode, integers >= 0, [E].
         tolerance: See `grpo`.
 
+    Returns:
+        Advantages, [E].
+
     Raises:
-        InvalidInputError: Shapes differ.
+        InvalidInputError: Shapes differ, or an argument is invalid.
     """
     groups = _Groups.of(rewards, group_index, tolerance)
     size = groups.size[groups.index]
@@ -91,22 +99,25 @@ def rloo(rewards: A, group_index: Any, *, tolerance: float = 1e-6) -> A:
 
 
 def pass_at_k(rewards: A, group_index: Any, k: int, *, solved: float = 1.0) -> A:
-    """Advantages for the chance that at least one of k episodes solves the prompt.
+    """Advantages for pass@k, the probability that at least one of k episodes solves the prompt.
 
     The analytical form of pass@k training (Chen et al., 2025, Pass@k Training for Adaptively
-    Balancing Exploration and Exploitation, equations 14 and 15): with n episodes of which w are
-    wrong, `p = 1 - C(w, k) / C(n, k)` and `s = sqrt(p * (1 - p))`, a right one has `(1 - p) / s`
-    and a wrong one `(1 - p - C(w - 1, k - 1) / C(n - 1, k - 1)) / s`. All are 0 where s is 0:
-    nothing is right, or any k contain a right one.
+    Balancing Exploration and Exploitation, equations 14 and 15). With n episodes, w of them wrong,
+    `p = 1 - C(w, k) / C(n, k)` and `s = sqrt(p * (1 - p))`, the advantage of a correct episode is
+    `(1 - p) / s`, and that of a wrong one `(1 - p - C(w - 1, k - 1) / C(n - 1, k - 1)) / s`. All
+    are 0 if s is 0: no episode is correct, or any k episodes contain a correct one.
 
     Args:
-        rewards: [E].
-        group_index: Group of each, [E].
-        k: At least 1; in smaller groups, their size.
-        solved: Rewards of at least this are right.
+        rewards: Reward of each episode, [E]; NaN for none.
+        group_index: Index of the group of each episode, integers >= 0, [E].
+        k: Number of attempts, at least 1; limited to the size of each group.
+        solved: Minimum reward of a correct episode.
+
+    Returns:
+        Advantages, [E].
 
     Raises:
-        InvalidInputError: Shapes differ, or an argument is wrong.
+        InvalidInputError: Shapes differ, or an argument is invalid.
     """
     draws = checks.whole_number("k", k, least=1)
     solved = checks.number("solved", solved)
@@ -129,37 +140,40 @@ def batch_normalised(
 ) -> A:
     """`(r - mean of the group) / (std of the batch + eps)`.
 
-    The mean is the group's and the standard deviation (of the sample) that of all rewards: "Lite
+    The mean is over the group, the sample standard deviation over all rewards of the batch: "Lite
     PPO" (Liu et al., 2025, Tricks or Traps? A Deep Dive into RL for LLM Reasoning, section 4.1),
-    TRL's `scale_rewards="batch"`.
+    or `scale_rewards="batch"` in TRL.
 
     Args:
-        rewards: [E].
-        group_index: Group of each, [E].
+        rewards: Reward of each episode, [E]; NaN for none.
+        group_index: Index of the group of each episode, integers >= 0, [E].
         eps: Added to the standard deviation.
         tolerance: See `grpo`.
 
+    Returns:
+        Advantages, [E].
+
     Raises:
-        InvalidInputError: Shapes differ.
+        InvalidInputError: Shapes differ, or an argument is invalid.
     """
     groups = _Groups.of(rewards, group_index, tolerance)
     eps = checks.number("eps", eps, least=0.0)
-    whole = _Groups.of(rewards, groups.index * 0, tolerance)
-    return cast("A", groups.result(groups.centred / (whole.std(1) + eps)))
+    batch = _Groups.of(rewards, groups.index * 0, tolerance)
+    return cast("A", groups.result(groups.centred / (batch.std(1) + eps)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Groups:
-    """Rewards by group: arrays of numpy or of torch.
+    """Rewards by group, as numpy arrays or torch tensors.
 
     Attributes:
-        values: Rewards, 0 where there is none, [E].
-        known: Where there is one, bool [E].
-        index: Group of each, [E].
-        count: Groups.
-        size: Rewards of each group that are known, [count].
-        centred: Distance from the mean of the group, [E].
-        varied: Whether the rewards of its group differ, bool [E].
+        values: Rewards, 0 for episodes without one, [E].
+        known: Whether the episode has a reward, bool [E].
+        index: Group index of each episode, [E].
+        count: Number of groups.
+        size: Number of known rewards of each group, [count].
+        centred: Difference from the mean of the group, [E].
+        varied: Whether the rewards of the group differ and the reward is known, bool [E].
     """
 
     values: Any
@@ -172,9 +186,9 @@ class _Groups:
 
     @classmethod
     def of(cls, rewards: Any, group_index: Any, tolerance: float) -> _Groups:
-        """Look at the groups."""
+        """Compute the statistics of each group."""
         given, index, count = segments.checked(rewards, group_index)
-        known = given == given  # but for NaN, in both libraries
+        known = given == given  # False for NaN, in numpy and torch
         values = segments.where(known, given, 0.0)
         size = segments.total(segments.where(known, values * 0.0 + 1.0, 0.0), index, count)
         mean = segments.total(values, index, count) / size.clip(1.0)
@@ -184,18 +198,18 @@ class _Groups:
         return cls(values, known, index, count, size, values - mean[index], varied)
 
     def std(self, correction: int) -> Any:
-        """Standard deviation of the rewards of the group of each [E]."""
+        """Standard deviation of the rewards of each episode's group, [E]."""
         squares = segments.where(self.known, self.centred**2, 0.0)
         summed = segments.total(squares, self.index, self.count)
         return ((summed / (self.size - correction).clip(1.0)) ** 0.5)[self.index]
 
     def result(self, advantages: Any) -> Any:
-        """The advantages where the rewards of the group differ, 0 elsewhere."""
+        """Return the advantages, but 0 in zero-variance groups and for unknown rewards."""
         return segments.where(self.varied, advantages, 0.0)
 
 
 def _none_of(wrong: Any, n: Any, k: int) -> Any:
-    """`C(wrong, k) / C(n, k)` for each group; k at most n. 0 to 1."""
+    """Return `C(wrong, k) / C(n, k)` for each group, with k limited to n."""
     share = wrong * 0.0 + 1.0
     for i in range(k):
         drawn = segments.where(n > i, (wrong - i) / (n - i).clip(1.0), 1.0)

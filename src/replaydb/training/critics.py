@@ -1,4 +1,4 @@
-"""Advantages of tokens from a value function, for PPO."""
+"""Token-level rewards and generalized advantage estimation (GAE), for PPO."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ if TYPE_CHECKING:
 
 
 def terminal_rewards(rewards: Tensor, mask: Tensor) -> Tensor:
-    """Rewards of sequences on their last token in the loss: what an outcome reward is to PPO.
+    """Place the reward of each sequence on its last token in the loss.
 
     Args:
-        rewards: [N]; NaN (there is none) becomes 0.
+        rewards: Reward of each sequence, [N]; NaN (none) becomes 0.
         mask: Loss mask, bool [N, L].
 
     Returns:
-        [N, L], 0 everywhere else, and in sequences without a token in the loss.
+        Token rewards, [N, L]; 0 at all other tokens, and in sequences without a token in the loss.
     """
     import torch
 
-    places = torch.arange(1, mask.shape[1] + 1, device=mask.device) * mask
-    last = places == places.amax(dim=1, keepdim=True) if mask.shape[1] else mask
+    positions = torch.arange(1, mask.shape[1] + 1, device=mask.device) * mask
+    last = positions == positions.amax(dim=1, keepdim=True) if mask.shape[1] else mask
     return torch.where(last & mask, rewards.nan_to_num(0.0)[:, None], 0.0)
 
 
@@ -36,25 +36,25 @@ def gae(
     discount: float = 1.0,
     decay: float = 0.95,
 ) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation over the tokens in the loss.
+    """Compute generalized advantage estimates (GAE) over the tokens in the loss.
 
-    `A_t = sum_k (discount * decay)^k d_(t+k)` with `d_t = r_t + discount * V_(t+1) - V_t`, where
-    t + 1 is the next token in the loss of the same row (tokens between turns take no time) and the
-    value after the last one is 0 (Schulman et al., 2016). The sums are made by doubling, in
-    log2(L) passes over all rows at once.
+    `A_t = sum_k (discount * decay)^k d_(t+k)` with `d_t = r_t + discount * V_(t+1) - V_t`. Here
+    t + 1 is the next token in the loss of the same row, so tokens between turns are skipped, and
+    the value after the last one is 0 (Schulman et al., 2016). The sums take log2(L) passes over
+    all rows at once.
 
     Args:
-        rewards: Of tokens, [N, L]: `token_extras["token_rewards"]`, or `terminal_rewards(...)`.
-            Outside the mask they count for nothing.
-        values: The value function at each token, before it is taken, [N, L]; gradients are not
-            followed.
+        rewards: Token rewards, [N, L]: `token_extras["token_rewards"]`, or
+            `terminal_rewards(...)`. Rewards outside the mask are ignored.
+        values: Value estimates of the state before each token, [N, L]. No gradients flow through
+            them.
         mask: Loss mask, bool [N, L].
         discount: Gamma, 0 to 1.
         decay: Lambda, 0 to 1.
 
     Returns:
-        Advantages, and returns (advantages + values) to train the value function on: [N, L], 0
-        outside the mask.
+        Advantages, and returns (advantages + values) as targets of the value function; both
+        [N, L], 0 outside the mask.
 
     Raises:
         InvalidInputError: Shapes differ, or a number is out of range.
@@ -66,7 +66,7 @@ def gae(
         raise InvalidInputError("rewards, values, mask", "one shape", shapes)
     gamma = checks.number("discount", discount, least=0.0, most=1.0)
     factor = gamma * checks.number("decay", decay, least=0.0, most=1.0)
-    # Tokens in the loss come first, in their order; behind them everything is 0.
+    # Move the tokens in the loss to the front, in their order; the rest is 0.
     order = torch.argsort((~mask).to(torch.uint8), dim=1, stable=True)
     chosen = mask.gather(1, order)
     dense_values = torch.where(chosen, values.detach().gather(1, order), 0.0)

@@ -1,4 +1,4 @@
-"""Stored groups as a dataset of torch, for trainers that do not run in an event loop."""
+"""PyTorch `IterableDataset` of stored groups, for trainers without an event loop."""
 
 from __future__ import annotations
 
@@ -21,40 +21,41 @@ from replaydb.policies import Fifo, SamplingPolicy, checked_policy
 
 @dataclass(eq=False, kw_only=True)
 class ReplayDataset(IterableDataset[Any]):
-    """Batches of a buffer, one after another, each rank and worker its own groups.
+    """Iterable dataset over batches of a buffer; ranks and workers get disjoint groups.
 
-    Goes into a `torch.utils.data.DataLoader` with `batch_size=None`, with any number of workers;
-    each opens the store itself when iteration begins, so it may be forked or spawned. Iterating
-    ends after `num_steps` batches; a loop that is left earlier, or garbage, closes the store.
+    Pass it to a `torch.utils.data.DataLoader` with `batch_size=None` and any number of workers,
+    forked or spawned: each worker opens the store when its iteration begins. Iteration ends after
+    `num_steps` batches. The store is closed when the iterator ends, is closed or garbage-collected.
 
     Attributes:
-        url: The store's.
-        buffer: Name of the buffer, which must be there.
-        batch_size: Groups of a batch.
-        policy: How groups are chosen.
-        shard: How batches of ranks and workers stay disjoint. "lease": each holds its groups until
-            it asks for its next batch, which acks them; one that dies gives them back when the
-            lease expires. A worker of a DataLoader asks ahead of the trainer: up to `num_workers *
-            prefetch_factor` batches are acked before the trainer has them, and are not trained if
-            it ends early. With `num_workers=0` none is. "modulo": each is given the groups whose
-            id modulo the number of shards is its own, again and again; shards are fixed, so one
-            may run dry before another.
-        collate: Called with each `Batch`; by default the batch itself is handed out. Workers send
-            what it returns to the trainer, so tensors are better than groups.
-        prefetch: See `Buffer.loader`.
-        ttl: Seconds that leases last.
-        where: Only groups that meet this expression over `replaydb.col`.
+        url: URL of the store.
+        buffer: Name of the buffer, which must exist.
+        batch_size: Number of groups in a batch.
+        policy: Sampling strategy, `Fifo()` by default.
+        shard: How ranks and workers get disjoint batches. "lease" (default): each leases its
+            groups and acks them when it requests the next batch; if it dies, they return to the
+            buffer when the lease expires. Workers of a DataLoader run ahead of the trainer: up to
+            `num_workers * prefetch_factor` batches are acked before the trainer receives them, and
+            are not trained on if it stops early. With `num_workers=0`, there are none. "modulo":
+            each samples groups with `id % num_shards == shard`, repeatedly; shards are fixed, so
+            one can run out of groups before another.
+        collate: Function that converts each `Batch`; by default the batch itself is yielded.
+            Workers send the result to the trainer, so it should be tensors rather than groups.
+        prefetch: See `Buffer.loader`; 2 by default.
+        ttl: Duration of leases in seconds, 600 by default.
+        where: Only groups that meet this condition over `replaydb.col`.
         max_staleness: Only groups at most this many policy versions behind.
-        num_steps: End after so many batches; None never ends.
-        timeout: Seconds to wait for each batch; None waits for ever.
-        at_least: Hand out fewer than `batch_size` groups, but so many, rather than wait or fail;
-            None means all of `batch_size`. See `Buffer.sample`.
-        run: See `Store.open`.
-        rank: This process among `world_size`; both by default as `torch.distributed` has them.
-        world_size: Processes that iterate.
+        num_steps: Number of batches; None (default) iterates forever.
+        timeout: Seconds to wait for each batch; None (default) waits without limit.
+        at_least: Yield a smaller batch of at least this many groups, rather than wait or fail;
+            None (default) requires `batch_size`. See `Buffer.sample`.
+        run: Name of the run, see `Store.open`.
+        rank: Index of this process, less than `world_size`. By default, both are taken from
+            `torch.distributed` if it is initialized; otherwise there is one process.
+        world_size: Number of processes that iterate.
 
     Raises:
-        InvalidInputError: An argument is wrong.
+        InvalidInputError: An argument is invalid.
     """
 
     url: str = field(repr=False)  # it may hold a password
@@ -75,7 +76,7 @@ class ReplayDataset(IterableDataset[Any]):
     world_size: int | None = None
 
     def __post_init__(self) -> None:
-        # Refused here, rather than in a worker of a DataLoader.
+        # Checked here, so that errors are not raised in a worker of a DataLoader.
         checks.name("buffer", self.buffer)
         checks.whole_number("batch_size", self.batch_size, least=1)
         checked_policy(self.policy)
@@ -90,7 +91,7 @@ class ReplayDataset(IterableDataset[Any]):
         checks.optional(checks.whole_number, "at_least", self.at_least, most=self.batch_size)
         checks.optional(checks.name, "run", self.run)
         if (self.rank is None) != (self.world_size is None):
-            raise InvalidInputError("rank", "rank and world_size together", self.rank)
+            raise InvalidInputError("rank", "both rank and world_size, or neither", self.rank)
         if self.rank is not None and self.world_size is not None:
             size = checks.whole_number("world_size", self.world_size, least=1)
             if checks.whole_number("rank", self.rank) >= size:
@@ -113,11 +114,11 @@ class ReplayDataset(IterableDataset[Any]):
                 self._loader = None
 
     def state_dict(self) -> LoaderState | None:
-        """Where the iteration stands, see `Loader`; None before it begins."""
+        """Return the position of the iteration, see `Loader`; None before it begins."""
         return None if self._loader is None else self._loader.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
-        """Let the next iteration go on from a state that `state_dict` gave."""
+        """Resume the next iteration at a state returned by `state_dict`."""
         self._state = state
 
     def _open_loader(self, buffer: blocking.Buffer) -> blocking.Loader[Any]:
@@ -141,7 +142,7 @@ class ReplayDataset(IterableDataset[Any]):
         )
 
     def _position(self) -> tuple[int, int]:
-        """Which shard this is, of how many: every worker of every rank is one."""
+        """Return the index of this shard and the number of shards, one for each worker and rank."""
         rank, size = self.rank, self.world_size
         if rank is None or size is None:
             distributed = torch.distributed.is_available() and torch.distributed.is_initialized()

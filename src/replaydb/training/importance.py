@@ -1,7 +1,8 @@
-"""Training on what an older policy wrote: ratios, staleness masks, and how far off a step is.
+"""Off-policy corrections: importance ratios, clipping, staleness masks and statistics.
 
-`logprobs` are those of the policy being trained, `behaviour` those stored when the tokens were
-sampled, `mask` is the loss mask: tensors of one shape, padded [N, L] or packed [R, C].
+`logprobs` are log-probabilities under the policy being trained, `behaviour` the stored ones under
+the policy that sampled the tokens, and `mask` is the loss mask. All have the same shape, padded
+[N, L] or packed [R, C].
 """
 
 from __future__ import annotations
@@ -18,21 +19,21 @@ if TYPE_CHECKING:
 
 
 def token_ratios(logprobs: Tensor, behaviour: Tensor, mask: Tensor) -> Tensor:
-    """`exp(logprob - behaviour logprob)` of each token; 1 outside the mask.
+    """Return `exp(logprob - behaviour logprob)` of each token; 1 outside the mask.
 
-    The ratio of PPO (Schulman et al., 2017), against the policy that wrote the tokens, however
-    many versions ago that was. Gradients flow through `logprobs`.
+    The ratio of PPO (Schulman et al., 2017), relative to the policy that sampled the tokens,
+    however many versions old it is. Gradients flow through `logprobs`.
 
     Args:
-        logprobs: Of the policy being trained, [A, B].
-        behaviour: Of the policy that wrote the tokens, [A, B].
-        mask: bool [A, B], such as `loss_mask`.
+        logprobs: Logprobs under the policy being trained, [A, B].
+        behaviour: Logprobs under the policy that sampled the tokens, [A, B].
+        mask: Tokens to include, bool [A, B], such as `loss_mask`.
 
     Returns:
-        [A, B].
+        Ratios, [A, B].
 
     Raises:
-        InvalidInputError: A token of the mask has no behaviour logprob: it cannot be replayed.
+        InvalidInputError: Shapes differ, or a token of the mask has no behaviour logprob (NaN).
     """
     return _log_ratios(logprobs, behaviour, mask).exp()
 
@@ -43,7 +44,7 @@ def sequence_ratios(
     mask: Tensor,
     sequence_index: Tensor | None = None,
 ) -> Tensor:
-    """The geometric mean of the token ratios of each sequence, at each of its tokens.
+    """Return the geometric mean of the token ratios of each sequence, at each of its tokens.
 
     `exp(mean(logprob - behaviour logprob))` over the masked tokens: the sequence likelihood ratio
     of GSPO (Zheng et al., 2025, Group Sequence Policy Optimization, equation 7).
@@ -52,11 +53,11 @@ def sequence_ratios(
         logprobs: See `token_ratios`.
         behaviour: See `token_ratios`.
         mask: See `token_ratios`.
-        sequence_index: Sequence of each token, -1 in padding, as `PackedBatch` has it; by
-            default each row is one sequence.
+        sequence_index: Index of the sequence of each token, -1 for padding, [A, B], as in
+            `PackedBatch`; by default each row is one sequence.
 
     Returns:
-        [A, B]; 1 in padding, and in sequences without masked tokens.
+        Ratios, [A, B]; 1 in padding, and in sequences without tokens in the mask.
 
     Raises:
         InvalidInputError: As for `token_ratios`.
@@ -75,26 +76,38 @@ def sequence_ratios(
 
 
 def truncated(ratios: Tensor, cap: float = 2.0) -> Tensor:
-    """`min(ratio, cap)`, detached: weights that correct for the sampler.
+    """Return `min(ratio, cap)`, detached, as importance weights.
 
     Truncated importance sampling (Ionides, 2008; the c-bar of IMPALA, Espeholt et al., 2018; Yao
     et al., 2025, Your Efficient RL Framework Secretly Brings You Off-Policy RL Training).
 
     Args:
-        ratios: Of tokens or sequences.
-        cap: The largest weight, above 0.
+        ratios: Ratios of tokens or sequences.
+        cap: Maximum weight, above 0.
+
+    Returns:
+        Weights, in the shape of `ratios`.
+
+    Raises:
+        InvalidInputError: `cap` is not a positive number.
     """
     return ratios.detach().clamp(max=checks.number("cap", cap, above=0.0))
 
 
 def clipped(ratios: Tensor, low: float = 0.2, high: float | None = None) -> Tensor:
-    """`clip(ratio, 1 - low, 1 + high)` of PPO (Schulman et al., 2017), with gradients.
+    """Return `clip(ratio, 1 - low, 1 + high)` of PPO (Schulman et al., 2017), with gradients.
 
     Args:
-        ratios: Of tokens or sequences.
-        low: How far below 1.
-        high: How far above 1, by default as far; more is the "clip-higher" of DAPO (Yu et al.,
-            2025).
+        ratios: Ratios of tokens or sequences.
+        low: Clip range below 1, at least 0.
+        high: Clip range above 1, at least 0; by default `low`. A larger one is the "clip-higher"
+            of DAPO (Yu et al., 2025).
+
+    Returns:
+        Clipped ratios, in the shape of `ratios`.
+
+    Raises:
+        InvalidInputError: `low` or `high` is negative or not a number.
     """
     return ratios.clamp(*_range(low, high))
 
@@ -102,21 +115,21 @@ def clipped(ratios: Tensor, low: float = 0.2, high: float | None = None) -> Tens
 def fresh_tokens(
     batch: PaddedBatch | PackedBatch | SplitBatch, version: int, max_token_staleness: int
 ) -> Tensor:
-    """The loss mask without tokens that are too stale, or whose version is not known.
+    """Return the loss mask without tokens that are too stale or of unknown version.
 
-    An episode that was interrupted and resumed has tokens of several versions; with this, the
-    fresh ones of it are trained on.
+    An episode that was interrupted and resumed has tokens of several policy versions. This mask
+    keeps only its fresh tokens in the loss.
 
     Args:
         batch: The batch.
         version: The policy version being trained, from 0 to 2**31 - 1.
-        max_token_staleness: A token may be this many versions behind.
+        max_token_staleness: Maximum number of versions that a token may be behind.
 
     Returns:
-        bool, the shape of `batch.loss_mask`.
+        Mask, bool, in the shape of `batch.loss_mask`.
 
     Raises:
-        InvalidInputError: A number is wrong.
+        InvalidInputError: A number is invalid.
     """
     now = checks.whole_number("version", version, most=checks.INT32[1])
     limit = checks.whole_number("max_token_staleness", max_token_staleness)
@@ -131,21 +144,21 @@ def off_policyness(
     low: float = 0.2,
     high: float | None = None,
 ) -> dict[str, float]:
-    """How far a step was from the policy that wrote its tokens, for a logger.
+    """Return statistics of how off-policy a step is, for a logger.
 
     Args:
         logprobs: See `token_ratios`.
         behaviour: See `token_ratios`.
         mask: See `token_ratios`.
-        low: How far below 1 a ratio counts as clipped.
-        high: How far above 1, by default as far.
+        low: Clip range below 1; ratios outside the range count as clipped.
+        high: Clip range above 1; by default `low`.
 
     Returns:
-        Over the masked tokens: `ratio/mean`, `ratio/min`, `ratio/max`; `ratio/clipped`, the share
-        outside `1 - low .. 1 + high`; `ratio/ess`, the effective sample size as a share
+        Over the tokens in the mask: `ratio/mean`, `ratio/min`, `ratio/max`; `ratio/clipped`, the
+        fraction outside `1 - low .. 1 + high`; `ratio/ess`, the effective sample size as a fraction
         (Kish, 1965: `(sum w)^2 / (n sum w^2)`, 1 on-policy); `kl/k1` and `kl/k3`, the estimators
         `-log r` and `r - 1 - log r` of KL(behaviour, policy) (Schulman, 2020, Approximating KL
-        Divergence). Empty if nothing is masked.
+        Divergence). Empty if the mask has no tokens.
 
     Raises:
         InvalidInputError: As for `token_ratios`.
@@ -170,7 +183,7 @@ def off_policyness(
 
 
 def _range(low: float, high: float | None) -> tuple[float, float]:
-    """Where ratios are left as they are."""
+    """Return the range in which ratios are not clipped."""
     below = checks.number("low", low, least=0.0)
     above = below if high is None else checks.number("high", high, least=0.0)
     return 1.0 - below, 1.0 + above
@@ -184,15 +197,15 @@ def _log_ratios(logprobs: Tensor, behaviour: Tensor, mask: Tensor) -> Tensor:
         raise InvalidInputError("logprobs, behaviour, mask", "one shape", shapes)
     if bool((behaviour.isnan() & mask).any()):
         raise InvalidInputError(
-            "behaviour", "logprobs of all tokens in the mask", "NaN: they were not recorded"
+            "behaviour", "a logprob for every token in the mask", "NaN (not recorded)"
         )
-    # Where first, and only then subtract: NaN outside the mask must not reach the gradient.
+    # `where` before the subtraction: NaN outside the mask must not reach the gradient.
     wanted = torch.where(mask, logprobs, 0.0)
     return wanted - torch.where(mask, behaviour, 0.0)
 
 
 def _versions(batch: PaddedBatch | PackedBatch | SplitBatch) -> Tensor:
-    """Policy version of each token."""
+    """Return the policy version of each token in the loss."""
     import torch
 
     versions = batch.token_versions

@@ -1,8 +1,8 @@
-"""Scores of groups for prioritized sampling: finite numbers >= 0.
+"""Priority functions of groups, for prioritized sampling: finite numbers >= 0.
 
-Functions of a group go to `buffer.put(groups, priority=reward_std)` as they are, and to
-`buffer.update_priorities(batch.ids, map(reward_std, batch))`; those with parameters are
-small callables. Any other function of a group does as well.
+Pass a function of a group to `buffer.put(groups, priority=reward_std)`, or its results to
+`buffer.update_priorities(batch.ids, map(reward_std, batch))`. Functions with parameters are
+callable classes. You can pass any other function of a group as well.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from replaydb.training import advantages, segments
 
 
 def reward_std(group: EpisodeGroup) -> float:
-    """Standard deviation (of the population) of the rewards; 0 where they are all equal."""
+    """Return the population standard deviation of the rewards; 0 if all are equal or unknown."""
     return group.reward_std or 0.0
 
 
 def mean_absolute_advantage(group: EpisodeGroup) -> float:
-    """Mean |A|: of the stored advantages if every episode has one, else of GRPO's."""
+    """Return mean |A|, of the stored advantages if every episode has one, else of `grpo`."""
     found = np.abs(_advantages(group))
     return float(found.mean()) if found.size else 0.0
 
 
 def advantage_times_std(group: EpisodeGroup) -> float:
-    """`sum |A| * std(r)`: by which TRL's replay buffer ranked groups.
+    """Return `sum |A| * std(r)`, the score of groups in TRL's replay buffer.
 
-    Advantages as in `mean_absolute_advantage`; the standard deviation is the population's.
+    Advantages are as in `mean_absolute_advantage`, the standard deviation as in `reward_std`.
     """
     return float(np.abs(_advantages(group)).sum()) * reward_std(group)
 
 
 @dataclass(frozen=True, slots=True)
 class Learnability:
-    """`p * (1 - p)` for the share p of episodes that solved the prompt: 0.25 at most.
+    """Priority `p * (1 - p)`, where p is the fraction of episodes that solved the prompt.
 
     Sampling for learnability (Rutherford et al., 2024, No Regrets; Foster & Foerster, 2025,
     Learning to Reason at the Frontier of Learnability).
 
     Attributes:
-        solved: Rewards of at least this have solved it.
+        solved: Minimum reward of an episode that solved the prompt.
     """
 
     solved: float = 1.0
@@ -56,7 +56,7 @@ class Learnability:
         object.__setattr__(self, "solved", checks.number("solved", self.solved))
 
     def __call__(self, group: EpisodeGroup) -> float:
-        """The score; 0 where no episode has a reward."""
+        """Return the score; 0 if no episode has a reward, at most 0.25."""
         rewards = group.rewards
         known = rewards[~np.isnan(rewards)]
         share = float((known >= self.solved).mean()) if known.size else 0.0
@@ -65,12 +65,12 @@ class Learnability:
 
 @dataclass(frozen=True, slots=True)
 class LinearDecay:
-    """`policy version - decay * times sampled`, at least 0: newer and less used groups first.
+    """Priority `policy version - decay * times sampled`, at least 0: newer, less used groups first.
 
-    `LinearDecayPriority` of Trinity-RFT, whose default decay this has.
+    `LinearDecayPriority` of Trinity-RFT, with the same default decay.
 
     Attributes:
-        decay: Versions that one use ages a group.
+        decay: Number of policy versions by which each use ages a group.
     """
 
     decay: float = 2.0
@@ -79,7 +79,7 @@ class LinearDecay:
         object.__setattr__(self, "decay", checks.number("decay", self.decay))
 
     def __call__(self, group: EpisodeGroup) -> float:
-        """The score; 0 where the version is unknown."""
+        """Return the score; 0 if the policy version is unknown."""
         uses = group.times_sampled if isinstance(group, StoredGroup) else 0
         return max(0.0, (group.min_policy_version or 0) - self.decay * uses)
 
@@ -93,23 +93,26 @@ def td_errors(
     eta: float = 0.9,
     eps: float = 1e-6,
 ) -> NDArray[np.float64]:
-    """Priorities of groups from the TD errors of a value function.
+    """Return priorities of groups from the TD errors of a value function.
 
-    `eta * max |d| + (1 - eta) * mean |d| + eps` over the tokens of each group: the mixture of
-    R2D2 (Kapturowski et al., 2019, section 2.3) of the priorities of prioritized experience
-    replay (Schaul et al., 2016).
+    `eta * max |d| + (1 - eta) * mean |d| + eps` over the tokens of each group: the priority of R2D2
+    (Kapturowski et al., 2019, section 2.3), based on prioritized experience replay (Schaul et al.,
+    2016).
 
     Args:
-        errors: One for each token [N, L], an array or a tensor.
-        mask: Which tokens count, bool [N, L]: `loss_mask`.
-        group_index: Group of each sequence [N].
-        num_groups: Groups of the batch.
-        eta: Share of the largest error, 0 to 1; the mean has the rest.
-        eps: Keeps groups without error from never being drawn.
+        errors: TD error of each token, [N, L], an array or a tensor.
+        mask: Tokens to include, bool [N, L], such as `loss_mask`.
+        group_index: Index of the group of each sequence, [N].
+        num_groups: Number of groups in the batch.
+        eta: Weight of the largest error, 0 to 1; the mean has the weight `1 - eta`.
+        eps: Minimum priority, so that groups without error can still be drawn.
 
     Returns:
-        float64 [num_groups], for `buffer.update_priorities(batch.ids, ...)`; eps for a group
-        without tokens that count.
+        Priorities, float64 [num_groups], for `buffer.update_priorities(batch.ids, ...)`; `eps` for
+        a group without tokens in the mask.
+
+    Raises:
+        InvalidInputError: A number is invalid.
     """
     eta = checks.number("eta", eta, least=0.0, most=1.0)
     eps = checks.number("eps", eps, least=0.0)

@@ -1,4 +1,4 @@
-"""Metrics of buffers for Prometheus; needs the extra `replaydb[prometheus]`."""
+"""Prometheus collectors of buffer metrics. Needs the extra `replaydb[prometheus]`."""
 
 from __future__ import annotations
 
@@ -19,54 +19,54 @@ from replaydb.errors import DatabaseUnavailableError, UnknownBufferError
 
 logger = logging.getLogger(__name__)
 
-#: Families of metrics that only grow.
+#: Help texts of counters.
 COUNTERS = {
-    "gen_groups": "Groups ever put.",
-    "gen_task": "Groups ever put, by task.",
-    "train_drawn": "Draws of groups since the buffer was made; a group counts for each draw.",
-    "train_task": "Draws of groups since the buffer was made, by task.",
+    "gen_groups": "Groups put since the buffer was created.",
+    "gen_task": "Groups put since the buffer was created, by task.",
+    "train_drawn": "Groups drawn since the buffer was created; a group counts once for each draw.",
+    "train_task": "Groups drawn since the buffer was created, by task.",
 }
 
-#: All other families.
+#: Help texts of gauges.
 GAUGES = {
     "gen_recent_groups": "Groups put since the first of the recent draws.",
-    "gen_reward_mean": "Mean reward of the groups put recently.",
-    "gen_reward_std": "Mean over the groups put recently of the deviation of their rewards.",
-    "gen_uninformative": "Share of the groups put recently whose rewards are all equal.",
-    "buffer_groups": "Groups that are stored, without archived ones.",
-    "buffer_episodes": "Episodes that are stored, without those of archived groups.",
-    "buffer_tokens": "Tokens that are stored, without those of archived groups.",
-    "buffer_bytes": "Bytes of the payloads of groups that are not archived.",
+    "gen_reward_mean": "Mean reward of recently put groups.",
+    "gen_reward_std": "Mean reward standard deviation within recently put groups.",
+    "gen_uninformative": "Fraction of zero-variance groups among recently put groups.",
+    "buffer_groups": "Stored groups, without archived ones.",
+    "buffer_episodes": "Stored episodes, without those of archived groups.",
+    "buffer_tokens": "Stored tokens, without those of archived groups.",
+    "buffer_bytes": "Payload bytes of groups that are not archived.",
     "buffer_status": "Groups by status.",
     "buffer_task": "Groups by task and status.",
     "buffer_dropped": "Groups that are expired, failed or filtered.",
-    "buffer_deleted": "Groups that were put and are no longer there.",
-    "buffer_unsampled": "Groups that can be drawn and never were.",
-    "buffer_reward_mean": "Mean reward of the groups that can be drawn.",
-    "buffer_starved_tasks": "Tasks that have nothing to draw.",
-    "buffer_age_mean": "Mean seconds since the groups that can be drawn were put.",
-    "buffer_age_max": "Most seconds since a group that can be drawn was put.",
-    "buffer_wait_mean": "Mean seconds from completion to the first draw.",
-    "buffer_wait_max": "Most seconds from completion to the first draw.",
-    "buffer_staleness_mean": "Mean policy versions that groups that can be drawn are behind.",
-    "buffer_staleness_max": "Most policy versions that a group that can be drawn is behind.",
-    "buffer_staleness_groups": "Groups that can be drawn, by policy versions behind.",
+    "buffer_deleted": "Groups that were put and have been deleted.",
+    "buffer_unsampled": "Completed groups that were never drawn.",
+    "buffer_reward_mean": "Mean reward of completed groups.",
+    "buffer_starved_tasks": "Tasks without completed groups.",
+    "buffer_age_mean": "Mean age of completed groups, in seconds since they were put.",
+    "buffer_age_max": "Maximum age of completed groups, in seconds since they were put.",
+    "buffer_wait_mean": "Mean time from completion to the first draw, in seconds.",
+    "buffer_wait_max": "Maximum time from completion to the first draw, in seconds.",
+    "buffer_staleness_mean": "Mean staleness of completed groups, in policy versions.",
+    "buffer_staleness_max": "Maximum staleness of completed groups, in policy versions.",
+    "buffer_staleness_groups": "Completed groups by staleness, in policy versions.",
     "buffer_policy_version": "Policy version of the buffer.",
-    "replay_groups": "Groups of the recent draws that an earlier draw had taken.",
-    "replay_deleted": "Those of them that are no longer there, whose rewards are unknown.",
-    "replay_share": "Their share of the groups of the recent draws.",
-    "replay_samples_per_insert": "Draws of groups for each group put, since the buffer was made.",
-    "replay_reward_mean": "Mean reward of the groups drawn again.",
-    "replay_staleness_mean": "Mean staleness of the groups drawn again, at the draw.",
-    "train_draws": "Recent draws that these metrics are about.",
+    "replay_groups": "Groups of the recent draws that had been drawn before.",
+    "replay_deleted": "Of these, groups deleted since, whose rewards are unknown.",
+    "replay_share": "Fraction of the groups of the recent draws that had been drawn before.",
+    "replay_samples_per_insert": "Groups drawn for each group put, since the buffer was created.",
+    "replay_reward_mean": "Mean reward of the groups that had been drawn before.",
+    "replay_staleness_mean": "Mean staleness at the draw of the groups that had been drawn before.",
+    "train_draws": "Number of recent draws that these metrics cover.",
     "train_groups": "Groups of the recent draws.",
-    "train_deleted": "Those of them that are no longer there, whose rewards are unknown.",
+    "train_deleted": "Of these, groups deleted since, whose rewards are unknown.",
     "train_tokens": "Tokens of the recent draws.",
-    "train_unique": "Share of distinct groups in the recent draws.",
+    "train_unique": "Fraction of distinct groups in the recent draws.",
     "train_reward_mean": "Mean reward of the groups of the recent draws.",
-    "train_reward_std": "Mean over the groups of the recent draws of the deviation of rewards.",
-    "train_staleness_mean": "Mean staleness of the groups of the recent draws, at the draw.",
-    "train_staleness_max": "Highest staleness of a group of the recent draws, at the draw.",
+    "train_reward_std": "Mean reward standard deviation within groups of the recent draws.",
+    "train_staleness_mean": "Mean staleness at the draw of the groups of the recent draws.",
+    "train_staleness_max": "Maximum staleness at the draw of the groups of the recent draws.",
     "train_staleness_groups": "Groups of the recent draws, by staleness at the draw.",
 }
 
@@ -77,55 +77,56 @@ _STATUS = re.compile(r"buffer/status/(?P<status>[a-z]+)")
 
 
 class BufferCollector(Collector):
-    """Asks for `Buffer.metrics` when it is scraped, at most every `max_age` seconds.
+    """Collector of the metrics of one buffer.
 
         store = replaydb.blocking.Store.open(url)
         REGISTRY.register(BufferCollector(store.buffer("math")))
 
-    Names are those of `Buffer.metrics` with `replaydb_` before them and `_` for `/`, labelled with
-    `buffer`; what only grows is a counter, and ends in `_total`. What a name would hold of
-    statuses, tasks and bins of staleness are labels: `replaydb_buffer_status{status="completed"}`.
+    Each scrape calls `Buffer.metrics`, at most once in `max_age` seconds. Metric names are those of
+    `Buffer.metrics` with the prefix `replaydb_` and `_` instead of `/`; counters end in `_total`.
+    The buffer is a label, and so are statuses, tasks and staleness bins:
+    `replaydb_buffer_status{buffer="math",status="completed"}`.
 
     Attributes:
         buffer: A buffer of a blocking store.
-        draws: See `Buffer.metrics`.
-        max_age: Seconds that an answer is given again.
+        draws: Number of recent draws to cover, see `Buffer.metrics`; 100 by default.
+        max_age: Seconds for which metrics are cached; 5 by default.
 
     Raises:
-        InvalidInputError: An argument is wrong.
+        InvalidInputError: An argument is invalid.
     """
 
     def __init__(self, buffer: blocking.Buffer, *, draws: int = 100, max_age: float = 5.0) -> None:
         self.buffer = buffer
         self.draws = checks.whole_number("draws", draws, least=1)
         self.max_age = checks.number("max_age", max_age, least=0.0)
-        self._cached = _Cached(self._ask, self.max_age)
+        self._cached = _Cached(self._read, self.max_age)
 
     def collect(self) -> Iterator[Metric]:
-        """One family for each name."""
+        """Yield one metric family for each name."""
         yield from _families(self._cached.numbers())
 
     def describe(self) -> list[Metric]:
-        """Nothing, so that registering does not ask the database."""
+        """Return no metrics, so that registration does not query the database."""
         return []
 
-    def _ask(self) -> Mapping[str, Mapping[str, float]]:
+    def _read(self) -> Mapping[str, Mapping[str, float]]:
         return {self.buffer.name: self.buffer.metrics(draws=self.draws)}
 
 
 class StoreCollector(Collector):
-    """As `BufferCollector`, for several buffers of a store, and whether the store can be reached.
+    """Collector of the metrics of several buffers, and of `replaydb_up`; see `BufferCollector`.
 
-    Where the database is not there, only `replaydb_up` is given, as 0: a scrape does not fail.
+    If the database is unavailable, a scrape does not fail: it returns only `replaydb_up`, as 0.
 
     Attributes:
         store: A blocking store.
-        buffers: Names of buffers; None: all that there are when it is scraped.
-        draws: See `Buffer.metrics`.
-        max_age: Seconds that an answer is given again.
+        buffers: Names of buffers; None (default) for all buffers at the time of each scrape.
+        draws: Number of recent draws to cover, see `Buffer.metrics`; 100 by default.
+        max_age: Seconds for which metrics are cached; 5 by default.
 
     Raises:
-        InvalidInputError: An argument is wrong.
+        InvalidInputError: An argument is invalid.
     """
 
     def __init__(
@@ -140,11 +141,11 @@ class StoreCollector(Collector):
         self.buffers = checks.names("buffers", buffers)
         self.draws = checks.whole_number("draws", draws, least=1)
         self.max_age = checks.number("max_age", max_age, least=0.0)
-        self._cached = _Cached(self._ask, self.max_age)
+        self._cached = _Cached(self._read, self.max_age)
 
     def collect(self) -> Iterator[Metric]:
-        """One family for each name, of all buffers, and `replaydb_up`."""
-        up = GaugeMetricFamily("replaydb_up", "1 where the database answers, 0 where it does not.")
+        """Yield `replaydb_up`, and one metric family of all buffers for each name."""
+        up = GaugeMetricFamily("replaydb_up", "1 if the database is available, else 0.")
         try:
             numbers = self._cached.numbers()
         except DatabaseUnavailableError as error:
@@ -155,10 +156,10 @@ class StoreCollector(Collector):
         yield from _families(numbers or {})
 
     def describe(self) -> list[Metric]:
-        """Nothing, so that registering does not ask the database."""
+        """Return no metrics, so that registration does not query the database."""
         return []
 
-    def _ask(self) -> Mapping[str, Mapping[str, float]]:
+    def _read(self) -> Mapping[str, Mapping[str, float]]:
         if self.buffers is None:
             names = frozenset(info.name for info in self.store.buffers())
         else:
@@ -168,34 +169,34 @@ class StoreCollector(Collector):
             try:
                 buffer = self.store.buffer(name, create=False)
                 numbers[name] = buffer.metrics(draws=self.draws)
-            except UnknownBufferError as error:  # deleted: the others are there
+            except UnknownBufferError as error:  # deleted; the other buffers have metrics
                 logger.warning("no metrics: %s", error)
         return numbers
 
 
 class _Cached:
-    """Numbers of buffers, asked for again when they are old."""
+    """Metrics of buffers, cached for `max_age` seconds."""
 
     def __init__(
-        self, ask: Callable[[], Mapping[str, Mapping[str, float]]], max_age: float
+        self, read: Callable[[], Mapping[str, Mapping[str, float]]], max_age: float
     ) -> None:
-        self._ask = ask
+        self._read = read
         self._max_age = max_age
         self._lock = Lock()
         self._numbers: Mapping[str, Mapping[str, float]] = {}
-        self._asked_at = float("-inf")
+        self._read_at = float("-inf")
 
     def numbers(self) -> Mapping[str, Mapping[str, float]]:
-        """By buffer and name."""
+        """Return metrics by buffer and name."""
         with self._lock:
-            if time.monotonic() - self._asked_at > self._max_age:
-                self._numbers = self._ask()
-                self._asked_at = time.monotonic()
+            if time.monotonic() - self._read_at > self._max_age:
+                self._numbers = self._read()
+                self._read_at = time.monotonic()
             return self._numbers
 
 
 def _families(numbers: Mapping[str, Mapping[str, float]]) -> Iterator[Metric]:
-    """Metrics of buffers, those of one name together."""
+    """Yield metric families, each with the samples of all buffers."""
     families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
     for buffer, metrics in numbers.items():
         for name, number in metrics.items():
@@ -213,7 +214,7 @@ def _family(name: str, labels: list[str]) -> CounterMetricFamily | GaugeMetricFa
 
 
 def _parsed(name: str) -> tuple[str, dict[str, str]]:
-    """Family and labels of a metric."""
+    """Return the family and labels of a metric."""
     if match := _TASK.fullmatch(name):
         return "buffer_task", match.groupdict()
     if match := _COUNTED_TASK.fullmatch(name):

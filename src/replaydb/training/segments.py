@@ -1,4 +1,4 @@
-"""Reductions over groups of any size, for numpy arrays and torch tensors alike."""
+"""Segment reductions (sum, min, max per group) for numpy arrays and torch tensors."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import numpy as np
 from replaydb.episodes.arrays import is_tensor
 from replaydb.errors import InvalidInputError
 
-# numpy and torch agree on operators, indexing and the methods used here; no type says so.
+# numpy and torch share the operators and methods used here, but no static type covers both.
 
 
 def checked(values: Any, index: Any) -> tuple[Any, Any, int]:
-    """Values and the segment of each, as arrays of one library, and how many segments there are.
+    """Return values and segment indexes as arrays of one library, and the number of segments.
 
     Args:
-        values: Numbers [E]; half precision is widened.
-        index: Segment of each, whole numbers >= 0 [E], in any order.
+        values: Numbers, [E]; tensors of another dtype than float64 become float32.
+        index: Segment of each value, integers >= 0 in any order, [E].
 
     Raises:
-        InvalidInputError: The shapes are not one and the same [E], or an index is negative.
+        InvalidInputError: A shape is not [E], or an index is negative.
     """
     if is_tensor(values):
         import torch
@@ -31,23 +31,23 @@ def checked(values: Any, index: Any) -> tuple[Any, Any, int]:
         values, index = np.asarray(values, np.float64), np.asarray(index)
     if values.ndim != 1 or values.shape != index.shape:
         shapes = f"{list(values.shape)} and {list(index.shape)}"
-        raise InvalidInputError("group_index", "as many as rewards, in one dimension", shapes)
+        raise InvalidInputError("group_index", "the shape of rewards, one-dimensional", shapes)
     if not len(values):
         return values, index.astype(np.int64) if isinstance(index, np.ndarray) else index, 0
     if int(index.min()) < 0:
-        raise InvalidInputError("group_index", "numbers >= 0", int(index.min()))
+        raise InvalidInputError("group_index", "integers >= 0", int(index.min()))
     return values, index, int(index.max()) + 1
 
 
 def total(values: Any, index: Any, count: int) -> Any:
-    """Sum of each segment, [count]; 0 for one without values."""
+    """Return the sum of each segment, [count]; 0 if it has no values."""
     if is_tensor(values):
         return values.new_zeros(count).index_add_(0, index, values)
     return np.bincount(index, values, count)
 
 
 def least(values: Any, index: Any, count: int) -> Any:
-    """Minimum of each segment, [count]; infinite for one without values."""
+    """Return the minimum of each segment, [count]; infinity if it has no values."""
     if is_tensor(values):
         return values.new_full((count,), float("inf")).scatter_reduce_(0, index, values, "amin")
     lowest = np.full(count, np.inf)
@@ -56,12 +56,12 @@ def least(values: Any, index: Any, count: int) -> Any:
 
 
 def most(values: Any, index: Any, count: int) -> Any:
-    """Maximum of each segment, [count]; minus infinite for one without values."""
+    """Return the maximum of each segment, [count]; minus infinity if it has no values."""
     return -least(-values, index, count)
 
 
 def where(condition: Any, chosen: Any, other: float) -> Any:
-    """`chosen` where the condition holds, and else `other`."""
+    """Return `chosen` where the condition is true, else `other`."""
     if is_tensor(condition):
         import torch
 

@@ -1,7 +1,4 @@
-"""Pages over a store, to be looked at with a browser; nothing is ever written.
-
-Needs the extra `replaydb[ui]`.
-"""
+"""Read-only web UI of a store. Needs the extra `replaydb[ui]`."""
 
 from replaydb import extras
 

@@ -1,4 +1,4 @@
-"""What an address asks of the groups of a buffer, and how that is said back."""
+"""Query parameters of the groups page: filters, sort order and page position."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from replaydb.ui.expressions import parsed
 
 T = TypeVar("T")
 
-#: Columns with an index: in their order a page is read as quickly of a million groups.
+#: Indexed columns. Reading a page in their order takes constant time.
 INDEXED = ("id", "priority", "comparable_version", "times_sampled", "last_sampled_at")
-#: Columns that groups are sorted by.
+#: Columns that groups can be sorted by.
 SORTS = (*INDEXED, "num_episodes", "num_tokens", "reward_mean", "reward_std")
-#: The fields that are bounds of numbers, and what they mean.
+#: Query parameters with a bound of a number, and their labels.
 BOUNDS = {
     "min_reward": "mean reward at least",
     "max_reward": "mean reward at most",
@@ -41,31 +41,31 @@ _BOUNDED: dict[str, Column[Any]] = {
     "staleness": col.staleness,
     "priority": col.priority,
 }
-#: What goes into an address as it is.
-_PARTS = ("task", "status", "run", "prompt", "tag", "where", "text", "after", "before", "at")
-#: Said of a group without a value in the column they are sorted by.
+#: Attributes that are query parameters of the same name.
+_PARAMETERS = ("task", "status", "run", "prompt", "tag", "where", "text", "after", "before", "at")
+#: Value of `at` if the group has no value in the sort column.
 _NO_VALUE = "none"
 
 
 @dataclass(frozen=True, slots=True)
-class Groups:
-    """The groups that an address asks for.
+class GroupQuery:
+    """A query for groups, parsed from a URL. All conditions must hold.
 
     Attributes:
-        task: Of one of these tasks.
-        status: Of one of these statuses.
-        run: Put by one of these runs.
-        prompt: Of this prompt.
-        bounds: Numbers that are bounds, by the name of their field.
-        tag: With these tags, as NAME=VALUE.
+        task: Match one of these tasks.
+        status: Match one of these statuses.
+        run: Match groups added by one of these runs.
+        prompt: Match the `prompt_uid`.
+        bounds: Bounds of numbers, by the name of their query parameter.
+        tag: Match all of these tags, each as NAME=VALUE.
         where: A filter as text: see `expressions`.
-        text: Said by one of the completions.
-        sort: The column they are sorted by.
-        ascending: The lowest first.
-        after: Id of the group after which to begin.
-        before: Id of the group before which to end.
-        at: What that group had in the column they are sorted by when it was looked at; it may be
-            elsewhere, or gone, by now. Sorted by id that is the id.
+        text: Match groups with a completion that contains this text.
+        sort: The column to sort by.
+        ascending: Whether to sort in ascending order.
+        after: Id of the group after which the page begins.
+        before: Id of the group before which the page ends.
+        at: The value that this group had in the sort column when it was displayed. The group may
+            have changed or been deleted since. Unused if the groups are sorted by id.
     """
 
     task: tuple[str, ...] = ()
@@ -83,165 +83,168 @@ class Groups:
     at: str | None = None
 
     @classmethod
-    def of(cls, said: QueryParams) -> Groups:
-        """What an address says. Fields that are empty say nothing, as forms send them.
+    def of(cls, params: QueryParams) -> GroupQuery:
+        """Parse query parameters. Empty ones, which forms send, are ignored.
 
         Raises:
-            InvalidInputError: A field holds what it cannot.
+            InvalidInputError: A parameter is invalid.
         """
-        sort = said.get("sort") or "id"
+        sort = params.get("sort") or "id"
         if sort not in SORTS:
             raise InvalidInputError("sort", f"one of {', '.join(SORTS)}", repr(sort))
-        order = said.get("order") or "descending"
+        order = params.get("order") or "descending"
         if order not in ("ascending", "descending"):
             raise InvalidInputError("order", "ascending or descending", repr(order))
         return cls(
-            task=_several(said, "task"),
+            task=_several(params, "task"),
             status=tuple(
                 checks.one_of("status", status, sorted(GroupStatus))
-                for status in _several(said, "status")
+                for status in _several(params, "status")
             ),
-            run=_several(said, "run"),
-            prompt=said.get("prompt") or None,
+            run=_several(params, "run"),
+            prompt=params.get("prompt") or None,
             bounds=tuple(
-                (name, _read(said[name], float, name, "a number"))
+                (name, _read(params[name], float, name, "a number"))
                 for name in BOUNDS
-                if said.get(name)
+                if params.get(name)
             ),
-            tag=_several(said, "tag"),
-            where=said.get("where") or None,
-            text=said.get("text") or None,
+            tag=_several(params, "tag"),
+            where=params.get("where") or None,
+            text=params.get("text") or None,
             sort=sort,
             ascending=order == "ascending",
-            after=_id(said, "after"),
-            before=_id(said, "before"),
-            at=said.get("at") or None,
+            after=_id(params, "after"),
+            before=_id(params, "before"),
+            at=params.get("at") or None,
         )
 
-    def query(self, **changes: Any) -> dict[str, Any]:
-        """The same as the parts of an address; of the first page, unless another is given.
+    def parameters(self, **changes: Any) -> dict[str, Any]:
+        """Return the query parameters of this query.
 
         Args:
-            changes: What is to be otherwise.
+            changes: Attributes to replace. Without `after`, `before` and `at` the parameters are
+                those of the first page.
         """
-        asked = replace(self, **{"after": None, "before": None, "at": None, **changes})
-        query: dict[str, Any] = {
+        query = replace(self, **{"after": None, "before": None, "at": None, **changes})
+        parameters: dict[str, Any] = {
             name: list(value) if isinstance(value, tuple) else value
-            for name in _PARTS
-            if (value := getattr(asked, name)) not in (None, ())
+            for name in _PARAMETERS
+            if (value := getattr(query, name)) not in (None, ())
         }
-        query |= {name: plain(value) for name, value in asked.bounds}
-        if asked.sort != "id":
-            query["sort"] = asked.sort
-        if asked.ascending:
-            query["order"] = "ascending"
-        return query
+        parameters |= {name: plain(value) for name, value in query.bounds}
+        if query.sort != "id":
+            parameters["sort"] = query.sort
+        if query.ascending:
+            parameters["order"] = "ascending"
+        return parameters
 
-    def beyond(self, group: GroupInfo, which: str) -> dict[str, Any]:
-        """The changes of `query` that lead to the page "after" a group, or "before" it."""
+    def cursor(self, group: GroupInfo, which: str) -> dict[str, Any]:
+        """Return the changes for `parameters` that give the page "after" or "before" a group."""
         if self.sort == "id":
             return {which: group.id}
-        return {which: group.id, "at": _said(getattr(group, self.sort))}
+        return {which: group.id, "at": _format_value(getattr(group, self.sort))}
 
     @property
-    def place(self) -> tuple[Any, int] | None:
-        """Value and id of the group after or before which the page is; None for the first page.
+    def position(self) -> tuple[Any, int] | None:
+        """Sort value and id of the group that the page begins after or ends before.
+
+        None for the first page.
 
         Raises:
-            InvalidInputError: The value is not said, or none of the column.
+            InvalidInputError: The value is missing, or is not a value of the sort column.
         """
-        mark = self.before if self.after is None else self.after
-        if mark is None or self.sort == "id":
-            return None if mark is None else (mark, mark)
+        group_id = self.before if self.after is None else self.after
+        if group_id is None or self.sort == "id":
+            return None if group_id is None else (group_id, group_id)
         if self.at == _NO_VALUE and self.column.nullable:
-            return None, mark
+            return None, group_id
         kind: Callable[[str], Any] = float
         if isinstance(self.column.type, UtcDateTime):
             kind = _time
         elif isinstance(self.column.type, Integer):
             kind = _whole_number
-        return _read(self.at or "", kind, "at", f"a value of {self.sort}"), mark
+        return _read(self.at or "", kind, "at", f"a value of {self.sort}"), group_id
 
     @property
     def column(self) -> Column[Any]:
-        """The column they are sorted by."""
+        """The sort column."""
         return COLUMNS[self.sort]
 
     @property
     def may_read_all(self) -> bool:
-        """Whether a page may have to read every group, as no index leads to those on it."""
+        """Whether a page may have to read every group, because no index covers the query."""
         has_filters = self.run or self.bounds or self.tag or self.where or self.text
         return self.sort not in INDEXED or bool(has_filters)
 
     @property
     def condition(self) -> ColumnElement[bool] | None:
-        """What has to be true of a group, but for tasks, statuses, runs and text.
+        """The SQL condition of the query, without tasks, statuses, runs and text.
 
         Raises:
-            InvalidInputError: The filter, or a tag, is none.
+            InvalidInputError: The filter or a tag is invalid.
         """
         given: list[ColumnElement[bool]] = []
         if self.prompt is not None:
             given.append(col.prompt_uid == self.prompt)
         for name, value in self.bounds:
             which, _, column = name.partition("_")
-            of = _BOUNDED[column]
-            given.append(of >= value if which == "min" else of <= value)
+            bounded = _BOUNDED[column]
+            given.append(bounded >= value if which == "min" else bounded <= value)
         given += [tagged(text) for text in self.tag]
         if self.where is not None:
             given.append(parsed(self.where).where)
         return filters.all_of(given)
 
     @property
-    def meaning(self) -> list[str]:
-        """What has to be true of a group, each a sentence for people.
+    def description(self) -> list[str]:
+        """The conditions of the query as text.
 
         Raises:
-            InvalidInputError: The filter is none.
+            InvalidInputError: The filter is invalid.
         """
-        said = [
+        conditions = [
             f"{name} is {_or(values)}"
             for name, values in (("task", self.task), ("status", self.status), ("run", self.run))
             if values
         ]
         if self.prompt is not None:
-            said.append(f"prompt is {self.prompt}")
-        said += [f"{BOUNDS[name]} {plain(value)}" for name, value in self.bounds]
-        said += [f"tag {text}" for text in self.tag]
+            conditions.append(f"prompt is {self.prompt}")
+        conditions += [f"{BOUNDS[name]} {plain(value)}" for name, value in self.bounds]
+        conditions += [f"tag {text}" for text in self.tag]
         if self.where is not None:
-            said.append(parsed(self.where).text)
+            conditions.append(parsed(self.where).text)
         if self.text is not None:
-            said.append(f"a completion says {self.text!r}")
-        return said
+            conditions.append(f"a completion contains {self.text!r}")
+        return conditions
 
 
 def plain(number: float) -> str:
-    """A number as people write it, and as it is read again."""
+    """Format a number in the short form if that parses to the same number, else exactly."""
     short = f"{number:g}"
     return short if float(short) == number else repr(number)
 
 
-def _said(value: float | datetime | None) -> str:
+def _format_value(value: float | datetime | None) -> str:
     if value is None:
         return _NO_VALUE
     return value.isoformat() if isinstance(value, datetime) else repr(value)
 
 
-def _time(said: str) -> datetime:
-    time = datetime.fromisoformat(said)
+def _time(text: str) -> datetime:
+    time = datetime.fromisoformat(text)
     return (time if time.tzinfo is not None else time.replace(tzinfo=UTC)).astimezone(UTC)
 
 
-def _whole_number(said: str) -> int:
-    return checks.whole_number("at", int(said), *checks.INT64)
+def _whole_number(text: str) -> int:
+    return checks.whole_number("at", int(text), *checks.INT64)
 
 
-def _several(said: QueryParams, name: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(value for value in said.getlist(name) if value))
+def _several(params: QueryParams, name: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(value for value in params.getlist(name) if value))
 
 
-def _id(said: QueryParams, name: str) -> int | None:
-    value = said.get(name)
+def _id(params: QueryParams, name: str) -> int | None:
+    value = params.get(name)
     if not value:
         return None
     number = _read(value, int, name, "the id of a group")
@@ -250,12 +253,12 @@ def _id(said: QueryParams, name: str) -> int | None:
 
 def _read(value: str, kind: Callable[[str], T], name: str, expected: str) -> T:
     try:
-        read = kind(value)
+        parsed_value = kind(value)
     except (ValueError, OverflowError):
-        read = None
-    if read is None or (isinstance(read, float) and not isfinite(read)):
+        parsed_value = None
+    if parsed_value is None or (isinstance(parsed_value, float) and not isfinite(parsed_value)):
         raise InvalidInputError(name, expected, repr(value[:100]))
-    return read
+    return parsed_value
 
 
 def _or(names: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""The application: a route for each view, and the store that they read."""
+"""ASGI application of the web UI: one route per view, over one read-only store."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from replaydb.decoding import decoder
 from replaydb.store import Store
 from replaydb.ui import downloads, failures, library, safety
 from replaydb.ui.pages import FOLDER
-from replaydb.ui.shared import Shared
+from replaydb.ui.shared import SharedCache
 from replaydb.ui.views import episode as episode_view
 from replaydb.ui.views import group as group_view
 from replaydb.ui.views import groups as groups_view
@@ -30,7 +30,7 @@ from replaydb.ui.views import step as step_view
 
 View = Callable[[Request], Awaitable[Response]]
 
-#: The path of a view is its name: `address("groups")` is /groups. What it shows is in the query.
+#: Views by name, which is also their path: `address("groups")` is /groups.
 ROUTES: dict[str, View] = {
     "": overview_view.overview,
     "groups": groups_view.groups,
@@ -44,7 +44,7 @@ ROUTES: dict[str, View] = {
     "steps": step_view.steps,
     "live": overview_view.live,
 }
-#: What each view shows, to be taken along: at its name and the kind, as `/groups.parquet`.
+#: Downloads of the rows of a view, at its name and the file type, such as `/groups.parquet`.
 DOWNLOADS: dict[str, View] = {
     "overview": overview_view.download,
     "groups": groups_view.download,
@@ -60,42 +60,45 @@ DOWNLOADS: dict[str, View] = {
 ROUTES |= {
     f"{name}.{kind}": view for name, view in DOWNLOADS.items() for kind in downloads.MEDIA_TYPES
 }
-#: What no SQL gives.
+# Tokens are in no view of the database, so there is no SQL download of them.
 ROUTES |= {f"tokens.{kind}": episode_view.download_tokens for kind in ("parquet", "json")}
 
-#: Connections to the database: requests beyond that wait for one.
+#: Connections to the database. Further requests wait for a free one.
 POOL_SIZE = 4
 
 
 def application(
     url: str | URL, *, token: str | None = None, tokenizer: Path | None = None
 ) -> Starlette:
-    """The pages over a store, as an ASGI application.
+    """Return the web UI of a store as an ASGI application.
 
-    The store is opened, read-only, when the server starts the application, and closed when it ends.
-    Without a token only requests to this machine by a name of itself are answered: see
-    `docs/ui.md` for what a server of your own has to see to.
+    The application opens the store read-only at startup and closes it at shutdown, so its lifespan
+    must be run. Without a token it answers only requests whose host is `localhost`, `127.0.0.1` or
+    `[::1]`. `docs/ui.md` lists what a server of your own must take care of.
 
     Args:
-        url: The store, as for `Store.open`.
-        token: What whoever looks has to say first; at least 16 characters. None: nothing.
-        tokenizer: A tokenizer of Hugging Face on this machine, a file or a folder, that decodes the
-            tokens of episodes.
+        url: URL of the store, as for `Store.open`.
+        token: Access token that clients must send; at least 16 characters. None: no authentication.
+        tokenizer: Path of a local Hugging Face tokenizer, a file or a folder, to decode the tokens
+            of episodes. None: token ids are shown.
+
+    Returns:
+        The application.
 
     Raises:
         InvalidInputError: The token is too short, or there is no such tokenizer.
-        NotSupportedError: Nothing is installed that reads the tokenizer.
+        NotSupportedError: No installed package can read the tokenizer.
     """
-    door = None if token is None else safety.Door(token)
+    auth = None if token is None else safety.TokenAuth(token)
     decode = None if tokenizer is None else decoder(tokenizer)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         async with (
             Store.open(url, read_only=True, pool_size=POOL_SIZE) as store,
-            Shared() as shared,
+            SharedCache() as cache,
         ):
-            app.state.store, app.state.shared, app.state.looks = store, shared, {}
+            app.state.store, app.state.cache, app.state.snapshots = store, cache, {}
             app.state.decode = decode
             app.state.url = url
             yield
@@ -107,11 +110,11 @@ def application(
             Mount("/static", StaticFiles(directory=FOLDER / "static")),
         ],
         middleware=[
-            Middleware(safety.Guard, door=door, is_scan=groups_view.may_read_all),
+            Middleware(safety.Guard, auth=auth, is_scan=groups_view.may_read_all),
             Middleware(GZipMiddleware, minimum_size=1000),
         ],
         exception_handlers=failures.HANDLERS,
         lifespan=lifespan,
     )
-    app.router.redirect_slashes = False  # to an absolute address, which a proxy may not know
+    app.router.redirect_slashes = False  # absolute redirects are wrong behind a path prefix
     return app

@@ -1,4 +1,4 @@
-"""Charts as data for plotly.js, with the same as a table for who cannot see them."""
+"""Chart data for plotly.js, with an equivalent table for screen readers."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from replaydb.display import visible
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart; `ui.chart(it)` of `macros.html` shows it on a page that has the block `plotly`.
+    """A chart. The macro `ui.chart` of `macros.html` renders it.
 
     Attributes:
-        title: What it shows.
-        summary: That in a sentence, with its main numbers.
-        headings: Of the columns of its table.
-        rows: Of its table; the first cell is what the others are about.
-        traces: What plotly draws. Names in it are to be made by `label`.
-        layout: Of plotly, where the defaults of `ui.js` are not enough.
+        title: Title of the chart.
+        summary: A sentence with the main numbers.
+        headings: Column headings of the table.
+        rows: Rows of the table. The first cell is the row heading.
+        traces: Plotly traces. Pass names through `label`.
+        layout: Plotly layout that overrides the defaults of `ui.js`.
     """
 
     title: str
@@ -35,20 +35,25 @@ class Chart:
 
     @property
     def json(self) -> Markup:
-        """What `ui.js` reads; no text in it ends the script that it is in."""
+        """Traces and layout as JSON for `ui.js`, with `<` escaped for the script element."""
         layout = {"showlegend": any("name" in it for it in self.traces), **self.layout}
         text = json.dumps({"data": self.traces, "layout": layout}, allow_nan=False)
         return Markup(text.replace("<", "\\u003c"))  # noqa: S704
 
 
 def axis(title: str, numbers: Sequence[int] = ()) -> dict[str, Any]:
-    """An axis with a title; of few whole numbers each is said, and nothing between them."""
+    """Return the Plotly layout of an axis.
+
+    Args:
+        title: Title of the axis.
+        numbers: The values, if they are integers. A small range gets a tick at each integer.
+    """
     few = bool(numbers) and max(numbers) - min(numbers) <= 20
-    # Plotly raises exponents by a style in the page, which the content policy refuses: 5e+36.
-    said = {} if numbers else {"exponentformat": "e"}
-    return {"title": {"text": title}, **said, **({"dtick": 1} if few else {})}
+    # Plotly's default exponents need an inline style, which the content policy forbids.
+    exponents = {} if numbers else {"exponentformat": "e"}
+    return {"title": {"text": title}, **exponents, **({"dtick": 1} if few else {})}
 
 
 def label(name: str) -> str:
-    """A name that plotly shows as it is; it would obey some tags of HTML."""
+    """Escape a name for Plotly, which interprets some HTML tags."""
     return html.escape(visible(name), quote=False)

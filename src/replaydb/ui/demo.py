@@ -1,4 +1,4 @@
-"""Something to look at, where there is no training yet."""
+"""Demo store of the web UI."""
 
 from __future__ import annotations
 
@@ -15,46 +15,48 @@ from replaydb.episodes import Episode, EpisodeGroup, Turn
 from replaydb.policies import Fifo, Prioritized
 from replaydb.store import Store
 
-#: What `make demo` leaves in the folder for temporary files.
+#: Stores that `make demo` leaves in the folder for temporary files.
 LEFT_BY_DEMO = "replaydb-demo-*/replaydb.db"
-#: Policy versions of a store that is made.
+#: Policy versions of a generated store.
 VERSIONS = 24
 
 
 @contextmanager
 def demo_store() -> Iterator[str]:
-    """The URL of the store that `make demo` left last, or of a small one made for the block."""
+    """Yield the URL of the newest store of `make demo`, or of a generated temporary one."""
     folder = Path(tempfile.gettempdir())
-    # Anybody may put files there: only ours are opened.
+    # Any user can create files in this folder, so only files of the current user are opened.
     left = [it for it in folder.glob(LEFT_BY_DEMO) if it.stat().st_uid == os.getuid()]
     if left:
         yield f"sqlite:///{max(left, key=lambda it: it.stat().st_mtime)}"
         return
-    with tempfile.TemporaryDirectory(prefix="replaydb-ui-") as made:
-        url = f"sqlite:///{made}/demo.db"
+    with tempfile.TemporaryDirectory(prefix="replaydb-ui-") as temporary:
+        url = f"sqlite:///{temporary}/demo.db"
         asyncio.run(fill(url))
         yield url
 
 
 async def fill(url: str) -> None:
-    """Two tasks whose rewards rise over policy versions, with draws, leases and replay."""
+    """Create two tasks whose rewards rise over policy versions, with draws, leases and replay."""
     chance = np.random.default_rng(0)
     async with Store.open(url, run="demo") as store:
         buffer = await store.buffer("math", max_staleness=6, on_ack="return")
         for version in range(VERSIONS):
             await buffer.advance_policy(version)
             skill = 0.1 + 0.8 * version / VERSIONS
-            added = [_added(chance, skill, version, number) for number in range(8)]
-            asked = [_asked(chance, skill, version, number) for number in range(2)]
-            await buffer.put([*added, *asked])
+            sums = [_sum_group(chance, skill, version, number) for number in range(8)]
+            tools = [_tool_group(chance, skill, version, number) for number in range(2)]
+            await buffer.put([*sums, *tools])
             async with buffer.lease(6, Fifo(), ttl=600, step=2 * version):
                 pass
             await buffer.sample(3, Prioritized(), step=2 * version + 1)
         await buffer.lease(4, Fifo(), ttl=3600, step=2 * VERSIONS, owner="trainer-0")
 
 
-def _added(chance: np.random.Generator, skill: float, version: int, number: int) -> EpisodeGroup:
-    """Four answers to a sum, so many of which are right."""
+def _sum_group(
+    chance: np.random.Generator, skill: float, version: int, number: int
+) -> EpisodeGroup:
+    """Return four answers to a sum, each correct with probability `skill`."""
     left, right = (int(it) for it in chance.integers(10, 99, 2))
     prompt = f"What is {left} + {right}?"
     episodes = []
@@ -83,8 +85,10 @@ def _added(chance: np.random.Generator, skill: float, version: int, number: int)
     )
 
 
-def _asked(chance: np.random.Generator, skill: float, version: int, number: int) -> EpisodeGroup:
-    """Two conversations with a tool."""
+def _tool_group(
+    chance: np.random.Generator, skill: float, version: int, number: int
+) -> EpisodeGroup:
+    """Return two conversations with a tool call."""
     episodes = []
     for _ in range(2):
         is_right = bool(chance.random() < skill)

@@ -1,4 +1,4 @@
-"""Where two completions differ."""
+"""Diff of two completions, by words or tokens."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ import numpy as np
 from numpy.typing import NDArray
 from rapidfuzz.distance import LCSseq
 
-#: Items of each side that are matched: it takes a bit for each pair of them.
-ITEMS = 10_000
-#: Items of what is alike that are shown on either side of a difference.
-AROUND = 40
-#: Items of what both end with that are matched again: what a token says depends on those before.
-AGAIN = 8
+#: Items of each side that are matched. Matching needs one bit per pair of items.
+MAX_ITEMS = 10_000
+#: Equal items that are shown on either side of a difference.
+CONTEXT = 40
+#: Items of the common suffix that are matched again: the text of a token depends on earlier ones.
+SUFFIX_OVERLAP = 8
 
 Array: TypeAlias = NDArray[Any]
-#: What the items of a side from one place to another say.
-Says: TypeAlias = Callable[[Array, int, int], Sequence[str]]
+#: Returns the text of each item of a side from a start to an end position.
+ItemTexts: TypeAlias = Callable[[Array, int, int], Sequence[str]]
 
 _WORD = re.compile(r"\w+|\s+|[^\w\s]")
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """Text that both have, or only one of them.
+class Segment:
+    """A piece of text that is in both completions, or in one of them.
 
     Attributes:
-        of: Which of them has it.
-        text: What it is, or how it begins.
-        left_out: Words or tokens in the middle of it that are not shown.
-        rest: How it ends, where its middle is not shown.
+        of: The completions that contain it.
+        text: The text, or its beginning if its middle is omitted.
+        left_out: Number of omitted words or tokens.
+        rest: The end of the text if its middle is omitted, else empty.
     """
 
     of: Literal["both", "a", "b"]
@@ -45,21 +45,21 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two completions, side by side.
+    """The diff of two completions.
 
     Attributes:
-        stretches: One after the other.
-        totals: Words or tokens of each.
-        same: Whether nothing differs.
-        same_start: Words or tokens that both begin with.
-        between: Items of each, of words also what is between them, that are neither of what both
-            begin with nor of what both end with.
-        matched: So many of these, from the first one on, were matched.
-        ratio: How many words or tokens are alike, 0 to 1, rounded down; None where not all were
-            matched, or there are none.
+        segments: The segments in order.
+        totals: Number of words or tokens of each completion.
+        same: Whether they are identical.
+        same_start: Length of the common prefix in words or tokens.
+        between: Items of each between the common prefix and the common suffix. Items of words
+            include the whitespace and punctuation between them.
+        matched: Number of these that were matched, from the first on.
+        ratio: Share of equal words or tokens, 0 to 1, rounded down. None if not all were matched
+            or there are none.
     """
 
-    stretches: Sequence[Stretch]
+    segments: Sequence[Segment]
     totals: tuple[int, int]
     same: bool
     same_start: int
@@ -69,73 +69,82 @@ class Comparison:
 
 
 def words(text: str) -> Array:
-    """Words, blanks and other signs of a text."""
+    """Split a text into words, whitespace and single other characters."""
     return np.array(_WORD.findall(text), dtype=object)
 
 
 def count_words(items: Iterable[str]) -> int:
-    """How many of them are words."""
+    """Return the number of items that are words."""
     return sum(1 for it in items if it[0] == "_" or it[0].isalnum())
 
 
-def compared(a: Array, b: Array, says: Says, count: Callable[[Array], int] = len) -> Comparison:
-    """What differs between two sequences of words or tokens.
+def compared(
+    a: Array, b: Array, texts: ItemTexts, count: Callable[[Array], int] = len
+) -> Comparison:
+    """Compare two sequences of words or tokens.
 
-    What they begin and end with alike is found whatever their length; of what is between, the first
-    `ITEMS` of each are matched, so that as many as can be are alike.
+    The common prefix and suffix are found at any length. Of the items between them, the first
+    `MAX_ITEMS` of each side are matched by their longest common subsequence.
 
     Args:
-        a: The one.
-        b: The other.
-        says: What items say.
-        count: How many words or tokens some items are.
+        a: Items of the first sequence.
+        b: Items of the second sequence.
+        texts: Returns the texts of items.
+        count: Returns the number of words or tokens among items.
     """
-    start = _alike(a, b)
-    end = max(0, _alike(a[start:][::-1], b[start:][::-1]) - AGAIN)
+    start = _common_prefix(a, b)
+    end = max(0, _common_prefix(a[start:][::-1], b[start:][::-1]) - SUFFIX_OVERLAP)
     middle = a[start : len(a) - end], b[start : len(b) - end]
     left, right = (
         list(
-            zip(items[:ITEMS].tolist(), says(side, start, start + len(items[:ITEMS])), strict=True)
+            zip(
+                items[:MAX_ITEMS].tolist(),
+                texts(side, start, start + len(items[:MAX_ITEMS])),
+                strict=True,
+            )
         )
         for side, items in zip((a, b), middle, strict=True)
     )
-    codes: dict[tuple[Any, str], int] = {}  # the library goes by hashes: -1 and -2 have the same
+    # The library compares hashes, and -1 and -2 have the same hash: use distinct numbers instead.
+    codes: dict[tuple[Any, str], int] = {}
     numbers = [[codes.setdefault(it, len(codes)) for it in side] for side in (left, right)]
     equal = [(0, start)]
-    stretches = [_both(a, 0, start, says, count)]
+    segments = [_equal_segment(a, 0, start, texts, count)]
     i = k = 0
     for match in LCSseq.editops(*numbers).as_matching_blocks():  # the last one is empty
-        stretches.append(Stretch("a", "".join(text for _, text in left[i : match.a])))
-        stretches.append(Stretch("b", "".join(text for _, text in right[k : match.b])))
+        segments.append(Segment("a", "".join(text for _, text in left[i : match.a])))
+        segments.append(Segment("b", "".join(text for _, text in right[k : match.b])))
         i, k = match.a + match.size, match.b + match.size
         equal.append((start + match.a, start + i))
-        stretches.append(_both(a, *equal[-1], says, count))
+        segments.append(_equal_segment(a, *equal[-1], texts, count))
     equal.append((len(a) - end, len(a)))
-    stretches.append(_both(a, *equal[-1], says, count))
+    segments.append(_equal_segment(a, *equal[-1], texts, count))
     totals = count(a), count(b)
-    alike = sum(count(a[i:j]) for i, j in equal)
-    whole = max(map(len, middle)) <= ITEMS and sum(totals) > 0
+    num_equal = sum(count(a[i:j]) for i, j in equal)
+    all_matched = max(map(len, middle)) <= MAX_ITEMS and sum(totals) > 0
     return Comparison(
-        [it for it in stretches if it.text],
+        [it for it in segments if it.text],
         totals,
         start == len(a) == len(b),
         count(a[:start]),
         (len(middle[0]), len(middle[1])),
         (len(left), len(right)),
-        math.floor(2000 * alike / sum(totals)) / 1000 if whole else None,
+        math.floor(2000 * num_equal / sum(totals)) / 1000 if all_matched else None,
     )
 
 
-def _alike(a: Array, b: Array) -> int:
-    """How many items both begin with."""
-    least = min(len(a), len(b))
-    different = np.flatnonzero(a[:least] != b[:least])
-    return int(different[0]) if len(different) else least
+def _common_prefix(a: Array, b: Array) -> int:
+    """Return the number of items that both sequences begin with."""
+    length = min(len(a), len(b))
+    different = np.flatnonzero(a[:length] != b[:length])
+    return int(different[0]) if len(different) else length
 
 
-def _both(a: Array, i: int, j: int, says: Says, count: Callable[[Array], int]) -> Stretch:
-    if j - i <= 3 * AROUND:
-        return Stretch("both", "".join(says(a, i, j)))
-    before, after = i + AROUND, j - AROUND
-    texts = "".join(says(a, i, before)), "".join(says(a, after, j))
-    return Stretch("both", texts[0], count(a[before:after]), texts[1])
+def _equal_segment(
+    a: Array, i: int, j: int, texts: ItemTexts, count: Callable[[Array], int]
+) -> Segment:
+    if j - i <= 3 * CONTEXT:
+        return Segment("both", "".join(texts(a, i, j)))
+    before, after = i + CONTEXT, j - CONTEXT
+    ends = "".join(texts(a, i, before)), "".join(texts(a, after, j))
+    return Segment("both", ends[0], count(a[before:after]), ends[1])

@@ -1,7 +1,7 @@
-"""What a view shows, to be taken along: as Parquet, as JSON, and as the SQL that gives the same.
+"""Downloads of the rows of a page as Parquet, JSON or the equivalent SQL.
 
-All three are rows of a view of the database, up to `queries.MOST_ROWS`. They are read and sent a
-part at a time, beside the pages, over a connection of their own.
+The rows are those of a database view, at most `queries.MAX_ROWS`. A download has its own connection
+and is read and sent in chunks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from replaydb import analysis
 from replaydb.analysis.columns import batch_of, schema_of
 from replaydb.analysis.source import opened
 from replaydb.database.prepared import execute
-from replaydb.database.statements.walks import plain
+from replaydb.database.statements.scans import plain
 from replaydb.ui import queries
 
 MEDIA_TYPES = {
@@ -35,8 +35,8 @@ MEDIA_TYPES = {
     "sql": "application/sql",
 }
 
-#: Columns of JSON.
-_JSON = ("tags", "metadata")
+#: Columns that contain JSON.
+_JSON_COLUMNS = ("tags", "metadata")
 
 
 async def answer(
@@ -44,12 +44,13 @@ async def answer(
     statement: Select[Any],
     rows: Callable[[], analysis.Rows] | None = None,
 ) -> Response:
-    """A file of the name, and so of the kind, that the address ends with; it is sent in parts.
+    """Return the rows as a file of the type that the path ends with, sent in chunks.
 
     Args:
-        request: What is answered.
-        statement: A query over the views.
-        rows: Finds the same rows, a page at a time. None: they are few, and read at once.
+        request: The request.
+        statement: A query over the database views.
+        rows: Returns the same rows, read page by page. None: run `statement` and read all rows at
+            once, for queries with few rows.
     """
     url = request.app.state.url
     if _name(request).endswith(".sql"):
@@ -59,11 +60,11 @@ async def answer(
 
 
 async def answer_rows(request: Request, rows: Callable[[], analysis.Rows]) -> Response:
-    """The same of rows that no SQL gives."""
-    made = _FORMATS[_name(request).rpartition(".")[2]]
-    parts = _parts(made(await asyncio.to_thread(rows)))
-    first = await anext(parts, b"")  # what fails until then is answered as of a page
-    return StreamingResponse(_with(first, parts), headers=_headers(request))
+    """Return rows that have no equivalent SQL as a file, sent in chunks."""
+    encode = _FORMATS[_name(request).rpartition(".")[2]]
+    chunks = _chunks(encode(await asyncio.to_thread(rows)))
+    first = await anext(chunks, b"")  # an error until here still becomes an error page
+    return StreamingResponse(_with(first, chunks), headers=_headers(request))
 
 
 def _headers(request: Request) -> dict[str, str]:
@@ -79,28 +80,28 @@ def _name(request: Request) -> str:
 
 
 def _at_once(url: str | URL, statement: Select[Any]) -> analysis.Rows:
-    """The few rows of a query over the views."""
+    """Return the rows of a query over the database views, read at once."""
     readable = plain(statement)
     schema = schema_of(readable)
-    place = schema.get_field_index("group_id")
+    id_index = schema.get_field_index("group_id")
 
     def batches() -> Iterator[pa.RecordBatch]:
         with opened(url) as source:
             found = source.read(lambda connection: execute(connection, readable))
-        yield batch_of(schema, found, lambda row: -1 if place < 0 else int(row[place]))
+        yield batch_of(schema, found, lambda row: -1 if id_index < 0 else int(row[id_index]))
 
     return analysis.Rows(schema, batches)
 
 
 def _literal(url: str | URL, statement: Select[Any]) -> str:
-    """A statement as text of the store's engine, with its values in it."""
+    """Return a statement as SQL of the store's engine with literal values."""
     with opened(url) as source:
         dialect = source.read(lambda connection: connection.dialect)
     return str(statement.compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
 
 
 def _batches(rows: analysis.Rows) -> Iterator[pa.RecordBatch]:
-    left = queries.MOST_ROWS
+    left = queries.MAX_ROWS
     for batch in rows.reader():
         yield batch[:left]
         left -= batch.num_rows
@@ -113,33 +114,33 @@ def _parquet(rows: analysis.Rows) -> Iterator[bytes]:
     with pq.ParquetWriter(pa.PythonFile(sink, "w"), rows.schema) as writer:
         for batch in _batches(rows):
             writer.write_batch(batch)
-            yield sink.taken()
-    yield sink.taken()
+            yield sink.take()
+    yield sink.take()
 
 
 def _json(rows: analysis.Rows) -> Iterator[bytes]:
-    """A list of objects."""
+    """Yield a JSON array of objects."""
     begin = "[\n"
     for batch in _batches(rows):
-        said = []
+        objects = []
         for row in batch.to_pylist():
-            row |= {name: _read(row[name]) for name in _JSON if name in row}
-            said.append(_dumped(row))
-        yield (begin + ",\n".join(said)).encode()
+            row |= {name: _parse(row[name]) for name in _JSON_COLUMNS if name in row}
+            objects.append(_dump(row))
+        yield (begin + ",\n".join(objects)).encode()
         begin = ",\n"
     yield b"[]\n" if begin == "[\n" else b"\n]\n"
 
 
-def _read(text: str) -> Any:
-    """JSON, or the text of what is none."""
+def _parse(text: str) -> Any:
+    """Parse JSON. Returns the text unchanged if it is invalid."""
     try:
         return json.loads(text)
     except ValueError:
         return text
 
 
-def _dumped(row: dict[str, Any]) -> str:
-    """As JSON, which has no infinite numbers."""
+def _dump(row: dict[str, Any]) -> str:
+    """Return a row as JSON, with null for infinite numbers and NaN."""
     try:
         return json.dumps(row, default=_iso, allow_nan=False)
     except ValueError:
@@ -158,46 +159,46 @@ _FORMATS = {"parquet": _parquet, "json": _json}
 
 
 class _Sink(io.RawIOBase):
-    """A file that is taken away as it is written."""
+    """A write-only file whose content is removed by `take` while it is written."""
 
     def __init__(self) -> None:
-        self._parts: list[bytes] = []
+        self._chunks: list[bytes] = []
         self._size = 0
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: Any) -> int:
-        part = bytes(data)
-        self._parts.append(part)
-        self._size += len(part)
-        return len(part)
+        chunk = bytes(data)
+        self._chunks.append(chunk)
+        self._size += len(chunk)
+        return len(chunk)
 
     def tell(self) -> int:
         return self._size
 
-    def taken(self) -> bytes:
-        """What was written since the last time."""
-        taken, self._parts = b"".join(self._parts), []
+    def take(self) -> bytes:
+        """Return what was written since the last call."""
+        taken, self._chunks = b"".join(self._chunks), []
         return taken
 
 
 async def _with(first: bytes, rest: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
     async with aclosing(rest):
         yield first
-        async for part in rest:
-            yield part
+        async for chunk in rest:
+            yield chunk
 
 
-async def _parts(made: Iterator[bytes]) -> AsyncGenerator[bytes]:
-    """Parts that are made in a thread of their own, which ends with whoever takes them."""
+async def _chunks(made: Iterator[bytes]) -> AsyncGenerator[bytes]:
+    """Yield chunks that a separate thread produces. The thread ends with this generator."""
     loop = asyncio.get_running_loop()
     thread = ThreadPoolExecutor(1)
     try:
-        while (part := await loop.run_in_executor(thread, partial(next, made, None))) is not None:
-            if part:
-                yield part
-    finally:  # without waiting: who has gone away does not wait either
+        while (chunk := await loop.run_in_executor(thread, partial(next, made, None))) is not None:
+            if chunk:
+                yield chunk
+    finally:  # without waiting, as the client may have disconnected
         if close := getattr(made, "close", None):
             thread.submit(close)
         thread.shutdown(wait=False)

@@ -1,7 +1,7 @@
-"""Filters as text: what Python would say over `replaydb.col`, read without being run.
+"""Parser of filters in the syntax of Python expressions over `replaydb.col`.
 
-`reward_mean > 0.5 and tags["level"] == "hard"` is parsed by `ast`; each part that is known here
-becomes the part of a filter that it stands for, and everything else is refused with its place.
+`reward_mean > 0.5 and tags["level"] == "hard"` is parsed by `ast` and never evaluated. Every known
+node is translated to SQLAlchemy; anything else is refused with its position in the text.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from replaydb.database.group_columns import COLUMNS
 from replaydb.database.terms import FUNCTIONS
 from replaydb.errors import InvalidInputError
 
-#: Characters of a filter.
-MOST_CHARACTERS = 2000
+#: Maximum number of characters of a filter.
+MAX_CHARACTERS = 2000
 
 _ALLOWED = (
     "columns of groups, tags[...], constants, comparisons, in, is None, and, or, not, "
@@ -46,11 +46,11 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Div: operator.truediv,
     ast.Mod: operator.mod,
 }
-_JOINED: dict[type[ast.operator], Callable[..., ColumnElement[bool]]] = {
+_LOGICAL: dict[type[ast.operator], Callable[..., ColumnElement[bool]]] = {
     ast.BitAnd: and_,
     ast.BitOr: or_,
 }
-#: Methods of columns and tags, with how many constants they take.
+#: Methods of columns and tags, with their number of arguments.
 _METHODS = {
     **dict.fromkeys(("like", "ilike", "startswith", "istartswith"), 1),
     **dict.fromkeys(("endswith", "iendswith", "contains", "icontains"), 1),
@@ -62,11 +62,11 @@ _METHODS = {
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """A filter that was read.
+    """A parsed filter.
 
     Attributes:
-        text: As it was understood, with one way to write everything.
-        where: As calls of a buffer take it.
+        text: The filter in normalized syntax.
+        where: The filter as the argument `where` of the calls of a buffer.
     """
 
     text: str
@@ -74,20 +74,20 @@ class Expression:
 
 
 def parsed(text: str, field: str = "where") -> Expression:
-    """A filter from its text.
+    """Parse a filter.
 
-    Names are the columns of `replaydb.col`; `col.` and `rdb.col.` before them may be there or not.
-    Times are compared with text such as "2026-11-22 18:30", in UTC unless it says otherwise.
+    Names are columns of `replaydb.col`; the prefixes `col.`, `rdb.col.` and `replaydb.col.` are
+    optional. Write times as text such as "2026-11-22 18:30", in UTC unless the text has an offset.
 
     Args:
-        text: On one line or several.
-        field: What errors call it.
+        text: The filter, on one or several lines.
+        field: Name of the field in errors.
 
     Raises:
-        InvalidInputError: It is no filter; it says where, and what is allowed.
+        InvalidInputError: The filter is invalid. The error has the position and the allowed syntax.
     """
-    if len(text) > MOST_CHARACTERS:
-        raise InvalidInputError(field, f"at most {MOST_CHARACTERS} characters", len(text))
+    if len(text) > MAX_CHARACTERS:
+        raise InvalidInputError(field, f"at most {MAX_CHARACTERS} characters", len(text))
     line = " ".join(text.splitlines()).strip()
     tree = _tree(line, field)
     where = _Reader(line, field).condition(tree)
@@ -101,18 +101,18 @@ def parsed(text: str, field: str = "where") -> Expression:
 def _tree(line: str, field: str) -> ast.expr:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of unknown escapes in strings
+            warnings.simplefilter("ignore")  # invalid escape sequences in strings
             return ast.parse(line, mode="eval").body
     except SyntaxError as error:
-        place = f"at character {error.offset}" if error.offset else "somewhere in it"
-        raise InvalidInputError(field, _ALLOWED, f"{error.msg} {place}") from None
+        position = f"at character {error.offset}" if error.offset else "(unknown position)"
+        raise InvalidInputError(field, _ALLOWED, f"{error.msg} {position}") from None
     except (ValueError, MemoryError, RecursionError) as error:
-        # Surrogates and NUL; what is nested too deeply.
-        raise InvalidInputError(field, _ALLOWED, f"what cannot be read ({error})") from None
+        # Surrogates, NUL characters, or too deep nesting.
+        raise InvalidInputError(field, _ALLOWED, f"text that cannot be parsed ({error})") from None
 
 
 class _Reader:
-    """Makes a filter of a tree."""
+    """Translates a syntax tree to a filter."""
 
     def __init__(self, line: str, field: str) -> None:
         self._line = line
@@ -120,70 +120,70 @@ class _Reader:
         self._depth = 0
 
     def condition(self, node: ast.expr) -> ColumnElement[bool]:
-        """A part that is true or false."""
-        made = self._read(node)
-        if isinstance(made, Column):  # of truth values; others are refused
-            made = made.is_(True)
-        if not isinstance(made, ColumnElement):
+        """Translate a boolean expression."""
+        translated = self._translate(node)
+        if isinstance(translated, Column):  # a boolean one; `filters.checked` refuses others
+            translated = translated.is_(True)
+        if not isinstance(translated, ColumnElement):
             self._refuse(node, "a condition, such as reward_mean > 0.5")
-        return made
+        return translated
 
-    def _read(self, node: ast.expr) -> Any:
+    def _translate(self, node: ast.expr) -> Any:
         self._depth += 1
         if self._depth > filters.MAX_DEPTH * 2:
-            self._refuse(node, f"parts nested {filters.MAX_DEPTH} deep")
+            self._refuse(node, f"at most {filters.MAX_DEPTH} nested levels")
         try:
-            made = self._made(node)
+            translated = self._translate_node(node)
         except InvalidInputError:
             raise
-        except Exception as error:  # SQLAlchemy has many errors for what it cannot join
+        except Exception as error:  # SQLAlchemy raises many types for operands it cannot combine
             self._refuse(node, _ALLOWED, error)
         self._depth -= 1
-        return made
+        return translated
 
-    def _made(self, node: ast.expr) -> Any:
+    def _translate_node(self, node: ast.expr) -> Any:
         match node:
             case ast.BoolOp() | ast.BinOp() | ast.UnaryOp():
-                return self._joined(node)
+                return self._operation(node)
             case ast.Compare():
-                return self._compared(node)
+                return self._comparisons(node)
             case ast.Subscript():
                 return self._tag(node)
             case ast.Call():
-                return self._called(node)
+                return self._call(node)
             case ast.Constant(value=str() | int() | float() | bool() | None as value):
                 return value
             case ast.Name() | ast.Attribute():
                 return self._column(node)
         return self._refuse(node, _ALLOWED)
 
-    def _joined(self, node: ast.BoolOp | ast.BinOp | ast.UnaryOp) -> Any:
+    def _operation(self, node: ast.BoolOp | ast.BinOp | ast.UnaryOp) -> Any:
         match node:
-            case ast.BoolOp(op=joined, values=values):
+            case ast.BoolOp(op=logical, values=values):
                 conditions = [self.condition(value) for value in values]
-                return (and_ if isinstance(joined, ast.And) else or_)(*conditions)
-            case ast.BinOp(left=left, op=joined, right=right) if type(joined) in _JOINED:
-                return _JOINED[type(joined)](self.condition(left), self.condition(right))
-            case ast.BinOp(left=left, op=calculated, right=right):
-                return self._calculated(node, left, calculated, right)
+                return (and_ if isinstance(logical, ast.And) else or_)(*conditions)
+            case ast.BinOp(left=left, op=logical, right=right) if type(logical) in _LOGICAL:
+                return _LOGICAL[type(logical)](self.condition(left), self.condition(right))
+            case ast.BinOp(left=left, op=arithmetic, right=right):
+                return self._arithmetic(node, left, arithmetic, right)
             case ast.UnaryOp(op=ast.Not() | ast.Invert(), operand=operand):
                 return not_(self.condition(operand))
             case ast.UnaryOp(op=ast.USub(), operand=operand):
-                return -self._read(operand)
+                return -self._translate(operand)
         return self._refuse(node, _ALLOWED)
 
-    def _calculated(
-        self, node: ast.expr, left: ast.expr, calculated: ast.operator, right: ast.expr
+    def _arithmetic(
+        self, node: ast.expr, left: ast.expr, arithmetic: ast.operator, right: ast.expr
     ) -> Any:
-        if type(calculated) not in _ARITHMETIC:
+        if type(arithmetic) not in _ARITHMETIC:
             self._refuse(node, "+, -, *, / or %")
-        first, second = self._read(left), self._read(right)
+        first, second = self._translate(left), self._translate(right)
         if not isinstance(first, ColumnElement) and not isinstance(second, ColumnElement):
-            self._refuse(node, "a column on one side; what is constant you can calculate")
-        return _ARITHMETIC[type(calculated)](first, second)
+            self._refuse(node, "a column on one side; write a constant as a single number")
+        return _ARITHMETIC[type(arithmetic)](first, second)
 
-    def _compared(self, node: ast.Compare) -> ColumnElement[bool]:
-        """`a < b <= c` means `a < b and b <= c`, as in Python."""
+    def _comparisons(self, node: ast.Compare) -> ColumnElement[bool]:
+        """Translate a chain of comparisons: `a < b <= c` means `a < b and b <= c`."""
         conditions: list[ColumnElement[bool]] = []
         left = node.left
         for compare, right in zip(node.ops, node.comparators, strict=True):
@@ -199,13 +199,13 @@ class _Reader:
     def _comparison(
         self, node: ast.expr, left: ast.expr, compare: ast.cmpop, right: ast.expr
     ) -> ColumnElement[bool]:
-        first = self._read(left)
+        first = self._translate(left)
         if isinstance(compare, ast.In | ast.NotIn):
             if not isinstance(first, ColumnElement):
                 self._refuse(left, "a column or a tag before in")
             listed = first.in_(self._list(right, first))
             return listed if isinstance(compare, ast.In) else not_(listed)
-        second = self._read(right)
+        second = self._translate(right)
         if not isinstance(first, ColumnElement):
             if not isinstance(second, ColumnElement):
                 self._refuse(node, "a column or a tag on one side")
@@ -220,7 +220,7 @@ class _Reader:
         return cast("ColumnElement[bool]", _COMPARISONS[type(compare)](first, second))
 
     def _of_type(self, node: ast.expr, value: Any, other: ColumnElement[Any]) -> Any:
-        """A constant as what it is compared with: text is a time where the other is one."""
+        """Convert text to a time if it is compared with a time; return other constants as is."""
         if not isinstance(value, str) or not isinstance(other.type, UtcDateTime):
             return value
         try:
@@ -235,32 +235,34 @@ class _Reader:
         return [self._of_type(element, self._constant(element), of) for element in node.elts]
 
     def _constant(self, node: ast.expr) -> Any:
-        value = self._read(node)
+        value = self._translate(node)
         if isinstance(value, ColumnElement):
             self._refuse(node, "a constant")
         return value
 
     def _tag(self, node: ast.Subscript) -> Any:
         """`tags["a"]`, `tags["a"]["b"]`, `tags["a", 0]`."""
-        of = self._read(node.value)
+        of = self._translate(node.value)
         if not isinstance(of, ColumnElement):
             self._refuse(node, 'tags["name"]')
         if isinstance(node.slice, ast.Tuple):
             return of[tuple(self._constant(step) for step in node.slice.elts)]
         return of[self._constant(node.slice)]
 
-    def _called(self, node: ast.Call) -> Any:
+    def _call(self, node: ast.Call) -> Any:
         if node.keywords:
-            self._refuse(node, "no names of arguments")
+            self._refuse(node, "positional arguments only")
         match node.func:
             case ast.Name(id=name) if name in FUNCTIONS:
-                return getattr(func, name)(*(self._read(argument) for argument in node.args))
+                return getattr(func, name)(*(self._translate(argument) for argument in node.args))
             case ast.Attribute(value=of, attr=name) if len(node.args) == _METHODS.get(name):
-                subject = self._read(of)
+                subject = self._translate(of)
                 if not isinstance(subject, ColumnElement):
                     self._refuse(of, f"a column or a tag before .{name}()")
                 return getattr(subject, name)(*self._arguments(name, node.args, subject))
-        return self._refuse(node, f"{', '.join(sorted({*FUNCTIONS, *_METHODS}))} as functions")
+        return self._refuse(
+            node, f"one of the functions {', '.join(sorted({*FUNCTIONS, *_METHODS}))}"
+        )
 
     def _arguments(self, name: str, nodes: list[ast.expr], of: ColumnElement[Any]) -> list[Any]:
         if name in ("in_", "not_in"):
@@ -278,13 +280,13 @@ class _Reader:
         return COLUMNS[name]
 
     def _refuse(self, node: ast.expr, expected: str, why: object = None) -> NoReturn:
-        place = len(self._line.encode()[: node.col_offset].decode(errors="ignore")) + 1
-        what = ast.get_source_segment(self._line, node) or ""
-        shown = what if len(what) <= _SHOWN else f"{what[:_SHOWN]}..."
+        position = len(self._line.encode()[: node.col_offset].decode(errors="ignore")) + 1
+        source = ast.get_source_segment(self._line, node) or ""
+        shown = source if len(source) <= _MAX_SHOWN else f"{source[:_MAX_SHOWN]}..."
         reason = f" ({why})" if why is not None else ""
-        actual = f"{shown!r} at character {place}{reason}"
+        actual = f"{shown!r} at character {position}{reason}"
         raise InvalidInputError(self._field, expected, actual) from None
 
 
 _PREFIXES = ("col", "rdb.col", "replaydb.col")
-_SHOWN = 80
+_MAX_SHOWN = 80

@@ -1,4 +1,4 @@
-"""Errors as pages: what was wrong, without what nobody is to see."""
+"""Error pages. They contain the reason, but no connection details or internals."""
 
 from __future__ import annotations
 
@@ -26,49 +26,50 @@ from replaydb.ui.pages import page, store_of
 logger = logging.getLogger(__name__)
 
 HEADINGS = {
-    400: "That address does not work",
-    401: "Who is there?",
-    403: "Not for you",
-    404: "Not here",
-    405: "Only to be looked at",
-    413: "Too much at once",
-    414: "That address is too long",
-    421: "Not by that name",
-    500: "Something went wrong",
-    503: "The store does not answer",
-    504: "That took too long",
+    400: "Bad request",
+    401: "Sign in",
+    403: "Forbidden",
+    404: "Not found",
+    405: "Read-only",
+    413: "Request too large",
+    414: "URL too long",
+    421: "Host not allowed",
+    500: "Internal error",
+    503: "Store unavailable",
+    504: "Timeout",
 }
 
 
-#: Of what is not for everybody who may look.
-LOGGED = "The log of `replaydb ui` says more."
+#: Reason of errors whose details must not be shown to every client.
+LOGGED = "See the log of `replaydb ui` for details."
 
 
 def failure(request: Request, status: int, reason: str, **headers: str) -> Response:
-    """A page that says what is wrong."""
-    heading = HEADINGS.get(status, "That did not work")
+    """Return an error page."""
+    heading = HEADINGS.get(status, "Request failed")
     answer = page(request, "error.html", status=status, heading=heading, reason=reason)
     answer.headers.update({name.replace("_", "-"): value for name, value in headers.items()})
     return answer
 
 
-async def _typed(request: Request, error: Exception) -> Response:
+async def _replaydb_error(request: Request, error: Exception) -> Response:
     if isinstance(error, InvalidInputError | InvalidSettingsError):
         return failure(request, 400, str(error))
     if isinstance(error, LookupError):
         return failure(request, 404, str(error))
-    if isinstance(error, DatabaseError):  # which says where the database is
-        error = await _reason(request, error)
+    if isinstance(error, DatabaseError):  # its message may contain the database's address
+        error = await _cause(request, error)
         logger.warning("%s: %s", request.url.path, error)
         if isinstance(error, SchemaError):
-            reason = f"Its tables are not of revision {error.expected}, which is needed. {LOGGED}"
+            reason = f"The schema of the database is not at revision {error.expected}. {LOGGED}"
             return failure(request, 503, reason, Retry_After="5")
         if isinstance(error, DatabaseUnavailableError):
-            outside = isinstance(error, PayloadsUnavailableError)  # and has no secrets
-            reason = f"Tokens cannot be read: {error}" if outside else LOGGED
+            # The message about a payload store contains no credentials.
+            has_reason = isinstance(error, PayloadsUnavailableError)
+            reason = f"Tokens cannot be read: {error}" if has_reason else LOGGED
             return failure(request, 503, reason, Retry_After="5")
-        if _is_about_a_value(error):
-            reason = "What is asked for makes a number that is too large, or none."
+        if _is_data_exception(error):
+            reason = "The filter computes a number that is too large or undefined."
             return failure(request, 400, reason)
         return failure(request, 500, LOGGED)
     if not isinstance(error, CorruptPayloadError):
@@ -76,8 +77,8 @@ async def _typed(request: Request, error: Exception) -> Response:
     return failure(request, 500, str(error))
 
 
-async def _reason(request: Request, error: DatabaseError) -> DatabaseError:
-    """What an error comes from: tables may be gone, or others, since the store was opened."""
+async def _cause(request: Request, error: DatabaseError) -> DatabaseError:
+    """Return a schema error if tables were dropped or migrated since the store was opened."""
     if type(error) is DatabaseError:
         try:
             await migrations.prepare(store_of(request)._database.backend, migrate=False)
@@ -86,13 +87,13 @@ async def _reason(request: Request, error: DatabaseError) -> DatabaseError:
     return error
 
 
-def _is_about_a_value(error: Exception) -> bool:
-    """A data exception of PostgreSQL: such as a sum in a filter that overflows."""
+def _is_data_exception(error: Exception) -> bool:
+    """Whether it is a PostgreSQL data exception, such as an overflow in a filter."""
     cause = getattr(error.__cause__, "orig", error.__cause__)
     return str(getattr(cause, "sqlstate", "")).startswith("22")
 
 
-async def _of_http(request: Request, error: Exception) -> Response:
+async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101
     answer = failure(request, error.status_code, error.detail)
     answer.headers.update(error.headers or {})
@@ -104,7 +105,7 @@ async def _unexpected(request: Request, error: Exception) -> Response:
 
 
 HANDLERS: Mapping[Any, Any] = {
-    ReplayDBError: _typed,
-    HTTPException: _of_http,
+    ReplayDBError: _replaydb_error,
+    HTTPException: _http_error,
     Exception: _unexpected,
 }

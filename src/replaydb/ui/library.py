@@ -1,4 +1,4 @@
-"""plotly.js, which draws the charts: from the installed package, so that no network is needed."""
+"""plotly.js, served from the installed package so that no network access is needed."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from plotly.offline import get_plotlyjs
 from starlette.requests import Request
 from starlette.responses import Response
 
-#: Where it is served; another version is at another address, so browsers may keep it.
+#: Path of the library. It contains the version, so browsers may cache it.
 PATH = f"plotly-{__version__}.js"
 
 
 @cache
 def styles() -> list[str]:
-    """Ids of the styles that it would write into a page, which the content policy forbids.
+    """Return the ids of the `<style>` elements that Plotly adds to a page.
 
-    It does not where something has their id; `ui.css` has what is needed of them.
+    The content security policy forbids them. Plotly adds none if an element with the id exists;
+    `ui.css` contains the rules that are needed.
     """
     found = re.findall(r'getElementById\("([0-9a-f]{64})"\)', get_plotlyjs())
     return ["plotly.js-style-global", *found]
@@ -31,7 +32,7 @@ def _compressed() -> bytes:
 
 
 async def plotly_js(request: Request) -> Response:
-    """The library."""
+    """Serve the library, compressed if the client accepts gzip."""
     headers = {"Cache-Control": "private, max-age=31536000, immutable", "Vary": "Accept-Encoding"}
     if "gzip" in request.headers.get("Accept-Encoding", ""):
         headers["Content-Encoding"] = "gzip"

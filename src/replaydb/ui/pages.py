@@ -1,4 +1,4 @@
-"""What all views share: templates and how they show values, addresses, what a request asks for."""
+"""Templates, URLs and request parameters shared by all views."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ T = TypeVar("T", bound=str)
 
 FOLDER = Path(__file__).parent
 
-#: What the navigation leads to: names of views, and what they are called there.
+#: Views in the navigation bar, with their labels.
 NAVIGATION = {"": "Overview", "groups": "Groups", "runs": "Runs"}
-#: Those that are about one buffer.
-OF_A_BUFFER = {"groups"}
+#: Views of the navigation bar that need a buffer.
+BUFFER_VIEWS = {"groups"}
 
 
-def page(request: Request, template: str, *, status: int = 200, **shown: Any) -> HTMLResponse:
-    """An answer made of a template.
+def page(request: Request, template: str, *, status: int = 200, **variables: Any) -> HTMLResponse:
+    """Return a rendered template as a response.
 
     Args:
-        request: What is answered.
-        template: Its file name.
-        status: Of HTTP.
-        shown: What the template speaks of. Texts are escaped there, and control signs made
-            visible: nothing that a model wrote is run.
+        request: The request.
+        template: File name of the template.
+        status: HTTP status.
+        variables: Variables of the template. Their text is escaped and its control characters are
+            made visible, so that text from models cannot inject markup.
     """
-    return HTMLResponse(rendered(request, template, **shown), status)
+    return HTMLResponse(rendered(request, template, **variables), status)
 
 
-def rendered(request: Request, template: str, **shown: Any) -> Markup:
-    """What a template says; arguments as of `page`."""
-    # Addresses are relative, so that the pages also work behind a proxy that adds a prefix.
+def rendered(request: Request, template: str, **variables: Any) -> Markup:
+    """Render a template. The arguments are those of `page`."""
+    # URLs are relative, so that the pages also work behind a proxy that adds a path prefix.
     up = "../" * (request.url.path.count("/") - 1)
     text = _ENVIRONMENT.get_template(template).render(
         {
@@ -55,95 +55,95 @@ def rendered(request: Request, template: str, **shown: Any) -> Markup:
             "asset": lambda name: f"{up}{name}",
             "buffer_name": request.query_params.get("buffer"),
             "view": request.url.path.strip("/"),
-            **shown,
+            **variables,
         }
     )
-    return Markup(text)  # noqa: S704 - the template has escaped what is not
+    return Markup(text)  # noqa: S704 - the template escapes its variables
 
 
 def as_json(values: Mapping[str, Any]) -> dict[str, str]:
-    """The values of a JSON object as text."""
+    """Return the values of a JSON object as JSON text."""
     return {name: json.dumps(value, ensure_ascii=False) for name, value in values.items()}
 
 
 def address(view: str, *, up: str = "", **query: object) -> str:
-    """Where a view shows something; what is None is left out, a list is said several times.
+    """Return the relative URL of a view.
 
     Args:
-        view: Its name, "" for the overview.
-        up: How the page that refers to it gets to the root.
-        query: What it is to show.
+        view: Name of the view, "" for the overview.
+        up: Relative path from the current page to the root.
+        query: Query parameters. None omits a parameter; a list repeats it.
     """
-    said = urlencode({name: it for name, it in query.items() if it is not None}, doseq=True)
-    return f"{up or './'}{quote(view)}{'?' if said else ''}{said}"
+    encoded = urlencode({name: it for name, it in query.items() if it is not None}, doseq=True)
+    return f"{up or './'}{quote(view)}{'?' if encoded else ''}{encoded}"
 
 
 def store_of(request: Request) -> Store:
-    """The open store."""
+    """Return the open store."""
     store: Store = request.app.state.store
     return store
 
 
 async def buffer_of(request: Request) -> Buffer:
-    """The buffer that the address names.
+    """Return the buffer of the query parameter `buffer`.
 
     Raises:
-        InvalidInputError: It names none.
+        InvalidInputError: The parameter is missing.
         UnknownBufferError: There is no such buffer.
     """
     return await store_of(request).buffer(text_of(request, "buffer"), create=False)
 
 
 def text_of(request: Request, name: str) -> str:
-    """A text that the address has to say.
+    """Return a required query parameter.
 
     Raises:
-        InvalidInputError: It does not.
+        InvalidInputError: The parameter is missing or empty.
     """
-    said = request.query_params.get(name)
-    if not said:
-        raise InvalidInputError(name, "a value in the address", "none")
-    return said
+    value = request.query_params.get(name)
+    if not value:
+        raise InvalidInputError(name, "a value in the query string", "none")
+    return value
 
 
 def number_of(request: Request, name: str) -> int:
-    """A whole number that the address has to say.
+    """Return a required query parameter that is an integer.
 
     Raises:
-        InvalidInputError: It does not.
+        InvalidInputError: The parameter is missing, or is not a non-negative integer.
     """
-    said = text_of(request, name)
+    value = text_of(request, name)
     try:
-        number = int(said)
+        number = int(value)
     except ValueError:
-        raise InvalidInputError(name, "a whole number", repr(said)) from None
+        raise InvalidInputError(name, "an integer", repr(value)) from None
     return checks.whole_number(name, number)
 
 
 def optional_number(request: Request, name: str) -> int | None:
-    """A whole number that the address may say.
+    """Return an optional query parameter that is an integer.
 
     Raises:
-        InvalidInputError: It says something else.
+        InvalidInputError: The parameter is not a non-negative integer.
     """
     return number_of(request, name) if request.query_params.get(name) else None
 
 
 def choice_of(request: Request, name: str, choices: Sequence[T]) -> T:
-    """One of several words that the address may say, or the first of them.
+    """Return an optional query parameter that is one of the choices; the default is the first.
 
     Raises:
-        InvalidInputError: It says something else.
+        InvalidInputError: The parameter is none of the choices.
     """
-    said = request.query_params.get(name) or choices[0]
+    value = request.query_params.get(name) or choices[0]
     for choice in choices:
-        if choice == said:
+        if choice == value:
             return choice
-    raise InvalidInputError(name, f"one of {', '.join(choices)}", repr(said))
+    raise InvalidInputError(name, f"one of {', '.join(choices)}", repr(value))
 
 
 def _finalize(value: object) -> object:
-    """What an expression of a template puts on the page."""
+    """Format a template expression: None as "-", text with its control characters made visible."""
     if value is None:
         return "-"
     if isinstance(value, str) and not isinstance(value, Markup):
@@ -152,7 +152,7 @@ def _finalize(value: object) -> object:
 
 
 def _number(value: object) -> object:
-    """Whole numbers whole, others in four digits."""
+    """Format integers with thousands separators and floats with four digits."""
     if isinstance(value, bool) or value is None:
         return value
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
@@ -171,18 +171,18 @@ def _size(num_bytes: float | None) -> str | None:
 
 
 def _when(time: datetime | None) -> Markup | None:
-    """A time in UTC, and how long ago that is."""
+    """Format a time in UTC together with its distance from now."""
     if time is None:
         return None
     ago = (datetime.now(UTC) - time).total_seconds()
-    said = f"{human_seconds(ago)} ago" if ago >= 0 else f"in {human_seconds(-ago)}"
+    distance = f"{human_seconds(ago)} ago" if ago >= 0 else f"in {human_seconds(-ago)}"
     return Markup('<time datetime="{}">{:%Y-%m-%d %H:%M:%S} UTC</time> <small>({})</small>').format(
-        time.isoformat(), time, said
+        time.isoformat(), time, distance
     )
 
 
 def _at(time: datetime | None) -> Markup | None:
-    """A time in UTC, where that is said besides; it may be cut between day and hour."""
+    """Format a time for a table that states the time zone; it can wrap between date and time."""
     if time is None:
         return None
     return Markup('<time datetime="{}">{:%Y-%m-%d}</time> <time>{:%H:%M:%S}</time>').format(
@@ -201,7 +201,7 @@ _ENVIRONMENT = Environment(
 _ENVIRONMENT.globals |= {
     "as_json": as_json,
     "navigation": NAVIGATION,
-    "of_a_buffer": OF_A_BUFFER,
+    "buffer_views": BUFFER_VIEWS,
     "plotly": library.PATH,
     "plotly_styles": library.styles,
 }

@@ -1,4 +1,4 @@
-"""The rows that views show, as queries over the views of the database: what downloads have."""
+"""Queries of downloads over the views of the database."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ from replaydb.database.views import (
     training_history,
 )
 from replaydb.errors import InvalidInputError
-from replaydb.ui.addresses import Groups
+from replaydb.ui.addresses import GroupQuery
 
-#: Rows of a download; `replaydb export` has no limit.
-MOST_ROWS = 100_000
+#: Maximum number of rows of a download; `replaydb export` has no limit.
+MAX_ROWS = 100_000
 
 _view = group_overview.table.c
 _episodes = episode_overview.table.c
@@ -52,9 +52,9 @@ _prompts = prompt_overview.table.c
 
 
 def select_tasks(buffer: str | None) -> Select[Any]:
-    """The tasks of a buffer, or of all."""
+    """Select the tasks of a buffer, or of all buffers."""
     kinds: dict[str, type[TypeEngine[Any]]] = {
-        "num_tokens": BigInteger,  # sums and means, of which engines have types of their own
+        "num_tokens": BigInteger,  # the engines return sums and means in different types
         "num_bytes": BigInteger,
         "reward_mean": Double,
     }
@@ -62,26 +62,26 @@ def select_tasks(buffer: str | None) -> Select[Any]:
         cast_(column, kinds[column.key]).label(column.key) if column.key in kinds else column
         for column in _tasks
     ]
-    statement = select(*columns).order_by(_tasks.buffer_name, _tasks.task_name).limit(MOST_ROWS)
+    statement = select(*columns).order_by(_tasks.buffer_name, _tasks.task_name).limit(MAX_ROWS)
     return statement if buffer is None else statement.where(_tasks.buffer_name == buffer)
 
 
 def select_prompt(buffer: str, uid: str, task: str | None) -> Select[Any]:
-    """What became of a prompt, by task."""
+    """Select the outcomes of a prompt, one row per task."""
     mine = (_prompts.buffer_name == buffer) & (_prompts.prompt_uid == uid)
-    statement = select(*_prompts).where(mine).order_by(_prompts.task_name).limit(MOST_ROWS)
+    statement = select(*_prompts).where(mine).order_by(_prompts.task_name).limit(MAX_ROWS)
     return statement if task is None else statement.where(_prompts.task_name == task)
 
 
 def select_runs() -> Select[Any]:
-    """The runs of the store."""
+    """Select the runs of the store."""
     named = (run.c.id.label("run_id"), run.c.name.label("run_name"))
     rest = (run.c.lineage, run.c.started_at, run.c.metadata)
-    return select(*named, *rest).order_by(run.c.id).limit(MOST_ROWS)
+    return select(*named, *rest).order_by(run.c.id).limit(MAX_ROWS)
 
 
-def select_put(runs: Sequence[str]) -> Select[Any]:
-    """What some runs put, by buffer, task and the oldest version that made a token of it."""
+def select_run_groups(runs: Sequence[str]) -> Select[Any]:
+    """Select totals of the stored groups of runs, by buffer, task and oldest policy version."""
     by = (_view.run_name, _view.buffer_name, _view.task_name, _view.min_policy_version)
     return (
         select(
@@ -98,18 +98,18 @@ def select_put(runs: Sequence[str]) -> Select[Any]:
         .where(_view.run_name.in_(runs))
         .group_by(*by)
         .order_by(*by)
-        .limit(MOST_ROWS)
+        .limit(MAX_ROWS)
     )
 
 
 def select_episodes(buffer: str, group_id: int) -> Select[Any]:
-    """The episodes of a group."""
+    """Select the episodes of a group."""
     mine = (_episodes.buffer_name == buffer) & (_episodes.group_id == group_id)
-    return select(*_episodes).where(mine).order_by(_episodes.position).limit(MOST_ROWS)
+    return select(*_episodes).where(mine).order_by(_episodes.position).limit(MAX_ROWS)
 
 
-def select_said(buffer: str, group_id: int, positions: Sequence[int]) -> Select[Any]:
-    """Some episodes of a group, with their texts as they are stored."""
+def select_texts(buffer: str, group_id: int, positions: Sequence[int]) -> Select[Any]:
+    """Select episodes of a group by position, with their stored texts."""
     text = (
         select(type_coerce(transcript.c.text, Text))
         .where(
@@ -125,74 +125,82 @@ def select_said(buffer: str, group_id: int, positions: Sequence[int]) -> Select[
 def select_drawn(
     buffer: str, *, step: int | None = None, run: str | None = None, draw: int | None = None
 ) -> Select[Any]:
-    """The groups that a draw took, or the draws for a step or all, of one run or of all."""
+    """Select the drawn groups of a buffer.
+
+    Args:
+        buffer: The buffer.
+        step: Only draws of this step.
+        run: Only draws of this run.
+        draw: Only the draw of this id.
+    """
     statement = select(*_drawn).where(_drawn.buffer_name == buffer)
     for column, value in ((_drawn.step, step), (_drawn.run_name, run), (_drawn.draw_id, draw)):
         if value is not None:
             statement = statement.where(column == value)
-    return statement.order_by(_drawn.draw_id, _drawn.position).limit(MOST_ROWS)
+    return statement.order_by(_drawn.draw_id, _drawn.position).limit(MAX_ROWS)
 
 
-def select_groups(buffer: str, asked: Groups) -> Select[Any]:
-    """The groups that an address asks for.
+def select_groups(buffer: str, query: GroupQuery) -> Select[Any]:
+    """Select the groups of a query.
 
     Raises:
-        InvalidInputError: It asks for a text, which downloads do not look for.
+        InvalidInputError: The query searches for a text, which downloads do not support.
     """
-    if asked.text is not None:
-        raise InvalidInputError("text", "none in a download, which reads no completions", "one")
+    if query.text is not None:
+        expected = "no text search in a download; remove this query parameter"
+        raise InvalidInputError("text", expected, repr(query.text[:100]))
     statement = select(*_view).where(_view.buffer_name == buffer)
     for column, names in (
-        (_view.task_name, asked.task),
-        (_view.group_status, asked.status),
-        (_view.run_name, asked.run),
+        (_view.task_name, query.task),
+        (_view.group_status, query.status),
+        (_view.run_name, query.run),
     ):
         if names:
             statement = statement.where(column.in_(names))
-    where = filters.checked(asked.condition)
+    where = filters.checked(query.condition)
     if where is not None:
         statement = statement.where(_over_view(where))
-    return statement.order_by(_view.group_id).limit(MOST_ROWS)
+    return statement.order_by(_view.group_id).limit(MAX_ROWS)
 
 
 def _over_view(where: ColumnElement[bool]) -> ColumnElement[bool]:
-    """A filter over the columns of groups as one over those of the view."""
+    """Translate a filter over the columns of the table to the columns of the view."""
 
     def replaced(element: Any, **_: Any) -> ColumnElement[Any] | None:
         match element:
             case Case() if element.else_ is episode_group.c.staleness:
-                return _view.staleness  # the view knows what it is now
-            case ScalarSelect():  # a bound of that column, for its index
+                return _view.staleness  # the view has the current value
+            case ScalarSelect():  # a bound of the staleness, written so that its index is used
                 [bound] = element.element.selected_columns
                 return cast("Case[Any]", bound).else_
             case Column(table=table, key=key) if table is episode_group:
                 name = "group_id" if key == "id" else key
-                return _view[name] if name in _view else _in_table(key)
+                return _view[name] if name in _view else _table_column(key)
         return None
 
     return replacement_traverse(where, {}, replaced)
 
 
-def _in_table(key: str) -> ColumnElement[Any]:
-    """A column of a group that its view leaves out."""
-    whole = episode_group.alias("whole")
-    return select(whole.c[key]).where(whole.c.id == _view.group_id).scalar_subquery()
+def _table_column(key: str) -> ColumnElement[Any]:
+    """Return a column of the table that the view does not have."""
+    table = episode_group.alias("whole")
+    return select(table.c[key]).where(table.c.id == _view.group_id).scalar_subquery()
 
 
-def groups(url: str | URL, buffer: str, asked: Groups) -> analysis.Rows:
-    """The groups that an address asks for."""
+def groups(url: str | URL, buffer: str, query: GroupQuery) -> analysis.Rows:
+    """Return the groups of a query, read page by page."""
     return analysis.groups(
         url,
         buffer=buffer,
-        tasks=asked.task or None,
-        statuses=asked.status or None,
-        runs=asked.run or None,
-        where=asked.condition,
+        tasks=query.task or None,
+        statuses=query.status or None,
+        runs=query.run or None,
+        where=query.condition,
     )
 
 
 def tokens(url: str | URL, buffer: str, group_id: int, position: int) -> analysis.Rows:
-    """The tokens of an episode."""
+    """Return the tokens of an episode, one row per token."""
     rows = analysis.tokens(url, buffer=buffer, where=col.id == group_id, per="token")
 
     def batches() -> Iterator[pa.RecordBatch]:

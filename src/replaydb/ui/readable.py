@@ -1,4 +1,4 @@
-"""Groups as far as their columns can be read: one that is damaged does not hide the others."""
+"""Group listing that skips groups with damaged columns."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ async def find(
     unreadable: set[int],
     *,
     where: ColumnElement[bool] | None = None,
-    **asked: Any,
+    **arguments: Any,
 ) -> list[GroupInfo]:
-    """As `Buffer.find`, without groups whose columns are damaged.
+    """Find groups as `Buffer.find` does, but skip groups with damaged columns.
 
     Args:
-        buffer: Whose groups.
-        unreadable: Ids of damaged ones; those that would be among them are added.
-        where: Only groups that meet this.
-        asked: What else `Buffer.find` takes.
+        buffer: The buffer.
+        unreadable: Ids of damaged groups. Damaged groups that this call encounters are added.
+        where: Only groups that meet this filter.
+        arguments: Further arguments of `Buffer.find`.
     """
     while True:
         rest = col.id.not_in(unreadable) if unreadable else None
         try:
-            return await buffer.find(where=filters.all_of([where, rest]), **asked)
+            return await buffer.find(where=filters.all_of([where, rest]), **arguments)
         except CorruptPayloadError as error:
             if unreadable.issuperset(error.group_ids):
                 raise

@@ -1,4 +1,4 @@
-"""A server for the pages, until Ctrl-C."""
+"""HTTP server of the web UI."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from replaydb.errors import InvalidInputError
 from replaydb.ui.app import application
 
-#: Seconds until a request has said what it wants: what it asks for and its headers.
+#: Seconds to receive the request line and headers of a request.
 HEAD_SECONDS = 10.0
-#: Seconds that answers under way get at the end; a download that nobody reads takes them all.
-END_SECONDS = 1
+#: Seconds that pending responses get to complete when the server stops.
+SHUTDOWN_SECONDS = 1
 
 
 def serve(
@@ -33,25 +33,25 @@ def serve(
     tokenizer: Path | None = None,
     ready: Callable[[str], object] | None = None,
 ) -> None:
-    """Serve the pages over a store until Ctrl-C.
+    """Serve the web UI of a store until SIGINT (Ctrl-C) or SIGTERM.
 
     Args:
-        url: The store, as for `Store.open`; it is opened read-only.
-        host: Address to listen on. Any but one of this machine alone needs a token.
-        port: 0 takes a free one.
-        token: What whoever looks has to say first; at least 16 characters.
-        tokenizer: A tokenizer of Hugging Face on this machine, a file or a folder, that decodes the
-            tokens of episodes.
-        ready: Called with the address of the pages when they can be looked at.
+        url: URL of the store, as for `Store.open`. It is opened read-only.
+        host: Address to listen on. An address other than loopback requires a token.
+        port: TCP port; 0 selects a free one.
+        token: Access token that clients must send; at least 16 characters. None: no authentication.
+        tokenizer: Path of a local Hugging Face tokenizer, a file or a folder, to decode the tokens
+            of episodes. None: token ids are shown.
+        ready: Called with the URL of the web UI once the server accepts connections.
 
     Raises:
-        InvalidInputError: The address cannot be listened on, or not without a token; or there is no
-            such tokenizer.
-        NotSupportedError: Nothing is installed that reads the tokenizer.
+        InvalidInputError: The server cannot listen on the address, the address requires a token,
+            the token is too short, or there is no such tokenizer.
+        NotSupportedError: No installed package can read the tokenizer.
         DatabaseError: There is no such store, or it cannot be read.
     """
     if token is None and host.lower() not in ("localhost", "127.0.0.1", "::1"):
-        expected = "localhost, 127.0.0.1 or ::1, or a token (--token): others may reach it"
+        expected = "localhost, 127.0.0.1 or ::1, or a token (--token) for other addresses"
         raise InvalidInputError("host", expected, host)
     app = application(url, token=token, tokenizer=tokenizer)
 
@@ -69,64 +69,64 @@ def serve(
 def _server(app: ASGIApp) -> _Server:
     config = uvicorn.Config(
         _quiet(app),
-        access_log=False,  # addresses say what was looked at
+        access_log=False,  # URLs reveal what a user viewed
         h11_max_incomplete_event_size=32_768,
         http=_Protocol,
         lifespan="off",
         limit_concurrency=256,
         log_level="warning",
         server_header=False,
-        timeout_graceful_shutdown=END_SECONDS,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         ws="none",
     )
     return _Server(config)
 
 
 def _quiet(app: ASGIApp) -> ASGIApp:
-    """The same, without the traceback of an answer that is broken off as the server ends."""
+    """Suppress the tracebacks of responses that are cancelled when the server stops."""
 
-    async def answering(scope: Scope, receive: Receive, send: Send) -> None:
+    async def quiet(scope: Scope, receive: Receive, send: Send) -> None:
         with suppress(asyncio.CancelledError):
             await app(scope, receive, send)
 
-    return answering
+    return quiet
 
 
 class _Protocol(H11Protocol):
-    """HTTP with those who say what they want: whoever keeps the others waiting is hung up on."""
+    """HTTP protocol that closes connections whose request line and headers take too long."""
 
     _limit: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for a request."""
+        """Start the timeout of the first request."""
         super().connection_made(transport)
         self._limit = self.loop.call_later(HEAD_SECONDS, transport.close)
 
     def data_received(self, data: bytes) -> None:
-        """The head of a request has so long from its first byte."""
+        """Start the timeout at the first byte of a request, and stop it after the headers."""
         super().data_received(data)
         if self.conn.their_state is not h11.IDLE:
-            self._in_time()
+            self._stop_timeout()
         elif self._limit is None:
             self._limit = self.loop.call_later(HEAD_SECONDS, self.transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait no longer."""
-        self._in_time()
+        """Stop the timeout."""
+        self._stop_timeout()
         super().connection_lost(exc)
 
-    def _in_time(self) -> None:
+    def _stop_timeout(self) -> None:
         if self._limit is not None:
             self._limit.cancel()
             self._limit = None
 
 
 class _Server(uvicorn.Server):
-    """One that returns when it is told to end, so that the store is closed in peace."""
+    """Server that returns after SIGINT or SIGTERM, so that the store is closed in order."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Ctrl-C ends it, and is not raised again afterwards."""
+        """Stop at SIGINT and SIGTERM, without raising the signals again afterwards."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self.handle_exit, number, None)
@@ -142,5 +142,5 @@ def _listening(host: str, port: int) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family)
     except OSError as error:
-        expected = "an address and a port that are free"
+        expected = "an address of this machine and a free port"
         raise InvalidInputError("host, port", expected, f"{host}:{port} ({error})") from error

@@ -1,4 +1,4 @@
-"""What many look at is read once: an answer is shared as long as it is fresh."""
+"""Cache that shares results between concurrent requests."""
 
 from __future__ import annotations
 
@@ -10,62 +10,65 @@ from typing import Any, Self, TypeVar
 
 T = TypeVar("T")
 
-#: Answers that are kept.
-MOST_KEPT = 256
-#: Seconds that finding one may take.
-MOST_SECONDS = 20.0
+#: Maximum number of cached results.
+MAX_ENTRIES = 256
+#: Maximum number of seconds to compute a result.
+MAX_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class _Entry:
     task: asyncio.Task[Any]
-    asked_at: float
+    started_at: float
 
-    def is_of_use(self, max_age: float) -> bool:
-        """Whether it is fresh, or on its way."""
+    def is_usable(self, max_age: float) -> bool:
+        """Whether it is being computed, or is fresh and not an error."""
         if not self.task.done():
             return True
         if self.task.cancelled() or self.task.exception() is not None:
             return False
-        return asyncio.get_running_loop().time() - self.asked_at <= max_age
+        return asyncio.get_running_loop().time() - self.started_at <= max_age
 
 
-class Shared:
-    """Answers by what they are about; within `async with` they can be asked for."""
+class SharedCache:
+    """Results by key. Use it within `async with`, which cancels computations at its end."""
 
     def __init__(self) -> None:
-        self._answers: dict[Hashable, _Answer] = {}
+        self._entries: dict[Hashable, _Entry] = {}
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        for answer in self._answers.values():
-            answer.task.cancel()
+        for entry in self._entries.values():
+            entry.task.cancel()
             with suppress(asyncio.CancelledError, Exception):
-                await answer.task
+                await entry.task
 
-    async def answer(self, about: Hashable, max_age: float, ask: Callable[[], Awaitable[T]]) -> T:
-        """An answer; whoever asks while somebody does waits for the same one.
+    async def get(self, key: Hashable, max_age: float, compute: Callable[[], Awaitable[T]]) -> T:
+        """Return a result, computed at most once for concurrent callers.
 
         Args:
-            about: What it is about.
-            max_age: Seconds that it is fresh.
-            ask: What finds it.
+            key: The key of the result.
+            max_age: Seconds for which a result is reused, counted from the start of its
+                computation.
+            compute: Computes the result. Errors are not cached.
 
         Raises:
-            TimeoutError: It takes too long.
+            TimeoutError: The computation takes longer than `MAX_SECONDS`.
         """
-        answer = self._answers.get(about)
-        if answer is None or not answer.is_of_use(max_age):
-            answer = _Answer(asyncio.create_task(_made(ask)), asyncio.get_running_loop().time())
-            self._answers[about] = answer
-            while len(self._answers) > MOST_KEPT:
-                self._answers.pop(next(iter(self._answers))).task.cancel()
-        found: T = await asyncio.shield(answer.task)  # others wait for it, whoever goes away
-        return found
+        entry = self._entries.get(key)
+        if entry is None or not entry.is_usable(max_age):
+            task = asyncio.create_task(_compute(compute))
+            entry = _Entry(task, asyncio.get_running_loop().time())
+            self._entries[key] = entry
+            while len(self._entries) > MAX_ENTRIES:
+                self._entries.pop(next(iter(self._entries))).task.cancel()
+        # A cancelled caller must not cancel the computation that others wait for.
+        result: T = await asyncio.shield(entry.task)
+        return result
 
 
-async def _made(ask: Callable[[], Awaitable[T]]) -> T:
-    async with asyncio.timeout(MOST_SECONDS):
-        return await ask()
+async def _compute(compute: Callable[[], Awaitable[T]]) -> T:
+    async with asyncio.timeout(MAX_SECONDS):
+        return await compute()

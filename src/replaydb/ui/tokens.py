@@ -1,4 +1,4 @@
-"""An episode as it can be read: its turns as text, or as tokens with what is known of each."""
+"""Display of episodes: their turns as text, or as colored tokens."""
 
 from __future__ import annotations
 
@@ -9,50 +9,50 @@ from typing import Any, Literal
 
 import numpy as np
 
-from replaydb.decoding import LONGEST_SIGN, Decode, pieces
+from replaydb.decoding import LONGEST_CHARACTER, Decode, token_texts
 from replaydb.episodes import Episode, Turn
 
 By = Literal["logprob", "advantage", "mask", "version"]
 
-#: Tokens of a part, where each is shown; and where they are only decoded.
+#: Tokens per part, for a view of single tokens and for decoded text.
 TOKENS, TEXT_TOKENS = 1000, 5000
-#: Signs of a part of a text.
-SIGNS = 20_000
-#: Tokens before a part that its first one is decoded after.
+#: Characters per part of a stored text.
+CHARACTERS = 20_000
+#: Tokens before a part that are decoded together with it.
 BEFORE = 8
-#: Tokens, or signs of a text, on either side of what an excerpt leaves out.
-MOST_TOKENS, MOST_SIGNS = 200, 700
+#: Tokens, or characters of a text, at the beginning and at the end of an excerpt.
+MAX_TOKENS, MAX_CHARACTERS = 200, 700
 
-#: From a token of this logprob on downwards the next colour is taken.
+#: Upper bounds of the logprob of each color.
 LOGPROBS = (-0.05, -0.2, -0.5, -1.0, -2.0, -4.0, -6.0, -8.0)
-#: Colours of versions; those of more versions come again.
+#: Number of colors of policy versions. With more versions, colors repeat.
 VERSIONS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token as it is shown.
+    """A displayed token.
 
     Attributes:
-        position: Its place in the episode.
-        id: What the model knows it as.
-        text: What it adds to the text; its id where there is no tokenizer.
-        is_silent: Whether that is nothing: it is not of the vocabulary, or the next one ends a sign
-            that it begins.
-        colour: Class of the style sheet.
-        says: The value that the colour stands for, in words.
-        trained: Whether the loss mask lets it through.
-        logprob: That of the policy that made it; None where not recorded, or not sampled.
-        advantage: Its own, or that of the episode; None where it is not trained on.
-        version: Policy version that made it; None where unknown.
+        position: Position in the episode.
+        id: Token id.
+        text: Text that the token adds; its id if there is no tokenizer.
+        is_empty: Whether it adds no text: it is not in the vocabulary, or the next token completes
+            its character.
+        color: CSS class.
+        tooltip: The value that the color represents.
+        trained: Whether the loss mask includes it.
+        logprob: Logprob under the policy that sampled it. None if not recorded or not sampled.
+        advantage: Advantage of the token, or of the episode. None if it is not trained on.
+        version: Policy version that sampled it. None if unknown.
     """
 
     position: int
     id: int
     text: str
-    is_silent: bool
-    colour: str
-    says: str
+    is_empty: bool
+    color: str
+    tooltip: str
     trained: bool
     logprob: float | None
     advantage: float | None
@@ -61,14 +61,14 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Tokens of an episode that belong together.
+    """A range of tokens of an episode: a prompt or a response.
 
     Attributes:
-        name: What they are.
-        start: The first of them.
-        end: The one after the last.
-        sampled: Whether the policy made them.
-        turn: The turn that they are of; None where there are no turns.
+        name: Name of the span.
+        start: Position of the first token.
+        end: Position after the last token.
+        sampled: Whether the policy sampled the tokens.
+        turn: The turn of the tokens; None if the episode has no turns.
     """
 
     name: str
@@ -78,22 +78,22 @@ class Span:
     turn: Turn | None = None
 
     def cut(self, start: int, end: int) -> Span:
-        """What of it is within a part."""
+        """Return the intersection with a part."""
         first, last = max(self.start, start), min(self.end, end)
         return Span(self.name, first, last, self.sampled, self.turn)
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of something long.
+    """A part of a long episode, as shown on one page.
 
     Attributes:
-        number: Its place, from 0.
-        count: Parts there are.
-        start: Where it begins.
-        end: Where it ends.
-        total: How long all of it is.
-        unit: In what: "tokens" or "signs".
+        number: Number of the part, from 0.
+        count: Number of parts.
+        start: Position where the part begins.
+        end: Position after its end.
+        total: Length of the whole episode.
+        unit: Unit of positions: "tokens" or "characters".
     """
 
     number: int
@@ -105,20 +105,23 @@ class Part:
 
     @classmethod
     def of(cls, number: int, total: int, size: int, unit: str = "tokens") -> Part:
-        """The part of a number, or the last one there is."""
+        """Return the part with a number, or the last one if the number is too large."""
         count = max(1, math.ceil(total / size))
-        here = min(number, count - 1)
-        return cls(here, count, here * size, min(total, (here + 1) * size), total, unit)
+        number = min(number, count - 1)
+        return cls(number, count, number * size, min(total, (number + 1) * size), total, unit)
 
     def has(self, span: Span) -> bool:
-        """Whether some of it is in this part; an empty one is where its tokens would begin."""
+        """Whether the part overlaps a span. An empty span is located at its start."""
         if span.start < span.end:
             return span.start < self.end and span.end > self.start
         return self.start <= span.start < self.end or span.start == self.end == self.total
 
 
 def spans(one: Episode) -> list[Span]:
-    """Prompt and response, or of each turn its context and answer; of empty ones only answers."""
+    """Return prompt and response, or context and response of each turn.
+
+    Empty spans are omitted, except for responses of turns.
+    """
     found: list[Span] = []
     if not one.turns:
         found = [
@@ -132,14 +135,14 @@ def spans(one: Episode) -> list[Span]:
         name = f"turn {i + 1} of {len(one.turns)}"
         found += [
             Span(f"{name}: context", at, middle, False, turn),
-            Span(f"{name}: answer", middle, end, True, turn),
+            Span(f"{name}: response", middle, end, True, turn),
         ]
         at = end
     return [span for span in found if span.start < span.end or (span.sampled and span.turn)]
 
 
 def within(one: Episode, part: Part) -> list[Span]:
-    """The spans of a part, as far as they are in it."""
+    """Return the spans that a part overlaps, cut to the part."""
     return [span.cut(part.start, part.end) for span in spans(one) if part.has(span)]
 
 
@@ -149,35 +152,35 @@ def tokens_of(
     by: By,
     decode: Decode | None,
     advantage: float | None,
-    most: float,
+    max_advantage: float,
 ) -> Iterator[tuple[Span, list[Token]]]:
-    """The tokens of a part, by the spans they belong to.
+    """Yield the spans of a part with their tokens.
 
     Args:
         one: The episode.
-        part: Which tokens.
-        by: What their colour stands for.
-        decode: What decodes them, if there is a tokenizer.
-        advantage: That of the episode, for tokens that have none of their own.
-        most: The advantage that has the strongest colour.
+        part: The part.
+        by: The value that colors represent.
+        decode: Decodes tokens; None without a tokenizer.
+        advantage: Advantage of the episode, for episodes without advantages per token.
+        max_advantage: The absolute advantage that has the strongest color.
     """
-    texts = pieces_of(one.token_ids, part.start, part.end, decode)
+    texts = texts_in_range(one.token_ids, part.start, part.end, decode)
     mask = one.loss_mask[part.start : part.end].tolist()
     logprobs = _each(one.logprobs, part)
     own = own_advantages(one)
     advantages = _each(advantage if own is None else own, part)
     versions = _each(one.policy_version, part)
-    colour = _colours(one, by, most)
+    color = _colors(one, by, max_advantage)
     for span in within(one, part):
         shown = []
         for position in range(span.start, span.end):
             i = position - part.start
             logprob = _known(logprobs[i]) if span.sampled else None
             version = versions[i] if span.sampled else None
-            facts = (mask[i], logprob, _known(advantages[i]) if mask[i] else None, version)
-            name, says = colour(*facts)
+            values = (mask[i], logprob, _known(advantages[i]) if mask[i] else None, version)
+            name, tooltip = color(*values)
             id_, text = int(one.token_ids[position]), texts[i].replace("\n", "↵\n")
-            shown.append(Token(position, id_, text, not text, name, says, *facts))
+            shown.append(Token(position, id_, text, not text, name, tooltip, *values))
         yield span, shown
 
 
@@ -186,7 +189,7 @@ def _known(value: float | None) -> float | None:
 
 
 def highest_advantage(one: Episode, advantage: float | None) -> float:
-    """How far from 0 an advantage of a token is, or that of the episode; 0 where there is none."""
+    """Return the largest absolute advantage of the tokens, or that of the episode; 0 if none."""
     own = own_advantages(one)
     if own is None:
         return 0.0 if advantage is None else abs(advantage)
@@ -194,7 +197,7 @@ def highest_advantage(one: Episode, advantage: float | None) -> float:
 
 
 def own_advantages(one: Episode) -> Any:
-    """Those of each token, where they are among the extras."""
+    """Return the advantages per token from the token extras; None if there are none."""
     for name in ("advantages", "advantage"):
         own = one.token_extras.get(name)
         if isinstance(own, np.ndarray) and own.ndim == 1:
@@ -202,18 +205,18 @@ def own_advantages(one: Episode) -> Any:
     return None
 
 
-def legend(one: Episode, by: By, most: float) -> list[tuple[str, str]]:
-    """Classes of the style sheet, and what they stand for."""
+def legend(one: Episode, by: By, max_advantage: float) -> list[tuple[str, str]]:
+    """Return the CSS classes with the values that they represent."""
     if by == "mask":
-        return [("on", "trained on"), ("off", "not trained on")]
+        return [("on", "in the loss"), ("off", "not in the loss")]
     if by == "version":
         found = [(f"v{i % VERSIONS}", f"version {it}") for i, it in enumerate(_versions(one))]
         return [*found[:100], ("none", "context, or unknown")]
     if by == "advantage":
-        values = [most * i / 4 for i in range(-4, 5)] if most > 0 else [0.0]
+        values = [max_advantage * i / 4 for i in range(-4, 5)] if max_advantage > 0 else [0.0]
         return [
-            *((_advantage(it, most), f"{it:+.3g}" if it else "0") for it in values),
-            ("none", "not trained on, or none"),
+            *((_advantage_class(it, max_advantage), f"{it:+.3g}" if it else "0") for it in values),
+            ("none", "not in the loss, or no advantage"),
         ]
     return [
         ("s0", f"above {LOGPROBS[0]:g}"),
@@ -222,29 +225,29 @@ def legend(one: Episode, by: By, most: float) -> list[tuple[str, str]]:
     ]
 
 
-def _colours(one: Episode, by: By, most: float) -> Callable[..., tuple[str, str]]:
-    """What gives the class of a token, and says the value that it stands for."""
-    places = {version: i % VERSIONS for i, version in enumerate(_versions(one))}
+def _colors(one: Episode, by: By, max_advantage: float) -> Callable[..., tuple[str, str]]:
+    """Return a function that gives the CSS class and tooltip of a token."""
+    colors = {version: i % VERSIONS for i, version in enumerate(_versions(one))}
 
-    def colour(
+    def color(
         trained: bool, logprob: float | None, advantage: float | None, version: int | None
     ) -> tuple[str, str]:
         if by == "mask":
-            return ("on", "trained on") if trained else ("off", "not trained on")
+            return ("on", "in the loss") if trained else ("off", "not in the loss")
         if by == "version" and version is not None:
-            return f"v{places[version]}", f"version {version}"
+            return f"v{colors[version]}", f"version {version}"
         if by == "advantage" and advantage is not None:
-            return _advantage(advantage, most), f"advantage {advantage:.4g}"
+            return _advantage_class(advantage, max_advantage), f"advantage {advantage:.4g}"
         if by == "logprob" and logprob is not None:
             return f"s{sum(logprob <= it for it in LOGPROBS)}", f"logprob {logprob:.4g}"
         return "none", f"no {by}"
 
-    return colour
+    return color
 
 
-def _advantage(value: float, most: float) -> str:
-    """m4 to m1, a0, p1 to p4."""
-    share = 0.0 if most <= 0 else max(-1.0, min(1.0, value / most))
+def _advantage_class(value: float, max_advantage: float) -> str:
+    """Return the CSS class of an advantage: m4 to m1, a0, p1 to p4."""
+    share = 0.0 if max_advantage <= 0 else max(-1.0, min(1.0, value / max_advantage))
     step = round(share * 4) or int(math.copysign(1, share)) if share else 0
     return "a0" if step == 0 else f"{'p' if step > 0 else 'm'}{abs(step)}"
 
@@ -257,101 +260,117 @@ def _versions(one: Episode) -> list[int]:
 
 
 def _each(values: Any, part: Part) -> list[Any]:
-    """Of each token of a part, where there is one for each, or one for all, or none."""
+    """Return one value per token of a part, from an array, a single value or None."""
     if isinstance(values, np.ndarray):
         return list(values[part.start : part.end].tolist())
     return [values] * (part.end - part.start)
 
 
-def pieces_of(ids: Any, start: int, end: int, decode: Decode | None) -> list[str]:
-    """What each of some tokens adds to the text of those before; nothing, if it has none.
+def texts_in_range(ids: Any, start: int, end: int, decode: Decode | None) -> list[str]:
+    """Return the text that each token of a range adds to the tokens before it, "" if none.
 
     Args:
-        ids: The tokens of an episode.
-        start: The first of those.
-        end: The one after the last.
-        decode: What decodes them; None: their ids are the text.
+        ids: All token ids of an episode.
+        start: Position of the first token.
+        end: Position after the last token.
+        decode: Decodes tokens. None: the text of a token is its id.
     """
     if decode is None:
         return [f"{it} " for it in ids[start:end].tolist()]
     before = max(0, start - BEFORE)
-    said = pieces(ids[before : end + LONGEST_SIGN].tolist(), decode)
-    return said[start - before : end - before]
+    texts = token_texts(ids[before : end + LONGEST_CHARACTER].tolist(), decode)
+    return texts[start - before : end - before]
 
 
-def said_by(ids: Any, start: int, end: int, decode: Decode) -> str:
-    """The text of some tokens; of a sign that is made of several, the one after has all of it.
+def decoded_text(ids: Any, start: int, end: int, decode: Decode) -> str:
+    """Return the text of a range of tokens.
 
-    Tokens that decode to nothing, as a vocabulary has them not, are there as their ids.
+    If a character consists of tokens on both sides of a boundary, it is part of the range before
+    the boundary. Tokens that decode to no text, such as ids outside the vocabulary, are shown as
+    their ids.
 
     Args:
-        ids: The tokens of an episode, or of a part of it.
-        start: The first of those.
-        end: The one after the last.
-        decode: What decodes them.
+        ids: All token ids of an episode or span.
+        start: Position of the first token.
+        end: Position after the last token.
+        decode: Decodes tokens.
     """
-    start, end = (_between_signs(ids, at, decode) for at in (start, end))
-    said = []
-    for silent in _silent(ids, start, end, decode):
-        said += [_added(ids, start, silent, decode), f"⟨{ids[silent]}⟩"]
-        start = silent + 1
-    return "".join([*said, _added(ids, start, end, decode)])
+    start, end = (_character_boundary(ids, at, decode) for at in (start, end))
+    texts = []
+    for empty in _empty_tokens(ids, start, end, decode):
+        texts += [_added_text(ids, start, empty, decode), f"⟨{ids[empty]}⟩"]
+        start = empty + 1
+    return "".join([*texts, _added_text(ids, start, end, decode)])
 
 
-def _added(ids: Any, start: int, end: int, decode: Decode) -> str:
-    """What some tokens add to the text of those before."""
+def _added_text(ids: Any, start: int, end: int, decode: Decode) -> str:
+    """Return the text that a range of tokens adds to the tokens before it."""
     before = max(0, start - BEFORE)
     known = len(decode(ids[before:start].tolist()))
     return decode(ids[before:end].tolist())[known:]
 
 
-def _silent(ids: Any, start: int, end: int, decode: Decode) -> list[int]:
-    """Which tokens add nothing; alone some do not either that do after others, such as a blank."""
+def _empty_tokens(ids: Any, start: int, end: int, decode: Decode) -> list[int]:
+    """Return the positions of tokens that add no text.
+
+    Some tokens, such as blanks, decode to nothing alone but add text after other tokens.
+    """
     alone = [it for it in np.unique(ids[start:end]).tolist() if not decode([it])]
-    places = start + np.flatnonzero(np.isin(ids[start:end], alone))
-    return [it for it in places.tolist() if not _added(ids, it, it + 1, decode)]
+    positions = start + np.flatnonzero(np.isin(ids[start:end], alone))
+    return [it for it in positions.tolist() if not _added_text(ids, it, it + 1, decode)]
 
 
-def _between_signs(ids: Any, at: int, decode: Decode) -> int:
-    """Where tokens can be cut, so that no sign is cut: there, or soon after."""
-    for cut in range(at, min(at + LONGEST_SIGN, len(ids))):
+def _character_boundary(ids: Any, at: int, decode: Decode) -> int:
+    """Return the first position from `at` on that does not split a character."""
+    for cut in range(at, min(at + LONGEST_CHARACTER, len(ids))):
         if not decode(ids[max(0, cut - BEFORE) : cut].tolist()).endswith("\ufffd"):
             return cut
-    return at if at + LONGEST_SIGN < len(ids) else len(ids)
+    return at if at + LONGEST_CHARACTER < len(ids) else len(ids)
 
 
 def texts_of(
     one: Episode | None, text: str | None, number: int, decode: Decode | None
 ) -> tuple[Part, list[tuple[str, Turn | None, str]]]:
-    """A part of an episode as text: what a stretch is, whose answer it is, and what it says.
+    """Return a part of an episode as text.
 
-    Without its tokens, or a tokenizer, it is the text that the episode was put with, if any.
+    Without tokens or a tokenizer the text is the stored text of the episode, if any.
+
+    Args:
+        one: The episode; None if its tokens cannot be read.
+        text: Its stored text; None if there is none.
+        number: Number of the part, from 0.
+        decode: Decodes tokens; None without a tokenizer.
+
+    Returns:
+        The part, and for each of its spans the name, the turn if the span is the response of one,
+        and the text.
     """
     if one is None or decode is None:
         text = text or ""
-        part = Part.of(number, len(text), SIGNS, "signs")
+        part = Part.of(number, len(text), CHARACTERS, "characters")
         return part, [("text", None, text[part.start : part.end])] if text else []
     part = Part.of(number, one.num_tokens, TEXT_TOKENS)
-    said = _said_in(one, part, decode)
-    return part, [(span.name, span.turn if span.sampled else None, text) for span, text in said]
+    texts = _span_texts(one, part, decode)
+    return part, [(span.name, span.turn if span.sampled else None, text) for span, text in texts]
 
 
-def _said_in(one: Episode, part: Part, decode: Decode) -> Iterator[tuple[Span, str]]:
-    """What each span of a part says, as far as it is in it."""
+def _span_texts(one: Episode, part: Part, decode: Decode) -> Iterator[tuple[Span, str]]:
+    """Yield the spans that a part overlaps, with their text inside the part."""
     for span in spans(one):
         if part.has(span):
             cut, ids = span.cut(part.start, part.end), one.token_ids[span.start : span.end]
-            yield span, said_by(ids, cut.start - span.start, cut.end - span.start, decode)
+            yield span, decoded_text(ids, cut.start - span.start, cut.end - span.start, decode)
 
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
-    """The beginning and the end of what an episode says, or all of it.
+    """The beginning and the end of the text of an episode, or all of it.
 
     Attributes:
-        ends: What is shown, as stretches: what each is, "" where there are no turns, and its text.
-        left_out: How much is between the two that is not shown.
-        unit: Of what: "tokens" or "signs".
+        ends: Beginning and end, or the whole text. Each is a list of names and texts of spans; the
+            name is "" if the episode has no turns.
+        left_out: Number of omitted tokens or characters between the two.
+        unit: "tokens" or "characters".
     """
 
     ends: Sequence[Sequence[tuple[str, str]]]
@@ -360,19 +379,22 @@ class Excerpt:
 
 
 def excerpt(one: Episode | None, text: str | None, decode: Decode | None) -> Excerpt | None:
-    """Of what an episode says; None where that is not known. Arguments as of `texts_of`."""
+    """Return an excerpt of the response, or None without a text. Arguments as of `texts_of`."""
     if one is not None and decode is not None:
         start, end = one.prompt_length, one.num_tokens
-        left_out = max(0, end - start - 2 * MOST_TOKENS)
-        ends = [(start, start + MOST_TOKENS), (end - MOST_TOKENS, end)]
+        left_out = max(0, end - start - 2 * MAX_TOKENS)
+        ends = [(start, start + MAX_TOKENS), (end - MAX_TOKENS, end)]
         parts = [Part(0, 1, *at, end) for at in (ends if left_out else [(start, end)])]
-        said = [
-            [(span.name if span.turn else "", text) for span, text in _said_in(one, part, decode)]
+        shown = [
+            [
+                (span.name if span.turn else "", span_text)
+                for span, span_text in _span_texts(one, part, decode)
+            ]
             for part in parts
         ]
-        return Excerpt(said, left_out, "tokens")
+        return Excerpt(shown, left_out, "tokens")
     if text is None:
         return None
-    left_out = max(0, len(text) - 2 * MOST_SIGNS)
-    texts = [text[:MOST_SIGNS], text[-MOST_SIGNS:]] if left_out else [text]
-    return Excerpt([[("", it)] for it in texts], left_out, "signs")
+    left_out = max(0, len(text) - 2 * MAX_CHARACTERS)
+    texts = [text[:MAX_CHARACTERS], text[-MAX_CHARACTERS:]] if left_out else [text]
+    return Excerpt([[("", it)] for it in texts], left_out, "characters")

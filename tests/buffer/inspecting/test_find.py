@@ -1,4 +1,4 @@
-"""Scalars of groups, without a draw and without their payloads."""
+"""Metadata of groups, without a draw and without their payloads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from replaydb.database.repository import listing, tags
 from replaydb.database.schema import episode_group
 from support.connections import transaction
 from support.groups import conversation, episode, group, groups, long_group
-from support.ledger import group_row
+from support.invariants import group_row
 
 SORTABLE = [
     name
@@ -27,7 +27,7 @@ SORTABLE = [
 
 @pytest.fixture
 async def full(store: Store) -> Buffer:
-    """Two tasks, six statuses, ties and unknown values in most columns."""
+    """A buffer with two tasks, six statuses, and ties and unknown values in most columns."""
     buffer = await store.buffer("full", max_staleness={"code": 3})
     for i in range(4):
         await buffer.put(
@@ -58,7 +58,7 @@ async def test_everything_about_a_group(store: Store, buffer: Buffer, url: str) 
     assert (found.status, found.leased_from) == (GroupStatus.LEASED, GroupStatus.COMPLETED)
     assert (found.run_name, found.lease_id, found.tags) == ("test", lease.id, {"a": [1]})
     assert found.created_at.tzinfo is not None
-    assert set(GroupInfo.__slots__) == {*shown, "run_name"}  # all that filters can ask for
+    assert set(GroupInfo.__slots__) == {*shown, "run_name"}  # all columns for filters
 
 
 async def test_pages_in_any_order(full: Buffer) -> None:
@@ -78,15 +78,15 @@ async def in_order(buffer: Buffer, everything: list[GroupInfo], name: str, down:
 
     by_id = everything[::-1] if down else everything
     known = [one for one in by_id if value(one) is not None]
-    known.sort(key=value, reverse=down)  # Python leaves equal ones as they are, also in reverse
+    known.sort(key=value, reverse=down)  # Python keeps the order of equal items, also in reverse
     expected = known + [one for one in by_id if value(one) is None]
 
-    def place(one: GroupInfo) -> GroupInfo | tuple[Any, int]:
-        return (value(one), one.id) if down else one  # which are the same
+    def start_of(one: GroupInfo) -> GroupInfo | tuple[Any, int]:
+        return (value(one), one.id) if down else one  # the same groups
 
     found: list[GroupInfo] = []
     while page := await buffer.find(
-        order_by=order, limit=5, after=place(found[-1]) if found else None
+        order_by=order, limit=5, after=start_of(found[-1]) if found else None
     ):
         assert len(page) == min(5, 13 - len(found))
         found += page
@@ -94,7 +94,7 @@ async def in_order(buffer: Buffer, everything: list[GroupInfo], name: str, down:
     assert await buffer.find([one.id for one in everything], order_by=order) == expected
 
 
-async def test_what_is_found(full: Buffer, store: Store, other: Store) -> None:
+async def test_filters_of_find(full: Buffer, store: Store, other: Store) -> None:
     async def uids(**which: Any) -> list[str]:
         return [one.group_uid for one in await full.find(**which)]
 
@@ -119,9 +119,9 @@ async def test_what_is_found(full: Buffer, store: Store, other: Store) -> None:
 async def test_groups_of_a_prompt(
     store: Store, buffer: Buffer, monkeypatch: pytest.MonkeyPatch, few: int
 ) -> None:
-    """Also where there are too many of them, or another condition beside."""
-    monkeypatch.setattr(listing, "FEW_IN_ORDER", few)
-    monkeypatch.setattr(tags, "FEW", few)
+    """Also if there are too many of them, or another condition."""
+    monkeypatch.setattr(listing, "MAX_LOOKUPS_IN_ORDER", few)
+    monkeypatch.setattr(tags, "MAX_LOOKUPS", few)
     uids = "p", "q", None, "p", "p"
     ids = await buffer.put([group(prompt_uid=uid, priority=i) for i, uid in enumerate(uids)])
     await (await store.buffer("other")).put(group(prompt_uid="p"))
@@ -164,7 +164,7 @@ async def test_episodes_without_their_tokens(store: Store, buffer: Buffer, other
     assert await (await other.buffer("another")).episodes(one) == []
 
 
-async def test_a_page_goes_on_from_where_a_group_stood(buffer: Buffer) -> None:
+async def test_a_page_continues_after_a_group_as_it_was_read(buffer: Buffer) -> None:
     ids = await buffer.put([group(priority=float(i)) for i in range(6)])
     first = await buffer.find(order_by=rdb.col.priority, limit=2)
     await buffer.update_priorities(ids[1:2], [9.0])
@@ -203,7 +203,7 @@ async def test_a_damaged_row_is_named(sqlite_url: str) -> None:
 
 async def test_pages_begin_at_what_a_column_can_hold(buffer: Buffer) -> None:
     [id_] = await buffer.put(group())
-    places: list[tuple[Any, Any]] = [
+    cases: list[tuple[Any, Any]] = [
         (rdb.col.id, (id_,)),
         (rdb.col.id, [id_, id_]),
         (rdb.col.id, (None, id_)),
@@ -215,13 +215,13 @@ async def test_pages_begin_at_what_a_column_can_hold(buffer: Buffer) -> None:
         (rdb.col.created_at, (1e9, id_)),
         (rdb.col.created_at, (datetime(2026, 1, 1), id_)),
     ]
-    for column, wrong in places:
+    for column, wrong in cases:
         with pytest.raises(rdb.InvalidInputError, match="after"):
             await buffer.find(order_by=column, after=wrong)
     assert await buffer.find(order_by=rdb.col.reward_mean, after=(None, id_ - 1)) == []
 
 
-async def test_groups_are_named_in_one_way(buffer: Buffer) -> None:
+async def test_ids_and_uids_exclude_each_other(buffer: Buffer) -> None:
     await buffer.put(group("g"))
     [found] = await buffer.find()
     for call in (buffer.find, buffer.get):

@@ -1,4 +1,4 @@
-"""Reading, counting, reweighing and deleting groups."""
+"""Reading, counting, reprioritizing and deleting groups."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import replaydb as rdb
 from replaydb import Buffer, GroupStatus, GroupTotals, Store, TaskCounters
 from replaydb.database.repository import tasks
 from support.groups import group, groups, long_group
-from support.ledger import check_books
+from support.invariants import check_invariants
 from support.tables import table_sizes
 
 
@@ -54,7 +54,7 @@ async def test_groups_are_read_by_their_uids(store: Store, buffer: Buffer) -> No
     assert caught.value.batch.ids == [ids[1], ids[0]]
 
 
-async def test_what_is_gone_does_not_take_the_rest_with_it(store: Store) -> None:
+async def test_the_other_groups_are_read_if_a_payload_is_gone(store: Store) -> None:
     buffer = await store.buffer("math", archived_payload="drop", max_times_sampled=1)
     ids = await buffer.put(groups(3))
     await buffer.sample(1, rdb.Fifo())
@@ -117,7 +117,7 @@ async def test_delete_by_any_condition(buffer: Buffer, url: str) -> None:
     assert await buffer.delete([ids[0], 999, ids[0]]) == 1
     assert await buffer.delete(ids, tasks="code", where=rdb.col.group_uid == "code-1") == 1
     assert await buffer.delete(tasks=["chat", "unseen"]) == 1
-    await check_books(url)
+    await check_invariants(url)
     assert await buffer.delete(where=rdb.col.reward_std > 99) == 0
     assert await buffer.delete([]) == 0
     assert await buffer.delete(statuses="failed") == 0
@@ -135,7 +135,7 @@ async def test_delete_by_any_condition(buffer: Buffer, url: str) -> None:
 async def test_a_task_made_while_groups_are_deleted_is_left_alone(
     postgresql_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It waits until the delete is over. (On SQLite nobody else writes meanwhile.)"""
+    """The put waits until the delete has committed. (On SQLite nothing else writes meanwhile.)"""
     lock = tasks.lock
     putting: list[asyncio.Task[Any]] = []
 
@@ -153,7 +153,7 @@ async def test_a_task_made_while_groups_are_deleted_is_left_alone(
         assert await here.delete(statuses="completed") == 2
         await asyncio.wait(putting)
         assert [one.group_uid for one in (await there.sample(1)).groups] == ["new"]
-    await check_books(postgresql_url)
+    await check_invariants(postgresql_url)
 
 
 async def test_everything_is_not_deleted_by_accident(buffer: Buffer) -> None:
@@ -165,7 +165,7 @@ async def test_everything_is_not_deleted_by_accident(buffer: Buffer) -> None:
     assert await buffer.count() == 1
 
 
-async def test_ids_are_never_given_twice(store: Store, url: str) -> None:
+async def test_ids_are_never_reused(store: Store, url: str) -> None:
     buffer = await store.buffer("math")
     first = await buffer.put(groups(3))
     await buffer.delete(first)
@@ -177,7 +177,7 @@ async def test_ids_are_never_given_twice(store: Store, url: str) -> None:
     assert last > again[2]
 
 
-async def test_new_priorities_count_from_the_next_draw_on(buffer: Buffer) -> None:
+async def test_the_next_draw_uses_new_priorities(buffer: Buffer) -> None:
     ids = await buffer.put([group(priority=1.0) for _ in range(4)])
     assert await buffer.update_priorities(ids[:3], [0.0, 2.0, 7.0]) == 3
     batch = await buffer.sample(3, rdb.Prioritized())
@@ -208,7 +208,7 @@ async def test_priorities_in_any_form(buffer: Buffer) -> None:
         assert [one.priority for one in await buffer.get(ids)] == [2.0, 3.0]
 
 
-async def test_priorities_of_groups_that_are_gone_or_out_of_use(buffer: Buffer) -> None:
+async def test_priorities_of_deleted_or_archived_groups(buffer: Buffer) -> None:
     ids = await buffer.put([*groups(2), group(status="aborted"), group(task="code")])
     await buffer.delete(ids[:1])
     wanted = [999, *ids, ids[1]]
@@ -227,27 +227,27 @@ async def test_a_priority_without_weight_changes_nothing(store: Store) -> None:
 
 @pytest.mark.parametrize("large", [1e16, 1e100])
 async def test_totals_stay_right_over_many_changes(buffer: Buffer, url: str, large: float) -> None:
-    """A large weight takes the digits of the small ones with it when it leaves."""
+    """When a large weight leaves the sum, rounding has lost the digits of the small ones."""
     ids = await buffer.put(groups(6))
     small = [0.1 * one for one in range(6)]
     for i in range(6):
         await buffer.update_priorities(ids, small[i:] + small[:i])
         await buffer.update_priorities(ids[i : i + 1], [large])
         await buffer.update_priorities(ids[i : i + 1], [0.7])
-        await check_books(url)
+        await check_invariants(url)
     [guest] = await buffer.put(group(priority=large))
     await buffer.delete([guest])
-    await check_books(url)
+    await check_invariants(url)
     async with buffer.lease(1, rdb.TopPriority(), ttl=60) as lease:
         await buffer.put(group("guest", priority=large))
         await lease.nack()
     async with buffer.lease(1, rdb.TopPriority(), ttl=60) as lease:
         assert lease.batch.groups[0].group_uid == "guest"
-    await check_books(url)
+    await check_invariants(url)
 
 
-async def test_many_hands_at_once(store: Store, url: str) -> None:
-    """Whatever the order, accounts agree with groups (see `store`)."""
+async def test_concurrent_changes(store: Store, url: str) -> None:
+    """The counters agree with the groups in any order of the calls (see `store`)."""
     buffer = await store.buffer("math", max_staleness=6)
     async with Store.open(url) as second:
         there = await second.buffer("math")
@@ -267,4 +267,4 @@ async def test_many_hands_at_once(store: Store, url: str) -> None:
             )  # fmt: skip
             errors = [one for one in outcomes if isinstance(one, BaseException)]
             assert all(isinstance(one, rdb.NotEnoughGroupsError) for one in errors), errors
-            await check_books(url)
+            await check_invariants(url)

@@ -1,4 +1,4 @@
-"""Draws on record, cursors, prompts, runs, and copies."""
+"""Recorded draws, cursors, prompts, runs, and copies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from replaydb.database.views import training_history
 from support.clock import Clock
 from support.connections import transaction
 from support.groups import conversation, episode, group, groups, long_group
-from support.ledger import group_rows, number_of, statuses
+from support.invariants import group_rows, number_of, statuses
 
 
 async def test_draws_are_on_record(buffer: Buffer, other: Store) -> None:
@@ -90,7 +90,7 @@ async def test_redrawing(store: Store, url: str) -> None:
         await (await store.buffer("other")).redraw(batch.draw_id)
 
 
-async def test_what_was_replaced_is_not_redrawn(buffer: Buffer, url: str) -> None:
+async def test_replaced_groups_are_not_redrawn(buffer: Buffer, url: str) -> None:
     await buffer.put(groups(4, rewards=[0.0]))
     first = await buffer.sample(4, rdb.Fifo())
     await buffer.put(group("gsm8k-1", rewards=[1.0]), on_duplicate="replace")
@@ -111,7 +111,7 @@ async def test_what_was_replaced_is_not_redrawn(buffer: Buffer, url: str) -> Non
     async with transaction(url) as connection:
         assert (await connection.scalars(shown)).all() == [0.0, None, None, 0.0, 0.0, 1.0]
     await buffer.put(group("gsm8k-1", rewards=[1.0]), on_duplicate="replace")
-    with pytest.raises(rdb.PayloadGoneError):  # though the tokens may be the same again
+    with pytest.raises(rdb.PayloadGoneError):  # even if the tokens are the same again
         await buffer.redraw(second.draw_id)
 
 
@@ -156,7 +156,7 @@ async def test_cursors(store: Store, other: Store, buffer: Buffer, url: str) -> 
     assert await number_of(url, cursor) == 3
 
 
-async def test_of_puts_that_share_a_transaction_only_those_that_work_move_cursors(
+async def test_only_successful_puts_of_a_transaction_move_cursors(
     store: Store,
 ) -> None:
     for name, capacity in (("free", None), ("limited", Capacity(groups=50))):
@@ -233,7 +233,7 @@ async def test_versions_compare_within_a_lineage(store: Store, url: str) -> None
         buffers = [await one.buffer("math") for one in stores]
         for one, uid in zip(buffers, ("own", "strange", "fork", "nameless"), strict=True):
             await one.put(group(uid, version=0))
-        # Until somebody advances the buffer, no lineage is the wrong one.
+        # Until the buffer is advanced, it accepts any lineage.
         assert [row["staleness"] for row in await group_rows(url)] == [0, 0, 0, 0]
         assert await buffer.advance_policy(1) == 0
         assert [row["staleness"] for row in await group_rows(url)] == [1, None, 1, 1]
@@ -255,7 +255,7 @@ async def test_versions_compare_within_a_lineage(store: Store, url: str) -> None
         assert await buffers[1].advance_policy(1, take_over=True) == 0
         live = {row["group_uid"]: row["staleness"] for row in await group_rows(url)}
         assert {live["strange"], live["strange-2"], live["strange-3"]} == {1}
-        # Whether versions compare is another matter than what they are.
+        # Versions that are not comparable are still stored.
         assert {row["min_policy_version"] for row in await group_rows(url)} == {0}
         for run in ("test", "stranger", "fork"):
             mine = rdb.col.min_policy_version == 0
@@ -293,7 +293,7 @@ async def test_copying(store: Store, url: str, tmp_path: Path) -> None:
             assert copied == originals[copied.group_uid]
             assert copied.times_sampled == 0
         assert [one.text for one in originals["talk"].episodes] == ["two turns", None]
-        # Again: what is there is passed over; what is new comes.
+        # Again: existing groups are skipped, new ones are copied.
         await lease.nack()
         assert await buffer.copy_to(there) == 74
         assert await there.count() == 74
@@ -305,7 +305,7 @@ async def test_copying(store: Store, url: str, tmp_path: Path) -> None:
         await buffer.copy_to(buffer)
 
 
-async def test_copies_are_as_stale_as_their_lineage_says(
+async def test_the_staleness_of_copies_depends_on_their_lineage(
     url: str, store: Store, tmp_path: Path
 ) -> None:
     buffer = await store.buffer("math", max_staleness=50)
@@ -323,13 +323,13 @@ async def test_copies_are_as_stale_as_their_lineage_says(
 
     unknown = dict.fromkeys(("forked", "unnamed", "old", "unknown"))
     async with Store.open(target, run="next") as elsewhere:
-        # A buffer of a run that begins: its versions are others.
+        # A buffer of a new run, whose versions are not comparable.
         there = await elsewhere.buffer("math", max_staleness=4)
         assert await staleness(there) == unknown
         await there.advance_policy(3)
         assert await staleness(there) == unknown
     async with Store.open(target, run="evaluated", lineage="test") as elsewhere:
-        # That of a run that continues the source's: at once, or from when it says so.
+        # A buffer of a run that continues the source's lineage: comparable at once or later.
         for order in ("advanced", "copied"):
             there = await elsewhere.buffer(order)
             if order == "copied":
@@ -342,7 +342,7 @@ async def test_copies_are_as_stale_as_their_lineage_says(
         assert runs["forked"] == "else"
 
 
-async def test_copying_goes_on_where_it_was_broken_off(store: Store) -> None:
+async def test_an_interrupted_copy_resumes(store: Store) -> None:
     buffer = await store.buffer("math")
     await buffer.put(groups(80))
     there = await store.buffer("copy")

@@ -1,4 +1,4 @@
-"""Numbers for loggers."""
+"""Metrics for loggers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def test_an_empty_buffer(buffer: Buffer) -> None:
     assert "buffer/wait_mean" not in found
 
 
-async def test_generated_stored_replayed_and_trained_apart(buffer: Buffer) -> None:
+async def test_metrics_of_generated_stored_replayed_and_trained_groups(buffer: Buffer) -> None:
     await buffer.put(
         [
             group("a", rewards=[1.0, 0.0], version=0),
@@ -129,7 +129,7 @@ async def test_waiting_is_from_completion_to_the_first_draw(buffer: Buffer, cloc
     assert found["buffer/wait_max"] < 500
 
 
-async def test_starved_tasks_and_what_was_deleted(buffer: Buffer) -> None:
+async def test_starved_tasks_and_deleted_groups(buffer: Buffer) -> None:
     ids = await buffer.put([*groups(2), *groups(1, "code")])
     await buffer.delete(ids[2:])
     lease = await buffer.lease(1, ttl=60)
@@ -141,7 +141,7 @@ async def test_starved_tasks_and_what_was_deleted(buffer: Buffer) -> None:
     assert (await buffer.metrics())["buffer/groups"] == 1
 
 
-async def test_what_is_held_or_was_given_back_did_not_train(buffer: Buffer) -> None:
+async def test_leased_and_released_groups_are_not_trained(buffer: Buffer) -> None:
     async def trained() -> tuple[float, ...]:
         found = await buffer.metrics()
         return tuple(found[name] for name in ("train/draws", "train/groups", "replay/groups"))
@@ -150,9 +150,9 @@ async def test_what_is_held_or_was_given_back_did_not_train(buffer: Buffer) -> N
     async with buffer.lease(1, ttl=60):
         pass
     await (await buffer.lease(1, ttl=60)).nack()
-    held = await buffer.lease(1, ttl=60)
+    taken = await buffer.lease(1, ttl=60)
     assert await trained() == (1, 1, 0)
-    await held.nack()
+    await taken.nack()
     await buffer.sample(1)
     assert await trained() == (2, 2, 0)
     await buffer.sample(1)

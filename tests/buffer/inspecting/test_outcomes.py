@@ -1,4 +1,4 @@
-"""The record says what became of every group that was drawn."""
+"""The outcome of every drawn group is recorded."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from support.groups import group, groups
 
 
 def outcomes(record: DrawInfo) -> dict[int, tuple[DrawOutcome | None, str | None]]:
-    """What became of each group of a draw, and why."""
+    """Return the outcome of each group of a draw, and its reason."""
     facts = zip(record.group_ids, record.outcomes, record.outcome_reasons, strict=True)
     return {one: (outcome, reason) for one, outcome, reason in facts}
 
 
-async def test_what_became_of_every_group(buffer: Buffer, clock: Clock) -> None:
+async def test_every_outcome(buffer: Buffer, clock: Clock) -> None:
     await buffer.put(groups(7))
     start = clock.now()
     lease = await buffer.lease(6, ttl=60, step=1)
@@ -77,7 +77,7 @@ async def test_every_lease_of_a_group_has_an_outcome_of_its_own(
     await lease.ack()
 
 
-async def test_a_deletion_of_what_nobody_holds_changes_no_outcome(buffer: Buffer) -> None:
+async def test_deleting_groups_that_are_not_leased_changes_no_outcome(buffer: Buffer) -> None:
     await buffer.put(groups(2))
     await buffer.sample(2)
     async with buffer.lease(1, ttl=60):
@@ -88,7 +88,7 @@ async def test_a_deletion_of_what_nobody_holds_changes_no_outcome(buffer: Buffer
     assert sampled.outcomes == (DrawOutcome.SAMPLED,) * 2
 
 
-async def test_what_is_rejected_is_of_no_use_to_anybody(buffer: Buffer, url: str) -> None:
+async def test_rejected_groups_are_filtered(buffer: Buffer, url: str) -> None:
     await buffer.put(groups(3))
     lease = await buffer.lease(3, ttl=60)
     await lease.reject([1, 2], reason="the answer is in the prompt")
@@ -96,10 +96,10 @@ async def test_what_is_rejected_is_of_no_use_to_anybody(buffer: Buffer, url: str
         await lease.reject([1], reason="again")
     await lease.ack()
     (record,) = await buffer.draws()
-    said = (DrawOutcome.REJECTED, "the answer is in the prompt")
-    assert outcomes(record) == {1: said, 2: said, 3: (DrawOutcome.ACKED, None)}
+    rejected = (DrawOutcome.REJECTED, "the answer is in the prompt")
+    assert outcomes(record) == {1: rejected, 2: rejected, 3: (DrawOutcome.ACKED, None)}
     assert await buffer.count(statuses="filtered") == 2
-    assert {one.status_reason for one in await buffer.get([1, 2])} == {said[1]}
+    assert {one.status_reason for one in await buffer.get([1, 2])} == {rejected[1]}
     with pytest.raises(rdb.NotEnoughGroupsError):
         await buffer.sample(1)
     assert await buffer.leases() == []

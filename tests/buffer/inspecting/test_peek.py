@@ -1,4 +1,4 @@
-"""A look at groups is no draw: it writes nothing, and no draw comes out differently for it."""
+"""Peek writes nothing and does not affect later draws."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pytest
 import replaydb as rdb
 from replaydb import Buffer, SamplingPolicy, Store
 from replaydb.database.engines import backend_for
-from replaydb.database.repository import looks
+from replaydb.database.repository import preview
 from replaydb.database.transactions import Database
 from support.connections import transaction
 from support.damage import damage
+from support.draw_frequencies import DrawFrequencies
 from support.groups import group, groups
-from support.ledger import statuses
+from support.invariants import statuses
 from support.rows import contents
-from support.tally import Tally
-from support.world import request
+from support.sampling_model import request
 
 POLICIES: list[SamplingPolicy] = [
     rdb.Uniform(),
@@ -46,10 +46,10 @@ async def test_nothing_is_written(store: Store, url: str, policy: SamplingPolicy
         assert await contents(connection) == before
 
 
-async def test_what_a_look_sees_is_chosen_like_a_draw(
+async def test_peek_selects_groups_like_a_draw(
     store: Store, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(looks, "PAGE", 3)  # ten groups are several pages
+    monkeypatch.setattr(preview, "PAGE", 3)  # ten groups are several pages
     buffer = await store.buffer("math")
     weights = {1 + i: float(1 + i % 5) for i in range(10)}
     names = ("gsm8k", "code")
@@ -58,11 +58,11 @@ async def test_what_a_look_sees_is_chosen_like_a_draw(
         (rdb.Prioritized(beta=1.0), weights),
         (rdb.Uniform(), dict.fromkeys(weights, 1.0)),
     ):
-        tally = Tally(10)
+        tally = DrawFrequencies(10)
         database = Database(backend_for(url))
         wanted = request(4, policy)
         for _ in range(400):
-            found = await database.read(partial(looks.look, seen=buffer._row, request=wanted))
+            found = await database.read(partial(preview.peek, cached=buffer._row, request=wanted))
             tally.add(found.ids, expected, {one: one - 1 for one in weights})
         await database.close()
         assert tally.p_value() > 1e-4
@@ -72,13 +72,13 @@ async def test_what_a_look_sees_is_chosen_like_a_draw(
     assert drawn.weights == pytest.approx([1 / weights[one] for one in drawn.ids])
 
 
-async def test_nobody_learns_whom_the_next_draw_takes(buffer: Buffer) -> None:
+async def test_peek_does_not_reveal_the_next_draw(buffer: Buffer) -> None:
     await buffer.put(groups(4))
     rounds = [((await buffer.peek(1)).ids, (await buffer.sample(1)).ids) for _ in range(30)]
     assert any(seen != drawn for seen, drawn in rounds)
 
 
-async def test_there_is_as_much_to_see_as_to_draw(buffer: Buffer, url: str) -> None:
+async def test_peek_returns_as_many_groups_as_a_draw(buffer: Buffer, url: str) -> None:
     await buffer.put([*groups(3), *groups(2, "code"), group("bad", status="failed")])
     assert (await buffer.peek({"gsm8k": 2, "code": 1}, rdb.Lifo())).ids == [3, 2, 5]
     with pytest.raises(rdb.NotEnoughGroupsError) as caught:
@@ -93,7 +93,7 @@ async def test_there_is_as_much_to_see_as_to_draw(buffer: Buffer, url: str) -> N
     assert len(await waiting) == 6
 
 
-async def test_damage_that_is_seen_changes_nothing(buffer: Buffer, url: str) -> None:
+async def test_damage_found_by_peek_changes_nothing(buffer: Buffer, url: str) -> None:
     await buffer.put(groups(3))
     await damage(url, 2)
     with pytest.raises(rdb.CorruptPayloadError) as caught:

@@ -1,4 +1,4 @@
-"""Groups that still arrive, claimed by those who generate their episodes."""
+"""Pending groups claimed by the workers that generate their episodes."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import pytest
 import replaydb as rdb
 from replaydb import Buffer, Capacity, GroupStatus, Queue, Store
 from replaydb.database import schema
-from support import lives
+from support import child_processes
 from support.clock import Clock
 from support.damage import damage
 from support.groups import episode, group
-from support.ledger import check_books, group_row, number_of, statuses
+from support.invariants import check_invariants, group_row, number_of, statuses
 from support.workers import Worker, workers
 
 
 async def opened(buffer: Buffer, count: int, expected: int = 2, **how: float) -> list[int]:
-    """Work: groups `w0`, `w1` and so on, of which nothing has been generated yet."""
+    """Open groups `w0`, `w1` and so on, without episodes."""
     return [await buffer.open_group("gsm8k", f"w{i}", expected, **how) for i in range(count)]  # type: ignore[arg-type]
 
 
@@ -34,11 +34,11 @@ async def test_claimed_worked_on_and_drawn(buffer: Buffer, url: str) -> None:
         for uid in ("w0", "w1"):
             assert await buffer.add_episode(uid, episode(1.0)) == "pending"
             assert await buffer.add_episode(uid, episode(0.0)) == "completed"
-            await check_books(url, idle_leases=True)
+            await check_invariants(url, idle_leases=True)
         assert (await buffer.leases())[0].group_ids == ()
     assert await statuses(url) == {"w0": "completed", "w1": "completed", "w2": "pending"}
     assert await number_of(url, schema.lease) == 0
-    # Nothing of that was a draw.
+    # None of this was a draw.
     assert await buffer.draws() == []
     row = await group_row(url, ids[0])
     assert (row["times_sampled"], row["first_sampled_at"], row["attempts"]) == (0, None, 0)
@@ -62,8 +62,8 @@ async def test_one_worker_at_a_time(buffer: Buffer, other: Store) -> None:
     assert (await asyncio.wait_for(waiting, 30)).batch.ids == taken[3].batch.ids
 
 
-async def test_work_in_hand_counts_as_what_it_is(store: Store, url: str) -> None:
-    """It is still arriving: for the queue, for capacity, for admission, in every count."""
+async def test_claimed_groups_count_as_pending(store: Store, url: str) -> None:
+    """For the queue limit, for capacity, for admission, and in all counts."""
     buffer = await store.buffer("math", rate_limit=Queue(2), capacity=Capacity(groups=2))
     await opened(buffer, 2)
     lease = await buffer.lease(2, statuses="pending", ttl=60)
@@ -84,7 +84,7 @@ async def test_work_in_hand_counts_as_what_it_is(store: Store, url: str) -> None
 @pytest.mark.parametrize(
     "limit", [rdb.MinSize(2), rdb.SamplesPerInsert(ratio=1.0, min_size=2, error_buffer=2.0)]
 )
-async def test_a_limit_on_draws_does_not_hold_work_back(
+async def test_a_limit_on_draws_does_not_block_claims(
     store: Store, limit: rdb.MinSize | rdb.SamplesPerInsert
 ) -> None:
     buffer = await store.buffer("math", rate_limit=limit)
@@ -95,7 +95,7 @@ async def test_a_limit_on_draws_does_not_hold_work_back(
     assert len(await buffer.sample(2)) == 2
 
 
-async def test_what_a_worker_says_of_unfinished_work(buffer: Buffer, url: str) -> None:
+async def test_acks_and_nacks_of_incomplete_groups(buffer: Buffer, url: str) -> None:
     ids = await opened(buffer, 4, deadline=600)
     await buffer.update_settings(max_attempts=2)
     lease = await buffer.lease(4, statuses="pending", ttl=60)
@@ -109,7 +109,7 @@ async def test_what_a_worker_says_of_unfinished_work(buffer: Buffer, url: str) -
     assert [row["attempts"] for row in rows] == [1, 1, 0, 0]
     assert rows[0]["status_reason"] == "out of memory"
     assert rows[2]["status_reason"] == "no such prompt"
-    # Somebody else goes on where the first stopped.
+    # Another worker continues where the first stopped.
     async with buffer.lease(1, statuses="pending", ttl=60) as lease:
         assert lease.batch.groups[0].rewards.tolist() == [5.0]
         await buffer.add_episode("w0", episode(6.0))
@@ -124,7 +124,7 @@ async def test_what_a_worker_says_of_unfinished_work(buffer: Buffer, url: str) -
         await buffer.add_episode("w1", episode())
 
 
-async def test_a_claim_that_runs_out_or_is_revoked(
+async def test_a_claim_that_expires_or_is_revoked(
     buffer: Buffer, other: Store, clock: Clock, url: str
 ) -> None:
     ids = await opened(buffer, 2)
@@ -136,12 +136,12 @@ async def test_a_claim_that_runs_out_or_is_revoked(
     assert second.batch.groups[0].attempts == 1
     with pytest.raises(rdb.LeaseExpiredError):
         await slow.nack()
-    # The slow one's episodes are as good as any; the position says whose comes first.
+    # Episodes of the slow worker are accepted; the position decides which one is stored.
     assert await buffer.add_episode("w0", episode(2.0), position=1) == "completed"
     with pytest.raises(rdb.DuplicateEpisodeError):
         await buffer.add_episode("w0", episode(3.0), position=1)
     with pytest.raises(rdb.LeaseExpiredError) as caught:
-        await second.ack(ids[:1])  # its claim ended as the group was completed
+        await second.ack(ids[:1])  # its claim ended when the group was completed
     assert caught.value.group_ids == (ids[0],)
     assert await buffer.revoke(second.id) == ids[1:]
     assert await statuses(url) == {"w0": "completed", "w1": "pending"}
@@ -149,7 +149,7 @@ async def test_a_claim_that_runs_out_or_is_revoked(
 
 
 @pytest.mark.parametrize(("least", "expected"), [(1, "completed"), (2, "failed")])
-async def test_a_deadline_passes_while_somebody_works(
+async def test_a_deadline_passes_during_a_claim(
     buffer: Buffer, clock: Clock, url: str, least: int, expected: str
 ) -> None:
     ids = await opened(buffer, 2, 2, deadline=20, min_episodes=least)
@@ -161,11 +161,11 @@ async def test_a_deadline_passes_while_somebody_works(
     assert await statuses(url) == {"w0": expected, "w1": "failed"}
     with pytest.raises(rdb.LeaseExpiredError):
         await lease.nack(ids[:1])
-    await lease.ack()  # nothing is left
+    await lease.ack()  # no group is left
     assert await number_of(url, schema.lease) == 0
 
 
-async def test_claims_of_what_is_replaced_deleted_or_damaged(buffer: Buffer, url: str) -> None:
+async def test_claims_of_replaced_deleted_or_damaged_groups(buffer: Buffer, url: str) -> None:
     ids = await opened(buffer, 3)
     lease = await buffer.lease(2, statuses="pending", ttl=60)
     await buffer.put(group("w0"), on_duplicate="replace")
@@ -181,10 +181,10 @@ async def test_claims_of_what_is_replaced_deleted_or_damaged(buffer: Buffer, url
 
 
 async def test_a_worker_is_killed(buffer: Buffer, url: str) -> None:
-    """What it has generated stays; another goes on when the lease is revoked, or over."""
+    """Its episodes stay. Another worker continues when the lease is revoked or has expired."""
     ids = await opened(buffer, 2)
     how = {"statuses": "pending", "owner": "worker"}
-    with workers(Worker(lives.die_holding, url, 2, how)) as (worker,):
+    with workers(Worker(child_processes.die_with_lease, url, 2, how)) as (worker,):
         assert await worker.ended() == -signal.SIGKILL
     with pytest.raises(rdb.NotEnoughGroupsError):
         await buffer.lease(1, statuses="pending", ttl=60)

@@ -1,4 +1,4 @@
-"""Cancelling a lease at any moment: nothing is held for longer than its ttl, nothing counts."""
+"""Cancelling a lease at any time: no group stays leased beyond the ttl, and nothing counts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from replaydb import Buffer, Store
 from replaydb.database import schema
 from replaydb.database.transactions import Database
 from support.groups import groups
-from support.ledger import check_books, group_rows, number_of, statuses
+from support.invariants import check_invariants, group_rows, number_of, statuses
 
 
 @pytest.mark.usefixtures("reading")
@@ -24,7 +24,7 @@ async def test_cancelled_at_any_moment(store: Store, url: str) -> None:
         await asyncio.sleep(step * 0.0004)
         task.cancel()
         await asyncio.wait([task])
-    # Not even until the ttl, also where the commit was made that was cancelled.
+    # The groups are released before the ttl, even if the cancelled commit was made.
     batch = await buffer.sample(8)
     assert len(batch) == 8
     assert set((await statuses(url)).values()) == {"completed"}
@@ -37,7 +37,7 @@ async def _take(buffer: Buffer) -> None:
 
 
 @pytest.mark.usefixtures("from_snapshots")
-async def test_cancelled_while_the_payloads_travel(
+async def test_cancelled_during_the_transfer_of_payloads(
     store: Store, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     buffer = await store.buffer("math", max_attempts=1)
@@ -65,7 +65,7 @@ async def test_cancelled_while_the_payloads_travel(
 async def test_many_cancelled_at_once_do_not_block_each_other(
     store: Store, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On their way out all need the writer, while others who have it wait for readers."""
+    """To release their leases all need the writer, while calls that have it wait for readers."""
     buffer = await store.buffer("math")
     await buffer.put(groups(40))
     read, stuck = Database.read, asyncio.Event()
@@ -93,7 +93,7 @@ async def test_many_cancelled_at_once_do_not_block_each_other(
         leases = await asyncio.gather(*tasks[4:])
     for lease in leases:
         await lease.__aexit__(None, None, None)
-    await check_books(url)
+    await check_invariants(url)
     assert list((await statuses(url)).values()).count("archived") == 6
 
 
@@ -116,7 +116,7 @@ async def test_cancelled_inside_the_block(buffer: Buffer, url: str) -> None:
 
 
 async def test_waiting_for_a_lease_that_expires(buffer: Buffer) -> None:
-    """Nothing is committed when time passes, so the waiting must look by itself."""
+    """Nothing is committed when a lease expires, so the waiting call must check by itself."""
     ids = await buffer.put(groups(1))
     await buffer.lease(1, ttl=0.3)
     second = await buffer.lease(1, ttl=60, timeout=10)
@@ -127,7 +127,7 @@ async def test_waiting_for_a_lease_that_expires(buffer: Buffer) -> None:
 
 
 async def test_cancelled_while_the_block_ends(buffer: Buffer, url: str) -> None:
-    """At any moment of the ack, also long before the lease would expire."""
+    """At any point of the ack, long before the lease would expire."""
     await buffer.put(groups(2))
     await buffer.update_settings(on_ack="return")
     for moment in range(60):

@@ -1,4 +1,4 @@
-"""What becomes of groups that were leased: by settings, by status, by what happened meanwhile."""
+"""Status of groups after a lease: by settings, by status, by what happened meanwhile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from replaydb.settings import ArchivedPayload
 from support.clock import Clock
 from support.connections import transaction
 from support.groups import group, groups, long_group
-from support.ledger import group_row, number_of, statuses
+from support.invariants import group_row, number_of, statuses
 
 
 async def test_attempts_lead_to_failed(store: Store, clock: Clock, url: str) -> None:
@@ -25,7 +25,7 @@ async def test_attempts_lead_to_failed(store: Store, clock: Clock, url: str) -> 
     assert row["status_reason"] == "out of memory"
     await buffer.lease(1, ttl=10)
     clock.jump(11)
-    lease = await buffer.lease(1, ttl=10)  # the second attempt ended by time
+    lease = await buffer.lease(1, ttl=10)  # the second attempt expired
     assert (await group_row(url, group_id))["attempts"] == 2
     await lease.nack()
     row = await group_row(url, group_id)
@@ -51,7 +51,7 @@ async def test_a_lower_limit_fails_no_group_without_an_attempt(store: Store, url
 async def test_a_failure_counts_for_the_group_that_failed(
     store: Store, url: str, limit: int | None, failures: int
 ) -> None:
-    """The group behind it is drawn in the end, without an attempt."""
+    """The group behind it is drawn eventually, without an attempt."""
     buffer = await store.buffer("math", max_attempts=limit)
     bad, good = await buffer.put(groups(2))
     for attempt in range(1, failures + 1):
@@ -71,7 +71,7 @@ async def test_a_failure_counts_for_the_group_that_failed(
             await lease.fail([bad], reason="unreadable")
 
 
-async def test_time_counts_as_an_attempt_too(store: Store, clock: Clock, url: str) -> None:
+async def test_an_expired_lease_counts_as_an_attempt(store: Store, clock: Clock, url: str) -> None:
     buffer = await store.buffer("math", max_attempts=1)
     (group_id, _) = await buffer.put(groups(2))
     await buffer.lease(1, ttl=10)
@@ -104,9 +104,7 @@ async def test_ack_archives_with_or_without_payload(
     assert caught.value.group_ids == (group_id,)
 
 
-async def test_ack_may_return_groups_until_they_were_drawn_often_enough(
-    store: Store, url: str
-) -> None:
+async def test_ack_returns_groups_until_max_times_sampled(store: Store, url: str) -> None:
     buffer = await store.buffer("math", on_ack="return", max_times_sampled=3)
     (group_id,) = await buffer.put(groups(1))
     lease = await buffer.lease(1, ttl=10)
@@ -132,7 +130,7 @@ async def test_replays_and_leases_count_together(store: Store, url: str) -> None
     assert await statuses(url) == {"gsm8k-0": "archived"}
 
 
-async def test_a_queue_gives_a_group_out_once_also_by_lease(store: Store, url: str) -> None:
+async def test_a_queue_leases_a_group_once(store: Store, url: str) -> None:
     buffer = await store.buffer("math", on_ack="return", rate_limit=rdb.Queue(4))
     await buffer.put(groups(2))
     async with buffer.lease(1, ttl=10):
@@ -142,7 +140,7 @@ async def test_a_queue_gives_a_group_out_once_also_by_lease(store: Store, url: s
 
 
 @pytest.mark.parametrize("status", ["aborted", "failed", "filtered"])
-async def test_other_statuses_are_leased_and_given_back(
+async def test_other_statuses_are_leased_and_released(
     buffer: Buffer, url: str, status: str
 ) -> None:
     (group_id, _) = await buffer.put([group("odd", status=status), group("good")])
@@ -182,7 +180,9 @@ async def test_other_statuses_are_leased_in_the_order_of_any_policy(buffer: Buff
         await lease.nack()
 
 
-async def test_other_statuses_come_back_by_time(buffer: Buffer, clock: Clock, url: str) -> None:
+async def test_other_statuses_are_restored_when_the_lease_expires(
+    buffer: Buffer, clock: Clock, url: str
+) -> None:
     await buffer.put([group("half", status="aborted"), group("good")])
     await buffer.lease(1, ttl=10, statuses="aborted")
     clock.jump(11)
@@ -190,7 +190,7 @@ async def test_other_statuses_come_back_by_time(buffer: Buffer, clock: Clock, ur
     assert await statuses(url) == {"half": "aborted", "good": "completed"}
 
 
-async def test_expired_groups_are_taken_to_be_rolled_again(store: Store, url: str) -> None:
+async def test_expired_groups_are_leased_to_be_generated_again(store: Store, url: str) -> None:
     buffer = await store.buffer("math", max_staleness=1)
     (group_id,) = await buffer.put(group("old", version=0))
     await buffer.advance_policy(5)
@@ -213,7 +213,7 @@ async def test_too_stale_while_leased(store: Store, clock: Clock, url: str) -> N
     await buffer.put([group(f"{end}-{i}", version=0) for end in ("nack", "time") for i in (0, 1)])
     nacked = await buffer.lease(2, ttl=10)
     await buffer.lease(2, ttl=10)
-    assert await buffer.advance_policy(2) == 0  # what somebody holds does not expire
+    assert await buffer.advance_policy(2) == 0  # leased groups do not expire
     assert set((await statuses(url)).values()) == {"leased"}
     await nacked.ack(nacked.batch.ids[:1])
     await nacked.nack()
@@ -240,13 +240,11 @@ async def test_replaced_and_deleted_while_leased(buffer: Buffer, url: str) -> No
     assert (await buffer.get(ids[:1]))[0].rewards.tolist() == [7.0]
 
 
-async def test_an_empty_lease_does_not_stay_for_ever(
-    buffer: Buffer, clock: Clock, url: str
-) -> None:
+async def test_a_lease_without_groups_is_deleted(buffer: Buffer, clock: Clock, url: str) -> None:
     ids = await buffer.put(groups(3))
     gone = await buffer.lease(1, ttl=10)
     await buffer.delete(ids[:1])
-    with pytest.raises(rdb.LeaseExpiredError):  # or a checkpoint would count what nobody has
+    with pytest.raises(rdb.LeaseExpiredError):  # its groups are gone
         await gone.ack(cursor={"trained": 1})
     assert await buffer.cursor(name="trained") is None
     await buffer.put(group("claimed", status="aborted"))
@@ -281,7 +279,7 @@ async def test_a_damaged_group_in_a_lease(store: Store, url: str) -> None:
     assert caught.value.group_ids == (ids[1],)
     assert caught.value.batch is not None
     assert caught.value.batch.ids == [ids[0], ids[2]]
-    # The others were not used, and it is not their fault.
+    # The other groups were not used and are not damaged.
     assert await statuses(url) == {
         "gsm8k-0": "completed",
         "gsm8k-1": "failed",

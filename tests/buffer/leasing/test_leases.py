@@ -16,7 +16,7 @@ from replaydb.database.repository import leases
 from support.clock import Clock
 from support.connections import transaction
 from support.groups import group, groups
-from support.ledger import group_row, number_of, statuses
+from support.invariants import group_row, number_of, statuses
 
 
 async def test_acked_when_the_block_ends_and_nacked_when_it_raises(
@@ -40,7 +40,7 @@ async def test_acked_when_the_block_ends_and_nacked_when_it_raises(
 
 
 @pytest.mark.parametrize("policy", [rdb.Fifo(), rdb.Uniform(), rdb.Prioritized()])
-async def test_a_lease_is_one_draw_whatever_chose_its_groups(
+async def test_a_lease_is_one_draw_with_any_strategy(
     buffer: Buffer, url: str, policy: rdb.SamplingPolicy
 ) -> None:
     [group_id] = await buffer.put(group())
@@ -50,7 +50,7 @@ async def test_a_lease_is_one_draw_whatever_chose_its_groups(
     assert (await group_row(url, group_id))["times_sampled"] == 0
 
 
-async def test_nobody_else_is_given_what_is_leased(buffer: Buffer, other: Store) -> None:
+async def test_leased_groups_are_not_drawn_again(buffer: Buffer, other: Store) -> None:
     ids = await buffer.put(groups(4))
     theirs = await other.buffer("math")
     async with buffer.lease(3, ttl=60):
@@ -66,7 +66,7 @@ async def test_nobody_else_is_given_what_is_leased(buffer: Buffer, other: Store)
 
 
 @pytest.mark.parametrize("live", [True, False])
-async def test_an_ack_that_waits_goes_by_what_has_become_of_the_lease(
+async def test_an_ack_that_waited_for_a_lock_sees_the_current_lease(
     buffer: Buffer, url: str, live: bool
 ) -> None:
     await buffer.put([*groups(3), group("another", "code")])
@@ -107,7 +107,7 @@ async def test_some_of_a_lease(buffer: Buffer, url: str) -> None:
         await lease.ack()
 
 
-async def test_what_was_settled_inside_the_block_stays_so(buffer: Buffer, url: str) -> None:
+async def test_groups_acked_or_nacked_inside_the_block_stay_so(buffer: Buffer, url: str) -> None:
     ids = await buffer.put(groups(3))
 
     async def train() -> None:
@@ -125,7 +125,9 @@ async def test_what_was_settled_inside_the_block_stays_so(buffer: Buffer, url: s
         await lease.ack()
 
 
-async def test_an_expired_lease_returns_by_itself(buffer: Buffer, clock: Clock, url: str) -> None:
+async def test_groups_of_an_expired_lease_are_released(
+    buffer: Buffer, clock: Clock, url: str
+) -> None:
     ids = await buffer.put(groups(2))
     lease = await buffer.lease(2, ttl=30)
     clock.jump(29)
@@ -143,7 +145,7 @@ async def test_an_expired_lease_returns_by_itself(buffer: Buffer, clock: Clock, 
         await lease.ack()
 
 
-async def test_a_lease_that_is_over_cannot_be_used_though_nobody_took_the_groups(
+async def test_an_expired_lease_cannot_be_used_even_if_its_groups_are_free(
     buffer: Buffer, clock: Clock, url: str
 ) -> None:
     await buffer.put(groups(2))
@@ -154,11 +156,11 @@ async def test_a_lease_that_is_over_cannot_be_used_though_nobody_took_the_groups
             await call()
         assert caught.value.lease_id == lease.id
     assert set((await statuses(url)).values()) == {"leased"}
-    await buffer.put(group())  # whoever comes by next clears up
+    await buffer.put(group())  # the next call releases the groups
     assert set((await statuses(url)).values()) == {"completed"}
 
 
-async def test_the_next_holder_is_not_disturbed_by_the_first(
+async def test_the_first_holder_does_not_affect_the_next_one(
     buffer: Buffer, clock: Clock, other: Store
 ) -> None:
     ids = await buffer.put(groups(2))
@@ -175,16 +177,16 @@ async def test_the_next_holder_is_not_disturbed_by_the_first(
     await second.ack()
 
 
-async def test_a_lease_over_two_tasks_ends_whole(buffer: Buffer, clock: Clock, url: str) -> None:
+async def test_a_lease_over_two_tasks_ends_in_both(buffer: Buffer, clock: Clock, url: str) -> None:
     await buffer.put([*groups(1, "a"), *groups(1, "b")])
     lease = await buffer.lease({"a": 1, "b": 1}, ttl=30)
     clock.jump(31)
-    await buffer.sample(1, tasks="a")  # looks after task a alone
+    await buffer.sample(1, tasks="a")  # runs maintenance of task a only
     assert await statuses(url) == {"a-0": "completed", "b-0": "leased"}
     for call in (lease.ack, lease.nack, lease.extend):
         with pytest.raises(rdb.LeaseExpiredError):
             await call()
-    clock.jump(-20)  # a clock may be set back: what is over stays over
+    clock.jump(-20)  # a clock may be set back: an expired lease stays expired
     with pytest.raises(rdb.LeaseExpiredError):
         await lease.extend()
     with pytest.raises(rdb.LeaseExpiredError):
@@ -224,7 +226,7 @@ async def test_the_heartbeat_keeps_a_lease_alive(
 
 
 class Extensions:
-    """Extensions of leases that were tried, in seconds. Heartbeats come every few milliseconds."""
+    """Attempts to extend leases, by ttl in seconds. Heartbeats come every few milliseconds."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, failures: int = 0) -> None:
         self.tried: list[float] = []
@@ -234,7 +236,7 @@ class Extensions:
         def recorded(*arguments: Any) -> None:
             self.tried.append(arguments[-1])
             if len(self.tried) <= failures:
-                # What is tried again does not wait for the next heartbeat.
+                # A retry does not wait for the next heartbeat.
                 monkeypatch.setattr("replaydb.buffer.lease.HEARTBEATS_PER_TTL", 1)
                 raise rdb.DatabaseError("no memory")
             extend(*arguments)
@@ -245,7 +247,7 @@ class Extensions:
         monkeypatch.setattr("replaydb.buffer.lease.RETRIES_PER_TTL", 10_000)
 
     async def succeeded(self, count: int) -> None:
-        """Wait for so many."""
+        """Wait for `count` of them."""
         async with asyncio.timeout(30):
             for _ in range(count):
                 await self._succeeded.acquire()
@@ -261,10 +263,10 @@ async def test_a_heartbeat_that_fails_is_tried_again_soon(
     assert extensions.tried == [60, 60, 60]
 
 
-async def test_the_heartbeat_goes_on_with_the_ttl_of_the_last_extension(
+async def test_the_heartbeat_uses_the_ttl_of_the_last_extension(
     buffer: Buffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if that is shorter than the time until the next one would have been due."""
+    """Even if that is shorter than the time until the next heartbeat was due."""
     extensions = Extensions(monkeypatch)
     await buffer.put(groups(1))
     async with buffer.lease(1, ttl=600_000) as lease:
@@ -283,7 +285,7 @@ async def test_an_extension_is_not_undone_by_a_heartbeat_under_way(
     assert extensions.tried == [600, 600]
 
 
-async def test_the_heartbeat_gives_up_what_is_lost(buffer: Buffer, clock: Clock) -> None:
+async def test_the_heartbeat_stops_when_the_lease_is_lost(buffer: Buffer, clock: Clock) -> None:
     await buffer.put(groups(1))
 
     async def train(error: Exception | None) -> None:
@@ -299,7 +301,7 @@ async def test_the_heartbeat_gives_up_what_is_lost(buffer: Buffer, clock: Clock)
         await train(KeyError())
 
 
-async def test_what_leases_says(store: Store, buffer: Buffer, clock: Clock) -> None:
+async def test_leases_are_listed(store: Store, buffer: Buffer, clock: Clock) -> None:
     await buffer.put(groups(3))
     begin = clock.now()
     first = await buffer.lease(1, ttl=30, owner="trainer-0")
@@ -313,7 +315,7 @@ async def test_what_leases_says(store: Store, buffer: Buffer, clock: Clock) -> N
     clock.jump(31)
     assert [info.id for info in await buffer.leases()] == [second.id]
     assert await buffer.leases(expired=True) == [one, two]
-    await buffer.put([group("new")])  # by which the group comes back
+    await buffer.put([group("new")])  # this releases the group
     assert await buffer.leases(expired=True) == [two]
 
 

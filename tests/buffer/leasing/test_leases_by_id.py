@@ -1,4 +1,4 @@
-"""Leases known by their id: gone on with by another process, or taken back."""
+"""Leases by id: resumed by another process, acked or revoked."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import pytest
 import replaydb as rdb
 from replaydb import Buffer, Store
 from replaydb.database import schema
-from support import lives
+from support import child_processes
 from support.clock import Clock
 from support.damage import damage
 from support.groups import group, groups, long_group
-from support.ledger import number_of, statuses
+from support.invariants import number_of, statuses
 from support.workers import Worker, workers
 
 
 @pytest.fixture
 async def elsewhere(other: Store, buffer: Buffer) -> Buffer:
-    """The same buffer, as another process has it."""
+    """The same buffer in another process."""
     return await other.buffer("math", create=False)
 
 
-async def test_what_leases_says_of_their_groups(store: Store, buffer: Buffer) -> None:
+async def test_leases_list_their_groups(store: Store, buffer: Buffer) -> None:
     await buffer.put(groups(4))
     first = await buffer.lease(3, rdb.Lifo(), ttl=60, owner="trainer-0", step=7)
     await buffer.update_settings(record_draws=False)
@@ -41,7 +41,7 @@ async def test_what_leases_says_of_their_groups(store: Store, buffer: Buffer) ->
     assert await (await store.buffer("code")).leases() == []
 
 
-async def test_another_process_goes_on_with_a_lease(
+async def test_another_process_resumes_a_lease(
     buffer: Buffer, elsewhere: Buffer, clock: Clock, url: str
 ) -> None:
     ids = await buffer.put(groups(4))
@@ -72,7 +72,7 @@ async def test_another_process_goes_on_with_a_lease(
     assert len(ids) == await buffer.count()
 
 
-async def test_of_two_holders_the_first_to_speak_is_heard(
+async def test_the_first_ack_or_nack_of_two_holders_wins(
     buffer: Buffer, elsewhere: Buffer, url: str
 ) -> None:
     ids = await buffer.put(groups(3))
@@ -83,7 +83,7 @@ async def test_of_two_holders_the_first_to_speak_is_heard(
         await first.nack(ids[:1])
     assert caught.value.group_ids == (ids[0],)
     await first.nack(ids[1:2])
-    await second.ack()  # what is left
+    await second.ack()  # the remaining groups
     assert list((await statuses(url)).values()) == ["archived", "completed", "archived"]
     for call in (first.ack, first.nack, first.extend, second.ack, second.extend):
         with pytest.raises(rdb.LeaseExpiredError):
@@ -106,7 +106,7 @@ async def test_acked_by_its_id(buffer: Buffer, elsewhere: Buffer, url: str) -> N
         await elsewhere.ack(first.id)
 
 
-async def test_what_has_run_out_is_not_acked(buffer: Buffer, clock: Clock, url: str) -> None:
+async def test_an_expired_lease_is_not_acked(buffer: Buffer, clock: Clock, url: str) -> None:
     await buffer.put(groups(1))
     lease = await buffer.lease(1, ttl=10)
     clock.jump(11)
@@ -134,11 +134,11 @@ async def test_revoked_at_once(buffer: Buffer, elsewhere: Buffer, url: str) -> N
     assert record.outcome_reasons == (None, "revoked: restarted", "revoked: restarted")
     async with elsewhere.lease(2, ttl=60) as lease:
         assert lease.batch.ids == ids[1:]
-        assert await buffer.revoke(first.id) == []  # nothing of the next holder's
+        assert await buffer.revoke(first.id) == []  # no groups of the next holder
     assert set((await statuses(url)).values()) == {"archived"}
 
 
-async def test_a_revocation_is_an_attempt_also_of_what_has_run_out(
+async def test_revoking_an_expired_lease_counts_as_an_attempt(
     store: Store, clock: Clock, url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     buffer = await store.buffer("math", max_attempts=1)
@@ -226,11 +226,13 @@ async def test_damage_found_when_it_is_opened(buffer: Buffer, url: str) -> None:
     assert record.outcomes == ("nacked", "lost", "nacked")
 
 
-async def test_a_restarted_trainer_takes_its_work_back(buffer: Buffer, url: str) -> None:
-    """Its process was killed, and the lease would last for ten minutes more."""
+async def test_a_restarted_trainer_revokes_its_old_lease(buffer: Buffer, url: str) -> None:
+    """Its process was killed, and the lease would last ten more minutes."""
     ids = await buffer.put(groups(4))
     for how in ({"step": 7}, {"step": 8}):
-        with workers(Worker(lives.die_holding, url, 2, {"owner": "trainer", **how})) as (worker,):
+        with workers(
+            Worker(child_processes.die_with_lease, url, 2, {"owner": "trainer", **how})
+        ) as (worker,):
             assert await worker.ended() == -signal.SIGKILL
     with pytest.raises(rdb.NotEnoughGroupsError):
         await buffer.lease(1, ttl=60)

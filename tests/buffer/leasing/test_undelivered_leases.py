@@ -1,4 +1,4 @@
-"""A lease that never reached its caller is returned as soon as the database can be reached."""
+"""A lease that never reached its caller is released as soon as the database can be reached."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import replaydb as rdb
 from replaydb import Buffer, Lease, Store
 from replaydb.database import schema
 from replaydb.database.engines.protocol import LostRaceError
-from replaydb.database.repository.portions import Drawn
+from replaydb.database.repository.draw_request import Drawn
 from support.connections import transaction
 from support.groups import groups
-from support.ledger import check_books, group_rows
+from support.invariants import check_invariants, group_rows
 from support.postgres import PostgresServer
 from support.proxy import CLOSE, Fate, Message, Proxy, Rule, cut_commits, on_nth, pass_all
 
@@ -31,8 +31,8 @@ WAITS_FOR_A_LOCK = (
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Callers do not wait for the return, and commits are soon unknown."""
-    monkeypatch.setattr("replaydb.buffer.drawing.HAND_BACK_SECONDS", 0.1)
+    """Shorten the wait for the release, and the time until a commit counts as unknown."""
+    monkeypatch.setattr("replaydb.buffer.drawing.RELEASE_SECONDS", 0.1)
     monkeypatch.setattr("replaydb.database.engines.postgresql.COMMIT_SECONDS", 0.2)
 
 
@@ -43,11 +43,11 @@ async def near(postgresql_url: str) -> AsyncIterator[Buffer]:
         buffer = await store.buffer("math")
         await buffer.put(groups(2))
         yield buffer
-    await check_books(postgresql_url)
+    await check_invariants(postgresql_url)
 
 
 async def lease_of(buffer: Buffer, timeout: float) -> Lease:
-    """Both groups, for so long that nobody waits for its end."""
+    """Lease both groups, for a time that no test waits for."""
     return await buffer.lease(2, ttl=36_000, timeout=timeout)
 
 
@@ -58,7 +58,7 @@ def _lost_race() -> rdb.DatabaseError:
 
 
 async def cancelled(buffer: Buffer, monkeypatch: pytest.MonkeyPatch, url: str) -> AsyncExitStack:
-    """Cancel a lease that was committed; until the block ends others have the lock."""
+    """Cancel a lease that was committed. Until the block ends, another call has the lock."""
     committed = asyncio.Event()
 
     async def stuck(*_: Any) -> Any:
@@ -79,7 +79,7 @@ async def cancelled(buffer: Buffer, monkeypatch: pytest.MonkeyPatch, url: str) -
         return stack.pop_all()
 
 
-async def test_cancelled_while_others_have_the_lock(
+async def test_cancelled_while_another_call_has_the_lock(
     buffer: Buffer, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await buffer.put(groups(2))
@@ -101,18 +101,18 @@ async def test_cancelled_while_others_have_the_lock(
     ],
     ids=lambda value: type(value).__name__,
 )
-async def test_only_what_may_pass_is_tried_again(
+async def test_only_temporary_errors_are_retried(
     buffer: Buffer,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     error: rdb.DatabaseError,
     is_repeated: bool,
 ) -> None:
-    monkeypatch.setattr("replaydb.buffer.drawing.HAND_BACK_PAUSE", 0.0)
-    monkeypatch.setattr("replaydb.buffer.drawing.HAND_BACK_SECONDS", 60.0)
+    monkeypatch.setattr("replaydb.buffer.drawing.RELEASE_PAUSE", 0.0)
+    monkeypatch.setattr("replaydb.buffer.drawing.RELEASE_SECONDS", 60.0)
     await buffer.put(groups(2))
     lease = await lease_of(buffer, 0)
-    drawn = replace(Drawn.nothing(), ids=lease.batch.ids, lease_id=lease.id)
+    drawn = replace(Drawn.empty(), ids=lease.batch.ids, lease_id=lease.id)
     drawn = replace(drawn, rows=[{"task_name": one.task_name} for one in lease.batch])
     write = buffer._write
     errors = iter([error, error])
@@ -123,47 +123,47 @@ async def test_only_what_may_pass_is_tried_again(
         return await write(*arguments)
 
     monkeypatch.setattr(buffer, "_write", failing)
-    await buffer._hand_back(drawn, 36_000, "not delivered")
-    assert not buffer._returning
+    await buffer._release_undelivered(drawn, 36_000, "not delivered")
+    assert not buffer._releasing
     assert len(await buffer.leases()) == (0 if is_repeated else 1)
     assert (f"lease {lease.id} was not delivered" in caplog.text) is not is_repeated
 
 
-async def test_closing_does_not_wait_long_for_its_return(
+async def test_closing_does_not_wait_long_for_the_release(
     store: Store, buffer: Buffer, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await buffer.put(groups(2))
     async with await cancelled(buffer, monkeypatch, url):
         await asyncio.wait_for(store.close(timeout=None), 20)
-    assert not buffer._returning
+    assert not buffer._releasing
 
 
-async def test_of_unknown_outcome(proxied_url: str, proxy: Proxy, near: Buffer) -> None:
+async def test_a_commit_of_unknown_outcome(proxied_url: str, proxy: Proxy, near: Buffer) -> None:
     async with Store.open(proxied_url, run="far") as far:
         buffer = await far.buffer("math")
-        proxy.rule = _nobody_is_told(proxy, cut_commits("answer"))
+        proxy.rule = _cut_off_after(proxy, cut_commits("answer"))
         with pytest.raises(rdb.OutcomeUnknownError):
             await lease_of(buffer, 0.2)
-        [held] = await near.leases()
-        assert held.num_groups == 2
+        [listed] = await near.leases()
+        assert listed.num_groups == 2
         proxy.heal()
         lease = await lease_of(near, 30)
         assert {one.attempts for one in await near.find(lease.batch.ids)} == {0}
 
 
-async def test_of_a_commit_that_comes_later(
+async def test_a_commit_that_arrives_later(
     proxied_url: str, proxy: Proxy, near: Buffer, postgres: PostgresServer, postgresql_url: str
 ) -> None:
-    """It reaches the server after the client that asked for it has come back."""
+    """It reaches the server after the client has reconnected."""
     async with Store.open(proxied_url, run="far") as far:
         buffer = await far.buffer("math")
         stalled = Fate(0, "stall")
         commit = on_nth(lambda one: one.asks_to_commit and one.wrote, stalled, first=1, every=None)
-        proxy.rule = _nobody_is_told(proxy, commit)
+        proxy.rule = _cut_off_after(proxy, commit)
         with pytest.raises(rdb.OutcomeUnknownError):
             await lease_of(buffer, 0.2)
         assert await near.leases() == []
-        proxy.rule = pass_all  # what is stalled stays so
+        proxy.rule = pass_all  # stalled connections stay stalled
         fetch = partial(postgres.fetch_int, postgresql_url, WAITS_FOR_A_LOCK)
         async with asyncio.timeout(20):
             while not await asyncio.to_thread(fetch):  # noqa: ASYNC110
@@ -172,8 +172,8 @@ async def test_of_a_commit_that_comes_later(
         await lease_of(near, 30)
 
 
-def _nobody_is_told(proxy: Proxy, rule: Rule) -> Rule:
-    """After the first message that is cut no connection is good for anything."""
+def _cut_off_after(proxy: Proxy, rule: Rule) -> Rule:
+    """Apply `rule` until a message is cut. After that, close every connection."""
 
     def then(message: Message) -> Fate:
         return CLOSE if proxy.num_cut else rule(message)

@@ -1,4 +1,4 @@
-"""What is over is kept as long as the settings say: archived groups, and the record of draws."""
+"""Retention of archived groups and recorded draws."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from replaydb.database.schema import draw, draw_group, episode_group
 from support.clock import Clock
 from support.connections import transaction
 from support.groups import group, groups, long_group
-from support.ledger import number_of
+from support.invariants import number_of
 from support.tables import CHILDREN, table_sizes
 
 
@@ -35,7 +35,7 @@ async def test_the_newest_archived_groups_of_each_task_are_kept(
     buffer = await store.buffer("math", keep_archived=Keep(count=3))
     await buffer.put([*groups(5), *groups(2, "code"), long_group("long", 20)])
     await use_up(buffer, 8)
-    assert len(await archived(buffer)) == 8  # nothing came in since
+    assert len(await archived(buffer)) == 8  # nothing was put since
     await buffer.put(group("new"))
     assert sorted(await archived(buffer)) == ["code-0", "code-1", "gsm8k-3", "gsm8k-4", "long"]
     assert await buffer.count(statuses="completed") == 1
@@ -43,7 +43,7 @@ async def test_the_newest_archived_groups_of_each_task_are_kept(
     assert sizes == {"episode_group": 6, "payload": 6, "episode": 11, "transcript": 1}
 
 
-async def test_archived_groups_are_kept_for_so_long(store: Store, clock: Clock) -> None:
+async def test_archived_groups_are_deleted_by_age(store: Store, clock: Clock) -> None:
     buffer = await store.buffer("math", keep_archived=Keep(seconds=100))
     await buffer.put(groups(3))
     await use_up(buffer, 2)
@@ -51,15 +51,15 @@ async def test_archived_groups_are_kept_for_so_long(store: Store, clock: Clock) 
     await buffer.put(groups(2, "code"))
     await use_up(buffer, 2, "code")
     clock.jump(60)
-    await buffer.sample(1)  # of gsm8k and code: whoever comes by
+    await buffer.sample(1)  # of gsm8k and code, by the next call
     assert await archived(buffer) == ["code-0", "code-1"]
-    assert await buffer.count(statuses="completed") == 1  # as old, but of use
+    assert await buffer.count(statuses="completed") == 1  # as old, but not archived
     clock.jump(60)
     await buffer.advance_policy(1)
     assert await archived(buffer) == []
 
 
-async def test_what_comes_in_many_at_once_goes_as_fast(store: Store, clock: Clock) -> None:
+async def test_large_puts_are_followed_by_large_deletions(store: Store, clock: Clock) -> None:
     by_count = await store.buffer("math", keep_archived=Keep(count=4))
     by_age = await store.buffer("code", keep_archived=Keep(seconds=100))
     for turn in range(3):
@@ -70,8 +70,8 @@ async def test_what_comes_in_many_at_once_goes_as_fast(store: Store, clock: Cloc
     assert await by_age.count(statuses="archived") == 60
 
 
-async def test_what_is_old_goes_from_every_task(store: Store, clock: Clock) -> None:
-    """A call looks at some of them, chosen at random."""
+async def test_old_groups_are_deleted_in_every_task(store: Store, clock: Clock) -> None:
+    """Each call checks some tasks, chosen at random."""
     buffer = await store.buffer("math", keep_archived=Keep(seconds=100))
     tasks = [f"task-{i}" for i in range(history.TASKS + 4)]
     await buffer.put([group(None, task, status="archived") for task in tasks])
@@ -82,7 +82,7 @@ async def test_what_is_old_goes_from_every_task(store: Store, clock: Clock) -> N
 
 
 async def test_a_time_that_cannot_be_read_is_not_compared(sqlite_url: str, clock: Clock) -> None:
-    """PostgreSQL keeps none."""
+    """PostgreSQL cannot store such a time."""
     async with Store.open(sqlite_url) as store:
         buffer = await store.buffer("math", keep_archived=Keep(seconds=100))
         await buffer.put([group(f"{i}", status="archived") for i in range(2)])
@@ -93,7 +93,7 @@ async def test_a_time_that_cannot_be_read_is_not_compared(sqlite_url: str, clock
         assert await number_of(sqlite_url, episode_group) == 2
 
 
-async def test_a_long_history_comes_down_to_its_bound_in_steps(store: Store) -> None:
+async def test_a_long_history_is_reduced_in_steps(store: Store) -> None:
     buffer = await store.buffer("math")
     await buffer.put(groups(100))
     await use_up(buffer, 100)
@@ -108,38 +108,38 @@ async def test_a_long_history_comes_down_to_its_bound_in_steps(store: Store) -> 
     assert max(before - after for before, after in pairwise(left)) < 20
 
 
-async def test_the_newest_draws_are_kept_and_those_that_hold_groups(
+async def test_the_newest_draws_and_those_with_leased_groups_are_kept(
     store: Store, clock: Clock, url: str
 ) -> None:
     buffer = await store.buffer("math", keep_draws=Keep(count=3))
     await buffer.put(groups(4))
-    held = await buffer.lease(2, ttl=1000)
+    taken = await buffer.lease(2, ttl=1000)
     for step in range(12):
         await buffer.sample(2, step=step)
     kept = await buffer.draws()
     assert [one.step for one in kept] == [11, 10, 9, None]
     assert await number_of(url, draw_group) == 8
-    await held.ack()
+    await taken.ack()
     assert (await buffer.draws())[-1].outcomes == ("acked", "acked")
     await buffer.sample(1, step=12)
     assert [one.step for one in await buffer.draws()] == [12, 11, 10]
-    (gone,) = {one.id for one in kept} - {one.id for one in await buffer.draws()} - {held.id, 12}
+    (gone,) = {one.id for one in kept} - {one.id for one in await buffer.draws()} - {taken.id, 12}
     with pytest.raises(rdb.UnknownDrawError):
         await buffer.redraw(gone)
 
 
-async def test_draws_are_kept_for_so_long(store: Store, clock: Clock, url: str) -> None:
+async def test_draws_are_deleted_by_age(store: Store, clock: Clock, url: str) -> None:
     buffer = await store.buffer("math", keep_draws=Keep(seconds=100))
     await buffer.put(groups(4))
     await buffer.sample(2, step=0)
-    held = await buffer.lease(1, ttl=10_000, step=1)
+    taken = await buffer.lease(1, ttl=10_000, step=1)
     clock.jump(60)
     await buffer.sample(2, step=2)
     clock.jump(60)
     await buffer.put(group("new"))
     assert [one.step for one in await buffer.draws()] == [2, 1]
     assert await buffer.leases()
-    await held.nack()
+    await taken.nack()
     assert [one.step for one in await buffer.draws()] == [2]
 
 
@@ -155,8 +155,8 @@ async def test_draws_of_other_buffers_do_not_count(store: Store) -> None:
     assert len(await theirs.draws()) == 5
 
 
-async def test_a_store_stays_as_large_as_it_is(store: Store, engine_name: str, url: str) -> None:
-    """However many groups have passed through it."""
+async def test_a_store_does_not_grow(store: Store, engine_name: str, url: str) -> None:
+    """However many groups are put and archived."""
     bounds = {"keep_archived": Keep(count=12), "keep_draws": Keep(count=12)}
     buffer = await store.buffer("math", **bounds)  # type: ignore[arg-type]
     sizes = []
@@ -171,7 +171,7 @@ async def test_a_store_stays_as_large_as_it_is(store: Store, engine_name: str, u
     assert len(set(sizes)) == 1
 
 
-async def test_bounds_hold_where_several_draw_at_once(store: Store, other: Store) -> None:
+async def test_bounds_hold_with_concurrent_draws(store: Store, other: Store) -> None:
     bounds = {"keep_archived": Keep(count=8), "keep_draws": Keep(count=8)}
     mine = await store.buffer("math", **bounds)  # type: ignore[arg-type]
 

@@ -9,19 +9,19 @@ from replaydb import Buffer, Capacity, Store
 from replaydb.database.schema import draw
 from support.clock import Clock
 from support.groups import episode, group, groups, long_group
-from support.ledger import group_rows, number_of, statuses
+from support.invariants import group_rows, number_of, statuses
 
 
 @pytest.fixture
 async def theirs(buffer: Buffer, other: Store) -> Buffer:
-    """The same buffer in another process, which has used it under the settings of before."""
+    """The same buffer in another process, which has used it with the old settings."""
     opened = await other.buffer("math")
     await opened.put(groups(4, "warm"))
     await opened.sample(1, rdb.Fifo())
     return opened
 
 
-async def test_capacity_while_episodes_arrive(buffer: Buffer, theirs: Buffer, url: str) -> None:
+async def test_capacity_with_pending_groups(buffer: Buffer, theirs: Buffer, url: str) -> None:
     await theirs.open_group("gsm8k", "g", 2)
     await theirs.add_episode("g", episode())
     await buffer.update_settings(capacity=Capacity(tokens=40))
@@ -29,7 +29,7 @@ async def test_capacity_while_episodes_arrive(buffer: Buffer, theirs: Buffer, ur
     assert {uid for uid, status in (await statuses(url)).items() if status != "archived"} == {"g"}
 
 
-async def test_a_seed_begins_anew(buffer: Buffer, theirs: Buffer) -> None:
+async def test_a_new_seed_restarts_the_random_stream(buffer: Buffer, theirs: Buffer) -> None:
     await theirs.put([group(status="aborted") for _ in range(9)])
     drawn = []
     for seed in (42, 43, 42):
@@ -40,7 +40,7 @@ async def test_a_seed_begins_anew(buffer: Buffer, theirs: Buffer) -> None:
     assert drawn[0] == drawn[2] != drawn[1]
 
 
-async def test_what_leases_and_draws_lead_to(
+async def test_settings_of_leases_and_draws(
     buffer: Buffer, theirs: Buffer, clock: Clock, url: str
 ) -> None:
     lease = await theirs.lease(3, ttl=10)
@@ -62,7 +62,7 @@ async def test_tolerance_and_exponent(buffer: Buffer, theirs: Buffer, url: str) 
     await buffer.advance_policy(2, take_over=True)
     await theirs.put(group("late", version=0))
     versions = {row["group_uid"]: row["comparable_version"] for row in await group_rows(url)}
-    assert versions["late"] is None  # of another lineage since
+    assert versions["late"] is None  # of another lineage now
     await buffer.put([group(f"own-{v}", version=v, priority=4.0) for v in (0, 1, 2)])
     await buffer.update_settings(max_staleness=1, priority_exponent=0.5)
     found = await statuses(url)

@@ -1,4 +1,4 @@
-"""The policy moves on at once, and what groups show of it; rows follow in short transactions."""
+"""The policy advances at once; rows of groups are updated in short transactions."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ import replaydb as rdb
 from replaydb import Buffer, Capacity, MinSize, Queue, Store
 from replaydb.database.repository import aging, policy
 from replaydb.database.schema import task
-from support import lives
+from support import child_processes
 from support.connections import transaction
 from support.groups import episode, group
-from support.ledger import group_rows
+from support.invariants import group_rows
 from support.workers import Worker, workers
 
 SIZE = 3
 
 
 class Stopped(Exception):
-    """In place of the end of a process, between two transactions."""
+    """Simulated end of the process between two transactions."""
 
 
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the version moves at once, and nobody helps who comes by."""
+    """Only the version changes at once, and other calls do not update rows."""
     monkeypatch.setattr(policy, "AT_ONCE", 0)
     monkeypatch.setattr(aging, "STEP_GROUPS", (SIZE, SIZE, SIZE))
-    monkeypatch.setattr(aging, "LOOK", 0)
-    monkeypatch.setattr(aging, "IN_PASSING", 0)
+    monkeypatch.setattr(aging, "COST_PER_TASK", 0)
+    monkeypatch.setattr(aging, "GROUPS_PER_CALL", 0)
 
 
 Stop = Callable[[int], Any]
@@ -42,7 +42,7 @@ Stop = Callable[[int], Any]
 
 @pytest.fixture
 def stopped(monkeypatch: pytest.MonkeyPatch) -> Stop:
-    """What happens in the block ends after so many steps."""
+    """Stop the calls in the block after `steps` transactions."""
 
     @asynccontextmanager
     async def block(steps: int) -> AsyncIterator[None]:
@@ -65,14 +65,14 @@ def stopped(monkeypatch: pytest.MonkeyPatch) -> Stop:
 
 
 async def behind(url: str) -> bool:
-    """Whether there is anything left to do."""
+    """Whether rows remain to be updated."""
     async with transaction(url) as connection:
         rows = (await connection.execute(select(task.c.is_expiring, task.c.aged_to))).all()
     return any(row.is_expiring or row.aged_to is not None for row in rows)
 
 
 async def fill(buffer: Buffer) -> dict[int, int | None]:
-    """Groups of every status and two tasks. Returns the staleness of each at version 20."""
+    """Put groups of every status and two tasks. Return the staleness of each at version 20."""
     ids = await buffer.put([group(version=v, task=t) for v in range(6) for t in ("gsm8k", "code")])
     ids += await buffer.put([group(version=v, status="aborted") for v in (1, 2)])
     ids += await buffer.put(group(version=None))
@@ -87,7 +87,7 @@ async def fill(buffer: Buffer) -> dict[int, int | None]:
     return expected | dict.fromkeys(dead, -3) | {pending: 16}
 
 
-async def test_nobody_sees_that_it_is_under_way(store: Store, url: str, stopped: Stop) -> None:
+async def test_the_update_of_rows_is_invisible(store: Store, url: str, stopped: Stop) -> None:
     buffer = await store.buffer("math")
     expected = await fill(buffer)
     async with stopped(2):
@@ -140,14 +140,14 @@ async def test_nobody_sees_that_it_is_under_way(store: Store, url: str, stopped:
 
 
 @pytest.mark.parametrize("call", ["put", "sample"])
-async def test_whoever_comes_by_goes_on(
+async def test_the_next_call_resumes_the_update(
     store: Store, url: str, stopped: Stop, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     buffer = await store.buffer("math")
     await buffer.put([group(version=v) for v in range(10)])
     async with stopped(1):
         await buffer.advance_policy(3)
-    monkeypatch.setattr(aging, "IN_PASSING", 100)
+    monkeypatch.setattr(aging, "GROUPS_PER_CALL", 100)
     assert await behind(url)
     await (buffer.put(group(version=3)) if call == "put" else buffer.sample(1))
     assert not await behind(url)
@@ -183,7 +183,7 @@ async def test_nothing_too_stale_is_drawn(store: Store, url: str, stopped: Stop,
 async def test_a_draw_that_waits_for_expiry_draws_what_it_would_have(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With one seed, as if all had expired at once."""
+    """With a seed, it draws the same groups as if all had expired at once."""
     drawn = []
     for name, at_once in (("one", 1000), ("steps", 0)):
         monkeypatch.setattr(policy, "AT_ONCE", at_once)
@@ -201,7 +201,7 @@ async def test_a_draw_that_waits_for_expiry_draws_what_it_would_have(
     assert [expired for expired, _ in drawn[0]] == [8, 8, 16]
 
 
-async def test_limits_go_by_what_is_not_too_stale(store: Store, stopped: Stop) -> None:
+async def test_limits_count_only_groups_that_are_not_too_stale(store: Store, stopped: Stop) -> None:
     buffer = await store.buffer("queue", max_staleness=1, rate_limit=Queue(9))
     await buffer.put([group(version=0) for _ in range(9)])
     async with stopped(1):
@@ -212,7 +212,7 @@ async def test_limits_go_by_what_is_not_too_stale(store: Store, stopped: Stop) -
     await buffer.advance_policy(2)
 
 
-async def test_what_is_too_stale_makes_room(store: Store, stopped: Stop) -> None:
+async def test_groups_that_are_too_stale_are_evicted(store: Store, stopped: Stop) -> None:
     buffer = await store.buffer(
         "math", max_staleness=1, capacity=Capacity(groups=6), eviction="newest"
     )
@@ -226,7 +226,7 @@ async def test_what_is_too_stale_makes_room(store: Store, stopped: Stop) -> None
     await buffer.advance_policy(5)
 
 
-async def test_what_ages_no_more_keeps_the_staleness_of_that_time(
+async def test_groups_that_do_not_age_keep_their_staleness(
     store: Store, url: str, stopped: Stop
 ) -> None:
     buffer = await store.buffer("math", on_ack="archive")
@@ -248,7 +248,7 @@ async def test_what_ages_no_more_keeps_the_staleness_of_that_time(
 async def test_advances_in_the_middle_of_another(
     store: Store, other: Store, url: str, stopped: Stop
 ) -> None:
-    """Back and there again, and by a run that takes over: of every one the rest is not done."""
+    """Back and forth, and by a run that takes over, each interrupted."""
     buffer, theirs = await store.buffer("math"), await other.buffer("math")
     ids = await buffer.put([group(version=v % 3) for v in range(9)])
     for version in (6, 5, 6):
@@ -269,7 +269,7 @@ async def test_advances_in_the_middle_of_another(
 
 
 async def _moved(buffer: Buffer, version: int) -> None:
-    """The policy has, whatever is left to do."""
+    """Whether the policy has advanced, even if rows remain to be updated."""
     while buffer.policy_version < version:  # noqa: ASYNC110 - there is no event of that
         await asyncio.sleep(0)
 
@@ -328,7 +328,7 @@ async def test_killed_between_two_steps(store: Store, url: str) -> None:
     buffer = await store.buffer("math", max_staleness=3)
     async with Store.open(url) as of_any_run:
         await (await of_any_run.buffer("math")).put([group(version=v) for v in range(5)])
-    with workers(Worker(lives.die_advancing, url)) as (worker,):
+    with workers(Worker(child_processes.die_advancing, url)) as (worker,):
         assert await worker.ended() == -signal.SIGKILL
     assert await behind(url)
     assert (await buffer.stats()).policy_version == 5

@@ -1,4 +1,4 @@
-"""The policy moves on: staleness of every live group, and what expires."""
+"""Advancing the policy: staleness of live groups, and which groups expire."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_versions_of_a_mixed_group(buffer: Buffer) -> None:
     assert await stalenesses(buffer, ids) == [3, None]
 
 
-async def test_what_is_not_live_keeps_the_staleness_it_ended_with(buffer: Buffer) -> None:
+async def test_groups_that_are_not_live_keep_their_staleness(buffer: Buffer) -> None:
     ids = await buffer.put([group(version=0, status=s) for s in ("failed", "filtered", "aborted")])
     await buffer.advance_policy(4)
     assert await stalenesses(buffer, ids) == [0, 0, 4]
@@ -128,7 +128,7 @@ async def test_the_same_version_again_changes_nothing(store: Store) -> None:
     assert await stalenesses(buffer, ids) == [2, 1]
 
 
-async def test_going_back_must_be_meant(store: Store) -> None:
+async def test_a_lower_version_needs_rewind(store: Store) -> None:
     buffer = await store.buffer("math", max_staleness=2)
     ids = await buffer.put([group(version=v) for v in (1, 3, 5)])
     assert await buffer.advance_policy(5) == 1
@@ -145,7 +145,7 @@ async def test_going_back_must_be_meant(store: Store) -> None:
 
 
 async def test_large_versions(store: Store) -> None:
-    """They have 32 bits; staleness, which is a difference of two, may have more."""
+    """Versions have 32 bits; staleness, a difference of two, can have more."""
     buffer = await store.buffer("math", max_staleness=2**31)
     most, least = 2**31 - 1, -(2**31)
     ids = await buffer.put([group(version=version) for version in (most, 0, least, None)])
@@ -155,7 +155,7 @@ async def test_large_versions(store: Store) -> None:
 
 
 async def test_the_policy_advances_while_groups_are_put(store: Store, url: str) -> None:
-    """Whichever comes first, staleness is right and nothing too stale is left (see `store`)."""
+    """In either order, staleness is right and no group that is too stale is left (see `store`)."""
     buffer = await store.buffer("math", max_staleness={"gsm8k": 2, "new-3": 1})
     async with Store.open(url) as second:
         there = await second.buffer("math")
@@ -172,9 +172,7 @@ async def test_the_policy_advances_while_groups_are_put(store: Store, url: str) 
     assert await buffer.count() == 42
 
 
-async def test_the_version_of_a_buffer_object_is_what_it_last_read(
-    buffer: Buffer, url: str
-) -> None:
+async def test_the_version_of_a_buffer_object_is_cached(buffer: Buffer, url: str) -> None:
     async with Store.open(url) as store:
         other = await store.buffer("math")
         await buffer.advance_policy(3)

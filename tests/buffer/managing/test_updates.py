@@ -1,4 +1,4 @@
-"""Groups changed by hand; after every test the accounts are compared with the groups."""
+"""Manual updates of groups. After every test the counters are compared with the groups."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from replaydb.database.schema import episode_group
 from support.clock import Clock
 from support.connections import transaction
 from support.groups import episode, group, groups
-from support.ledger import check_books, group_row, statuses
+from support.invariants import check_invariants, group_row, statuses
 
 STATUSES = ["completed", "aborted", "expired", "failed", "filtered", "archived"]
 
@@ -27,9 +27,9 @@ async def test_any_status_becomes_any_other(buffer: Buffer, url: str, before: st
     for group_id, after in zip(ids, STATUSES, strict=True):
         assert await buffer.update([group_id], status=after) == 1
     assert await statuses(url) == {after: after for after in STATUSES}
-    await check_books(url)
+    await check_invariants(url)
     reasons = {one.group_uid: one.status_reason for one in await buffer.find()}
-    assert reasons == dict.fromkeys(STATUSES) | {before: "before"}  # that one stayed as it was
+    assert reasons == dict.fromkeys(STATUSES) | {before: "before"}  # this one was not changed
     assert (await buffer.sample(1)).groups[0].group_uid == "completed"
     assert await buffer.count(where=rdb.col.completed_at.is_(None), statuses="completed") == 0
 
@@ -60,7 +60,7 @@ async def test_everything_at_once(buffer: Buffer) -> None:
     assert await buffer.update([], priority=1.0) == 0
 
 
-async def test_what_is_leased_keeps_its_status(buffer: Buffer, clock: Clock, url: str) -> None:
+async def test_leased_groups_keep_their_status(buffer: Buffer, clock: Clock, url: str) -> None:
     ids = await buffer.put(groups(3))
     await buffer.lease(2, ttl=60)
     with pytest.raises(rdb.GroupLeasedError) as caught:
@@ -68,13 +68,13 @@ async def test_what_is_leased_keeps_its_status(buffer: Buffer, clock: Clock, url
     assert caught.value.group_ids == tuple(ids[:2])
     assert (await buffer.find(ids))[2].tags == {}
     assert await buffer.update(ids, priority=2.0, tags={"seen": True}) == 3
-    clock.jump(61)  # whose lease is over is not held
+    clock.jump(61)  # a group of an expired lease is not leased
     assert await buffer.update(ids, status="filtered") == 3
     assert set((await statuses(url)).values()) == {"filtered"}
 
 
 async def test_only_groups_of_some_statuses(buffer: Buffer, clock: Clock, url: str) -> None:
-    """What was taken since it was found stays taken."""
+    """A group that was leased after it was found stays leased."""
     ids = await buffer.put([group(str(number)) for number in range(4)])
     await buffer.update(ids[:1], status="archived")
     await buffer.lease(1, rdb.Fifo(), ttl=60)
@@ -89,15 +89,15 @@ async def test_only_groups_of_some_statuses(buffer: Buffer, clock: Clock, url: s
         ("filtered", 5.0, {"seen": True}),
     ]
     assert [one.status_reason for one in found[:2]] == [None, None]
-    clock.jump(61)  # whose lease is over is completed again
+    clock.jump(61)  # a group of an expired lease is completed again
     named = ["0", "1", "2"]
     assert await buffer.update(uids=named, statuses=["completed", "failed"], status="aborted") == 1
     assert list((await statuses(url)).values()) == ["archived", "aborted", "filtered", "filtered"]
     assert await buffer.update(ids, statuses=[], status="completed") == 0
-    await check_books(url)
+    await check_invariants(url)
 
 
-async def test_attempts_begin_anew_with_what_is_completed(store: Store) -> None:
+async def test_completed_groups_have_no_attempts(store: Store) -> None:
     buffer = await store.buffer("math", max_attempts=1)
     ids = await buffer.put(groups(1))
     lease = await buffer.lease(1, ttl=60)
@@ -119,17 +119,17 @@ async def test_a_pending_group_is_closed(buffer: Buffer, url: str) -> None:
     await buffer.update(uids=["begun"], status="completed")
     await buffer.update(uids=["empty"], status="archived")
     await buffer.update(uids=["given up"], status="failed", reason="no answer")
-    await check_books(url, idle_leases=True)
+    await check_invariants(url, idle_leases=True)
     for uid in ("begun", "empty", "given up"):
         with pytest.raises(rdb.GroupClosedError):
             await buffer.add_episode(uid, episode())
     with pytest.raises(rdb.LeaseExpiredError):
         await claim.ack(claim.batch.ids[:1])
-    await claim.nack()  # nothing that it holds is left
+    await claim.nack()  # it has no groups left
     assert [one.num_episodes for one in (await buffer.sample(1)).groups] == [1]
 
 
-async def test_what_is_gone_stays_archived(store: Store) -> None:
+async def test_groups_without_payload_stay_archived(store: Store) -> None:
     buffer = await store.buffer("math", archived_payload="drop")
     ids = await buffer.put(groups(3))
     assert await buffer.update(ids[:2], status="archived") == 2
@@ -140,8 +140,8 @@ async def test_what_is_gone_stays_archived(store: Store) -> None:
     assert await buffer.update(ids, status="archived", priority=3.0) == 3
 
 
-async def test_room_for_what_comes_back(store: Store, url: str) -> None:
-    """It is made as for a put, but not of those that the call names."""
+async def test_unarchived_groups_need_capacity(store: Store, url: str) -> None:
+    """Other groups are evicted as for a put, but not those that the call names."""
     buffer = await store.buffer("math", capacity=Capacity(groups=3), eviction="most_sampled")
     ids = await buffer.put(groups(2))
     await buffer.update(ids, status="archived")
@@ -155,12 +155,12 @@ async def test_room_for_what_comes_back(store: Store, url: str) -> None:
     await buffer.lease(2, ttl=60)
     with pytest.raises(rdb.BufferFullError):
         await buffer.update([ids[1], more[2]], status="completed")
-    assert await buffer.update([ids[1]], status="failed") == 1  # for which nothing goes
+    assert await buffer.update([ids[1]], status="failed") == 1  # for which nothing is evicted
     assert (await buffer.find([ids[1]]))[0].status == "archived"
     assert await buffer.update([ids[1]], status="archived") == 1
 
 
-async def test_what_comes_back_too_stale_has_expired(store: Store, url: str) -> None:
+async def test_unarchived_groups_that_are_too_stale_expire(store: Store, url: str) -> None:
     buffer = await store.buffer("math", max_staleness=2)
     ids = await buffer.put([group(version=version) for version in (0, 3, None)])
     await buffer.update(ids, status="archived", reason="enough")
@@ -202,7 +202,7 @@ async def test_changes_that_are_refused(buffer: Buffer) -> None:
 
 
 async def test_expired_groups_can_be_put(buffer: Buffer) -> None:
-    """Prompts to be rolled again, with or without the episodes there are."""
+    """Groups whose prompts are to be generated again, with or without episodes."""
     bare = rdb.EpisodeGroup("gsm8k", [], status="expired", prompt_uid="p")
     ids = await buffer.put([group(status="expired", version=0), bare])
     with pytest.raises(rdb.NotEnoughGroupsError):

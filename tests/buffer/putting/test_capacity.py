@@ -1,4 +1,4 @@
-"""Capacity: room is made before groups come in, at the cost of the right ones."""
+"""Capacity: which groups are evicted before a put."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from replaydb.database.schema import payload
 from replaydb.settings import Eviction, OnEvict
 from support.clock import Clock
 from support.groups import group, groups, long_group
-from support.ledger import check_books, group_row, number_of, statuses
+from support.invariants import check_invariants, group_row, number_of, statuses
 
 
 async def stored(url: str) -> set[str]:
@@ -21,7 +21,7 @@ async def stored(url: str) -> set[str]:
 
 
 async def victims(buffer: Buffer, url: str, count: int) -> list[str]:
-    """Uids in the order in which they are evicted, one by one, by newcomers that then go."""
+    """Return uids in the order in which they are evicted, one by one, by temporary new groups."""
     gone: list[str] = []
     for i in range(count):
         before = await stored(url)
@@ -44,7 +44,7 @@ async def victims(buffer: Buffer, url: str, count: int) -> list[str]:
         ("least_recently_sampled", ["d", "b", "a", "e", "c"]),
     ],
 )
-async def test_the_right_one_goes(
+async def test_eviction_order(
     store: Store, url: str, eviction: Eviction, expected: list[str]
 ) -> None:
     buffer = await store.buffer("math", eviction=eviction, capacity=Capacity(groups=5))
@@ -57,12 +57,12 @@ async def test_the_right_one_goes(
     ]
     for uid, priority, version in facts:
         await buffer.put(group(uid, priority=priority, version=version))
-    for uids in (["b", "d"], ["d"], ["b"], ["a", "e"]):  # c never; a and e in one draw
+    for uids in (["b", "d"], ["d"], ["b"], ["a", "e"]):  # c never, a and e in one draw
         await buffer.sample(len(uids), rdb.Fifo(), where=rdb.col.group_uid.in_(uids))
     assert await victims(buffer, url, 5) == expected
 
 
-async def test_the_dead_go_first(store: Store, url: str) -> None:
+async def test_groups_that_cannot_be_drawn_are_evicted_first(store: Store, url: str) -> None:
     buffer = await store.buffer("math", max_staleness=1, capacity=Capacity(groups=5))
     await buffer.put(group("good", version=0))
     await buffer.advance_policy(1)
@@ -87,7 +87,7 @@ async def test_the_dead_go_first(store: Store, url: str) -> None:
     ("eviction", "on_evict"),
     [("oldest", "delete"), ("lowest_priority", "archive"), ("lowest_priority", "delete")],
 )
-async def test_what_is_put_as_archived_takes_no_room(
+async def test_archived_groups_do_not_count(
     store: Store, url: str, on_evict: OnEvict, eviction: Any
 ) -> None:
     buffer = await store.buffer(
@@ -103,20 +103,20 @@ async def test_what_is_put_as_archived_takes_no_room(
     found = await buffer.get(ids)
     assert {str(one.status) for one in found} == {"archived"}
     assert all(one.num_tokens and one.archived_at and not one.completed_at for one in found)
-    await check_books(url)
+    await check_invariants(url)
     await buffer.put(group("a0", status="archived"), on_duplicate="replace", timeout=0)
     await buffer.put(group("gsm8k-0", status="archived"), on_duplicate="renew", timeout=0)
     assert await stored(url) == {"gsm8k-1"}
     batch = await buffer.sample(9, at_least=1)
     assert [one.group_uid for one in batch.groups] == ["gsm8k-1"]
-    await check_books(url)
+    await check_invariants(url)
 
 
 @pytest.mark.parametrize(
     ("status", "on_evict"),
     [("filtered", "archive"), ("failed", "delete"), ("expired", "archive")],
 )
-async def test_what_can_not_be_drawn_pushes_out_nothing_that_can(
+async def test_groups_that_cannot_be_drawn_evict_no_others(
     store: Store, url: str, status: str, on_evict: OnEvict
 ) -> None:
     buffer = await store.buffer(
@@ -129,14 +129,14 @@ async def test_what_can_not_be_drawn_pushes_out_nothing_that_can(
 
     await buffer.put([*groups(2), useless("x")])
     assert await stored(url) == {"gsm8k-0", "gsm8k-1", "x"}
-    await buffer.put([useless("y"), useless("z")])  # room for one more: the oldest goes
+    await buffer.put([useless("y"), useless("z")])  # one group too many: the oldest is evicted
     assert await stored(url) == {"gsm8k-0", "gsm8k-1", "y", "z"}
     await buffer.put([useless("v"), group("a"), useless("w")])
     assert await stored(url) == {"gsm8k-0", "gsm8k-1", "a", "w"}
     await buffer.put([group("b"), useless("u")])
     assert await stored(url) == {"gsm8k-0", "gsm8k-1", "a", "b"}
     lease = await buffer.lease(4, ttl=60)
-    await buffer.put([useless(f"n{i}") for i in range(9)], timeout=0)  # does not wait for room
+    await buffer.put([useless(f"n{i}") for i in range(9)], timeout=0)  # does not wait for capacity
     assert (await buffer.count(statuses="leased"), len(await stored(url))) == (4, 4)
     await buffer.put(useless("a"), on_duplicate="replace")
     await lease.nack(list({1, 2}))
@@ -144,7 +144,9 @@ async def test_what_can_not_be_drawn_pushes_out_nothing_that_can(
 
 
 @pytest.mark.parametrize("on_evict", ["archive", "delete"])
-async def test_what_is_left_of_the_evicted(store: Store, url: str, on_evict: OnEvict) -> None:
+async def test_evicted_groups_keep_their_metadata(
+    store: Store, url: str, on_evict: OnEvict
+) -> None:
     buffer = await store.buffer("math", on_evict=on_evict, capacity=Capacity(groups=1))
     (group_id,) = await buffer.put(long_group("first", 20))
     await buffer.put(group("second"))
@@ -196,7 +198,7 @@ async def test_bytes(store: Store, url: str) -> None:
     assert await stored(url) == {"next-2", "next-3"}
 
 
-async def test_each_task_by_itself_and_the_buffer_on_top(store: Store, url: str) -> None:
+async def test_task_capacity_and_buffer_capacity(store: Store, url: str) -> None:
     buffer = await store.buffer("math", task_capacity={"a": Capacity(groups=1)})
     for i in range(3):
         await buffer.put([group(f"a{i}", "a"), group(f"b{i}", "b")])
@@ -208,7 +210,9 @@ async def test_each_task_by_itself_and_the_buffer_on_top(store: Store, url: str)
     assert len(await stored(url)) == 3
 
 
-async def test_what_is_held_or_arriving_stays(store: Store, clock: Clock, url: str) -> None:
+async def test_leased_and_pending_groups_are_not_evicted(
+    store: Store, clock: Clock, url: str
+) -> None:
     buffer = await store.buffer("math", capacity=Capacity(groups=3))
     await buffer.put(groups(2))
     await buffer.open_group("gsm8k", "slow", 2)
@@ -227,14 +231,14 @@ async def test_what_is_held_or_arriving_stays(store: Store, clock: Clock, url: s
     await lease.ack()
     await waiting
     assert await stored(url) == {"slow", "x", "y"}
-    clock.jump(60)  # what comes back may be evicted at once
+    clock.jump(60)  # released groups may be evicted at once
     await buffer.put([group("z0"), group("z1")], timeout=0)
     assert await stored(url) == {"slow", "z0", "z1"}
     with pytest.raises(rdb.LeaseExpiredError):
         await second.ack()
 
 
-async def test_a_full_buffer_takes_all_or_nothing(store: Store, url: str) -> None:
+async def test_a_put_into_a_full_buffer_is_atomic(store: Store, url: str) -> None:
     buffer = await store.buffer("math", capacity=Capacity(groups=2))
     await buffer.put(groups(2))
     lease = await buffer.lease(1, ttl=100)
@@ -252,7 +256,7 @@ async def test_a_full_buffer_takes_all_or_nothing(store: Store, url: str) -> Non
     await lease.nack()
 
 
-async def test_replacing_takes_no_room(store: Store, url: str) -> None:
+async def test_replacing_needs_no_capacity(store: Store, url: str) -> None:
     buffer = await store.buffer("math", capacity=Capacity(groups=2))
     await buffer.put(groups(2))
     await buffer.put(groups(2, rewards=[5.0]), on_duplicate="replace")
@@ -279,7 +283,7 @@ async def test_time_to_live(store: Store, clock: Clock, url: str) -> None:
 
 
 async def test_time_to_live_where_a_clock_was_wrong(store: Store, clock: Clock, url: str) -> None:
-    """Groups whose time has not come, or has only just come, are among the oldest by id."""
+    """Groups that are not old, or have just become old, are among the lowest ids."""
     buffer = await store.buffer("math", time_to_live=100)
     clock.jump(10_000)
     await buffer.put([group(f"ahead-{i}") for i in range(40)])
@@ -290,13 +294,13 @@ async def test_time_to_live_where_a_clock_was_wrong(store: Store, clock: Clock, 
     assert await stored(url) == {f"ahead-{i}" for i in range(40)} | {"fresh"}
     await buffer.delete(ids=range(2, 41))
     await buffer.put(groups(20))
-    clock.jump(9_850)  # the time of the first has come: it is young
+    clock.jump(9_850)  # the first group is young now
     await buffer.put(group("last"))
     assert await stored(url) == {"ahead-0", "last"}
 
 
 @pytest.mark.parametrize("how", ["drawn", "acked", "returned and drawn", "old"])
-async def test_nothing_is_left_where_the_setting_says_delete(
+async def test_on_evict_delete_keeps_nothing(
     store: Store, clock: Clock, url: str, how: str
 ) -> None:
     buffer = await store.buffer("math", on_evict="delete", max_times_sampled=1, time_to_live=100)
@@ -327,7 +331,7 @@ async def test_nothing_is_left_where_the_setting_says_delete(
 async def test_a_smaller_capacity_on_a_live_buffer(store: Store, other: Store, url: str) -> None:
     buffer = await store.buffer("math")
     theirs = await other.buffer("math")
-    await theirs.put(groups(40))  # has seen a buffer without limits
+    await theirs.put(groups(40))  # has cached settings without limits
     await buffer.update_settings(capacity=Capacity(groups=4))
     assert len(await stored(url)) == 40
     await theirs.put(group("x"))

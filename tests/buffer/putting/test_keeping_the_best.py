@@ -1,4 +1,4 @@
-"""`eviction="lowest_priority"`: a full buffer keeps the best, be they stored or coming in."""
+"""`eviction="lowest_priority"`: a full buffer keeps the groups with the highest priorities."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from replaydb.database.schema import buffer as buffer_table
 from replaydb.settings import OnEvict
 from support.connections import transaction
 from support.groups import group, long_group
-from support.ledger import check_books, group_rows, statuses
+from support.invariants import check_invariants, group_rows, statuses
 
 
 async def best_of(store: Store, groups: int, **settings: Any) -> Buffer:
@@ -30,7 +30,7 @@ async def kept(url: str) -> set[str]:
     return {uid for uid, status in (await statuses(url)).items() if status != "archived"}
 
 
-async def test_a_newcomer_that_is_worse_than_all_is_refused(store: Store, url: str) -> None:
+async def test_a_new_group_with_the_lowest_priority_is_refused(store: Store, url: str) -> None:
     buffer = await best_of(store, 2)
     await buffer.put(ranked(5, 3))
     (refused,) = await buffer.put(ranked(1))
@@ -45,11 +45,11 @@ async def test_a_newcomer_that_is_worse_than_all_is_refused(store: Store, url: s
     assert evicted["status_reason"] == "evicted: lowest_priority"
     await buffer.put(group("as good as the worst", priority=4.0))
     assert await kept(url) == {"gsm8k-5", "as good as the worst"}
-    await check_books(url)
+    await check_invariants(url)
 
 
 @pytest.mark.parametrize("on_evict", ["archive", "delete"])
-async def test_a_put_larger_than_capacity_keeps_its_best(
+async def test_a_put_larger_than_capacity_keeps_its_highest_priorities(
     store: Store, url: str, on_evict: OnEvict
 ) -> None:
     buffer = await best_of(store, 3, on_evict=on_evict)
@@ -58,10 +58,10 @@ async def test_a_put_larger_than_capacity_keeps_its_best(
     assert len(set(ids)) == 10
     assert await kept(url) == {"gsm8k-8", "gsm8k-7", "gsm8k-6"}
     assert await buffer.count() == (3 if on_evict == "delete" else 11)
-    await check_books(url)
+    await check_invariants(url)
 
 
-async def test_each_task_by_itself_and_the_buffer_on_top(store: Store, url: str) -> None:
+async def test_task_capacity_and_buffer_capacity(store: Store, url: str) -> None:
     buffer = await best_of(store, 3, task_capacity={"a": Capacity(groups=1)})
     await buffer.put([*ranked(8, 9, task="a"), *ranked(1, 2, 3, task="b")])
     assert await kept(url) == {"a-9", "b-3", "b-2"}
@@ -69,7 +69,7 @@ async def test_each_task_by_itself_and_the_buffer_on_top(store: Store, url: str)
     assert await kept(url) == {"a-9", "b-3", "b-2.5"}
 
 
-async def test_nothing_is_refused_only_because_of_what_is_held(store: Store, url: str) -> None:
+async def test_nothing_is_refused_only_because_of_leased_groups(store: Store, url: str) -> None:
     buffer = await best_of(store, 3)
     await buffer.put(ranked(5, 4))
     await buffer.open_group("gsm8k", "slow", 2, priority=0.0)
@@ -81,14 +81,14 @@ async def test_nothing_is_refused_only_because_of_what_is_held(store: Store, url
     assert await statuses(url) == before
     await buffer.put(group("useless", status="failed"), timeout=0)
     await lease.nack(lease.batch.ids[:1])
-    await buffer.put(ranked(1), timeout=0)  # gsm8k-5 can be had, and is better
+    await buffer.put(ranked(1), timeout=0)  # gsm8k-5 is available and has a higher priority
     await buffer.put(ranked(6), timeout=0)
     assert await kept(url) == {"slow", "gsm8k-4", "gsm8k-6"}
-    await check_books(url)
+    await check_invariants(url)
 
 
-async def test_what_found_no_room_is_not_counted(store: Store, url: str) -> None:
-    """Though it shares the transaction of one that is stored."""
+async def test_a_put_that_waits_for_capacity_is_not_counted(store: Store, url: str) -> None:
+    """Even if it shares the transaction of a put that is stored."""
     limit = rdb.SamplesPerInsert(1.0, min_size=1, error_buffer=20.0)
     buffer = await best_of(store, 2, rate_limit=limit)
     await buffer.put(ranked(1, 2))
@@ -104,7 +104,7 @@ async def test_what_found_no_room_is_not_counted(store: Store, url: str) -> None
         assert await connection.scalar(select(buffer_table.c.limited_inserts)) == 3
 
 
-async def test_what_could_never_be_kept_is_an_error(store: Store, url: str) -> None:
+async def test_a_group_larger_than_capacity_raises(store: Store, url: str) -> None:
     capacity = Capacity(tokens=50)
     buffer = await store.buffer("math", capacity=capacity, eviction="lowest_priority")
     await buffer.put(long_group("stored", 30))

@@ -1,4 +1,4 @@
-"""What is put comes back, under the rules for uids and statuses."""
+"""Groups are read back unchanged, under the rules for uids and statuses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import replaydb as rdb
 from replaydb import Buffer, Episode, EpisodeGroup, GroupStatus, Prioritized, Store, Turn
 from replaydb.settings import Compression
 from support.groups import conversation, episode, group, groups, long_group
-from support.ledger import check_books
+from support.invariants import check_invariants
 from support.samples import DTYPES, array_of, sample_episodes
 from support.tables import group_facts, table_sizes, wrong_numbers
 
@@ -22,7 +22,7 @@ NOTHING = {"episode_group": 0, "payload": 0, "episode": 0, "transcript": 0}
 
 
 def everything() -> EpisodeGroup:
-    """All an episode can hold."""
+    """An episode with all fields."""
     odd = np.array([0x7FC00001, 0xFF800000, 0x80000000], np.uint32).view(np.float32)
     rich = Episode(
         prompt_ids=[1, 2],
@@ -84,7 +84,7 @@ async def test_everything_comes_back_bit_for_bit(
     assert drawn.episodes[0].extras["float16"].dtype == np.float16
 
 
-async def test_what_the_buffer_knows_of_a_group(store: Store) -> None:
+async def test_metadata_of_a_group(store: Store) -> None:
     buffer = await store.buffer("math")
     await buffer.advance_policy(10)
     before = datetime.now(UTC)
@@ -98,7 +98,7 @@ async def test_what_the_buffer_knows_of_a_group(store: Store) -> None:
     assert stored.status_reason is None
 
 
-async def test_columns_hold_what_analysis_needs(buffer: Buffer, url: str) -> None:
+async def test_columns_for_analysis(buffer: Buffer, url: str) -> None:
     rows = [episode(1.0, 3, text="yes"), episode(0.0, 5), episode(None, 4)]
     [group_id] = await buffer.put(EpisodeGroup("gsm8k", rows, prompt_uid="p", tags={"a": [1]}))
     facts = await group_facts(url, group_id)
@@ -122,13 +122,13 @@ async def test_ids_come_in_the_order_of_the_groups(buffer: Buffer) -> None:
     assert await buffer.put(one for one in groups(2)) == [single + 1, single + 2]
 
 
-async def test_nothing_is_a_no_op(buffer: Buffer, url: str) -> None:
+async def test_an_empty_put_is_a_no_op(buffer: Buffer, url: str) -> None:
     assert await buffer.put([]) == []
     assert await table_sizes(url) == NOTHING
     assert (await buffer.stats()).tasks == ()
 
 
-async def test_a_large_put_is_encoded_and_stored_whole(buffer: Buffer) -> None:
+async def test_a_large_put_is_stored_completely(buffer: Buffer) -> None:
     given = [long_group(f"{i}", 20_000) for i in range(6)]
     assert await buffer.get(await buffer.put(given)) == given
 
@@ -143,7 +143,7 @@ async def test_a_uid_is_stored_once(buffer: Buffer, url: str) -> None:
     assert await _counts(buffer) == {"gsm8k": 1}
 
 
-async def test_a_stored_group_is_kept_where_that_was_asked(buffer: Buffer) -> None:
+async def test_on_duplicate_ignore_keeps_the_stored_group(buffer: Buffer) -> None:
     first = group("a", priority=2.0)
     [kept] = await buffer.put(first)
     ids = await buffer.put([group("b"), group("a", "code", priority=9.0)], on_duplicate="ignore")
@@ -166,22 +166,22 @@ async def test_a_group_is_replaced_under_its_id(buffer: Buffer, url: str) -> Non
     assert await _counts(buffer) == {"gsm8k": 3, "code": 1}
 
 
-async def test_accounts_follow_a_replaced_group(buffer: Buffer, url: str) -> None:
+async def test_replacing_a_group_updates_task_counters(buffer: Buffer, url: str) -> None:
     await buffer.put([group("b"), group("c", "code")])
     statuses = ("completed", "failed")
     for task, before, after in product(("gsm8k", "code", "new"), statuses, statuses):
         uid = f"{task} {before} {after}"
         await buffer.put(group(uid, status=before, priority=3.0))
         await buffer.put(group(uid, task, status=after, priority=7.0), on_duplicate="replace")
-        await check_books(url)
+        await check_invariants(url)
         assert await buffer.count(tasks=task, where=rdb.col.group_uid == uid) == 1
         counts = await _counts(buffer)
         batch = await buffer.sample(sum(counts.values()), rdb.Prioritized())
         assert sum(batch.probabilities) == pytest.approx(1.0)
 
 
-async def test_what_cannot_be_put(buffer: Buffer, url: str) -> None:
-    """Groups that are groups; `tests/test_checks.py` has what is of another kind."""
+async def test_groups_that_cannot_be_put(buffer: Buffer, url: str) -> None:
+    """Groups with invalid values; `tests/test_checks.py` covers objects that are not groups."""
     cases = [
         ([group("a"), group("b"), group("a")], "groups[2].group_uid"),
         ([group(status="leased")], "status"),
@@ -208,7 +208,7 @@ async def test_statuses_that_are_not_sampled(buffer: Buffer) -> None:
     assert (await buffer.sample(5, at_least=1)).ids == ids[:1]
 
 
-async def test_too_stale_on_arrival(store: Store) -> None:
+async def test_a_group_too_stale_when_it_is_put(store: Store) -> None:
     buffer = await store.buffer("math", max_staleness={"gsm8k": 1})
     await buffer.advance_policy(5)
     given = [
@@ -229,7 +229,7 @@ async def test_too_stale_on_arrival(store: Store) -> None:
 
 
 async def _counts(buffer: Buffer) -> dict[str, int]:
-    """Samplable groups of every task that has any; the account must agree with the table."""
+    """Drawable groups of every task that has any; the counter must agree with the table."""
     accounts = {one.task_name: one.num_available for one in (await buffer.stats()).tasks}
     for task_name, number in accounts.items():
         assert await buffer.count(tasks=task_name, statuses="completed") == number
@@ -237,7 +237,7 @@ async def _counts(buffer: Buffer) -> dict[str, int]:
 
 
 async def test_numbers_are_stored_as_numbers(store: Store, url: str) -> None:
-    """Drivers are handed no scalars of numpy, which SQLite would store as their bytes."""
+    """Drivers get no scalars of numpy, which SQLite would store as bytes."""
     scalar: Any = np
     buffer = await store.buffer("numbers", max_staleness=scalar.int64(4))
     tokens = np.arange(4)
@@ -265,8 +265,8 @@ async def test_turns_without_their_context_are_stored_and_logged_once(
         [id_] = await buffer.put(EpisodeGroup("t", [episode(), cut], group_uid=uid))
         await buffer.add_episode("open", cut)
     assert (await buffer.get([id_]))[0].episodes[1] == cut
-    [said] = [one.message for one in caplog.records if one.levelname == "WARNING"]
-    assert "the prompt of turn 2 (from 0) of episode 1 of group 'first' does not begin" in said
+    [message] = [one.message for one in caplog.records if one.levelname == "WARNING"]
+    assert "the prompt of turn 2 (from 0) of episode 1 of group 'first' does not begin" in message
 
 
 async def test_an_added_episode_without_its_context_is_logged(

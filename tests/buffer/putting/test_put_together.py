@@ -1,4 +1,4 @@
-"""Concurrent puts share transactions; one that fails or is cancelled does not touch the others."""
+"""Concurrent puts share transactions. A failed or cancelled put does not affect the others."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from replaydb.database import schema
 from replaydb.database.engines.protocol import LostRaceError
 from support.connections import transaction
 from support.groups import group, groups, long_group
-from support.ledger import check_books
+from support.invariants import check_invariants
 from support.tables import table_sizes
 
 
 @contextmanager
 def counted_commits(store: Store) -> Iterator[list[object]]:
-    """Grows by one with every commit of this store."""
+    """Count the commits of this store."""
     commits: list[object] = []
     engine = store._database._writer.sync_engine
 
@@ -36,8 +36,8 @@ def counted_commits(store: Store) -> Iterator[list[object]]:
 
 
 @asynccontextmanager
-async def held_up(url: str) -> AsyncIterator[None]:
-    """Puts to known tasks get no further than where they write until the block ends."""
+async def blocked_puts(url: str) -> AsyncIterator[None]:
+    """Block puts to known tasks at their first write until the block ends."""
     async with transaction(url) as connection:
         await connection.execute(select(schema.task).with_for_update())
         yield
@@ -53,12 +53,12 @@ async def test_many_puts_share_few_transactions(store: Store, buffer: Buffer) ->
     assert 1 <= len(commits) <= 4
 
 
-async def test_puts_that_come_while_one_is_written_share_the_next(
+async def test_puts_made_during_a_transaction_share_the_next_one(
     store: Store, buffer: Buffer, url: str
 ) -> None:
     await buffer.put(group())
     with counted_commits(store) as commits:
-        async with held_up(url):
+        async with blocked_puts(url):
             puts = []
             for i in range(12):
                 puts.append(asyncio.create_task(buffer.put([group(f"a{i}"), group(f"b{i}")])))
@@ -72,11 +72,11 @@ async def test_puts_that_come_while_one_is_written_share_the_next(
 async def test_a_put_that_comes_during_an_outage_is_tried(
     buffer: Buffer, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It does not fail together with the put that has waited for the database all the time."""
+    """It does not fail together with the put that has waited for the database since before."""
     await buffer.put(group())
     patience = iter([0.5, 60.0])
     monkeypatch.setattr(buffer._puts, "_allowance", lambda num_bytes: next(patience))
-    async with held_up(url):
+    async with blocked_puts(url):
         first = asyncio.create_task(buffer.put(group("first")))
         while buffer._puts._running is None:  # noqa: ASYNC110
             await asyncio.sleep(0)
@@ -87,10 +87,10 @@ async def test_a_put_that_comes_during_an_outage_is_tried(
     assert await buffer.count() == 2
 
 
-async def test_time_that_is_up_between_two_attempts(
+async def test_a_timeout_between_two_attempts(
     store: Store, buffer: Buffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first attempt is known to be undone, so the outcome is not unknown."""
+    """The first attempt is known to be rolled back, so the outcome is not unknown."""
     monkeypatch.setattr("replaydb.buffer.waiting.GRACE_SECONDS", 0.1)
     await buffer.put(group())
     backend, attempts = store._database.backend, 0
@@ -135,7 +135,7 @@ async def test_puts_of_several_stores_do_not_get_in_each_others_way(url: str) ->
     assert len(set(ids)) == await buffers[0].count() == 72
     for store in stores:
         await store.close()
-    await check_books(url)
+    await check_invariants(url)
 
 
 async def test_the_same_uid_put_by_many_at_once_is_stored_once(buffer: Buffer, url: str) -> None:
@@ -155,7 +155,7 @@ async def test_the_same_uid_put_by_many_at_once_is_stored_once(buffer: Buffer, u
 
 
 def hopeless(uid: str) -> list[EpisodeGroup]:
-    """The second of them has no weight under an exponent of 2."""
+    """Two groups, the second with a priority that has no weight under an exponent of 2."""
     return [long_group(f"{uid}-long", 50), group(uid, "another task", priority=1e-200)]
 
 
@@ -196,7 +196,7 @@ async def test_a_put_cancelled_before_its_commit_stores_nothing(
     buffer: Buffer, url: str, neighbours: int
 ) -> None:
     await buffer.put(group())
-    async with held_up(url):
+    async with blocked_puts(url):
         put = asyncio.create_task(buffer.put([long_group("a", 9), group("b")]))
         others = [asyncio.create_task(buffer.put(group(f"{i}"))) for i in range(neighbours)]
         await asyncio.sleep(0.1)
@@ -212,10 +212,12 @@ async def test_a_put_cancelled_before_its_commit_stores_nothing(
     assert (await table_sizes(url))["transcript"] == 0
 
 
-async def test_whoever_waits_for_a_lock_can_be_cancelled_at_once(buffer: Buffer, url: str) -> None:
+async def test_a_put_that_waits_for_a_lock_can_be_cancelled_at_once(
+    buffer: Buffer, url: str
+) -> None:
     ids = await buffer.put(groups(3, version=0))
     before = await buffer.stats()
-    async with held_up(url):
+    async with blocked_puts(url):
         calls: list[Coroutine[Any, Any, object]] = [
             buffer.sample(1),
             buffer.delete(ids),
@@ -229,7 +231,7 @@ async def test_whoever_waits_for_a_lock_can_be_cancelled_at_once(buffer: Buffer,
             task.cancel()
         outcomes = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 2)
         assert [type(one) for one in outcomes] == [asyncio.CancelledError] * len(calls)
-    async with held_up(url):
+    async with blocked_puts(url):
         pass
     assert await buffer.stats() == before
     assert await buffer.delete(ids) == 3
@@ -268,6 +270,6 @@ async def test_cancelling_at_any_moment_leaves_groups_whole_or_absent(
             assert stored == 3
     await buffer.put(group("after"), on_duplicate="error")
     assert len(await buffer.sample(21)) == 21
-    await check_books(url)
+    await check_invariants(url)
     for engine in (store._database._writer, store._database._reader):
         assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]

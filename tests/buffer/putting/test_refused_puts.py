@@ -1,4 +1,4 @@
-"""A put that is refused changes nothing, also in the transaction of another that is stored."""
+"""A refused put changes nothing, even if it shares the transaction of a put that is stored."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Refusal:
 
 
 FULL = {"capacity": Capacity(groups=3)}
-#: Lets everything in here, and counts it.
+#: A rate limit that blocks nothing here, but counts.
 COUNTED = {"rate_limit": rdb.SamplesPerInsert(1.0, min_size=1, error_buffer=20.0)}
 BEST = {"eviction": "lowest_priority", "priority_exponent": 2.0}
 #: The second has no weight under an exponent of 2.
@@ -94,7 +94,7 @@ REFUSALS = {
 async def test_nothing_of_it_is_left(
     store: Store, url: str, way: str, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither a cursor, nor a count, nor what was made room for."""
+    """No cursor, no count, and nothing was evicted for it."""
     refusal = REFUSALS[way]
     buffer = await store.buffer("math", **refusal.settings)
     stored = [group("a-0", "a"), group("a-1", "a"), group("b-0", "b")]
@@ -113,7 +113,7 @@ async def test_nothing_of_it_is_left(
     after = await _tables(url)
     assert {row["name"]: row["value"] for row in after["cursor"]} == {"data": 1, "other": 1}
     assert [row for row in after["cursor"] if row["name"] == "data"] == before["cursor"]
-    # Its pack is known, to be removed.
+    # Its pack is recorded, so that it will be removed.
     packs = {row["id"] for row in before["pack"]}
     assert not any(row["live_parts"] for row in after["pack"] if row["id"] not in packs)
     after["pack"] = [row for row in after["pack"] if row["id"] in packs]
@@ -121,7 +121,7 @@ async def test_nothing_of_it_is_left(
 
 
 def _transactions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Grows by how many puts each transaction from now on has."""
+    """Record the number of puts of each transaction."""
     sizes: list[int] = []
     put = puts.put
 

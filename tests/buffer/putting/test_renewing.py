@@ -1,4 +1,4 @@
-"""`put(on_duplicate="renew")`: other content comes in as a new group, and the old one is gone."""
+"""`put(on_duplicate="renew")`: the stored group is deleted and the new one gets a new id."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from replaydb.database.schema import payload
 from replaydb.settings import OnEvict
 from support.clock import Clock
 from support.groups import group, groups, long_group
-from support.ledger import check_books, group_row, number_of, statuses
+from support.invariants import check_invariants, group_row, number_of, statuses
 from support.tables import table_sizes
 
 
@@ -37,7 +37,7 @@ async def test_a_group_is_renewed_under_a_new_id(buffer: Buffer, clock: Clock, u
     }
     with pytest.raises(rdb.LeaseExpiredError):
         await lease.ack([old])
-    await lease.ack()  # whatever is left of it: nothing
+    await lease.ack()  # nothing is left of the old group
     leased, drawn = await buffer.draws()
     assert (leased.outcomes, leased.outcome_reasons) == (("lost",), ("replaced",))
     assert (drawn.group_ids, drawn.outcomes) == (tuple(first.ids), ("sampled",) * 3)
@@ -45,10 +45,10 @@ async def test_a_group_is_renewed_under_a_new_id(buffer: Buffer, clock: Clock, u
         await buffer.redraw(drawn.id)
     assert caught.value.group_ids == (old,)
     assert (await buffer.sample(4, rdb.Fifo())).ids == [2, 3, 4, 5]
-    await check_books(url, idle_leases=True)
+    await check_invariants(url, idle_leases=True)
 
 
-async def test_one_of_many_that_renew_the_same_is_left(
+async def test_concurrent_renewals_of_a_group_leave_one(
     buffer: Buffer, other: Store, url: str
 ) -> None:
     theirs = await other.buffer(buffer.name)
@@ -58,7 +58,7 @@ async def test_one_of_many_that_renew_the_same_is_left(
     assert len(set(ids)) == 8
     assert await buffer.count() == await number_of(url, payload) == 1
     assert await buffer.count(where=rdb.col.id.in_(ids)) == 1
-    await check_books(url)
+    await check_invariants(url)
 
 
 @pytest.mark.parametrize("on_evict", ["archive", "delete"])
@@ -69,7 +69,7 @@ async def test_a_renewed_group_is_the_newest(store: Store, url: str, on_evict: O
     await buffer.put(group("x"))
     found = await statuses(url)
     assert {uid for uid in found if found[uid] != "archived"} == {"gsm8k-0", "x"}
-    await check_books(url)
+    await check_invariants(url)
 
 
 async def test_a_renewed_group_counts_as_put(store: Store, url: str) -> None:
@@ -78,14 +78,14 @@ async def test_a_renewed_group_counts_as_put(store: Store, url: str) -> None:
     assert await buffer.put(group("gsm8k-0"), on_duplicate="renew", timeout=0) == [3]
     await buffer.sample(1, rdb.Fifo())
     await buffer.put(group("x"))
-    with pytest.raises(rdb.RateLimitedError):  # it was drawn, and would wait once more
+    with pytest.raises(rdb.RateLimitedError):  # it was drawn, so one group more would wait
         await buffer.put(group("gsm8k-1"), on_duplicate="renew", timeout=0)
     assert (await statuses(url))["gsm8k-1"] == "archived"
-    await check_books(url)
+    await check_invariants(url)
 
 
 @pytest.mark.parametrize("how", ["replace", "renew"])
-async def test_what_is_refused_together_with_others_overwrites_nothing(
+async def test_a_refused_put_overwrites_nothing(
     store: Store, url: str, how: rdb.OnDuplicate
 ) -> None:
     buffer = await store.buffer("math", priority_exponent=300.0)
@@ -105,4 +105,4 @@ async def test_what_is_refused_together_with_others_overwrites_nothing(
         False,
     ]
     assert await buffer.get([group_id]) == [before]
-    await check_books(url)
+    await check_invariants(url)

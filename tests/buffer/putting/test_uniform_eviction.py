@@ -1,4 +1,4 @@
-"""`eviction="uniform"`: every group is as likely to go as any other, and draws do not notice."""
+"""`eviction="uniform"`: all groups are equally likely to be evicted, and draws stay exact."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import replaydb as rdb
 from replaydb import Capacity, Store
 from replaydb.database.schema import episode_group
 from support.connections import transaction
+from support.draw_frequencies import DrawFrequencies
 from support.engines import postgresql_nightly
 from support.groups import group
-from support.tally import Tally
 
 ROUNDS = 250
-#: Task and status of the groups that come in together.
+#: Task and status of the groups that are put together.
 ARRIVALS = [("a", "completed")] * 2 + [("b", "completed")] * 3 + [("a", "aborted")]
-#: A group is told apart by what it is, and for how many rounds it has been there, up to this.
+#: Groups are classified by kind and by the number of rounds since their put, up to this.
 OLD = 3
 
 
 @postgresql_nightly
-async def test_everybody_is_as_likely_to_go(store: Store, url: str) -> None:
+async def test_all_groups_are_equally_likely_to_be_evicted(store: Store, url: str) -> None:
     buffer = await store.buffer(
         "math",
         seed=20_260_115,
@@ -34,7 +34,7 @@ async def test_everybody_is_as_likely_to_go(store: Store, url: str) -> None:
     )
     kinds = sorted(set(ARRIVALS))
     classes = len(kinds) * (OLD + 1)
-    evicted, drawn = Tally(classes), Tally(classes)
+    evicted, drawn = DrawFrequencies(classes), DrawFrequencies(classes)
     shuffled = np.random.default_rng(1)
     born: dict[int, tuple[int, tuple[str, str]]] = {}
 
@@ -62,7 +62,7 @@ async def test_everybody_is_as_likely_to_go(store: Store, url: str) -> None:
     assert min(evicted.p_value(), drawn.p_value()) > 0.001, (evicted.p_value(), drawn.p_value())
 
 
-async def test_as_much_goes_as_it_takes(store: Store) -> None:
+async def test_as_many_groups_are_evicted_as_necessary(store: Store) -> None:
     """Of all tasks alike, and by tokens too."""
     buffer = await store.buffer("math", seed=7, capacity=Capacity(tokens=500), eviction="uniform")
     for round_ in range(20):

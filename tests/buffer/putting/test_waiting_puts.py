@@ -1,4 +1,4 @@
-"""Puts that wait cost next to nothing, and last draws give all there was."""
+"""Waiting puts cost little, and a last draw returns complete groups."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ async def test_puts_that_wait_do_not_wake_each_other(
         for buffer in (here, there):
             with pytest.raises((rdb.RateLimitedError, rdb.BufferFullError)):
                 await buffer.put(group(f"late in {buffer is here}"), timeout=0.7)
-        # The first and the last look, one when it begins to listen, and some room for chance.
+        # The first and the last attempt, one when it begins to listen, and a margin.
         assert attempts <= 12
     if lease is not None:
         await lease.ack()
 
 
-async def test_a_last_draw_gives_the_texts_it_drops(store: Store) -> None:
+async def test_a_last_draw_returns_the_texts_that_it_drops(store: Store) -> None:
     buffer = await store.buffer("math", max_times_sampled=1, archived_payload="drop")
     episode = rdb.Episode(prompt_ids=[1], response_ids=[2], text="the last word")
     await buffer.put(rdb.EpisodeGroup("gsm8k", [episode]))

@@ -1,4 +1,4 @@
-"""Draws that take fewer groups than they would like, or none."""
+"""Draws with `at_least`: fewer groups than `n`, or none."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def drawn(buffer: Buffer, call: str, n: Any, *args: Any, **options: Any) -
 
 
 @pytest.mark.parametrize("call", CALLS)
-async def test_as_many_as_there_are_but_not_fewer_than_the_least(buffer: Buffer, call: str) -> None:
+async def test_between_at_least_and_n_groups(buffer: Buffer, call: str) -> None:
     ids = await buffer.put(groups(4))
     for least in (0, 3, 4):
         assert (await drawn(buffer, call, 6, rdb.Fifo(), at_least=least)).ids == ids
@@ -37,7 +37,7 @@ async def test_as_many_as_there_are_but_not_fewer_than_the_least(buffer: Buffer,
         assert (caught.value.wanted, caught.value.available) == (at_least or 6, 4)
 
 
-async def test_a_rate_limit_counts_what_was_taken(store: Store) -> None:
+async def test_a_rate_limit_counts_the_groups_drawn(store: Store) -> None:
     buffer = await store.buffer("limited", rate_limit=rdb.MinSize(1))
     await buffer.put(groups(2))
     assert len(await buffer.sample(4, at_least=2)) == 2
@@ -54,13 +54,13 @@ async def test_it_counts_the_groups_of_all_tasks(buffer: Buffer, call: str) -> N
     assert len(await drawn(buffer, call, 4, mix, at_least=3)) == 3
     with pytest.raises(rdb.NotEnoughGroupsError) as caught:
         await drawn(buffer, call, quotas, rdb.Fifo(), at_least=6)
-    # Of "b" two at least, were there one of "c".
+    # At least two of "b", if there were one of "c".
     assert (caught.value.task_name, caught.value.wanted, caught.value.available) == ("b", 2, 1)
 
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("policy", [rdb.Uniform(), Mix({"a": 1})], ids=["Uniform", "Mix"])
-async def test_nothing_is_a_batch_too(
+async def test_an_empty_batch(
     buffer: Buffer, url: str, call: str, policy: rdb.SamplingPolicy
 ) -> None:
     async with transaction(url) as connection:
@@ -82,7 +82,7 @@ async def test_a_quota_of_zero_is_left_out(buffer: Buffer, call: str) -> None:
         assert len(await drawn(buffer, call, quotas, rdb.Fifo())) == 0
 
 
-async def test_a_lease_that_holds_nothing(buffer: Buffer) -> None:
+async def test_an_empty_lease(buffer: Buffer) -> None:
     async with buffer.lease(3, ttl=60, at_least=0) as lease:
         assert (lease.id, len(lease.batch)) == (0, 0)
         await lease.extend(90)
@@ -96,7 +96,7 @@ async def test_a_lease_that_holds_nothing(buffer: Buffer) -> None:
     assert await buffer.cursor("gsm8k") == 7
 
 
-async def test_a_rate_limit_is_not_a_want_of_groups(store: Store) -> None:
+async def test_a_rate_limit_is_not_a_lack_of_groups(store: Store) -> None:
     buffer = await store.buffer("math", rate_limit=rdb.MinSize(5))
     await buffer.put(groups(3))
     with pytest.raises(rdb.RateLimitedError):

@@ -1,4 +1,4 @@
-"""Damaged payloads: named, kept apart, and never in the way of sound ones."""
+"""Damaged payloads are reported, set to failed, and do not affect intact groups."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ async def test_any_damage_is_noticed(
         assert caught.value.reason
         assert caught.value.batch is not None
         assert caught.value.batch.ids == [sound]
-        await buffer.delete([damaged])  # its size is not what it should be
+        await buffer.delete([damaged])  # its size is wrong
 
 
-async def test_the_record_says_what_was_lost(buffer: Buffer, url: str) -> None:
+async def test_the_draw_records_lost_groups(buffer: Buffer, url: str) -> None:
     await buffer.put(groups(4))
     await damage(url, 2)
     with pytest.raises(rdb.CorruptPayloadError) as caught:
@@ -53,7 +53,7 @@ async def test_the_record_says_what_was_lost(buffer: Buffer, url: str) -> None:
     assert leased.outcome_reasons[0] == "other groups of the batch were damaged"
 
 
-async def test_what_was_lost_is_lost_to_a_holder_who_was_killed(
+async def test_damaged_groups_are_lost_for_a_killed_holder(
     buffer: Buffer, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await buffer.put(groups(1))
@@ -66,7 +66,7 @@ async def test_what_was_lost_is_lost_to_a_holder_who_was_killed(
     async def later(*arguments: Any) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(Buffer, "_mark_failed", killed)
-            patch.setattr(Buffer, "_hand_back", killed)
+            patch.setattr(Buffer, "_release_undelivered", killed)
             with pytest.raises(rdb.CorruptPayloadError):
                 await buffer.lease(1, ttl=0.001)
         await mark(*arguments)
@@ -98,7 +98,9 @@ async def test_the_others_of_a_draw_are_still_usable(
             assert chance == pytest.approx(one.id / 15)
 
 
-async def test_damaged_groups_are_marked_and_not_drawn_again(buffer: Buffer, url: str) -> None:
+async def test_damaged_groups_become_failed_and_are_not_drawn_again(
+    buffer: Buffer, url: str
+) -> None:
     ids = await buffer.put([*groups(3, priority=2.0), *groups(2, "code")])
     await damage(url, ids[0])
     await damage(url, ids[3])
@@ -117,7 +119,7 @@ async def test_damaged_groups_are_marked_and_not_drawn_again(buffer: Buffer, url
     assert counters == {"code": 1, "gsm8k": 2}
 
 
-async def test_a_draw_of_nothing_but_damage(buffer: Buffer, url: str) -> None:
+async def test_a_draw_of_damaged_groups_only(buffer: Buffer, url: str) -> None:
     [group_id] = await buffer.put(group())
     await damage(url, group_id)
     with pytest.raises(rdb.CorruptPayloadError) as caught:
@@ -130,7 +132,7 @@ async def test_a_draw_of_nothing_but_damage(buffer: Buffer, url: str) -> None:
 
 
 @pytest.mark.parametrize("part", ["lost", "doubled", "of another group"])
-async def test_parts_that_do_not_make_the_group(buffer: Buffer, url: str, part: str) -> None:
+async def test_parts_that_do_not_match_the_group(buffer: Buffer, url: str, part: str) -> None:
     ids = await buffer.put([group("a", rewards=[1, 2]), group("b", rewards=[1, 2, 3])])
     here = payload.c.group_id == ids[0]
     async with transaction(url) as connection:
@@ -152,7 +154,7 @@ async def test_parts_that_do_not_make_the_group(buffer: Buffer, url: str, part: 
 
 
 async def test_damage_is_noticed_in_large_groups_too(buffer: Buffer, url: str) -> None:
-    """Those are decoded in a thread."""
+    """They are decoded in a thread."""
     ids = await buffer.put([long_group(f"{i}", 100_000) for i in range(3)])
     await damage(url, ids[1], DAMAGES["a bit in the middle"])
     with pytest.raises(rdb.CorruptPayloadError) as caught:
@@ -167,14 +169,14 @@ async def test_damage_is_noticed_in_large_groups_too(buffer: Buffer, url: str) -
         ("sqlite", "tags", "'not json'"),
         ("sqlite", "tags", "CAST(x'7b22ff227d' AS TEXT)"),
         ("sqlite", "tags", "'[1, 2]'"),
-        ("postgresql", "tags", "'[1, 2]'"),  # which lets none of the others in
+        ("postgresql", "tags", "'[1, 2]'"),  # which admits none of the others
         ("sqlite", "created_at", "'no time'"),
         ("sqlite", "created_at", "'2026-13-45 00:00:00.000000'"),
         ("sqlite", "completed_at", "17"),
         ("sqlite", "first_sampled_at", "'2026'"),
     ],
 )
-async def test_a_scalar_that_is_none_fails_its_group_alone(
+async def test_an_invalid_scalar_fails_only_its_group(
     store: Store, url: str, caplog: pytest.LogCaptureFixture, column: str, value: str
 ) -> None:
     buffer = await store.buffer("math", time_to_live=1000, max_times_sampled=100)
@@ -194,15 +196,15 @@ async def test_a_scalar_that_is_none_fails_its_group_alone(
     assert caught.value.batch.ids == [ids[0], *ids[2:]]
     assert (await buffer.sample(3, rdb.LeastSampled())).groups[0].tags == {"level": 0}
     assert await buffer.count(statuses="failed") == 1
-    (said,) = [one for one in caplog.records if one.levelname == "ERROR"]
-    assert f"group {ids[1]} failed: {column}" in said.getMessage()
+    (logged,) = [one for one in caplog.records if one.levelname == "ERROR"]
+    assert f"group {ids[1]} failed: {column}" in logged.getMessage()
     await buffer.put(group("1"), on_duplicate="replace")
     await buffer.put(group("more"))
     assert len((await buffer.sample(4)).ids) == 4
 
 
-async def test_a_time_that_is_none_does_not_stop_evictions(sqlite_url: str) -> None:
-    """The clause of one engine: PostgreSQL lets no such value in."""
+async def test_an_invalid_time_does_not_stop_evictions(sqlite_url: str) -> None:
+    """On SQLite only: PostgreSQL does not store such a value."""
     async with Store.open(sqlite_url) as opened:
         buffer = await opened.buffer(
             "math", capacity=rdb.Capacity(groups=2), eviction="least_recently_sampled"
@@ -229,7 +231,7 @@ async def test_a_time_that_is_none_does_not_stop_evictions(sqlite_url: str) -> N
     ],
 )
 async def test_a_payload_of_another_kind(sqlite_url: str, column: str, value: object) -> None:
-    """One bit of a row says whether it is bytes or text."""
+    """One bit of a row decides whether it is bytes or text."""
     async with Store.open(sqlite_url) as store:
         buffer = await store.buffer("math")
         ids = await buffer.put(groups(2))
@@ -246,8 +248,8 @@ async def test_a_payload_of_another_kind(sqlite_url: str, column: str, value: ob
 
 
 @pytest.mark.parametrize("column", ["group_status", "leased_from"])
-async def test_a_status_that_is_none(sqlite_url: str, column: str) -> None:
-    """A bit of its text flipped: the CHECK of the table does not see that."""
+async def test_an_invalid_status(sqlite_url: str, column: str) -> None:
+    """A flipped bit in its text: the CHECK of the table does not detect that."""
     async with Store.open(sqlite_url) as store:
         buffer = await store.buffer("math")
         ids = await buffer.put(groups(3))
@@ -272,10 +274,10 @@ async def test_a_status_that_is_none(sqlite_url: str, column: str) -> None:
             assert [one.status for one in await buffer.find(ids=ids[:1])] == ["failed"]
 
 
-async def test_what_replaced_a_damaged_group_is_not_failed_for_it(
+async def test_the_replacement_of_a_damaged_group_does_not_fail(
     store: Store, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It comes between the draw that finds the damage, and what that makes of it."""
+    """It is put between the draw that finds the damage and the transaction that sets the status."""
     buffer = await store.buffer("math", max_times_sampled=5)
     ids = await buffer.put([group("a"), group("b"), group("c")])
     for one in ids:
@@ -326,7 +328,7 @@ async def test_damaged_settings_are_a_typed_error(sqlite_url: str, damage: str) 
 
 
 async def test_a_row_that_only_indexes_have_is_damage(sqlite_url: str) -> None:
-    """The row says that it is of another buffer."""
+    """The row has the id of another buffer."""
     async with Store.open(sqlite_url, run="a") as store:
         ids = await (await store.buffer("math")).put(groups(3))
     change = f"UPDATE episode_group SET buffer_id = 99 WHERE id = {ids[1]}"  # noqa: S608
@@ -350,7 +352,7 @@ async def test_a_row_that_only_indexes_have_is_damage(sqlite_url: str) -> None:
         ("draw_group SET outcome = 'x'", "draws"),
     ],
 )
-async def test_names_that_cannot_be_there_are_typed_errors(
+async def test_invalid_names_in_tables_are_typed_errors(
     sqlite_url: str, damage: str, call: str
 ) -> None:
     async with Store.open(sqlite_url, run="a") as store:

@@ -1,4 +1,4 @@
-"""What a draw took is delivered, whatever becomes of it before it is read."""
+"""Drawn groups are delivered, even if they are changed or deleted before they are read."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from replaydb.database.engines.protocol import Backend
 from replaydb.database.records import Facts, Stored
 from replaydb.database.repository.groups import stored
 from support.groups import group, groups
-from support.meanwhile import wait_here
+from support.in_transaction import await_in_transaction
 
-#: Settings under which the payloads of what was drawn are gone before they are read, and what is
-#: deleted meanwhile. To delete anything is to wait for the commit of the draw.
+#: Settings with which the payloads of drawn groups are gone before they are read, and the groups
+#: to delete meanwhile. The delete waits for the commit of the draw.
 LOSSES: dict[str, tuple[dict[str, Any], list[int]]] = {
-    "deleted by somebody else": ({}, [1, 2, 3]),
+    "deleted by another call": ({}, [1, 2, 3]),
     "dropped by the draw": ({"max_times_sampled": 1, "archived_payload": "drop"}, [99]),
 }
 
 
 @pytest.mark.usefixtures("from_snapshots")
 @pytest.mark.parametrize("loss", LOSSES)
-async def test_what_is_gone_before_it_is_read_is_delivered(
+async def test_groups_deleted_before_they_are_read_are_delivered(
     store: Store, url: str, loss: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the snapshot that a draw takes while it has the locks."""
+    """From the snapshot that a draw takes while it has the locks."""
     settings, deleted = LOSSES[loss]
     buffer = await store.buffer("math", **settings)
     await buffer.put(groups(3))
@@ -39,7 +39,7 @@ async def test_what_is_gone_before_it_is_read_is_delivered(
         there: Buffer = await other.buffer("math")
 
         def read_late(backend: Backend, connection: Connection, rows: Sequence[Facts]) -> Stored:
-            wait_here(there.delete(deleted), loop)
+            await_in_transaction(there.delete(deleted), loop)
             return stored(backend, connection, rows)
 
         monkeypatch.setattr("replaydb.database.repository.groups.stored", read_late)
@@ -49,7 +49,7 @@ async def test_what_is_gone_before_it_is_read_is_delivered(
     assert await buffer.count(statuses="completed") == 0
 
 
-async def test_who_draws_without_pause_lets_puts_in(store: Store) -> None:
+async def test_draws_without_pause_do_not_starve_puts(store: Store) -> None:
     buffer = await store.buffer("math")
     await buffer.put(groups(4))
     drawn = 0

@@ -1,4 +1,4 @@
-"""Payloads that are read into memory which is used again."""
+"""Payloads that are read into reused memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TOKENS = LEAST_BYTES // 4
 
 
 def large(uid: str, mark: int) -> EpisodeGroup:
-    """An episode whose every token is `mark`."""
+    """An episode with `mark` as every token."""
     row = Episode(
         token_ids=np.full(TOKENS, mark, np.int32),
         loss_mask=np.ones(TOKENS, np.bool_),
@@ -19,8 +19,8 @@ def large(uid: str, mark: int) -> EpisodeGroup:
     return EpisodeGroup("gsm8k", [row], group_uid=uid)
 
 
-async def test_what_is_held_stays_as_it_is(buffer: Buffer) -> None:
-    """A group, an array, or a tensor of it, while other draws are made."""
+async def test_memory_in_use_is_not_overwritten(buffer: Buffer) -> None:
+    """By a group, an array, or a tensor of it, while other draws are made."""
     await buffer.put([large(str(mark), mark) for mark in range(1, 7)])
     groups, arrays, tensors = [], [], []
     for _ in range(4):
@@ -37,9 +37,9 @@ async def test_what_is_held_stays_as_it_is(buffer: Buffer) -> None:
 
 async def test_several_parts_and_small_groups_among_large(buffer: Buffer) -> None:
     await buffer.put(EpisodeGroup("gsm8k", [Episode(token_ids=[7], loss_mask=[True])]))
-    await buffer.open_group("gsm8k", "pieces", 2, prompt_ids=[1, 2])
+    await buffer.open_group("gsm8k", "incremental", 2, prompt_ids=[1, 2])
     for mark in (3, 4):
-        await buffer.add_episode("pieces", large("piece", mark).episodes[0])
-    small, pieces = sorted(await buffer.sample(2), key=lambda group: group.num_episodes)
+        await buffer.add_episode("incremental", large("other", mark).episodes[0])
+    small, incremental = sorted(await buffer.sample(2), key=lambda group: group.num_episodes)
     assert small.episodes[0].token_ids.tolist() == [7]
-    assert [set(row.token_ids.tolist()) for row in pieces.episodes] == [{3}, {4}]
+    assert [set(row.token_ids.tolist()) for row in incremental.episodes] == [{3}, {4}]

@@ -1,4 +1,4 @@
-"""Batches of several tasks and policies, in one transaction."""
+"""Mix: batches of several tasks and strategies, in one transaction."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import replaydb as rdb
 from replaydb import Buffer, Mix, Share
 from support.groups import group, groups
-from support.ledger import group_rows
+from support.invariants import group_rows
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ async def test_a_mixture_of_tasks(buffer: Buffer) -> None:
     assert (caught.value.task_name, caught.value.wanted) == ("a", 10)
 
 
-async def test_new_ones_with_replayed_ones(buffer: Buffer) -> None:
+async def test_a_mixture_of_new_and_replayed_groups(buffer: Buffer) -> None:
     await buffer.put(groups(10))
     seen = (await buffer.sample(4, rdb.Fifo())).ids
     await buffer.update_priorities(seen, [0.0, 0.0, 5.0, 1.0])

@@ -1,4 +1,4 @@
-"""`Uniform` and `Prioritized` draw in exact proportion, whatever else happens to the buffer."""
+"""`Uniform` and `Prioritized` draw in exact proportion, whatever else changes in the buffer."""
 
 from __future__ import annotations
 
@@ -10,9 +10,18 @@ import pytest
 
 import replaydb as rdb
 from replaydb.database.repository import draws
+from support.draw_frequencies import DrawFrequencies
 from support.engines import postgresql_nightly
-from support.tally import Tally
-from support.world import EVERYTHING, Filter, Known, World, draw_often, level_below, request, tagged
+from support.sampling_model import (
+    EVERYTHING,
+    Filter,
+    GroupSpec,
+    SamplingModel,
+    draw_often,
+    level_below,
+    request,
+    tagged,
+)
 
 POLICIES = [rdb.Uniform(), rdb.Prioritized()]
 SEED = 20_260_115
@@ -32,61 +41,61 @@ async def buffer(url: str) -> AsyncIterator[rdb.Buffer]:
 
 @pytest.fixture
 async def sqlite_buffer(sqlite_url: str) -> AsyncIterator[rdb.Buffer]:
-    """For what the engine has no part in: the draws of both are the same (`test_seeds.py`)."""
+    """For tests that do not depend on the engine: both draw the same (`test_seeds.py`)."""
     async with rdb.Store.open(sqlite_url) as store:
         yield await store.buffer("math", seed=SEED, priority_exponent=0.7)
 
 
 @pytest.fixture
 def effort(engine_name: str) -> int:
-    """How much is drawn: all of it on SQLite, a quarter on PostgreSQL, which runs the same code."""
+    """Number of draws: all on SQLite, a quarter on PostgreSQL, which runs the same code."""
     return 4 if engine_name == "sqlite" else 1
 
 
-def groups(count: int, task: str = "gsm8k", first: int = 0) -> list[Known]:
-    """Priorities from 0.1 to 10, levels 0 to 9; every group has its own label."""
+def groups(count: int, task: str = "gsm8k", first: int = 0) -> list[GroupSpec]:
+    """Groups with priorities from 0.1 to 10, levels 0 to 9, and a label of their own each."""
     rng = np.random.default_rng(first)
     return [
-        Known(f"{task}-{first + i}", task, float(10 ** rng.uniform(-1, 1)), i % 10, first + i)
+        GroupSpec(f"{task}-{first + i}", task, float(10 ** rng.uniform(-1, 1)), i % 10, first + i)
         for i in range(count)
     ]
 
 
-async def world_of(buffer: rdb.Buffer, several: list[Known]) -> World:
-    world = World(buffer, max(known.label for known in several) + 1, exponent=0.7)
-    await world.put(several)
-    return world
+async def world_of(buffer: rdb.Buffer, several: list[GroupSpec]) -> SamplingModel:
+    model = SamplingModel(buffer, max(known.label for known in several) + 1, exponent=0.7)
+    await model.put(several)
+    return model
 
 
 @postgresql_nightly
 async def test_plain_draws(buffer: rdb.Buffer, policy: rdb.Uniform | rdb.Prioritized) -> None:
-    world = await world_of(buffer, groups(60))
-    await world.draw(700, 30, policy)
-    assert world.by_label.num_draws == 21_000
-    world.check()
+    model = await world_of(buffer, groups(60))
+    await model.draw(700, 30, policy)
+    assert model.by_label.num_draws == 21_000
+    model.check()
 
 
 @postgresql_nightly
 async def test_plain_draws_one_by_one(
     buffer: rdb.Buffer, policy: rdb.Uniform | rdb.Prioritized, effort: int
 ) -> None:
-    world = await world_of(buffer, groups(10))
-    await world.draw(400 * effort, 1, policy)
-    world.check()
+    model = await world_of(buffer, groups(10))
+    await model.draw(400 * effort, 1, policy)
+    model.check()
 
 
 @postgresql_nightly
 async def test_filters_that_change_from_draw_to_draw(
     buffer: rdb.Buffer, policy: rdb.Uniform | rdb.Prioritized, effort: int
 ) -> None:
-    """Half, a tenth and all are eligible in turn; every draw is a walk that thins."""
-    world = await world_of(buffer, groups(80))
+    """Half, a tenth and all are eligible in turn; every draw is an index scan that skips groups."""
+    model = await world_of(buffer, groups(80))
     for _ in range(20 * effort):
-        await world.draw(2, 15, policy, level_below(5))
-        await world.draw(1, 6, policy, tagged(9))
-        await world.draw(2, 40, policy)
-        await world.draw(1, 6, policy, tagged(2))
-    world.check()
+        await model.draw(2, 15, policy, level_below(5))
+        await model.draw(1, 6, policy, tagged(9))
+        await model.draw(2, 40, policy)
+        await model.draw(1, 6, policy, tagged(2))
+    model.check()
 
 
 @pytest.mark.parametrize("walk", [16, pytest.param(0, marks=pytest.mark.nightly)])
@@ -96,68 +105,68 @@ async def test_rare_filters_that_fall_back_to_a_scan(
     walk: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whether a walk is given up depends on stored arrivals, which must not show afterwards.
+    """Whether an index scan is abandoned depends on stored keys, which must not bias later draws.
 
-    With a walk of 16 rows about half of the filtered draws are scans.
+    With index scans of 16 rows, about half of the filtered draws are full scans.
     """
-    monkeypatch.setattr(draws, "WALK_PER_GROUP", 0)
-    monkeypatch.setattr(draws, "WALK_AT_LEAST", walk)
-    world = await world_of(sqlite_buffer, groups(50))
+    monkeypatch.setattr(draws, "KEYS_READ_PER_GROUP", 0)
+    monkeypatch.setattr(draws, "KEYS_READ_AT_LEAST", walk)
+    model = await world_of(sqlite_buffer, groups(50))
     for _ in range(400):
-        await world.draw(1, 2, policy, tagged(4))
-        await world.draw(1, 23, policy)
-    assert world.by_label.num_draws >= 10_000
-    world.check()
+        await model.draw(1, 2, policy, tagged(4))
+        await model.draw(1, 23, policy)
+    assert model.by_label.num_draws >= 10_000
+    model.check()
 
 
 @postgresql_nightly
 async def test_a_rare_filter_at_the_usual_limits(url: str, effort: int) -> None:
-    """Walks of 200 rows for 12 of 50 eligible groups among 800: either way of drawing comes up."""
+    """Index scans of 200 rows for 12 of 50 eligible groups among 800: both kinds of scan occur."""
     async with rdb.Store.open(url) as store:
         buffer = await store.buffer("math", seed=SEED)
         several = [
-            Known(f"group-{i}", "gsm8k", 1.0, 1 if i % 16 == 0 else 0, 1 if i % 16 == 0 else 0)
+            GroupSpec(f"group-{i}", "gsm8k", 1.0, 1 if i % 16 == 0 else 0, 1 if i % 16 == 0 else 0)
             for i in range(800)
         ]
-        world = await world_of(buffer, several)
+        model = await world_of(buffer, several)
         for _ in range(20 * effort):
-            await world.draw(1, 12, rdb.Uniform(), tagged(1))
-            await world.draw(1, 240, rdb.Uniform())
-        world.check()
+            await model.draw(1, 12, rdb.Uniform(), tagged(1))
+            await model.draw(1, 240, rdb.Uniform())
+        model.check()
 
 
 @postgresql_nightly
-async def test_groups_that_come_and_go(
+async def test_groups_are_put_deleted_and_updated_between_draws(
     buffer: rdb.Buffer, policy: rdb.Uniform | rdb.Prioritized, effort: int
 ) -> None:
-    """Groups are put, deleted and given new priorities between draws, a core of 30 is not.
+    """A core of 30 groups stays unchanged.
 
-    Guests are labelled by what came last, a put or an update, and whether to a high priority: how
-    long they wait then is to follow from it at once.
+    Other groups are labelled by their last change, a put or an update, and whether to a high
+    priority: their time until the next draw must follow from it at once.
     """
     rng = np.random.default_rng(5)
     core = groups(30)
-    world = World(buffer, 34, exponent=0.7)
-    await world.put(core)
-    guests = [Known(f"guest-{i}", "gsm8k", 1.0, i % 10, 30) for i in range(30)]
-    await world.put(guests)
+    model = SamplingModel(buffer, 34, exponent=0.7)
+    await model.put(core)
+    guests = [GroupSpec(f"guest-{i}", "gsm8k", 1.0, i % 10, 30) for i in range(30)]
+    await model.put(guests)
     for step in range(20 * effort):
-        await world.draw(4, 16, policy)
-        await world.draw(3, 4, policy, level_below(3))
-        await world.draw(3, 16, policy)
-        visiting = [one for one, known in world.groups.items() if known.label >= 30]
+        await model.draw(4, 16, policy)
+        await model.draw(3, 4, policy, level_below(3))
+        await model.draw(3, 16, policy)
+        visiting = [one for one, known in model.groups.items() if known.label >= 30]
         chosen = rng.choice(visiting, 15, replace=False).tolist()
-        await world.delete(chosen[:5])
+        await model.delete(chosen[:5])
         priorities = {one: float(rng.choice([0.1, 8.0])) for one in chosen[5:]}
-        await world.prioritize(priorities)
+        await model.prioritize(priorities)
         for one, priority in priorities.items():
-            world.groups[one] = replace(world.groups[one], label=32 + (priority > 1.0))
+            model.groups[one] = replace(model.groups[one], label=32 + (priority > 1.0))
         newcomers = [
-            Known(f"guest-{step}-{i}", "gsm8k", priority, i, 30 + (priority > 1.0))
+            GroupSpec(f"guest-{step}-{i}", "gsm8k", priority, i, 30 + (priority > 1.0))
             for i, priority in enumerate(rng.choice([0.2, 5.0], 5).tolist())
         ]
-        await world.put(newcomers)
-    world.check()
+        await model.put(newcomers)
+    model.check()
 
 
 @pytest.mark.parametrize("n", [1, 6])
@@ -167,37 +176,37 @@ async def test_several_very_uneven_tasks_together(
 ) -> None:
     """Draws over all tasks, over some and over one in turn, with and without a filter."""
     several = groups(1, "rare", 0) + groups(7, "code", 1) + groups(60, "math", 8)
-    world = await world_of(buffer, several)
+    model = await world_of(buffer, several)
     for _ in range(10 * effort):
-        await world.draw(6, n, policy)
-        await world.draw(2, n, policy, tasks=frozenset({"math"}))
-        await world.draw(4, n, policy, level_below(4))
-        await world.draw(2, n, policy, tasks=frozenset({"rare", "code"}))
-        await world.draw(4, n, policy, tasks=frozenset({"code", "math"}))
-    world.check()
+        await model.draw(6, n, policy)
+        await model.draw(2, n, policy, tasks=frozenset({"math"}))
+        await model.draw(4, n, policy, level_below(4))
+        await model.draw(2, n, policy, tasks=frozenset({"rare", "code"}))
+        await model.draw(4, n, policy, tasks=frozenset({"code", "math"}))
+    model.check()
 
 
-async def test_tasks_without_arrivals_in_a_draw(sqlite_buffer: rdb.Buffer) -> None:
-    """A light task waits long: the draws that pass it by must bring its turn nearer."""
-    heavy = [Known(f"heavy-{i}", "heavy", 10.0, 0, 0) for i in range(30)]
-    light = [Known(f"light-{i}", "light", 1.0, 0, 1) for i in range(10)]
-    world = World(sqlite_buffer, 2, exponent=0.7)
-    await world.put(heavy + light)
-    await world.draw(1200, 4, rdb.Prioritized())
-    world.check()
+async def test_tasks_without_groups_in_a_draw(sqlite_buffer: rdb.Buffer) -> None:
+    """A light task waits long: draws that take none of its groups must advance its clock."""
+    heavy = [GroupSpec(f"heavy-{i}", "heavy", 10.0, 0, 0) for i in range(30)]
+    light = [GroupSpec(f"light-{i}", "light", 1.0, 0, 1) for i in range(10)]
+    model = SamplingModel(sqlite_buffer, 2, exponent=0.7)
+    await model.put(heavy + light)
+    await model.draw(1200, 4, rdb.Prioritized())
+    model.check()
 
 
 @postgresql_nightly
 async def test_quotas_draw_each_task_in_proportion(
     buffer: rdb.Buffer, policy: rdb.Uniform | rdb.Prioritized, effort: int
 ) -> None:
-    world = await world_of(buffer, groups(20, "code") + groups(30, "math", 20))
-    tallies = {"code": Tally(50), "math": Tally(50)}
+    model = await world_of(buffer, groups(20, "code") + groups(30, "math", 20))
+    tallies = {"code": DrawFrequencies(50), "math": DrawFrequencies(50)}
     wanted = request({"code": 5, "math": 3}, policy)
-    labels = {one: known.label for one, known in world.groups.items()}
+    labels = {one: known.label for one, known in model.groups.items()}
     power = 0.7 if isinstance(policy, rdb.Prioritized) else 0.0
     weights = {
-        task: {one: k.priority**power for one, k in world.groups.items() if k.task == task}
+        task: {one: k.priority**power for one, k in model.groups.items() if k.task == task}
         for task in tallies
     }
     for drawn in await draw_often(buffer, wanted, 100 * effort):
@@ -211,19 +220,19 @@ async def test_quotas_draw_each_task_in_proportion(
 async def test_weight_zero_comes_only_when_nothing_else_is_left(
     buffer: rdb.Buffer, condition: Filter, effort: int
 ) -> None:
-    idle = [Known(f"idle-{i}", "gsm8k", 0.0, i, 0) for i in range(10)]
-    world = World(buffer, 41, exponent=0.7)
-    await world.put(idle + groups(40, first=1))
-    await world.draw(60 * effort, 4, rdb.Prioritized(), condition)
-    world.check()
-    eligible = [known for known in world.groups.values() if condition.holds(known)]
+    idle = [GroupSpec(f"idle-{i}", "gsm8k", 0.0, i, 0) for i in range(10)]
+    model = SamplingModel(buffer, 41, exponent=0.7)
+    await model.put(idle + groups(40, first=1))
+    await model.draw(60 * effort, 4, rdb.Prioritized(), condition)
+    model.check()
+    eligible = [known for known in model.groups.values() if condition.holds(known)]
     positive = sum(known.priority > 0 for known in eligible)
     for drawn in await draw_often(
         buffer, request(len(eligible), rdb.Prioritized(), where=condition.where), 20
     ):
-        priorities = [world.groups[one].priority for one in drawn.ids]
+        priorities = [model.groups[one].priority for one in drawn.ids]
         assert all(priorities[:positive])
         assert not any(priorities[positive:])
-    world._past = {}
-    await world.draw(60 * effort, 4, rdb.Prioritized(), condition)
-    world.check()
+    model._past = {}
+    await model.draw(60 * effort, 4, rdb.Prioritized(), condition)
+    model.check()

@@ -1,4 +1,4 @@
-"""How many groups, of which tasks, under which conditions; and what a draw leaves behind."""
+"""Sample: numbers of groups, tasks and filters, and the effects of a draw."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def test_quotas_are_all_or_nothing(buffer: Buffer, task: str, there: int) 
         assert len(set(partial.ids)) == len(expected)
 
 
-async def test_not_enough_in_all(buffer: Buffer) -> None:
+async def test_not_enough_groups_in_total(buffer: Buffer) -> None:
     await buffer.put([*groups(2), *groups(1, "code"), group(status="failed")])
     for policy in POLICIES:
         with pytest.raises(rdb.NotEnoughGroupsError) as caught:
@@ -116,7 +116,7 @@ async def test_conditions(buffer: Buffer) -> None:
 
 
 async def test_few_among_many(buffer: Buffer) -> None:
-    """Far along the clock, where a walk gives way to a scan."""
+    """At a large clock value, where an index scan falls back to a full scan."""
     await buffer.put([group(f"{i}", priority=1.0 + i % 3) for i in range(400)])
     rare = rdb.col.group_uid.in_(["7", "399"])
     for policy in POLICIES:
@@ -141,7 +141,7 @@ async def test_staleness(buffer: Buffer) -> None:
     assert everything.staleness == [4, 2, 0, None]
 
 
-async def test_what_a_draw_leaves_behind(buffer: Buffer) -> None:
+async def test_effects_of_a_draw(buffer: Buffer) -> None:
     given = [*groups(3, tags={"a": 1}), *groups(1, "code")]
     ids = await buffer.put(given)
     before = datetime.now(UTC)
@@ -198,7 +198,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-async def test_arguments_that_are_wrong(buffer: Buffer) -> None:
+async def test_invalid_arguments(buffer: Buffer) -> None:
     [group_id] = await buffer.put(group())
     for arguments, field in REFUSED:
         with pytest.raises(rdb.InvalidInputError) as caught:

@@ -1,4 +1,4 @@
-"""Which groups each policy takes, in which order, with which odds."""
+"""Which groups each strategy draws, in which order, with which probabilities."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import replaydb as rdb
 from replaydb import Buffer, EpisodeGroup, SamplingPolicy, Store
 from support.groups import group, groups
 
-# uid: version, priority, how often it was drawn before
+# uid: version, priority, number of earlier draws
 FACTS: dict[str, tuple[int | None, float, int]] = {
     "a": (3, 1.0, 1),
     "b": (None, 2.0, 0),
@@ -35,7 +35,7 @@ ORDERS: list[tuple[SamplingPolicy, str]] = [
 
 
 async def filled(buffer: Buffer, tasks: Sequence[str] = ("gsm8k",)) -> None:
-    """The groups of `FACTS`, in turn of one task and the next."""
+    """The groups of `FACTS`, alternating between two tasks."""
     given: list[EpisodeGroup] = []
     for i, (uid, (version, priority, _)) in enumerate(FACTS.items()):
         given.append(group(uid, tasks[i % len(tasks)], version=version, priority=priority))
@@ -50,7 +50,7 @@ def uids(batch: rdb.Batch) -> str:
 
 
 @pytest.mark.parametrize("tasks", [("gsm8k",), ("a", "b", "c")], ids=len)
-async def test_the_order_of_a_policy(buffer: Buffer, tasks: tuple[str, ...]) -> None:
+async def test_the_order_of_a_strategy(buffer: Buffer, tasks: tuple[str, ...]) -> None:
     await filled(buffer, tasks)
     for policy, expected in ORDERS:
         if policy == rdb.LeastSampled():
@@ -76,7 +76,7 @@ async def test_a_filter_leaves_the_order_as_it_is(buffer: Buffer) -> None:
 async def test_the_oldest_first_among_the_highest(
     buffer: Buffer, where: sa.ColumnElement[bool] | None
 ) -> None:
-    """However many equals there are on either side of the last one that is taken."""
+    """With any number of equal priorities around the last group drawn."""
     priorities = [1.0, 3.0, 2.0, 2.0, 3.0, 2.0, 2.0, 1.0]
     await buffer.put([group(priority=priority) for priority in priorities])
     await buffer.put([group(task="code", priority=2.0)])
@@ -86,7 +86,7 @@ async def test_the_oldest_first_among_the_highest(
         assert (await buffer.peek(n, rdb.TopPriority(), where=where)).ids == expected[:n]
 
 
-async def test_what_is_not_completed_is_never_drawn(buffer: Buffer) -> None:
+async def test_only_completed_groups_are_drawn(buffer: Buffer) -> None:
     await buffer.put([group(status=status) for status in ("failed", "aborted", "filtered")])
     for policy, _ in [*ORDERS, (rdb.Uniform(), ""), (rdb.Prioritized(), "")]:
         with pytest.raises(rdb.NotEnoughGroupsError):

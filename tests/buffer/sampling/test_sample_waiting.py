@@ -1,4 +1,4 @@
-"""A sample may wait: for groups of this process, of another store, of another process."""
+"""A sample waits for groups of this process, of another store, of another process."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import replaydb as rdb
 from replaydb import Batch, Buffer, Store
 from replaydb.buffer.requests import draw_request
 from support.groups import group, groups
-from support.naps import Naps
 from support.other_process import other_process
+from support.wait_counter import WaitCounter
 
 
 @pytest.fixture(autouse=True)
 def _woken_by_signals_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody looks again anyway."""
+    """Disable polling."""
     monkeypatch.setattr("replaydb.database.engines.signals.RECHECK_SECONDS", 600.0)
 
 
@@ -45,7 +45,7 @@ async def test_when_another_attempt_is_worthwhile(buffer: Buffer) -> None:
         (6, None, False),
         (6, 5, True),
         ({"a": 4, "b": 1}, None, True),
-        ({"a": 2, "b": 2}, None, False),  # what one task has too many is no help to the other
+        ({"a": 2, "b": 2}, None, False),  # a surplus of one task does not help the other
         ({"a": 2, "b": 2}, 3, True),
     ]
     for n, at_least, expected in cases:
@@ -54,7 +54,7 @@ async def test_when_another_attempt_is_worthwhile(buffer: Buffer) -> None:
 
 
 @pytest.mark.parametrize("timeout", [None, float("inf")])
-async def test_a_wait_without_an_end(buffer: Buffer, timeout: float | None) -> None:
+async def test_a_wait_without_timeout(buffer: Buffer, timeout: float | None) -> None:
     async with waiting(buffer, timeout=timeout) as sample:
         await buffer.put(group("a"))
         assert len(await sample) == 1
@@ -113,7 +113,7 @@ async def test_time_runs_out(buffer: Buffer, timeout: float) -> None:
     assert (caught.value.wanted, caught.value.available) == (3, 2)
 
 
-async def test_as_soon_as_there_are_as_many_as_asked_for_at_least(buffer: Buffer) -> None:
+async def test_a_wait_ends_at_at_least_groups(buffer: Buffer) -> None:
     first = await buffer.put(groups(2))
     async with (
         waiting(buffer, 9, at_least=4) as some,
@@ -147,13 +147,13 @@ async def test_a_cancellation_that_comes_with_a_change_is_not_lost(buffer: Buffe
         await asyncio.wait_for(asyncio.shield(task), 30)
 
 
-async def test_a_wait_asks_nothing(buffer: Buffer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While nothing is committed, whoever waits for it runs no statement."""
+async def test_a_wait_runs_no_statements(buffer: Buffer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as nothing is committed."""
     asked: list[str] = []
     database = buffer._database
-    naps = Naps(monkeypatch)
+    wait_counter = WaitCounter(monkeypatch)
     async with waiting(buffer) as sample:
-        await naps.settled()
+        await wait_counter.until_asleep()
         for engine in (database._writer, database._reader):
             event.listen(
                 engine.sync_engine,
@@ -167,8 +167,8 @@ async def test_a_wait_asks_nothing(buffer: Buffer, monkeypatch: pytest.MonkeyPat
     assert asked
 
 
-async def test_many_wait_and_all_are_served(buffer: Buffer) -> None:
-    """A sample takes nothing away, so one put is enough for everybody."""
+async def test_one_put_ends_many_waits(buffer: Buffer) -> None:
+    """A sample does not remove groups, so one put is enough for all."""
     samples = [asyncio.create_task(buffer.sample(1, timeout=20)) for _ in range(12)]
     await asyncio.sleep(0.2)
     await buffer.put(group())
@@ -182,6 +182,6 @@ async def test_other_changes_end_no_wait(buffer: Buffer) -> None:
         await buffer.put(group(status="failed"))
         await buffer.delete([99])
         await buffer.update_settings(seed=1)
-        await buffer.count()  # time for the wait to look at each of them
+        await buffer.count()  # time for the wait to check after each of them
         [group_id] = await buffer.put(group())
         assert (await sample).ids == [group_id]

@@ -1,4 +1,4 @@
-"""A seeded buffer draws the same groups for the same history, on either engine."""
+"""A seeded buffer draws the same groups for the same sequence of calls, on both engines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import replaydb as rdb
 from replaydb.policies import SamplingPolicy
 from support.engines import postgresql_nightly
-from support.world import EVERYTHING, Filter, Known, level_below, tagged, to_group
+from support.sampling_model import EVERYTHING, Filter, GroupSpec, level_below, tagged, to_group
 
 POLICIES: list[SamplingPolicy] = [
     rdb.Uniform(),
@@ -29,9 +29,9 @@ Drawn = tuple[list[str], list[float], list[float]]
 
 
 class History:
-    """Calls chosen at random, by a generator of their own: the same for every buffer.
+    """Random calls from a generator of their own: the same for every buffer.
 
-    Weights are far apart and some draws take all, so clocks are set back on the way.
+    Weights are very different and some draws take all groups, so clocks are shifted back.
     """
 
     def __init__(self, buffer: rdb.Buffer, rng: np.random.Generator) -> None:
@@ -42,11 +42,11 @@ class History:
         self._made = 0
 
     def move_to(self, buffer: rdb.Buffer) -> None:
-        """Go on in the same buffer, opened again."""
+        """Continue in the same buffer, opened again."""
         self._buffer = buffer
 
     async def run(self, steps: int) -> list[Drawn]:
-        """What was drawn, as (uids, probabilities, weights)."""
+        """Return the draws as (uids, probabilities, weights)."""
         changes = [self._put, self._delete, self._prioritize, self._advance]
         drawn: list[Drawn] = []
         for _ in range(steps):
@@ -59,7 +59,7 @@ class History:
     async def _put(self) -> None:
         count = int(self._rng.integers(1, 30))
         several = [
-            Known(
+            GroupSpec(
                 f"group-{self._made + i}",
                 TASKS[int(self._rng.choice(3, p=[0.7, 0.25, 0.05]))],
                 float(self._rng.choice([0.0, 1e-12, 0.5, 1.0, 3.0, 1e12])),
@@ -158,7 +158,7 @@ async def test_closing_and_opening_again_changes_nothing(url: str) -> None:
     assert drawn == reference
 
 
-async def test_other_seeds_and_no_seeds_draw_otherwise(url: str) -> None:
+async def test_other_seeds_and_no_seeds_draw_differently(url: str) -> None:
     runs = [
         await drawn_by(url, f"buffer-{i}", seed, steps=60)
         for i, seed in enumerate([42, 43, None, None])

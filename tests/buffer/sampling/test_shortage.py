@@ -1,4 +1,4 @@
-"""Why there are not enough groups."""
+"""The error if there are not enough groups."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ async def refused(buffer: Buffer, *args: object, **options: object) -> NotEnough
     return caught.value
 
 
-async def test_what_there_is_instead(store: Store, url: str) -> None:
+async def test_other_groups_are_counted(store: Store, url: str) -> None:
     buffer = await store.buffer("math", max_times_sampled=1)
     async with Store.open(url, run="stranger") as other:
         await (await other.buffer("math")).put(groups(2, "theirs", tags={"level": "hard"}))
@@ -41,7 +41,7 @@ async def test_what_there_is_instead(store: Store, url: str) -> None:
     assert str(error) == (
         "wanted 8 groups, 3 eligible; "
         "there are 1 pending, 9 completed, 4 leased, 1 failed, 2 archived; "
-        "passed over 3 too stale, 2 of other runs, 1 not what `where` asks for; "
+        "excluded 3 too stale, 2 of other runs, 1 not matching `where`; "
         "leased by trainer-1 (3), trainer-2 (1)"
     )
     error = await refused(buffer, {"theirs": 1, "old": 4}, rdb.Fifo())
@@ -60,16 +60,16 @@ async def test_an_empty_buffer(buffer: Buffer) -> None:
         await buffer.peek(1)
 
 
-async def test_counting_ends_somewhere(buffer: Buffer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_counting_is_bounded(buffer: Buffer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("replaydb.database.repository.shortage._MOST", 3)
     monkeypatch.setattr(NotEnoughGroupsError, "COUNTED_TO", 3)
     await buffer.put(groups(5))
     error = await refused(buffer, 9, where=rdb.col.id < 0)
-    assert "there are 3+ completed; passed over 3+ not what" in str(error)
+    assert "there are 3+ completed; excluded 3+ not matching" in str(error)
 
 
-async def test_only_who_is_told_pays_for_it(buffer: Buffer) -> None:
-    """Not a draw that succeeds, nor a wait each time that it looks again."""
+async def test_only_failed_calls_count(buffer: Buffer) -> None:
+    """Neither a draw that succeeds nor a retry of a waiting draw."""
     seen: list[str] = []
 
     def note(_conn: object, _cursor: object, statement: str, *_more: object) -> None:

@@ -1,4 +1,4 @@
-"""A server on a network."""
+"""Fixtures for a PostgreSQL server with passwords and TLS."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.network_postgres import (
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[PasswordServer]:
-    """A PostgreSQL that asks for passwords; its database `replay` has the tables."""
+    """A PostgreSQL server that requires passwords. Its database `replay` has the tables."""
     with password_server() as started:
         asyncio.run(migrations.upgrade(started.local_url))
         yield started

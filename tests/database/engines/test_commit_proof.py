@@ -1,6 +1,6 @@
-"""What transactions leave in `commit_proof`, and what is asked of it.
+"""The table `commit_proof`: what transactions write to it, and how outcomes are read from it.
 
-That it tells the truth after a failover or a crash is tested in `test_failover.py`.
+`test_failover.py` tests the outcomes after failovers and crashes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from replaydb.database.engines.postgresql_commits import Acknowledged, Commit, T
 from replaydb.database.schema import commit_proof
 from support.connections import transaction
 from support.groups import group
-from support.ledger import number_of
+from support.invariants import number_of
 from support.postgres import PostgresServer
 from support.proxy import Proxy, cut_commits
 
@@ -43,25 +43,25 @@ async def engine(postgresql_url: str) -> AsyncIterator[AsyncEngine]:
 
 @asynccontextmanager
 async def begun(engine: AsyncEngine) -> AsyncIterator[tuple[AsyncConnection, Transaction]]:
-    """A transaction as every write begins one."""
+    """Begin a transaction as every write does."""
     async with engine.connect() as connection:
         assert await postgresql_commits.begin(connection, 60, Acknowledged())
         yield connection, postgresql_commits.transaction_of(connection)
 
 
-def question(engine: AsyncEngine, about: Transaction) -> asyncio.Task[bool]:
+def read_outcome(engine: AsyncEngine, about: Transaction) -> asyncio.Task[bool]:
     end = asyncio.get_running_loop().time() + 30
     return asyncio.create_task(postgresql_commits.was_committed(engine, about, end))
 
 
-async def locked_out(postgres: PostgresServer, url: str) -> bool:
+async def is_blocked(postgres: PostgresServer, url: str) -> bool:
     """Whether a session waits for a lock."""
     return bool(await asyncio.to_thread(postgres.fetch_int, url, _WAITING))
 
 
 @pytest.mark.parametrize("commits", [True, False], ids=["commit", "rollback"])
 @pytest.mark.parametrize("earlier", [0, 1], ids=["the first", "a later one"])
-async def test_a_question_waits_for_the_transaction(
+async def test_reading_an_outcome_waits_for_the_transaction(
     engine: AsyncEngine,
     postgres: PostgresServer,
     postgresql_url: str,
@@ -73,27 +73,27 @@ async def test_a_question_waits_for_the_transaction(
             await connection.commit()
     async with begun(engine) as (connection, mine):
         assert mine.number == earlier + 1
-        asked = question(engine, replace(mine, pid=0))  # nothing is ended
-        while not (asked.done() or await locked_out(postgres, postgresql_url)):  # noqa: ASYNC110
+        answer = read_outcome(engine, replace(mine, pid=0))  # no session is terminated
+        while not (answer.done() or await is_blocked(postgres, postgresql_url)):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         await (connection.commit() if commits else connection.rollback())
-        assert await asked is commits
+        assert await answer is commits
 
 
-async def test_a_question_ends_the_transaction_and_no_other(engine: AsyncEngine) -> None:
-    """A process of another server may have the same id, as may a later transaction of its own."""
+async def test_reading_an_outcome_terminates_only_that_transaction(engine: AsyncEngine) -> None:
+    """Another server, or a later transaction, may have the same process id."""
     async with begun(engine) as (innocent, other), begun(engine) as (ended, mine):
         stranger = replace(other, connection_uid=uuid4(), began_at=mine.began_at)
-        assert await question(engine, stranger) is False
+        assert await read_outcome(engine, stranger) is False
         assert await innocent.scalar(select(1)) == 1
-        assert await question(engine, mine) is False
+        assert await read_outcome(engine, mine) is False
         await innocent.commit()
         await ended.invalidate()
 
 
-async def test_numbers_change_in_place(engine: AsyncEngine, postgresql_url: str) -> None:
-    """No index is touched, and no more than a page is filled."""
-    async with transaction(postgresql_url) as connection:  # without dead rows of other tests
+async def test_updates_of_commit_proof_are_hot(engine: AsyncEngine, postgresql_url: str) -> None:
+    """No index is changed, and no more than one page is used."""
+    async with transaction(postgresql_url) as connection:  # remove dead rows of other tests
         await connection.execute(text("TRUNCATE commit_proof"))
     table = literal("commit_proof").cast(REGCLASS)
     in_place = select(func.pg_stat_get_xact_tuples_hot_updated(table))
@@ -107,10 +107,10 @@ async def test_numbers_change_in_place(engine: AsyncEngine, postgresql_url: str)
     assert found.count(0) == 1  # the first inserts the row
 
 
-async def test_each_commit_is_looked_for_until_a_later_one_is_known(
+async def test_a_commit_is_required_until_a_later_one_includes_it(
     engine: AsyncEngine, postgresql_url: str
 ) -> None:
-    """Of transactions at the same time, either may come first in the log of the server."""
+    """Either of two concurrent transactions may be the first in the log of the server."""
     known = Acknowledged()
     async with engine.connect() as first, engine.connect() as second:
         for connection in (first, second):
@@ -132,7 +132,7 @@ async def test_each_commit_is_looked_for_until_a_later_one_is_known(
         assert len(known.newest) == 1
 
 
-async def test_nothing_is_missed_that_may_have_been_deleted(
+async def test_commits_whose_rows_may_be_deleted_are_not_required(
     engine: AsyncEngine, postgresql_url: str
 ) -> None:
     known = Acknowledged()
@@ -146,7 +146,7 @@ async def test_nothing_is_missed_that_may_have_been_deleted(
             assert await postgresql_commits.begin(connection, 60, known) is is_there
 
 
-async def test_rows_of_connections_long_gone_are_deleted(postgresql_url: str) -> None:
+async def test_rows_of_old_connections_are_deleted(postgresql_url: str) -> None:
     old = {
         "transaction_number": 7,
         "written_at": func.now() - postgresql_commits.RETENTION - timedelta(seconds=1),
@@ -159,16 +159,16 @@ async def test_rows_of_connections_long_gone_are_deleted(postgresql_url: str) ->
         is_late = commit_proof.c.connection_uid == late
         await connection.execute(update(commit_proof).where(is_late).values(transaction_number=8))
         async with Store.open(postgresql_url) as store:
-            await store.buffer("math")  # does not wait for the one that is in use
+            await store.buffer("math")  # does not wait for the locked row
     assert await number_of(postgresql_url, commit_proof) == 2
     async with transaction(postgresql_url) as connection:
         assert gone not in (await connection.scalars(select(commit_proof.c.connection_uid))).all()
 
 
-async def test_nothing_is_asked_when_the_row_may_be_gone(
+async def test_no_outcome_is_read_when_the_row_may_be_deleted(
     proxied_url: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgresql_commits, "ASKED_WITHIN_SECONDS", 0.0)
+    monkeypatch.setattr(postgresql_commits, "READABLE_SECONDS", 0.0)
     async with Store.open(proxied_url, run="test") as store:
         buffer = await store.buffer("math")
         proxy.rule = cut_commits("answer")

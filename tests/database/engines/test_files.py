@@ -1,4 +1,4 @@
-"""SQLite files that are not there, are something else, or go away while they are open."""
+"""SQLite files that are missing, are not databases, or are deleted while they are open."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def files_in(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [("nowhere/replay.db", "there is no such folder"), ("folder", "it is not a file"),
      ("pipe", "it is not a file"), ("replay.db/replay.db", "there is no such folder")],
 )  # fmt: skip
-async def test_what_cannot_be_opened(sqlite_url: str, name: str, told: str) -> None:
+async def test_paths_that_cannot_be_opened(sqlite_url: str, name: str, message: str) -> None:
     folder = path_of(sqlite_url).parent
     (folder / "folder").mkdir()
     os.mkfifo(folder / "pipe")
@@ -44,7 +44,7 @@ async def test_what_cannot_be_opened(sqlite_url: str, name: str, told: str) -> N
     for migrate in (None, True):
         with pytest.raises(rdb.DatabaseUnavailableError) as caught:
             await Store.open(f"sqlite:///{folder / name}", migrate=migrate)
-        assert str(caught.value) == f"{folder / name}: {told}"
+        assert str(caught.value) == f"{folder / name}: {message}"
     assert files_in(folder) == before
 
 
@@ -68,7 +68,7 @@ async def test_a_path_that_the_system_refuses(sqlite_url: str, name: str) -> Non
 
 
 async def test_a_folder_that_may_not_be_entered() -> None:
-    with tempfile.TemporaryDirectory(prefix="replaydb-closed-") as name:  # pytest's are closed
+    with tempfile.TemporaryDirectory(prefix="replaydb-closed-") as name:  # not below pytest's
         os.mkdir(f"{name}/closed", mode=0o000)
         with (
             without_root(),
@@ -77,7 +77,7 @@ async def test_a_folder_that_may_not_be_entered() -> None:
             await Store.open(f"sqlite:///{name}/closed/replay.db")
 
 
-#: Opens a store with little memory left, and says what came of it.
+#: Opens a store with little memory left, and prints the outcome.
 _SHORT_OF_MEMORY = """
 import asyncio, os, resource, sys
 import alembic.command, replaydb
@@ -92,16 +92,16 @@ async def open_with(spare):
         store = await replaydb.Store.open(sys.argv[1], migrate=True)
     except replaydb.DatabaseUnavailableError as error:
         assert error.__cause__ is not None
-        said = "refused"
+        outcome = "refused"
     else:
-        said = "opened"
+        outcome = "opened"
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    if said == "opened":
+    if outcome == "opened":
         await store.close()
     links = (f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd"))
     assert not [link for link in links if "mem.db" in os.path.realpath(link)]
-    return said
+    return outcome
 
 for spare in (0, 1 << 18, 1 << 21, 5 << 20, 9 << 20, 12 << 20, 17 << 20, 19 << 20, 21 << 20):
     print(asyncio.run(open_with(spare)))
@@ -111,7 +111,7 @@ print(asyncio.run(open_with(1 << 33)))
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
 @pytest.mark.parametrize("engine", ["sqlite", "postgresql"])
-async def test_an_opening_that_is_short_of_memory(
+async def test_an_opening_without_enough_memory(
     engine: str, tmp_path: Path, empty_postgresql_url: str
 ) -> None:
     url = f"sqlite:///{tmp_path / 'mem.db'}" if engine == "sqlite" else empty_postgresql_url
@@ -121,10 +121,10 @@ async def test_an_opening_that_is_short_of_memory(
         stderr=asyncio.subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
     )
-    said, problem = await process.communicate()
+    outcome, problem = await process.communicate()
     assert process.returncode == 0, problem.decode()
-    first, *_, last = said.decode().split()
-    assert (first, last) == ("refused", "opened")  # and it is none the worse for it
+    first, *_, last = outcome.decode().split()
+    assert (first, last) == ("refused", "opened")  # failed openings have no effect on later ones
 
 
 async def test_a_disk_that_is_full_at_open(
@@ -137,11 +137,11 @@ async def test_a_disk_that_is_full_at_open(
         with pytest.raises(rdb.DatabaseFullError, match="SQLITE_FULL") as caught:
             await Store.open(empty_sqlite_url)
         assert "\n" not in str(caught.value)
-    async with Store.open(empty_sqlite_url) as store:  # once there is room
+    async with Store.open(empty_sqlite_url) as store:  # once there is space
         await (await store.buffer("math")).put(group())
 
 
-def test_no_room_for_the_file_of_shared_memory(sqlite_url: str) -> None:
+def test_no_space_for_the_shm_file(sqlite_url: str) -> None:
     error = sqlite3.OperationalError("disk I/O error")
     error.sqlite_errorname = "SQLITE_IOERR_SHMSIZE"
     assert isinstance(backend_for(sqlite_url).translate(error), rdb.DatabaseFullError)
@@ -161,11 +161,11 @@ def move(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("happens", "told"),
+    ("happens", "message"),
     [(delete, "it was deleted"), (replace, "replaced by another file"), (move, "it was deleted")],
 )
-async def test_a_file_that_goes_away_is_noticed(
-    sqlite_url: str, tmp_path: Path, happens: Callable[[Path], None], told: str
+async def test_a_file_deleted_or_replaced_while_open_is_detected(
+    sqlite_url: str, tmp_path: Path, happens: Callable[[Path], None], message: str
 ) -> None:
     path = tmp_path / "data" / "replay.db"
     path.parent.mkdir()
@@ -183,12 +183,12 @@ async def test_a_file_that_goes_away_is_noticed(
             lambda: buffer.count(),
             lambda: buffer.advance_policy(1),
         ):
-            with pytest.raises(rdb.DatabaseUnavailableError, match=told):
+            with pytest.raises(rdb.DatabaseUnavailableError, match=message):
                 await call()
-        assert files_in(tmp_path) == before  # no new, empty database either
+        assert files_in(tmp_path) == before  # no new, empty database
 
 
-async def test_a_file_that_goes_away_before_the_commit(
+async def test_a_file_replaced_before_the_commit_is_detected(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Store.open(sqlite_url, run="a") as store:
@@ -205,7 +205,7 @@ async def test_a_file_that_goes_away_before_the_commit(
             await buffer.put(group())
 
 
-async def test_a_waiting_draw_notices(sqlite_url: str) -> None:
+async def test_a_waiting_draw_detects_a_deleted_file(sqlite_url: str) -> None:
     async with Store.open(sqlite_url, run="a") as store:
         buffer = await store.buffer("math")
         asyncio.get_running_loop().call_later(0.05, path_of(sqlite_url).unlink)
@@ -213,7 +213,7 @@ async def test_a_waiting_draw_notices(sqlite_url: str) -> None:
             await buffer.sample(1, timeout=30)
 
 
-async def test_another_folder_does_not_matter(
+async def test_a_change_of_the_current_folder(
     sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = path_of(sqlite_url)

@@ -1,7 +1,7 @@
-"""Files of a SQLite database that are deleted, replaced, truncated or overwritten under a writer.
+"""SQLite files that are deleted, replaced, truncated or overwritten while a writer is active.
 
-The writer is a process of its own, and is killed afterwards: what it was told must be true for
-whoever opens the files next.
+The writer is a separate process, and is killed afterwards. Every put that it reported as stored
+must be found when the files are opened again.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from replaydb import Store, operations
 from support.groups import group
 from support.workers import Worker, workers
 
-#: What a writer was told of each put: the uid, and the error if there was one.
-Told = list[tuple[str, str | None]]
+#: The results of a writer's puts: the uid, and the error if there was one.
+Results = list[tuple[str, str | None]]
 
 
 def _write(url: str, pipe: Connection) -> None:
-    """Put the groups that are named, as often as told; close the store at None."""
+    """Put groups with the received uids until None is received. Then close the store."""
 
     async def live() -> None:
         async with Store.open(url, run="writer") as store:
             buffer = await store.buffer("math")
             while (uids := pipe.recv()) is not None:
-                told: Told = []
+                results: Results = []
                 for uid in uids:
                     try:
                         await buffer.put(group(uid))
-                        told.append((uid, None))
+                        results.append((uid, None))
                     except rdb.ReplayDBError as error:
-                        told.append((uid, f"{type(error).__name__}: {error}"))
-                pipe.send(told)
+                        results.append((uid, f"{type(error).__name__}: {error}"))
+                pipe.send(results)
         pipe.send("closed")
 
     asyncio.run(live())
@@ -56,7 +56,7 @@ class Writer:
         self._pipe, theirs = Pipe()
         self.worker = Worker(_write, url, theirs)
 
-    async def put(self, *uids: str) -> Told:
+    async def put(self, *uids: str) -> Results:
         self._pipe.send(uids)
         return await asyncio.to_thread(self._pipe.recv)
 
@@ -79,19 +79,19 @@ async def writer(path: Path) -> AsyncIterator[Writer]:
 async def _stored(path: Path) -> set[str]:
     async with Store.open(f"sqlite:///{path}") as store:
         buffer = await store.buffer("math", create=False)
-        await buffer.put(group())  # and it goes on
+        await buffer.put(group())  # the store is writable
         return {one.group_uid for one in await buffer.find(limit=1000)}
 
 
 async def _fill(path: Path, *uids: str) -> None:
-    """Put groups; closing moves them from the log into the database."""
+    """Put groups. The close moves them from the log into the database file."""
     async with Store.open(f"sqlite:///{path}", run="first") as store:
         await (await store.buffer("math")).put([group(uid) for uid in uids])
 
 
 @pytest.fixture
 async def path(sqlite_url: str) -> Path:
-    """A database with one group, which is closed."""
+    """A closed database with one group."""
     found = Path(sqlite_url.removeprefix("sqlite:///"))
     await _fill(found, "first")
     return found
@@ -143,7 +143,7 @@ def _spoil(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("happens", "told", "is_kept"),
+    ("happens", "message", "is_kept"),
     [
         pytest.param(_delete("-wal"), "earlier commits are safe", True, id="wal deleted"),
         pytest.param(_delete("-shm"), "-shm was deleted", True, id="shm deleted"),
@@ -159,8 +159,8 @@ def _spoil(path: Path) -> None:
         pytest.param(_spoil, "overwritten", None, id="no database"),
     ],
 )
-async def test_nothing_is_acknowledged_that_no_process_can_find(
-    path: Path, another: Path, happens: Callable[[Path], None], told: str, is_kept: bool | None
+async def test_changed_files_are_detected_before_a_commit(
+    path: Path, another: Path, happens: Callable[[Path], None], message: str, is_kept: bool | None
 ) -> None:
     shutil.copy(another, path.with_name("another.db"))
     shutil.copy(path, path.with_name("older.db"))
@@ -173,9 +173,9 @@ async def test_nothing_is_acknowledged_that_no_process_can_find(
     assert all(error is not None for _, error in answers), answers
     kinds = {str(error).partition(":")[0] for _, error in answers}
     assert kinds <= {"DatabaseReplacedError", "DatabaseUnavailableError"}, answers
-    assert told in str(answers[0][1])
+    assert message in str(answers[0][1])
     if is_kept is None:
-        with contextlib.suppress(rdb.ReplayDBError):  # whatever is left, it is no raw error
+        with contextlib.suppress(rdb.ReplayDBError):  # if unusable, the error is typed
             await _stored(path)
     else:
         found = await _stored(path)
@@ -183,8 +183,8 @@ async def test_nothing_is_acknowledged_that_no_process_can_find(
         assert not {"fifth", "sixth", "seventh"} & found
 
 
-async def test_a_process_that_lost_its_files_leaves_those_of_the_next_alone(path: Path) -> None:
-    """It would move its old log over what the next one has written, and delete that one's log."""
+async def test_a_process_that_lost_its_files_does_not_change_new_ones(path: Path) -> None:
+    """A checkpoint of its old log would overwrite newer pages, and its close delete the new log."""
     async with writer(path) as one:
         await one.put("lost")
         _delete("-wal", "-shm")(path)
@@ -197,7 +197,7 @@ async def test_a_process_that_lost_its_files_leaves_those_of_the_next_alone(path
     assert {"first", "late"} <= await _stored(path)
 
 
-async def test_closing_saves_what_is_only_in_deleted_files(path: Path) -> None:
+async def test_close_saves_commits_in_deleted_files(path: Path) -> None:
     async with writer(path) as one:
         await one.put("second")
         _delete("-wal", "-shm")(path)
@@ -212,9 +212,9 @@ async def test_a_backup_copied_beside_an_old_log_is_refused(path: Path) -> None:
     await _fill(path, "second")
     async with writer(path) as one:
         await one.put("third")
-        await one.kill()  # which leaves the log
+        await one.kill()  # leaves the log
     _overwrite("older.db")(path)
-    # Not here: this process would keep it open.
+    # In another process, because this one would keep the file open.
     code = "import asyncio, sys; from replaydb import Store; asyncio.run(Store.open(sys.argv[1]))"
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", code, f"sqlite:///{path}"),
@@ -225,7 +225,7 @@ async def test_a_backup_copied_beside_an_old_log_is_refused(path: Path) -> None:
     assert "do not belong together" in problem.decode()
 
 
-async def test_a_reader_notices_that_the_log_is_gone(path: Path) -> None:
+async def test_a_reader_detects_a_deleted_log(path: Path) -> None:
     async with Store.open(f"sqlite:///{path}", read_only=True) as store:
         buffer = await store.buffer("math", create=False)
         assert await buffer.count() == 1
@@ -234,7 +234,7 @@ async def test_a_reader_notices_that_the_log_is_gone(path: Path) -> None:
             await buffer.count()
 
 
-async def test_checkpoints_and_vacuums_of_others_are_no_losses(tmp_path: Path) -> None:
+async def test_checkpoints_and_vacuums_of_others_are_accepted(tmp_path: Path) -> None:
     path = tmp_path / "replay.db"
     url = f"sqlite:///{path}"
     async with Store.open(url, run="a") as mine:
@@ -243,7 +243,7 @@ async def test_checkpoints_and_vacuums_of_others_are_no_losses(tmp_path: Path) -
             for nth, what in enumerate(("PASSIVE", "FULL", "RESTART", "TRUNCATE", "VACUUM") * 2):
                 await buffer.put(group(f"a{nth}"))
                 assert await theirs.put(f"b{nth}") == [(f"b{nth}", None)]
-                await buffer.delete([1 + 2 * nth])  # so that there is something to give back
+                await buffer.delete([1 + 2 * nth])  # so that a vacuum has an effect
                 with closing(sqlite3.connect(path, timeout=30, isolation_level=None)) as other:
                     other.execute(
                         what if what == "VACUUM" else f"PRAGMA wal_checkpoint({what})"
@@ -253,8 +253,8 @@ async def test_checkpoints_and_vacuums_of_others_are_no_losses(tmp_path: Path) -
         assert await buffer.count() == 10
 
 
-async def test_looking_at_files_of_a_folder_drops_no_lock(tmp_path: Path) -> None:
-    """Closing any descriptor of a file drops all locks that a process has on it."""
+async def test_reading_headers_drops_no_locks(tmp_path: Path) -> None:
+    """When a process closes any descriptor of a file, it loses all its locks on the file."""
     path = tmp_path / "replay.db"
     (tmp_path / "notes.txt").write_text("no database")
     async with Store.open(f"sqlite:///{path}", run="a") as store:

@@ -1,4 +1,4 @@
-"""Limits that an administrator has set for the sessions of a PostgreSQL role or database."""
+"""Time limits that are set for a PostgreSQL role or database."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from support.groups import group
 
 
 async def limit(url: str, setting: str, value: str) -> None:
-    """Set a limit for every new session of a database of the test's own."""
+    """Set a limit for every new session of a database that no other test uses."""
     name = urlsplit(url).path.removeprefix("/")
     async with transaction(url) as connection:
         await connection.execute(text(f"ALTER DATABASE \"{name}\" SET {setting} = '{value}'"))
 
 
 @pytest.mark.parametrize("setting", ["statement_timeout", "transaction_timeout"])
-async def test_a_migration_takes_as_long_as_it_takes(
+async def test_time_limits_do_not_apply_to_migrations(
     empty_postgresql_url: str, setting: str
 ) -> None:
     await limit(empty_postgresql_url, setting, "400ms")
@@ -44,7 +44,7 @@ async def test_an_error_names_statement_timeout(own_postgresql_url: str) -> None
                 await buffer.put(group())
 
 
-async def test_an_opening_that_is_ended_names_statement_timeout(own_postgresql_url: str) -> None:
+async def test_an_error_of_opening_names_statement_timeout(own_postgresql_url: str) -> None:
     async with revisions.schema_transaction(backend_for(own_postgresql_url)):
         await limit(own_postgresql_url, "statement_timeout", "300ms")
         with pytest.raises(rdb.DatabaseUnavailableError, match=r"statement_timeout .*ALTER ROLE"):
@@ -62,7 +62,7 @@ async def test_an_error_names_lock_timeout(empty_postgresql_url: str) -> None:
                 pass
 
 
-async def test_a_call_waits_for_a_lock_for_longer_than_lock_timeout(
+async def test_a_call_may_wait_longer_than_lock_timeout(
     own_postgresql_url: str,
 ) -> None:
     await limit(own_postgresql_url, "lock_timeout", "50ms")

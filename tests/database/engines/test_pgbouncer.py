@@ -1,4 +1,4 @@
-"""Through a PgBouncer that pools transactions: no session, and few connections of the server."""
+"""PgBouncer with transaction pooling: no sessions, and few connections to the server."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from replaydb import Store
 from replaydb.database import migrations
 from support import pgbouncer
 from support.groups import group, groups
-from support.ledger import check_books
+from support.invariants import check_invariants
 
 
 @pytest.fixture
 def bounced_url(postgresql_url: str) -> Iterator[str]:
-    """The database without rows, through PgBouncer."""
+    """URL of an empty database through PgBouncer."""
     if pgbouncer.executable() is None:
-        pytest.skip(pgbouncer.MISSING)  # and the summary says so
+        pytest.skip(pgbouncer.MISSING)  # the summary shows the reason
     with pgbouncer.pgbouncer(postgresql_url) as url:
         yield url
 
 
-async def test_everything_works_without_a_session(bounced_url: str) -> None:
+async def test_all_calls_work_without_a_session(bounced_url: str) -> None:
     async def trainer(name: str) -> None:
-        """The same statements again and again, each time on another connection of the server."""
+        """Repeat the same statements, each time on another connection to the server."""
         async with Store.open(bounced_url, run="one") as store:
             buffer = await store.buffer("math", capacity=rdb.Capacity(groups=50))
             for number in range(8):
@@ -44,7 +44,7 @@ async def test_everything_works_without_a_session(bounced_url: str) -> None:
         assert await buffer.count(statuses="completed") <= 50
 
 
-async def test_a_draw_has_the_payloads_that_it_drops(bounced_url: str) -> None:
+async def test_a_draw_returns_payloads_that_it_drops(bounced_url: str) -> None:
     async with Store.open(bounced_url, run="a") as store:
         buffer = await store.buffer("once", max_times_sampled=1, archived_payload="drop")
         put = groups(3)
@@ -56,8 +56,8 @@ async def test_a_draw_has_the_payloads_that_it_drops(bounced_url: str) -> None:
         assert await buffer.count(statuses="archived") == len(ids)
 
 
-async def test_who_waits_sees_what_others_put(bounced_url: str) -> None:
-    """LISTEN does not work there: waiting looks again by itself."""
+async def test_a_waiting_call_sees_groups_of_other_stores(bounced_url: str) -> None:
+    """LISTEN does not work through PgBouncer, so waiting calls poll."""
     async with Store.open(bounced_url) as store, Store.open(bounced_url) as other:
         buffer = await store.buffer("math")
         waiting = asyncio.create_task(buffer.sample(1, timeout=30))
@@ -66,7 +66,7 @@ async def test_who_waits_sees_what_others_put(bounced_url: str) -> None:
         assert len(await waiting) == 1
 
 
-async def test_tables_are_made_through_it(empty_postgresql_url: str) -> None:
+async def test_an_upgrade_through_pgbouncer(empty_postgresql_url: str) -> None:
     if pgbouncer.executable() is None:
         pytest.skip(pgbouncer.MISSING)
     with pgbouncer.pgbouncer(empty_postgresql_url) as url:
@@ -77,7 +77,7 @@ async def test_tables_are_made_through_it(empty_postgresql_url: str) -> None:
 async def test_more_clients_than_the_server_has_connections(
     bounced_url: str, postgresql_url: str
 ) -> None:
-    """PgBouncer gives them 5."""
+    """PgBouncer opens 5 connections."""
     async with Store.open(bounced_url) as store:
         await store.buffer("math")
 
@@ -88,4 +88,4 @@ async def test_more_clients_than_the_server_has_connections(
             return len(await buffer.sample(1, timeout=60))
 
     assert await asyncio.gather(*(client(number) for number in range(40))) == [1] * 40
-    await check_books(postgresql_url)
+    await check_invariants(postgresql_url)

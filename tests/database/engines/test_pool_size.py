@@ -1,4 +1,4 @@
-"""A store takes no more connections than it may, and who needs one waits."""
+"""`pool_size`: a store opens no more connections, and calls wait for a free one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def test_many_calls_share_one_connection_of_each_kind(url: str) -> None:
         assert await buffer.count() == 21
 
 
-async def test_the_server_sees_no_more(postgresql_url: str) -> None:
+async def test_pool_size_limits_connections_to_a_server(postgresql_url: str) -> None:
     direct = await asyncpg.connect(postgresql_url)
     async with Store.open(postgresql_url, run="a", pool_size=2) as store:
         buffer = await store.buffer("math")
@@ -35,10 +35,10 @@ async def test_the_server_sees_no_more(postgresql_url: str) -> None:
         mine = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
         others = await direct.fetchval(f"{mine} AND pid <> pg_backend_pid()")
     await direct.close()
-    assert others <= 2 + 2 + 1  # they write, read, and one tells
+    assert others <= 2 + 2 + 1  # writers, readers and one for notifications
 
 
-async def test_a_file_is_opened_no_more_often(sqlite_url: str) -> None:
+async def test_pool_size_limits_connections_to_a_file(sqlite_url: str) -> None:
     async with Store.open(sqlite_url, run="a", pool_size=2) as store:
         buffer = await store.buffer("math")
         await buffer.put(group())
@@ -47,13 +47,13 @@ async def test_a_file_is_opened_no_more_often(sqlite_url: str) -> None:
 
 
 def times_open(path: Path) -> int:
-    """How often this process has a file open."""
+    """Return how often this process has a file open."""
     files = [os.path.realpath(one) for one in Path("/proc/self/fd").iterdir()]
     return files.count(os.path.realpath(path))
 
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, "8", True])
-def test_what_is_no_size(sqlite_url: str, size: Any) -> None:
+def test_invalid_pool_sizes_are_refused(sqlite_url: str, size: Any) -> None:
     with pytest.raises(rdb.InvalidInputError) as caught:
         Store.open(sqlite_url, pool_size=size)
     assert caught.value.field == "pool_size"

@@ -1,4 +1,4 @@
-"""Stores that are opened to be read."""
+"""Stores that are opened with `read_only=True`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def fill(url: str) -> None:
         await (await store.buffer("math")).put(groups(3))
 
 
-async def test_it_reads_and_refuses_to_write(url: str) -> None:
+async def test_reads_work_and_writes_are_refused(url: str) -> None:
     await fill(url)
     async with Store.open(url, read_only=True) as store:
         buffer = await store.buffer("math")
@@ -48,7 +48,7 @@ async def test_it_reads_and_refuses_to_write(url: str) -> None:
         assert [info.name for info in await store.buffers()] == ["math"]
 
 
-async def test_what_others_put_is_seen(url: str) -> None:
+async def test_puts_of_other_stores_are_seen(url: str) -> None:
     await fill(url)
     async with Store.open(url, read_only=True) as store, Store.open(url, run="b") as other:
         buffer = await store.buffer("math")
@@ -57,8 +57,8 @@ async def test_what_others_put_is_seen(url: str) -> None:
 
 
 @pytest.mark.parametrize("read_only", [True, False])
-async def test_whoever_looks_takes_one_core(postgresql_url: str, read_only: bool) -> None:
-    """Also where a query would be done sooner with more."""
+async def test_a_read_only_store_uses_one_core(postgresql_url: str, read_only: bool) -> None:
+    """A query then uses no parallel workers."""
     await fill(postgresql_url)
     name = "max_parallel_workers_per_gather"
     async with Store.open(postgresql_url, read_only=read_only) as store:
@@ -68,7 +68,7 @@ async def test_whoever_looks_takes_one_core(postgresql_url: str, read_only: bool
     assert (workers == "0") is read_only
 
 
-def test_the_blocking_store_too(sqlite_url: str) -> None:
+def test_a_read_only_blocking_store(sqlite_url: str) -> None:
     with blocking.Store.open(sqlite_url) as store:
         store.buffer("math").put(group())
     with blocking.Store.open(sqlite_url, read_only=True) as store:
@@ -82,7 +82,7 @@ def test_the_blocking_store_too(sqlite_url: str) -> None:
     [({"run": "a"}, "read_only"), ({"lineage": "a"}, "read_only"),
      ({"run_metadata": {}}, "read_only"), ({"migrate": True}, "migrate")],
 )  # fmt: skip
-def test_what_would_write_does_not_go_with_it(
+def test_arguments_that_would_write_are_refused(
     sqlite_url: str, arguments: dict[str, Any], field: str
 ) -> None:
     with pytest.raises(rdb.InvalidInputError) as caught:
@@ -90,7 +90,7 @@ def test_what_would_write_does_not_go_with_it(
     assert caught.value.field == field
 
 
-async def test_what_is_not_there_is_not_made(empty_url: str, engine_name: str) -> None:
+async def test_a_missing_database_is_not_created(empty_url: str, engine_name: str) -> None:
     expected = {
         "sqlite": rdb.DatabaseUnavailableError,  # no file
         "postgresql": rdb.SchemaOutOfDateError,  # a database without tables
@@ -106,7 +106,7 @@ def _exists(url: str) -> bool:
 
 @pytest.fixture
 def closed_folder(sqlite_url: str) -> Iterator[Path]:
-    """A folder that the reader below cannot write, with a database of three groups."""
+    """A folder that is not writable without root, with a database of three groups."""
     asyncio.run(fill(sqlite_url))
     with tempfile.TemporaryDirectory(prefix="replaydb-closed-") as name:
         folder = Path(name)
@@ -126,26 +126,26 @@ async def test_a_folder_that_cannot_be_written(closed_folder: Path) -> None:
     assert os.listdir(closed_folder) == ["replay.db"]
 
 
-async def test_whoever_writes_there_is_followed(closed_folder: Path) -> None:
-    """What was read as unchanging is opened again, by all connections, while and after it."""
+async def test_a_reader_follows_a_writer_that_begins_later(closed_folder: Path) -> None:
+    """All connections reopen a file that was read as immutable, during and after the writes."""
     url = f"sqlite:///{closed_folder}/replay.db"
     with without_root():
         store = await Store.open(url, read_only=True)
         buffer = await store.buffer("math")
         assert await asyncio.gather(*(buffer.leases() for _ in range(3))) == [[]] * 3
-    os.chmod(closed_folder, 0o755)  # noqa: S103 - of its owner, who need not be root
+    os.chmod(closed_folder, 0o755)  # noqa: S103 - for its owner, which need not be root
     os.chmod(closed_folder / "replay.db", 0o644)
     async with other_process("ack", url, "math") as other:
         with without_root():
             leases = await asyncio.gather(*(buffer.leases() for _ in range(3)))
-            assert [len(held) for held in leases] == [1] * 3
+            assert [len(one) for one in leases] == [1] * 3
         await other.act()
     with without_root():
         assert await asyncio.gather(*(buffer.leases() for _ in range(3))) == [[]] * 3
         await store.close()
 
 
-async def test_commits_that_cannot_be_read_there_are_not_left_out(closed_folder: Path) -> None:
+async def test_unreadable_commits_are_an_error(closed_folder: Path) -> None:
     os.chmod(closed_folder, 0o755)  # noqa: S103
     (closed_folder / "replay.db-wal").write_bytes(b"x" * 5000)
     os.chmod(closed_folder, 0o555)  # noqa: S103

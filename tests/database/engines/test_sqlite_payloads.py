@@ -1,4 +1,4 @@
-"""How payloads are read from a SQLite file."""
+"""Reads of payloads from a SQLite file."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from support.connections import transaction
 from support.plans import plan_of
 
 
-async def test_large_ones_are_read_to_where_others_were(sqlite_url: str) -> None:
+async def test_large_payloads_reuse_memory(sqlite_url: str) -> None:
     tokens = np.arange(LEAST_BYTES, dtype=np.int32)
     addresses = set()
     async with Store.open(sqlite_url) as store:
         buffer = await store.buffer("math")
         episode = Episode(token_ids=tokens, loss_mask=tokens >= 0)
         await buffer.put(EpisodeGroup("gsm8k", [episode]))
-        gc.collect()  # of tests before
+        gc.collect()  # memory of earlier tests
         for number in range(8):
             batch = await buffer.sample(1)
             found = batch[0].parts[0].token_ids
             assert (found == tokens).all()
-            if number >= 2:  # what the put wrote from may come back while the first are drawn
+            if number >= 2:  # memory of the put may be freed during the first draws
                 addresses.add(found.ctypes.data)
             del found, batch
-    # The thread that has decoded a batch may not have let go of it yet when the next one is read.
+    # The thread that decoded a batch may still refer to it when the next one is read.
     assert len(addresses) <= 2
 
 
-async def test_their_rows_are_found_by_an_index(sqlite_url: str) -> None:
+async def test_rows_of_payloads_are_found_by_an_index(sqlite_url: str) -> None:
     async with transaction(sqlite_url) as connection:
         plan = await plan_of(connection, _select_small_payloads([5, 6, 7]))
     assert plan.indexes == {"pk_payload"}, plan.text

@@ -1,4 +1,4 @@
-"""What a database URL may hold, and that no part of a password is ever shown."""
+"""Database URLs: valid and invalid ones, and that no part of a password is ever shown."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from replaydb import Store
 from replaydb.database.engines import backend_for
 from replaydb.database.engines.urls import PostgresqlURL
 from replaydb.training.dataset import ReplayDataset
-from support.errors import everything_said_by
+from support.errors import all_error_text
 
 ME = "postgresql://me:secret@"
 
@@ -37,17 +37,20 @@ def test_hosts(url: str | URL, hosts: list[tuple[str, int | None]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "expected"),
     [
         (f"{ME}db/replay?sslmod=require", "the parameter 'sslmod'"),
         (f"{ME}db/replay?channel_binding=require", "the parameter 'channel_binding'"),
         (f"{ME}db/replay?sslmode=always", "sslmode to be one of disable, allow, prefer"),
         (f"{ME}db/replay?target_session_attrs=master", "target_session_attrs to be one of any"),
-        (f"{ME}db/replay?sslrootcert=/no/root.pem", "sslrootcert to be a file, got '/no/root.pem'"),
+        (
+            f"{ME}db/replay?sslrootcert=/no/root.pem",
+            "sslrootcert to be an existing file, got '/no/root.pem'",
+        ),
         (f"{ME}db/replay?connect_timeout=soon", "connect_timeout in seconds"),
         (f"{ME}db/replay?connect_timeout=-1", "connect_timeout in seconds"),
         (f"{ME}db/replay?sslmode=require&sslmode=disable", "'sslmode' twice"),
-        (f"{ME}one/replay?host=two", "hosts in one place"),
+        (f"{ME}one/replay?host=two", "hosts only once"),
         (f"{ME}one,two/replay?port=1,2,3", "3 for 2 hosts"),
         (f"{ME}one,,two/replay", "a host before every colon and comma"),
         (f"{ME}:5432/replay", "a host before every colon and comma"),
@@ -55,15 +58,15 @@ def test_hosts(url: str | URL, hosts: list[tuple[str, int | None]]) -> None:
         (f"{ME}db:0/replay", "a port from 1 to 65535"),
         ("sqlite:///replay.db?mode=ro", "without parameters, got a question mark"),
         ("sqlite:///replay.db?readonly", "without parameters, got a question mark"),
-        ("sqlite://data/replay.db", "two slashes where there should be three"),
+        ("sqlite://data/replay.db", "write three slashes instead of two"),
     ],
 )
-async def test_what_cannot_be_used_is_named_in_one_line(url: str, told: str) -> None:
+async def test_errors_name_the_invalid_part_in_one_line(url: str, expected: str) -> None:
     with pytest.raises(rdb.InvalidURLError) as caught:
         await Store.open(url)
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert "secret" not in everything_said_by(caught.value)
+    assert "secret" not in all_error_text(caught.value)
 
 
 PARTS = ("alpha", "bravo", "carol")
@@ -94,13 +97,13 @@ async def test_no_part_of_a_password_is_shown(url: str, caplog: pytest.LogCaptur
     url = url.replace("user=carol-alpha", "user=someone")
     with pytest.raises(rdb.ReplayDBError) as caught:
         await Store.open(url, run="a")
-    said = everything_said_by(caught.value) + caplog.text
-    assert not [part for part in PARTS if part in said]
+    shown = all_error_text(caught.value) + caplog.text
+    assert not [part for part in PARTS if part in shown]
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["me:alpha@host", "pa@ss@host", "pa/ss@host", "pa?ss@host"])
-def test_one_is_told_to_encode_it(text: str) -> None:
+def test_errors_ask_for_percent_encoding(text: str) -> None:
     url = f"postgresql://me:{text}/replay"
     if text.startswith("pa"):
         with pytest.raises(rdb.InvalidURLError, match="percent-encoded"):
@@ -109,7 +112,7 @@ def test_one_is_told_to_encode_it(text: str) -> None:
         assert backend_for(url).shown == "postgresql://me:***@host/replay"
 
 
-def test_what_is_shown_leaves_the_passwords_out(tmp_path: Path) -> None:
+def test_shown_urls_have_no_passwords(tmp_path: Path) -> None:
     key = tmp_path / "client.key"
     key.touch()
     url = f"postgresql://one:7,two/replay?user=me&password=alpha&sslkey={key}&sslpassword=bravo"
@@ -117,6 +120,6 @@ def test_what_is_shown_leaves_the_passwords_out(tmp_path: Path) -> None:
     assert backend.shown == f"postgresql://:***@one:7,two/replay?user=me&sslkey={key}"
     dataset = ReplayDataset(url=url, buffer="math", batch_size=2)
     engine = backend.writer_engine()
-    for said in (repr(dataset), repr(backend._url), repr(engine), repr(engine.pool.__dict__)):
-        assert "alpha" not in said
-        assert "bravo" not in said
+    for shown in (repr(dataset), repr(backend._url), repr(engine), repr(engine.pool.__dict__)):
+        assert "alpha" not in shown
+        assert "bravo" not in shown

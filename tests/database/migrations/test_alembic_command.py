@@ -1,4 +1,4 @@
-"""`alembic ...` works in a checkout, as people who write migrations are used to."""
+"""The command `alembic` in a checkout, for writing migrations."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def alembic(
 
 
 @postgresql_nightly
-async def test_up_check_and_down(empty_url: str) -> None:
+async def test_upgrade_check_and_downgrade(empty_url: str) -> None:
     up = alembic("upgrade", "head", url=empty_url)
     assert up.returncode == 0, up.stderr
     assert "Running upgrade  -> 0001" in up.stderr
@@ -41,7 +41,7 @@ async def test_up_check_and_down(empty_url: str) -> None:
     assert await migrations.current(empty_url) is None
 
 
-async def test_x_argument_goes_before_the_environment(
+async def test_the_x_argument_overrides_the_environment(
     empty_sqlite_url: str, tmp_path: Path
 ) -> None:
     other = tmp_path / "other.db"
@@ -50,7 +50,9 @@ async def test_x_argument_goes_before_the_environment(
     assert other.name not in os.listdir(tmp_path)
 
 
-async def test_the_file_names_the_database_last(empty_sqlite_url: str, tmp_path: Path) -> None:
+async def test_the_ini_file_is_used_if_nothing_else_names_the_database(
+    empty_sqlite_url: str, tmp_path: Path
+) -> None:
     ini = tmp_path / "alembic.ini"
     lines = (CHECKOUT / "alembic.ini").read_text().replace("%(here)s", str(CHECKOUT))
     ini.write_text(lines.replace("sqlalchemy.url =", f"sqlalchemy.url = {empty_sqlite_url}"))
@@ -62,17 +64,17 @@ async def test_the_file_names_the_database_last(empty_sqlite_url: str, tmp_path:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("upgrade", "head"), "which database?"),
+        (("upgrade", "head"), "no database URL"),
         (("upgrade", "head", "--sql"), "--sql is not supported"),
     ],
 )
-def test_what_cannot_work_is_said(arguments: tuple[str, ...], message: str) -> None:
+def test_invalid_calls_show_an_error(arguments: tuple[str, ...], message: str) -> None:
     outcome = alembic(*arguments)
     assert outcome.returncode != 0
     assert message in outcome.stderr + outcome.stdout
 
 
-async def test_calls_from_code_say_nothing(
+async def test_calls_from_code_print_nothing(
     empty_url: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     await migrations.upgrade(empty_url)

@@ -1,4 +1,4 @@
-"""Files that older versions wrote can be opened, today and after every later migration."""
+"""Files of older versions, which every later version must be able to open."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from replaydb.database.schema import REVISIONS
 DATA = Path(__file__).resolve().parents[2] / "data"
 
 
-def test_every_revision_left_a_file() -> None:
+def test_every_revision_has_a_file() -> None:
     assert (
         tuple(
             path.name.removeprefix("revision_").removesuffix(".db.gz")
@@ -25,7 +25,7 @@ def test_every_revision_left_a_file() -> None:
 
 
 @pytest.mark.parametrize("revision", REVISIONS)
-async def test_an_old_file_opens_with_all_it_had(revision: str, tmp_path: Path) -> None:
+async def test_an_old_file_opens_with_all_its_data(revision: str, tmp_path: Path) -> None:
     path = tmp_path / "replay.db"
     path.write_bytes(gzip.decompress((DATA / f"revision_{revision}.db.gz").read_bytes()))
     url = f"sqlite:///{path}"
@@ -54,6 +54,6 @@ async def test_an_old_file_opens_with_all_it_had(revision: str, tmp_path: Path) 
                 episodes=[rdb.Episode(prompt_ids=[1], response_ids=[2], reward=0.0)],
             )
         )
-        assert new_id == 7  # 6 was deleted, and is not given again
+        assert new_id == 7  # 6 was deleted, and is not used again
         assert len((await buffer.sample(6, rdb.Uniform())).ids) == 6
     assert await migrations.check(url) == ()

@@ -1,4 +1,4 @@
-"""What opening a store does with tables that are missing, old, new or of others."""
+"""Opening a store whose tables are missing, out of date, too new, or not replaydb's."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def _set_revision(url: str, revision: str) -> None:
         )
 
 
-async def test_current_tables_cost_one_query(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_current_tables_take_one_query(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for choice in CHOICES:
         backend = backend_for(url)
         queries: list[str] = []
@@ -63,29 +63,29 @@ def _recording(backend: Backend, queries: list[str]) -> Callable[[], AsyncEngine
 
 
 @pytest.mark.parametrize("choice", [None, True])
-@pytest.mark.parametrize("is_there", [False, True])
+@pytest.mark.parametrize("exists", [False, True])
 async def test_a_new_file_gets_its_tables(
-    empty_sqlite_url: str, choice: bool | None, is_there: bool
+    empty_sqlite_url: str, choice: bool | None, exists: bool
 ) -> None:
-    if is_there:
+    if exists:
         _path(empty_sqlite_url).touch()
     await migrations.prepare(backend_for(empty_sqlite_url), migrate=choice)
     assert await migrations.check(empty_sqlite_url) == ()
 
 
-async def test_a_file_whose_tables_were_dropped_is_as_good_as_new(sqlite_url: str) -> None:
+async def test_a_file_without_tables_is_treated_as_new(sqlite_url: str) -> None:
     await migrations.downgrade(sqlite_url, "base")
     await migrations.prepare(backend_for(sqlite_url), migrate=None)
     assert await migrations.check(sqlite_url) == ()
 
 
-async def test_migrate_false_does_not_even_make_the_file(empty_sqlite_url: str) -> None:
+async def test_migrate_false_does_not_create_the_file(empty_sqlite_url: str) -> None:
     with pytest.raises(SchemaOutOfDateError, match="there are no tables yet"):
         await migrations.prepare(backend_for(empty_sqlite_url), migrate=False)
     assert not _path(empty_sqlite_url).exists()
 
 
-async def test_a_file_of_somebody_else_is_not_filled_unasked(empty_sqlite_url: str) -> None:
+async def test_a_file_of_another_program_needs_migrate_true(empty_sqlite_url: str) -> None:
     async with transaction(empty_sqlite_url) as connection:
         await connection.execute(text("CREATE TABLE notes (id INTEGER PRIMARY KEY)"))
     with pytest.raises(SchemaOutOfDateError):
@@ -95,7 +95,7 @@ async def test_a_file_of_somebody_else_is_not_filled_unasked(empty_sqlite_url: s
     assert await migrations.check(empty_sqlite_url) == ()
 
 
-async def test_a_server_gets_tables_only_when_asked(empty_postgresql_url: str) -> None:
+async def test_a_server_gets_tables_only_with_migrate_true(empty_postgresql_url: str) -> None:
     for choice in (None, False):
         with pytest.raises(SchemaOutOfDateError, match="there are no tables yet") as refused:
             await migrations.prepare(backend_for(empty_postgresql_url), migrate=choice)
@@ -113,7 +113,7 @@ async def test_old_tables_are_refused_with_the_command_to_run(
         with pytest.raises(SchemaOutOfDateError) as refused:
             await migrations.prepare(backend_for(own_url), migrate=choice)
         message, _, command = str(refused.value).partition("; run: ")
-        assert message == f"the tables are of revision {REVISIONS[-1]}, {NEXT} is needed"
+        assert message == f"the tables are of revision {REVISIONS[-1]}, but {NEXT} is needed"
         *words, url = shlex.split(command)
         assert words == ["replaydb", "db", "upgrade", "--url"]
     await migrations.upgrade(url)
@@ -140,18 +140,18 @@ async def test_newer_tables_are_refused(own_url: str) -> None:
     assert await migrations.current(own_url) == "9999"
 
 
-async def test_tables_of_our_names_that_are_not_ours(empty_url: str) -> None:
+async def test_unknown_tables_with_our_names_are_refused(empty_url: str) -> None:
     async with transaction(empty_url) as connection:
         await connection.execute(text("CREATE TABLE run (id INTEGER PRIMARY KEY)"))
     for choice in CHOICES:
-        with pytest.raises(SchemaError, match="same names as ours: run; use another database"):
+        with pytest.raises(SchemaError, match=r"with replaydb's names .*: run; use another"):
             await migrations.prepare(backend_for(empty_url), migrate=choice)
-    with pytest.raises(SchemaError, match="same names"):
+    with pytest.raises(SchemaError, match="with replaydb's names"):
         await migrations.upgrade(empty_url)
     assert await _tables(empty_url) == ["run"]
 
 
-async def test_current_does_not_make_a_file(empty_sqlite_url: str) -> None:
+async def test_current_does_not_create_a_file(empty_sqlite_url: str) -> None:
     with pytest.raises(DatabaseUnavailableError, match="there is no such file"):
         await migrations.current(empty_sqlite_url)
     assert not _path(empty_sqlite_url).exists()

@@ -1,4 +1,4 @@
-"""What revision 0003 makes of rows that were there before."""
+"""Revision 0003: the migration of existing rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def rows_of(url: str, table: Any, *columns: str) -> list[tuple[Any, ...]]:
         return [tuple(row) for row in found]
 
 
-async def test_versions_come_back_from_the_episodes(empty_url: str) -> None:
+async def test_versions_are_restored_from_episodes(empty_url: str) -> None:
     await migrations.upgrade(empty_url, "0002")
     async with transaction(empty_url) as connection:
         await fill(connection)  # episodes without a version
@@ -44,7 +44,7 @@ async def test_versions_come_back_from_the_episodes(empty_url: str) -> None:
     assert erased == (None, None)
 
 
-async def test_what_is_known_of_older_draws(empty_url: str) -> None:
+async def test_outcomes_of_earlier_draws(empty_url: str) -> None:
     await migrations.upgrade(empty_url, "0002")
     later, first = NOW + timedelta(hours=1), NOW - timedelta(hours=1)
     async with transaction(empty_url) as connection:

@@ -1,4 +1,4 @@
-"""What revision 0004 makes of the checksums of payloads that were there before."""
+"""Revision 0004: the migration of checksums of existing payloads."""
 
 from __future__ import annotations
 
@@ -16,22 +16,26 @@ from support.groups import groups
 
 
 async def checksums(url: str) -> dict[int, tuple[int, int]]:
-    """The CRC-32 of each payload, and the checksum that is stored."""
+    """Return the CRC-32 and the stored checksum of each payload."""
     async with transaction(url) as connection:
-        columns = (payload.c.group_id, payload.c.data, payload.c.checksum)  # of every revision
+        columns = (
+            payload.c.group_id,
+            payload.c.data,
+            payload.c.checksum,
+        )  # of all revisions
         rows = await connection.execute(select(*columns).order_by(payload.c.group_id))
         return {row.group_id: (zlib.crc32(row.data), row.checksum) for row in rows}
 
 
-async def test_what_is_sound_stays_sound_and_what_is_damaged_damaged(url: str) -> None:
+async def test_intact_and_damaged_payloads_stay_so(url: str) -> None:
     async with rdb.Store.open(url) as store:
         ids = await (await store.buffer("math")).put(groups(150))  # several pages
     before = await checksums(url)
     await damage(url, ids[0])
     await migrations.downgrade(url, "0003")
-    (damaged, kept), *sound = (await checksums(url)).values()
-    assert damaged != kept
-    assert [crc for crc, _ in sound] == [stored for _, stored in sound]
+    (damaged, stored), *intact = (await checksums(url)).values()
+    assert damaged != stored
+    assert [crc for crc, _ in intact] == [stored for _, stored in intact]
     await migrations.upgrade(url)
     assert {one: stored for one, (_, stored) in (await checksums(url)).items()} == {
         one: stored for one, (_, stored) in before.items()

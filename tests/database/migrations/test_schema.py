@@ -1,4 +1,4 @@
-"""The tables that migrations make are the tables that the code believes in."""
+"""The schema that migrations create is the one that the metadata defines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ async def _snapshot(url: str) -> Snapshot:
         return await take_snapshot(connection)
 
 
-async def test_migrations_make_what_the_metadata_says(empty_url: str, engine_name: str) -> None:
+async def test_migrations_create_the_schema_of_the_metadata(
+    empty_url: str, engine_name: str
+) -> None:
     async with transaction(empty_url) as connection:
         await connection.run_sync(metadata.create_all)
         expected = await take_snapshot(connection)
@@ -25,7 +27,7 @@ async def test_migrations_make_what_the_metadata_says(empty_url: str, engine_nam
     await migrations.upgrade(empty_url)
     made = await _snapshot(empty_url)
     if engine_name == "postgresql":
-        # The one thing that metadata cannot say: payloads are not compressed.
+        # The only thing that metadata cannot express: payloads are not compressed.
         assert _storage(made) == "e"
         assert _storage(expected) == "x"
         made["columns"] = _without_payload_data(made)
@@ -46,7 +48,7 @@ def _without_payload_data(snapshot: Snapshot) -> list[tuple[object, ...]]:
     return [column for column in snapshot["columns"] if not _is_payload_data(column)]
 
 
-async def test_what_only_one_engine_has(url: str, engine_name: str) -> None:
+async def test_engine_specific_options(url: str, engine_name: str) -> None:
     snapshot = await _snapshot(url)
     if engine_name == "postgresql":
         assert ("episode_group", ["fillfactor=70"]) in [
@@ -63,7 +65,7 @@ async def test_what_only_one_engine_has(url: str, engine_name: str) -> None:
         assert counted == {"run", "buffer", "task", "lease", "episode_group", "draw", "pack"}
 
 
-async def test_every_step_can_be_taken_back(empty_url: str) -> None:
+async def test_every_revision_can_be_downgraded(empty_url: str) -> None:
     made: list[Snapshot] = []
     for revision in REVISIONS:
         await migrations.upgrade(empty_url, revision)
@@ -79,11 +81,11 @@ async def test_every_step_can_be_taken_back(empty_url: str) -> None:
     assert await migrations.current(empty_url) == REVISIONS[-1]
 
 
-def test_revisions_are_those_of_the_folder() -> None:
+def test_revisions_match_the_folder() -> None:
     assert tuple(revision.id for revision in migrations.history()) == REVISIONS
 
 
-async def test_check_finds_what_was_changed_by_hand(own_url: str) -> None:
+async def test_check_finds_manual_changes(own_url: str) -> None:
     changes = {
         "DROP INDEX ix_draw_step": "add index ix_draw_step",
         "CREATE INDEX mine ON draw (policy)": "remove index mine",
@@ -114,7 +116,7 @@ async def test_check_finds_a_changed_column(own_postgresql_url: str) -> None:
     )
 
 
-async def test_check_leaves_tables_of_others_alone(empty_url: str) -> None:
+async def test_check_ignores_other_tables(empty_url: str) -> None:
     async with transaction(empty_url) as connection:
         await connection.execute(text("CREATE TABLE alembic_version (version_num TEXT)"))
         await connection.execute(text("CREATE TABLE experiments (id INTEGER PRIMARY KEY)"))
@@ -122,7 +124,7 @@ async def test_check_leaves_tables_of_others_alone(empty_url: str) -> None:
     assert await migrations.check(empty_url) == ()
 
 
-async def test_check_wants_the_newest_revision_first(empty_url: str) -> None:
+async def test_check_requires_the_newest_revision(empty_url: str) -> None:
     async with transaction(empty_url):
         pass  # an empty database
     with pytest.raises(SchemaOutOfDateError):

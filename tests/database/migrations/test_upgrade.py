@@ -1,4 +1,4 @@
-"""Upgrades keep what is there, also when they fail, and may be asked for by many at once."""
+"""Upgrades keep all rows, are atomic, and may run concurrently."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.revisions import NEXT, release_next
 from support.rows import contents, fill, view_counts
 from support.snapshot import take_snapshot
 
-# What SQLite cannot do in place: the table is copied. AUTOINCREMENT has to be said again.
+# SQLite cannot do this in place, so the table is copied. AUTOINCREMENT must be stated again.
 REBUILD = """
 with op.batch_alter_table("episode_group", table_kwargs={"sqlite_autoincrement": True}) as batch:
     batch.alter_column("weight", existing_type=sa.Double(), nullable=%s)
@@ -29,7 +29,7 @@ FORWARD, BACK = REBUILD % True, REBUILD % False
 
 @pytest.fixture
 async def filled_url(own_url: str) -> str:
-    """A database of its own, with rows in every table."""
+    """A database that no other test uses, with rows in every table."""
     async with transaction(own_url) as connection:
         await fill(connection)
     return own_url
@@ -58,7 +58,7 @@ async def test_rebuilding_a_table_keeps_every_row(
         assert await take_snapshot(connection) == schema
 
 
-async def test_rebuilding_a_table_does_not_give_ids_again(
+async def test_rebuilding_a_table_does_not_reuse_ids(
     sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with transaction(sqlite_url) as connection:
@@ -95,7 +95,7 @@ raise RuntimeError("midway")
         assert await take_snapshot(connection) == schema
 
 
-async def test_a_new_database_is_made_whole_or_not_at_all(
+async def test_creating_a_database_is_atomic(
     empty_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     release_next(tmp_path, monkeypatch, 'op.execute(sa.text("SELECT * FROM nowhere"))')
@@ -113,32 +113,34 @@ async def test_an_upgrade_that_leaves_orphans_is_refused(
         await fill(connection)
         before = await contents(connection)
     release_next(tmp_path, monkeypatch, 'op.execute(sa.text("DELETE FROM episode_group"))')
-    with pytest.raises(DatabaseError, match="rows that are gone"):
+    with pytest.raises(DatabaseError, match="rows that do not exist"):
         await migrations.upgrade(sqlite_url)
     async with transaction(sqlite_url) as connection:
         assert await contents(connection) == before
 
 
-async def test_a_revision_that_is_not_there(url: str) -> None:
+async def test_an_unknown_revision_is_refused(url: str) -> None:
     for revision in ("nonsense", "+5"):
         with pytest.raises(InvalidInputError, match="revision"):
             await migrations.upgrade(url, revision)
 
 
-async def test_coroutines_at_once(empty_url: str) -> None:
+async def test_concurrent_upgrades_in_coroutines(empty_url: str) -> None:
     async with asyncio.timeout(60):
         await asyncio.gather(*(migrations.upgrade(empty_url) for _ in range(8)))
     assert await migrations.check(empty_url) == ()
 
 
-async def test_several_databases_at_once(empty_postgresql_url: str, tmp_path: Path) -> None:
+async def test_concurrent_upgrades_of_several_databases(
+    empty_postgresql_url: str, tmp_path: Path
+) -> None:
     urls = [empty_postgresql_url, *(f"sqlite:///{tmp_path / str(number)}" for number in range(4))]
     async with asyncio.timeout(60):
         await asyncio.gather(*map(migrations.upgrade, urls))
     assert [await migrations.check(url) for url in urls] == [()] * 5
 
 
-async def test_event_loops_of_several_threads_at_once(empty_url: str) -> None:
+async def test_concurrent_upgrades_in_threads(empty_url: str) -> None:
     errors: list[BaseException] = []
 
     def upgrade() -> None:
@@ -166,7 +168,7 @@ asyncio.run(migrations.prepare(backend_for(sys.argv[1]), migrate=True))
 """
 
 
-async def test_processes_at_once(empty_url: str) -> None:
+async def test_concurrent_upgrades_in_processes(empty_url: str) -> None:
     pipe = asyncio.subprocess.PIPE
     processes = [
         await asyncio.create_subprocess_exec(

@@ -1,4 +1,4 @@
-"""Every statement on the way of a put, a draw or an advance reads the index made for it."""
+"""Query plans: every statement of a put, a draw or an advance uses its index."""
 
 from __future__ import annotations
 
@@ -31,7 +31,19 @@ from replaydb.database.schema import (
     task,
     transcript,
 )
-from replaydb.database.statements import walks
+from replaydb.database.statements import scans
+from replaydb.database.statements.candidates import (
+    Order,
+    Partition,
+    order_of,
+    select_among,
+    select_by_key,
+    select_eligible,
+    select_first,
+    select_oldest_equals,
+    select_page_of_eligible,
+    shift_keys,
+)
 from replaydb.database.statements.counts import count_groups, count_groups_up_to
 from replaydb.database.statements.draw import select_steps, settle_groups
 from replaydb.database.statements.episode_group import (
@@ -56,23 +68,27 @@ from replaydb.database.statements.history import (
     select_archived,
     select_archived_beyond,
     select_draws_beyond,
-    select_draws_over,
+    select_ended_draws,
 )
-from replaydb.database.statements.lease import select_any_overdue, select_held, select_held_among
+from replaydb.database.statements.lease import (
+    select_any_overdue,
+    select_leased,
+    select_leased_among,
+)
 from replaydb.database.statements.pack import (
+    begin_pack_removal,
     change_packs,
-    doom_packs,
     move_member,
-    select_condemned,
     select_pack_names,
+    select_removable,
     select_staying,
 )
 from replaydb.database.statements.pages import (
     INDEXED,
     select_ids_of_prompt,
     select_page,
-    select_pools,
-    select_pools_of,
+    select_partitions,
+    select_partitions_of,
     select_shown,
 )
 from replaydb.database.statements.payload import (
@@ -81,19 +97,7 @@ from replaydb.database.statements.payload import (
     select_payloads,
     select_transcripts,
 )
-from replaydb.database.statements.pools import (
-    Order,
-    Pool,
-    order_of,
-    select_among,
-    select_arrivals,
-    select_eligible,
-    select_first,
-    select_oldest_equals,
-    select_page_of_eligible,
-    set_arrivals_back,
-)
-from replaydb.database.statements.run_sums import count_drawn, sum_draws, sum_put
+from replaydb.database.statements.run_totals import count_drawn, sum_draws, sum_put
 from replaydb.database.statements.selections import past_deadline, selection, too_stale
 from replaydb.database.statements.statistics import select_task_counters
 from replaydb.database.statements.tag import (
@@ -117,10 +121,10 @@ from support.postgres import PostgresServer
 
 TASKS = [f"task-{number}" for number in range(10)]
 NUM_GROUPS = 20_000
-#: By id modulo 22; what is not here is completed.
+#: Statuses by id modulo 22; all others are completed.
 STATUSES = dict(enumerate(("expired", "archived", "leased", "failed", *["aborted"] * 4)))
 ARRIVAL = "ix_episode_group_arrival"
-POOL = Pool(1, "task-3", "completed")
+PARTITION = Partition(1, "task-3", "completed")
 NOW = datetime(2026, 1, 15, tzinfo=UTC)
 INDEXES: list[tuple[SimplePolicy, str]] = [
     (rdb.Fifo(), ARRIVAL),
@@ -132,7 +136,7 @@ INDEXES: list[tuple[SimplePolicy, str]] = [
     (rdb.Uniform(), "ix_episode_group_uniform_key"),
     (rdb.Prioritized(), "ix_episode_group_priority_key"),
 ]
-#: PostgreSQL takes the smallest where it is going to sort anyway: all begin with the task.
+#: If PostgreSQL sorts anyway, it may use the smallest of these: all begin with the task.
 SCHEDULING = {index for _, index in INDEXES}
 BY_POLICY = pytest.mark.parametrize(
     ("policy", "index"), INDEXES, ids=[type(policy).__name__ for policy, _ in INDEXES]
@@ -260,66 +264,66 @@ async def connection(filled_url: str) -> AsyncIterator[AsyncConnection]:
 
 
 @BY_POLICY
-async def test_the_first_groups_of_a_task(
+async def test_first_groups_of_a_task(
     connection: AsyncConnection, policy: SimplePolicy, index: str
 ) -> None:
     order = order_of(policy)
     statement: Any
     for eligible in FILTERS.values():
         if order.clock is None:
-            statement = select_first(POOL, order, 64, eligible)
+            statement = select_first(PARTITION, order, 64, eligible)
         else:
-            statement = select_arrivals(POOL, order, 128, eligible, None)
+            statement = select_by_key(PARTITION, order, 128, eligible, None)
         assert_reads_only(await plan_of(connection, statement), index)
 
 
 @pytest.mark.parametrize("column", [group.priority, group.times_sampled], ids=lambda one: one.name)
-async def test_the_oldest_of_equals(connection: AsyncConnection, column: Any) -> None:
-    """Also where so many are equal that the index by age would give some of them soon."""
+async def test_oldest_of_equal_keys(connection: AsyncConnection, column: Any) -> None:
+    """Even if so many keys are equal that a scan by age would soon find some of them."""
     order = Order(column, descending=True)
     for eligible in FILTERS.values():
-        statement = select_oldest_equals(POOL, order, 5, 16, eligible)
+        statement = select_oldest_equals(PARTITION, order, 5, 16, eligible)
         assert_reads_only(await plan_of(connection, statement), f"ix_episode_group_{column.name}")
 
 
 @pytest.mark.parametrize("policy", [rdb.Uniform(), rdb.Prioritized()], ids=["uniform", "priority"])
-async def test_the_next_page_of_arrivals(connection: AsyncConnection, policy: SimplePolicy) -> None:
+async def test_next_page_by_key(connection: AsyncConnection, policy: SimplePolicy) -> None:
     order = order_of(policy)
     for eligible in FILTERS.values():
-        statement = select_arrivals(POOL, order, 128, eligible, (5.0, 77))
+        statement = select_by_key(PARTITION, order, 128, eligible, (5.0, 77))
         assert_reads_only(await plan_of(connection, statement), dict(INDEXES)[policy])
 
 
 @pytest.mark.parametrize("policy", [rdb.StalestFirst(), rdb.FreshestFirst()])
 async def test_groups_of_unknown_version(connection: AsyncConnection, policy: SimplePolicy) -> None:
-    statement = select_first(POOL, order_of(policy), 64, unknown=True)
+    statement = select_first(PARTITION, order_of(policy), 64, unknown=True)
     assert_reads_only(await plan_of(connection, statement), "ix_episode_group_comparable_version")
 
 
 @pytest.mark.parametrize("policy", [rdb.Uniform(), rdb.Prioritized()], ids=["uniform", "priority"])
-async def test_new_arrivals(connection: AsyncConnection, policy: SimplePolicy) -> None:
+async def test_new_keys(connection: AsyncConnection, policy: SimplePolicy) -> None:
     order = order_of(policy)
-    values = {"group_id": 7, "arrival": 0.5, "now": NOW}
+    values = {"group_id": 7, "new_key": 0.5, "now": NOW}
     for statement in (mark_sampled_and_rekey(order), rekey(order)):
         assert_reads_only(await plan_of(connection, statement, values), "pk_episode_group")
 
 
-async def test_a_scan_of_the_eligible_stays_within_its_task(connection: AsyncConnection) -> None:
+async def test_a_scan_of_eligible_groups_reads_one_task(connection: AsyncConnection) -> None:
     for status in rdb.GroupStatus:
-        pool = Pool(1, "task-3", status)
-        plan = await plan_of(connection, select_eligible(pool, group.reward_std > 0.5))
+        partition = Partition(1, "task-3", status)
+        plan = await plan_of(connection, select_eligible(partition, group.reward_std > 0.5))
         assert_stays_within(plan, *SCHEDULING)
 
 
-async def test_a_look_reads_a_task_in_pages(connection: AsyncConnection) -> None:
+async def test_peek_reads_a_task_in_pages(connection: AsyncConnection) -> None:
     for eligible in FILTERS.values():
-        statement = select_page_of_eligible(POOL, eligible, 9000, 1000)
+        statement = select_page_of_eligible(PARTITION, eligible, 9000, 1000)
         assert_reads_only(await plan_of(connection, statement), ARRIVAL)
 
 
-async def test_a_clock_that_is_set_back_stays_within_its_task(connection: AsyncConnection) -> None:
+async def test_setting_a_clock_back_updates_one_task(connection: AsyncConnection) -> None:
     for clock in tasks.CLOCKS:
-        plan = await plan_of(connection, set_arrivals_back(POOL, clock, 5.0))
+        plan = await plan_of(connection, shift_keys(PARTITION, clock, 5.0))
         assert_stays_within(plan, *SCHEDULING)
 
 
@@ -332,7 +336,7 @@ async def test_a_clock_that_is_set_back_stays_within_its_task(connection: AsyncC
     ],
     ids=["sum_put", "sum_draws", "count_drawn"],
 )
-async def test_sums_over_a_run_read_the_ids_that_are_named(
+async def test_totals_of_a_run_read_only_the_given_ids(
     connection: AsyncConnection, statement: Any, indexes: set[str]
 ) -> None:
     plan = await plan_of(connection, statement)
@@ -361,15 +365,15 @@ async def test_a_tag_is_looked_up_in_its_index(connection: AsyncConnection, wher
 
 
 @BY_POLICY
-async def test_what_was_looked_up_is_read_by_its_ids(
+async def test_groups_found_in_the_tag_index_are_read_by_id(
     connection: AsyncConnection, policy: SimplePolicy, index: str
 ) -> None:
     ids = list(range(3, 20_000, 500))
-    statement = select_among(POOL, order_of(policy), ids, FILTERS["tag"])
+    statement = select_among(PARTITION, order_of(policy), ids, FILTERS["tag"])
     assert_stays_within(await plan_of(connection, statement), "pk_episode_group")
 
 
-async def test_an_index_of_tags_is_filled_by_ids(connection: AsyncConnection) -> None:
+async def test_the_tag_index_is_filled_by_id(connection: AsyncConnection) -> None:
     plan = await plan_of(connection, select_ids_below(15_000, 1000))
     assert_reads_only(plan, "pk_episode_group")
     plan = await plan_of(connection, insert_tags("level", [3, 4, 5]))
@@ -388,24 +392,24 @@ ORDERED = pytest.mark.parametrize(
 
 
 @ORDERED
-async def test_what_was_aborted_is_in_the_same_indexes(
+async def test_aborted_groups_are_in_the_same_indexes(
     connection: AsyncConnection, policy: SimplePolicy, index: str
 ) -> None:
-    pool = Pool(1, "task-3", "aborted")
+    partition = Partition(1, "task-3", "aborted")
     for eligible in FILTERS.values():
-        statement = select_first(pool, order_of(policy), 16, eligible)
+        statement = select_first(partition, order_of(policy), 16, eligible)
         assert_reads_only(await plan_of(connection, statement), index)
 
 
 @ORDERED
 @pytest.mark.parametrize("status", ["expired", "failed", "archived"])
-async def test_a_draw_from_other_statuses_stays_within_its_task(
+async def test_a_draw_from_other_statuses_reads_one_task(
     connection: AsyncConnection, policy: SimplePolicy, index: str, status: str
 ) -> None:
-    """It may sort them, but in the order of ids it need not."""
+    """It may sort the groups, except in order of ids."""
     order = order_of(policy)
     for unknown in (False, True) if order.column.nullable else (False,):
-        statement = select_first(Pool(1, "task-3", status), order, 64, unknown=unknown)
+        statement = select_first(Partition(1, "task-3", status), order, 64, unknown=unknown)
         plan = await plan_of(connection, statement)
         assert_stays_within(plan, ARRIVAL)
         assert index != ARRIVAL or not plan.sorts, plan.text
@@ -427,18 +431,18 @@ EVICTIONS = [
     EVICTIONS,
     ids=[f"{order.column.name}{' is null' * unknown}" for order, _, unknown in EVICTIONS],
 )
-async def test_victims(
+async def test_victims_of_eviction(
     connection: AsyncConnection, order: Order, index: str, unknown: bool
 ) -> None:
     for status in IDLE:
-        pool = Pool(1, "task-3", status)
-        statement = select_first(pool, order, 16, unknown=unknown)
+        partition = Partition(1, "task-3", status)
+        statement = select_first(partition, order, 16, unknown=unknown)
         assert_reads_only(await plan_of(connection, statement), f"ix_episode_group_{index}")
 
 
-async def test_victims_that_nobody_can_draw(connection: AsyncConnection) -> None:
+async def test_victims_that_can_not_be_drawn(connection: AsyncConnection) -> None:
     for status in ("expired", "failed", "filtered"):
-        statement = select_first(Pool(1, "task-3", status), Order(group.id), 16)
+        statement = select_first(Partition(1, "task-3", status), Order(group.id), 16)
         assert_reads_only(await plan_of(connection, statement), ARRIVAL)
 
 
@@ -456,7 +460,7 @@ LISTED = [
 async def test_a_page_of_a_listing(
     connection: AsyncConnection, column: Any, index: str, key: Any, descending: bool
 ) -> None:
-    """Also of groups without a value, which come last."""
+    """Including groups without a value, which come last."""
     order = Order(column, descending)
     for unknown in (False, True) if column.nullable else (False,):
         by_age = unknown and column is group.last_sampled_at
@@ -466,7 +470,7 @@ async def test_a_page_of_a_listing(
             reads.append((last, True))
         for (after, equals), eligible in product(reads, (None, FILTERS["reward"])):
             statement = select_page(
-                POOL, order, 100, eligible, after, unknown=unknown, equals=equals
+                PARTITION, order, 100, eligible, after, unknown=unknown, equals=equals
             )
             plan = await plan_of(connection, statement)
             assert_reads_only(plan, ARRIVAL if by_age else f"ix_episode_group_{index}")
@@ -475,24 +479,25 @@ async def test_a_page_of_a_listing(
                 assert sought == (after is not None), plan.text
 
 
-async def test_a_listing_of_what_is_not_idle_stays_within_its_task(
+async def test_a_listing_of_archived_groups_reads_one_task(
     connection: AsyncConnection,
 ) -> None:
-    pool = Pool(1, "task-3", "archived")
-    statement = select_page(pool, Order(group.priority), 100, None, (3.0, 9000), unknown=False)
+    partition = Partition(1, "task-3", "archived")
+    order = Order(group.priority)
+    statement = select_page(partition, order, 100, None, (3.0, 9000), unknown=False)
     assert_stays_within(await plan_of(connection, statement), ARRIVAL)
 
 
-async def test_tasks_and_statuses_without_groups_are_passed_over(
+async def test_tasks_and_statuses_without_groups_are_found_by_index(
     connection: AsyncConnection,
 ) -> None:
-    for statement in (select_pools(1), select_pools_of(1, TASKS[:2])):
+    for statement in (select_partitions(1), select_partitions_of(1, TASKS[:2])):
         plan = await plan_of(connection, statement)
-        assert plan.scans <= {"task"}, plan.text  # which are few
+        assert plan.scans <= {"task"}, plan.text  # there are few tasks
         assert ARRIVAL in plan.indexes, plan.text
 
 
-async def test_what_is_shown_of_groups_is_found_by_their_ids(connection: AsyncConnection) -> None:
+async def test_visible_columns_of_groups_are_read_by_id(connection: AsyncConnection) -> None:
     plan = await plan_of(connection, select_shown(1, [5, 6, 7]))
     assert "episode_group" not in plan.scans, plan.text
     assert "pk_episode_group" in plan.indexes, plan.text
@@ -539,8 +544,8 @@ STATEMENTS: dict[str, tuple[Callable[[], Any], dict[str, Any], set[str], set[str
         {"pk_pack"}, {"pack"},
     ),
     "select_staying": (lambda: select_staying([5, 6]), {}, {"pk_pack"}, {"pack"}),
-    "select_condemned": (
-        lambda: select_condemned(NOW, NOW, 16), {}, {"ix_pack_condemned_at"}, {"pack"},
+    "select_removable": (
+        lambda: select_removable(NOW, NOW, 16), {}, {"ix_pack_condemned_at"}, {"pack"},
     ),
     "move_member": (
         move_member, {"old_pack": 7, "old_offset": 0, "new_pack": 8, "new_offset": 64},
@@ -582,9 +587,7 @@ STATEMENTS: dict[str, tuple[Callable[[], Any], dict[str, Any], set[str], set[str
 
 
 @pytest.mark.parametrize("name", STATEMENTS)
-async def test_statements_find_their_rows_by_an_index(
-    connection: AsyncConnection, name: str
-) -> None:
+async def test_statements_find_their_rows_by_index(connection: AsyncConnection, name: str) -> None:
     statement, values, indexes, tables = STATEMENTS[name]
     plan = await plan_of(connection, statement(), values)
     assert not plan.scans, plan.text
@@ -593,10 +596,10 @@ async def test_statements_find_their_rows_by_an_index(
     assert plan.tables == tables, plan.text
 
 
-async def test_steps_of_a_run_are_read_in_the_order_of_their_index(
+async def test_steps_of_a_run_are_read_in_index_order(
     connection: AsyncConnection,
 ) -> None:
-    """Of the runs, which are few, PostgreSQL reads all."""
+    """PostgreSQL reads all runs, of which there are few."""
     statement = select_steps(1, runs=["test"], above=7, below=None, limit=1)
     plan = await plan_of(connection, statement)
     assert "draw" not in plan.scans, plan.text
@@ -604,10 +607,10 @@ async def test_steps_of_a_run_are_read_in_the_order_of_their_index(
     assert "ix_draw_step" in plan.indexes, plan.text
 
 
-async def test_what_refers_to_condemned_packs_is_found_by_an_index(
+async def test_payloads_in_packs_marked_for_deletion_are_found_by_index(
     connection: AsyncConnection,
 ) -> None:
-    plan = await plan_of(connection, doom_packs([100, 200], NOW))
+    plan = await plan_of(connection, begin_pack_removal([100, 200], NOW))
     assert not plan.scans, plan.text
     assert "ix_payload_pack_id" in plan.indexes, plan.text
 
@@ -616,14 +619,14 @@ async def test_what_refers_to_condemned_packs_is_found_by_an_index(
     "statement",
     [select_archived(1, "task-3", 16), select_archived_beyond(1, "task-3", 50, 16)],
 )
-async def test_the_oldest_archived_groups_are_read_from_the_index(
+async def test_oldest_archived_groups_are_read_from_the_index(
     connection: AsyncConnection, statement: Any
 ) -> None:
     assert_reads_only(await plan_of(connection, statement), ARRIVAL)
 
 
-@pytest.mark.parametrize("statement", [select_draws_over(1, 4), select_draws_beyond(1, 500, 4)])
-async def test_the_oldest_draws_are_read_from_their_index(
+@pytest.mark.parametrize("statement", [select_ended_draws(1, 4), select_draws_beyond(1, 500, 4)])
+async def test_oldest_draws_are_read_from_their_index(
     connection: AsyncConnection, statement: Any
 ) -> None:
     plan = await plan_of(connection, statement)
@@ -633,14 +636,14 @@ async def test_the_oldest_draws_are_read_from_their_index(
     assert plan.indexes <= {"ix_draw_latest", "pk_draw_group", "ix_draw_group_leased"}, plan.text
 
 
-async def test_draws_are_deleted_by_their_ids(connection: AsyncConnection) -> None:
+async def test_draws_are_deleted_by_id(connection: AsyncConnection) -> None:
     plan = await plan_of(connection, delete_draws([3, 4, 5]))
     assert not plan.scans, plan.text
     assert "pk_draw" in plan.indexes, plan.text
 
 
 @pytest.mark.parametrize("select_some", [select_too_stale, select_all_too_stale])
-async def test_what_expires_is_read_from_its_index(
+async def test_groups_to_expire_are_read_from_their_index(
     connection: AsyncConnection, select_some: Any
 ) -> None:
     for status in IDLE:
@@ -648,39 +651,41 @@ async def test_what_expires_is_read_from_its_index(
         assert_reads_only(plan, "ix_episode_group_comparable_version")
 
 
-async def test_what_has_to_expire_is_summed_up_by_the_same_index(
+async def test_groups_to_expire_are_summed_up_by_the_same_index(
     connection: AsyncConnection,
 ) -> None:
     plan = await plan_of(connection, select_sums(too_stale(1, "task-3", 2)))
     assert_stays_within(plan, "ix_episode_group_comparable_version")
 
 
-async def test_what_ages_next_is_read_in_the_order_of_ids(connection: AsyncConnection) -> None:
+async def test_aging_step_ends_are_read_in_order_of_ids(
+    connection: AsyncConnection,
+) -> None:
     plan = await plan_of(connection, select_end_of_step(1, "task-3", 9000, 500))
     assert plan.indexes - {"pk_anon_1"} == {ARRIVAL}, plan.text
     assert plan.text.count(" AND id>?)") == 4 or plan.text.count("> ROW(") == 4, plan.text
 
 
-async def test_what_ages_is_a_range_of_ids(connection: AsyncConnection) -> None:
+async def test_an_aging_step_updates_a_range_of_ids(connection: AsyncConnection) -> None:
     plan = await plan_of(connection, age_groups(1, "task-3", 9000, 9500, 51))
     assert_stays_within(plan, ARRIVAL, "pk_episode_group")
 
 
-async def test_a_filter_by_staleness_has_its_index(connection: AsyncConnection) -> None:
+async def test_a_filter_by_staleness_uses_its_index(connection: AsyncConnection) -> None:
     for where in (rdb.col.staleness < 3, rdb.col.staleness == 4, rdb.col.staleness.between(3, 5)):
         plan = await plan_of(connection, count_groups(selection(1, where=checked(where))))
-        if connection.dialect.name == "sqlite":  # PostgreSQL scans what is so small
+        if connection.dialect.name == "sqlite":  # PostgreSQL scans such a small table
             assert "INDEX ix_episode_group_staleness (buffer_id=? AND staleness" in plan.text
 
 
-async def test_a_count_stays_within_its_tasks_and_statuses(connection: AsyncConnection) -> None:
+async def test_a_count_reads_only_its_tasks_and_statuses(connection: AsyncConnection) -> None:
     condition = selection(1, tasks=TASKS, statuses=["pending", "filtered"])
     plan = await plan_of(connection, count_groups_up_to(condition, 50))
     assert "episode_group" not in plan.scans, plan.text
     assert plan.indexes == {ARRIVAL}, plan.text
 
 
-async def test_what_is_overdue_is_found_by_its_time(connection: AsyncConnection) -> None:
+async def test_overdue_groups_are_found_by_time(connection: AsyncConnection) -> None:
     plan = await plan_of(connection, select_any_overdue(1, NOW))
     assert "ix_episode_group_deadline" in plan.indexes, plan.text
     assert "ix_episode_group_lease_id" in plan.text, plan.text
@@ -689,9 +694,9 @@ async def test_what_is_overdue_is_found_by_its_time(connection: AsyncConnection)
 
 @pytest.mark.parametrize(
     "statement",
-    [select_held(1, 7), select_held_among(1, 7, [5, 6]), lock_leased_tasks(1, 7)],
+    [select_leased(1, 7), select_leased_among(1, 7, [5, 6]), lock_leased_tasks(1, 7)],
 )
-async def test_what_is_leased_is_found_by_its_lease(
+async def test_leased_groups_are_found_by_their_lease(
     connection: AsyncConnection, statement: Any
 ) -> None:
     plan = await plan_of(connection, statement)
@@ -699,7 +704,7 @@ async def test_what_is_leased_is_found_by_its_lease(
     assert plan.indexes & {"ix_episode_group_lease_id", "pk_episode_group"}, plan.text
 
 
-async def test_what_is_available_is_read_from_the_accounts(connection: AsyncConnection) -> None:
+async def test_available_groups_are_read_from_task_counters(connection: AsyncConnection) -> None:
     locks = lock_all_tasks(1), lock_tasks(1, TASKS[:2])
     for statement in (select_available(1), *locks):
         assert (await plan_of(connection, statement)).tables == {"task"}
@@ -710,10 +715,10 @@ async def test_what_is_available_is_read_from_the_accounts(connection: AsyncConn
 
 BAD: dict[str, Any] = {
     "a full scan": select(group.id).where(group.num_bytes > 5).limit(3),
-    "a sort": select_arrivals(POOL, Order(group.num_bytes), 64, None, None),
-    "another index": select_first(POOL, Order(group.id), 64),
+    "a sort": select_by_key(PARTITION, Order(group.num_bytes), 64, None, None),
+    "another index": select_first(PARTITION, Order(group.id), 64),
     "a payload page": select_first(
-        POOL,
+        PARTITION,
         Order(group.uniform_key),
         64,
         select(func.length(payload.c.data)).where(payload.c.group_id == group.id).scalar_subquery()
@@ -723,8 +728,8 @@ BAD: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-async def test_bad_plans_are_seen(connection: AsyncConnection, name: str) -> None:
-    """The judge on trial."""
+async def test_bad_plans_are_detected(connection: AsyncConnection, name: str) -> None:
+    """The assertion itself is tested."""
     with pytest.raises(AssertionError):
         assert_reads_only(await plan_of(connection, BAD[name]), "ix_episode_group_uniform_key")
 
@@ -739,52 +744,52 @@ async def test_the_lineage_of_a_group_is_found_by_index(connection: AsyncConnect
     assert "ix_draw_group_group_id" in plan.indexes, plan.text
 
 
-async def test_saving_an_account_leaves_its_key_alone(connection: AsyncConnection) -> None:
-    """Groups refer to it: on SQLite, to set it is to look at every group of the task."""
+async def test_saving_a_task_does_not_set_its_key(connection: AsyncConnection) -> None:
+    """Groups refer to the key. On SQLite, setting it reads every group of the task."""
     statements: list[str] = []
 
     def record(_connection: Any, _cursor: Any, sql: str, *_rest: Any) -> None:
         statements.append(sql)
 
-    accounts = await connection.run_sync(tasks.lock, 1)
+    task_states = await connection.run_sync(tasks.lock, 1)
     event.listen(connection.sync_connection, "before_cursor_execute", record)
-    await connection.run_sync(tasks.save, accounts.values())
+    await connection.run_sync(tasks.save, task_states.values())
     (update,) = statements
     assert update.startswith("UPDATE task SET")
     assert "task_name" not in update
 
 
-async def test_analysis_walks_by_primary_keys(connection: AsyncConnection) -> None:
-    """Neither what is looked for nor where it is makes a page read more than its window."""
-    every = walks.groups_of(None, None, None, None)
-    few = walks.groups_of([1], ["task-3"], ["failed"], group.reward_std > 0.5)
+async def test_analysis_scans_by_primary_keys(connection: AsyncConnection) -> None:
+    """A page reads no more than its window, whatever the conditions."""
+    every = scans.groups_of(None, None, None, None)
+    few = scans.groups_of([1], ["task-3"], ["failed"], group.reward_std > 0.5)
     tables = ("episode_group", "episode", "transcript", "run", "draw", "draw_group")
     aliases = ("anon_1", "putter", "following")
     own = {f"pk_{name}" for name in (*tables, *aliases)}
     for condition in (every, few):
-        for walk in (
-            walks.walk_groups(condition),
-            walks.walk_episodes(condition),
-            walks.walk_whole_groups(condition),
-            walks.walk_draws(condition),
-            walks.walk_runs(),
+        for scan in (
+            scans.scan_groups(condition),
+            scans.scan_episodes(condition),
+            scans.scan_group_sizes(condition),
+            scans.scan_draws(condition),
+            scans.scan_runs(),
         ):
-            for after in (None, (3, 7)[: len(walk.keys)]):
-                plan = await plan_of(connection, walk.page(2, 4, after, 8192))
+            for after in (None, (3, 7)[: len(scan.keys)]):
+                plan = await plan_of(connection, scan.page(2, 4, after, 8192))
                 assert plan.indexes <= own, plan.text
                 assert not plan.scans & {"episode_group", "episode", "draw_group"}, plan.text
-            plan = await plan_of(connection, walk.end_of_window(2, 5000))
+            plan = await plan_of(connection, scan.end_of_window(2, 5000))
             assert plan.indexes <= own, plan.text
             assert not plan.scans & {"episode_group", "episode", "draw_group"}, plan.text
-        plan = await plan_of(connection, walks.select_whole_groups(condition, [1, 2, 3]))
+        plan = await plan_of(connection, scans.select_groups_with_names(condition, [1, 2, 3]))
         assert not plan.scans & {"episode_group"}, plan.text
 
 
 async def test_prompts_are_read_by_their_index(connection: AsyncConnection) -> None:
-    condition = walks.groups_of(None, ["task-3"], None, None)
+    condition = scans.groups_of(None, ["task-3"], None, None)
     for statement in (
-        walks.select_end_of_prompts(1, "prompt-1"),
-        walks.select_prompt_page(condition, 1, "prompt-1", "prompt-102"),
+        scans.select_end_of_prompts(1, "prompt-1"),
+        scans.select_prompt_page(condition, 1, "prompt-1", "prompt-102"),
     ):
         plan = await plan_of(connection, statement)
         assert "ix_episode_group_prompt_uid" in plan.indexes, plan.text

@@ -1,4 +1,4 @@
-"""What is found by an index of tags is what a scan finds, drawn as exactly."""
+"""The tag index: filters find the same groups as a scan, and draws stay exact."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from replaydb.database.statements import tag
 from replaydb.database.tag_lookups import lookups_in
 from replaydb.policies import SamplingPolicy
 from support.groups import group
-from support.ledger import number_of
-from support.world import EVERYTHING, Known, World, tagged
+from support.invariants import number_of
+from support.sampling_model import EVERYTHING, GroupSpec, SamplingModel, tagged
 
 level, n = rdb.col.tags["level"], rdb.col.tags["n"]
 LONG = "x" * 150
@@ -47,7 +47,7 @@ FILTERS: list[Any] = [
     (n >= 3) & (n < 5) & (level != "hard"),
     sa.and_(level.as_string() == "hard", rdb.col.priority > 1),
 ]
-OTHERS: list[Any] = [  # which no index answers
+OTHERS: list[Any] = [  # filters that cannot use the index
     level != "hard",
     ~(level == "hard"),
     (level == "hard") | (n == 3),
@@ -63,15 +63,15 @@ OTHERS: list[Any] = [  # which no index answers
 
 @pytest.fixture
 def looked_up(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """One for each look-up."""
+    """A list that gets one entry per lookup in the index."""
     found: list[int] = []
-    look_up = tag.select_tagged
+    select_tagged = tag.select_tagged
 
-    def noted(*arguments: Any) -> Any:
+    def recorded(*arguments: Any) -> Any:
         found.append(1)
-        return look_up(*arguments)
+        return select_tagged(*arguments)
 
-    monkeypatch.setattr(index, "select_tagged", noted)
+    monkeypatch.setattr(index, "select_tagged", recorded)
     return found
 
 
@@ -89,7 +89,7 @@ def some() -> list[rdb.EpisodeGroup]:
     ]
 
 
-def test_what_an_index_answers() -> None:
+def test_filters_that_use_the_index() -> None:
     for where in FILTERS:
         assert lookups_in(checked(where), {"level", "n"}), str(where)
     for where in OTHERS:
@@ -114,10 +114,10 @@ ORDERS: list[SamplingPolicy] = [
 RANDOM: list[SamplingPolicy] = [rdb.Uniform(), rdb.Prioritized()]
 
 
-async def test_every_call_finds_the_same(
+async def test_every_call_finds_the_same_groups(
     both: tuple[Buffer, Buffer], looked_up: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("replaydb.database.repository.draws._few_in_order", lambda *_: 100)
+    monkeypatch.setattr(draws, "_max_lookups_in_order", lambda *_: 100)
     keys = (rdb.col.id, rdb.col.comparable_version, rdb.col.comparable_version.desc())
     for where in FILTERS:
         plain, indexed = [await buffer.count(where=where) for buffer in both]
@@ -152,30 +152,33 @@ async def test_every_call_finds_the_same(
 
 
 @pytest.mark.parametrize("policy", [rdb.Uniform(), rdb.Prioritized()], ids=["uniform", "priority"])
-async def test_draws_by_an_index_are_exact(
+async def test_draws_by_the_tag_index_are_exact(
     sqlite_url: str,
     policy: rdb.Uniform | rdb.Prioritized,
     looked_up: list[int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """And leave other draws so: whom a walk has passed that gave way gets another arrival.
+    """Other draws stay exact too: groups passed over by an abandoned read get new keys.
 
-    With 16 rows to judge by about half of the filtered draws are look-ups.
+    With an estimate from 16 rows, about half of the filtered draws are lookups.
     """
-    monkeypatch.setattr(draws, "ENOUGH_TO_JUDGE", 16)
-    monkeypatch.setattr(draws, "SCAN_PER_LOOKUP", 3)
+    monkeypatch.setattr(draws, "KEYS_READ_TO_ESTIMATE", 16)
+    monkeypatch.setattr(draws, "SCANNED_PER_LOOKUP", 3)
     rng = np.random.default_rng(3)
     async with Store.open(sqlite_url) as store:
         buffer = await store.buffer("math", seed=7, indexed_tags="level", record_draws=False)
-        world = World(buffer, 50)
-        await world.put(
-            [Known(f"g{i}", "gsm8k", float(10 ** rng.uniform(-1, 1)), i % 10, i) for i in range(50)]
+        model = SamplingModel(buffer, 50)
+        await model.put(
+            [
+                GroupSpec(f"g{i}", "gsm8k", float(10 ** rng.uniform(-1, 1)), i % 10, i)
+                for i in range(50)
+            ]
         )
         for _ in range(200):
-            await world.draw(1, 2, policy, tagged(4))
-            await world.draw(1, 23, policy, EVERYTHING)
+            await model.draw(1, 2, policy, tagged(4))
+            await model.draw(1, 23, policy, EVERYTHING)
         assert 40 < len(looked_up) < 190, len(looked_up)
-        world.check()
+        model.check()
 
 
 Change = Callable[[Buffer], Any]
@@ -192,8 +195,8 @@ CHANGES: dict[str, Change] = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
-async def test_whatever_changes_tags_changes_the_index(store: Store, change: Change) -> None:
-    """The fixture compares them when the store is closed."""
+async def test_changes_of_tags_update_the_index(store: Store, change: Change) -> None:
+    """The fixture compares tags and index when the store is closed."""
     buffer = await store.buffer("math", indexed_tags=["level"])
     await buffer.put([group(f"g{i}", tags={"level": "old", "x": 0}) for i in range(6)])
     await change(buffer)
@@ -203,7 +206,7 @@ async def test_whatever_changes_tags_changes_the_index(store: Store, change: Cha
         assert await buffer.count(where=level == value) == expected
 
 
-async def test_what_leaves_a_full_buffer_leaves_the_index(store: Store, url: str) -> None:
+async def test_evicted_groups_are_removed_from_the_index(store: Store, url: str) -> None:
     full = {"capacity": rdb.Capacity(groups=3), "on_evict": "delete"}
     buffer = await store.buffer("math", indexed_tags=["level"], **full)  # type: ignore[arg-type]
     for i in range(6):
@@ -219,17 +222,17 @@ async def test_an_index_is_filled_while_others_write(
     await (await store.buffer("neighbour")).put([group(tags={"level": "old"}) for _ in range(5)])
     await buffer.put([group(f"g{i}", tags={"level": "old"}) for i in range(30)])
     theirs = await other.buffer("math")
-    go_on, steps = index.go_on, []
+    continue_indexing, steps = index.continue_indexing, []
 
-    def slowly(locked: Any) -> None:
-        go_on(locked)
+    def recorded(locked: Any) -> None:
+        continue_indexing(locked)
         steps.append(dict(locked.row.pending_tags))
 
-    monkeypatch.setattr(index, "go_on", slowly)
-    meant = buffer._write
+    monkeypatch.setattr(index, "continue_indexing", recorded)
+    original = buffer._write
 
     async def write(*arguments: Any, **more: Any) -> Any:
-        done = await meant(*arguments, **more)
+        done = await original(*arguments, **more)
         if steps:
             await meanwhile(len(steps))
         return done
@@ -242,7 +245,7 @@ async def test_an_index_is_filled_while_others_write(
         for value in ("old", "new"):
             expected = sum(one.tags["level"] == value for one in groups)
             assert await theirs.count(where=level == value) == expected
-        assert bool(looked_up) == (not steps[-1]), "used before it was complete"
+        assert bool(looked_up) == (not steps[-1]), "the index was used before it was complete"
 
     monkeypatch.setattr(buffer, "_write", write)
     await buffer.update_settings(indexed_tags=["level"])
@@ -250,12 +253,12 @@ async def test_an_index_is_filled_while_others_write(
     assert not steps[-1]
     await theirs.count(where=level == "new")
     assert looked_up
-    monkeypatch.setattr(buffer, "_write", meant)
+    monkeypatch.setattr(buffer, "_write", original)
     await buffer.update_settings(indexed_tags=[])
     assert await number_of(url, schema.group_tag) == 0
 
 
-async def test_what_was_not_finished_is_gone_on_with(
+async def test_interrupted_indexing_resumes(
     store: Store, url: str, looked_up: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(index, "CHUNK", 4)
@@ -263,28 +266,28 @@ async def test_what_was_not_finished_is_gone_on_with(
     await buffer.put([group(tags={"level": "old", "n": 1}) for _ in range(10)])
 
     async def end_after(steps: int, **changes: Any) -> None:
-        go_on = index.go_on
+        continue_indexing = index.continue_indexing
         left = iter(range(steps))
 
         def failing(locked: Any) -> None:
             if next(left, None) is None:
-                raise RuntimeError("the end")
-            go_on(locked)
+                raise RuntimeError("interrupted")
+            continue_indexing(locked)
 
         with monkeypatch.context() as patch:
-            patch.setattr(index, "go_on", failing)
-            with pytest.raises(RuntimeError, match="the end"):
+            patch.setattr(index, "continue_indexing", failing)
+            with pytest.raises(RuntimeError, match="interrupted"):
                 await buffer.update_settings(**changes)
 
     count = partial(buffer.count, where=level == "old")
     await end_after(1, indexed_tags=["level"])
     assert (await count(), looked_up) == (10, [])
-    await end_after(1, indexed_tags=["level", "n"])  # the second begins at the top
+    await end_after(1, indexed_tags=["level", "n"])  # the second index starts at the newest group
     assert (await count(), looked_up) == (10, [])
     assert await number_of(url, schema.group_tag) == 8
-    await end_after(0, indexed_tags=["n"])  # to be emptied, to be filled
+    await end_after(0, indexed_tags=["n"])  # "level" must be emptied, "n" must be filled
     assert (await count(), looked_up) == (10, [])
-    assert (await store.buffer("math"))._row.pending_tags  # who only opens it has no part in it
+    assert (await store.buffer("math"))._row.pending_tags  # opening a buffer does not resume it
     buffer = await store.buffer("math", indexed_tags=["n"])
     assert not buffer._row.pending_tags
     assert await number_of(url, schema.group_tag) == 10
@@ -293,7 +296,7 @@ async def test_what_was_not_finished_is_gone_on_with(
 
 
 def test_a_range_keeps_its_bounds() -> None:
-    """A double, or the beginning of a text, may be that of a smaller one and of a larger."""
+    """A rounded number, or the prefix of a text, can belong to smaller and to larger values."""
     for compare in (operator.lt, operator.gt):
         (lookup,) = lookups_in(checked(compare(level, 2**53 + 1)), {"level"})
         assert "=" in str(lookup.condition)

@@ -56,4 +56,4 @@ def test_what_is_no_tokenizer_is_refused(url: str, tmp_path: Path, name: str) ->
     (folder / name).write_text("{}")
     code, output = _run("--tokenizer", str(folder))
     assert code == 1
-    assert "tokenizer: expected a tokenizer of Hugging Face" in output
+    assert "tokenizer: expected a Hugging Face tokenizer" in output

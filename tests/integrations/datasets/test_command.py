@@ -1,4 +1,4 @@
-"""`replaydb import-dataset`, as people call it."""
+"""`replaydb import-dataset` on the command line."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def words(tmp_path: Path) -> Path:
     return tmp_path / "tokenizer"
 
 
-def said(url: str, *arguments: object) -> str:
-    """What a command says that goes well."""
+def output_of(url: str, *arguments: object) -> str:
+    """The output of a command that succeeds."""
     result = run("import-dataset", *arguments, url=url)
     assert result.exit_code == 0, result.output
     return result.stdout
 
 
 def refused(url: str, *arguments: object) -> str:
-    """What a command says that is refused; a name is given where none is."""
+    """The error of a command that is refused; adds `--name` if it is missing."""
     named = () if "--name" in arguments else ("--name", "arith")
     result = run("import-dataset", *arguments, *named, url=url)
     assert (result.exit_code, result.stdout) == (1, "")
@@ -51,8 +51,8 @@ def refused(url: str, *arguments: object) -> str:
 
 def test_texts_of_json_lines(url: str, lines: Path, words: Path) -> None:
     arguments = (lines, "sums", "--name", "arith", "--tokenizer", words, "--tag", "level")
-    assert said(url, *arguments, "--create") == "2 groups put\n"
-    assert said(url, *arguments) == "0 groups put; 3 rows of arith had been put before\n"
+    assert output_of(url, *arguments, "--create") == "put 2 groups\n"
+    assert output_of(url, *arguments) == "put 0 groups; skipped 3 rows of arith put before\n"
     first, second = json_of("groups", "list", "sums", "--ascending", "--sort", "id", url=url)
     assert (first["group_uid"], first["task_name"], first["num_episodes"]) == (
         "arith/0",
@@ -62,7 +62,7 @@ def test_texts_of_json_lines(url: str, lines: Path, words: Path) -> None:
     assert (second["group_uid"], second["tags"]) == ("arith/2", {"level": "hard"})
     with lines.open("a", encoding="utf8") as file:
         file.write("\n" + json.dumps(TEXTS[0]) + "\n")
-    assert said(url, *arguments).startswith("1 groups put; 3 rows")
+    assert output_of(url, *arguments).startswith("put 1 groups; skipped 3 rows")
 
 
 def test_tokens_of_a_folder_of_parquet(url: str, tmp_path: Path) -> None:
@@ -72,31 +72,33 @@ def test_tokens_of_a_folder_of_parquet(url: str, tmp_path: Path) -> None:
         rows = [{"prompt_ids": [part], "completion_ids": [[1], [2, 3]], "rewards": [0.0, 1.0]}]
         pq.write_table(pa.Table.from_pylist(rows), folder / f"part-{part}.parquet")
     how = ("--name", "elsewhere", "--task", "math", "--create")
-    assert said(url, folder, "sums", *how) == "2 groups put\n"
+    assert output_of(url, folder, "sums", *how) == "put 2 groups\n"
     with blocking.Store.open(url) as store:
         groups = store.buffer("sums").get(uids=["elsewhere/0", "elsewhere/1"])
     assert [one.task_name for one in groups] == ["math", "math"]
     assert [one.episodes[1].token_ids.tolist() for one in groups] == [[0, 2, 3], [1, 2, 3]]
 
 
-def test_what_is_refused(url: str, lines: Path, words: Path, tmp_path: Path) -> None:
-    said(url, lines, "sums", "--name", "arith", "--tokenizer", words, "--create")
+def test_refused_commands(url: str, lines: Path, words: Path, tmp_path: Path) -> None:
+    output_of(url, lines, "sums", "--name", "arith", "--tokenizer", words, "--create")
     text = (lines, "sums", "--name", "again")
-    assert "tokenizer: expected one, where row 0" in refused(url, *text)
-    assert "tokenizer: expected a tokenizer" in refused(url, *text, "--tokenizer", tmp_path)
+    assert "tokenizer: expected a tokenizer, because row 0" in refused(url, *text)
+    assert "tokenizer: expected a Hugging Face tokenizer" in refused(
+        url, *text, "--tokenizer", tmp_path
+    )
     assert "there are: 'sums'" in refused(url, lines, "sum", "--tokenizer", words)
-    assert "files that are there" in refused(url, tmp_path / "none.jsonl", "sums")
-    assert "files that are there" in refused(url, words, "new", "--create")
+    assert "an existing file or folder" in refused(url, tmp_path / "none.jsonl", "sums")
+    assert "an existing file or folder" in refused(url, words, "new", "--create")
     assert [one["name"] for one in json_of("buffers", "list", url=url)] == ["sums"]
-    for content, what in (('{"prompt": "2"}\n{', "bad.jsonl, line 2"), ("3", "an object")):
+    for content, what in (('{"prompt": "2"}\n{', "bad.jsonl, line 2"), ("3", "a JSON object")):
         (tmp_path / "bad.jsonl").write_text(content, encoding="utf8")
         assert what in refused(url, tmp_path / "bad.jsonl", "sums", "--tokenizer", words)
     (tmp_path / "bad.parquet").write_bytes(b"no")
-    assert "a file of Parquet" in refused(url, tmp_path / "bad.parquet", "sums")
+    assert "a Parquet file" in refused(url, tmp_path / "bad.parquet", "sums")
     assert len(json_of("groups", "list", "sums", url=url)) == 2
 
 
-def test_nothing_is_made(lines: Path, tmp_path: Path) -> None:
+def test_a_missing_store_is_not_created(lines: Path, tmp_path: Path) -> None:
     assert "nowhere.db" in refused(f"sqlite:///{tmp_path}/nowhere.db", lines, "sums", "--create")
     assert not (tmp_path / "nowhere.db").exists()
 

@@ -1,4 +1,4 @@
-"""The example trains with the real trainers of TRL, on what the buffer gave them."""
+"""The example trains with TRL's real trainers, on datasets from the buffer."""
 
 from __future__ import annotations
 

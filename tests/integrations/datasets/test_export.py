@@ -1,4 +1,4 @@
-"""An export is a data set of Hugging Face as it is."""
+"""Hugging Face `datasets` loads an export directly."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from replaydb import analysis
 from replaydb.exchange import export_groups
 
 
-async def test_it_is_loaded(tmp_path: Path) -> None:
+async def test_datasets_loads_an_export(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'replay.db'}"
     async with rdb.Store.open(url) as store:
         buffer = await store.buffer("math")

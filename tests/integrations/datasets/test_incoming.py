@@ -1,4 +1,4 @@
-"""Datasets go into a buffer, each row once."""
+"""Import of datasets: each row is stored once."""
 
 from __future__ import annotations
 
@@ -98,10 +98,9 @@ def call(**arguments: int | None) -> dict[str, Any]:
     return {"role": "assistant", "tool_calls": [{"type": "function", "function": function}]}
 
 
-#: Messages, and arguments of calls, that differ in their keys: of such a column Arrow makes objects
-#: that have all keys.
+#: Messages and call arguments with different keys: Arrow gives all objects of a column all keys.
 AGENT = [USER[0], call(a=2), call(b=2), {"role": "tool", "name": "add", "content": "4"}]
-#: Reads what there is.
+#: A template that renders all keys that are present.
 CALLS = (
     "{% for message in messages %}{{ message['name'] or '' }} {{ message['content'] or '' }} "
     "{% if 'tool_calls' in message %}{% for call in message['tool_calls'] %}"
@@ -127,13 +126,13 @@ def test_keys_that_arrow_adds_are_not_read(sums: blocking.Buffer) -> None:
         assert one.prompt == AGENT
         assert one.episodes[0].prompt_ids.tolist() == expected
     null = [{"prompt": [*USER, call(a=None)], "completion": "4"}]
-    json = Dataset.from_list(null, on_mixed_types="use_json")  # which adds no keys
+    json = Dataset.from_list(null, on_mixed_types="use_json")  # this adds no keys
     put_dataset(sums, json, "null", tokenizer=tokenizer(CALLS))
     assert stored(sums)[-1].prompt == null[0]["prompt"]
 
 
 @pytest.mark.parametrize(("content", "tokens"), [({}, "+ 2"), ({"content": "5"}, "5 + 2")])
-def test_an_answer_that_calls_tools_comes_back(
+def test_tool_calls_round_trip(
     url: str, sums: blocking.Buffer, content: dict[str, str], tokens: str
 ) -> None:
     answer = [call(a=2) | content]
@@ -145,7 +144,7 @@ def test_an_answer_that_calls_tools_comes_back(
     assert row["completion"] == answer
 
 
-def test_an_answer_of_any_characters_comes_back(url: str, sums: blocking.Buffer) -> None:
+def test_any_characters_round_trip(url: str, sums: blocking.Buffer) -> None:
     answer = [call(a=2) | {"content": GENERATED}]
     row = {"prompt": USER, "completion": answer, "prompt_ids": [1], "completion_ids": [2]}
     put_dataset(sums, IterableDataset.from_generator(lambda: iter([row | {"reward": 1}])), "any")
@@ -164,7 +163,7 @@ def test_formats_of_a_dataset_change_nothing(sums: blocking.Buffer, kind: str) -
         plain = Dataset.from_list(rows)
         formatted = plain.with_format(kind)
         ways: list[Any] = [plain, formatted, formatted.to_iterable_dataset()]
-        if kind in ("numpy", "torch"):  # a function gets rows, and makes rows of arrays
+        if kind in ("numpy", "torch"):  # the function receives and returns rows of arrays
             ways.append(formatted.to_iterable_dataset().map(dict))
         if kind == "numpy" and rows is texts:
             ways.append(plain.with_transform(_arrays))
@@ -187,7 +186,7 @@ def _arrays(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
 
 
 def _rows(count: int, each: int = 2) -> list[dict[str, Any]]:
-    """So many completions, some for each prompt."""
+    """Return `count` completions, `each` per prompt."""
     return [
         {"prompt_ids": [i // each], "completion_ids": [i], "reward": float(i % each)}
         for i in range(count)
@@ -195,7 +194,7 @@ def _rows(count: int, each: int = 2) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["dataset", "iterable"])
-def test_an_import_goes_on_where_it_was(
+def test_an_interrupted_import_resumes(
     sums: blocking.Buffer, streamed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(incoming, "PAGE", 2)
@@ -212,7 +211,7 @@ def test_an_import_goes_on_where_it_was(
     assert put_dataset(sums, dataset(rows), "d") == 0
     assert [one.group_uid for one in sums.find()] == [f"d/{i}" for i in range(0, 14, 2)]
     assert {one.num_episodes for one in sums.find()} == {2}
-    assert put_dataset(sums, dataset(_rows(16)), "d") == 1  # it has grown
+    assert put_dataset(sums, dataset(_rows(16)), "d") == 1  # one more group than before
 
 
 def test_two_imports_at_once_put_each_row_once(url: str, sums: blocking.Buffer) -> None:
@@ -284,24 +283,22 @@ REFUSED = [
     ({**TEXT, "completion_ids": [8], "logprobs": [-0.5]}, "row 0", "both, with completion_ids"),
     ({**TEXT, "prompt_ids": [9]}, "row 0", "both, with prompt_ids"),
     ({**TEXT, "logprobs": [-0.5, -0.25]}, "row 0", "both, with logprobs"),
-    ({"prompt": "2", "completion": "4", "rewards": [1.0, 0.0]}, "row 0", "lists, as rewards is"),
+    ({"prompt": "2", "completion": "4", "rewards": [1.0, 0.0]}, "row 0", "as lists, like rewards"),
     ({"prompt": "2", "completions": 5}, "row 0", "one length"),
     ({"prompt": "2", "completions": "45"}, "row 0", "one length"),
     ({**TEXT, "completion": 5}, "completion of row 0", "one message"),
-    ({**TEXT, "completion": [call(a=2)]}, "completion of row 0", "as the prompt is text"),
+    ({**TEXT, "completion": [call(a=2)]}, "completion of row 0", "because the prompt is text"),
     ({**TEXT, "completion": {"content": "4"}}, "completion of row 0", "one message"),
     ({**TEXT, "prompt": []}, "prompt of row 0", "text, or messages"),
-    ({**TOKENS, "logprobs": [0.5]}, "logprobs of row 0", "none above 0"),
-    ({**TOKENS, "logprobs": [float("inf")]}, "logprobs of row 0", "none above 0"),
+    ({**TOKENS, "logprobs": [0.5]}, "logprobs of row 0", "values of at most 0"),
+    ({**TOKENS, "logprobs": [float("inf")]}, "logprobs of row 0", "values of at most 0"),
 ]
 
 
 @pytest.mark.parametrize(
     ("row", "field", "words"), REFUSED, ids=[f"{one[1]}-{i}" for i, one in enumerate(REFUSED)]
 )
-def test_rows_that_are_refused(
-    sums: blocking.Buffer, row: dict[str, Any], field: str, words: str
-) -> None:
+def test_refused_rows(sums: blocking.Buffer, row: dict[str, Any], field: str, words: str) -> None:
     with pytest.raises(rdb.InvalidInputError) as caught:
         put_dataset(sums, Dataset.from_list([row]), "d", tokenizer=tokenizer())
     assert caught.value.field == field
@@ -309,9 +306,11 @@ def test_rows_that_are_refused(
     assert sums.count() == 0
 
 
-def test_calls_that_are_refused(sums: blocking.Buffer) -> None:
+def test_refused_calls(sums: blocking.Buffer) -> None:
     dataset = Dataset.from_list([TEXT])
-    with pytest.raises(rdb.InvalidInputError, match="tokenizer: expected one, where row 0"):
+    with pytest.raises(
+        rdb.InvalidInputError, match="tokenizer: expected a tokenizer, because row 0"
+    ):
         put_dataset(sums, dataset, "d")
     with pytest.raises(rdb.InvalidInputError, match="tags of row 0: expected a column 'level'"):
         put_dataset(sums, dataset, "d", tokenizer=tokenizer(), tags=["level"])

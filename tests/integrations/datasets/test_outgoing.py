@@ -1,4 +1,4 @@
-"""What is stored becomes training sets in TRL's formats."""
+"""Export of stored groups as training sets in TRL's formats."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def group(
 
 @pytest.fixture(params=[False, True], ids=["dataset", "iterable"])
 def how(request: pytest.FixtureRequest, cache: str) -> dict[str, Any]:
-    """A file of Arrow, or streamed."""
+    """Options of a set: an Arrow file, or streamed."""
     return {"streaming": request.param, "cache_dir": cache}
 
 
@@ -100,7 +100,7 @@ def conversation(**arguments: Any) -> list[dict[str, Any]]:
 
 
 def chat(uid: str, *completions: Any) -> rdb.EpisodeGroup:
-    """A group whose completions are messages, or whatever else is in the metadata."""
+    """A group whose episodes have these completions in their metadata."""
     episodes = [
         rdb.Episode(
             prompt_ids=[4],
@@ -130,7 +130,9 @@ def test_conversations_stay_as_they_were(
     assert is_conversational(pair)
 
 
-def test_what_a_file_would_change_is_streamed(url: str, sums: blocking.Buffer, cache: str) -> None:
+def test_messages_that_a_file_would_change_need_streaming(
+    url: str, sums: blocking.Buffer, cache: str
+) -> None:
     for uid, value in {"large": 2**64, "infinite": math.inf, "surrogate": "\ud800"}.items():
         messages = conversation(a=value)
         sums.put(chat(uid, messages))
@@ -149,7 +151,7 @@ def test_metadata_that_is_no_conversation_is_refused(url: str, sums: blocking.Bu
             sft_dataset(url, "sums", streaming=True, where=rdb.col.group_uid == f"g{i}")
 
 
-def test_the_tokens_that_were_sampled(url: str, sums: blocking.Buffer, how: dict[str, Any]) -> None:
+def test_sampled_tokens_are_returned(url: str, sums: blocking.Buffer, how: dict[str, Any]) -> None:
     turns = [
         rdb.Turn(prompt_ids=[1, 2], response_ids=[3]),
         rdb.Turn(prompt_ids=[1, 2, 3, 4], response_ids=[5]),
@@ -168,9 +170,7 @@ def test_the_tokens_that_were_sampled(url: str, sums: blocking.Buffer, how: dict
     ]
 
 
-def test_texts_are_decoded_where_there_are_none(
-    url: str, sums: blocking.Buffer, cache: str
-) -> None:
+def test_missing_texts_are_decoded(url: str, sums: blocking.Buffer, cache: str) -> None:
     sums.put(group("a", texts=False, prompt=None))
     (row,) = dpo_dataset(url, "sums", tokenizer=tokenizer(), cache_dir=cache)
     assert row == {"prompt": "2 + 2 =", "chosen": "4", "rejected": "5", "margin": 1.0}
@@ -216,10 +216,10 @@ def test_prompts_by_difficulty(url: str, sums: blocking.Buffer, how: dict[str, A
     assert [row["answer"] for row in rows] == [None, None, None, "5", "4"]
 
 
-def test_groups_that_were_filtered_say_how_often_a_prompt_is_solved(
+def test_filtered_groups_count_for_the_solve_rate(
     url: str, sums: blocking.Buffer, how: dict[str, Any]
 ) -> None:
-    """A trainer that replaces uninformative groups stores those of equal rewards as filtered."""
+    """A trainer that replaces zero-variance groups stores them as filtered."""
     sums.put([group("was half", prompt_uid="p"), group("half", prompt_uid="q")])
     sums.put(group("now solved", [1.0, 1.0], prompt_uid="p", status="filtered"))
 
@@ -233,7 +233,7 @@ def test_groups_that_were_filtered_say_how_often_a_prompt_is_solved(
 
 
 @postgresql_nightly
-def test_groups_are_chosen_as_elsewhere(url: str, sums: blocking.Buffer, cache: str) -> None:
+def test_group_selection(url: str, sums: blocking.Buffer, cache: str) -> None:
     with blocking.Store.open(url, run="other") as store:
         store.buffer("sums").put(group("run"))
     sums.put(
@@ -262,20 +262,20 @@ def test_groups_are_chosen_as_elsewhere(url: str, sums: blocking.Buffer, cache: 
     assert uids() == ["run", "task", "tag", "plain"]
 
 
-def test_pages_are_read_to_the_end_and_no_further(
+def test_an_iteration_ends_at_the_newest_group_of_its_start(
     url: str, sums: blocking.Buffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outgoing, "PAGE", 2)
     found = sums.put([group(f"g{i}", [float(i), -1.0]) for i in range(7)])
     rows = iter(sft_dataset(url, "sums", streaming=True))
     assert next(rows)["reward"] == 0.0
-    sums.put(group("late"))  # in the next iteration
+    sums.put(group("late"))  # included in the next iteration only
     sums.delete([found[5]])
     sums.update([found[4]], status="archived")
     assert [row["reward"] for row in rows] == [1.0, 2.0, 3.0, 4.0, 6.0]
 
 
-def test_groups_that_go_between_two_reads_are_left_out(
+def test_groups_deleted_between_two_reads_are_skipped(
     url: str, sums: blocking.Buffer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = sums.put([group(f"g{i}", [float(i), -1.0]) for i in range(4)])
@@ -292,9 +292,7 @@ def test_groups_that_go_between_two_reads_are_left_out(
     assert [row["reward"] for row in rows] == [0.0, 2.0, 3.0]
 
 
-def test_a_file_of_earlier_is_not_taken_for_what_is_stored(
-    url: str, sums: blocking.Buffer, cache: str
-) -> None:
+def test_cached_files_are_not_reused(url: str, sums: blocking.Buffer, cache: str) -> None:
     sums.put(group("a"))
     assert len(sft_dataset(url, "sums", cache_dir=cache)) == 1
     sums.put(group("b"))
@@ -309,8 +307,8 @@ def test_workers_open_the_store_themselves(url: str, sums: blocking.Buffer) -> N
     assert [len(batch["prompt"]) for batch in loader] == [2, 2, 1]
 
 
-def test_what_is_refused(url: str, sums: blocking.Buffer, how: dict[str, Any]) -> None:
-    with pytest.raises(rdb.InvalidInputError, match="groups to make rows of"):
+def test_refused_calls(url: str, sums: blocking.Buffer, how: dict[str, Any]) -> None:
+    with pytest.raises(rdb.InvalidInputError, match="at least one selected group"):
         sft_dataset(url, "sums", **how)
     with pytest.raises(rdb.UnknownBufferError):
         sft_dataset(url, "prods", **how)
@@ -342,7 +340,7 @@ def test_tags_of_several_types_or_the_names_of_columns_are_refused(
         list(sft_dataset(url, "sums", tags=["n"], **how))
 
 
-def test_types_that_show_late_need_no_file(
+def test_late_types_need_streaming(
     url: str, sums: blocking.Buffer, cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("datasets.config.DEFAULT_MAX_BATCH_SIZE", 2)  # for 1,000
@@ -353,7 +351,7 @@ def test_types_that_show_late_need_no_file(
     assert [row["answer"] for row in rows] == [None, None, None, "4"]
 
 
-def test_there_and_back(url: str, sums: blocking.Buffer, cache: str) -> None:
+def test_import_and_export_round_trip(url: str, sums: blocking.Buffer, cache: str) -> None:
     rows = [{"prompt": USER, "completions": ["4", "5"], "rewards": [1.0, 0.0]}]
     put_dataset(sums, Dataset.from_list(rows), "d", tokenizer=tokenizer())
     (pair,) = dpo_dataset(url, "sums", cache_dir=cache)

@@ -1,4 +1,4 @@
-"""A tokenizer of a few words, made here: nothing is fetched."""
+"""A tokenizer with a vocabulary of a few words, created without a download."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ def tokenizer(template: str = _TEMPLATE) -> Any:
 
 
 def ids(text: str) -> list[int]:
-    """Of words between spaces."""
+    """Return the token ids of words that are separated by spaces."""
     return [WORDS.index(word) for word in text.split()]

@@ -1,4 +1,4 @@
-"""What open-instruct generates, as groups and back."""
+"""Conversion of open-instruct's results to groups and back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from replaydb import blocking
 from replaydb.integrations.open_instruct import Converter
 
 
-def test_everything_comes_back(url: str) -> None:
+def test_round_trip(url: str) -> None:
     data = processed("gsm8k/1", (1.0, 0.1, 0.0), model_step=3)
     converter = Converter(ProcessedResult)
     with blocking.Store.open(url) as store:
@@ -58,8 +58,8 @@ def test_everything_comes_back(url: str) -> None:
         ("result.reward_scores", None),
     ],
 )
-def test_a_value_comes_back_equal_and_of_its_type(name: str, value: Any) -> None:
-    """Whatever the annotation says, as upstream's own table keeps it."""
+def test_values_round_trip_with_their_types(name: str, value: Any) -> None:
+    """Whatever the annotation says, like upstream's own table."""
     data = processed("gsm8k/1")
     *inner, field = name.split(".")
     setattr(data.result if inner else data, field, value)
@@ -79,7 +79,7 @@ def test_generated_text_may_hold_any_character(url: str) -> None:
     assert identical(converter.from_group(stored), data)
 
 
-def test_rewards_that_columns_cannot_hold_are_unknown_there() -> None:
+def test_rewards_out_of_range_are_none_in_columns() -> None:
     data = processed("gsm8k/1", (1e39, float("nan"), 0.5))
     group = Converter(ProcessedResult).to_group(data, "gsm8k")
     assert [one.reward for one in group.episodes] == [None, None, 0.5]
@@ -102,7 +102,7 @@ def test_the_dataset_is_a_tag(datasets: Any, tags: dict[str, str]) -> None:
     assert Converter(ProcessedResult).to_group(data, "gsm8k").tags == tags
 
 
-def test_columns_say_what_it_is(url: str) -> None:
+def test_columns_of_a_group(url: str) -> None:
     group = Converter(ProcessedResult).to_group(processed("gsm8k/1", model_step=3), "gsm8k")
     assert (group.prompt_uid, group.tags) == ("gsm8k/1", {"dataset": "gsm8k"})
     assert group.rewards.tolist() == [1.0, 0.0]
@@ -124,7 +124,7 @@ def test_a_result_by_itself() -> None:
     assert converter.from_group(converter.to_group(data, "gsm8k")) == data
 
 
-def test_what_cannot_be_kept() -> None:
+def test_values_that_cannot_be_stored_are_refused() -> None:
     data = processed("gsm8k/1")
     with pytest.raises(rdb.InvalidInputError, match="expected a GenerationResult, got Processed"):
         Converter(GenerationResult).to_group(data, "gsm8k")  # type: ignore[arg-type]
@@ -150,7 +150,7 @@ def test_what_cannot_be_kept() -> None:
         ("result", None, "data.result: expected .* ProcessedResult has, got NoneType"),
     ],
 )
-def test_what_is_not_a_group_is_refused(name: str, value: Any, expected: str) -> None:
+def test_malformed_results_are_refused(name: str, value: Any, expected: str) -> None:
     data = processed("gsm8k/1")
     *inner, field = name.split(".")
     setattr(data.result if inner else data, field, value)

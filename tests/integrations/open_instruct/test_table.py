@@ -1,4 +1,4 @@
-"""open-instruct's table: what the original does, what it gets wrong, and what it cannot do."""
+"""open-instruct's table: behaviour of the original, corrected faults, and extensions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import replaydb as rdb
-from integrations.open_instruct import lives
+from integrations.open_instruct import processes
 from integrations.open_instruct.upstream import MinSize, ProcessedResult, Uniform, processed
 from replaydb import blocking
 from replaydb.integrations.open_instruct import Table
@@ -23,7 +23,7 @@ Open = Callable[..., Table[ProcessedResult]]
 
 @pytest.fixture
 def table(url: str) -> Iterator[Open]:
-    """Opens tables, which are shut down when the test ends."""
+    """Opens tables, which are shut down at the end of the test."""
     with ExitStack() as opened:
 
         def make(
@@ -60,14 +60,14 @@ def test_an_item_is_used_once(table: Open) -> None:
     assert len(mine) == 0
 
 
-def test_an_item_is_used_as_often_as_wanted(table: Open) -> None:
+def test_an_item_is_used_max_times_sampled_times(table: Open) -> None:
     mine = table(100, "fifo", "fifo", 2)
     insert(mine, "a")
     assert uids(mine.sample(1)) == uids(mine.sample(1)) == ["a"]
     assert len(mine) == 0
 
 
-def test_nothing_is_taken(table: Open) -> None:
+def test_a_sample_of_zero_items(table: Open) -> None:
     mine = table()
     insert(mine, "a")
     assert mine.sample(0) == []
@@ -99,13 +99,13 @@ def test_removers(table: Open, remover: str, left: str | None) -> None:
     assert found == list(left or found)
 
 
-def test_a_key_that_comes_again_is_new(table: Open) -> None:
+def test_inserting_a_key_again_renews_it(table: Open) -> None:
     mine = table()
     insert(mine, "a", "b")
     mine.insert("a", processed("a", (0.5, 0.25)))
     assert len(mine) == 2
     assert mine.sample(2) == [processed("b"), processed("a", (0.5, 0.25))]
-    insert(mine, "a")  # which was used up
+    insert(mine, "a")  # it was used up
     assert uids(mine.sample(1)) == ["a"]
 
 
@@ -121,7 +121,7 @@ def test_samples_wait_for_the_limiter(table: Open, limiter: Any) -> None:
         assert uids(waiting.result(60)) == ["a", "b"]
 
 
-def test_shutdown_wakes_who_waits(table: Open) -> None:
+def test_shutdown_ends_waiting_samples(table: Open) -> None:
     mine = table()
     with ThreadPoolExecutor() as pool:
         waiting = [pool.submit(mine.sample, 1) for _ in range(3)]
@@ -144,7 +144,7 @@ def test_the_prioritized_remover_keeps_the_best(table: Open) -> None:
     assert uids(mine.sample(4)) == ["best", "good"]
 
 
-def test_more_are_sampled_than_have_a_priority(table: Open) -> None:
+def test_items_of_priority_zero_are_sampled_last(table: Open) -> None:
     mine = table(100, "prioritized")
     insert(mine, "a", "b", "c", priority=0.0)
     insert(mine, "d", priority=1.0)
@@ -152,7 +152,7 @@ def test_more_are_sampled_than_have_a_priority(table: Open) -> None:
     assert len(mine) == 1
 
 
-def test_a_limiter_that_could_never_let_through_is_refused(table: Open, url: str) -> None:
+def test_a_limiter_above_capacity_is_refused(table: Open, url: str) -> None:
     with pytest.raises(rdb.InvalidSettingsError, match="waits for 3 groups, but capacity holds 2"):
         table(2, "fifo", "fifo", 1, MinSize(3))
     with blocking.Store.open(url) as store:
@@ -168,7 +168,7 @@ def test_equal_rewards_have_no_variance(table: Open) -> None:
     assert uids(mine.sample(2, where=rdb.col.reward_std > 0)) == ["mixed"]
 
 
-def test_metrics_tell_generated_from_replayed(table: Open) -> None:
+def test_metrics_separate_generated_and_replayed(table: Open) -> None:
     mine = table(100, "fifo", "fifo", 2)
     mine.insert("old", processed("old", (1.0, 0.0)))
     mine.sample(1, step=0)
@@ -181,7 +181,7 @@ def test_metrics_tell_generated_from_replayed(table: Open) -> None:
     assert numbers["train/reward_mean"] == numbers["replay/reward_mean"] == 0.5
 
 
-def test_what_is_older_than_allowed_is_dropped(table: Open) -> None:
+def test_items_older_than_max_age_expire(table: Open) -> None:
     mine = table(max_age=2, run="a")
     for step in (3, 4, 5):
         mine.insert(f"of {step}", processed(f"of {step}", model_step=step))
@@ -215,10 +215,10 @@ def test_threads_share_a_table(table: Open) -> None:
 
 async def test_processes_share_a_table(url: str, tmp_path: Path) -> None:
     names = [f"prompt-{i}" for i in range(30)]
-    mine = lives.table(url)
+    mine = processes.table(url)
     insert(mine, *names)
     logs = [tmp_path / f"took-{k}" for k in range(2)]
-    with workers(*(Worker(lives.consume, url, 5, str(log)) for log in logs)) as crew:
+    with workers(*(Worker(processes.consume, url, 5, str(log)) for log in logs)) as crew:
         assert [await one.ended() for one in crew] == [0, 0]
     assert sorted(" ".join(log.read_text() for log in logs).split()) == sorted(names)
     assert len(mine) == 0
@@ -226,10 +226,10 @@ async def test_processes_share_a_table(url: str, tmp_path: Path) -> None:
 
 
 async def test_a_trainer_is_killed(url: str) -> None:
-    """What it had not taken is there, and what it had taken for the step under way."""
-    with workers(Worker(lives.die_training, url, 5)) as [trainer]:
+    """Its items are still there, and so is the batch of the step in progress."""
+    with workers(Worker(processes.die_training, url, 5)) as [trainer]:
         assert await trainer.ended() == -9
-    mine = lives.table(url, run="after")
+    mine = processes.table(url, run="after")
     [lost] = mine.buffer.draws(step=7)
     batch = [mine.converter.from_group(group) for group in mine.buffer.redraw(lost.id)]
     assert batch == [processed("prompt-0"), processed("prompt-1")]
@@ -243,13 +243,13 @@ async def test_a_trainer_is_killed(url: str) -> None:
     [
         ({"sampler": "best"}, "sampler: expected one of uniform, prioritized, fifo, lifo"),
         ({"remover": object()}, "remover: expected one of uniform, prioritized, fifo, lifo"),
-        ({"rate_limiter": 3}, "rate_limiter: expected one with a `min_size`, got 3"),
+        ({"rate_limiter": 3}, "rate_limiter: expected an object with a `min_size`, got 3"),
         ({"max_size": 0}, "Capacity.groups"),
         ({"max_times_sampled": 0}, "max_times_sampled"),
         ({"max_age": -1}, "max_staleness"),
     ],
 )
-def test_what_cannot_work_is_refused(
+def test_invalid_arguments_are_refused(
     table: Open, url: str, how: dict[str, Any], expected: str
 ) -> None:
     with pytest.raises(ValueError, match=expected) as refused:
@@ -259,7 +259,7 @@ def test_what_cannot_work_is_refused(
         assert store.buffers() == []
 
 
-def test_a_bad_item_spoils_no_batch(table: Open) -> None:
+def test_a_refused_item_leaves_the_others(table: Open) -> None:
     mine = table()
     insert(mine, "a", "b")
     bad = processed("bad")
@@ -269,7 +269,7 @@ def test_a_bad_item_spoils_no_batch(table: Open) -> None:
     assert uids(mine.sample(3)) == ["a", "b"]
 
 
-def test_a_number_of_items_that_cannot_be(table: Open) -> None:
+def test_invalid_sample_sizes_are_refused(table: Open) -> None:
     mine = table()
     insert(mine, "a")
     for n in ("3", 1.5, -1, None):
@@ -288,7 +288,9 @@ def test_a_number_of_items_that_cannot_be(table: Open) -> None:
         ({"max_age": 3}, "max_staleness"),
     ],
 )
-def test_a_second_table_changes_nothing(table: Open, how: dict[str, Any], field: str) -> None:
+def test_a_second_table_with_other_settings_is_refused(
+    table: Open, how: dict[str, Any], field: str
+) -> None:
     mine = table(max_age=4)
     insert(mine, "a", "b", "c")
     with pytest.raises(rdb.InvalidSettingsError, match=f"^{field}: the table 'table' has "):
@@ -296,7 +298,7 @@ def test_a_second_table_changes_nothing(table: Open, how: dict[str, Any], field:
     assert len(table(sampler="lifo", max_age=4)) == len(mine) == 3
 
 
-def test_a_priority_that_cannot_be(table: Open) -> None:
+def test_invalid_priorities_are_refused(table: Open) -> None:
     mine = table()
     with pytest.raises(rdb.InvalidInputError, match="priority"):
         mine.insert("a", processed("a"), -1.0)

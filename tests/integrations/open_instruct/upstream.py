@@ -1,7 +1,7 @@
-"""What open-instruct inserts into its table.
+"""Stand-ins for open-instruct's classes, and items as it inserts them into its table.
 
-The package is not on an index. The classes have the fields and annotations of its source, and the
-values have the types that its code produces, which the annotations do not all say: a row's verifier
+The package is not on an index. The classes have the fields and annotations of its source. The
+values have the types that its code produces, which differ from some annotations: a row's verifier
 sources and ground truths are lists, timeouts are bools, and metrics are numpy scalars.
 """
 
@@ -71,7 +71,7 @@ class ProcessedResult:
 
 
 class Uniform:
-    """A selector; the table goes by the name of its class."""
+    """A selector; the table recognizes it by the name of its class."""
 
 
 @dataclass
@@ -82,7 +82,7 @@ class MinSize:
 def processed(
     uid: str, rewards: tuple[float, ...] = (1.0, 0.0), model_step: int | None = None
 ) -> ProcessedResult:
-    """A group of completions of three tokens, the second of which a tool said."""
+    """A group of completions of three tokens, the second of which is tool output."""
     size = len(rewards)
     result = GenerationResult(
         responses=[[5, 6, 7 + i] for i in range(size)],

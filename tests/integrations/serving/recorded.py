@@ -1,4 +1,4 @@
-"""Answers as the engines publish them, made by hand: "2 + 2 =" (tokens 1, 2, 3), answered twice.
+"""Handwritten responses in the engines' formats: "2 + 2 =" (tokens 1, 2, 3), two completions.
 
 vLLM: `RequestOutput`, and its OpenAI server with `return_token_ids`. SGLang: `/generate`, and its
 OpenAI server with `return_meta_info` and `return_prompt_token_ids`.
@@ -20,7 +20,7 @@ def logprob(value: float | None, token: str) -> SimpleNamespace:
 
 
 def vllm_output(**changes: Any) -> SimpleNamespace:
-    """What `LLM.generate` returns for one prompt, with `SamplingParams(n=2, logprobs=1)`."""
+    """Output of `LLM.generate` for one prompt, with `SamplingParams(n=2, logprobs=1)`."""
     right = SimpleNamespace(
         index=0,
         text=" 4",
@@ -63,7 +63,7 @@ def vllm_output(**changes: Any) -> SimpleNamespace:
 def sglang_answer(
     ids: list[int] = RIGHT, logprobs: tuple[float | None, ...] = (-0.5, -0.25), **meta: Any
 ) -> dict[str, Any]:
-    """One of `/generate`, with `return_logprob` and `logprob_start_len=0`."""
+    """Response of `/generate`, with `return_logprob` and `logprob_start_len=0`."""
     return {
         "text": " 4" if ids == RIGHT else " 5!",
         "output_ids": list(ids),
@@ -125,12 +125,12 @@ _VLLM_CHAT = {
 
 
 def vllm_chat() -> dict[str, Any]:
-    """Of `/v1/chat/completions` with `n=2`, `logprobs` and `return_token_ids`."""
+    """Response of `/v1/chat/completions` with `n=2`, `logprobs` and `return_token_ids`."""
     return copy.deepcopy(_VLLM_CHAT)
 
 
 def sglang_chat() -> dict[str, Any]:
-    """Of SGLang's `/v1/chat/completions`, with `logprobs` and the two options for tokens."""
+    """Response of SGLang's `/v1/chat/completions`, with `logprobs` and both token options."""
     answer = sglang_answer()
     return {
         "id": "0b7f",
@@ -159,7 +159,7 @@ def sglang_chat() -> dict[str, Any]:
 
 
 def vllm_completion() -> dict[str, Any]:
-    """Of `/v1/completions` with `logprobs=1` and `return_token_ids`."""
+    """Response of `/v1/completions` with `logprobs=1` and `return_token_ids`."""
     return {
         "id": "cmpl-1",
         "object": "text_completion",
@@ -187,7 +187,7 @@ def vllm_completion() -> dict[str, Any]:
 
 
 def vllm_tool_call() -> dict[str, Any]:
-    """A chat answer that calls a tool, and says nothing."""
+    """Chat response with a tool call and no text."""
     answer = vllm_chat()
     del answer["choices"][1]
     answer["usage"] = {"prompt_tokens": 3, "total_tokens": 5, "completion_tokens": 2}

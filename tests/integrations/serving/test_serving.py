@@ -1,4 +1,4 @@
-"""Answers of vLLM, SGLang and servers with OpenAI's API become episodes, exactly."""
+"""Exact conversion of responses of vLLM, SGLang and OpenAI-compatible servers to episodes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_vllm_outputs_are_a_group() -> None:
     assert episode.logprobs.tolist() == [0, 0, 0, -1.5, -2.0, -0.5]
 
 
-def test_vllm_outputs_come_by_their_index() -> None:
+def test_vllm_outputs_are_sorted_by_index() -> None:
     output = vllm_output()
     output.outputs.reverse()
     assert [one.response_ids for one in from_vllm(output)] == [RIGHT, WRONG]
@@ -100,7 +100,7 @@ def test_an_aborted_completion_aborts_its_group() -> None:
     assert (empty.response_ids, empty.logprobs, empty.finish_reason) == ([], [], "abort")
 
 
-def test_sglang_answers_say_their_version() -> None:
+def test_sglang_responses_report_their_version() -> None:
     several = [sglang_answer(), sglang_answer(WRONG, (-1.5, -2.0, -0.5), weight_version="default")]
     right, wrong = from_sglang(several)
     assert (right.prompt_ids, right.response_ids, right.logprobs) == (PROMPT, RIGHT, [-0.5, -0.25])
@@ -111,7 +111,7 @@ def test_sglang_answers_say_their_version() -> None:
     assert from_sglang(several[0]) == [right]
 
 
-def test_sglang_prompts_that_were_sent() -> None:
+def test_sglang_prompt_ids_from_the_caller() -> None:
     answer = sglang_answer(input_token_logprobs=[[None, 3, None]])  # of logprob_start_len=-1
     assert from_sglang(answer, prompt_ids=[7, 8])[0].prompt_ids == [7, 8]
     with pytest.raises(rdb.InvalidInputError, match="logprob_start_len=0") as caught:
@@ -125,16 +125,16 @@ def _same(answer: dict[str, Any]) -> Any:
 
 def _typed(answer: dict[str, Any]) -> Any:
     kind = ChatCompletion if answer["object"] == "chat.completion" else OpenAICompletion
-    return kind.construct(**answer)  # as the client does: nothing is validated
+    return kind.construct(**answer)  # as the client does, without validation
 
 
 @pytest.fixture(params=[_same, _typed], ids=["json", "openai"])
 def read(request: pytest.FixtureRequest) -> Reader:
-    """Reads an answer as JSON, or as the client of OpenAI has it."""
+    """Reads a response as JSON, or as an object of the OpenAI client."""
     return lambda answer: from_openai(request.param(answer))
 
 
-def test_answers_as_they_came_over_http() -> None:
+def test_responses_as_json_text() -> None:
     assert from_openai(json.dumps(vllm_chat())) == from_openai(json.dumps(vllm_chat()).encode())
     assert from_openai(json.dumps(vllm_tool_call())) == from_openai(vllm_tool_call())
     assert from_sglang(json.dumps([sglang_answer()])) == from_sglang([sglang_answer()])
@@ -149,7 +149,7 @@ def test_vllm_chat(read: Reader) -> None:
     assert right.policy_version is None
 
 
-def test_tokens_in_the_place_of_texts(read: Reader) -> None:
+def test_token_ids_instead_of_texts(read: Reader) -> None:
     answer = vllm_chat()
     for choice in answer["choices"]:
         ids = choice.pop("token_ids")
@@ -213,14 +213,14 @@ def test_a_stream_of_reasoning_alone() -> None:
     assert (wrong.text, wrong.metadata["reasoning"]) == (None, "22")
 
 
-def test_a_stream_that_has_not_ended() -> None:
+def test_an_unfinished_stream_is_refused() -> None:
     with pytest.raises(rdb.InvalidInputError, match="last chunk") as caught:
         from_openai(vllm_chunks()[:-2])
     assert caught.value.field == "choices[0].finish_reason"
 
 
 def _vllm(**changes: Any) -> SimpleNamespace:
-    """An output whose first completion has changed."""
+    """Return an output with changes to its first completion."""
     output = vllm_output()
     vars(output.outputs[0]).update(changes)
     return output
@@ -228,10 +228,10 @@ def _vllm(**changes: Any) -> SimpleNamespace:
 
 def _without(answer: dict[str, Any], *path: Any, value: Any = None) -> dict[str, Any]:
     *parents, last = path
-    place: Any = answer
+    parent: Any = answer
     for step in parents:
-        place = place[step]
-    place[last] = value
+        parent = parent[step]
+    parent[last] = value
     return answer
 
 
@@ -240,7 +240,7 @@ def _chat(*path: Any, value: Any) -> Callable[[], Any]:
 
 
 def _echoed() -> dict[str, Any]:
-    """The prompt and what was sampled, as one list of tokens that stand for texts."""
+    """A response with prompt and sampled tokens in one list, as token ids instead of texts."""
     answer = vllm_completion()
     del answer["choices"][0]["token_ids"]
     logprobs = answer["choices"][0]["logprobs"]
@@ -250,7 +250,7 @@ def _echoed() -> dict[str, Any]:
 
 
 def _others(kind: str) -> list[dict[str, Any]]:
-    """Chunks, of which one is of another answer, or no chunk."""
+    """Chunks of which one belongs to another response, or is not a chunk."""
     chunks = vllm_chunks()
     chunks[2] = {**chunks[2], "id": "chatcmpl-2"} if kind == "id" else {"choices": ["x"]}
     return chunks
@@ -363,12 +363,12 @@ REFUSED: list[tuple[Callable[[], Any], str, str]] = [
     (
         lambda: from_sglang(sglang_answer(output_token_logprobs=[[-0.5], [-0.25]])),
         "meta_info.output_token_logprobs",
-        "of each",
+        "for each token",
     ),
     (
         lambda: from_sglang(sglang_answer(input_token_logprobs=[1, 2, 3])),
         "meta_info.input_token_logprobs",
-        "of each",
+        "for each token",
     ),
     (lambda: from_vllm(_vllm(logprobs=[-0.5, -0.25])), "outputs[0].logprobs[0]", "token 4"),
     (lambda: from_openai(None), "choices", "None"),
@@ -376,14 +376,14 @@ REFUSED: list[tuple[Callable[[], Any], str, str]] = [
     (
         lambda: to_group("sums", from_vllm(vllm_output()), rewards=[1.0]),
         "rewards",
-        "as many as completions, 2",
+        "one for each of 2 completions",
     ),
     (
         lambda: to_group(
             "sums", [*from_vllm(vllm_output()), *from_vllm(vllm_output(prompt_token_ids=[1]))]
         ),
         "completions[2].prompt_ids",
-        "prompt of the others",
+        "the same prompt",
     ),
 ]
 
@@ -393,7 +393,7 @@ REFUSED: list[tuple[Callable[[], Any], str, str]] = [
     REFUSED,
     ids=[f"{field}-{i}" for i, (_, field, _) in enumerate(REFUSED)],
 )
-def test_what_is_missing_is_named_with_what_gives_it(
+def test_errors_name_the_field_and_the_option(
     call: Callable[[], Any], field: str, words: str
 ) -> None:
     with pytest.raises(rdb.InvalidInputError) as caught:
@@ -402,22 +402,22 @@ def test_what_is_missing_is_named_with_what_gives_it(
     assert words in str(caught.value)
 
 
-def test_prompts_of_openai_that_were_sent() -> None:
+def test_openai_prompt_ids_from_the_caller() -> None:
     answer = _without(vllm_chat(), "prompt_token_ids")
     assert {tuple(one.prompt_ids) for one in from_openai(answer, prompt_ids=PROMPT)} == {(1, 2, 3)}
 
 
-def test_answers_of_an_agent_are_turns() -> None:
-    (asked,) = from_openai(vllm_tool_call())
-    (said,) = from_sglang(sglang_answer(), prompt_ids=[*PROMPT, *RIGHT, 8])
-    episode = rdb.Episode(turns=[asked.turn(), said.turn(reward=1.0, policy_version=11)])
+def test_responses_become_turns_of_an_agent() -> None:
+    (called,) = from_openai(vllm_tool_call())
+    (answered,) = from_sglang(sglang_answer(), prompt_ids=[*PROMPT, *RIGHT, 8])
+    episode = rdb.Episode(turns=[called.turn(), answered.turn(reward=1.0, policy_version=11)])
     assert (episode.reward, episode.num_tokens) == (1.0, 5 + 8)
     assert [turn.finish_reason for turn in episode.turns] == ["tool_calls", "stop"]
     assert episode.turns[1].policy_version == 11
 
 
-async def test_groups_of_answers_are_stored_as_they_are(buffer: rdb.Buffer) -> None:
-    """Each engine's, on both databases, NaN included; the same answer twice is one group."""
+async def test_groups_of_responses_are_stored_unchanged(buffer: rdb.Buffer) -> None:
+    """For each engine, on both databases, including NaN; a repeated response is one group."""
     groups = [
         to_group("vllm", from_vllm(vllm_output()), rewards=[1.0, 0.0], group_uid="vllm/7"),
         to_group("sglang", from_sglang(sglang_answer()), group_uid="sglang/0b7f"),

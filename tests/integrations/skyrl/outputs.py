@@ -1,4 +1,4 @@
-"""Outputs as SkyRL's generators return them, at random."""
+"""Random outputs in the form of SkyRL's generators."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from skyrl.train.generators.base import TrajectoryID
 
 
 def _floats(rng: random.Random, size: int) -> list[float]:
-    return [-rng.randrange(1, 512) / 64 for _ in range(size)]  # as float32 has them
+    return [-rng.randrange(1, 512) / 64 for _ in range(size)]  # exact in float32
 
 
 def chain(rng: random.Random, turns: int) -> list[tuple[list[int], list[int]]]:
-    """Prompts and responses; a prompt goes on from what was before, or does not, now and then."""
+    """Prompts and responses of turns. Most prompts extend the turns before, some do not."""
     made: list[tuple[list[int], list[int]]] = []
     tokens = [rng.randrange(4)]
     for _ in range(turns):
@@ -39,7 +39,7 @@ def output(
     token_rewards: bool = True,
     reward: float | None = None,
 ) -> dict[str, Any]:
-    """Trajectories of some prompts; `reward` is that of all, else they differ."""
+    """Trajectories of some prompts; `reward` is the reward of all, by default they differ."""
     rows: list[dict[str, Any]] = []
     for uid in uids:
         for repetition in range(repetitions):

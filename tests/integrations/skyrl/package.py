@@ -1,8 +1,8 @@
 """`skyrl.train` on a machine without a GPU: import this before any of it.
 
-What its packages import first is for inference engines; and pydantic refuses, on Python 3.11,
-types of `skyrl.tinker`. Its generator outputs, and the trainer whose loops they go through, need
-neither: they are imported from packages whose own modules were made but not run.
+Its packages import inference engines, and pydantic refuses types of `skyrl.tinker` on Python 3.11.
+Generator outputs and the trainer's loops need neither. They are imported from packages whose own
+modules were created but not executed.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The example goes over its restart."""
+"""The example runs across its restart."""
 
 from __future__ import annotations
 
 from examples import skyrl_restart as example
 
 
-def test_only_what_is_missing_is_generated(url: str) -> None:
-    assert example.live(url, ["1", "2", "3"], trains=["1"]) == ["1", "2", "3"]
-    assert example.live(url, ["2", "3", "4"], trains=["2", "3", "4"]) == ["4"]
+def test_only_missing_prompts_are_generated(url: str) -> None:
+    assert example.run_trainer(url, ["1", "2", "3"], trains=["1"]) == ["1", "2", "3"]
+    assert example.run_trainer(url, ["2", "3", "4"], trains=["2", "3", "4"]) == ["4"]

@@ -1,4 +1,4 @@
-"""Generator outputs and groups, merging beside SkyRL's own, and what survives a trainer."""
+"""Generator outputs and groups, merging compared with SkyRL's, and restarts of a trainer."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from replaydb.integrations.skyrl import (
 from support.engines import postgresql_nightly
 from support.groups import groups
 
-#: What one function of SkyRL's recomputes whenever outputs are put together.
+#: A field that SkyRL recomputes whenever it concatenates outputs.
 METRICS = "rollout_metrics"
 
 
@@ -53,9 +53,7 @@ def kept(url: str) -> Iterator[blocking.Buffer]:
 
 @pytest.mark.parametrize("step_wise", [True, False])
 @pytest.mark.parametrize("token_rewards", [True, False])
-def test_an_output_comes_back_as_it_went_in(
-    kept: blocking.Buffer, step_wise: bool, token_rewards: bool
-) -> None:
+def test_outputs_round_trip(kept: blocking.Buffer, step_wise: bool, token_rewards: bool) -> None:
     made = output(
         random.Random(1), ["a", "b", "c"], step_wise=step_wise, token_rewards=token_rewards
     )
@@ -68,7 +66,7 @@ def test_an_output_comes_back_as_it_went_in(
     assert {one.min_policy_version for one in stored} == {7}
 
 
-def test_metrics_that_are_not_finite_come_back(kept: blocking.Buffer) -> None:
+def test_non_finite_metrics_round_trip(kept: blocking.Buffer) -> None:
     made = output(random.Random(1), ["a"], repetitions=1)
     made["env_metrics"][0] = {"accuracy": math.nan, "calls": 3}
     back = to_generator_output(kept.get(kept.put(to_groups(made))))
@@ -93,7 +91,7 @@ def test_metrics_keep_their_types(kept: blocking.Buffer) -> None:
         ("loss_masks", []),
     ],
 )
-def test_outputs_that_are_refused(field: str, value: Any) -> None:
+def test_refused_outputs(field: str, value: Any) -> None:
     made = output(random.Random(1), ["a"], repetitions=1, step_wise=False) | {field: value}
     with pytest.raises(rdb.InvalidInputError) as caught:
         to_groups(made, ["a"])
@@ -105,8 +103,8 @@ def test_a_generator_can_be_copied(kept: blocking.Buffer) -> None:
     assert copy.copy(generator).seen is generator.seen
 
 
-def test_what_is_empty_is_not_absent(kept: blocking.Buffer) -> None:
-    """SkyRL's merge of one that has no tokens takes its logprobs, [], for none."""
+def test_empty_fields_are_not_none(kept: blocking.Buffer) -> None:
+    """SkyRL's function treats the empty logprobs of an output without tokens as missing."""
     made = output(random.Random(1), ["a"], repetitions=1, step_wise=False)
     made |= {name: [[]] for name in ("response_ids", "rewards", "loss_masks", "rollout_logprobs")}
     [group] = kept.get(kept.put(to_groups(made, ["a"])))
@@ -132,7 +130,7 @@ def test_images_and_experts(kept: blocking.Buffer) -> None:
 
 
 def test_time_splits(kept: blocking.Buffer) -> None:
-    """Lists by name, of all rows, where all other fields are one list."""
+    """This field is a dict of lists; all other fields are one list."""
     made = output(random.Random(2), ["a", "b"])
     size = len(made["response_ids"])
     made["trajectory_time_splits"] = {"llm": [0.1 * i for i in range(size)], "env": [2.0] * size}
@@ -158,7 +156,7 @@ def test_rows_without_prompts_are_refused() -> None:
         to_groups(output(random.Random(3), ["a"], step_wise=False))
 
 
-def test_merged_rows_are_skyrls_on_thousands_of_chains() -> None:
+def test_merged_rows_equal_skyrls() -> None:
     rng = random.Random(12)
     merged = 0
     for number in range(100):
@@ -175,7 +173,7 @@ def test_merged_rows_are_skyrls_on_thousands_of_chains() -> None:
     assert merged == 100
 
 
-def test_the_worked_example() -> None:
+def test_a_merged_example() -> None:
     made = {
         "prompt_token_ids": [[10, 20, 30], [10, 20, 30, 40, 50, 60, 70]],
         "response_ids": [[40, 50], [80, 90]],
@@ -203,7 +201,7 @@ def test_the_worked_example() -> None:
     ("masks", "expected"),
     [([[1, 0], [0]], [0.5, 0, 0, 2.0]), ([[0, 0], [1]], [0, 0.5, 0, 2.0])],
 )
-def test_rewards_of_earlier_turns_are_those_of_tokens(
+def test_rewards_of_earlier_turns_become_token_rewards(
     masks: list[list[int]], expected: list[float]
 ) -> None:
     made = {
@@ -215,7 +213,7 @@ def test_rewards_of_earlier_turns_are_those_of_tokens(
         "is_last_step": [False, True, True],
     }
     assert merge_stepwise_output(made)[0]["rewards"] == [expected, [3.0]]
-    made["rewards"] = [0.0, 2.0, 3.0]  # SkyRL's function loses nothing
+    made["rewards"] = [0.0, 2.0, 3.0]  # SkyRL's function discards no reward
     assert merge_stepwise_output(made)[0]["rewards"] == [2.0, 3.0]
 
 
@@ -229,7 +227,7 @@ def test_rewards_of_earlier_turns_are_those_of_tokens(
         ("image_grid_thw", [torch.ones(1, 3)] * 2),
     ],
 )
-def test_what_skyrl_does_not_merge_is_refused(name: str, value: Any) -> None:
+def test_outputs_that_skyrl_does_not_merge_are_refused(name: str, value: Any) -> None:
     made = output(random.Random(5), ["a"], repetitions=1) | {name: value}
     with pytest.raises((AssertionError, TypeError)) as theirs:
         utils.merge_stepwise_output(made)
@@ -238,8 +236,8 @@ def test_what_skyrl_does_not_merge_is_refused(name: str, value: Any) -> None:
     assert isinstance(ours.value, type(theirs.value))
 
 
-def test_merging_loses_no_rows_and_no_fields() -> None:
-    """SkyRL's function loses what is after the last `is_last_step`, times, and metrics."""
+def test_merging_keeps_all_rows_and_fields() -> None:
+    """SkyRL's function drops rows after the last `is_last_step`, times, and metrics."""
     made = output(random.Random(5), ["a", "b"], repetitions=1)
     made["is_last_step"][-1] = False
     ours, _ = merge_stepwise_output(made)
@@ -277,7 +275,7 @@ def batch(*uids: str, phase: str = "train", step: int = 1, repetitions: int = 2)
     }
 
 
-async def test_only_what_is_missing_is_generated(kept: blocking.Buffer) -> None:
+async def test_only_missing_prompts_are_generated(kept: blocking.Buffer) -> None:
     before, inner = StoredGenerator(Counting(), kept), Counting()
     await before.generate(batch("a", "c"))
     after = StoredGenerator(inner, kept)
@@ -293,14 +291,14 @@ async def test_evaluation_is_not_stored(kept: blocking.Buffer) -> None:
     assert kept.count() == 0
 
 
-async def test_what_is_too_old_is_generated_anew(kept: blocking.Buffer) -> None:
+async def test_groups_older_than_max_staleness_are_generated_again(kept: blocking.Buffer) -> None:
     await StoredGenerator(Counting(), kept).generate(batch("a", step=1))
     inner = Counting()
     await StoredGenerator(inner, kept, max_staleness=3).generate(batch("a", step=5))
     assert inner.seen == ["a"]
 
 
-async def test_as_many_samples_as_are_asked_for(kept: blocking.Buffer) -> None:
+async def test_another_number_of_samples_is_generated_again(kept: blocking.Buffer) -> None:
     await StoredGenerator(Counting(), kept).generate(batch("a"))
     inner = Counting()
     made = await StoredGenerator(inner, kept).generate(batch("a", "b", repetitions=4))
@@ -308,7 +306,7 @@ async def test_as_many_samples_as_are_asked_for(kept: blocking.Buffer) -> None:
     assert len(made["response_ids"]) == 8
 
 
-async def test_what_is_settled_is_not_served(kept: blocking.Buffer) -> None:
+async def test_settled_groups_are_not_served(kept: blocking.Buffer) -> None:
     generator = StoredGenerator(Counting(), kept)
     await generator.generate(batch("a", "b", "c"))
     generator.settle(["a", "b"], ["b"])
@@ -330,15 +328,15 @@ async def test_two_trainers_have_a_buffer_each(url: str) -> None:
         assert inner[0].seen == inner[1].seen == ["a", "b"]
 
 
-async def test_what_cannot_be_stored_is_named(kept: blocking.Buffer) -> None:
+async def test_errors_name_values_that_cannot_be_stored(kept: blocking.Buffer) -> None:
     made = output(random.Random(0), ["a"], step_wise=False, token_rewards=False)
     made["rewards"][1] = float("nan")
     with pytest.raises(rdb.InvalidInputError, match="reward"):
         to_groups(made, ["a", "a"])
 
 
-async def test_the_capacity_rule_is_that_of_admission(buffer: rdb.Buffer) -> None:
-    """SkyRL counts steps from 1; what it calls accepted and running is ahead, less what is used."""
+async def test_admission_equals_skyrls_capacity(buffer: rdb.Buffer) -> None:
+    """SkyRL counts steps from 1, and counts accepted and running groups that are not used yet."""
     for size, staleness, trained, ahead in [(2, 1, 0, 3), (4, 2, 3, 5), (3, 0, 2, 2)]:
         manager = _AsyncStalenessManager(1000, size, staleness)
         manager.load_state_from_checkpoint(trained + 1)
@@ -353,7 +351,7 @@ async def test_the_capacity_rule_is_that_of_admission(buffer: rdb.Buffer) -> Non
 def start(
     kept: blocking.Buffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[], trainer.Trainer]:
-    """Make trainers, as of one process after another, that go on from the last checkpoint."""
+    """Create trainers that resume from the last checkpoint, like successive processes."""
     monkeypatch.setattr(RayPPOTrainer, "save_checkpoints", trainer.Saving.save_checkpoints)
     monkeypatch.setattr(RayPPOTrainer, "load_checkpoints", trainer.Saving.load_checkpoints)
     sampling = "skyrl.train.fully_async_trainer.get_sampling_params_for_backend"
@@ -374,8 +372,8 @@ async def _use(one: trainer.Trainer, *uids: str) -> None:
 
 
 @pytest.mark.parametrize("killed", ["before saving", "while saving"])
-@pytest.mark.parametrize("step", [1, 2])  # an epoch that is exhausted ends within its step
-async def test_the_same_prompts_of_an_epoch_that_no_checkpoint_has(
+@pytest.mark.parametrize("step", [1, 2])  # an exhausted epoch ends within its step
+async def test_repeated_uids_of_a_later_epoch_stay_unsettled(
     kept: blocking.Buffer,
     start: Callable[[], trainer.Trainer],
     monkeypatch: pytest.MonkeyPatch,
@@ -396,10 +394,10 @@ async def test_the_same_prompts_of_an_epoch_that_no_checkpoint_has(
     again = start()
     assert kept.count(statuses="completed") == kept.count(statuses="archived") == 2
     await _use(again, "0", "1")
-    assert kept.count() == 4  # of which none is generated again
+    assert kept.count() == 4  # none of them was generated twice
 
 
-async def test_what_was_saved_is_settled_by_the_next_process(
+async def test_the_next_process_settles_a_saved_checkpoint(
     kept: blocking.Buffer, start: Callable[[], trainer.Trainer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = start()
@@ -416,10 +414,10 @@ async def test_what_was_saved_is_settled_by_the_next_process(
     assert again.generator.filtered_uids() == {"1"}
 
 
-async def test_the_version_is_the_step_that_it_begins_in(
+async def test_the_version_is_the_step_at_which_generation_starts(
     kept: blocking.Buffer, start: Callable[[], trainer.Trainer]
 ) -> None:
-    """Workers pull a prompt, and wait until a step is over before they generate."""
+    """Workers take a prompt, and wait for a step to end before they generate."""
     one = start()
     queue: asyncio.Queue[Any] = asyncio.Queue(maxsize=4)
     one.sample_full_batch = False
@@ -451,8 +449,8 @@ def _run(*arguments: object) -> int | None:
 
 
 @postgresql_nightly
-def test_a_restart_in_the_middle(url: str, tmp_path: Path) -> None:
-    """Killed between checkpoints: what they do not have is trained again, and not generated."""
+def test_restart_between_checkpoints(url: str, tmp_path: Path) -> None:
+    """Killed between checkpoints: later steps are trained again, without generating again."""
     folder, log = tmp_path / "checkpoints", tmp_path / "log"
     folder.mkdir()
     assert _run(url, folder, log, 5, True) == -signal.SIGKILL
@@ -462,13 +460,13 @@ def test_a_restart_in_the_middle(url: str, tmp_path: Path) -> None:
     second = lines[len(first) :]
 
     generated = [line for line in lines if line.startswith("generated")]
-    assert len(generated) - len(set(generated)) <= 3  # in the hands of workers that were killed
+    assert len(generated) - len(set(generated)) <= 3  # in flight in workers that were killed
     steps = [line.split()[1:] for line in lines if line.startswith("trained")]
     assert len(steps) == 9  # the fifth twice
     settled = [uid for step in steps[:4] + steps[5:] for uid in step]
     assert len(settled) == len(set(settled)) == 16
     again = [uid for line in second if line.startswith("trained") for uid in line.split()[1:]]
-    assert set(steps[4]) <= set(again)  # those that the lost step had trained
+    assert set(steps[4]) <= set(again)  # groups of the lost step
     with blocking.Store.open(url) as store:
         kept = StoredGenerator(Counting(), store.buffer("skyrl", create=False))
         assert kept.consumed_uids() - kept.filtered_uids() == set(settled)

@@ -1,7 +1,7 @@
 """SkyRL's fully asynchronous trainer around a stored generator, in a process that can be killed.
 
-Workers, staleness manager, data loader, the collection of mini-batches and what a checkpoint says
-of prompts are the trainer's own; models and their checkpoints are left out.
+Workers, staleness manager, data loader, collection of mini-batches and checkpointed uids are the
+trainer's own; models and their checkpoints are left out.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from replaydb import blocking
 from replaydb.integrations.skyrl import CheckpointedGroups, StoredGenerator
 
 PROMPTS, GROUPS_PER_STEP, MAX_STALENESS = 24, 2, 1
-UNINFORMATIVE = 6  # every sixth prompt has rewards without variance
+ZERO_VARIANCE = 6  # every sixth prompt has equal rewards
 
 
 class Generator(GeneratorInterface):
-    """Says what it generates."""
+    """A generator that logs its prompts."""
 
     def __init__(self, log: Path) -> None:
         self.log = log
@@ -44,12 +44,12 @@ class Generator(GeneratorInterface):
         uid = input_batch["trajectory_ids"][0].instance_id
         await asyncio.sleep(0.01)
         say(self.log, "generated", uid)
-        reward = 1.0 if int(uid) % UNINFORMATIVE == 0 else None
+        reward = 1.0 if int(uid) % ZERO_VARIANCE == 0 else None
         return output(random.Random(uid), [uid], reward=reward, token_rewards=False)
 
 
 class Saving:
-    """Checkpoints without models: the folder, and the number of the last."""
+    """Checkpoints without models: a folder, and the number of the latest."""
 
     def save_checkpoints(self) -> str:
         trainer: Any = self
@@ -125,7 +125,7 @@ async def train(url: str, folder: Path, log: Path, steps: int, *, die: bool) -> 
 
 
 def run(url: str, folder: Path, log: Path, steps: int, die: bool) -> None:
-    """Steps of training; to die is `kill -9` after the last, before it is checkpointed."""
+    """Run training steps; `die` is `kill -9` after the last one, before its checkpoint."""
     RayPPOTrainer.save_checkpoints = Saving.save_checkpoints
     RayPPOTrainer.load_checkpoints = Saving.load_checkpoints
     import skyrl.train.fully_async_trainer as module

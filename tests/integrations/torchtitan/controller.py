@@ -1,7 +1,7 @@
-"""The loops of torchtitan's controller around our buffer, in a process that can be killed.
+"""The loops of torchtitan's controller around the work buffer, in a process that can be killed.
 
-The data loop counts from 0, as the controller's does whenever it starts. The sample builder and the
-batcher are torchtitan's own. It says `generated ID` before a group is finalised, and `trained
+The data loop counts from 0, as the controller's does at every start. The sample builder and the
+batcher are torchtitan's own. The log has `generated ID` before a group is finalized, and `trained
 ID...` once slots are free.
 """
 
@@ -24,7 +24,7 @@ from integrations.torchtitan.rollouts import Sample, rollout_group
 from replaydb.integrations.torchtitan import RolloutGroupWorkBuffer
 
 GROUPS_PER_STEP = 2
-UNTRAINABLE = 5  # every fifth group has no spread
+UNTRAINABLE = 5  # every fifth group has equal rewards
 
 
 async def data_loop(buffer: RolloutGroupWorkBuffer, last: int) -> None:
@@ -80,7 +80,7 @@ async def main(url: str, log: Path, last: int, steps: int, *, die: bool) -> None
 
 
 def control(url: str, log: Path, last: int, steps: int, die: bool) -> None:
-    """Some steps of training; to die is `kill -9` in the last of them, with a batch in hand."""
+    """Run training steps; `die` is `kill -9` in the last one, after its batch was taken."""
     asyncio.run(main(url, log, last, steps, die=die))
 
 

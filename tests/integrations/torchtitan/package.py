@@ -1,8 +1,8 @@
 """`torchtitan.experiments.rl` on a machine without a GPU: import this before any of it.
 
-What the package imports first, vLLM, is for CUDA only. Its work buffer, rollouts, metrics, sample
-builder and batcher do not need that: they are imported from a package whose own module was made but
-not run.
+The package imports vLLM, which needs CUDA. Its work buffer, rollouts, metrics, sample builder and
+batcher do not need it: they are imported from a package whose own module was created but not
+executed.
 """
 
 from __future__ import annotations

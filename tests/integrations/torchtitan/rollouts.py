@@ -1,4 +1,4 @@
-"""Rollouts as torchtitan's rollouter returns them, at random."""
+"""Random rollouts in the form of torchtitan's rollouter."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from torchtitan.experiments.rl.types import RolloutTurnID
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """What a dataset gives: torchtitan's own examples have such, tuples included."""
+    """A sample of a dataset, with tuples, like those of torchtitan's own examples."""
 
     question: str
     names_per_turn: tuple[tuple[str, ...], ...] = ()
 
 
 def _logprobs(rng: random.Random, size: int) -> list[float]:
-    return [-rng.randrange(1, 512) / 64 for _ in range(size)]  # as float32 has them
+    return [-rng.randrange(1, 512) / 64 for _ in range(size)]  # exact in float32
 
 
 def rollout(rng: random.Random, group_id: int = 0, rollout_id: int = 0, turns: int = 1) -> Rollout:
-    """A chain of turns whose prompts go on from what was before, or do not, now and then."""
+    """A chain of turns. Most prompts extend the turns before, some do not."""
     made: list[RolloutTurn] = []
     tokens: list[int] = []
     version = rng.randrange(3)
@@ -31,7 +31,7 @@ def rollout(rng: random.Random, group_id: int = 0, rollout_id: int = 0, turns: i
         match rng.randrange(5):
             case 0:  # the history was edited
                 tokens = [*tokens[: rng.randrange(len(tokens) + 1)], rng.randrange(4)]
-            case 1:  # nothing is said in between
+            case 1:  # no tokens between two answers
                 pass
             case _:
                 tokens = tokens + [rng.randrange(4) for _ in range(rng.randrange(1, 4))]
@@ -66,7 +66,7 @@ def rollout(rng: random.Random, group_id: int = 0, rollout_id: int = 0, turns: i
 
 
 def rollout_group(group_id: int, *, size: int = 2, turns: int = 1) -> RolloutGroup:
-    """A group that is the same whenever it is made."""
+    """A group that depends only on its arguments."""
     rng = random.Random(group_id)
     return RolloutGroup(
         group_id=group_id,
@@ -80,6 +80,6 @@ def rollout_group(group_id: int, *, size: int = 2, turns: int = 1) -> RolloutGro
 
 
 def failed_group(group_id: int) -> RolloutGroup:
-    """What the controller makes of a rollouter that raised."""
+    """The group that the controller creates if a rollouter raised an error."""
     failure = m.Metric("rollout/group_failures", m.Sum(1.0))
     return RolloutGroup(group_id=group_id, rollouts=[], metrics=[failure])

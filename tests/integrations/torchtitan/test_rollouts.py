@@ -1,4 +1,4 @@
-"""Rollouts to episodes and back, and the rows that are trained, beside torchtitan's own."""
+"""Conversion of rollouts to episodes and back, and training rows compared with torchtitan's."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ async def stored(buffer: rdb.Buffer, group: RolloutGroup) -> rdb.EpisodeGroup:
     return read
 
 
-async def test_a_group_comes_back_as_it_went_in(buffer: rdb.Buffer) -> None:
+async def test_groups_round_trip(buffer: rdb.Buffer) -> None:
     group = rollout_group(7, size=4, turns=3)
     read = await stored(buffer, group)
-    assert repr(to_rollout_group(read)) == repr(group)  # values of metrics have no ==
+    assert repr(to_rollout_group(read)) == repr(group)  # metric values do not implement ==
     assert read.min_policy_version == min(
         turn.min_policy_version for one in group.rollouts for turn in one.turns
     )
@@ -49,7 +49,7 @@ async def test_a_group_comes_back_as_it_went_in(buffer: rdb.Buffer) -> None:
     )
 
 
-async def test_rewards_come_back_with_their_types(buffer: rdb.Buffer) -> None:
+async def test_rewards_round_trip_with_their_types(buffer: rdb.Buffer) -> None:
     group = rollout_group(8, size=1)
     [one] = group.rollouts
     one.reward_breakdown = {"judge": math.nan, "format": 1.0, "tests": True, "\ud83d\ude00": 2}
@@ -57,7 +57,7 @@ async def test_rewards_come_back_with_their_types(buffer: rdb.Buffer) -> None:
     assert repr(to_rollout_group(await stored(buffer, group))) == repr(group)
 
 
-async def test_arguments_of_tools_come_back_whatever_the_model_wrote(buffer: rdb.Buffer) -> None:
+async def test_any_tool_arguments_round_trip(buffer: rdb.Buffer) -> None:
     arguments = {"x": math.nan, "y": 2**90, "a\0b": 1, "\ud800": ["\0", "\udfff"], "": -0.0}
     call = {"function": {"name": "add\0", "arguments": arguments}, "id": None}
     group = rollout_group(9, size=2, turns=2)
@@ -86,7 +86,7 @@ async def test_a_rollout_without_turns_or_answer(buffer: rdb.Buffer) -> None:
     assert to_training_samples(read) == theirs(long) == []
 
 
-def test_rows_are_torchtitans_on_thousands_of_chains() -> None:
+def test_rows_equal_torchtitans() -> None:
     rng = random.Random(12)
     branched = 0
     for number in range(2000):
@@ -97,8 +97,8 @@ def test_rows_are_torchtitans_on_thousands_of_chains() -> None:
     assert branched > 300
 
 
-def test_the_version_of_a_row_is_that_of_its_oldest_turn() -> None:
-    """torchtitan's is that of its first, though the field is called the oldest."""
+def test_the_lowest_version_of_a_row_is_of_its_oldest_turn() -> None:
+    """torchtitan uses the version of the first turn, though the field is called the oldest."""
     one = rollout(random.Random(1), turns=1)
     [first] = one.turns
     prompt = first.prompt_token_ids + first.completion_token_ids
@@ -110,8 +110,8 @@ def test_the_version_of_a_row_is_that_of_its_oldest_turn() -> None:
     assert replace(their, min_policy_version=-2) == ours
 
 
-def test_an_answer_that_is_empty_at_the_end_is_left_out() -> None:
-    """torchtitan raises, and the batcher with it."""
+def test_an_empty_last_answer_is_left_out() -> None:
+    """torchtitan raises an error, and so does its batcher."""
     one = rollout(random.Random(1), turns=1)
     [first] = one.turns
     prompt = first.prompt_token_ids + first.completion_token_ids
@@ -124,7 +124,7 @@ def test_an_answer_that_is_empty_at_the_end_is_left_out() -> None:
     assert to_training_samples(to_group(group)) == theirs(one)
 
 
-async def test_a_training_sample_comes_back_as_it_went_in(buffer: rdb.Buffer) -> None:
+async def test_training_samples_round_trip(buffer: rdb.Buffer) -> None:
     rows = theirs(rollout(random.Random(4), 5, 2, turns=20))
     assert len(rows) > 1
     rows[0].advantage = [0.1 * i for i in range(len(rows[0].token_ids))]  # one for each token
@@ -134,7 +134,7 @@ async def test_a_training_sample_comes_back_as_it_went_in(buffer: rdb.Buffer) ->
 
 
 @pytest.mark.parametrize("field", ["reward", "advantage"])
-def test_what_cannot_be_stored_is_named(field: str) -> None:
+def test_errors_name_fields_that_are_not_finite(field: str) -> None:
     group = rollout_group(1)
     setattr(group.rollouts[1], field, float("nan"))
     with pytest.raises(rdb.InvalidInputError, match=field):

@@ -1,4 +1,4 @@
-"""The work buffer beside torchtitan's own, and what torchtitan's cannot do."""
+"""The work buffer compared with torchtitan's own, and its extensions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SAMPLE = Sample(question="2 + 2?", names_per_turn=(("a", "b"), ("c",)))
 
 @pytest.fixture
 async def build(url: str) -> AsyncIterator[Build]:
-    """Make buffers of the store, which are closed in the end."""
+    """Create buffers of the store, which are closed at the end of the test."""
     made: list[Any] = []
 
     def one(active: int = 4, window: int = 1, **options: Any) -> Any:
@@ -79,7 +79,7 @@ async def is_waiting(call: Any, seconds: float = 0.2) -> asyncio.Task[Any]:
     return task
 
 
-async def test_the_window_stays_where_the_oldest_is(build: Build) -> None:
+async def test_the_window_starts_at_the_oldest_group(build: Build) -> None:
     buffer = build(8, 4)
     await add(buffer, 0, 1, 2, 3, 4)
     assert await claimed(buffer) == [0]
@@ -114,7 +114,7 @@ async def test_work_has_its_sample_and_state(build: Build) -> None:
     assert repr(await buffer.take_finalized()) == repr(rollout_group(3))
 
 
-async def test_closing_wakes_everybody(build: Build) -> None:
+async def test_close_ends_waiting_calls(build: Build) -> None:
     buffer = build(1)
     await add(buffer, 0)
     assert await claimed(buffer) == [0]
@@ -123,14 +123,14 @@ async def test_closing_wakes_everybody(build: Build) -> None:
     await buffer.close()
     assert await asyncio.wait_for(asyncio.gather(*waiting), 30) == [False, None, None]
     assert await buffer.claim_next() is None
-    await finalize(buffer, 0)  # dropped, as torchtitan's
+    await finalize(buffer, 0)  # dropped, as in torchtitan
     await buffer.add_work(RolloutGroupWork(group_id=1, sample=SAMPLE))  # the same
     await buffer.release_active_groups(1, reason="trained")
     again = build(1)
-    assert await claimed(again) == [0]  # torchtitan's is empty
+    assert await claimed(again) == [0]  # in torchtitan the buffer is empty
 
 
-async def test_who_waits_can_be_cancelled(build: Build) -> None:
+async def test_waiting_calls_can_be_cancelled(build: Build) -> None:
     buffer = build()
     waiting = await is_waiting(buffer.claim_next())
     waiting.cancel()
@@ -140,12 +140,12 @@ async def test_who_waits_can_be_cancelled(build: Build) -> None:
     assert await claimed(buffer) == [0]
 
 
-async def test_it_does_what_torchtitans_does(build: Build) -> None:
-    """Whatever torchtitan's answers at once, ours answers, and the gauges agree after each step."""
+async def test_it_behaves_like_torchtitans_buffer(build: Build) -> None:
+    """Calls that return at once in torchtitan return the same here; gauges agree at each step."""
     rng = random.Random(0)
     pair = [theirs(5, 3), build(5, 3)]
     inflight: list[int] = []
-    held = added = 0
+    num_taken = added = 0
     for _ in range(100):
         now = gauges(pair[0])
         assert gauges(pair[1]) == now
@@ -167,12 +167,12 @@ async def test_it_does_what_torchtitans_does(build: Build) -> None:
             case 3 if _takeable(pair[0]):
                 [one, same] = [await buffer.take_finalized() for buffer in pair]
                 assert repr(one) == repr(same)
-                held += 1
-            case 4 if held:
+                num_taken += 1
+            case 4 if num_taken:
                 reason = rng.choice(["trained", "untrainable_group"])
                 for buffer in pair:
                     await buffer.release_active_groups(1, reason=reason)
-                held -= 1
+                num_taken -= 1
 
 
 def _takeable(buffer: Any) -> bool:
@@ -184,7 +184,7 @@ def _takeable(buffer: Any) -> bool:
 
 
 async def test_a_known_id_takes_no_slot(build: Build) -> None:
-    """torchtitan's forgets the work, and has a slot less for ever."""
+    """torchtitan's buffer drops the work and loses a slot permanently."""
     leaking = theirs(2)
     await add(leaking, 0, 0)
     await finalize(leaking, 0)
@@ -201,7 +201,7 @@ async def test_a_known_id_takes_no_slot(build: Build) -> None:
     assert gauges(buffer)["rollout_buffer/available_active_slots"] == 2
 
 
-async def test_what_is_trained_was_taken_first_and_what_is_dropped_last(
+async def test_trained_groups_are_released_first_and_dropped_groups_last(
     build: Build, store: rdb.Store
 ) -> None:
     buffer = build()
@@ -232,7 +232,7 @@ async def test_two_consumers_share_the_work(build: Build) -> None:
     assert gauges(buffers[0])["rollout_buffer/available_active_slots"] == 6
 
 
-async def test_who_comes_too_late_is_not_heard(build: Build, store: rdb.Store) -> None:
+async def test_late_results_are_dropped(build: Build, store: rdb.Store) -> None:
     slow, quick = build(), build()
     await add(slow, 0)
     await claimed(slow)
@@ -246,7 +246,7 @@ async def test_who_comes_too_late_is_not_heard(build: Build, store: rdb.Store) -
     assert gauges(slow)["rollout_buffer/num_groups_finalized"] == 0
 
 
-async def test_a_lost_claim_that_nobody_took_is_taken_again(build: Build, store: rdb.Store) -> None:
+async def test_a_lost_claim_is_taken_again(build: Build, store: rdb.Store) -> None:
     buffer = build()
     await add(buffer, 0)
     await claimed(buffer)
@@ -285,7 +285,7 @@ async def test_a_lost_group_that_is_taken_again_is_released_twice(
     assert gauges(buffer)["rollout_buffer/available_active_slots"] == 4
 
 
-async def test_closing_while_a_group_is_finalised(
+async def test_close_while_a_group_is_finalized(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     buffer = build()
@@ -300,11 +300,11 @@ async def test_closing_while_a_group_is_finalised(
 
     monkeypatch.setattr(buffer, "_claim_of", closing)
     await finalize(buffer, 0)
-    assert await claimed(build()) == [0]  # given back, long before its lease is over
+    assert await claimed(build()) == [0]  # released, long before its lease expires
     assert gauges(buffer)["rollout_buffer/available_active_slots"] == 4
 
 
-async def test_what_cannot_be_stored_waits_again(build: Build) -> None:
+async def test_a_refused_group_waits_again(build: Build) -> None:
     buffer = build()
     await add(buffer, 0)
     await claimed(buffer)
@@ -335,7 +335,7 @@ class Level(IntEnum):
         (Any, {"score": float("nan")}),
     ],
 )
-async def test_a_sample_that_would_not_come_back_is_refused(
+async def test_samples_that_would_not_round_trip_are_refused(
     build: Build, kind: Any, sample: Any
 ) -> None:
     buffer = build(sample_type=kind)
@@ -344,7 +344,7 @@ async def test_a_sample_that_would_not_come_back_is_refused(
     assert gauges(buffer)["rollout_buffer/num_groups_waiting"] == 0
 
 
-async def test_samples_of_another_type_are_named(build: Build) -> None:
+async def test_stored_samples_of_another_type_are_refused(build: Build) -> None:
     buffer = build(sample_type=Any)
     await buffer.add_work(RolloutGroupWork(group_id=0, sample={"question": 3}))
     again = build()
@@ -360,7 +360,7 @@ async def test_json_is_the_default(url: str) -> None:
     await buffer.close()
 
 
-def test_a_config_that_cannot_work_is_refused_when_it_is_built(url: str) -> None:
+def test_invalid_configs_are_refused(url: str) -> None:
     config = RolloutGroupWorkBuffer.Config
     with pytest.raises(ValueError, match="window_size"):
         config(url=url).build(max_active_rollout_groups=2, window_size=3)
@@ -374,7 +374,7 @@ def test_a_config_that_cannot_work_is_refused_when_it_is_built(url: str) -> None
         config(url=url, ttl=0).build(max_active_rollout_groups=2)
 
 
-async def test_counts_that_cannot_be(build: Build) -> None:
+async def test_invalid_release_counts_are_refused(build: Build) -> None:
     with pytest.raises(ValueError, match="count"):
         await build().release_active_groups(-1, reason="trained")
     with pytest.raises(RuntimeError, match="released 1 groups, of 0"):
@@ -383,7 +383,7 @@ async def test_counts_that_cannot_be(build: Build) -> None:
 
 @pytest.fixture(scope="module")
 def start() -> Iterator[Callable[..., Awaitable[int]]]:
-    """Run a function in a process of its own, and wait; forked, as torchtitan imports for long."""
+    """Run a function in another process, and wait. It is forked, because imports take long."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([controller.__name__])
     with pytest.MonkeyPatch.context() as patched:
@@ -400,10 +400,10 @@ def start() -> Iterator[Callable[..., Awaitable[int]]]:
 
 
 @postgresql_nightly
-async def test_a_restart_in_the_middle(
+async def test_restart_during_a_step(
     url: str, tmp_path: Path, start: Callable[..., Awaitable[int]]
 ) -> None:
-    """Killed with a batch in hand: all is trained once, and what was generated is not again."""
+    """Killed with a batch taken: each group is trained once and generated once."""
     last, log = 30, tmp_path / "log"
     trainable = [i for i in range(last) if i % controller.UNTRAINABLE]
     assert await start(controller.control, url, log, last, 5, True) == -signal.SIGKILL
@@ -413,18 +413,18 @@ async def test_a_restart_in_the_middle(
     trained = [int(i) for line in lines if line.startswith("trained") for i in line.split()[1:]]
     assert sorted(trained) == trainable
     twice = [line for line in before if lines.count(line) > 1]
-    assert len(twice) <= 4  # workers that had said so, but not finalised it, when they were killed
+    assert len(twice) <= 4  # logged by the workers, but not finalized before the kill
 
 
 @postgresql_nightly
-async def test_a_dead_worker_at_the_head_blocks_nobody(
+async def test_a_dead_worker_at_the_head_does_not_block_others(
     build: Build, url: str, start: Callable[..., Awaitable[int]]
 ) -> None:
     buffer = build()
     await add(buffer, 0, 1)
     assert await start(controller.claim_and_die, url) == -signal.SIGKILL
     await finalize(buffer, 1)
-    assert await claimed(buffer) == [0]  # as soon as the lease of the dead one is over
+    assert await claimed(buffer) == [0]  # as soon as the dead worker's lease expires
     await finalize(buffer, 0)
     assert await taken(buffer, 2) == [0, 1]
 
@@ -432,7 +432,7 @@ async def test_a_dead_worker_at_the_head_blocks_nobody(
 async def test_rollouts_that_cannot_be_decoded_free_the_window(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At the third attempt the group is taken as one that has no rollouts."""
+    """After the third attempt the group is taken like a group without rollouts."""
     buffer = build()
     await add(buffer, 0, 1)
     await claimed(buffer, 2)

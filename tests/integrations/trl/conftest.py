@@ -1,4 +1,4 @@
-"""Stores that wait, for trainers that do not run in an event loop."""
+"""Blocking stores, for trainers without an event loop."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def buffer(store: blocking.Store) -> blocking.Buffer:
 
 @pytest.fixture
 def child() -> Child:
-    """Run a function in a process of its own, or in several, each of which is told its number.
+    """Run a function in another process, or in several that get their `rank`.
 
     Returns the exit codes.
     """
     context = multiprocessing.get_context("forkserver")
-    # Seconds to import; not the module of the tests, which the server cannot find.
+    # These take seconds to import. The server cannot find the module of the tests.
     context.set_forkserver_preload(["trl.trainer.grpo_trainer", "trl.experimental.async_grpo"])
 
     def run(function: Callable[..., Any], *args: Any, ranks: int = 0, **kwargs: Any) -> list[Any]:
-        told = [{"rank": rank} for rank in range(ranks)] or [{}]
+        options = [{"rank": rank} for rank in range(ranks)] or [{}]
         processes = [
-            context.Process(target=function, args=args, kwargs=kwargs | more) for more in told
+            context.Process(target=function, args=args, kwargs=kwargs | more) for more in options
         ]
         for process in processes:
             process.start()

@@ -1,4 +1,4 @@
-"""The rollout buffer, with the real AsyncGRPOTrainer."""
+"""The rollout buffer with the real AsyncGRPOTrainer."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def taken(buffer: RolloutBuffer) -> list[Any]:
             return found
 
 
-def test_samples_come_back_as_they_were(rollouts: RolloutBuffer) -> None:
+def test_samples_round_trip(rollouts: RolloutBuffer) -> None:
     before = sample(3, group_id=7)
     rollouts.put_nowait(before)
     for after in (to_sample(to_group(before)), rollouts.get(timeout=5)):
@@ -55,7 +55,7 @@ def test_samples_come_back_as_they_were(rollouts: RolloutBuffer) -> None:
                 assert old == new
 
 
-def test_it_is_a_queue(url: str) -> None:
+def test_queue_semantics(url: str) -> None:
     buffer = RolloutBuffer(url, run="tiny", maxsize=3)
     with pytest.raises(queue.Empty):
         buffer.get(timeout=0.1)
@@ -74,7 +74,7 @@ def test_it_is_a_queue(url: str) -> None:
     buffer.close()
 
 
-def test_threads_wait_for_no_longer_than_they_want(rollouts: RolloutBuffer) -> None:
+def test_timeouts_of_concurrent_gets(rollouts: RolloutBuffer) -> None:
     with ThreadPoolExecutor() as pool:
         patient = pool.submit(rollouts.get)
         with pytest.raises(TimeoutError):
@@ -90,14 +90,14 @@ def test_threads_wait_for_no_longer_than_they_want(rollouts: RolloutBuffer) -> N
         assert patient.result(30).advantage == 0.0
 
 
-def test_only_what_was_given_can_be_done(rollouts: RolloutBuffer, url: str) -> None:
+def test_done_needs_group_ids_of_get(rollouts: RolloutBuffer, url: str) -> None:
     rollouts.put_nowait(sample(0))
     taken = rollouts.get(timeout=5)
     for number in (7, int(taken.group_id)):
-        with pytest.raises(InvalidInputError, match="group_ids: expected the very group_id"):
+        with pytest.raises(InvalidInputError, match="group_ids: expected the group_id object"):
             rollouts.done([taken.group_id, number])
     other = RolloutBuffer(url, run="tiny")
-    other.done([taken.group_id])  # which was sent there
+    other.done([taken.group_id])  # a sample that was passed to another object
     other.close()
     assert rollouts.qsize() == 0
 
@@ -106,7 +106,7 @@ def test_only_what_was_given_can_be_done(rollouts: RolloutBuffer, url: str) -> N
 def test_two_consumers_and_a_worker_process(
     url: str, rollouts: RolloutBuffer, child: Child
 ) -> None:
-    """The worker's buffer came as a pickle; no sample goes to both, and none is lost."""
+    """The worker gets the buffer as a pickle; no sample goes to both, and none is lost."""
     assert child(put_samples, rollouts, 0, 2 * PREFETCH + 8) == [0]
     other = RolloutBuffer(url, run="tiny")
     mine, theirs = [rollouts.get()], [other.get()]
@@ -115,15 +115,15 @@ def test_two_consumers_and_a_worker_process(
     assert sorted(one.advantage for one in mine + theirs) == list(range(2 * PREFETCH + 8))
     assert len(theirs) >= PREFETCH
     assert [one.group_id for one in mine[:5]] == [0, 0, 0, 0, 1]  # groups stay together
-    assert {one.group_id for one in theirs} <= set(range(-100, 0))  # the numbers of others
+    assert {one.group_id for one in theirs} <= set(range(-100, 0))  # numbered by another buffer
     rollouts.done(one.group_id for one in mine)
-    other.close()  # gives back what it had not done
+    other.close()  # releases unacknowledged samples
     assert {one.advantage for one in taken(rollouts)} == {one.advantage for one in theirs}
 
 
 @postgresql_nightly
-def test_what_was_not_trained_survives(url: str, tmp_path: Path, child: Child) -> None:
-    """Killed in the third step: the samples of two are done, all others come again, in order."""
+def test_untrained_samples_survive_kill(url: str, tmp_path: Path, child: Child) -> None:
+    """Killed in the third step: samples of two steps are done, all others return in order."""
     rollouts = RolloutBuffer(url, run="tiny")
     put_samples(rollouts, 0, 40)
     assert child(train_async, url, str(tmp_path), steps=5, kill_at=2) == [-signal.SIGKILL]
@@ -138,7 +138,7 @@ def test_what_was_not_trained_survives(url: str, tmp_path: Path, child: Child) -
     last.close()
 
 
-def test_training_lets_go_of_what_a_checkpoint_has(
+def test_checkpoints_acknowledge_their_samples(
     rollouts: RolloutBuffer, url: str, tmp_path: Path
 ) -> None:
     for i in range(40):
@@ -149,7 +149,7 @@ def test_training_lets_go_of_what_a_checkpoint_has(
         buffer = store.buffer("rollouts", create=False)
         assert buffer.count(statuses="archived") == 12
         assert trainer._trained_groups >= {0, 1, 2}
-        # What has become too stale is given to the trainer, which counts it, and comes no more.
+        # A stale sample is returned to the trainer, which counts it, and not returned again.
         trainer.model_version = 100
         stale = rollouts.get(timeout=1)
         assert buffer.count(statuses="filtered") == 1
@@ -157,7 +157,7 @@ def test_training_lets_go_of_what_a_checkpoint_has(
 
 
 class Broken(TrainerCallback):
-    """Breaks training in step 3, before it is saved or when it has just been saved."""
+    """Interrupts training in step 3, before its checkpoint or right after it."""
 
     def __init__(self, event: str) -> None:
         setattr(self, event, self.breaks)
@@ -168,7 +168,7 @@ class Broken(TrainerCallback):
 
 
 def observe(trainer: Any, resume: bool = True) -> list[float]:
-    """Resume training, or start one that breaks; the advantages of what it trained on."""
+    """Resume training, or start one that is interrupted; return the advantages trained on."""
     trained: list[float] = []
     step = trainer.training_step
 
@@ -189,10 +189,10 @@ def observe(trainer: Any, resume: bool = True) -> list[float]:
     [("on_step_end", False), ("on_save", True)],
     ids=["before the checkpoint, same trainer", "after the checkpoint, other trainer"],
 )
-def test_a_broken_training_trains_each_sample_once(
+def test_an_interrupted_training_trains_each_sample_once(
     url: str, tmp_path: Path, event: str, restarted: bool
 ) -> None:
-    """A sample is trained again if the checkpoint does not have it, and only then."""
+    """A sample is trained on again only if the checkpoint does not include it."""
     buffer = RolloutBuffer(url, run="tiny")
     for i in range(40):
         one = sample(i, group_id=i)
@@ -201,7 +201,7 @@ def test_a_broken_training_trains_each_sample_once(
     trainer = asynchronous(tmp_path, buffer, steps=4, callbacks=[Broken(event)])
     assert observe(trainer, resume=False) == list(range(12))
     trainer.remove_callback(Broken)
-    if restarted:  # the old one holds its samples, as if it had been killed
+    if restarted:  # the old buffer keeps its leases, as if it had been killed
         trainer = asynchronous(tmp_path, RolloutBuffer(url, run="tiny"), steps=4)
     in_checkpoint = 8 if event == "on_step_end" else 12
     assert observe(trainer) == list(range(in_checkpoint, 16))
@@ -221,7 +221,7 @@ def test_samples_of_a_checkpoint_whose_lease_has_ended(
     with blocking.Store.open(url) as store:
         theirs = store.buffer("rollouts").lease(1, ttl=60, owner="other")
         rollouts.resume([trained.group_id.stored_uid, "of another store"])
-        assert store.buffer("rollouts").count(statuses="archived") == 0  # the other one has it
+        assert store.buffer("rollouts").count(statuses="archived") == 0  # another consumer has it
         theirs.nack()
         rollouts.resume([trained.group_id.stored_uid])
     assert [one.advantage for one in taken(rollouts)] == [1.0, 2.0]

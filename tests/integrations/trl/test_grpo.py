@@ -1,4 +1,4 @@
-"""TRL's GRPO trainer with replay: the real one, training a tiny model."""
+"""TRL's real GRPO trainer with replay, training a tiny model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from integrations.trl.tiny import (
     Scripted,
     ScriptedFields,
     by_step,
-    told,
+    scripted_rewards,
     train,
     train_rank,
     trainer,
@@ -38,7 +38,7 @@ GOOD = [
     ([3, 0, 3], [5, 1], 1.0),
     ([3, 0, 3], [6, 1], 1.0),
 ]
-#: One that teaches nothing, though the float32 std of its rewards is not 0; one that does.
+#: A zero-variance group, though the float32 std of its rewards is not 0; and one with variance.
 MIXED = [([2], [3, 1], 0.1)] * 4 + [([4], [5, 6, 1], float(i % 2)) for i in range(4)]
 
 
@@ -51,12 +51,12 @@ def free_port() -> int:
 
 def scripted(folder: Path, buffer: blocking.Buffer, kind: type[Any] = Scripted, **more: Any) -> Any:
     made = trainer(folder, buffer, kind=kind, max_completion_length=8, **more)
-    made.reward_funcs = [told(made)]
+    made.reward_funcs = [scripted_rewards(made)]
     return made
 
 
 def row(outputs: dict[str, Any], i: int) -> dict[str, Any]:
-    """What a batch says about a completion, without padding."""
+    """Return the fields of a completion in a batch, without padding."""
     prompt, length = outputs["prompt_mask"][i].bool(), int(outputs["completion_mask"][i].sum())
     found = {"prompt_ids": outputs["prompt_ids"][i][prompt].tolist()}
     for name, field in outputs.items():
@@ -100,7 +100,7 @@ def test_training_stores_everything_and_replays(buffer: blocking.Buffer, tmp_pat
     assert buffer.policy_version == 5
 
 
-def test_replay_moves_the_policy_where_nothing_else_would(
+def test_replay_changes_the_policy_if_all_fresh_groups_have_zero_variance(
     buffer: blocking.Buffer, tmp_path: Path
 ) -> None:
     seen = []
@@ -114,7 +114,7 @@ def test_replay_moves_the_policy_where_nothing_else_would(
     assert not torch.equal(seen[1], seen[2])  # by the second step, whose rewards were equal
     logs = [log["replay/replayed"] for log in made.state.log_history if "reward" in log]
     assert logs == [0.0, 1.0, 0.0]
-    assert made.state.log_history[1]["reward"] == pytest.approx(0.1)  # of what was generated
+    assert made.state.log_history[1]["reward"] == pytest.approx(0.1)  # of the generated groups
 
 
 LOGPS = "old_per_token_logps"
@@ -123,9 +123,7 @@ LOGPS = "old_per_token_logps"
 @pytest.mark.parametrize(
     "more", ["nothing", "sampled", "tools", "reference", "token ratios", "sequence ratios"]
 )
-def test_a_replayed_group_comes_as_it_was(
-    buffer: blocking.Buffer, tmp_path: Path, more: str
-) -> None:
+def test_replayed_groups_are_unchanged(buffer: blocking.Buffer, tmp_path: Path, more: str) -> None:
     options: dict[str, Any] = {"beta": 0.1} if more == "reference" else {}
     kind = ScriptedFields if "ratios" in more else Scripted
     made = scripted(tmp_path, buffer, kind, pad_to_multiple_of=4, **options)
@@ -143,7 +141,7 @@ def test_a_replayed_group_comes_as_it_was(
     after = made.step(1, MIXED)
     stored = {one.group_uid: one for one in buffer.get(uids=["tiny/0/0/0", "tiny/0/0/1"])}
     found = rows(after, 0)
-    for row_ in found:  # on-policy, TRL gives none where nothing is replayed
+    for row_ in found:  # on-policy, TRL has none if nothing is replayed
         logps = row_.pop(LOGPS) if LOGPS not in before else None
         assert logps is None or max(logps) < 0
     assert found in (rows(before, 0), rows(before, 4))
@@ -167,12 +165,10 @@ def test_a_replayed_group_comes_as_it_was(
     assert first.num_loss_tokens == (2 if more == "tools" else 4)
 
 
-def test_logprobs_are_those_of_the_policy_that_wrote(
-    buffer: blocking.Buffer, tmp_path: Path
-) -> None:
+def test_logprobs_are_of_the_generating_policy(buffer: blocking.Buffer, tmp_path: Path) -> None:
     made = scripted(tmp_path, buffer)
     before = made.step(0, GOOD)
-    assert LOGPS not in before  # nothing replayed: as TRL has it, to the last bit
+    assert LOGPS not in before  # nothing replayed: bit for bit as in TRL
     with torch.no_grad():
         expected = made._get_per_token_logps_and_entropies(
             made.model,
@@ -187,8 +183,8 @@ def test_logprobs_are_those_of_the_policy_that_wrote(
     assert any(torch.allclose(found, expected[i][: len(found)]) for i in range(8))
 
 
-def test_neighbours_replace_nothing(buffer: blocking.Buffer, tmp_path: Path) -> None:
-    """Neither in the first batch of all, nor in others of the same step or a later one."""
+def test_groups_of_the_same_step_are_not_replayed(buffer: blocking.Buffer, tmp_path: Path) -> None:
+    """Neither in the very first batch, nor in other batches of the same or a later step."""
     made = scripted(tmp_path, buffer)
     for _ in range(2):
         outputs = made.step(1, MIXED)
@@ -208,7 +204,9 @@ def test_evaluation_stores_and_replays_nothing(buffer: blocking.Buffer, tmp_path
     assert buffer.count() == 2
 
 
-def test_what_cannot_be_replayed_is_refused(buffer: blocking.Buffer, tmp_path: Path) -> None:
+def test_fields_that_cannot_be_replayed_are_refused(
+    buffer: blocking.Buffer, tmp_path: Path
+) -> None:
     made = scripted(tmp_path, buffer, ScriptedFields)
     made.added = {"pixel_values": lambda out: torch.zeros(8, 3), "num_images": lambda out: [1] * 8}
     with pytest.raises(NotSupportedError, match="num_images, pixel_values"):
@@ -219,7 +217,9 @@ def test_what_cannot_be_replayed_is_refused(buffer: blocking.Buffer, tmp_path: P
     assert buffer.count() == 0
 
 
-def test_settings_that_do_not_go_with_replay(buffer: blocking.Buffer, tmp_path: Path) -> None:
+def test_trainer_settings_without_replay_are_refused(
+    buffer: blocking.Buffer, tmp_path: Path
+) -> None:
     with pytest.raises(InvalidInputError, match="sync_ref_model"):
         trainer(tmp_path, buffer, beta=0.1, sync_ref_model=True)
     with pytest.raises(InvalidInputError, match="buffer"):
@@ -232,7 +232,7 @@ def test_settings_that_do_not_go_with_replay(buffer: blocking.Buffer, tmp_path: 
     ("setting", "value"),
     [("rate_limit", MinSize(6)), ("rate_limit", Queue(4)), ("max_times_sampled", 1)],
 )
-def test_buffers_that_replay_nothing(
+def test_buffer_settings_without_replay_are_refused(
     buffer: blocking.Buffer, tmp_path: Path, setting: str, value: Any
 ) -> None:
     buffer.update_settings(**{setting: value})
@@ -241,7 +241,7 @@ def test_buffers_that_replay_nothing(
     assert refused.value.field == f"buffer.settings.{setting}"
 
 
-def test_rewards_of_one_name(buffer: blocking.Buffer, tmp_path: Path) -> None:
+def test_reward_functions_with_the_same_name(buffer: blocking.Buffer, tmp_path: Path) -> None:
     def ones(completions: list[Any], **kwargs: Any) -> list[float | None]:
         return [1.0] * len(completions)
 
@@ -253,7 +253,7 @@ def test_rewards_of_one_name(buffer: blocking.Buffer, tmp_path: Path) -> None:
 
 
 def test_other_fields_are_not_mixed_in(buffer: blocking.Buffer, tmp_path: Path) -> None:
-    """Groups without the logprobs of an engine do not stand among those that have them."""
+    """Groups without engine logprobs do not replace groups with them."""
     made = scripted(tmp_path, buffer)
     made.step(0, GOOD)
     made.sampled = True
@@ -285,7 +285,7 @@ def test_chats_become_training_sets(url: str, buffer: blocking.Buffer, tmp_path:
 def test_conversations_with_tools_become_training_sets(
     url: str, buffer: blocking.Buffer, tmp_path: Path
 ) -> None:
-    """Numbers of the arguments, which the model chooses, need not be such as JSON columns hold."""
+    """Models can choose numbers as arguments that JSON columns refuse."""
     call = {"name": "multiply", "arguments": {"a": 2**70, "b": math.inf}}
     made = scripted(tmp_path, buffer)
     made.chat = [
@@ -306,7 +306,9 @@ def test_conversations_with_tools_become_training_sets(
     assert group.texts[0] == "e \0 a <eos>"  # all of its tokens
 
 
-def test_truncated_completions_are_stored_whole(buffer: blocking.Buffer, tmp_path: Path) -> None:
+def test_truncated_completions_are_stored_completely(
+    buffer: blocking.Buffer, tmp_path: Path
+) -> None:
     made = scripted(tmp_path, buffer, mask_truncated_completions=True)
     script = [([2], [5, 6, 7], 1.0), *[([2], [3, 1], 0.0)] * 3]
     made.step(0, script * 2)
@@ -331,7 +333,7 @@ def test_unscorable_completions(buffer: blocking.Buffer, tmp_path: Path) -> None
 
 
 def test_two_trainers_of_one_run(url: str, buffer: blocking.Buffer, tmp_path: Path) -> None:
-    """Each finds what the other stored; what one does again is not there twice."""
+    """Each finds the groups of the other; a repeated step creates no duplicates."""
     with blocking.Store.open(url, run="tiny") as other:
         first = scripted(tmp_path / "a", buffer)
         again = scripted(tmp_path / "b", other.buffer("grpo"))
@@ -344,7 +346,7 @@ def test_two_trainers_of_one_run(url: str, buffer: blocking.Buffer, tmp_path: Pa
 
 @postgresql_nightly
 def test_killed_and_resumed(url: str, tmp_path: Path, child: Child) -> None:
-    """Killed in step 4 after a checkpoint of step 3: another generation is at other steps."""
+    """Killed in step 4 after a checkpoint of step 3, so generation is at other steps afterwards."""
     folder = str(tmp_path)
     assert child(train, url, folder, kill_at=4) == [-signal.SIGKILL]
     with blocking.Store.open(url, run="tiny") as store:
@@ -380,7 +382,7 @@ def test_two_processes_have_their_own_groups(url: str, tmp_path: Path, child: Ch
         assert [len(ids) for ids in draws] == [2, 2]
         first = {one.id for one in found if one.min_policy_version == 0}
         assert set.union(*draws) <= first
-        # One process takes the place of the two, and finds nothing of what they did.
+        # One process replaces the two, and replays none of their groups.
         trainer(tmp_path, buffer, max_steps=2).train()
         assert {one.group_uid for one in buffer.find(statuses="archived")} == {
             f"tiny/{step}/0/{i}" for step in range(2) for i in (2, 3)

@@ -1,4 +1,4 @@
-"""A tiny policy, made without a network, and trainers of it; importing it imports TRL."""
+"""A tiny policy, created without downloads, and trainers for it. Imports TRL."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def policy() -> LlamaForCausalLM:
 
 
 def by_step(completions: list[Any], trainer_state: Any, **kwargs: Any) -> list[float | None]:
-    """Rewards that differ in even steps, and are all 0.1, whose float32 std is not 0, in others."""
+    """Rewards that differ in even steps, and are all 0.1 (float32 std is not 0) in odd ones."""
     odd = trainer_state.global_step % 2
     return [0.1 if odd else float(i % 2) for i in range(len(completions))]
 
@@ -74,7 +74,7 @@ def trainer(
     prompts: list[Any] = PROMPTS,
     **options: Any,
 ) -> Any:
-    """A trainer with replay of two groups of four."""
+    """A trainer with replay, with two groups of four completions per step."""
     given: dict[str, Any] = {
         "per_device_train_batch_size": 8,
         "num_generations": 4,
@@ -92,7 +92,7 @@ def trainer(
         **given | options,
     )
     model = policy()
-    if args.beta:  # a reference is read from where the policy came from
+    if args.beta:  # the reference model is loaded from the policy's folder
         model.save_pretrained(Path(folder) / "model")
     return kind(
         model=str(Path(folder) / "model") if args.beta else model,
@@ -107,11 +107,12 @@ def trainer(
 
 
 class Scripted(ReplayMixin, GRPOTrainer):
-    """A real trainer that generates what it is told, and whose rewards are told, too.
+    """A real trainer with scripted generations and rewards.
 
-    `script` has a row for each completion: the ids of prompt and completion, and the reward;
-    `sampled` says whether an inference engine gave logprobs, `tools` whether tools were called,
-    `chat` what follows the first message of each completion, of which prompts are chats then.
+    `script` has a row per completion: the ids of prompt and completion, and the reward. `sampled`
+    sets whether an inference engine returned logprobs, `tools_called` whether tools were called.
+    `chat` has the messages that follow the first message of each completion; prompts are chats
+    then.
     """
 
     script: list[tuple[list[int], list[int], float | None]]
@@ -129,7 +130,7 @@ class Scripted(ReplayMixin, GRPOTrainer):
         return [p for p, _, _ in self.script], rows, masks, texts, logps, {}, None, None
 
     def step(self, step: int, script: list[Any], mode: str = "train") -> dict[str, Any]:
-        """What one call of the trainer makes of a script."""
+        """Return the outputs of one call of the trainer for a script."""
         self.script, self.state.global_step = script, step
         self.model.train(mode == "train")
         prompt = "a" if self.chat is None else [{"role": "user", "content": "a"}]
@@ -139,7 +140,7 @@ class Scripted(ReplayMixin, GRPOTrainer):
 
 
 class WithFields(GRPOTrainer):
-    """Stands between replay and the trainer, which makes more fields where there is a GPU."""
+    """A trainer with additional fields, as TRL's has with a GPU."""
 
     added: dict[str, Callable[[dict[str, Any]], Any]] = {}  # noqa: RUF012
 
@@ -152,13 +153,13 @@ class ScriptedFields(Scripted, WithFields):
     """Scripted, with fields added."""
 
 
-def told(trainer: Scripted) -> Rewards:
-    """The rewards of its script."""
+def scripted_rewards(trainer: Scripted) -> Rewards:
+    """Return a reward function with the rewards of the trainer's script."""
     return lambda completions, **kwargs: [reward for _, _, reward in trainer.script]
 
 
 class Killed(TrainerCallback):
-    """SIGKILL, in the middle of a step."""
+    """SIGKILL during a step."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -169,7 +170,7 @@ class Killed(TrainerCallback):
 
 
 def train(url: str, folder: str, *, kill_at: int | None = None, resume: bool = False) -> None:
-    """A training process, of six steps with a checkpoint after step 3; two steps a generation."""
+    """A training process: six steps, two per generation, with a checkpoint after step 3."""
     with blocking.Store.open(url, run="tiny") as store:
         made = trainer(
             folder,
@@ -184,7 +185,7 @@ def train(url: str, folder: str, *, kill_at: int | None = None, resume: bool = F
 
 
 def train_rank(url: str, folder: str, port: int, *, rank: int) -> None:
-    """One of two training processes, of two steps."""
+    """One of two training processes, with two steps."""
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": 2}
     os.environ.update({name: str(value) for name, value in where.items()})
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), ACCELERATE_USE_CPU="true")
@@ -200,7 +201,7 @@ def train_rank(url: str, folder: str, port: int, *, rank: int) -> None:
 def attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
 ) -> torch.Tensor:
-    """The attention of packed segments that TRL takes from a kernel for GPUs."""
+    """Attention over packed segments, in place of the GPU kernel that TRL uses."""
     starts, paths = (bounds.tolist() for bounds in args[:2])
     made = []
     for i in range(len(starts) - 1):
@@ -216,7 +217,7 @@ def attention(
 
 
 class Idle:
-    """A worker, or a transfer of weights, that does nothing: samples are put by the tests."""
+    """A worker or weight transfer that does nothing; the tests put the samples."""
 
     def __init__(self) -> None:
         self.rollout_buffer: Any = queue.Queue()
@@ -235,7 +236,7 @@ def asynchronous(
 ) -> Any:
     """An `AsyncGRPOTrainer` of steps of two micro-batches of two samples, saved after each."""
     packing._flash_attn = lambda: types.SimpleNamespace(flash_attn_varlen_func=attention)
-    torch.cuda.get_device_name = lambda device=None: "a CPU"  # which TRL asks for in any case
+    torch.cuda.get_device_name = lambda device=None: "a CPU"  # TRL always requests it
     model = Path(folder) / "model"
     if not model.exists():
         policy().save_pretrained(model)
@@ -265,7 +266,7 @@ def asynchronous(
 
 
 def sample(i: int, group_id: int = 0) -> RolloutSample:
-    """A sample that can be told by its first token and its advantage."""
+    """A sample that is identified by its advantage."""
     import numpy as np
 
     return RolloutSample(
@@ -289,7 +290,7 @@ def train_async(url: str, folder: str, steps: int, kill_at: int) -> None:
 
 
 def put_samples(buffer: RolloutBuffer, first: int, count: int) -> None:
-    """A worker process, which was given the buffer as a pickle."""
+    """A worker process, which received the buffer as a pickle."""
     for i in range(first, first + count):
         buffer.put_nowait(sample(i, group_id=i // 4))
     buffer.close()

@@ -1,4 +1,4 @@
-"""A TransferQueue on the Ray of the tests."""
+"""A TransferQueue on the Ray cluster of the tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _queue(cluster: None) -> Iterator[None]:
 @pytest.fixture
 def queue(_queue: None) -> Iterator[None]:
     """An empty TransferQueue."""
-    from integrations.verl.lives import forget
+    from integrations.verl.trainers import forget
 
     forget()
     yield

@@ -1,4 +1,4 @@
-"""The lines of the page, and its example: a trainer is killed, and another goes on."""
+"""The overrides of the documentation, and its example: a killed trainer is resumed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NUMBERS = re.compile(r"(?:generated|trained) (\[.*?\])")
 
 
 def _begin(mode: str, url: str) -> subprocess.Popen[str]:
-    """The example in a session of its own, by which whatever it leaves behind is known."""
+    """Start the example in its own session, which identifies any processes it leaves."""
     return subprocess.Popen(
         [
             sys.executable,
@@ -79,8 +79,8 @@ def test_nothing_is_generated_twice_or_lost(url: str, mode: str) -> None:
                 one.kill()
 
 
-def test_the_lines_of_the_page(tmp_path: Path) -> None:
-    """verl's configuration takes them, and they name what there is."""
+def test_the_overrides_of_the_page(tmp_path: Path) -> None:
+    """verl's configuration accepts them, and they name existing classes."""
     page = (_CHECKOUT / "docs" / "integrations" / "verl.md").read_text(encoding="utf8")
     [lines] = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
     config = configuration("colocate_async", tmp_path, shlex.split(lines, comments=True))

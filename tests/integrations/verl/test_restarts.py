@@ -1,4 +1,4 @@
-"""A trainer that dies goes on: nothing is generated twice, nothing is lost."""
+"""A killed trainer resumes: nothing is generated twice, nothing is lost."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tensordict import TensorDict
 from verl.utils.import_utils import load_class_from_fqn
 from verl.utils.tensordict_utils import get_tensordict
 
-from integrations.verl.lives import configured, forget, leave
+from integrations.verl.trainers import configured, forget, leave
 from replaydb import Store
 from support.engines import postgresql_nightly
 
 
 class _Died(Exception):
-    """What a test has instead of a wait without end."""
+    """Raised in place of an endless wait."""
 
 
 def _until_it_dies(trainer: Trainer) -> None:
@@ -37,23 +37,23 @@ def log(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def begun(url: str, tmp_path: Path, log: Path, queue: None) -> Iterator[Callable[..., Trainer]]:
-    """Lives of one trainer; each finds an empty queue, and dies where it would wait."""
-    lives: list[Trainer] = []
+    """Start successive trainers, with an empty queue. They raise `_Died` in place of waiting."""
+    trainers: list[Trainer] = []
 
     def begin(mode: str, limit: int = PROMPTS) -> Trainer:
-        if lives:
-            leave(lives[-1])
+        if trainers:
+            leave(trainers[-1])
             forget()
 
         def die(*arguments: object) -> None:
             raise _Died
 
-        lives.append(Trainer(configured(mode, url, tmp_path), log, limit))
-        lives[-1].sampler._wait_for_next_poll = die
-        return lives[-1]
+        trainers.append(Trainer(configured(mode, url, tmp_path), log, limit))
+        trainers[-1].sampler._wait_for_next_poll = die
+        return trainers[-1]
 
     yield begin
-    leave(lives[-1])
+    leave(trainers[-1])
 
 
 @postgresql_nightly
@@ -86,7 +86,7 @@ def test_before_the_first_checkpoint(begun: Callable[..., Trainer], log: Path) -
 def test_asynchronous(begun: Callable[..., Trainer], mode: str, log: Path) -> None:
     first = begun(mode, limit=10)
     first.step()
-    first.step()  # the checkpoint has two groups that are finished, and two prompts under way
+    first.step()  # the checkpoint has two finished groups, and two prompts in flight
     assert sorted(first.model.trained) == list(range(8))
     first.manager.finish(first.manager.stuck[0])  # one of them, after the checkpoint
     _until_it_dies(first)
@@ -106,10 +106,10 @@ def test_asynchronous(begun: Callable[..., Trainer], mode: str, log: Path) -> No
 
 
 @pytest.mark.parametrize("payload", ["keep", "drop"])
-async def test_an_older_checkpoint(
+async def test_resuming_from_an_older_checkpoint(
     url: str, tmp_path: Path, queue: None, store: Store, payload: Any
 ) -> None:
-    """Its queue has groups that later steps have trained, and a checkpoint since."""
+    """Its queue has groups that later steps trained on, in a later checkpoint."""
     buffer = await store.buffer("grpo", archived_payload=payload)
     trainer = Trainer(configured("sync", url, tmp_path), tmp_path / "generated")
     trainer.verl.prepare_step()
@@ -134,8 +134,8 @@ async def test_an_older_checkpoint(
         ]
 
 
-def test_verls_own_manager_generates_the_rest(url: str, tmp_path: Path, queue: None) -> None:
-    """And everything of a validation."""
+def test_verls_own_manager_generates_missing_prompts(url: str, tmp_path: Path, queue: None) -> None:
+    """It also generates all prompts of a validation."""
     config = configured("sync", url, tmp_path)
     name = "replaydb.integrations.verl.DurableAgentLoopManager"
     dispatched: list[list[int]] = []
@@ -167,7 +167,7 @@ def test_verls_own_manager_generates_the_rest(url: str, tmp_path: Path, queue: N
 
 
 @pytest.mark.parametrize("mode", ["sync", "colocate_async"])
-async def test_what_became_of_them(
+async def test_outcomes_of_groups(
     begun: Callable[..., Trainer], mode: str, url: str, store: Store
 ) -> None:
     trainer = begun(mode)

@@ -1,4 +1,4 @@
-"""The samplers beside verl's own, on the real TransferQueue."""
+"""The samplers, on the real TransferQueue."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ async def _by_status(store: Store) -> dict[str, set[str]]:
     return found
 
 
-async def test_stored_as_it_was_in_the_queue(sampler: Made, store: Store) -> None:
-    """Every field and tag, also where sessions differ in their fields."""
+async def test_groups_are_stored_as_in_the_queue(sampler: Made, store: Store) -> None:
+    """Every field and tag, even if sessions have different fields."""
     one = sampler()
     odd: dict[str, Any] = {
         "routed_experts": torch.arange(20, dtype=torch.int16).reshape(5, 2, 2),
@@ -129,7 +129,7 @@ def _assert_same(one: Any, other: Any) -> None:
         assert one == other or (one != one and other != other)
 
 
-async def test_stored_while_nobody_samples(sampler: Made, store: Store) -> None:
+async def test_groups_are_stored_without_sampling(sampler: Made, store: Store) -> None:
     sampler()
     buffer = await store.buffer("grpo")
     _finish("a")
@@ -142,10 +142,10 @@ async def test_stored_while_nobody_samples(sampler: Made, store: Store) -> None:
 
 
 @pytest.mark.parametrize("kind", [DurableReplayBuffer, DurableReplayBufferAsync])
-async def test_of_two_samplers_each_gets_its_own(
+async def test_two_samplers_get_different_groups(
     sampler: Made, store: Store, kind: type[DurableReplayBuffer]
 ) -> None:
-    """Where verl's own give both of them the same."""
+    """verl's own samplers both get the same groups."""
     for number in range(24):
         _finish(f"u{number}", number)
     both = [sampler(kind), sampler(kind)]
@@ -169,13 +169,13 @@ async def test_of_two_samplers_each_gets_its_own(
 
 
 async def test_stale_beyond_the_threshold(sampler: Made, store: Store) -> None:
-    """Its span is `global_steps - prompt_global_steps + 1`: at step 5, 2 for a prompt of step 4."""
+    """verl's staleness is `global_steps - prompt_global_steps + 1`: 2 at step 5 for step 4."""
     for step in (3, 4, 5):
         _finish(f"of-{step}", step=step)
-    asked: list[int] = []
+    requested: list[int] = []
 
     def refill(count: int) -> None:
-        asked.append(count)
+        requested.append(count)
         for i in range(count):
             _finish(f"fresh-{i}", step=5)
 
@@ -183,13 +183,13 @@ async def test_stale_beyond_the_threshold(sampler: Made, store: Store) -> None:
     assert one.get_sampleable_count(5, "train") == 2
     batch, metrics = one.sample(5, "train", 3)
     assert _uids(batch) == {"of-4", "of-5", "fresh-0"}
-    assert asked == [1]
+    assert requested == [1]
     assert metrics["training/off_policy/evicted_samples"] == 1
     assert metrics["training/off_policy/evicted_samples_staleness/max"] == 3
     assert await _by_status(store) == {"expired": {"of-3"}, "leased": {"of-4", "of-5", "fresh-0"}}
 
 
-async def test_waiting_for_what_would_become_stale(sampler: Made, store: Store) -> None:
+async def test_waiting_for_groups_that_would_become_stale(sampler: Made, store: Store) -> None:
     _finish("late", step=4, status="running")
     _finish("a", step=2)
     _finish("b", step=5)
@@ -208,7 +208,7 @@ async def test_waiting_for_what_would_become_stale(sampler: Made, store: Store) 
     assert await _by_status(store) == {"leased": {"a", "late"}, "completed": {"b"}}
 
 
-async def test_groups_without_a_signal_are_filtered(sampler: Made, store: Store) -> None:
+async def test_zero_variance_groups_are_filtered(sampler: Made, store: Store) -> None:
     for uid, numbers in {"equal": (0, 2), "mixed": (0, 1)}.items():
         tag = {"is_prompt": True, "status": "finished", "global_steps": 1}
         for session, number in enumerate(numbers):
@@ -222,7 +222,7 @@ async def test_groups_without_a_signal_are_filtered(sampler: Made, store: Store)
     assert await _by_status(store) == {"filtered": {"equal"}, "completed": {"mixed"}}
 
 
-async def test_validation_is_not_kept(sampler: Made, store: Store) -> None:
+async def test_validation_is_not_stored(sampler: Made, store: Store) -> None:
     one = sampler(DurableReplayBuffer)
     put(["v_0_0"], [trajectory(0, 0) | prompt(0)], [{"status": "success"}])
     fields = tq.kv_batch_get(["v_0_0"], "train")
@@ -235,7 +235,7 @@ async def test_validation_is_not_kept(sampler: Made, store: Store) -> None:
     assert await _by_status(store) == {}
 
 
-async def test_what_a_checkpoint_has_is_archived(
+async def test_groups_of_a_checkpoint_are_archived(
     sampler: Made, store: Store, tmp_path: Path
 ) -> None:
     one = sampler(threshold=None)
@@ -274,7 +274,7 @@ def test_a_callback_without_its_sampler() -> None:
         AckOnCheckpoint().on_save(trainer=trainer, global_step=1, checkpoint_dir="here")
 
 
-async def test_what_cannot_be_stored_is_named(sampler: Made) -> None:
+async def test_errors_name_values_that_cannot_be_stored(sampler: Made) -> None:
     one = sampler(DurableReplayBuffer)
     fields = trajectory(0, 0) | prompt(0) | {"extra_fields": {"state": Path("here")}}
     put(["u_0_0"], [fields], [{"status": "success"}])

@@ -1,4 +1,4 @@
-"""Groups as a TensorDict or a DataProto, and back."""
+"""Conversion of groups to TensorDict and DataProto, and back."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _table() -> list[dict[str, Any]]:
     ]
 
 
-async def test_a_tensordict_and_back(buffer: Buffer) -> None:
+async def test_tensordict_round_trip(buffer: Buffer) -> None:
     table = _table()
     given = from_tensordict(list_of_dict_to_tensordict(table))
     assert [(one.group_uid, one.num_episodes) for one in given] == [("u0", 2), ("u1", 2), ("u2", 2)]
@@ -44,7 +44,7 @@ async def test_a_tensordict_and_back(buffer: Buffer) -> None:
             )
 
 
-def test_a_dataproto_and_back() -> None:
+def test_dataproto_round_trip() -> None:
     given = from_tensordict(list_of_dict_to_tensordict(_table()))
     data = to_dataproto(Batch(given), pad_token_id=9)
     batch = data.batch
@@ -87,7 +87,7 @@ def test_prompts_of_different_lengths_and_later_columns() -> None:
     assert [cell.tolist() for cell in table["prompts"].unbind()] == [[1, 2, 3], [1]]
 
 
-def test_what_is_missing_is_named() -> None:
+def test_errors_name_missing_fields() -> None:
     with pytest.raises(InvalidInputError, match="groups"):
         to_tensordict([])
     some = Episode(prompt_ids=[1], response_ids=[2], reward=1.0)

@@ -1,4 +1,4 @@
-"""XTuner is not on the index: the integration imports what stands in for it."""
+"""A stand-in for XTuner, which is not on an index, on the import path."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent / "standin"))  # also those of other processes
+sys.path.insert(0, str(Path(__file__).parent / "standin"))  # other processes inherit it
 
 from replaydb.integrations.xtuner import SqlReplayBuffer, SqlReplayBufferConfig
 
@@ -19,7 +19,7 @@ Open = Callable[..., SqlReplayBuffer]
 
 @pytest.fixture
 def build(url: str) -> Iterator[Open]:
-    """Opens buffers, which are closed when the test ends."""
+    """Opens buffers, which are closed at the end of the test."""
     with ExitStack() as opened:
 
         def made(**fields: Any) -> SqlReplayBuffer:

@@ -1,4 +1,4 @@
-"""Rollout states, with just what a test is about."""
+"""Rollout states for tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""XTuner's replay buffer on a database: its contract, its faults, and what it cannot do."""
+"""XTuner's replay buffer in a database: its contract, corrected faults, and extensions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from xtuner.v1.rl.replay_buffer import AsyncReplayBufferConfig, ReplayBuffer, St
 from xtuner.v1.rl.rollout import trace_store
 
 import replaydb as rdb
-from integrations.xtuner import lives
+from integrations.xtuner import processes
 from integrations.xtuner.conftest import Open
 from integrations.xtuner.states import state, uids
 from replaydb.integrations.xtuner import SqlReplayBuffer, SqlReplayBufferConfig, states, storage
@@ -35,14 +35,14 @@ async def taken(buffer: SqlReplayBuffer, **sizes: int) -> dict[str, list[list[in
     return {task: uids(groups) for task, groups in batch.items()}
 
 
-async def test_the_config_takes_the_place_of_theirs(url: str, build: Open) -> None:
+async def test_the_config_replaces_xtuners(url: str, build: Open) -> None:
     config = SqlReplayBufferConfig(url=url)
     assert isinstance(config, AsyncReplayBufferConfig)
     assert isinstance(build(), ReplayBuffer)
     assert isinstance(build()._storage.state_dict(), dict)
 
 
-async def test_tasks_and_statuses_are_apart(build: Open) -> None:
+async def test_tasks_and_statuses_are_separate(build: Open) -> None:
     buffer = build()
     await put(buffer, 1, 2)
     await put(buffer, 3, status=Status.FAILED)
@@ -61,7 +61,7 @@ async def test_tasks_and_statuses_are_apart(build: Open) -> None:
     assert len(buffer) == 0
 
 
-async def test_nothing_is_nothing(build: Open) -> None:
+async def test_empty_groups_and_sizes(build: Open) -> None:
     buffer = build()
     await buffer.put([], "math")
     assert len(buffer) == 0
@@ -90,7 +90,7 @@ async def test_orders(build: Open, order: str, expected: list[int], how: str) ->
     assert found == [[number] for number in expected[:3]]
 
 
-async def test_update_keeps_the_place(build: Open) -> None:
+async def test_update_keeps_uid_and_order(build: Open) -> None:
     storage = build()._storage
     ids = [
         await storage.put(StorageItem([state(number)], 0, 0, "math", Status.COMPLETED, 0))
@@ -109,7 +109,7 @@ async def test_update_keeps_the_place(build: Open) -> None:
     assert [item.uid for item in await storage.get({})] == [ids[0], ids[2]]
 
 
-async def test_a_group_that_is_not_complete_is_not_taken_for_it(build: Open) -> None:
+async def test_groups_with_unfinished_members_are_not_completed(build: Open) -> None:
     buffer = build()
     for member, status in ((Status.INIT, Status.INIT), (Status.ARCHIVED, Status.ARCHIVED)):
         await buffer.put([state(1), state(2, status=member)], "math")
@@ -120,7 +120,7 @@ async def test_a_group_that_is_not_complete_is_not_taken_for_it(build: Open) -> 
 
 
 @pytest.mark.parametrize("threshold", [2, 3])
-async def test_what_expires(build: Open, threshold: int) -> None:
+async def test_expiry_by_staleness(build: Open, threshold: int) -> None:
     """At `train_step - min(model_steps) - 1 >= threshold`, which is 5 - 2 - 1 here."""
     buffer = build()
     await put(buffer, 1, response_model_steps=[4, 2, 3])
@@ -153,10 +153,10 @@ async def test_a_refresh_of_some_statuses(build: Open) -> None:
 
 @pytest.mark.parametrize("payload", ["keep", "drop"])
 @pytest.mark.parametrize("consume", ["taken", "saved"])
-async def test_what_is_taken_during_a_refresh_does_not_expire(
+async def test_groups_taken_during_a_refresh_do_not_expire(
     build: Open, monkeypatch: pytest.MonkeyPatch, consume: str, payload: Any
 ) -> None:
-    """Another trainer takes it after it was found too stale, before it expires."""
+    """Another trainer takes the group after `find` returned it, before it expires."""
     buffer, other = build(), build(consume=consume)
     buffer._storage.buffer.update_settings(archived_payload=payload)
     await put(buffer, 1, 2, response_model_steps=[1] * 3)
@@ -176,7 +176,7 @@ async def test_what_is_taken_during_a_refresh_does_not_expire(
     assert uids(await buffer.get(9, "math", Status.EXPIRED)) == [[2]]
 
 
-async def test_what_is_taken_during_an_update_stays_taken(
+async def test_groups_taken_during_an_update_stay_taken(
     build: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     buffer, other = build(order="fifo"), build(order="fifo")
@@ -204,10 +204,10 @@ async def test_an_update_that_is_refused_changes_nothing(build: Open) -> None:
     assert await taken(buffer, math=1) == {"math": [[1]]}
 
 
-async def test_expired_groups_that_nobody_rolls_again(
+async def test_expired_groups_that_are_not_retryable(
     build: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their sessions are released at once, when they are gone and the buffer is not locked."""
+    """Their sessions are released in one call, after deletion, outside the lock of the buffer."""
     buffer, other = build(), build()
     released: list[list[str]] = []
 
@@ -238,7 +238,7 @@ async def test_expired_groups_that_nobody_rolls_again(
 
 
 async def test_rows_without_a_version_expire_too(build: Open) -> None:
-    """Their tokens are as old as their put; without tokens there is nothing to be stale."""
+    """The age of their tokens counts from their put; states without tokens are never stale."""
     buffer = build()
     await put(buffer, 1, response_model_steps=[4] * 3)
     await put(buffer, 2)
@@ -252,7 +252,7 @@ async def test_rows_without_a_version_expire_too(build: Open) -> None:
     assert (aborted.rollout_id, aborted.seq_staleness) == (3, 0)
 
 
-async def test_a_refresh_reads_and_writes_what_may_expire(
+async def test_a_refresh_reads_and_writes_only_groups_that_can_expire(
     build: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     buffer = build()
@@ -293,7 +293,7 @@ async def refreshed(
 @pytest.mark.parametrize("how", ["put", "refresh"])
 @pytest.mark.parametrize("rule", ["states", "tokens"])
 async def test_fresh_members_of_an_expired_group_are_kept(build: Open, how: str, rule: str) -> None:
-    """They expire in turn, in a group that waits to be rolled again."""
+    """They expire later, in a group that waits to be generated again."""
     buffer = build()
     group = [
         state(1, response_model_steps=[0] * 3),
@@ -326,8 +326,8 @@ async def test_fresh_members_of_an_expired_group_are_kept(build: Open, how: str,
     assert {one.status for one in members} == {Status.EXPIRED}
 
 
-async def test_groups_that_the_buffer_makes_expire(build: Open) -> None:
-    """By its own `max_staleness`, which knows no members."""
+async def test_expiry_by_max_staleness_of_the_buffer(build: Open) -> None:
+    """`max_staleness` expires a group with all its members."""
     buffer = build()
     await put(buffer, 1, response_model_steps=[0] * 3)
     buffer._storage.buffer.update_settings(max_staleness=2)
@@ -336,7 +336,7 @@ async def test_groups_that_the_buffer_makes_expire(build: Open) -> None:
     assert (found.status, found.response_ids) == (Status.EXPIRED, [])
 
 
-async def test_a_trainer_goes_back_to_an_earlier_step(build: Open) -> None:
+async def test_a_trainer_returns_to_an_earlier_step(build: Open) -> None:
     buffer = build()
     await put(buffer, 1, response_model_steps=[1] * 3)
     for step, staleness in ((9, 7), (3, 1)):
@@ -345,7 +345,7 @@ async def test_a_trainer_goes_back_to_an_earlier_step(build: Open) -> None:
 
 
 @pytest.mark.parametrize("threshold", [0, None, float("nan")])
-async def test_a_threshold_that_cannot_be(build: Open, threshold: Any) -> None:
+async def test_invalid_thresholds_are_refused(build: Open, threshold: Any) -> None:
     buffer = build()
     await put(buffer, 1, response_model_steps=[1] * 3)
     for field in ("task_stale_thresholds", "task_token_stale_thresholds"):
@@ -356,8 +356,8 @@ async def test_a_threshold_that_cannot_be(build: Open, threshold: Any) -> None:
     assert buffer._storage.buffer.policy_version == 1
 
 
-async def test_a_producer_knows_of_later_steps(build: Open) -> None:
-    """Nobody has refreshed yet, and the staleness is what was put."""
+async def test_a_put_advances_the_train_step(build: Open) -> None:
+    """Before the first refresh, the staleness is as put."""
     buffer = build()
     await buffer.put([state(1)], "math", model_step=3, current_train_step=5)
     [item] = await buffer._storage.get({"staleness": 1})
@@ -366,8 +366,8 @@ async def test_a_producer_knows_of_later_steps(build: Open) -> None:
     assert await buffer.count("math", Status.EXPIRED) == 1
 
 
-async def test_a_run_goes_on_with_another(build: Open) -> None:
-    """One that does not say so cannot know how stale anything is, and is told at once."""
+async def test_a_run_continues_another(build: Open) -> None:
+    """A run without `lineage` is refused at once, because its groups would have no staleness."""
     first = build(run="a")
     await put(first, 1, response_model_steps=[1] * 3)
     with pytest.raises(rdb.InvalidInputError, match=r"run: .*lineage 'a'"):
@@ -389,8 +389,8 @@ async def test_a_put_of_a_run_that_the_buffer_no_longer_follows(build: Open, url
 
 @postgresql_nightly
 async def test_killed_before_the_first_checkpoint(url: str, build: Open) -> None:
-    """There is nothing to resume from, so nobody resumes: training begins at step 1 again."""
-    with workers(Worker(lives.die_beginning, url)) as [trainer]:
+    """Without a checkpoint `resume` is not called: training starts at step 1 again."""
+    with workers(Worker(processes.die_beginning, url)) as [trainer]:
         assert await trainer.ended() == -9
     other = build(consume="saved", order="fifo", owner="other")
     assert await taken(other, math=1) == {"math": [[2]]}
@@ -400,9 +400,9 @@ async def test_killed_before_the_first_checkpoint(url: str, build: Open) -> None
     assert len(buffer._storage.buffer.leases()) == 2
 
 
-@pytest.mark.parametrize("told", ["refresh", "put"])
-async def test_a_checkpoint_without_the_buffer(build: Open, told: str) -> None:
-    """What earlier steps took is trained; what later ones took comes again; the rest is there."""
+@pytest.mark.parametrize("reported", ["refresh", "put"])
+async def test_a_checkpoint_without_the_buffer(build: Open, reported: str) -> None:
+    """Groups of earlier steps are trained on, groups of later steps return, others are kept."""
     first = build(consume="saved", order="fifo")
     await put(first, 1, 2, 3, 4)
     for step in (1, 2, 3):
@@ -410,19 +410,19 @@ async def test_a_checkpoint_without_the_buffer(build: Open, told: str) -> None:
         await taken(first, math=1)
     second = build(consume="saved", order="fifo")
     assert len(second) == 0  # or the manager would refuse to resume
-    if told == "refresh":
+    if reported == "refresh":
         await refreshed(second, 3, math=99)
     else:
         await second.put([state(5)], "code", current_train_step=3)
     assert await taken(second, math=9) == {"math": [[3], [4]]}
-    await refreshed(second, 4, math=99)  # settles nothing that this process holds
+    await refreshed(second, 4, math=99)  # does not settle leases of this process
     await second.resume("anywhere")
     assert await taken(second, math=9) == {"math": [[3], [4]]}
-    assert len(second) == (1 if told == "put" else 0)
+    assert len(second) == (1 if reported == "put" else 0)
 
 
 @pytest.mark.parametrize("consume", ["taken", "saved", "never"])
-async def test_what_cannot_be_read_does_not_block_the_rest(
+async def test_undecodable_groups_do_not_block_the_others(
     build: Open, monkeypatch: pytest.MonkeyPatch, consume: str
 ) -> None:
     buffer = build(consume=consume, order="fifo")
@@ -454,8 +454,8 @@ async def test_a_damaged_group_does_not_block_refreshes(build: Open, url: str) -
     assert await buffer.count("math", Status.FAILED) == 1
 
 
-async def test_groups_are_found_by_an_index(build: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A take names tasks and statuses, so that others are not read."""
+async def test_takes_use_an_index(build: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A take filters by tasks and statuses, so other groups are not read."""
     buffer = build()
     await put(buffer, *range(3))
     calls = []
@@ -474,8 +474,8 @@ async def test_groups_are_found_by_an_index(build: Open, monkeypatch: pytest.Mon
     )
 
 
-async def test_a_batch_is_taken_at_once(build: Open) -> None:
-    """Two trainers of one process: no group is in two batches, none is left out."""
+async def test_a_batch_is_taken_in_one_transaction(build: Open) -> None:
+    """Two trainers in one process: each group is in exactly one batch."""
     first, second = build(), build()
     await put(first, *range(20))
     await put(first, *range(20, 40), task="code")
@@ -507,7 +507,7 @@ async def test_processes_share_a_buffer(url: str, build: Open, tmp_path: Path) -
     await put(buffer, *range(12))
     await put(buffer, *range(12, 24), task="code")
     logs = [tmp_path / f"took-{k}" for k in range(2)]
-    with workers(*(Worker(lives.consume, url, 2, str(log)) for log in logs)) as crew:
+    with workers(*(Worker(processes.consume, url, 2, str(log)) for log in logs)) as crew:
         assert [await one.ended() for one in crew] == [0, 0]
     found = " ".join(log.read_text() for log in logs).split()
     assert sorted(map(int, found)) == list(range(24))
@@ -517,8 +517,8 @@ async def test_processes_share_a_buffer(url: str, build: Open, tmp_path: Path) -
     ("consume", "left"), [("taken", [4, 5]), ("saved", [2, 3, 4, 5]), ("never", [0, 1, 2, 3, 4, 5])]
 )
 async def test_a_trainer_is_killed(url: str, build: Open, consume: str, left: list[int]) -> None:
-    """It had taken 0 and 1 before its checkpoint, 2 and 3 after it."""
-    with workers(Worker(lives.die_training, url, consume)) as [trainer]:
+    """It took 0 and 1 before its checkpoint, and 2 and 3 after it."""
+    with workers(Worker(processes.die_training, url, consume)) as [trainer]:
         assert await trainer.ended() == -9
     buffer = build(consume=consume, order="fifo")
     await buffer.resume("no such file")
@@ -526,7 +526,7 @@ async def test_a_trainer_is_killed(url: str, build: Open, consume: str, left: li
     assert (await taken(buffer, math=9))["math"] == [[uid] for uid in left]
 
 
-async def test_what_is_taken_is_there_until_it_is_saved(build: Open) -> None:
+async def test_taken_groups_are_kept_until_saved(build: Open) -> None:
     buffer = build(consume="saved")
     await put(buffer, 1, 2)
     assert await taken(buffer, math=1) == {"math": [[1]]}
@@ -538,7 +538,7 @@ async def test_what_is_taken_is_there_until_it_is_saved(build: Open) -> None:
     assert len(buffer) == 0
 
 
-async def test_owners_resume_by_themselves(build: Open) -> None:
+async def test_owners_resume_independently(build: Open) -> None:
     one, two = build(consume="saved", owner="one"), build(consume="saved", owner="two")
     await put(one, 1, 2)
     await taken(one, math=1)
@@ -554,7 +554,7 @@ async def test_reading_without_taking(build: Open) -> None:
     for _ in range(2):
         assert await taken(buffer, math=9) == {"math": [[1], [2]]}
         assert uids(await buffer.get(1, "math", Status.COMPLETED)) == [[1]]
-    assert uids(await buffer.get(9, "math", Status.ABORTED)) == [[3]]  # to go on with it
+    assert uids(await buffer.get(9, "math", Status.ABORTED)) == [[3]]  # to continue generation
     assert await buffer.get(9, "math", Status.ABORTED) == []
 
 
@@ -568,6 +568,6 @@ async def test_reading_without_taking(build: Open) -> None:
         ({"name": ""}, rdb.InvalidInputError),
     ],
 )
-def test_what_cannot_work_is_refused(url: str, fields: dict[str, Any], error: Any) -> None:
+def test_invalid_configs_are_refused(url: str, fields: dict[str, Any], error: Any) -> None:
     with pytest.raises(error):
         SqlReplayBufferConfig(**{"url": url} | fields).build()

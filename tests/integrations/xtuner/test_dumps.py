@@ -1,4 +1,4 @@
-"""Dumps that XTuner wrote: their states come in, what else they say is not done."""
+"""Import of XTuner's dumps: states are read, and no code from the dump is run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from replaydb.integrations.xtuner.states import fingerprint
 
 
 class _Attack:
-    """What a pickle can do: call any function."""
+    """An object whose pickle calls a function."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -28,7 +28,7 @@ class _Attack:
         return Path.touch, (self._path,)
 
 
-async def test_a_dump_comes_in(build: Open, tmp_path: Path) -> None:
+async def test_a_dump_is_imported(build: Open, tmp_path: Path) -> None:
     original = AsyncReplayBufferConfig().build()
     call = RolloutToolCall(id="a", function=RolloutFunctionCall(name="f", arguments={"x": 1}))
     states = [
@@ -46,7 +46,7 @@ async def test_a_dump_comes_in(build: Open, tmp_path: Path) -> None:
     await original.save(tmp_path)
 
     buffer = build()
-    for _ in range(2):  # again changes nothing
+    for _ in range(2):  # the second import changes nothing
         buffer._storage.load_state_dict(load_dump(tmp_path))
     assert len(buffer) == 3
     for item, one in zip(await buffer._storage.get({}), states, strict=True):
@@ -70,7 +70,7 @@ def _dump(*texts: str, staleness: int = 0) -> dict[str, Any]:
 
 
 async def test_dumps_of_two_experiments(build: Open) -> None:
-    """Their uids are the same, and all come in; a later dump of one adds what is new."""
+    """Equal uids do not collide, and a later dump of an experiment adds its new states."""
     storage = build()._storage
     first = _dump("a", "b")
     for dump in (first, _dump("c", "d"), first, _dump("a", "b", "e", staleness=2)):
@@ -79,7 +79,7 @@ async def test_dumps_of_two_experiments(build: Open) -> None:
     assert found == ["a", "b", "c", "d", "e"]
 
 
-def test_arrays_tell_dumps_apart() -> None:
+def test_fingerprints_depend_on_arrays() -> None:
     arrays: list[Any] = [
         np.zeros(2, np.float32),
         np.ones(2, np.float32),
@@ -93,11 +93,11 @@ def test_arrays_tell_dumps_apart() -> None:
     assert fingerprint([state(1, routed_experts=arrays[0].copy())]) == names[0]
 
 
-@pytest.mark.parametrize("place", ["in the file", "in a state"])
-def test_a_dump_that_runs_code_does_not(tmp_path: Path, place: str) -> None:
+@pytest.mark.parametrize("position", ["in the file", "in a state"])
+def test_code_in_a_dump_is_not_run(tmp_path: Path, position: str) -> None:
     mark = tmp_path / "was here"
     attack: Any = _Attack(mark)
-    if place == "in a state":
+    if position == "in a state":
         attack = state(1, extra_fields={"x": attack})
     file = tmp_path / "dump.pth"
     torch.save({"storage_state": {"items": [attack]}}, file)
@@ -106,7 +106,7 @@ def test_a_dump_that_runs_code_does_not(tmp_path: Path, place: str) -> None:
     assert not mark.exists()
 
 
-def test_what_is_no_dump(build: Open, tmp_path: Path) -> None:
+def test_other_files_are_refused(build: Open, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         load_dump(tmp_path / "missing.pth")
     file = tmp_path / "dump.pth"
@@ -116,11 +116,11 @@ def test_what_is_no_dump(build: Open, tmp_path: Path) -> None:
     torch.save({"other": 1}, file)
     with pytest.raises(rdb.InvalidInputError, match="path: expected a dump"):
         load_dump(file)
-    with pytest.raises(rdb.InvalidInputError, match="state: expected that of a NaiveStorage"):
+    with pytest.raises(rdb.InvalidInputError, match="state: expected the state of a NaiveStorage"):
         build()._storage.load_state_dict({"df": None})
 
 
-def test_the_own_state_is_where_it_is(build: Open) -> None:
+def test_its_own_state_is_ignored(build: Open) -> None:
     storage = build()._storage
     storage.load_state_dict(storage.state_dict())
     assert len(storage) == 0

@@ -1,4 +1,4 @@
-"""XTuner's query language: every operator finds what Python would."""
+"""XTuner's query language: all operators agree with Python's."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def simple(draw: st.DrawFn) -> dict[str, Any]:
     name = draw(st.sampled_from(sorted(FIELDS)))
     values = FIELDS[name]
     several = st.lists(values, max_size=3)
-    if name == "status":  # has no order
+    if name == "status":  # statuses have no order
         ops = st.sampled_from(["$eq", "$ne"]).flatmap(lambda op: values.map(lambda one: {op: one}))
     else:
         ops = st.sampled_from(list(COMPARE)[:6]).flatmap(
@@ -80,7 +80,7 @@ def holds(item: StorageItem, query: dict[str, Any]) -> bool:
     return True
 
 
-async def test_any_query_finds_what_python_finds(build: Open) -> None:
+async def test_queries_find_the_same_items_as_python(build: Open) -> None:
     storage = build()._storage
     for number in range(28):
         status, staleness = STATUSES[number % 7], number % 5
@@ -94,7 +94,7 @@ async def test_any_query_finds_what_python_finds(build: Open) -> None:
     first = items[0].uid
 
     def moved(query: Any) -> Any:
-        """With numbers for uids that there are."""
+        """Return the query with uids shifted to the stored ones."""
         if isinstance(query, list):
             return [moved(each) for each in query]
         if not isinstance(query, dict):
@@ -132,21 +132,23 @@ async def test_any_query_finds_what_python_finds(build: Open) -> None:
         ({"$or": [{"$and": [{"item": []}]}]}, "one of the fields"),
         ({"uid": {"$like": 1}}, r"one of \$eq, \$ne"),
         ({"uid": {"$in": 1}}, r"a list after \$in"),
-        ({"uid": {"$between": [3, 1]}}, "two bounds in their order"),
+        ({"uid": {"$between": [3, 1]}}, "two bounds in ascending order"),
         ({"uid": {"$between": [1]}}, "two bounds"),
         ({"$and": {"uid": 1}}, "a list"),
         (["uid"], "a dict"),
         ({"$and": ["uid"]}, "a dict"),
-        ({"staleness": {"$gt": None}}, r"what \$gt can compare"),
-        ({"uid": {"$between": [None, 3]}}, r"what \$between can compare"),
-        ({"uid": {"$between": [1, "a"]}}, r"what \$between can compare"),
+        ({"staleness": {"$gt": None}}, r"a value that \$gt can compare"),
+        ({"uid": {"$between": [None, 3]}}, r"a value that \$between can compare"),
+        ({"uid": {"$between": [1, "a"]}}, r"a value that \$between can compare"),
         ({"status": ["completed"]}, "numbers or text"),
         ({"status": {"$in": [["completed"]]}}, "numbers or text"),
         ({"uid": "a"}, "values of one kind"),
     ],
 )
-async def test_what_is_no_query(build: Open, query: Any, expected: str, full: bool) -> None:
-    """It is a ValueError also where there is nothing to find."""
+async def test_invalid_queries_are_refused(
+    build: Open, query: Any, expected: str, full: bool
+) -> None:
+    """They raise a ValueError even if nothing is stored."""
     buffer = build()
     if full:
         await buffer.put([state(1)], "math")
@@ -159,7 +161,7 @@ async def test_what_is_no_query(build: Open, query: Any, expected: str, full: bo
 
 
 @pytest.mark.parametrize("consume", ["taken", "never"])
-async def test_nothing_is_taken_where_nothing_is_asked_for(build: Open, consume: str) -> None:
+async def test_empty_queries_take_nothing(build: Open, consume: str) -> None:
     buffer = build(consume=consume)
     await buffer.put([state(1)], "math")
     queries_for_nothing: list[dict[str, Any]] = [
@@ -174,7 +176,7 @@ async def test_nothing_is_taken_where_nothing_is_asked_for(build: Open, consume:
     assert len(buffer) == 1
 
 
-async def test_trees_of_xtuner(build: Open) -> None:
+async def test_query_trees_of_xtuner(build: Open) -> None:
     class Node:
         def __init__(self, **fields: Any) -> None:
             vars(self).update(fields)

@@ -1,4 +1,4 @@
-"""Rollout states as episodes and back: nothing is lost on the way."""
+"""Conversion of rollout states to episodes and back, without loss."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def stored(build: Open, one: RolloutState) -> RolloutState:
     return found
 
 
-async def test_everything_comes_back(build: Open) -> None:
+async def test_states_round_trip(build: Open) -> None:
     one = state(
         1,
         response_model_steps=[3, 3, 4],
@@ -50,7 +50,7 @@ async def test_everything_comes_back(build: Open) -> None:
     [
         {"response_ids": None, "logprobs": None, "response_mask": None, "response": None},
         {"response_ids": [], "logprobs": [], "response_mask": [], "response_model_steps": []},
-        {"logprobs": [-0.1] * 5},  # of the prompt, too
+        {"logprobs": [-0.1] * 5},  # prompt included
         {"response_model_steps": [2]},
         {"prompt_ids": None, "response_mask": None},
         {"reward": None},
@@ -59,13 +59,13 @@ async def test_everything_comes_back(build: Open) -> None:
         {"reward": {"score": 10**400}},
     ],
 )
-def test_what_is_not_as_usual(fields: dict[str, Any]) -> None:
+def test_missing_and_unusual_fields_round_trip(fields: dict[str, Any]) -> None:
     one = state(1, **fields)
     assert to_state(to_episode(one, 0)) == one
 
 
-async def test_a_reward_that_is_no_number(build: Open) -> None:
-    """The column has none, the state has it."""
+async def test_a_reward_that_is_nan(build: Open) -> None:
+    """The column is None, the state keeps the value."""
     one = state(1, reward={"score": float("nan")})
     assert to_episode(one, 0).reward is None
     found = await stored(build, one)
@@ -73,7 +73,7 @@ async def test_a_reward_that_is_no_number(build: Open) -> None:
     assert np.isnan(found.reward["score"])
 
 
-def test_columns_say_what_it_is() -> None:
+def test_columns_of_a_state() -> None:
     episode = to_episode(state(1, response_model_steps=[3, 4, 4]), 9)
     assert (episode.reward, episode.finish_reason) == (1.0, "stop")
     assert episode.prompt_ids.tolist() == [1, 2]
@@ -94,12 +94,12 @@ async def test_arrays(build: Open) -> None:
     assert found.mm_info["pixel_values"].dtype == np.float32
     np.testing.assert_array_equal(found.mm_info["pixel_values"], pixels)
     assert torch.equal(found.mm_info["image"], image)
-    found.mm_info["pixel_values"][0, 0] = 7.0  # is not that of the store
+    found.mm_info["pixel_values"][0, 0] = 7.0  # a copy: the stored array is unchanged
 
 
 @pytest.mark.usefixtures("cluster")
-async def test_references_of_ray(build: Open) -> None:
-    """What they refer to is stored, since it dies with the cluster."""
+async def test_ray_references(build: Open) -> None:
+    """Their objects are stored, because they are lost with the cluster."""
     experts = np.array([[1, 2], [3, 4]])
     nested = {"scores": [0.25, 0.75], "more": np.ones(2)}
     one = state(
@@ -119,7 +119,7 @@ async def test_references_of_ray(build: Open) -> None:
 
 
 @pytest.mark.usefixtures("cluster")
-def test_references_outlive_their_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_references_survive_their_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     episode = to_episode(state(1, routed_experts=ray.put(np.ones(2))), 0)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     np.testing.assert_array_equal(to_state(episode).routed_experts, [1.0, 1.0])
@@ -153,7 +153,7 @@ def test_numbers_beyond_the_columns(fields: dict[str, Any]) -> None:
 
 
 def test_fields_are_not_validated_again() -> None:
-    """XTuner assigns what its annotations do not allow."""
+    """XTuner assigns values that its annotations do not allow."""
     one = state(1)
     one.response_mask, one.uid = np.array([1, 0, 1]), 7
     found = to_state(to_episode(one, 0))
@@ -165,7 +165,7 @@ class _Mine(RolloutState):
     more: int = 1
 
 
-async def test_what_cannot_be_kept(build: Open) -> None:
+async def test_objects_that_cannot_be_stored_are_refused(build: Open) -> None:
     buffer = build()
     endless: dict[str, Any] = {}
     endless["self"] = endless

@@ -1,11 +1,10 @@
-"""Every attack there is: a module whose first line is the promise it attacks."""
+"""Attacks, one module each. The first line of its docstring is the guarantee that it attacks."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable
 from typing import Protocol
 
-from torture.arena import Arena
 from torture.attacks import (
     buckets,
     cancellations,
@@ -27,21 +26,22 @@ from torture.attacks import (
     server_disk,
     servers,
 )
+from torture.context import AttackContext
 
 
 class Attack(Protocol):
-    """A module."""
+    """The interface of an attack module."""
 
     @property
     def PROMISES(self) -> tuple[int, ...]:
-        """Numbers of the sections of docs/consistency.md."""
+        """Numbers of the attacked sections of docs/consistency.md."""
 
     @property
     def ENGINES(self) -> tuple[str, ...]:
-        """Names of the engines it is for."""
+        """Names of the engines on which it runs."""
 
-    def attack(self, arena: Arena) -> Awaitable[None]:
-        """One round. Raises AssertionError where the promise does not hold."""
+    def attack(self, context: AttackContext) -> Awaitable[None]:
+        """Run one round. Raises AssertionError if a guarantee is violated."""
 
 
 ATTACKS: dict[str, Attack] = {
@@ -68,5 +68,5 @@ ATTACKS: dict[str, Attack] = {
 
 
 def promise_of(attack: Attack) -> str:
-    """The first line of its docstring."""
+    """Return the first line of the docstring of an attack."""
     return (attack.__doc__ or "").partition("\n")[0]

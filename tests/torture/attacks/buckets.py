@@ -1,8 +1,8 @@
-"""A payload store whose address leads elsewhere for a while loses and fails no acknowledged group.
+"""A temporarily wrong payload store loses no acknowledged group and marks none as failed.
 
-The endpoint of a bucket leads to another, empty service, alternates between two, loses the marker,
-or answers wrongly; a folder is replaced by an empty one. Meanwhile groups are put, sampled,
-deleted, and their packs compacted.
+The endpoint of a bucket is routed to another, empty service, alternates between two, loses its
+marker, or returns wrong responses; a folder is replaced by an empty one. Meanwhile groups are put,
+sampled and deleted, and their packs are compacted.
 """
 
 from __future__ import annotations
@@ -20,149 +20,151 @@ from processes.derived import check_group, derived_group
 from replaydb import Buffer, NotEnoughGroupsError, PayloadsUnavailableError, Store
 from support.buckets import FAULTS, Endpoint, running_endpoint, times
 from support.s3 import credentials
-from torture.arena import Arena
-from torture.crew import BUFFER
+from torture.context import AttackContext
+from torture.workers import BUFFER
 
 PROMISES = (1, 8)
 ENGINES = ("sqlite", "postgresql")
-#: Groups of one put, of which most are deleted, so that their pack is compacted.
+#: Groups per put. Most of them are deleted, so that their pack is compacted.
 _GROUPS = 4
 
-#: Causes the trouble of this name; heals it if the name is None.
-Cause = Callable[[str | None], None]
+#: Injects the fault of a name; None removes it.
+Injector = Callable[[str | None], None]
 
 
-async def attack(arena: Arena) -> None:
-    """Trouble after trouble while groups are stored, then read them all."""
+async def attack(context: AttackContext) -> None:
+    """Inject faults while groups are stored, then read all groups."""
     kept: set[str] = set()
     async with (
-        _payloads(arena) as (payloads, troubles, cause),
-        Store.open(arena.url, payloads=payloads) as store,
+        _payloads(context) as (payloads, fault_names, inject),
+        Store.open(context.url, payloads=payloads) as store,
     ):
         buffer = await store.buffer(BUFFER)
-        end = time.monotonic() + arena.seconds
-        writing = [asyncio.create_task(_put(arena, buffer, name, end, kept)) for name in "abc"]
-        writing.append(asyncio.create_task(_prune(arena, store, end)))
-        writing.append(asyncio.create_task(_sample(arena, buffer, end)))
+        end = time.monotonic() + context.seconds
+        writing = [asyncio.create_task(_put(context, buffer, name, end, kept)) for name in "abc"]
+        writing.append(asyncio.create_task(_prune(context, store, end)))
+        writing.append(asyncio.create_task(_sample(context, buffer, end)))
         while time.monotonic() < end:
-            trouble = arena.chance.choice(troubles)
-            cause(trouble)
-            arena.figures[trouble] += 1
-            await asyncio.sleep(arena.chance.uniform(0.02, 0.2))
-            cause(None)
-            await asyncio.sleep(arena.chance.uniform(0.02, 0.1))
+            fault = context.chance.choice(fault_names)
+            inject(fault)
+            context.figures[fault] += 1
+            await asyncio.sleep(context.chance.uniform(0.02, 0.2))
+            inject(None)
+            await asyncio.sleep(context.chance.uniform(0.02, 0.1))
         await asyncio.gather(*writing)
-        await _compacted(arena, store)
+        await _compacted(context, store)
         assert await buffer.count(statuses="failed") == 0, "intact groups failed"
         found = await buffer.find(limit=None)
-        assert {one.group_uid for one in found} == kept, "other groups than acknowledged"
+        assert {one.group_uid for one in found} == kept, "not exactly the acknowledged groups"
         for group in await buffer.get([one.id for one in found]):
             check_group(group)
-        arena.figures["groups read"] += len(found)
+        context.figures["groups read"] += len(found)
 
 
-async def _put(arena: Arena, buffer: Buffer, name: str, end: float, kept: set[str]) -> None:
-    """Put groups again and again, and delete most of what was acknowledged."""
+async def _put(
+    context: AttackContext, buffer: Buffer, name: str, end: float, kept: set[str]
+) -> None:
+    """Put groups repeatedly, and delete most of them."""
     for nth in count():
         uids = [f"{name}-{nth}-{i}" for i in range(_GROUPS)]
         try:
             ids = await buffer.put([derived_group(uid) for uid in uids])
         except PayloadsUnavailableError:
-            arena.figures["refused"] += 1
+            context.figures["refused"] += 1
         else:
-            arena.figures["put"] += 1
+            context.figures["put"] += 1
             kept.update(uids)
-            if arena.chance.random() < 0.5:
+            if context.chance.random() < 0.5:
                 await buffer.delete(ids[1:])
                 kept.difference_update(uids[1:])
         if time.monotonic() > end:
             return
 
 
-async def _prune(arena: Arena, store: Store, end: float) -> None:
+async def _prune(context: AttackContext, store: Store, end: float) -> None:
     while time.monotonic() < end:
-        await _compacted(arena, store)
+        await _compacted(context, store)
         await asyncio.sleep(0.02)
 
 
-async def _sample(arena: Arena, buffer: Buffer, end: float) -> None:
-    """Draw groups again and again; the pauses before they are read again outlast the trouble."""
-    with patch("replaydb.packs.place.REREADS", (0.0, 0.3, 0.3, 0.3)):
+async def _sample(context: AttackContext, buffer: Buffer, end: float) -> None:
+    """Draw groups repeatedly. Pauses before payloads are read again outlast a fault."""
+    with patch("replaydb.packs.store.REREADS", (0.0, 0.3, 0.3, 0.3)):
         while time.monotonic() < end:
             try:
                 for group in (await buffer.sample(3, timeout=0)).groups:
                     check_group(group)
             except PayloadsUnavailableError:
-                arena.figures["samples refused"] += 1
+                context.figures["samples refused"] += 1
             except NotEnoughGroupsError:
                 await asyncio.sleep(0.01)
             else:
-                arena.figures["sampled"] += 1
+                context.figures["sampled"] += 1
             await asyncio.sleep(0)
 
 
-async def _compacted(arena: Arena, store: Store) -> None:
+async def _compacted(context: AttackContext, store: Store) -> None:
     try:
         report = await store.prune(dry_run=False)
     except PayloadsUnavailableError:
-        arena.figures["prunes refused"] += 1
+        context.figures["prunes refused"] += 1
     else:
-        arena.figures["compacted"] += report.num_compacted
+        context.figures["compacted"] += report.num_compacted
 
 
 @asynccontextmanager
-async def _payloads(arena: Arena) -> AsyncIterator[tuple[str, tuple[str, ...], Cause]]:
-    """Where payloads are, as chance has it, and what can happen there."""
-    if arena.chance.random() < 0.3:
-        folder = arena.folder / "payloads"
-        yield folder.as_uri(), ("unmounted",), _mounts(folder)
+async def _payloads(context: AttackContext) -> AsyncIterator[tuple[str, tuple[str, ...], Injector]]:
+    """Create a folder or an endpoint; yields its location, its faults and their injector."""
+    if context.chance.random() < 0.3:
+        folder = context.folder / "payloads"
+        yield folder.as_uri(), ("unmounted",), _mount_faults(folder)
         return
     async with running_endpoint() as endpoint:
         with patch.dict(os.environ, credentials()):
-            troubles = ("another service", "alternating", "random", "no marker", "wrong answers")
-            yield endpoint.url, troubles, _routes(arena, endpoint)
+            fault_names = ("another service", "alternating", "random", "no marker", "wrong answers")
+            yield endpoint.url, fault_names, _route_faults(context, endpoint)
 
 
-def _mounts(folder: Path) -> Cause:
-    """Trouble with the folder of the store, which is a mount."""
+def _mount_faults(folder: Path) -> Injector:
+    """Return an injector for the folder of the store, as if it were a mount."""
     numbers = count()
     away = folder / "away"
 
-    def cause(trouble: str | None) -> None:
+    def inject(fault: str | None) -> None:
         (mounted,) = (each for each in folder.iterdir() if len(each.name) == 32)
-        if trouble is None:
+        if fault is None:
             mounted.rename(folder / f"wrong-{next(numbers)}")
             away.rename(mounted)
         else:
             mounted.rename(away)
             mounted.mkdir()
 
-    return cause
+    return inject
 
 
-def _routes(arena: Arena, endpoint: Endpoint) -> Cause:
-    """Trouble with the address of a bucket."""
+def _route_faults(context: AttackContext, endpoint: Endpoint) -> Injector:
+    """Return an injector for the endpoint of a bucket."""
     services = (endpoint.right, endpoint.wrong)
     marker: dict[str, bytes] = {}
 
-    def cause(trouble: str | None) -> None:
-        match trouble:
+    def inject(fault: str | None) -> None:
+        match fault:
             case None:
                 endpoint.fault = lambda answer: answer
                 endpoint.right.objects.update(marker)
-                endpoint.lead_to(endpoint.right)
+                endpoint.route_to(endpoint.right)
             case "another service":
-                endpoint.lead_to(endpoint.wrong)
+                endpoint.route_to(endpoint.wrong)
             case "alternating":
                 endpoint.alternate()
             case "random":
-                endpoint.route = lambda request: arena.chance.choice(services)
+                endpoint.route = lambda request: context.chance.choice(services)
             case "wrong answers":
-                fault = arena.chance.choice(list(FAULTS.values()))
-                endpoint.fault = times(arena.chance.randint(1, 3), fault)
+                response_fault = context.chance.choice(list(FAULTS.values()))
+                endpoint.fault = times(context.chance.randint(1, 3), response_fault)
             case "no marker":
                 marker.update(endpoint.right.named("replaydb-store"))
                 for key in marker:
                     del endpoint.right.objects[key]
 
-    return cause
+    return inject

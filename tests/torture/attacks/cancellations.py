@@ -1,8 +1,8 @@
-"""A call cancelled at any await happened whole or not at all, and leaves nothing behind.
+"""A call that is cancelled at any await is atomic and leaves nothing behind.
 
-Every kind of call is begun again and again and cancelled at its first, second, third... await,
-until it ends before that. No lease may be left that nobody holds, no connection checked out, no
-task's exception unseen.
+Every kind of call is repeated and cancelled at its first, second, third ... await, until it
+completes before that. No lease without an owner may be left, no connection checked out, and no task
+exception unretrieved.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any
 import replaydb as rdb
 from replaydb import Buffer, Store
 from support.groups import episode, group, groups
-from torture import judge
-from torture.arena import Arena
+from torture import checker
+from torture.context import AttackContext
 
 PROMISES = (2, 3, 6)
 ENGINES = ("sqlite", "postgresql")
 
 
 class CancelledAt:
-    """An awaitable whose task is cancelled when it waits for the n-th time."""
+    """An awaitable that cancels its task when it waits for the n-th time."""
 
     def __init__(self, call: Awaitable[Any], n: int) -> None:
         self._call = call
@@ -63,9 +63,9 @@ async def _wait(buffer: Buffer, number: int, ids: list[int]) -> None:
         await buffer.sample(10_000, timeout=0.02)
 
 
-async def _pieces(buffer: Buffer, number: int, ids: list[int]) -> None:
-    await buffer.open_group("pieces", f"piece-{number}", 2)
-    await buffer.add_episode(f"piece-{number}", episode(), position=0)
+async def _add_episode(buffer: Buffer, number: int, ids: list[int]) -> None:
+    await buffer.open_group("incremental", f"incremental-{number}", 2)
+    await buffer.add_episode(f"incremental-{number}", episode(), position=0)
 
 
 async def _loader(buffer: Buffer, number: int, ids: list[int]) -> None:
@@ -80,7 +80,7 @@ CALLS: dict[str, Call] = {
     "wait": _wait,
     "lease": _lease,
     "loader": _loader,
-    "pieces": _pieces,
+    "add_episode": _add_episode,
     "priorities": lambda buffer, number, ids: buffer.update_priorities(ids[:2], [2.0, 0.5]),
     "advance": lambda buffer, number, ids: buffer.advance_policy(buffer.policy_version + 1),
     "get": lambda buffer, number, ids: buffer.get(ids[:2]),
@@ -88,27 +88,27 @@ CALLS: dict[str, Call] = {
 }
 
 
-async def attack(arena: Arena) -> None:
-    """As many kinds of calls as the time allows, every await of each."""
+async def attack(context: AttackContext) -> None:
+    """Cancel calls of all kinds at every await, as far as time allows."""
     unseen: list[Any] = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: unseen.append(context))
     try:
-        end = loop.time() + arena.seconds
-        for name in arena.chance.sample(sorted(CALLS), len(CALLS)):
-            await _every_await(arena, name)
+        end = loop.time() + context.seconds
+        for name in context.chance.sample(sorted(CALLS), len(CALLS)):
+            await _every_await(context, name)
             if loop.time() > end:
                 break
         gc.collect()
         await asyncio.sleep(0)
     finally:
         loop.set_exception_handler(None)
-    assert not unseen, f"errors that nobody saw: {unseen}"
+    assert not unseen, f"unretrieved errors: {unseen}"
 
 
-async def _every_await(arena: Arena, name: str) -> None:
+async def _every_await(context: AttackContext, name: str) -> None:
     call = CALLS[name]
-    async with Store.open(arena.url, run="torture") as store:
+    async with Store.open(context.url, run="torture") as store:
         buffer = await store.buffer(name, on_ack="return")
         ids = await buffer.put(groups(20))
         n, ended = 0, 0
@@ -120,18 +120,18 @@ async def _every_await(arena: Arena, name: str) -> None:
                 ended += 1
                 task.result()
             else:
-                arena.figures["cancellations"] += 1
+                context.figures["cancellations"] += 1
         async with asyncio.timeout(30):
             assert len(await buffer.sample(3)) == 3
         for engine in (store._database._writer, store._database._reader):
-            assert engine.pool.checkedout() == 0, f"{name}: a connection was not given back"  # type: ignore[attr-defined]
-    tables = await judge.read(arena.url)
-    judge.check(tables)
+            assert engine.pool.checkedout() == 0, f"{name}: a connection was not returned"  # type: ignore[attr-defined]
+    tables = await checker.read_tables(context.url)
+    checker.check_tables(tables)
     leased = tables.with_status("leased")
-    assert not leased, f"{name}: {len(leased)} groups are leased that nobody holds"
+    assert not leased, f"{name}: {len(leased)} groups are leased without an owner"
     if name == "put":
         mine = [uid for uid in tables.by_uid if uid[0].isdigit()]
-        assert len(mine) % 2 == 0, "half a put is stored"
+        assert len(mine) % 2 == 0, "a put is stored partially"
 
 
 async def _run(call: CancelledAt) -> Any:

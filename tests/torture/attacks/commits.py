@@ -1,8 +1,9 @@
-"""A connection cut around COMMIT: nothing is doubled, nothing is reported that is not so.
+"""Connections that break around COMMIT duplicate nothing, and all reported results are correct.
 
-A relay cuts between the server's COMMIT and its answer, before COMMIT arrives, or while it is in
-flight, under every kind of write, alone and concurrent. Each call is made once. At the end a lease
-is cut off and the server cannot be asked: what it holds is returned when the network is good again.
+A proxy disconnects between the server's COMMIT and its response, before COMMIT arrives, or while it
+is in flight, during every kind of write, sequential and concurrent. Each call is made once. At the
+end a lease is disconnected and the server is unreachable: its groups are returned when the network
+has recovered.
 """
 
 from __future__ import annotations
@@ -17,51 +18,51 @@ import replaydb as rdb
 from replaydb import Buffer, Store
 from support.groups import episode, group
 from support.proxy import CLOSE, PASS, Fate, Message, Moment, Proxy, cut_commits, running_proxy
-from torture import judge
-from torture.arena import Arena
-from torture.judge import Tables
+from torture import checker
+from torture.checker import Tables
+from torture.context import AttackContext
 
 PROMISES = (1, 2, 3, 11)
 ENGINES = ("postgresql",)
 MOMENTS: tuple[Moment, ...] = ("answer", "request", "flight")
-#: Not told what became of a call. Where that is so, either may be.
+#: Result of a call whose outcome is unknown: it may have been committed or not.
 UNKNOWN = "unknown"
 
 
-async def attack(arena: Arena) -> None:
-    """Every kind of write under one kind of cut."""
-    moment = arena.chance.choice(MOMENTS)
-    every = arena.chance.choice([3, 4])  # asking what became of a commit is one, too
-    with running_proxy(arena.url) as proxy:
+async def attack(context: AttackContext) -> None:
+    """Make every kind of write with one kind of disconnect."""
+    moment = context.chance.choice(MOMENTS)
+    every = context.chance.choice([3, 4])  # queries for the outcome of a commit count, too
+    with running_proxy(context.url) as proxy:
         async with Store.open(proxy.url, run="torture") as store:
             buffer = await store.buffer("torture")
             proxy.rule = cut_commits(moment, every=every, delay=0.05)
-            told = await _everything(buffer, arena)
+            results = await _everything(buffer, context)
             proxy.heal()
             lengths = await _lengths(buffer)
-            arena.figures[f"cut at the {moment}"] += proxy.num_cut
-            arena.figures["writes"] += len(told)
-            arena.figures["outcomes unknown"] += sum(one is UNKNOWN for one in told.values())
+            context.figures[f"cut at the {moment}"] += proxy.num_cut
+            context.figures["writes"] += len(results)
+            context.figures["outcomes unknown"] += sum(one is UNKNOWN for one in results.values())
             await _cut_off_for_a_while(buffer, proxy, moment)
-            await _returned(buffer, told)
-    tables = await judge.read(arena.url)
-    judge.check(tables)
-    _compare(told, tables, lengths)
+            await _returned(buffer, results)
+    tables = await checker.read_tables(context.url)
+    checker.check_tables(tables)
+    _compare(results, tables, lengths)
 
 
 @contextmanager
 def _impatient() -> Iterator[None]:
-    """Whoever is cut off learns in a second that nobody can be asked."""
+    """Shorten the timeouts after which a disconnected call gives up."""
     with (
         patch("replaydb.buffer.waiting.GRACE_SECONDS", 0.3),
         patch("replaydb.database.engines.postgresql.COMMIT_SECONDS", 0.2),
-        patch("replaydb.buffer.drawing.HAND_BACK_SECONDS", 0.1),
+        patch("replaydb.buffer.drawing.RELEASE_SECONDS", 0.1),
     ):
         yield
 
 
 async def _cut_off_for_a_while(buffer: Buffer, proxy: Proxy, moment: Moment) -> None:
-    """A lease is cut off at its commit, and so is every connection after that."""
+    """Disconnect a lease at its commit, and all connections after that."""
     is_cut, cut = False, cut_commits(moment, delay=1.0)
 
     def rule(message: Message) -> Fate:
@@ -72,20 +73,20 @@ async def _cut_off_for_a_while(buffer: Buffer, proxy: Proxy, moment: Moment) -> 
 
     proxy.rule = rule
     with _impatient():
-        assert await _told(buffer.lease(2, ttl=600, timeout=0.2).__aenter__()) is UNKNOWN
+        assert await _result(buffer.lease(2, ttl=600, timeout=0.2).__aenter__()) is UNKNOWN
     proxy.heal()
 
 
-async def _returned(buffer: Buffer, told: dict[str, Any]) -> None:
-    """Until every lease is one that somebody was given."""
-    given = {said.id for said in told.values() if isinstance(said, rdb.Lease)}
+async def _returned(buffer: Buffer, results: dict[str, Any]) -> None:
+    """Wait until leases that no call has returned are released."""
+    given = {result.id for result in results.values() if isinstance(result, rdb.Lease)}
     async with asyncio.timeout(60):
         while {one.id for one in await buffer.leases()} - given:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
 
-async def _told(call: Awaitable[Any]) -> Any:
-    """What a call said."""
+async def _result(call: Awaitable[Any]) -> Any:
+    """Return the result or the error of a call."""
     try:
         return await call
     except rdb.DatabaseUnavailableError:
@@ -94,101 +95,103 @@ async def _told(call: Awaitable[Any]) -> Any:
         return error
 
 
-async def _everything(buffer: Buffer, arena: Arena) -> dict[str, Any]:
-    """What each write said."""
-    told: dict[str, Any] = {}
+async def _everything(buffer: Buffer, context: AttackContext) -> dict[str, Any]:
+    """Make all kinds of writes; return their results by name."""
+    results: dict[str, Any] = {}
     for i in range(4):
-        told[f"put alone-{i}"] = await _told(buffer.put(group(f"alone-{i}")))
-    together = {f"put together-{i}": _told(buffer.put(group(f"together-{i}"))) for i in range(12)}
-    told |= dict(zip(together, await asyncio.gather(*together.values()), strict=True))
+        results[f"put alone-{i}"] = await _result(buffer.put(group(f"alone-{i}")))
+    together = {f"put together-{i}": _result(buffer.put(group(f"together-{i}"))) for i in range(12)}
+    results |= dict(zip(together, await asyncio.gather(*together.values()), strict=True))
     opened = []
     for i in range(3):
-        told[f"open {i}"] = await _told(buffer.open_group("pieces", f"piece-{i}", 4))
-        if isinstance(told[f"open {i}"], int):
+        results[f"open {i}"] = await _result(buffer.open_group("incremental", f"group-{i}", 4))
+        if isinstance(results[f"open {i}"], int):
             opened.append(i)
-    pieces = {
-        f"add {i} {k}": _told(buffer.add_episode(f"piece-{i}", episode(float(k)), position=k))
+    additions = {
+        f"add {i} {k}": _result(buffer.add_episode(f"group-{i}", episode(float(k)), position=k))
         for i in opened
         for k in range(3)
     }
-    told |= dict(zip(pieces, await asyncio.gather(*pieces.values()), strict=True))
+    results |= dict(zip(additions, await asyncio.gather(*additions.values()), strict=True))
     for i in range(4):
-        told[f"sample {i}"] = await _told(buffer.sample(3, timeout=5))
-    told |= await _leases(buffer)
+        results[f"sample {i}"] = await _result(buffer.sample(3, timeout=5))
+    results |= await _leases(buffer)
     for i in range(1, 4):
-        told[f"advance {i}"] = await _told(buffer.advance_policy(i))
-    ids = _ids(told)
-    told["priorities"] = await _told(buffer.update_priorities(ids, [3.0] * len(ids)))
-    return told
+        results[f"advance {i}"] = await _result(buffer.advance_policy(i))
+    ids = _ids(results)
+    results["priorities"] = await _result(buffer.update_priorities(ids, [3.0] * len(ids)))
+    return results
 
 
 async def _leases(buffer: Buffer) -> dict[str, Any]:
-    """Leases that are acked, given back, taken back and kept."""
-    told: dict[str, Any] = {}
+    """Take leases; ack, nack and revoke them, and keep the last one."""
+    results: dict[str, Any] = {}
     for i in range(5):
-        told[f"lease {i}"] = lease = await _told(_lease(buffer))
+        results[f"lease {i}"] = lease = await _result(_lease(buffer))
         if isinstance(lease, rdb.Lease) and i < 4:
             kind = ("ack", "ack", "nack", "revoke")[i]
             end = buffer.revoke(lease.id) if kind == "revoke" else getattr(lease, kind)()
-            told[f"end {i}"] = await _told(end)
-    return told
+            results[f"end {i}"] = await _result(end)
+    return results
 
 
 async def _lease(buffer: Buffer) -> rdb.Lease:
     return await buffer.lease(2, ttl=600, tasks="gsm8k", timeout=5)
 
 
-def _ids(told: dict[str, Any]) -> list[int]:
-    """Of the groups whose put said so."""
-    return [one for said in told.values() if isinstance(said, list) for one in said]
+def _ids(results: dict[str, Any]) -> list[int]:
+    """Return the ids of groups with a successful put."""
+    return [one for result in results.values() if isinstance(result, list) for one in result]
 
 
 async def _lengths(buffer: Buffer) -> dict[str, int]:
-    """Draws that were recorded, the policy version."""
+    """Return the number of recorded draws, and the policy version."""
     async with asyncio.timeout(60):
         draws = await buffer.draws(limit=1000)
         stats = await buffer.stats()
     return {"draws": len(draws), "version": stats.policy_version}
 
 
-def _compare(told: dict[str, Any], tables: Tables, lengths: dict[str, int]) -> None:
-    """What was said is so; every call was made once, so no refusal can be true."""
-    refused = {name: said for name, said in told.items() if isinstance(said, rdb.ReplayDBError)}
-    assert not refused, f"refused, though made once: {refused}"
+def _compare(results: dict[str, Any], tables: Tables, lengths: dict[str, int]) -> None:
+    """Compare results with the tables. Each call was made once, so none may be refused."""
+    refused = {
+        name: result for name, result in results.items() if isinstance(result, rdb.ReplayDBError)
+    }
+    assert not refused, f"refused, although made once: {refused}"
     by_uid = tables.by_uid
-    for name, said in told.items():
+    for name, result in results.items():
         kind, _, rest = name.partition(" ")
-        if kind == "put" and said is not UNKNOWN:
-            assert [by_uid[rest]["id"]] == said, name
+        if kind == "put" and result is not UNKNOWN:
+            assert [by_uid[rest]["id"]] == result, name
     for i in range(3):
-        if (row := by_uid.get(f"piece-{i}")) is not None:
-            said = [told.get(f"add {i} {k}", UNKNOWN) for k in range(3)]
-            known = sum(one is not UNKNOWN for one in said)
-            assert known <= row["num_episodes"] <= len(said), (row, said)
-    drawn = [name for name in told if name.startswith(("sample", "lease"))]
-    known = sum(told[name] is not UNKNOWN for name in drawn)
+        if (row := by_uid.get(f"group-{i}")) is not None:
+            added = [results.get(f"add {i} {k}", UNKNOWN) for k in range(3)]
+            known = sum(one is not UNKNOWN for one in added)
+            assert known <= row["num_episodes"] <= len(added), (row, added)
+    drawn = [name for name in results if name.startswith(("sample", "lease"))]
+    known = sum(results[name] is not UNKNOWN for name in drawn)
     assert known <= lengths["draws"] <= len(drawn), (known, lengths, len(drawn))
-    _compare_leases(told, tables)
-    versions = [i for i in range(1, 4) if told[f"advance {i}"] is not UNKNOWN]
+    _compare_leases(results, tables)
+    versions = [i for i in range(1, 4) if results[f"advance {i}"] is not UNKNOWN]
     assert lengths["version"] >= max(versions, default=0), lengths
 
 
-def _compare_leases(told: dict[str, Any], tables: Tables) -> None:
-    """What is leased is what somebody holds; what was leased by an unknown call was returned."""
+def _compare_leases(results: dict[str, Any], tables: Tables) -> None:
+    """Groups are leased only by known leases; those of unknown calls were returned."""
     leased, archived = tables.with_status("leased"), tables.with_status("archived")
-    kept = told["lease 4"]
+    kept = results["lease 4"]
     if kept is not UNKNOWN:
         ids = set(kept.batch.ids)
-        assert ids <= leased, "a lease that was given is not held"
+        assert ids <= leased, "groups of a returned lease are not leased"
         leased -= ids
     for i in range(4):
-        if told[f"lease {i}"] is UNKNOWN:
+        if results[f"lease {i}"] is UNKNOWN:
             continue
-        ids, end = set(told[f"lease {i}"].batch.ids), told[f"end {i}"]
+        ids, end = set(results[f"lease {i}"].batch.ids), results[f"end {i}"]
         if end is UNKNOWN:
             leased -= ids
         elif i < 2:
-            assert ids <= archived, "an ack that was told was not made"
+            assert ids <= archived, "groups of a successful ack are not archived"
         elif i == 3:
-            assert set(end) == ids, "what was taken back is not what was held"
-    assert not leased, f"leased, though nobody holds them: {leased}"
+            assert set(end) == ids, "a revoke returned other groups than were leased"
+    assert not leased, f"groups are leased without a known lease: {leased}"

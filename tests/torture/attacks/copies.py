@@ -1,6 +1,6 @@
-"""A copy is the store again, on either engine and back: nothing is lost, and work goes on in it.
+"""A copy to another engine and back is complete and can be used in place of the original.
 
-A store begins in a file, moves to the server, and from there into another file. Each copy is
+A store is copied from a file to a PostgreSQL server and from there to another file. Each copy is
 interrupted at a random point and run again.
 """
 
@@ -14,9 +14,9 @@ from itertools import pairwise
 
 from replaydb import Store
 from replaydb.operations import CopyReport, copy, verify
-from torture import judge
-from torture.arena import Arena
-from torture.crew import BUFFER, EXPECTED, ROLES, Journal
+from torture import checker
+from torture.context import AttackContext
+from torture.workers import BUFFER, EXPECTED, ROLES, CallLog
 
 PROMISES = (14,)
 ENGINES = ("postgresql",)
@@ -24,46 +24,46 @@ ENGINES = ("postgresql",)
 VERSIONS = 12
 
 
-async def attack(arena: Arena) -> None:
-    """Work, copy, work on in the copy."""
-    urls = [f"sqlite:///{arena.folder / 'first.db'}", arena.url]
-    urls.append(f"sqlite:///{arena.folder / 'last.db'}")
+async def attack(context: AttackContext) -> None:
+    """Use a store, copy it, and use the copy."""
+    urls = [f"sqlite:///{context.folder / 'first.db'}", context.url]
+    urls.append(f"sqlite:///{context.folder / 'last.db'}")
     numbers = itertools.count()
     async with Store.open(urls[0]) as store:
         buffer = await store.buffer(BUFFER)
         for version in range(1, VERSIONS + 1):
             await buffer.advance_policy(version)
-    await _work(arena, urls[0], numbers)
+    await _work(context, urls[0], numbers)
     for source, target in pairwise(urls):
-        await _copy(arena, source, target)
-        await _work(arena, target, numbers)
-        tables = await judge.read(target)
-        judge.check(tables)
-        told = judge.check_log(judge.entries(arena.log), tables)
-        arena.figures["copies"] += 1
-    arena.figures += told
+        await _copy(context, source, target)
+        await _work(context, target, numbers)
+        tables = await checker.read_tables(target)
+        checker.check_tables(tables)
+        calls = checker.check_log(checker.read_log(context.log), tables)
+        context.figures["copies"] += 1
+    context.figures += calls
 
 
-async def _work(arena: Arena, url: str, numbers: Iterator[int]) -> None:
-    """Make every kind of call, some at once."""
-    journal, end = Journal(str(arena.log)), time.monotonic() + arena.seconds / 3
+async def _work(context: AttackContext, url: str, numbers: Iterator[int]) -> None:
+    """Make all kinds of calls, partly concurrently."""
+    log, end = CallLog(str(context.log)), time.monotonic() + context.seconds / 3
 
-    async def one() -> None:
-        async with Store.open(url, run="crew") as store:
+    async def work() -> None:
+        async with Store.open(url, run="workers") as store:
             buffer = await store.buffer(BUFFER)
             roles = sorted(ROLES)
-            arena.chance.shuffle(roles)
+            context.chance.shuffle(roles)
             for role in itertools.cycle(roles):
                 try:
-                    await ROLES[role](buffer, journal, arena.chance, next(numbers))
+                    await ROLES[role](buffer, log, context.chance, next(numbers))
                 except EXPECTED as error:
-                    journal.tell(type(error).__name__, time.monotonic(), None)
+                    log.record(type(error).__name__, time.monotonic(), None)
                 if time.monotonic() > end:
                     return
 
-    async with asyncio.TaskGroup() as crew:
+    async with asyncio.TaskGroup() as tasks:
         for _ in range(3):
-            crew.create_task(one())
+            tasks.create_task(work())
     async with Store.open(url) as store:
         buffer = await store.buffer(BUFFER)
         await buffer.advance_policy(buffer.policy_version + 1)
@@ -71,9 +71,9 @@ async def _work(arena: Arena, url: str, numbers: Iterator[int]) -> None:
         assert report.is_sound, report.problems
 
 
-async def _copy(arena: Arena, source: str, target: str) -> None:
-    """Copy, interrupted at first."""
-    left = arena.chance.randrange(8)
+async def _copy(context: AttackContext, source: str, target: str) -> None:
+    """Copy a store; the first run may be interrupted."""
+    left = context.chance.randrange(8)
 
     def interrupt(_: CopyReport) -> None:
         nonlocal left
@@ -84,7 +84,7 @@ async def _copy(arena: Arena, source: str, target: str) -> None:
     try:
         await copy(source, target, progress=interrupt)
     except InterruptedError:
-        arena.figures["interrupted copies"] += 1
+        context.figures["interrupted copies"] += 1
     else:
         return
     await copy(source, target)

@@ -1,9 +1,9 @@
-"""What was acknowledged survives its server, and nothing is reported that did not.
+"""Acknowledged calls survive a failover, and no call is acknowledged that did not.
 
-A primary that waits for its standby is killed, and the standby is promoted. Sometimes the standby
-was away for a moment, so that commits wait which it does not have. Meanwhile and afterwards
-processes put, lease and ack through the same stores. The first standby is a clone of the stopped
-primary, and each new one is made by `pg_basebackup`.
+A primary with a synchronous standby is killed, and the standby is promoted. Sometimes the standby
+was disconnected for a short time before, so that waiting commits are missing on it. Processes put,
+lease and ack through the same stores during the failover and afterwards. The first standby is a
+clone of the stopped primary, and each new one is created by `pg_basebackup`.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from contextlib import ExitStack
 from replaydb import Store
 from support.cluster import Node, template
 from support.proxy import Proxy, running_proxy
-from support.workers import Worker, killed
-from torture.arena import Arena
-from torture.crew import BUFFER, Member
+from support.workers import Worker, kill_all
+from torture.context import AttackContext
+from torture.workers import BUFFER, RoleWorker
 
 PROMISES = (1, 2, 3, 12)
 ENGINES = ("postgresql",)
 
 
-async def attack(arena: Arena) -> None:
-    """One to a few failovers, each to the standby of the last one."""
-    chance = arena.chance
+async def attack(context: AttackContext) -> None:
+    """Fail over once or several times, each time to the standby of the current primary."""
+    chance = context.chance
     with ExitStack() as stack:
         primary = await asyncio.to_thread(stack.enter_context, template())
         primary.configure("synchronous_standby_names = '*'")
@@ -36,29 +36,29 @@ async def attack(arena: Arena) -> None:
         proxy = stack.enter_context(running_proxy(primary.url()))
         async with Store.open(proxy.url) as store:
             await store.buffer(BUFFER)
-        crew: list[Worker] = [
-            Member(proxy.url, arena.log, role, chance.getrandbits(32), unavailable=True)
-            for role in ("put", "lease", "pieces")
+        workers: list[Worker] = [
+            RoleWorker(proxy.url, context.log, role, chance.getrandbits(32), unavailable=True)
+            for role in ("put", "lease", "add_episodes")
         ]
-        end = time.monotonic() + arena.seconds
+        end = time.monotonic() + context.seconds
         try:
-            while not arena.figures["failovers"] or time.monotonic() < end:
-                await arena.progress(crew, 5, "put")
+            while not context.figures["failovers"] or time.monotonic() < end:
+                await context.progress(workers, 5, "put")
                 await asyncio.to_thread(
                     _fail_over, primary, standby, proxy, chance.choice([None, 0.0, 0.1])
                 )
-                arena.figures["failovers"] += 1
+                context.figures["failovers"] += 1
                 primary, standby = standby, await asyncio.to_thread(standby.backup)
                 standby.start()
-            await arena.progress(crew, 5, "put")
+            await context.progress(workers, 5, "put")
         finally:
-            await killed(crew)
-        arena.url = primary.url()
-        await arena.verdict()
+            await kill_all(workers)
+        context.url = primary.url()
+        await context.check()
 
 
 def _fail_over(primary: Node, standby: Node, proxy: Proxy, away: float | None) -> None:
-    """Replace a primary by its standby, which was away for so many seconds before."""
+    """Replace a primary by its standby, which was killed `away` seconds earlier unless None."""
     if away is not None:
         standby.kill()
         time.sleep(away)
@@ -66,4 +66,4 @@ def _fail_over(primary: Node, standby: Node, proxy: Proxy, away: float | None) -
     if away is not None:
         standby.start()
     standby.promote()
-    proxy.lead_to(standby.url())
+    proxy.route_to(standby.url())

@@ -1,6 +1,6 @@
-"""A put is acknowledged only if the files of the database have it, whatever is done to these files.
+"""A put is acknowledged only if it is in the files of the database, even if these are damaged.
 
-They are deleted, replaced, truncated and overwritten under processes that write.
+The files are deleted, replaced, truncated and overwritten while processes write.
 """
 
 from __future__ import annotations
@@ -18,68 +18,68 @@ from pathlib import Path
 import replaydb as rdb
 from replaydb import Store
 from support.groups import group
-from support.workers import Worker, killed
-from torture import judge
-from torture.arena import Arena
-from torture.crew import BUFFER, Journal
+from support.workers import Worker, kill_all
+from torture import checker
+from torture.context import AttackContext
+from torture.workers import BUFFER, CallLog
 
 PROMISES = (1,)
 ENGINES = ("sqlite",)
-#: Puts that a writer tries on a store that has failed, before it opens it again.
+#: Number of failed puts after which a writer opens the store again.
 TRIES = 3
 
 Damage = Callable[[Path, Path], None]
 
 
-async def attack(arena: Arena) -> None:
+async def attack(context: AttackContext) -> None:
     """Damage one database after another."""
-    end, rounds = time.monotonic() + arena.seconds, 0
+    end, rounds = time.monotonic() + context.seconds, 0
     while not rounds or time.monotonic() < end:
         rounds += 1
-        name = arena.chance.choice(sorted(DAMAGES))
-        await _damage(arena, name, arena.folder / f"{rounds}")
-        arena.figures[name] += 1
+        name = context.chance.choice(sorted(DAMAGES))
+        await _damage(context, name, context.folder / f"{rounds}")
+        context.figures[name] += 1
 
 
-async def _damage(arena: Arena, name: str, folder: Path) -> None:
+async def _damage(context: AttackContext, name: str, folder: Path) -> None:
     await asyncio.to_thread(folder.mkdir)
     path, log = folder / "replay.db", folder / "log"
     others = folder / "others.db"
-    await _fill(others, 5)  # which is also an older copy, or a database of another store
-    if arena.chance.random() < 0.5:
+    await _fill(others, 5)  # later an older copy of the database, or one of another store
+    if context.chance.random() < 0.5:
         shutil.copy(others, path)
     await _fill(path, 3)
 
-    def hire() -> Worker:
-        return Worker(_write, f"sqlite:///{path}", str(log), arena.chance.random() < 0.5)
+    def start() -> Worker:
+        return Worker(_write, f"sqlite:///{path}", str(log), context.chance.random() < 0.5)
 
-    crew = [hire() for _ in range(arena.chance.choice([1, 2]))]
+    workers = [start() for _ in range(context.chance.choice([1, 2]))]
     try:
-        await _until(log, arena.chance.choice([5, 40]))
+        await _until(log, context.chance.choice([5, 40]))
         async with _between_checkpoints(path):
             DAMAGES[name](path, others)
         damaged = time.monotonic()
-        if arena.chance.random() < 0.5:
-            crew.append(hire())
-        tried = len(judge.entries(log))
+        if context.chance.random() < 0.5:
+            workers.append(start())
+        tried = len(checker.read_log(log))
         await _until(log, tried + 2 * TRIES)
     finally:
-        await killed(crew)
-    told = judge.entries(log)
-    errors = [entry.detail for entry in told if entry.what == "error"]
+        await kill_all(workers)
+    entries = checker.read_log(log)
+    errors = [entry.detail for entry in entries if entry.call == "error"]
     assert not errors, f"{name}: {errors[0]}"
     promised = {
         uid
-        for entry in told
-        if entry.what == "put" and entry.begin > damaged
+        for entry in entries
+        if entry.call == "put" and entry.begin > damaged
         for uid in entry.detail
     }
-    arena.figures["refused"] += sum(entry.what == "refused" for entry in told)
-    arena.figures["acknowledged afterwards"] += len(promised)
+    context.figures["refused"] += sum(entry.call == "refused" for entry in entries)
+    context.figures["acknowledged afterwards"] += len(promised)
     try:
-        tables = await judge.read(f"sqlite:///{path}")
+        tables = await checker.read_tables(f"sqlite:///{path}")
         lost = promised - tables.by_uid.keys()
-    except (sqlite3.Error, AssertionError):  # damaged beyond use
+    except (sqlite3.Error, AssertionError):  # the file cannot be read
         lost = promised
     assert not lost, f"{name}: {len(lost)} of {len(promised)} acknowledged groups are lost"
 
@@ -91,9 +91,9 @@ async def _fill(path: Path, count: int) -> None:
 
 @asynccontextmanager
 async def _between_checkpoints(path: Path) -> AsyncIterator[None]:
-    """Hold the write lock, and wait for the last checkpoint.
+    """Take the write lock and wait until the last checkpoint has ended.
 
-    What overwrites the database while its pages are being written cannot be told from that.
+    Overwriting the database during a checkpoint could not be distinguished from the checkpoint.
     """
     with closing(sqlite3.connect(path, timeout=60, isolation_level=None)) as one:
         one.execute("BEGIN IMMEDIATE")
@@ -109,18 +109,18 @@ def _wait_until_unchanged(path: Path) -> None:
 
 
 async def _until(log: Path, count: int) -> None:
-    """Wait until the crew has told of this many calls."""
+    """Wait until the workers have logged this number of calls."""
     async with asyncio.timeout(60):
-        while len(judge.entries(log)) < count:  # noqa: ASYNC110 - other processes write it
+        while len(checker.read_log(log)) < count:  # noqa: ASYNC110 - other processes write it
             await asyncio.sleep(0.02)
 
 
 def _write(url: str, log: str, large: bool) -> None:
-    """Put until killed; open the store again after some failures."""
-    asyncio.run(_live(url, Journal(log), large))
+    """Put until killed; open the store again after several failures."""
+    asyncio.run(_work(url, CallLog(log), large))
 
 
-async def _live(url: str, journal: Journal, large: bool) -> None:
+async def _work(url: str, log: CallLog, large: bool) -> None:
     number = 0
     while True:
         begin = time.monotonic()
@@ -134,14 +134,14 @@ async def _live(url: str, journal: Journal, large: bool) -> None:
                     tags = {"filling": "x" * 200_000 if large else ""}
                     try:
                         await buffer.put(group(uid, tags=tags))
-                        journal.tell("put", begin, [uid])
+                        log.record("put", begin, [uid])
                     except rdb.DatabaseError as error:
                         failures += 1
-                        journal.tell("refused", begin, str(error))
-        except rdb.ReplayDBError as error:  # while opening or closing
-            journal.tell("refused", begin, str(error))
+                        log.record("refused", begin, str(error))
+        except rdb.ReplayDBError as error:  # while opening or closing the store
+            log.record("refused", begin, str(error))
         except Exception:
-            journal.tell("error", begin, traceback.format_exc())
+            log.record("error", begin, traceback.format_exc())
         await asyncio.sleep(0.05)
 
 
@@ -150,26 +150,26 @@ def _file(path: Path, ending: str) -> Path:
 
 
 def _delete(*endings: str) -> Damage:
-    def happens(path: Path, _: Path) -> None:
+    def damage(path: Path, _: Path) -> None:
         for ending in endings:
             _file(path, ending).unlink(missing_ok=True)
 
-    return happens
+    return damage
 
 
 def _replace(ending: str) -> Damage:
-    def happens(path: Path, _: Path) -> None:
+    def damage(path: Path, _: Path) -> None:
         shutil.copy(_file(path, ending), path.with_suffix(".new"))
         path.with_suffix(".new").rename(_file(path, ending))
 
-    return happens
+    return damage
 
 
 def _cut(ending: str, keep: float) -> Damage:
-    def happens(path: Path, _: Path) -> None:
+    def damage(path: Path, _: Path) -> None:
         os.truncate(_file(path, ending), int(keep * _file(path, ending).stat().st_size))
 
-    return happens
+    return damage
 
 
 def _overwrite(path: Path, others: Path) -> None:

@@ -1,7 +1,7 @@
-"""Any history of many processes: exclusive leases, capacity after every commit, exact counters.
+"""Concurrent processes keep leases exclusive, capacity after every commit, and counters exact.
 
-Processes do whatever comes to their minds on a buffer with capacity, while an independent reader
-looks at every moment it can.
+Processes make random calls on a buffer with a capacity, while an independent reader continuously
+checks snapshots of the tables.
 """
 
 from __future__ import annotations
@@ -10,32 +10,34 @@ import asyncio
 
 import replaydb as rdb
 from replaydb import Store
-from torture import judge
-from torture.arena import Arena
-from torture.crew import BUFFER, Member
+from torture import checker
+from torture.context import AttackContext
+from torture.workers import BUFFER, RoleWorker
 
 PROMISES = (2, 3, 4, 5, 10, 11)
 ENGINES = ("sqlite", "postgresql")
 CAPACITY = 40
 
 
-async def attack(arena: Arena) -> None:
-    """Five processes, until the time is over."""
-    async with Store.open(arena.url) as store:
+async def attack(context: AttackContext) -> None:
+    """Run five processes until the end of the round."""
+    async with Store.open(context.url) as store:
         await store.buffer(BUFFER, capacity=rdb.Capacity(groups=CAPACITY), on_evict="archive")
-    crew = [
-        Member(arena.url, arena.log, "any", arena.chance.getrandbits(32), seconds=arena.seconds)
+    workers = [
+        RoleWorker(
+            context.url, context.log, "any", context.chance.getrandbits(32), seconds=context.seconds
+        )
         for _ in range(5)
     ]
     try:
-        while any(one.is_running for one in crew):
-            found = await judge.stored_groups(arena.url)
-            assert found <= CAPACITY, f"{found} groups stored, where {CAPACITY} are allowed"
-            judge.check(await judge.read(arena.url))
-            arena.figures["looks"] += 1
+        while any(one.is_running for one in workers):
+            found = await checker.count_stored_groups(context.url)
+            assert found <= CAPACITY, f"{found} groups are stored, {CAPACITY} are allowed"
+            checker.check_tables(await checker.read_tables(context.url))
+            context.figures["snapshots"] += 1
             await asyncio.sleep(0.05)
-        await asyncio.gather(*(one.ended() for one in crew))
+        await asyncio.gather(*(one.ended() for one in workers))
     finally:
-        for one in crew:
+        for one in workers:
             one.kill()
-    await arena.verdict()
+    await context.check()

@@ -1,7 +1,7 @@
-"""A hostile value in any argument of any public call is a typed error, or harmless.
+"""A hostile value in any argument of any public call raises a typed error or is harmless.
 
-Every parameter of every call is given every nasty value, one at a time. What is raised must be an
-error of replaydb; afterwards the tables must agree with each other.
+Each parameter of each call gets each hostile value, one at a time. Only errors of replaydb may be
+raised, and afterwards the tables must be consistent.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import numpy as np
 import replaydb as rdb
 from replaydb import Buffer, Store
 from support.groups import episode, group
-from torture import judge
-from torture.arena import Arena
+from torture import checker
+from torture.context import AttackContext
 
 PROMISES = (7, 9)
 ENGINES = ("sqlite", "postgresql")
 
-NASTY: list[Any] = [
+HOSTILE: list[Any] = [
     None, True, -1, 0, 2**31, 2**63, -(2**63) - 1, 10**400, 1.5, math.nan, math.inf, -math.inf,
     1e308, 5e-324, "", " ", "\0", "a\0b", "\ud800", "x" * 300, "'; DROP TABLE task; --", b"bytes",
     [], {}, (), set(), [None], [2**64], ["\ud800"], {"a": math.nan}, {"\0": 1}, {"a": object()},
@@ -33,11 +33,11 @@ NASTY: list[Any] = [
 ]  # fmt: skip
 
 _NUMBERS = count()
-#: Calls that work, by keyword; each argument in turn is replaced.
+#: Valid arguments of each call, which are replaced one at a time.
 CALLS: dict[str, Callable[[], dict[str, Any]]] = {
     "put": lambda: {"groups": group(), "on_duplicate": "error", "priority": 1.0,
                     "cursor": {"a": 1}, "timeout": 0},
-    "open_group": lambda: {"task_name": "pieces", "group_uid": f"p{next(_NUMBERS)}",
+    "open_group": lambda: {"task_name": "incremental", "group_uid": f"p{next(_NUMBERS)}",
                            "expected_episodes": 2, "prompt_uid": "p", "deadline": 60.0,
                            "min_episodes": 1, "priority": 1.0, "tags": {"a": 1}, "prompt": "1 + 1",
                            "prompt_ids": [1], "extras": {"a": [1]}, "timeout": 0},
@@ -57,7 +57,7 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
     "wait_until": lambda: {"at_least": 1, "tasks": None, "statuses": None, "where": None,
                            "runs": None, "timeout": 0},
     "count": lambda: {"tasks": None, "statuses": None, "where": None},
-    "delete": lambda: {"ids": None, "uids": "nobody", "tasks": None, "statuses": None,
+    "delete": lambda: {"ids": None, "uids": "unknown", "tasks": None, "statuses": None,
                        "where": None},
     "update_priorities": lambda: {"ids": [1], "priorities": [1.0]},
     "advance_policy": lambda: {"version": 1},
@@ -68,44 +68,44 @@ CALLS: dict[str, Callable[[], dict[str, Any]]] = {
 _SECONDS = 20.0
 
 
-async def attack(arena: Arena) -> None:
-    """As many arguments as the time allows, in a random order."""
+async def attack(context: AttackContext) -> None:
+    """Try hostile values in random order until the end of the round."""
     raw: dict[str, str] = {}
-    async with Store.open(arena.url, run="torture") as store:
+    async with Store.open(context.url, run="torture") as store:
         buffer = await store.buffer("torture")
         cases = [(name, argument, value) for name, make in CALLS.items() for argument in make()
-                 for value in NASTY]  # fmt: skip
+                 for value in HOSTILE]  # fmt: skip
         loop = asyncio.get_running_loop()
-        end = loop.time() + arena.seconds
+        end = loop.time() + context.seconds
         await buffer.put([group() for _ in range(5)])
-        await buffer.open_group("pieces", "open", 3)
-        for name, argument, value in arena.chance.sample(cases, len(cases)):
+        await buffer.open_group("incremental", "open", 3)
+        for name, argument, value in context.chance.sample(cases, len(cases)):
             if loop.time() > end:
                 break
             if (problem := await _try(buffer, name, argument, value)) is not None:
                 raw[f"{name}({argument}={value!r:.60})"] = problem
-            arena.figures["hostile values"] += 1
+            context.figures["hostile values"] += 1
         await _still_works(store)
-    judge.check(await judge.read(arena.url))
+    checker.check_tables(await checker.read_tables(context.url))
     shown = "\n".join(f"{call}: {problem}" for call, problem in raw.items())
     assert not raw, f"{len(raw)} raw errors:\n{shown}"
 
 
 async def _try(buffer: Buffer, name: str, argument: str, value: Any) -> str | None:
-    """What was wrong with the answer."""
+    """Make a call; return a description of a violation, or None."""
     arguments = CALLS[name]() | {argument: value}
     if argument == "timeout" and (value is None or (isinstance(value, int | float) and value > 2)):
-        return None  # it means: wait
+        return None  # the call would wait
     try:
         async with asyncio.timeout(_SECONDS):
             positional = [arguments.pop("n")] if "n" in arguments else []
-            made = getattr(buffer, name)(*positional, **arguments)
-            if inspect.isawaitable(made) or hasattr(made, "__await__"):
-                await made
+            result = getattr(buffer, name)(*positional, **arguments)
+            if inspect.isawaitable(result) or hasattr(result, "__await__"):
+                await result
     except rdb.ReplayDBError:
         return None
     except TimeoutError:
-        return f"no answer in {_SECONDS} s"
+        return f"no result in {_SECONDS} s"
     except Exception as error:
         return f"{type(error).__name__}: {error!s:.100}"
     return None

@@ -1,8 +1,8 @@
-"""A blocking call that is interrupted has ended before the exception, and leaves nothing behind.
+"""An interrupted blocking call has ended before the exception is raised, and leaves nothing behind.
 
-A process makes blocking calls, and another sends it SIGINT at random moments, also twice in a row.
-After every signal no lease may be left, and no thread; a put that was not stored when the exception
-came must not be stored later.
+A process makes blocking calls, and another one sends it SIGINT at random times, sometimes twice.
+After every signal no lease and no thread may be left. A put that was not stored when the exception
+was raised must not be stored later.
 """
 
 from __future__ import annotations
@@ -13,24 +13,25 @@ import os
 import sys
 from collections import Counter
 
-from torture import judge
-from torture.arena import Arena
+from torture import checker
+from torture.context import AttackContext
 
 PROMISES = (2, 6)
 ENGINES = ("sqlite", "postgresql")
 
-#: Rounds a second: with its checks, a round takes about 15 ms.
+#: A round takes about 15 ms with its checks.
 ROUNDS_PER_SECOND = 60
-#: An interrupt may hit the few instructions at the start of `with`, see docs/training.md.
+#: Allowed share of leaked leases: an interrupt can hit the few instructions at the start of `with`,
+#: see docs/training.md.
 WINDOW_SHARE = 0.01
 
 
-async def attack(arena: Arena) -> None:
-    """Interrupt every kind of call."""
-    rounds = int(ROUNDS_PER_SECOND * arena.seconds)
+async def attack(context: AttackContext) -> None:
+    """Interrupt all kinds of calls."""
+    rounds = int(ROUNDS_PER_SECOND * context.seconds)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "support.interrupts"),
-        *(arena.url, str(arena.chance.getrandbits(32)), str(rounds)),
+        *(context.url, str(context.chance.getrandbits(32)), str(rounds)),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
@@ -43,8 +44,8 @@ async def attack(arena: Arena) -> None:
             await process.wait()
     assert process.returncode == 0, errors.decode()
     figures = Counter(json.loads(out))
-    arena.figures += figures
+    context.figures += figures
     left = sum(count for what, count in figures.items() if what.startswith("leases left"))
     assert left <= WINDOW_SHARE * figures["interrupts"], figures
     assert not figures["puts stored late"], figures
-    judge.check(await judge.read(arena.url))
+    checker.check_tables(await checker.read_tables(context.url))

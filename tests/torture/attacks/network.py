@@ -1,6 +1,6 @@
-"""A network that drops, delays, truncates and stalls loses nothing and tears nothing.
+"""Network faults (drops, delays, truncation, stalls) lose no acknowledged call and split no put.
 
-Processes work through a relay that fails in another way every few hundredths of a second.
+Processes work through a proxy that injects another fault every few hundredths of a second.
 """
 
 from __future__ import annotations
@@ -10,52 +10,52 @@ import time
 
 from replaydb import Store
 from support.proxy import Proxy, break_messages, cut_commits, delay_all, running_proxy
-from support.workers import Worker, killed
-from torture.arena import Arena
-from torture.crew import BUFFER, Member
+from support.workers import Worker, kill_all
+from torture.context import AttackContext
+from torture.workers import BUFFER, RoleWorker
 
 PROMISES = (1, 2, 3)
 ENGINES = ("postgresql",)
-_TROUBLES = (
+_FAULTS = (
     "drop",
     "refuse",
     "delay",
-    "truncate question",
-    "truncate answer",
+    "truncate request",
+    "truncate response",
     "stall",
     "freeze",
     "cut",
 )
 
 
-async def attack(arena: Arena) -> None:
-    """Every trouble there is, in a random order, each followed by a good moment."""
-    async with Store.open(arena.url) as store:
+async def attack(context: AttackContext) -> None:
+    """Inject faults in random order, each followed by a time without faults."""
+    async with Store.open(context.url) as store:
         await store.buffer(BUFFER)
-    chance, end = arena.chance, time.monotonic() + arena.seconds
-    with running_proxy(arena.url) as proxy:
-        crew: list[Worker] = [
-            Member(proxy.url, arena.log, role, chance.getrandbits(32), unavailable=True)
-            for role in ("put", "lease", "pieces")
+    chance, end = context.chance, time.monotonic() + context.seconds
+    with running_proxy(context.url) as proxy:
+        workers: list[Worker] = [
+            RoleWorker(proxy.url, context.log, role, chance.getrandbits(32), unavailable=True)
+            for role in ("put", "lease", "add_episodes")
         ]
         try:
-            await arena.progress(crew, 3, "put")
-            while not arena.figures or time.monotonic() < end:
-                trouble = chance.choice(_TROUBLES)
-                _make(trouble, proxy, chance.randint(1, 9))
-                arena.figures[trouble] += 1
+            await context.progress(workers, 3, "put")
+            while not context.figures or time.monotonic() < end:
+                fault = chance.choice(_FAULTS)
+                _inject(fault, proxy, chance.randint(1, 9))
+                context.figures[fault] += 1
                 await asyncio.sleep(chance.uniform(0.05, 0.4))
-                if trouble in ("stall", "freeze") and chance.random() < 0.5:
-                    proxy.drop()  # else what was stalled flows on
+                if fault in ("stall", "freeze") and chance.random() < 0.5:
+                    proxy.drop()  # otherwise stalled messages are forwarded
                 proxy.heal()
-                await arena.progress(crew, 3, "put")
+                await context.progress(workers, 3, "put")
         finally:
-            await killed(crew)
-    await arena.verdict()
+            await kill_all(workers)
+    await context.check()
 
 
-def _make(trouble: str, proxy: Proxy, number: int) -> None:
-    match trouble:
+def _inject(fault: str, proxy: Proxy, number: int) -> None:
+    match fault:
         case "drop":
             proxy.drop()
         case "refuse":
@@ -63,9 +63,9 @@ def _make(trouble: str, proxy: Proxy, number: int) -> None:
             proxy.drop()
         case "delay":
             proxy.rule = delay_all(0.01)
-        case "truncate question":
+        case "truncate request":
             proxy.rule = break_messages("close", "client", b"QPBES", first=number, every=3)
-        case "truncate answer":
+        case "truncate response":
             proxy.rule = break_messages("close", "server", b"CDTZ", first=number, every=3)
         case "cut":
             proxy.rule = cut_commits("request" if number % 2 else "answer", every=2)

@@ -1,7 +1,7 @@
-"""Packs hold what was acknowledged, whatever is deleted and pruned, and nothing else stays.
+"""Packs keep all acknowledged payloads during deletes and prunes, and nothing else remains.
 
-Processes put, lease and delete groups in every way while others prune; all are killed now and then.
-In the end every group is deleted, and concurrent prunes must leave no file.
+Processes put, lease and delete groups in every way while others prune. All are killed at times.
+At the end every group is deleted, and concurrent prunes must leave no file.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from replaydb import (
     Store,
     operations,
 )
-from support.workers import Worker, killed
-from torture import judge
-from torture.arena import Arena
-from torture.crew import BUFFER, EXPECTED, Journal, pieces, put, sample
+from support.workers import Worker, kill_all
+from torture import checker
+from torture.context import AttackContext
+from torture.workers import BUFFER, EXPECTED, CallLog, add_episodes, put, sample
 
 PROMISES = (1, 8)
 ENGINES = ("sqlite", "postgresql")
 DAYS: Final = 3 * 86_400
-#: Seconds that packs stay: none, where nobody reads them, or long.
+#: Grace periods in seconds: none if no process reads payloads, otherwise long.
 GRACES: Final = {"quick": 1e-6, "read": 3600.0}
 ROLES: Final = {
     "quick": ("put", "put", "clear", "clear", "prune", "prune"),
@@ -41,61 +41,66 @@ ROLES: Final = {
 }
 
 
-async def attack(arena: Arena) -> None:
-    """Kill a process after every few calls; in the end delete everything."""
-    chance, end = arena.chance, time.monotonic() + arena.seconds
+async def attack(context: AttackContext) -> None:
+    """Kill a process after every few calls; at the end delete everything."""
+    chance, end = context.chance, time.monotonic() + context.seconds
     kind = chance.choice(sorted(ROLES))
-    folder = arena.folder / "payloads"
+    folder = context.folder / "payloads"
     folder.mkdir()
-    async with Store.open(arena.url, payloads=folder.as_uri(), payload_grace=GRACES[kind]) as store:
+    async with Store.open(
+        context.url, payloads=folder.as_uri(), payload_grace=GRACES[kind]
+    ) as store:
         buffer = await store.buffer(BUFFER, archived_payload="drop")
-        journal = Journal(str(arena.log))
+        log = CallLog(str(context.log))
         for number in range(30):
-            await put(buffer, journal, chance, -number)
+            await put(buffer, log, chance, -number)
 
-    def hire(role: str) -> Worker:
-        return Worker(live, arena.url, str(arena.log), role, chance.getrandbits(32))
+    def start(role: str) -> Worker:
+        return Worker(main, context.url, str(context.log), role, chance.getrandbits(32))
 
     roles = ROLES[kind]
-    crew = [hire(role) for role in roles]
+    workers = [start(role) for role in roles]
     try:
-        while not arena.figures["kills"] or time.monotonic() < end:
-            # It takes them a while to begin, longer where the machine is busy.
-            await arena.progress(crew, 4, "clear")
+        while not context.figures["kills"] or time.monotonic() < end:
+            # Workers take some time to start, longer on a busy machine.
+            await context.progress(workers, 4, "clear")
             await asyncio.sleep(chance.uniform(0, 0.1))
-            victim = chance.randrange(len(crew))
-            crew[victim].kill()
-            arena.figures["kills"] += 1
-            crew[victim] = hire(roles[victim])
+            victim = chance.randrange(len(workers))
+            workers[victim].kill()
+            context.figures["kills"] += 1
+            workers[victim] = start(roles[victim])
     finally:
-        await killed(crew)
-    await arena.verdict()
-    await _clear_up(arena, folder)
+        await kill_all(workers)
+    await context.check()
+    await _clean_up(context, folder)
 
 
-async def _clear_up(arena: Arena, folder: Path) -> None:
-    """Delete and prune everything; two prunes compact the same packs beside a delete."""
-    _age(folder)  # what kills have left
-    async with Store.open(arena.url, payload_grace=1e-6) as store, Store.open(arena.url) as other:
+async def _clean_up(context: AttackContext, folder: Path) -> None:
+    """Delete and prune everything; two prunes and a delete run concurrently."""
+    _age(folder)  # files that killed processes have left
+    async with (
+        Store.open(context.url, payload_grace=1e-6) as store,
+        Store.open(context.url) as other,
+    ):
         for info in await store.buffers():
             if info.name != BUFFER:
                 await operations.delete_buffer(store, info.name)
         buffer = await store.buffer(BUFFER)
         ids = [info.id for info in await buffer.find()]
-        arena.chance.shuffle(ids)
-        await buffer.delete(ids[len(ids) // 3 :])  # most packs are mostly dead then
+        context.chance.shuffle(ids)
+        await buffer.delete(ids[len(ids) // 3 :])  # then most packs are worth compacting
         await asyncio.gather(
             store.prune(dry_run=False), other.prune(dry_run=False), buffer.delete(ids[::2])
         )
-        judge.check(await judge.read(arena.url))
+        checker.check_tables(await checker.read_tables(context.url))
         await buffer.delete(ids)
         _age(folder)
-        for _ in range(2):  # what the first marks for deletion goes with the second
+        for _ in range(2):  # the first marks packs for deletion, the second deletes them
             await store.prune(dry_run=False)
     left = _files(folder)
     assert not left, f"{len(left)} files are left of groups that were deleted"
-    # Of an orphan that was removed, a row without bytes stays for some hours.
-    packs = [row for row in (await judge.read(arena.url)).packs if row["num_bytes"]]
+    # Rows of removed orphans remain for some hours, with a size of 0.
+    packs = [row for row in (await checker.read_tables(context.url)).packs if row["num_bytes"]]
     assert not packs, f"{len(packs)} packs are left of groups that were deleted"
 
 
@@ -104,19 +109,19 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _age(folder: Path) -> None:
-    """Have every file be so old that no put or prune can still be about to use it."""
+    """Make all files so old that no put or prune can still be using them."""
     past = time.time() - DAYS
     for path in _files(folder):
         os.utime(path, (past, past))
 
 
-def live(url: str, log: str, role: str, seed: int) -> None:
-    """The life of a process, until it is killed."""
+def main(url: str, log: str, role: str, seed: int) -> None:
+    """Perform a role until the process is killed."""
     logging.getLogger("replaydb").setLevel(logging.ERROR)
-    asyncio.run(_live(url, Journal(log), role, random.Random(seed)))
+    asyncio.run(_work(url, CallLog(log), role, random.Random(seed)))
 
 
-async def _live(url: str, journal: Journal, role: str, chance: random.Random) -> None:
+async def _work(url: str, log: CallLog, role: str, chance: random.Random) -> None:
     number = 0
     try:
         async with Store.open(url, run=f"packs-{os.getpid()}") as store:
@@ -127,27 +132,28 @@ async def _live(url: str, journal: Journal, role: str, chance: random.Random) ->
                 try:
                     if role == "prune":
                         await _prune(store, chance)
-                        journal.tell(role, begin, None)
+                        log.record(role, begin, None)
                     elif role == "clear":
-                        await _clear(store, buffer, journal, chance)
-                        journal.tell(role, begin, None)
+                        await _clear(store, buffer, log, chance)
+                        log.record(role, begin, None)
                     else:
-                        step = pieces if role == "put" and chance.random() < 0.2 else STEPS[role]
-                        await step(buffer, journal, chance, number)
+                        is_incremental = role == "put" and chance.random() < 0.2
+                        step = add_episodes if is_incremental else STEPS[role]
+                        await step(buffer, log, chance, number)
                 except PayloadsUnavailableError:
                     raise
-                except (*EXPECTED, DatabaseUnavailableError) as error:  # of a busy machine
-                    journal.tell(type(error).__name__, begin, None)
+                except (*EXPECTED, DatabaseUnavailableError) as error:  # on a busy machine
+                    log.record(type(error).__name__, begin, None)
     except Exception:
-        journal.tell("error", time.monotonic(), traceback.format_exc())
+        log.record("error", time.monotonic(), traceback.format_exc())
 
 
-async def lease(buffer: Buffer, journal: Journal, chance: random.Random, number: int) -> None:
-    """An ack archives groups without their payloads. Who holds them others attack."""
+async def lease(buffer: Buffer, log: CallLog, chance: random.Random, number: int) -> None:
+    """Lease and ack groups, which drops their payloads. Other attacks check the leases."""
     begin = time.monotonic()
-    async with buffer.lease(3, ttl=600, timeout=0.5, at_least=1) as held:
-        await (held.ack() if chance.random() < 0.7 else held.nack())
-    journal.tell("lease", begin, None)
+    async with buffer.lease(3, ttl=600, timeout=0.5, at_least=1) as leased:
+        await (leased.ack() if chance.random() < 0.7 else leased.nack())
+    log.record("archive", begin, None)
 
 
 STEPS: Final = {"put": put, "lease": lease, "sample": sample}
@@ -160,15 +166,15 @@ async def _prune(store: Store, chance: random.Random) -> None:
             await store.prune(dry_run=False)
 
 
-async def _clear(store: Store, buffer: Buffer, journal: Journal, chance: random.Random) -> None:
-    """One of the ways in which payloads go."""
+async def _clear(store: Store, buffer: Buffer, log: CallLog, chance: random.Random) -> None:
+    """Drop payloads in a random way."""
     known = await buffer.find(statuses=["completed", "failed", "archived"], limit=60)
     some = chance.sample(known, min(len(known), chance.randint(1, 20)))
     ids, uids = [info.id for info in some], [info.group_uid for info in some]
     again = [derived_group(uid) for uid in uids if ":" in uid]
     match chance.choice(["delete", "archive", "replace", "renew", "buffer"]):
         case "delete":
-            journal.tell("deleting", time.monotonic(), uids)
+            log.record("deleting", time.monotonic(), uids)
             await buffer.delete(ids)
         case "archive":
             await buffer.update(ids, status="archived")

@@ -1,7 +1,7 @@
-"""What was acknowledged survives a server that is killed, and its clients go on by themselves.
+"""Acknowledged calls survive a killed server, and clients reconnect by themselves.
 
-kill -9 of a server process takes the whole server down; it recovers from its log. Meanwhile and
-afterwards processes put, lease and ack through the same stores.
+kill -9 of a server process terminates the whole server, which recovers from its log. Processes put,
+lease and ack through the same stores during the outage and afterwards.
 """
 
 from __future__ import annotations
@@ -14,38 +14,38 @@ import time
 import asyncpg
 
 from replaydb import Store
-from support.workers import Worker, killed
-from torture.arena import Arena
-from torture.crew import BUFFER, Member
+from support.workers import Worker, kill_all
+from torture.context import AttackContext
+from torture.workers import BUFFER, RoleWorker
 
 PROMISES = (1, 2, 3)
 ENGINES = ("postgresql",)
 _VICTIM = "SELECT pid FROM pg_stat_activity WHERE application_name = 'replaydb' ORDER BY random()"
 
 
-async def attack(arena: Arena) -> None:
-    """One to a few deaths of the server."""
-    async with Store.open(arena.url) as store:
+async def attack(context: AttackContext) -> None:
+    """Kill the server once or several times."""
+    async with Store.open(context.url) as store:
         await store.buffer(BUFFER)
-    crew: list[Worker] = [
-        Member(arena.url, arena.log, role, arena.chance.getrandbits(32), unavailable=True)
-        for role in ("put", "lease", "pieces")
+    workers: list[Worker] = [
+        RoleWorker(context.url, context.log, role, context.chance.getrandbits(32), unavailable=True)
+        for role in ("put", "lease", "add_episodes")
     ]
-    end = time.monotonic() + arena.seconds
+    end = time.monotonic() + context.seconds
     try:
-        while not arena.figures["server kills"] or time.monotonic() < end:
-            await arena.progress(crew, 5, "put")
-            await asyncio.sleep(arena.chance.uniform(0, 0.3))
-            if await _kill_server(arena.url):
-                arena.figures["server kills"] += 1
-        await arena.progress(crew, 5, "put")
+        while not context.figures["server kills"] or time.monotonic() < end:
+            await context.progress(workers, 5, "put")
+            await asyncio.sleep(context.chance.uniform(0, 0.3))
+            if await _kill_server(context.url):
+                context.figures["server kills"] += 1
+        await context.progress(workers, 5, "put")
     finally:
-        await killed(crew)
-    await arena.verdict()
+        await kill_all(workers)
+    await context.check()
 
 
 async def _kill_server(url: str) -> bool:
-    """Kill one of its processes, of which it dies; wait until it is back."""
+    """Kill a process of the server, which terminates the server; wait until it has recovered."""
     connection = await asyncpg.connect(url)
     pid = await connection.fetchval(_VICTIM)
     connection.terminate()

@@ -1,4 +1,4 @@
-"""Real browsers: one for each worker of pytest-xdist, in the loop of the session, as all here."""
+"""Browser fixtures: one Chromium for each worker of pytest-xdist, in the session's event loop."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from playwright.async_api import Browser
 
 from replaydb.database import migrations
 from support.browsing import CHROMIUM, MISSING, Tab, chromium, serving, tab
-from support.exhibits import exhibit
 from support.postgres import PostgresServer
+from support.sample_store import fill_sample_store
 
 HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All in one event loop; where there is no browser it is said in red when all is done."""
+    """Run all tests in one event loop; skip them, with a red summary, without a browser."""
     for item in items:
         if HERE in item.path.parents:
             if CHROMIUM is None:
@@ -34,36 +34,38 @@ async def _browser() -> AsyncIterator[Browser]:
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def looked_at(url: str, _browser: Browser) -> AsyncIterator[Tab]:
-    """A tab on the pages over `url`, which tests write to."""
+async def live_tab(url: str, _browser: Browser) -> AsyncIterator[Tab]:
+    """A tab on the web UI of `url`, a store that the test may write to."""
     async with serving(url) as root, tab(_browser, root) as opened:
         yield opened
 
 
 @pytest.fixture(scope="session")
-def _exhibits(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def _sample_urls(
+    postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str]:
     return {
-        "sqlite": f"sqlite:///{tmp_path_factory.mktemp('exhibit') / 'replay.db'}",
-        "postgresql": postgres.create_database("exhibit"),
+        "sqlite": f"sqlite:///{tmp_path_factory.mktemp('sample') / 'replay.db'}",
+        "postgresql": postgres.create_database("sample"),
     }
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def _served(_exhibits: dict[str, str]) -> AsyncIterator[dict[str, str]]:
-    """Where the pages are over a store with something of everything, which nobody writes to."""
+async def _sample_uis(_sample_urls: dict[str, str]) -> AsyncIterator[dict[str, str]]:
+    """URLs of the web UIs of read-only sample stores, by engine."""
     async with AsyncExitStack() as stack:
         roots = {}
-        for engine, url in _exhibits.items():
+        for engine, url in _sample_urls.items():
             await migrations.upgrade(url)
-            await exhibit(url)
+            await fill_sample_store(url)
             roots[engine] = await stack.enter_async_context(serving(url))
         yield roots
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def exhibited(
-    engine_name: str, _served: dict[str, str], _browser: Browser
+async def sample_tab(
+    engine_name: str, _sample_uis: dict[str, str], _browser: Browser
 ) -> AsyncIterator[Tab]:
-    """A tab on the pages over that store."""
-    async with tab(_browser, _served[engine_name]) as opened:
+    """A tab on the web UI of the sample store, which tests must not write to."""
+    async with tab(_browser, _sample_uis[engine_name]) as opened:
         yield opened

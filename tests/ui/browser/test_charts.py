@@ -1,4 +1,4 @@
-"""Charts draw whatever rewards there were."""
+"""Charts of rewards of any size."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from support.browsing import Tab
 from support.groups import group
 
 
-async def test_rewards_of_any_size_are_drawn(looked_at: Tab, url: str) -> None:
-    """An axis with raised exponents writes styles into the page, which is not let."""
+async def test_rewards_of_any_size_are_drawn(live_tab: Tab, url: str) -> None:
+    """Superscript exponents on an axis need inline styles, which the content policy forbids."""
 
     def train() -> None:
         with blocking.Store.open(url, run="far") as store:
@@ -21,6 +21,6 @@ async def test_rewards_of_any_size_are_drawn(looked_at: Tab, url: str) -> None:
 
     await asyncio.to_thread(train)
     for address in ("run?name=far", "?buffer=math"):
-        page = await looked_at.open(address)
+        page = await live_tab.open(address)
         await expect(page.locator(".plot").first).to_contain_text("38")
-        looked_at.check_quiet()
+        live_tab.check_quiet()

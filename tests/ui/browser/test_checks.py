@@ -1,4 +1,4 @@
-"""What judges the views is judged: a page that is wrong is found to be."""
+"""The checks of `Tab` detect faulty pages."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ GOOD = """<!doctype html><html lang="en"><title>t</title><main><h1>t</h1>{}</mai
 
 
 @pytest.mark.parametrize("engine_name", ["sqlite"])
-async def test_what_is_wrong_with_a_page_is_found(exhibited: Tab) -> None:
-    page = exhibited.page
+async def test_faulty_pages_are_detected(sample_tab: Tab) -> None:
+    page = sample_tab.page
     await page.route("http://elsewhere.test/**", lambda route: route.abort())
-    checks = (exhibited.check_accessible, exhibited.check_width, exhibited.check_keyboard)
+    checks = (sample_tab.check_accessible, sample_tab.check_width, sample_tab.check_keyboard)
     await page.set_content(GOOD.format("<a href='/'>home</a>"))
     for check in checks:
         await check()
-    exhibited.check_quiet()
+    sample_tab.check_quiet()
     wide = "<p style='width: 3000px'>wide</p>"
     for wrong, check in {
-        "<p style='color: #ddd; background: #fff'>hardly to be seen</p>": checks[0],
+        "<p style='color: #ddd; background: #fff'>low contrast</p>": checks[0],
         wide: checks[1],
         f"<div class='scroll' style='overflow-x: auto'>{wide}</div>": checks[1],
         "<div style='overflow-x: auto'><table><caption>cut</caption><tr><td>"
@@ -31,7 +31,7 @@ async def test_what_is_wrong_with_a_page_is_found(exhibited: Tab) -> None:
         with pytest.raises(AssertionError):
             await check()
     await page.set_content(GOOD.format("<img alt='' src='http://elsewhere.test/pixel.gif'>"))
-    assert exhibited.elsewhere == ["http://elsewhere.test/pixel.gif"]
-    assert len(exhibited.errors) == 1
+    assert sample_tab.elsewhere == ["http://elsewhere.test/pixel.gif"]
+    assert len(sample_tab.errors) == 1
     with pytest.raises(AssertionError):
-        exhibited.check_quiet()
+        sample_tab.check_quiet()

@@ -1,4 +1,4 @@
-"""What every view is to be, whoever looks: see `Tab.check`."""
+"""Accessibility, layout and console of every view: see `Tab.check`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from support.browsing import Tab
 
-#: Each with its address over the store of `support/exhibits.py`, whose first group has the id 1.
+#: Views with their URLs on the store of `support/sample_store.py`, whose first group has the id 1.
 VIEWS = {
     "overview": "?buffer=math",
     "groups": "groups?buffer=math",
@@ -26,10 +26,10 @@ VIEWS = {
 
 
 @pytest.mark.parametrize("name", VIEWS)
-async def test_a_view_is_for_everybody(exhibited: Tab, engine_name: str, name: str) -> None:
-    await exhibited.open(VIEWS[name])
-    assert await exhibited.page.locator("h1").count() == 1
+async def test_a_view_is_accessible(sample_tab: Tab, engine_name: str, name: str) -> None:
+    await sample_tab.open(VIEWS[name])
+    assert await sample_tab.page.locator("h1").count() == 1
     if engine_name == "sqlite":
-        await exhibited.check(name)
-    else:  # what is made of the same template looks the same
-        exhibited.check_quiet()
+        await sample_tab.check(name)
+    else:  # the templates are the same on both engines
+        sample_tab.check_quiet()

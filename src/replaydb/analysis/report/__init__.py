@@ -1,4 +1,4 @@
-"""A report on a buffer: one page of HTML, with everything in it.
+"""Self-contained HTML report of a buffer.
 
 Needs the extra `replaydb[report]`.
 """
@@ -29,28 +29,28 @@ def write_report(
     *,
     progress: Callable[[int], object] | None = None,
 ) -> None:
-    """Write a page about a buffer, that any browser shows without a network.
+    """Write an HTML report of a buffer, which browsers show without network access.
 
-    It has rewards by policy version, staleness at training, use counts, priorities, what was
-    generated against what was trained over time, throughput, the tasks side by side, and the best
-    and the worst groups with their texts. The store is read once, a page at a time: memory is that
-    of the plots, however many groups there are. Texts of models are shown, and never run.
+    Contents: rewards by policy version, staleness at training, draws per group, priorities,
+    generated and trained groups over time, throughput, a table of tasks, and the best and worst
+    groups with their texts. The store is read once, page by page; memory use depends on the plots,
+    not on the number of groups. Generated texts are escaped and cannot run scripts.
 
     Args:
         url: The store, as for `Store.open`; it is opened read-only.
         buffer: Name of the buffer.
-        path: The file; one that is there is replaced when the new one is whole.
-        progress: Called with how many rows were read, again and again.
+        path: File to write; an existing file is replaced when the report is complete.
+        progress: Called repeatedly with the number of rows read.
 
     Raises:
-        InvalidInputError: There is no such folder, or something else than a file has that name.
-        UnknownBufferError: There is no such buffer.
-        NotSupportedError: What draws the plots is not installed.
-        DatabaseError: There is no such store, or it cannot be read.
+        InvalidInputError: The folder of `path` does not exist, or `path` is not a file.
+        UnknownBufferError: The buffer does not exist.
+        NotSupportedError: plotly is not installed.
+        DatabaseError: The store does not exist or cannot be read.
     """
     target = Path(path).resolve()
     if not target.parent.is_dir() or (target.exists() and not target.is_file()):
-        raise InvalidInputError("path", "a file in a folder that is there", path)
+        raise InvalidInputError("path", "a file in an existing folder", path)
     page = page_of(summary_of(url, buffer, progress))
     unfinished = target.with_name(f"{target.name}.part")
     try:

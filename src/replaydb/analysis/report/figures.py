@@ -1,4 +1,4 @@
-"""The plots of a report, by plotly."""
+"""Plotly figures of a report."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from replaydb.display import visible
 
 Trace = dict[str, Any]  # as plotly takes it
 
-#: Tasks that have a line of their own.
+#: Maximum number of tasks with their own line.
 SHOWN_TASKS = 10
 
 
 def figures(summary: Summary) -> Iterator[tuple[str, Any]]:
-    """Plots with their headings."""
+    """Yield the figures with their headings."""
     import plotly.graph_objects as go
 
     for heading, x, y, traces in _plots(summary):
@@ -28,15 +28,15 @@ def figures(summary: Summary) -> Iterator[tuple[str, Any]]:
             "template": "plotly_white",
             "height": 360,
             "margin": {"t": 16, "r": 16},
-            "autotypenumbers": "strict",  # names of numbers are names
+            "autotypenumbers": "strict",  # task names such as "1" are not numbers
         }
         yield heading, go.Figure(traces, layout)
 
 
 def _plots(summary: Summary) -> Iterator[tuple[str, str, str, list[Trace]]]:
-    """Heading, titles of the axes, and what is drawn."""
+    """Yield heading, axis titles and traces of each plot."""
     rewards, ages = _rewards(summary), summary.aged.means()
-    flows = {"generated": summary.put, "trained on": summary.trained}
+    flows = {"generated": summary.put, "trained": summary.trained}
     yield (
         "Reward by policy version",
         "oldest policy version of the group",
@@ -45,25 +45,25 @@ def _plots(summary: Summary) -> Iterator[tuple[str, str, str, list[Trace]]]:
     )
     yield (
         "Staleness at training",
-        "policy versions behind, at the draw",
+        "staleness at the draw (policy versions)",
         "groups",
         [_bars(summary.staleness)],
     )
     yield (
         "Staleness at training over time",
         "",
-        "mean policy versions behind",
+        "mean staleness (policy versions)",
         [_dots(_times(ages), ages.values())],
     )
-    yield "How often groups were used", "draws", "groups", [_bars(summary.uses)]
+    yield "Draws per group", "draws", "groups", [_bars(summary.draws)]
     yield "Priorities", "priority", "groups", [_priorities(summary)]
     yield (
-        "Generated against trained",
+        "Generated and trained groups",
         "",
-        "groups so far",
+        "cumulative groups",
         [_total(*one) for one in flows.items()],
     )
-    yield "Throughput", "", "groups a second", [_rate(*one) for one in flows.items()]
+    yield "Throughput", "", "groups per second", [_rate(*one) for one in flows.items()]
 
 
 def _dots(x: Iterable[Any], y: Iterable[float], **name: str) -> Trace:
@@ -88,7 +88,7 @@ def _rate(name: str, bins: Bins) -> Trace:
 
 
 def _rewards(summary: Summary) -> dict[str, dict[int, float]]:
-    """Mean rewards by version, of the tasks with the most groups, and of the others together."""
+    """Return mean rewards by policy version, of the largest tasks and of all others combined."""
     by_size = sorted(summary.tasks.items(), key=lambda item: -item[1].groups)
     lines = {label(name): task.rewards.means() for name, task in by_size[:SHOWN_TASKS]}
     others = Bins()
@@ -105,15 +105,15 @@ def _times(seconds: Iterable[int]) -> list[datetime]:
 
 
 def _priorities(summary: Summary) -> Trace:
-    """A bar for each tenth of a power of ten."""
-    places = sorted(place for place in summary.priorities if place is not None)
-    names = [f"{10 ** (place / 10):.3g}" for place in places]
-    counts = [summary.priorities[place] for place in places]
+    """Return a histogram with ten bars for each power of ten."""
+    bins = sorted(one for one in summary.priorities if one is not None)
+    names = [f"{10 ** (one / 10):.3g}" for one in bins]
+    counts = [summary.priorities[one] for one in bins]
     if none := summary.priorities[None]:
         names, counts = ["0", *names], [none, *counts]
     return {"type": "bar", "x": names, "y": counts}
 
 
 def label(name: str) -> str:
-    """A name that plotly shows as it is; it would obey some tags of HTML."""
+    """Return a name escaped for plotly, which interprets some HTML tags."""
     return html.escape(visible(name))

@@ -1,4 +1,4 @@
-"""The page of a report: HTML that needs nothing else, and lets nothing else in."""
+"""HTML of a report: self-contained, with a restrictive Content-Security-Policy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; background: #f5f5f5; paddi
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(480px, 1fr)); gap: 1em; }
 """
 
-#: Draws every plot from the JSON beside it.
+#: Script that draws each plot from the JSON element after it.
 _DRAW = """
 for (const data of document.querySelectorAll("script[type='application/json']")) {
   const figure = JSON.parse(data.textContent);
@@ -34,7 +34,7 @@ for (const data of document.querySelectorAll("script[type='application/json']"))
 
 
 def page_of(summary: Summary) -> str:
-    """A report as HTML.
+    """Return a report as HTML.
 
     Raises:
         NotSupportedError: plotly is not installed.
@@ -71,7 +71,7 @@ def page_of(summary: Summary) -> str:
 
 
 def _policy(*scripts: str) -> str:
-    """What a browser may do for the page: run these scripts, and load nothing."""
+    """Return the Content-Security-Policy: run only these scripts, load nothing."""
     digests = (hashlib.sha256(script.encode()).digest() for script in scripts)
     hashes = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
     return (
@@ -81,8 +81,8 @@ def _policy(*scripts: str) -> str:
 
 
 def plot(heading: str, figure: str) -> str:
-    """A plot of its JSON, in which no text ends the script that holds it."""
-    # In a script only `<` can end it; JSON says it in another way.
+    """Return a section with a plot, whose JSON cannot end its script element."""
+    # Only `<` could end the script element; JSON can escape it.
     data = figure.replace("<", "\\u003c")
     return (
         f"<section><h2>{heading}</h2><div></div>"
@@ -95,7 +95,7 @@ def _facts(summary: Summary) -> str:
     facts = (
         f"{sum(task.groups for task in tasks):,} groups",
         f"{sum(task.tokens for task in tasks):,} tokens",
-        f"{summary.trained.total():,} draws of groups that were trained on",
+        f"{summary.trained.total():,} groups trained, counting repeats",
         f"policy version {summary.policy_version:,}",
         f"{summary.at:%Y-%m-%d %H:%M} UTC",
     )
@@ -103,8 +103,8 @@ def _facts(summary: Summary) -> str:
 
 
 _HEADINGS = (
-    *("task", "groups", "tokens", "mean reward", "rewards differ", "uses", "never used"),
-    *("trained on", "by status"),
+    *("task", "groups", "tokens", "mean reward", "non-zero variance", "draws", "never drawn"),
+    *("trained", "statuses"),
 )
 
 
@@ -113,9 +113,9 @@ def _row(name: str, task: TaskSummary) -> Iterator[str]:
     yield f"{task.groups:,}"
     yield f"{task.tokens:,}"
     yield f"{task.reward / task.rewarded:.4g}" if task.rewarded else "-"
-    yield f"{task.informative / task.rewarded:.1%}" if task.rewarded else "-"
-    yield f"{task.uses:,}"
-    yield f"{task.unused:,}"
+    yield f"{task.varied / task.rewarded:.1%}" if task.rewarded else "-"
+    yield f"{task.draws:,}"
+    yield f"{task.undrawn:,}"
     yield f"{task.trained:,}"
     yield ", ".join(f"{count:,} {status}" for status, count in sorted(task.statuses.items()))
 
@@ -136,14 +136,14 @@ def _sample(sample: Sample) -> str:
     if group.min_policy_version is not None:
         facts.append(f"policy version {group.min_policy_version}")
     if sample.reward is None:
-        what = "<p>Its episodes are gone.</p>"
+        what = "<p>Episodes cannot be read.</p>"
     elif sample.text is None:
-        what = f"<p>The episode of reward {sample.reward:.4g} was put without text.</p>"
+        what = f"<p>Reward {sample.reward:.4g}: no text stored.</p>"
     else:
         what = f"<p>Reward {sample.reward:.4g}:</p><pre>{_text(sample.text)}</pre>"
     return f"<h3>{' · '.join(facts)}</h3>{what}\n"
 
 
 def _text(text: str) -> str:
-    """Text of others as HTML."""
+    """Return untrusted text as HTML."""
     return html.escape(visible(text))

@@ -1,4 +1,4 @@
-"""What a report says, in numbers: sums over all groups and draws, read a page at a time."""
+"""Statistics of a report: sums over all groups and draws, read page by page."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from replaydb.database.views import TRAINED
 from replaydb.errors import CorruptPayloadError, PayloadGoneError
 from replaydb.results import GroupInfo
 
-#: Points of a line, bars of a histogram.
+#: Maximum number of points of a line or bars of a histogram.
 MOST_BINS = 256
 
-#: Groups that are shown as the best, and as the worst.
+#: Number of best and of worst groups that are shown.
 SHOWN_GROUPS = 5
 
-#: Signs of a text that are shown.
-SHOWN_SIGNS = 4000
+#: Maximum number of characters of a text that are shown.
+SHOWN_CHARACTERS = 4000
 
 
 class Bins:
-    """Counts and sums by a whole number, in bins that double as there come to be too many.
+    """Counts and sums by integer, in bins whose width doubles when there are too many.
 
     Attributes:
-        width: Of a bin.
-        counts: By the first number of a bin.
-        sums: So too.
+        width: Width of a bin.
+        counts: Counts by the first integer of a bin.
+        sums: Sums by the first integer of a bin.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Bins:
         self.sums: Counter[int] = Counter()
 
     def add(self, number: int, count: int, total: Any = 0) -> None:
-        """Count something, and add to a sum."""
+        """Add to the count and the sum of the bin of `number`."""
         start = number - number % self.width
         self.counts[start] += count
         self.sums[start] += total
@@ -54,20 +54,20 @@ class Bins:
             self.counts, self.sums = self._wider(self.counts), self._wider(self.sums)
 
     def means(self) -> dict[int, float]:
-        """Mean of each bin, in order."""
+        """Return the mean of each bin, in order."""
         return {start: self.sums[start] / count for start, count in self.items()}
 
     def items(self) -> list[tuple[int, int]]:
-        """Counts of the bins, in order."""
+        """Return the count of each bin, in order."""
         return sorted(self.counts.items())
 
     def padded(self) -> dict[int, int]:
-        """Counts of the bins in order, and of the empty ones beside them."""
+        """Return the count of each bin and of adjacent empty bins, in order."""
         beside = {start + side for start in self.counts for side in (-self.width, self.width)}
         return {start: self.counts[start] for start in sorted({*self.counts, *beside})}
 
     def total(self) -> int:
-        """All that was counted."""
+        """Return the sum of all counts."""
         return self.counts.total()
 
     def _wider(self, numbers: Counter[int]) -> Counter[int]:
@@ -79,19 +79,19 @@ class Bins:
 
 @dataclass(slots=True)
 class TaskSummary:
-    """The groups of a task.
+    """Statistics of a task.
 
     Attributes:
-        groups: How many.
-        tokens: Their tokens.
-        statuses: How many of each status.
-        rewarded: How many have a reward.
-        reward: Sum of their mean rewards.
-        informative: How many have rewards that differ.
-        uses: Sum of the draws that took them.
-        unused: How many no draw has taken.
-        trained: Draws of its groups that were trained on.
-        rewards: Mean rewards by the oldest policy version.
+        groups: Number of groups.
+        tokens: Number of tokens.
+        statuses: Number of groups by status.
+        rewarded: Number of groups with a reward.
+        reward: Sum of the mean rewards of groups.
+        varied: Number of groups whose rewards have a variance above 0.
+        draws: Number of times that groups were drawn.
+        undrawn: Number of groups that were never drawn.
+        trained: Number of times that groups were trained on.
+        rewards: Mean rewards of groups by their oldest policy version.
     """
 
     groups: int = 0
@@ -99,16 +99,16 @@ class TaskSummary:
     statuses: Counter[str] = field(default_factory=Counter)
     rewarded: int = 0
     reward: float = 0.0
-    informative: int = 0
-    uses: int = 0
-    unused: int = 0
+    varied: int = 0
+    draws: int = 0
+    undrawn: int = 0
     trained: int = 0
     rewards: Bins = field(default_factory=Bins)
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A group, and the text of its best or its worst episode, if there is one."""
+    """A group with the reward and text of its best or worst episode; None if unavailable."""
 
     group: GroupInfo
     reward: float | None
@@ -117,22 +117,22 @@ class Sample:
 
 @dataclass(slots=True)
 class Summary:
-    """A buffer in numbers.
+    """Statistics of a buffer.
 
     Attributes:
-        buffer: Its name.
-        policy_version: Its policy version.
-        at: When it was read.
-        tasks: By name. Draws of groups that are gone have no task.
-        put: Groups put, by second.
-        trained: Draws of groups that were trained on, by second.
-        aged: Those of them whose staleness is known, by second, and the sum of it.
-        staleness: Draws of groups that were trained on, by staleness, where that is known.
-        uses: Groups by the draws that took them.
-        priorities: Groups by ten times the decimal logarithm of their priority, rounded down;
-            None: those of priority 0.
-        best: Groups of the highest rewards.
-        worst: Groups of the lowest rewards.
+        buffer: Name of the buffer.
+        policy_version: Policy version of the buffer.
+        at: Time of the report.
+        tasks: Statistics by task. Draws of deleted groups have no task.
+        put: Number of groups put, by second.
+        trained: Number of groups trained on, by second of the draw.
+        aged: Number and total staleness of groups trained on with known staleness, by second.
+        staleness: Number of groups trained on, by staleness, if it is known.
+        draws: Number of groups, by how often they were drawn.
+        priorities: Number of groups by ten times the decimal logarithm of their priority, rounded
+            down; None for priority 0.
+        best: Groups with the highest rewards.
+        worst: Groups with the lowest rewards.
     """
 
     buffer: str
@@ -143,20 +143,20 @@ class Summary:
     trained: Bins = field(default_factory=Bins)
     aged: Bins = field(default_factory=Bins)
     staleness: Bins = field(default_factory=Bins)
-    uses: Bins = field(default_factory=Bins)
+    draws: Bins = field(default_factory=Bins)
     priorities: Counter[int | None] = field(default_factory=Counter)
     best: list[Sample] = field(default_factory=list)
     worst: list[Sample] = field(default_factory=list)
 
     def task(self, name: str) -> TaskSummary:
-        """What there is of a task, made when it is new."""
+        """Return the statistics of a task, created on first use."""
         return self.tasks.setdefault(name, TaskSummary())
 
 
 def summary_of(
     url: str | URL, buffer: str, progress: Callable[[int], object] | None = None
 ) -> Summary:
-    """A buffer in numbers; see `write_report`."""
+    """Compute the statistics of a buffer; see `write_report`."""
     with blocking.Store.open(url, read_only=True) as store:
         opened = store.buffer(buffer, create=False)
         found = Summary(buffer, opened.stats().policy_version, datetime.now(UTC))
@@ -177,10 +177,10 @@ def summary_of(
 
 def _add_groups(found: Summary, rows: pa.Table) -> None:
     rows = rows.append_column("second", _seconds(rows["created_at"]))
-    rows = rows.append_column("informative", pc.greater(rows["reward_std"], 0))
-    rows = rows.append_column("unused", pc.equal(rows["times_sampled"], 0))
-    sums = [(name, "sum") for name in ("num_tokens", "reward_mean", "informative")]
-    sums += [(name, "sum") for name in ("times_sampled", "unused")]
+    rows = rows.append_column("varied", pc.greater(rows["reward_std"], 0))
+    rows = rows.append_column("undrawn", pc.equal(rows["times_sampled"], 0))
+    sums = [(name, "sum") for name in ("num_tokens", "reward_mean", "varied")]
+    sums += [(name, "sum") for name in ("times_sampled", "undrawn")]
     for row in _summed(rows, ["task_name", "group_status"], [*sums, ("reward_mean", "count")]):
         task = found.task(row["task_name"])
         task.groups += row["count_all"]
@@ -188,9 +188,9 @@ def _add_groups(found: Summary, rows: pa.Table) -> None:
         task.statuses[row["group_status"]] += row["count_all"]
         task.rewarded += row["reward_mean_count"]
         task.reward += row["reward_mean_sum"] or 0.0
-        task.informative += row["informative_sum"] or 0
-        task.uses += row["times_sampled_sum"]
-        task.unused += row["unused_sum"]
+        task.varied += row["varied_sum"] or 0
+        task.draws += row["times_sampled_sum"]
+        task.undrawn += row["undrawn_sum"]
     known = rows.filter(
         pc.and_(pc.is_valid(rows["reward_mean"]), pc.is_valid(rows["min_policy_version"]))
     )
@@ -200,11 +200,11 @@ def _add_groups(found: Summary, rows: pa.Table) -> None:
     for row in _summed(rows, ["second"]):
         found.put.add(row["second"], row["count_all"])
     for row in _summed(rows, ["times_sampled"]):
-        found.uses.add(row["times_sampled"], row["count_all"])
+        found.draws.add(row["times_sampled"], row["count_all"])
     for row in _summed(rows, ["priority"]):
         priority = row["priority"]
-        place = math.floor(round(10 * math.log10(priority), 9)) if priority > 0 else None
-        found.priorities[place] += row["count_all"]
+        start = math.floor(round(10 * math.log10(priority), 9)) if priority > 0 else None
+        found.priorities[start] += row["count_all"]
 
 
 def _add_draws(found: Summary, rows: pa.Table) -> None:
@@ -226,17 +226,17 @@ def _add_draws(found: Summary, rows: pa.Table) -> None:
 def _summed(
     rows: pa.Table, by: list[str], sums: list[tuple[str, str]] | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Groups of rows, with how many they are and some sums."""
+    """Yield counts and sums of rows, grouped by columns."""
     yield from rows.group_by(by).aggregate([([], "count_all"), *(sums or [])]).to_pylist()
 
 
 def _seconds(times: Any) -> Any:
-    """Since 1970."""
+    """Return seconds since 1970."""
     return pc.divide(pc.cast(times, pa.int64()), 1_000_000)
 
 
 def _samples(buffer: blocking.Buffer, *, best: bool) -> list[Sample]:
-    """Groups of the highest, or of the lowest rewards."""
+    """Return the groups with the highest or lowest mean rewards."""
     order = col.reward_mean.desc() if best else col.reward_mean
     found = buffer.find(where=col.reward_mean.is_not(None), order_by=order, limit=SHOWN_GROUPS)
     return [_sample(buffer, info, best=best) for info in found]
@@ -250,6 +250,6 @@ def _sample(buffer: blocking.Buffer, info: GroupInfo, *, best: bool) -> Sample:
     rewarded = [one for one in group.episodes if one.reward is not None]
     one = (max if best else min)(rewarded, key=lambda one: one.reward or 0.0)
     text = one.text
-    if text is not None and len(text) > SHOWN_SIGNS:
-        text = f"{text[:SHOWN_SIGNS]} ..."
+    if text is not None and len(text) > SHOWN_CHARACTERS:
+        text = f"{text[:SHOWN_CHARACTERS]} ..."
     return Sample(info, one.reward, text)

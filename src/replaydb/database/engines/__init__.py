@@ -1,4 +1,4 @@
-"""The engines: what SQLite and PostgreSQL do differently, behind one protocol."""
+"""Engines: the differences between SQLite and PostgreSQL, behind one protocol."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def backend_for(
     read_only: bool = False,
     pool_size: int | None = None,
 ) -> Backend:
-    """The backend of a database URL; the driver need not be named.
+    """Return the backend for a database URL, which need not name a driver.
 
     Raises:
-        InvalidURLError: Not a URL, or not one of `sqlite:///FILE` and `postgresql://...`.
+        InvalidURLError: It is neither `sqlite:///FILE` nor `postgresql://...`.
     """
-    # Each engine's module brings its dialect along; only the one in use is paid for.
+    # The module of an engine imports its dialect and driver, so only the one in use is imported.
     match urls.engine_of(url):
         case "sqlite":
             from replaydb.database.engines.sqlite import SqliteBackend

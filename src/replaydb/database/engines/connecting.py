@@ -1,4 +1,4 @@
-"""Connecting to PostgreSQL as libpq does: host after host, each in its time."""
+"""Connections to PostgreSQL as libpq opens them: hosts in order, each with its own timeout."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from replaydb.errors import DatabaseUnavailableError, InvalidURLError
 
 logger = logging.getLogger(__name__)
 
-#: Probes after 15 s of silence, every 5 s, 3 of them; what was sent is confirmed within 30 s.
+#: After 15 s of silence 3 probes are sent, one every 5 s. Data must be acknowledged within 30 s.
 _KEEP_ALIVE = {
     "TCP_KEEPIDLE": 15,
     "TCP_KEEPINTVL": 5,
@@ -26,20 +26,20 @@ _KEEP_ALIVE = {
     "TCP_USER_TIMEOUT": 30_000,
 }
 _SINCE = "replaydb.connected_at"
-#: What lets the next host be tried; a host that refuses the password does not, as with libpq.
+#: Errors after which the next host is tried. As in libpq, a refused password is not one of them.
 _NEXT_HOST = (OSError, asyncpg.CannotConnectNowError, asyncpg.TargetServerAttributeNotMatched)
 
 
 async def connect(url: PostgresqlURL, settings: Mapping[str, str]) -> asyncpg.Connection:
-    """The first host that can be reached and is of the kind asked for.
+    """Connect to the first host that can be reached and has the requested `target_session_attrs`.
 
-    asyncpg would go through the hosts itself, but has one timeout for all of them: one that is
-    silent would use it up.
+    asyncpg can try several hosts itself, but with one timeout for all of them. A host that does not
+    answer would use it up.
 
     Raises:
-        OSError, asyncpg.PostgresError: What the last one failed of.
+        OSError, asyncpg.PostgresError: The error of the last host.
         DatabaseUnavailableError: No thread can be started.
-        InvalidURLError: A parameter, or a variable such as PGSSLMODE, has a value that cannot be.
+        InvalidURLError: A parameter, or a variable such as PGSSLMODE, has an invalid value.
     """
     failed: Exception | None = None
     for kind, (host, port) in product(url.kinds, url.hosts or ((None, None),)):
@@ -51,26 +51,26 @@ async def connect(url: PostgresqlURL, settings: Mapping[str, str]) -> asyncpg.Co
                 target_session_attrs=kind,
                 timeout=url.connect_seconds,
                 server_settings=dict(settings),
-                # PgBouncer has each transaction on another connection of the server.
+                # Behind PgBouncer each transaction may use another connection of the server.
                 statement_cache_size=0 if url.through_pgbouncer else 100,
             )
             _keep_alive(connection)
             return connection
         except _NEXT_HOST as error:
             failed = error
-        except RuntimeError as error:  # names are looked up in a thread
+        except RuntimeError as error:  # host names are resolved in a thread
             raise DatabaseUnavailableError(f"no connection can be opened: {error}") from error
-        except ValueError as error:  # asyncpg's own are among them
+        except ValueError as error:  # asyncpg raises subclasses of it
             reason = " ".join(str(error).split())
-            raise InvalidURLError("url", "parameters that can be used", reason) from error
-    assert failed is not None  # noqa: S101 - there is one attempt at least
+            raise InvalidURLError("url", "valid parameters", reason) from error
+    assert failed is not None  # noqa: S101 - there is at least one attempt
     raise failed
 
 
 def _keep_alive(connection: asyncpg.Connection) -> None:
-    """Let the operating system notice a host that is gone, also while nobody waits for it.
+    """Enable TCP keepalives, so that the operating system detects a host that is gone.
 
-    libpq has parameters for this; asyncpg has none, and shows its socket nowhere else.
+    libpq has parameters for this. asyncpg has none, so this uses its private transport.
     """
     at: socket.socket = connection._transport.get_extra_info("socket")
     if at.family != socket.AF_UNIX:
@@ -81,12 +81,12 @@ def _keep_alive(connection: asyncpg.Connection) -> None:
 
 
 class ConnectionLog:
-    """Tells once that the connections to a database were lost, and once that it is back."""
+    """Logs once when the connections to a database are lost, and once when it is back."""
 
     def __init__(self, shown: str) -> None:
         self._shown = shown
         self._lost = False
-        self._told = 0.0
+        self._logged_at = 0.0
 
     def listen_to(self, engine: AsyncEngine) -> None:
         """Watch the connections of an engine."""
@@ -102,9 +102,9 @@ class ConnectionLog:
     def _invalidated(
         self, _connection: object, record: ConnectionPoolEntry, error: BaseException | None
     ) -> None:
-        # Without an error, or with a cancellation, it is our own doing. Connections from before the
-        # last loss were lost with it, though each is noticed when its turn comes.
-        if isinstance(error, Exception) and record.info.get(_SINCE, 0.0) >= self._told:
-            self._lost, self._told = True, time.monotonic()
+        # Without an error, or with a cancellation, this process has closed the connection. Those
+        # from before the last loss were lost with it, but each is detected only when it is used.
+        if isinstance(error, Exception) and record.info.get(_SINCE, 0.0) >= self._logged_at:
+            self._lost, self._logged_at = True, time.monotonic()
             reason = f": {error}" if error.args else ""
             logger.warning("%s: a connection was lost%s", self._shown, reason)

@@ -1,4 +1,4 @@
-"""PostgreSQL: one server, shared by many machines."""
+"""The PostgreSQL engine: one server, shared by many machines."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from sqlalchemy.pool import NullPool
 from sqlalchemy.schema import ExecutableDDLElement
 
-from replaydb.cancellation import to_the_end
+from replaydb.cancellation import run_to_completion
 from replaydb.database.engines import (
     postgresql_checkup,
     postgresql_commits,
@@ -59,24 +59,25 @@ from replaydb.results import Finding
 
 logger = logging.getLogger(__name__)
 
-#: A rollback that takes longer is not waited for.
+#: A rollback that takes longer than this is abandoned.
 ROLLBACK_SECONDS = 1.0
-#: What a call may take beyond its end to hear of its commit, and once more to ask for it.
+#: How long after its deadline a call may wait for the answer to its commit, and then again for the
+#: outcome on another connection.
 COMMIT_SECONDS = 2.0
 POOL_SIZE = 8
-#: Changes made within this time share one NOTIFY, which locks database-wide at commit.
+#: Commits within this time share one NOTIFY, which takes a database-wide lock at its own commit.
 NOTIFY_SECONDS = 0.01
-#: A NOTIFY that takes longer is given up, and the next one takes another connection.
-TELL_SECONDS = 5.0
+#: A NOTIFY that takes longer than this is abandoned, and the next one uses another connection.
+NOTIFY_TIMEOUT_SECONDS = 5.0
 CHANNEL = "replaydb"
 _NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
 _SCHEMA_LOCK = 0x7265_706C_6179_6462  # "replaydb"
 
-#: Shut down, crashed, starting up, no connection left; no lock within `lock_timeout`.
+#: Shut down, crashed, starting up, out of connections; no lock within `lock_timeout`.
 _OUTAGES = {"57P01", "57P02", "57P03", "53300", "55P03"}
 _CONFLICTS = {"40001", "40P01"}  # serialization, deadlock
 
-#: Errors of limits that an administrator may have set, and which setting that is.
+#: Errors of limits that an administrator may have set, with the setting.
 _LIMITS: Mapping[str, str] = {
     "57014": "statement_timeout of this role, database or server is too short for the statement, "
     "unless it was canceled by hand",
@@ -98,22 +99,22 @@ _HINTS: Mapping[str, str] = {
 class PostgresqlBackend:
     """`postgresql://USER:PASSWORD@HOST/DATABASE`."""
 
-    small_draw_bytes = 256 << 10  # what comes in about a round trip
-    syncs = True  # as the server does
-    turn_seconds = 0.0  # who waits for a lock is next
+    small_draw_bytes = 256 << 10  # received in about one round trip
+    syncs = True  # the server does
+    turn_seconds = 0.0  # the server grants a lock to the first that waits for it
 
     def __init__(
         self, url: PostgresqlURL, *, read_only: bool = False, pool_size: int | None = None
     ) -> None:
         self._url = url
         self.read_only = read_only
-        # Through PgBouncer a second connection of the server may not come before this call ends:
-        # others wait for the locks that it holds.
+        # Behind PgBouncer a call must not wait for a second connection to the server: those may all
+        # be in use by transactions that wait for its locks.
         self.has_one_connection = url.through_pgbouncer
         self._pool: dict[str, Any] = {
             "pool_size": pool_size or POOL_SIZE,
             "max_overflow": 0 if pool_size else 2 * POOL_SIZE,
-            "pool_timeout": None,  # the call has an end
+            "pool_timeout": None,  # the call has a deadline
             "pool_use_lifo": True,
         }
         self.concurrent_writes = pool_size or 3 * POOL_SIZE
@@ -123,28 +124,31 @@ class PostgresqlBackend:
 
     @property
     def shown(self) -> str:
-        """Without passwords."""
+        """The URL without passwords."""
         return self._url.shown
 
     @property
     def settling_seconds(self) -> float:
-        """To hear of it, and to ask."""
+        """Time for the answer to the commit, and for its outcome on another connection."""
         return 2 * COMMIT_SECONDS
 
     @property
     def file(self) -> None:
-        """A server has the database."""
+        """None: a server has the database."""
 
     def is_new_file(self) -> bool:
-        """It is none."""
+        """Return False: the database is not a file."""
         return False
 
     def writer_engine(self) -> AsyncEngine:
-        """READ COMMITTED: what must not change is locked, row by row."""
+        """Return an engine for READ COMMITTED transactions, which lock the rows they depend on."""
         return self._engine(isolation_level="READ COMMITTED", **self._pool)
 
     def reader_engine(self) -> AsyncEngine:
-        """Every transaction reads one snapshot. Who only looks takes one core."""
+        """Return an engine for REPEATABLE READ snapshots.
+
+        If the store is opened read-only, a query uses one core of the server.
+        """
         # PgBouncer refuses parameters that it does not know.
         alone = self.read_only and not self._url.through_pgbouncer
         settings = {"max_parallel_workers_per_gather": "0"} if alone else _NO_SETTINGS
@@ -152,24 +156,24 @@ class PostgresqlBackend:
         return engine.execution_options(postgresql_readonly=True)
 
     def migration_engine(self) -> AsyncEngine:
-        """DDL is transactional here; nothing special is needed."""
+        """Return an engine without a pool. DDL is transactional, so it needs nothing else."""
         return self._engine(isolation_level="READ COMMITTED", poolclass=NullPool)
 
     async def begin(self, connection: AsyncConnection, end: float) -> None:
-        """Have the transaction write its number, in case the answer to its commit is lost."""
+        """Begin, and write the transaction's number in case the answer to its commit is lost."""
         async with asyncio.timeout_at(end):
             seconds = end - asyncio.get_running_loop().time()
             has_all = await postgresql_commits.begin(connection, seconds, self._acknowledged)
         if not has_all:
             raise DatabaseReplacedError(
-                f"{self.shown}: the server has lost commits that it acknowledged: an older state "
-                "took over, such as a restored backup or a standby without the newest commits; ids "
+                f"{self.shown}: the server has lost commits that it acknowledged: it has an older "
+                "state, such as a restored backup or a standby without the newest commits; ids "
                 "that this process has may belong to other rows now, so close the store and open "
                 "it again"
             )
 
     async def run(self, connection: AsyncConnection, work: Work[T], end: float) -> T:
-        """Where everything runs: the driver lives in the event loop."""
+        """Run work in the event loop, like the driver."""
         async with asyncio.timeout_at(end):
             return await connection.run_sync(work)
 
@@ -178,41 +182,41 @@ class PostgresqlBackend:
         connection: AsyncConnection,
         work: Work[T],
         end: float,
-        hear_by: float,
+        answer_by: float,
         *,
         unless: Callable[[T], bool] | None = None,
     ) -> T:
-        """One after the other."""
+        """Run work, then commit."""
         result = await self.run(connection, work, end)
         if unless is None or not unless(result):
-            await self.commit(connection, end, hear_by)
+            await self.commit(connection, end, answer_by)
         return result
 
-    async def commit(self, connection: AsyncConnection, end: float, hear_by: float) -> None:
+    async def commit(self, connection: AsyncConnection, end: float, answer_by: float) -> None:
         """Commit. If the answer is lost, read the outcome on another connection."""
         transaction = postgresql_commits.transaction_of(connection)
         try:
-            await self._commit(connection, transaction, end, hear_by)
+            await self._commit(connection, transaction, end, answer_by)
         except asyncio.CancelledError:
-            # The caller may now undo what was committed: that must not come any later.
-            await to_the_end(self._settle(transaction))
+            # The caller may now undo the transaction, so it must not be committed after that.
+            await run_to_completion(self._settle(transaction))
             raise
         self._acknowledged.add(transaction)
 
     async def _commit(
-        self, connection: AsyncConnection, transaction: Transaction, end: float, hear_by: float
+        self, connection: AsyncConnection, transaction: Transaction, end: float, answer_by: float
     ) -> None:
         loop = asyncio.get_running_loop()
         least = loop.time() + COMMIT_SECONDS
         driver = (await connection.get_raw_connection()).driver_connection
-        # Not a timeout: what is cancelled takes seconds to part with a server that is silent.
-        cut = loop.call_at(max(hear_by, least), self.cut_off, driver)
+        # Not a timeout: if the server is silent, asyncpg takes seconds to end a cancelled call.
+        cut = loop.call_at(max(answer_by, least), self.cut_off, driver)
         try:
             await connection.commit()
         except Exception as error:
             if not self.is_outage(error):
                 raise
-            logger.warning("%s: asking what became of a commit: %s", self.shown, error)
+            logger.warning("%s: reading the outcome of a commit after: %s", self.shown, error)
             if not await self._was_committed(transaction, max(end, least) + COMMIT_SECONDS):
                 raise
         finally:
@@ -229,36 +233,37 @@ class PostgresqlBackend:
             return await postgresql_commits.was_committed(engine, transaction, end)
         except TimeoutError as error:
             raise OutcomeUnknownError(
-                f"{self.shown}: the connection was lost during a commit, and nobody could say "
-                "what became of it; repeating the call is safe if it names what it writes"
+                f"{self.shown}: the connection was lost during a commit, and its outcome could not "
+                "be read in time. Repeating the call is safe if it names the rows it writes, such "
+                "as by group_uid"
             ) from error.__cause__
 
     async def abandon(self, connection: AsyncConnection) -> None:
-        """Roll back, unless the network has stalled: then the server has to find out."""
+        """Roll back. If the network has stalled, terminate the connection on this side only."""
         try:
             async with asyncio.timeout(ROLLBACK_SECONDS):
                 await connection.rollback()
-        except Exception:  # what matters is told by the error that led here
+        except Exception:  # the error that led here matters more
             with suppress(Exception):
                 raw = await connection.get_raw_connection()
                 self.cut_off(raw.driver_connection)
                 await connection.invalidate()
 
     def cut_off(self, driver_connection: Any) -> None:
-        """Without waiting for the server."""
+        """Close the connection without waiting for the server."""
         driver_connection.terminate()
 
     def signal(self, watched: Callable[[AsyncEngine], AsyncEngine]) -> Signal:
-        """LISTEN and NOTIFY, on connections of their own."""
+        """Return a signal that uses LISTEN and NOTIFY, on its own connections."""
         if self._url.through_pgbouncer:
             return _NoSignal()
-        # A NOTIFY commits, and a hint is not worth waiting for the disk.
+        # A NOTIFY is a commit, but a hint need not be durable.
         settings = {"synchronous_commit": "off"}
         engine = self._engine(settings, isolation_level="AUTOCOMMIT", pool_pre_ping=True)
         return _PostgresqlSignal(watched(engine))
 
     def translate(self, error: BaseException) -> ReplayDBError | None:
-        """By SQLSTATE, never by the error's text."""
+        """Choose the type by SQLSTATE, never by the error's text."""
         cause: BaseException | None = error.orig if isinstance(error, DBAPIError) else error
         state = getattr(cause, "sqlstate", None)
         if isinstance(cause, MemoryError):
@@ -267,7 +272,7 @@ class PostgresqlBackend:
             if isinstance(
                 cause, OSError | asyncpg.InterfaceError | asyncpg.InternalClientError | DBAPIError
             ) or isinstance(error, DBAPIError):
-                reason = str(cause) or "no answer in time"  # a TimeoutError says nothing
+                reason = str(cause) or "no answer in time"  # a TimeoutError has no text
                 return DatabaseUnavailableError(f"{self.shown}: {reason}")
             return None
         if state == postgresql_sequences.UNIQUE_VIOLATION:
@@ -283,7 +288,7 @@ class PostgresqlBackend:
         return kind(f"{self.shown}: {cause} (SQLSTATE {state}){_HINTS.get(state, '')}")
 
     def is_conflict(self, error: BaseException) -> bool:
-        """Lost a race against another client and was rolled back whole."""
+        """Whether the transaction lost a race against another client and was rolled back."""
         if not isinstance(error, DBAPIError):
             return False
         state = getattr(error.orig, "sqlstate", None)
@@ -292,7 +297,7 @@ class PostgresqlBackend:
         return state in _CONFLICTS
 
     def is_outage(self, error: BaseException) -> bool:
-        """The connection broke, or none could be made just now."""
+        """Whether the connection broke, or none can be opened at the moment."""
         if isinstance(error, DBAPIError):
             if error.connection_invalidated:
                 return True
@@ -303,40 +308,40 @@ class PostgresqlBackend:
         return isinstance(error, OSError) or state[:2] == "08" or state in _OUTAGES
 
     async def check_target(self) -> None:
-        """Nothing to check: connecting tells."""
+        """Do nothing: a connection attempt finds out."""
 
     def examine(self, connection: Connection) -> list[Finding]:
-        """The server, its settings, and what has become of our tables."""
+        """Check the server, its settings and the state of the tables."""
         return list(postgresql_checkup.findings(connection))
 
     def damage(self, connection: Connection) -> list[tuple[str, str]]:
-        """It keeps to types, and has no check of its own without an extension."""
+        """Return nothing: values match their types, and checks of pages need an extension."""
         return []
 
     def check_roles(self) -> None:
-        """A server has them."""
+        """Do nothing: a server has roles."""
 
     def role_statements(
         self, connection: Connection, prefix: str, tables: Sequence[str]
     ) -> list[ExecutableDDLElement]:
-        """By what each does."""
+        """Return the statements of `postgresql_roles`."""
         return list(postgresql_roles.statements(connection, prefix, tables))
 
     async def lock_schema(self, connection: AsyncConnection) -> None:
-        """An advisory lock, until the transaction ends, which may take as long as it takes."""
+        """Take an advisory lock until the transaction ends, and lift its time limits."""
         await connection.execute(_LIFT_LIMITS)
         lock = func.pg_advisory_xact_lock(_SCHEMA_LOCK)
         await connection.execute(select(postgresql_commits.BOUND_IDLENESS, lock))
 
     def share_schema(self, connection: Connection) -> None:
-        """The same lock, which any number may share."""
+        """Take the same advisory lock in shared mode."""
         connection.execute(select(func.pg_advisory_xact_lock_shared(_SCHEMA_LOCK)))
 
     async def check_integrity(self, connection: AsyncConnection) -> None:
-        """Nothing to do: constraints stay on during DDL."""
+        """Do nothing: constraints are enforced during DDL."""
 
     async def size(self) -> int:
-        """The tables, with their indexes and what is stored beside them."""
+        """Return the size of the tables, with their indexes and TOAST tables."""
         async with self._alone() as connection:
             total = 0
             for name in _tables():
@@ -345,13 +350,13 @@ class PostgresqlBackend:
         return total
 
     async def vacuum(self) -> None:
-        """Table by table: each is locked while it is written anew."""
+        """Rewrite table by table. Each is locked meanwhile."""
         async with self._alone() as connection:
             for name, one in _tables().items():
                 file = select(func.pg_relation_filenode(cast(name, REGCLASS)))
                 before = await connection.scalar(file)
                 await connection.execute(postgresql_sql.rewrite_table(one))
-                if await connection.scalar(file) == before:  # with no more than a warning
+                if await connection.scalar(file) == before:  # skipped, with only a warning
                     raise DatabaseError(
                         f"{self.shown}: the server does not let this user vacuum {name}: that "
                         "takes the owner of the table or of the database, or from PostgreSQL 17 "
@@ -360,7 +365,7 @@ class PostgresqlBackend:
 
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[AsyncConnection]:
-        """A connection without transactions; errors are typed."""
+        """Open a connection without transactions. Errors are typed."""
         engine = self._engine(isolation_level="AUTOCOMMIT", poolclass=NullPool)
         try:
             async with engine.connect() as connection:
@@ -371,13 +376,13 @@ class PostgresqlBackend:
             await engine.dispose()
 
     def now(self, connection: Connection) -> datetime:
-        """The server's: the clocks of its clients need not agree."""
+        """Return the time of the server, because the clocks of its clients may differ."""
         return connection.execute(_NOW).scalar_one()
 
     def allocate_group_ids(self, connection: Connection, count: int) -> Sequence[int]:
-        """From the sequence of the id column.
+        """Take ids from the sequence of the id column.
 
-        Payloads go in before their groups, so it is here that an id is found to be taken.
+        Payloads are inserted before their groups, so this checks that no group has the ids already.
         """
         [found] = execute(connection, postgresql_sequences.new_group_ids(count))
         if found.is_taken:
@@ -386,15 +391,15 @@ class PostgresqlBackend:
         return list(found.ids or ())
 
     def last_ids(self, connection: Connection) -> dict[str, int | None]:
-        """From the sequences, which no transaction isolates: never less than a snapshot has."""
+        """Read the sequences. They are not transactional, so never behind the ids of a snapshot."""
         return postgresql_sequences.last_ids(connection)
 
     def advance_sequences(self, connection: Connection, ids: Mapping[str, int]) -> None:
-        """The same sequences."""
+        """Advance the sequences."""
         postgresql_sequences.advance(connection, ids)
 
     def read_payloads(self, connection: Connection, ids: Sequence[int]) -> list[dict[str, Any]]:
-        """As rows."""
+        """Read the rows with their data."""
         return [row._asdict() for row in execute(connection, select_payloads(ids))]
 
     def _engine(self, settings: Mapping[str, str] = _NO_SETTINGS, **options: Any) -> AsyncEngine:
@@ -419,19 +424,19 @@ class PostgresqlBackend:
 
 
 def _give_up_if_outdated(context: ExceptionContext) -> None:
-    """A connection whose statements were prepared before a table was changed is a lost one."""
+    """Treat a connection as lost if its statements were prepared before a table was changed."""
     error = context.original_exception.__cause__
     if isinstance(error, asyncpg.InvalidCachedStatementError):
         context.is_disconnect = True
 
 
 def _tables() -> dict[str, Table]:
-    """All of ours; views have no key."""
+    """Return replaydb's tables by name. Views have no primary key."""
     return {name: one for name, one in metadata.tables.items() if len(one.primary_key)}
 
 
 _SETTINGS = table("pg_settings", column("name"))
-#: For the transaction. Those that this version of the server does not have are left out.
+#: For one transaction. Settings that the version of the server does not have are skipped.
 _LIFT_LIMITS = select(func.set_config(_SETTINGS.c.name, "0", True)).where(
     _SETTINGS.c.name.in_(["statement_timeout", "transaction_timeout"])
 )
@@ -439,7 +444,7 @@ _NOW = select(func.clock_timestamp(type_=DateTime(timezone=True)))
 
 
 class _NoSignal(Signal):
-    """Nobody tells: LISTEN needs a session. Whoever waits looks again after a while."""
+    """No signal, because LISTEN needs a session. Waiting coroutines poll instead."""
 
     async def _watch(self) -> None:
         await asyncio.Event().wait()
@@ -449,13 +454,13 @@ class _NoSignal(Signal):
 
 
 class _PostgresqlSignal(Signal):
-    """NOTIFY after commits, gathered and off the path of the writer; LISTEN while waiting."""
+    """NOTIFY after commits, batched and in a background task; LISTEN while coroutines wait."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         super().__init__()
         self._engine = engine
         self._publisher: asyncio.Task[None] | None = None
-        self._untold = False
+        self._is_due = False
 
     async def aclose(self) -> None:
         await super().aclose()
@@ -470,24 +475,24 @@ class _PostgresqlSignal(Signal):
             raw.add_termination_listener(lambda _: lost.set())
             try:
                 await raw.add_listener(CHANNEL, lambda *_: self._wake())
-                self._wake()  # whatever was committed before LISTEN took effect
+                self._wake()  # for commits from before LISTEN took effect
                 await lost.wait()
             finally:
                 await connection.invalidate()  # a connection that listens must not be pooled
 
     def _publish(self) -> None:
-        self._untold = True
+        self._is_due = True
         if self._publisher is None or self._publisher.done():
-            self._publisher = asyncio.create_task(self._tell())
+            self._publisher = asyncio.create_task(self._notify())
 
-    async def _tell(self) -> None:
-        # A lost hint costs a waiter RECHECK_SECONDS; it must not cost the writer an error.
+    async def _notify(self) -> None:
+        # A lost hint delays a waiting coroutine by RECHECK_SECONDS. It must not fail the writer.
         with suppress(OSError, DBAPIError, asyncpg.PostgresError, asyncpg.InterfaceError):
             async with AsyncExitStack() as stack:
-                async with asyncio.timeout(TELL_SECONDS):
+                async with asyncio.timeout(NOTIFY_TIMEOUT_SECONDS):
                     connection = await stack.enter_async_context(self._engine.connect())
-                while self._untold:
-                    self._untold = False
-                    async with asyncio.timeout(TELL_SECONDS):
+                while self._is_due:
+                    self._is_due = False
+                    async with asyncio.timeout(NOTIFY_TIMEOUT_SECONDS):
                         await connection.execute(select(func.pg_notify(CHANNEL, "")))
                     await asyncio.sleep(NOTIFY_SECONDS)

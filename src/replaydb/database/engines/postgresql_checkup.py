@@ -1,4 +1,4 @@
-"""What may be wrong with a PostgreSQL server, or with the database on it."""
+"""Health check of a PostgreSQL server and of the database on it, for `replaydb doctor`."""
 
 from __future__ import annotations
 
@@ -9,27 +9,28 @@ from sqlalchemy import Connection, text
 from replaydb.database.schema import metadata
 from replaydb.results import Finding
 
-#: The first version that ends who hangs in the middle of a payload (`transaction_timeout`).
+#: The first version with `transaction_timeout`, which also ends a client that stalls while it sends
+#: or receives a payload.
 BOUNDS_TRANSACTIONS = 17
-#: Calls without a timeout get that long, and those that touch every group up to an hour.
+#: Default time limit of a call. Calls that touch every group may take up to an hour.
 SHORTEST_SECONDS = 60.0
 _WHAT_LIMITS_END = {
-    "statement_timeout": "a longer statement is canceled, such as one that moves large payloads or "
-    "touches every group",
-    "lock_timeout": "a call that waits longer for a lock starts over, behind others",
+    "statement_timeout": "longer statements are canceled, such as those that transfer large "
+    "payloads or touch every group",
+    "lock_timeout": "a call that waits longer for a lock starts again at the end of the queue",
     "idle_in_transaction_session_timeout": "sessions that pause longer in a transaction are ended, "
-    "such as those of vacuum or of SQL by hand",
-    "transaction_timeout": "longer transactions are ended, such as replaydb vacuum",
+    "such as those of replaydb vacuum or of psql",
+    "transaction_timeout": "longer transactions are ended, such as those of replaydb vacuum",
 }
-#: Part of the connections that others should find free.
+#: Share of the connections that should be free.
 CONNECTIONS_LEFT = 0.2
-#: Dead rows that autovacuum should have removed: so many, and more than there are live ones.
+#: Dead rows from which autovacuum is late, if they are also more than the live rows.
 DEAD_ROWS = 50_000
-#: A transaction that is open so long keeps rows from being removed, in every table.
+#: A transaction that is open for this long prevents the removal of dead rows in every table.
 LONG_SECONDS = 3600.0
-#: Transactions, of two thousand million, after which all rows should have been frozen.
+#: Transactions after which all rows should have been frozen. The server stops at two billion.
 OLD_ROWS = 1_000_000_000
-#: A log that is so many times as long as `max_wal_size` is held back by something.
+#: A log of more than this many times `max_wal_size` is not being removed for some reason.
 LONG_LOG = 2.0
 
 _SETTINGS = text("""
@@ -38,7 +39,7 @@ _SETTINGS = text("""
         'track_counts', 'synchronous_commit', 'max_connections', 'server_encoding',
         'superuser_reserved_connections', 'max_wal_size', 'track_activities')
 """)
-#: What a connection of this role and database begins with, in milliseconds; 0 is no limit.
+#: Settings of a new connection of this role to this database, in milliseconds; 0 is no limit.
 _LIMITS = text("""
     SELECT name, CAST(reset_val AS bigint) AS milliseconds FROM pg_settings WHERE name IN (
         'statement_timeout', 'lock_timeout', 'idle_in_transaction_session_timeout',
@@ -80,7 +81,7 @@ _TABLES = sorted(table.name for table in metadata.tables.values())
 
 
 def findings(connection: Connection) -> Iterator[Finding]:
-    """What is good, and what is not, of the server, its settings and our tables."""
+    """Yield the findings about the server, its settings and replaydb's tables."""
     settings = {row.name: row.setting for row in connection.execute(_SETTINGS)}
     yield _version(settings)
     yield _role(connection)
@@ -97,7 +98,7 @@ def findings(connection: Connection) -> Iterator[Finding]:
     yield from _storage(connection)
     yield _log(connection, settings)
     size = connection.execute(_SIZE).scalar_one()
-    yield Finding("good", "disk", f"{size / 1e6:,.1f} MB; what is free only the server knows")
+    yield Finding("good", "disk", f"{size / 1e6:,.1f} MB; free space is not visible to clients")
 
 
 def _version(settings: dict[str, str]) -> Finding:
@@ -106,9 +107,9 @@ def _version(settings: dict[str, str]) -> Finding:
     return Finding(
         "warning",
         "PostgreSQL",
-        f"{settings['server_version']} does not end a client that hangs in the middle of a "
-        "payload, while others wait for its locks",
-        f"PostgreSQL {BOUNDS_TRANSACTIONS} and later do",
+        f"{settings['server_version']} does not end a client that stalls while it sends or "
+        "receives a payload, and other clients wait for its locks",
+        f"upgrade to PostgreSQL {BOUNDS_TRANSACTIONS} or later",
     )
 
 
@@ -117,24 +118,24 @@ def _role(connection: Connection) -> Finding:
         return Finding(
             "warning",
             "server",
-            "it is a standby: it can only be read",
-            "name the primary, or all hosts with target_session_attrs=read-write",
+            "it is a standby, which accepts no writes",
+            "name the primary in the URL, or all hosts with target_session_attrs=read-write",
         )
-    return Finding("good", "server", "it takes writes")
+    return Finding("good", "server", "it accepts writes")
 
 
 def _durability(settings: dict[str, str]) -> Iterator[Finding]:
     losses = {
         "fsync": "a power cut can destroy the database",
         "full_page_writes": "a power cut can destroy the database",
-        "synchronous_commit": "a crash loses the last moments of puts that had returned",
+        "synchronous_commit": "a crash of the server loses the last acknowledged puts",
     }
     lost = [(name, what) for name, what in losses.items() if settings[name] == "off"]
     for name, what in lost:
-        mend = f"ALTER SYSTEM SET {name} = on, then SELECT pg_reload_conf()"
-        yield Finding("bad", "durability", f"{name} is off: {what}", mend)
+        fix = f"ALTER SYSTEM SET {name} = on, then SELECT pg_reload_conf()"
+        yield Finding("bad", "durability", f"{name} is off: {what}", fix)
     if not lost:
-        yield Finding("good", "durability", "what was acknowledged survives a crash")
+        yield Finding("good", "durability", "acknowledged commits survive a crash")
 
 
 def _autovacuum(settings: dict[str, str]) -> Finding:
@@ -143,7 +144,7 @@ def _autovacuum(settings: dict[str, str]) -> Finding:
             return Finding(
                 "bad",
                 "autovacuum",
-                f"{name} is off: tables grow with every draw, and plans go by old statistics",
+                f"{name} is off: tables grow with every draw, and query plans use old statistics",
                 f"ALTER SYSTEM SET {name} = on, then SELECT pg_reload_conf()",
             )
     return Finding("good", "autovacuum", "it is on")
@@ -151,12 +152,12 @@ def _autovacuum(settings: dict[str, str]) -> Finding:
 
 def _commits(settings: dict[str, str]) -> Finding:
     if settings["track_activities"] == "on":
-        return Finding("good", "commits", "their outcome can be found if an answer is lost")
+        return Finding("good", "commits", "their outcome can be read if an answer is lost")
     return Finding(
         "warning",
         "commits",
-        "track_activities is off for this role and database: the session of a commit without an "
-        "answer is not found, and the call raises OutcomeUnknownError",
+        "track_activities is off for this role and database: if the answer to a commit is lost, "
+        "its session is not found, and the call raises OutcomeUnknownError",
         "ALTER ROLE ... SET track_activities = on, or ALTER DATABASE ... SET, by a superuser",
     )
 
@@ -168,7 +169,7 @@ def _encoding(settings: dict[str, str]) -> Finding:
     return Finding(
         "bad",
         "encoding",
-        f"the database is in {encoding}: texts that it cannot hold are refused",
+        f"the encoding of the database is {encoding}, and texts that do not fit it are refused",
         "CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE template0, and replaydb copy into it",
     )
 
@@ -185,32 +186,32 @@ def _limits(connection: Connection) -> Iterator[Finding]:
             f"ALTER ROLE ... SET {row.name} = 0, or ALTER DATABASE ... SET",
         )
     if not short:
-        yield Finding("good", "limits", "none ends statements, locks or transactions early")
+        yield Finding("good", "limits", "no timeout ends statements or transactions early")
 
 
 def _connections(connection: Connection, settings: dict[str, str]) -> Finding:
     used = connection.execute(_CONNECTIONS).scalar_one()
     most = int(settings["max_connections"]) - int(settings["superuser_reserved_connections"])
-    taken = f"{used} of {most} connections are taken"
+    taken = f"{used} of {most} connections are in use"
     if most - used >= CONNECTIONS_LEFT * most:
         return Finding("good", "connections", taken)
     return Finding(
         "warning",
         "connections",
-        f"{taken}: a process takes up to 50 under load",
-        "raise max_connections, give Store.open a pool_size, or put a PgBouncer between",
+        f"{taken}; a process uses up to 50 under load",
+        "raise max_connections, pass pool_size to Store.open, or use PgBouncer",
     )
 
 
 def _indexes(connection: Connection) -> Finding:
     names = connection.execute(_INVALID, {"tables": _TABLES}).scalars().all()
     if not names:
-        return Finding("good", "indexes", "all of them are valid")
+        return Finding("good", "indexes", "all indexes are valid")
     return Finding(
         "bad",
         "indexes",
-        f"not used, as they were never finished: {', '.join(names)}",
-        f"REINDEX INDEX CONCURRENTLY {names[0]}, and so for each",
+        f"invalid and not used, because their creation was interrupted: {', '.join(names)}",
+        f"REINDEX INDEX CONCURRENTLY {names[0]}, and the same for each",
     )
 
 
@@ -222,21 +223,21 @@ def _dead_rows(connection: Connection) -> Finding:
     return Finding(
         "warning",
         "dead rows",
-        f"more of them than live ones: {shown}",
-        "see that autovacuum runs and no transaction stays open; at once: VACUUM (ANALYZE)",
+        f"more dead rows than live ones: {shown}",
+        "check that autovacuum runs and no transaction stays open, and run VACUUM (ANALYZE)",
     )
 
 
 def _long_transactions(connection: Connection) -> Finding:
     found = connection.execute(_LONG, {"seconds": LONG_SECONDS}).all()
     if not found:
-        return Finding("good", "transactions", "none has been open for long")
+        return Finding("good", "transactions", "none has been open for an hour")
     first = found[0]
     return Finding(
         "warning",
         "transactions",
-        f"one of {first.usename} is open since {first.seconds / 60:,.0f} minutes ({first.state}): "
-        "dead rows stay for it",
+        f"one of {first.usename} has been open for {first.seconds / 60:,.0f} minutes "
+        f"({first.state}): dead rows cannot be removed",
         f"end the program, or SELECT pg_terminate_backend({first.pid})",
     )
 
@@ -244,38 +245,38 @@ def _long_transactions(connection: Connection) -> Finding:
 def _old_rows(connection: Connection) -> Finding:
     age = connection.execute(_AGE).scalar_one()
     if age < OLD_ROWS:
-        return Finding("good", "row ages", f"{age:,} transactions since all rows were frozen")
+        return Finding("good", "row ages", f"the oldest unfrozen row is {age:,} transactions old")
     return Finding(
         "bad",
         "row ages",
-        f"{age:,} transactions since all rows were frozen: at 2,000,000,000 the server stops",
-        "VACUUM (FREEZE), and find out what keeps autovacuum from it",
+        f"the oldest unfrozen row is {age:,} transactions old: the server stops at 2,000,000,000",
+        "VACUUM (FREEZE), and find out what prevents autovacuum from freezing rows",
     )
 
 
 def _log(connection: Connection, settings: dict[str, str]) -> Finding:
     if not connection.execute(_MAY_SEE_LOG).scalar_one():
-        return Finding("good", "log", "its size is told to members of pg_monitor only")
+        return Finding("good", "log", "its size is visible only to members of pg_monitor")
     size, most = connection.execute(_LOG).scalar_one(), int(settings["max_wal_size"]) << 20
-    shown = f"the write-ahead log has {size / 1e6:,.1f} MB"
+    shown = f"the size of the write-ahead log is {size / 1e6:,.1f} MB"
     if size <= LONG_LOG * most:
         return Finding("good", "log", shown)
     return Finding(
         "warning",
         "log",
-        f"{shown}, more than max_wal_size by far: something holds it back",
-        "see pg_replication_slots for one that nobody reads, and pg_stat_archiver for failures",
+        f"{shown}, far more than max_wal_size: something prevents its removal",
+        "check pg_replication_slots for an unused slot, and pg_stat_archiver for failures",
     )
 
 
 def _storage(connection: Connection) -> Iterator[Finding]:
     storage = connection.execute(_STORAGE).scalar_one_or_none()
     if storage == "e":
-        yield Finding("good", "payloads", "they are stored as they are")
+        yield Finding("good", "payloads", "the server stores them uncompressed")
     elif storage is not None:
         yield Finding(
             "warning",
             "payloads",
-            "the server compresses them, which holds up each put and read",
+            "the server compresses them, which slows down every put and read",
             "ALTER TABLE payload ALTER COLUMN data SET STORAGE EXTERNAL",
         )

@@ -1,4 +1,4 @@
-"""Whether a PostgreSQL transaction whose COMMIT was not answered was committed.
+"""Proof of whether a PostgreSQL transaction was committed, if the answer to its COMMIT was lost.
 
 Each connection that writes has a row in the table `commit_proof`. The first statement of each of
 its transactions sets the number of the transaction in that row. So the number is committed if and
@@ -10,14 +10,14 @@ and compares the number. The number that it finds is final:
   for that lock, even if the row itself is not committed yet, and under READ COMMITTED it then reads
   the newest number.
 - The proof does not depend on which server answers. A server that took over, or that recovered from
-  a crash or a backup, has the number exactly if it has the rest of the transaction. It has replayed
-  all of the old log that it will ever replay before it accepts a write. A standby, which may still
-  receive the COMMIT, refuses to lock rows.
-- The question writes and is committed itself, after the transaction that it asks about. Its own
-  COMMIT is answered when both are as durable as any other commit, for example on a synchronous
-  standby.
+  a crash or a backup, has the number exactly if it has the rest of the transaction. Such a
+  server accepts writes only after it has replayed all of the old log that it can get. A standby,
+  which may still receive the COMMIT, refuses to lock rows.
+- The query that reads the outcome also writes, and is committed after the transaction in question.
+  When its own COMMIT is answered, both transactions are as durable as any other commit. If
+  the server waits for a synchronous standby, both are on that standby.
 
-Transaction ids prove less: a server gives them again after a crash that lost them, and so does a
+Transaction ids prove less: after a crash that lost them, a server assigns them again, and so does a
 standby that is promoted without them.
 
 The same rows show that a server has lost commits, because a backup was restored, or a standby
@@ -59,17 +59,18 @@ from sqlalchemy.sql.elements import Grouping
 from replaydb.database.prepared import Bound, execute, prepared
 from replaydb.database.schema import commit_proof
 
-#: A transaction may end so much later on the server than the call that made it.
+#: The server ends a transaction this long after the deadline of the call that began it.
 SERVER_GRACE_SECONDS = 5.0
-#: A client that hangs inside a transaction must not hold a task's lock for ever.
+#: After this time the server ends a transaction whose client has stalled, to release its locks.
 IDLE_IN_TRANSACTION_SECONDS = 60
-#: Pauses between questions.
+#: Pause between attempts to read an outcome.
 PAUSE_SECONDS = 0.05
-#: Rows of connections that have written nothing for so long are deleted.
+#: Rows of connections that have written nothing for this long are deleted.
 RETENTION = timedelta(days=1)
-#: No question is asked later than this after its transaction began: its row is still there.
-ASKED_WITHIN_SECONDS = RETENTION.total_seconds() / 2
-#: The first version with `transaction_timeout`, which also ends who is stuck in a payload.
+#: An outcome is read at most this long after its transaction began, while its row still exists.
+READABLE_SECONDS = RETENTION.total_seconds() / 2
+#: The first version with `transaction_timeout`, which also ends a client that stalls while it sends
+#: or receives a payload.
 _BOUNDS_TRANSACTIONS = 17
 _KEY = "replaydb_transaction"
 
@@ -80,19 +81,19 @@ class Transaction:
 
     Attributes:
         connection_uid: Key of the row of the connection in `commit_proof`.
-        number: What the transaction has set there; counts the transactions of the connection.
+        number: Number that it has set in the row, counted per connection.
         pid: The server process that runs it.
-        began_at: When it began, by the clock of the server. A process that runs a transaction which
-            began in another microsecond runs another one.
-        asked_by: Time of the event loop after which its row may be gone.
-        earlier: Acknowledged commits that it looked for when it began.
+        began_at: When it began, by the clock of the server, in microseconds. If the same server
+            process runs a transaction with another start time, that is a different one.
+        readable_until: Time of the event loop until which the row is sure to exist.
+        earlier: Acknowledged commits that the server had to have when it began.
     """
 
     connection_uid: UUID
     number: int
     pid: int
     began_at: datetime
-    asked_by: float
+    readable_until: float
     earlier: Mapping[UUID, Commit]
 
 
@@ -108,7 +109,8 @@ class Acknowledged:
 
     If a transaction found a commit when it began, that commit precedes its own in the server's log.
     After the transaction is committed, a server that has it also has the earlier commit, so only
-    the later one is kept. There are at most as many as transactions that ran at the same time.
+    the later one is stored here. The number of stored commits is at most the number of transactions
+    that ran concurrently.
     """
 
     def __init__(self) -> None:
@@ -133,17 +135,17 @@ async def begin(connection: AsyncConnection, seconds: float, acknowledged: Ackno
     earlier = acknowledged.newest
     numbers = list(earlier), [one.number for one in earlier.values()]
     if is_reader(connection):
-        if not earlier:  # a role that only reads may have no right to read `commit_proof`
-            await connection.run_sync(execute, _look(*limit))
+        if not earlier:  # a read-only role may not be allowed to read `commit_proof`
+            await connection.run_sync(execute, _set_limits(*limit))
             return True
-        row = await _row(connection, _look_back(*limit, *numbers))
+        row = await _row(connection, _find_commits(*limit, *numbers))
         return _has_all(row, earlier)
     known: Transaction | None = connection.info.get(_KEY)
     uid, number = (uuid4(), 1) if known is None else (known.connection_uid, known.number + 1)
-    asked_by = asyncio.get_running_loop().time() + ASKED_WITHIN_SECONDS
+    readable_until = asyncio.get_running_loop().time() + READABLE_SECONDS
     row = await _row(connection, _begin(uid, number, *limit, *numbers))
-    connection.info[_KEY] = Transaction(uid, number, row.pid, row.began_at, asked_by, earlier)
-    if known is None:  # so there are never many more than connections were made in that time
+    connection.info[_KEY] = Transaction(uid, number, row.pid, row.began_at, readable_until, earlier)
+    if known is None:  # a new row: delete old ones, so that their number stays limited
         await connection.run_sync(execute, _delete_unused(RETENTION))
     return _has_all(row, earlier)
 
@@ -155,46 +157,45 @@ def _has_all(row: Any, earlier: Mapping[UUID, Commit]) -> bool:
 
 
 def is_reader(connection: AsyncConnection) -> bool:
-    """Whether its transactions cannot write."""
+    """Whether the transactions of a connection are read-only."""
     return bool(connection.sync_engine.get_execution_options().get("postgresql_readonly"))
 
 
 def transaction_of(connection: AsyncConnection) -> Transaction:
-    """The transaction that `begin` began."""
+    """Return the transaction that `begin` began."""
     transaction: Transaction = connection.info[_KEY]
     return transaction
 
 
 async def was_committed(engine: AsyncEngine, transaction: Transaction, end: float) -> bool:
-    """Ask until a server that accepts writes answers.
+    """Return whether a transaction was committed. Retry until a server that accepts writes answers.
 
-    A transaction that is still in progress belongs to a session that has lost its client, or will
-    wait for it in vain: it is ended.
+    If the transaction is still in progress, its session has lost its client and is terminated.
 
     Args:
-        engine: READ COMMITTED, with connections to whichever server is the primary now.
-        transaction: Of a connection that is not used any more.
-        end: When to give up, a time of the event loop.
+        engine: A READ COMMITTED engine that connects to the current primary.
+        transaction: A transaction of a connection that is no longer used.
+        end: Deadline, a time of the event loop.
 
     Raises:
-        TimeoutError: No server has answered. Its cause is why, if anything was raised.
+        TimeoutError: No server has answered. Its cause is the last error, if there was one.
     """
     failed: Exception | None = None
-    end = min(end, transaction.asked_by)
+    end = min(end, transaction.readable_until)
     try:
         async with asyncio.timeout_at(end):
             while True:
                 try:
                     async with engine.connect() as connection:
-                        return await _ask(connection, transaction, end)
-                except Exception as error:  # it starts, recovers, is a standby, is not there
+                        return await _read_outcome(connection, transaction, end)
+                except Exception as error:  # it is unreachable, starting, recovering or a standby
                     failed = error
                 await asyncio.sleep(PAUSE_SECONDS)
     except TimeoutError as error:
         raise error from failed
 
 
-async def _ask(connection: AsyncConnection, transaction: Transaction, end: float) -> bool:
+async def _read_outcome(connection: AsyncConnection, transaction: Transaction, end: float) -> bool:
     limit = await _limit(connection, end - asyncio.get_running_loop().time())
     ended = _end_transaction(transaction.pid, transaction.began_at, *limit)
     await connection.run_sync(execute, ended)
@@ -204,13 +205,17 @@ async def _ask(connection: AsyncConnection, transaction: Transaction, end: float
 
 
 async def _row(connection: AsyncConnection, statement: Bound[Any]) -> Any:
-    """The row that a statement returns."""
+    """Return the row that a statement returns."""
     rows: Any = await connection.run_sync(execute, statement)
     return rows[0]
 
 
 async def _limit(connection: AsyncConnection, seconds: float) -> tuple[str, str]:
-    """The setting that bounds a transaction, and its value; before version 17 there is none."""
+    """Return the setting that limits a transaction, and its value.
+
+    Servers before version 17 have no such setting. For them, return the limit on idle time, which
+    every transaction sets.
+    """
     driver: Any = (await connection.get_raw_connection()).driver_connection
     if driver.get_server_version().major < _BOUNDS_TRANSACTIONS:
         return _IDLENESS
@@ -218,13 +223,13 @@ async def _limit(connection: AsyncConnection, seconds: float) -> tuple[str, str]
 
 
 _IDLENESS = ("idle_in_transaction_session_timeout", str(1000 * IDLE_IN_TRANSACTION_SECONDS))
-#: Of the transaction, not of the session: behind a PgBouncer there is none.
+#: Set for the transaction, because a client has no session of its own behind PgBouncer.
 BOUND_IDLENESS = func.set_config(*_IDLENESS, True)
 _NEVER = 0
 
 
 def _num_found(uids: Any, numbers: Any) -> ColumnElement[int]:
-    """Count the connections whose number, when the statement begins, is at least the given one."""
+    """Count the connections whose number is at least the given one when the statement begins."""
     # SQL requires parentheses around a CAST that is indexed; SQLAlchemy does not add them.
     uids, numbers = cast(uids, ARRAY(Uuid)), Grouping(cast(numbers, ARRAY(BigInteger)))
     uid, number = commit_proof.c.connection_uid, commit_proof.c.transaction_number
@@ -254,19 +259,19 @@ def _begin(uid: Any, number: Any, setting: Any, limit: Any, uids: Any, numbers: 
 
 
 @prepared
-def _look(setting: Any, limit: Any) -> Select[Any]:
+def _set_limits(setting: Any, limit: Any) -> Select[Any]:
     return select(BOUND_IDLENESS, func.set_config(setting, limit, True))
 
 
 @prepared
-def _look_back(setting: Any, limit: Any, uids: Any, numbers: Any) -> Select[Any]:
-    look = _look.build(setting, limit)
-    return look.add_columns(func.now().label("began_at"), _num_found(uids, numbers))
+def _find_commits(setting: Any, limit: Any, uids: Any, numbers: Any) -> Select[Any]:
+    set_limits = _set_limits.build(setting, limit)
+    return set_limits.add_columns(func.now().label("began_at"), _num_found(uids, numbers))
 
 
 @prepared
 def _lock(uid: Any) -> Insert:
-    """Lock the row of a connection, which need not be there, and read the number in it."""
+    """Lock the row of a connection, inserting it if it does not exist, and read its number."""
     added = insert(commit_proof).values(
         connection_uid=uid, transaction_number=_NEVER, written_at=func.now()
     )
@@ -281,7 +286,7 @@ _ACTIVITY = table("pg_stat_activity", column("pid"), column("xact_start"))
 
 @prepared
 def _end_transaction(pid: Any, began_at: Any, setting: Any, limit: Any) -> Select[Any]:
-    """End the session that runs it, if any: not one that only has the same process id."""
+    """Terminate the session that runs a transaction, but no other with the same process id."""
     ended = select(func.count(func.pg_terminate_backend(_ACTIVITY.c.pid))).where(
         _ACTIVITY.c.pid == pid, _ACTIVITY.c.xact_start == began_at
     )
@@ -290,7 +295,7 @@ def _end_transaction(pid: Any, began_at: Any, setting: Any, limit: Any) -> Selec
 
 @prepared
 def _delete_unused(age: Any) -> Delete:
-    """Delete old rows, except those that are locked: their connections are in use after all."""
+    """Delete old rows, except locked ones, whose connections are still in use."""
     old = commit_proof.c.written_at < func.now() - cast(age, Interval)
     unused = select(commit_proof.c.connection_uid).where(old).with_for_update(skip_locked=True)
     return delete(commit_proof).where(commit_proof.c.connection_uid.in_(unused))

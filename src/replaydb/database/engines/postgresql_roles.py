@@ -1,4 +1,4 @@
-"""Roles of PostgreSQL, each with the least that it needs."""
+"""PostgreSQL roles for analysts, writers and trainers, each with the privileges that it needs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from sqlalchemy.schema import ExecutableDDLElement
 from sqlalchemy.sql.compiler import DDLCompiler
 
 Privilege = Literal["SELECT", "INSERT", "UPDATE", "DELETE"]
-#: Columns that may be changed; none named: all of them.
+#: For each privilege on a table its columns; an empty sequence means all columns.
 Rights = Mapping[str, Mapping[Privilege, Sequence[str]]]
 
-#: What whoever comes by does for all: leases and deadlines that are over are ended, groups expire
-#: and are evicted, history is trimmed. To lock a row takes the right to change a column of it.
-#: Every transaction writes to `commit_proof`.
-_UPKEEP: Rights = {
+#: Every process that writes does maintenance: it ends expired leases and deadlines, expires and
+#: evicts groups, and trims history. A row lock requires the UPDATE privilege on a column. Every
+#: write transaction writes to `commit_proof`.
+_MAINTENANCE: Rights = {
     "run": {"INSERT": ()},
     "buffer": {"UPDATE": ("limited_inserts", "limited_samples", "pending_tags")},
     "task": {"UPDATE": ()},
@@ -34,18 +34,18 @@ _UPKEEP: Rights = {
     "commit_proof": {"INSERT": (), "UPDATE": (), "DELETE": ()},
 }
 
-#: What roles may do beside reading, by the endings of their names.
+#: Privileges of the roles in addition to reading, by the suffix of their names.
 RIGHTS: Mapping[str, Sequence[Rights]] = {
     "analyst": (),
     "writer": (
-        _UPKEEP,
+        _MAINTENANCE,
         {
             name: {"INSERT": ()}
             for name in ("task", "episode_group", "payload", "transcript", "episode", "pack")
         },
     ),
     "trainer": (
-        _UPKEEP,
+        _MAINTENANCE,
         {"buffer": {"UPDATE": ("policy_version", "policy_lineage")}},
         {name: {"INSERT": ()} for name in ("draw", "draw_group", "policy_change")},
     ),
@@ -53,14 +53,14 @@ RIGHTS: Mapping[str, Sequence[Rights]] = {
 
 
 class create_role(ExecutableDDLElement):
-    """A role that nobody logs in as: others are made members of it."""
+    """Create a role that cannot log in. Users become members of it."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
 
 class revoke_all(ExecutableDDLElement):
-    """Take back what a role was granted of the tables of a schema."""
+    """Revoke all privileges of a role on the tables of a schema."""
 
     def __init__(self, schema: str, role: str) -> None:
         self.schema = schema
@@ -68,7 +68,7 @@ class revoke_all(ExecutableDDLElement):
 
 
 class grant_schema(ExecutableDDLElement):
-    """Let a role see a schema."""
+    """Let a role use a schema."""
 
     def __init__(self, schema: str, role: str) -> None:
         self.schema = schema
@@ -76,7 +76,7 @@ class grant_schema(ExecutableDDLElement):
 
 
 class grant_ids(ExecutableDDLElement):
-    """Let a role read sequences (SELECT), or take ids from them for what it inserts (USAGE)."""
+    """Let a role read sequences (SELECT), or generate ids for the rows it inserts (USAGE)."""
 
     def __init__(self, privilege: Literal["SELECT", "USAGE"], schema: str, role: str) -> None:
         self.privilege = privilege
@@ -85,7 +85,7 @@ class grant_ids(ExecutableDDLElement):
 
 
 class grant(ExecutableDDLElement):
-    """Let a role do something with a table, or with some of its columns."""
+    """Grant a role a privilege on a table, or on some of its columns."""
 
     def __init__(
         self, privilege: Privilege, columns: Sequence[str], table_name: str, role: str
@@ -134,12 +134,12 @@ _ROLES = select(_NAME).select_from(table("pg_roles", _NAME))
 def statements(
     connection: Connection, prefix: str, tables: Sequence[str]
 ) -> Iterator[ExecutableDDLElement]:
-    """What makes the roles, or brings them in line.
+    """Yield the statements that create the roles or update their privileges.
 
     Args:
-        connection: To look for those that there are, and for the schema.
-        prefix: What their names begin with.
-        tables: Names of tables and views that all of them may read.
+        connection: To read the existing roles and the current schema.
+        prefix: Prefix of the names of the roles.
+        tables: Names of tables and views that all roles may read.
     """
     known = set(connection.scalars(_ROLES))
     schema = str(connection.scalar(select(func.current_schema())))

@@ -1,4 +1,4 @@
-"""Sequences of PostgreSQL that generate ids, and errors about keys that rows already have."""
+"""PostgreSQL sequences that generate ids, and the explanation of unique violations."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ from replaydb.database.schema import GENERATED, episode_group, metadata
 UNIQUE_VIOLATION = "23505"
 
 _GENERATED_KEYS = {one.primary_key.name for one in GENERATED}
-#: Keys that callers choose, which another transaction may take first. A sequence gives each id to
-#: one transaction: if a row has it already, the sequence is behind, and a retry would only hide it.
+#: Keys that callers choose, which another transaction may use first. In contrast, a sequence never
+#: generates an id twice: if a row has it already, the sequence is behind, and a retry would hide
+#: that.
 _CHOSEN_KEYS = {
     key.name
     for one in metadata.tables.values()
@@ -43,14 +44,14 @@ _CHOSEN_KEYS = {
 
 
 def _sequence_of(name: str) -> str:
-    """The sequence that BIGSERIAL makes for the ids of a table."""
+    """Return the name of the sequence that BIGSERIAL creates for the ids of a table."""
     return f"{name}_id_seq"
 
 
 def _last_id(name: str) -> ColumnElement[int]:
     last, is_called = column("last_value", BigInteger()), column("is_called", Boolean())
     sequence = table(_sequence_of(name), last, is_called)
-    # Until it is called, its value is the first id that it will generate.
+    # Before the first call, `last_value` is the first id that the sequence will generate.
     return select(case((is_called, last), else_=last - 1)).select_from(sequence).scalar_subquery()
 
 
@@ -67,7 +68,7 @@ _GROUP_IDS = schema.Sequence(_sequence_of(episode_group.name), data_type=BigInte
 
 
 def last_ids(connection: Connection) -> dict[str, int | None]:
-    """Return the last id that each sequence has generated, of those that the user may read."""
+    """Return the last generated id of each table whose sequence the user may read."""
     [readable] = execute(connection, _READABLE)
     names = [name for name, is_readable in readable._asdict().items() if is_readable]
     if not names:
@@ -77,18 +78,19 @@ def last_ids(connection: Connection) -> dict[str, int | None]:
 
 
 def advance(connection: Connection, ids: Mapping[str, int]) -> None:
-    """Let sequences continue after ids, by table, unless they are past them."""
+    """Let sequences continue after these ids, by table, unless they are past them."""
     for name, value in ids.items():
-        # One statement: other transactions may use the sequence meanwhile.
+        # In one statement, because other transactions use the sequence at the same time.
         setval = func.setval(cast(_sequence_of(name), REGCLASS), value)
         connection.execute(select(setval).where(_LAST_IDS[name] < value))
 
 
 @prepared
 def new_group_ids(count: BindParameter[int]) -> Select[Any]:
-    """Generated `ids` for groups, and whether a group has one of them (`is_taken`).
+    """Generate `ids` for groups, and select whether a group already has one (`is_taken`).
 
-    As an array: with a row for each the planner would read the whole table for many of them.
+    The ids are an array. With a row for each, the planner would scan the whole table if there are
+    many.
     """
     ids = func.array_agg(_GROUP_IDS.next_value(), type_=ARRAY(BigInteger)).label("ids")
     new = select(ids).select_from(func.generate_series(1, cast(count, Integer))).subquery("new")
@@ -97,30 +99,30 @@ def new_group_ids(count: BindParameter[int]) -> Select[Any]:
 
 
 def is_race(error: BaseException | None) -> bool:
-    """Whether a unique violation may be about a key that another transaction has just taken."""
+    """Whether a unique violation may be about a key that another transaction has just used."""
     return _violated(error)[1] in _CHOSEN_KEYS
 
 
 def explain(error: BaseException | None) -> str:
-    """Say what to do about a unique violation that retries do not help with."""
+    """Return the message for a unique violation that a retry does not resolve."""
     name, constraint = _violated(error)
     if constraint in _GENERATED_KEYS:
         return explain_behind(name)
     return (
-        f"table {name}: {error}, and retries do not help; run `replaydb doctor`, which finds "
-        "constraints that are not replaydb's, and `replaydb verify`"
+        f"table {name}: {error}, and a retry does not resolve it; run `replaydb doctor`, which "
+        "finds constraints that are not replaydb's, and `replaydb verify`"
     )
 
 
 def explain_behind(name: str | None) -> str:
-    """Say what to do about a sequence that generates ids that rows have."""
+    """Return the message for a sequence that generates ids that rows already have."""
     return (
-        f"the sequence of table {name} is behind its rows and generates ids that these have; "
-        "run `replaydb verify --repair`"
+        f"the sequence of table {name} is behind its rows and generates ids that they already "
+        "have; run `replaydb verify --repair`"
     )
 
 
 def _violated(error: BaseException | None) -> tuple[str | None, str | None]:
-    """The table and the constraint that an error of the driver is about."""
+    """Return the table and the constraint of a unique violation."""
     cause = getattr(error, "__cause__", None) or error
     return getattr(cause, "table_name", None), getattr(cause, "constraint_name", None)

@@ -1,4 +1,4 @@
-"""The expressions of `expressions.py` as PostgreSQL has them."""
+"""Compilation of the expressions of `expressions.py` for PostgreSQL."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from replaydb.database.expressions import (
 
 
 class rewrite_table(ExecutableDDLElement):
-    """Write a table and its indexes anew, without the space of rows that are gone."""
+    """Rewrite a table and its indexes without the space of deleted rows."""
 
     def __init__(self, table: Table) -> None:
         self.table = table
@@ -47,7 +47,7 @@ def _compile_among(element: among, compiler: SQLCompiler, **kw: Any) -> str:
 
 @compiles(comes_after, "postgresql")
 def _compile_comes_after(element: comes_after, compiler: SQLCompiler, **kw: Any) -> str:
-    """Where one column is a constant, it may walk the primary key instead."""
+    """Compare rows. For `column = value` the planner might scan the primary key instead."""
     column, value, id_column, last = (compiler.process(one, **kw) for one in element.clauses)
     return f"(({column}, {id_column}) > ({value}, {last}) AND {column} <= {value})"
 
@@ -60,7 +60,7 @@ def _compile_comes_before(element: comes_before, compiler: SQLCompiler, **kw: An
 
 @compiles(as_stored, "postgresql")
 def _compile_as_stored(element: as_stored, compiler: SQLCompiler, **kw: Any) -> str:
-    return compiler.process(element.clauses, **kw)  # the server holds what is no JSON back
+    return compiler.process(element.clauses, **kw)  # the server stores only valid JSON
 
 
 @compiles(json_as_stored, "postgresql")
@@ -76,7 +76,7 @@ def _compile_seconds_between(element: seconds_between, compiler: SQLCompiler, **
 
 @compiles(json_part, "postgresql")
 def _compile_json_part(element: json_part, compiler: SQLCompiler, **kw: Any) -> str:
-    """Each step by `->`, which takes a text for an object's key only, an integer for an array's."""
+    """Take each step with `->`. A text selects only from objects, an integer only from arrays."""
     path = " -> ".join(compiler.process(clause, **kw) for clause in element.clauses)
     return f"CASE {_JSON_KINDS[type(element)].format(f'({path})')} END"
 

@@ -1,4 +1,4 @@
-"""What differs between SQLite and PostgreSQL, as one Protocol; everything else is shared."""
+"""Protocol of a database engine: everything that differs between SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -18,71 +18,73 @@ from replaydb.results import Finding
 Durability = Literal["process", "full"]
 
 T = TypeVar("T")
-#: Statements, and what is done with their rows; it waits for nothing but its connection.
+#: Runs statements and processes their rows. It may wait only for its connection.
 Work = Callable[[Connection], T]
 
 
 class LostRaceError(Exception):
-    """Raised by work that finds that others were quicker: it is to be run again."""
+    """Raised by work if another transaction was faster: the work must be run again."""
 
 
 class Backend(Protocol):
     """One database engine.
 
-    Engines made here emit their own BEGIN, so a transaction is one `connection.begin()`:
-    a writer's is exclusive where the engine has one writer, a reader's is a snapshot.
+    The SQLAlchemy engines made here emit their own BEGIN, so `connection.begin()` begins a
+    transaction. One of a reader has a snapshot. One of a writer is exclusive if the engine allows
+    only one writer.
     """
 
-    #: Whether nothing may be written.
+    #: Whether writes are refused.
     read_only: bool
-    #: Whether a call has one connection only: a draw then reads its payloads before it commits.
+    #: Whether a call may use only one connection. A draw then reads its payloads before it commits.
     has_one_connection: bool
-    #: A draw of no more reads its payloads before it commits, too: to hold its locks for so long is
-    #: cheaper than a snapshot.
+    #: A draw of at most this many bytes also reads its payloads before it commits: holding its
+    #: locks for that time costs less than a snapshot.
     small_draw_bytes: int
-    #: Whether what is committed survives a power cut, as far as that is up to this process.
+    #: Whether this process makes commits survive a power cut, as far as it can.
     syncs: bool
-    #: Transactions that may write at once; the others wait in the order they came.
+    #: Transactions that may write at the same time. Others wait in order of arrival.
     concurrent_writes: int
-    #: Draws that may have a reader at once; some are left for everybody else.
+    #: Draws that may use a reader at the same time. Other reads use the remaining readers.
     concurrent_draws: int
-    #: For how long the lock must be free for others who wait for it to find it so.
+    #: Pause between two transactions of a call, so that others that wait for a lock can get it.
     turn_seconds: float
 
     @property
     def settling_seconds(self) -> float:
-        """What it may take beyond its end to find out what became of a commit."""
+        """How long after its deadline a call may still determine the outcome of its commit."""
 
     @property
     def shown(self) -> str:
-        """The URL as it may be shown: without passwords."""
+        """The URL for messages, without passwords."""
 
     @property
     def file(self) -> Path | None:
-        """The file that holds the database, which may be made without asking; None: a server."""
+        """The file of the database, which opening a store may create; None for a server."""
 
     def is_new_file(self) -> bool:
         """Whether the database is a file that does not exist yet, or is empty."""
         ...
 
     def writer_engine(self) -> AsyncEngine:
-        """Connections for read-write transactions."""
+        """Return an engine for read-write transactions."""
 
     def reader_engine(self) -> AsyncEngine:
-        """Connections for read-only snapshots: every statement of one sees the same data."""
+        """Return an engine for read-only transactions, each of which reads one snapshot."""
 
     def migration_engine(self) -> AsyncEngine:
-        """Connections on which tables may be rebuilt without touching their children."""
+        """Return an engine on which a table can be rebuilt without deleting its child rows."""
 
     async def begin(self, connection: AsyncConnection, end: float) -> None:
-        """Begin the transaction, which the database itself undoes some time after `end`.
+        """Begin a transaction, which the database itself rolls back some time after `end`.
 
-        Raises an error of an outage where the connection turns out to be dead, and TimeoutError
-        where it did not begin by `end`.
+        Raises:
+            TimeoutError: It did not begin by `end`.
+            Exception: The connection is dead; `is_outage` is true for the error.
         """
 
     async def run(self, connection: AsyncConnection, work: Work[T], end: float) -> T:
-        """Run work, in the thread that is best for it.
+        """Run work in the best thread for this engine.
 
         Raises:
             TimeoutError: It was not done by `end`, a time of the event loop.
@@ -93,84 +95,86 @@ class Backend(Protocol):
         connection: AsyncConnection,
         work: Work[T],
         end: float,
-        hear_by: float,
+        answer_by: float,
         *,
         unless: Callable[[T], bool] | None = None,
     ) -> T:
-        """Run work, and commit, in one go; unless that is not to be yet, by what work returned."""
+        """Run work and commit, in one step. Do not commit if `unless` is true for the result."""
 
-    async def commit(self, connection: AsyncConnection, end: float, hear_by: float) -> None:
-        """Commit; returns only if it was done, and raises an outage only if it was not.
+    async def commit(self, connection: AsyncConnection, end: float, answer_by: float) -> None:
+        """Commit. Returns only if committed, and raises an outage only if not.
 
-        Where the answer has not come by `hear_by`, it is asked for, for some time after `end`.
+        If there is no answer by `answer_by`, the outcome is read on another connection, for some
+        time after `end`.
 
         Raises:
-            OutcomeUnknownError: Nobody can be asked whether it was.
+            OutcomeUnknownError: The outcome could not be read in time.
         """
 
     async def abandon(self, connection: AsyncConnection) -> None:
-        """Roll back; a connection that does not answer is cut off. Never fails."""
+        """Roll back. A connection that does not answer is terminated. Never fails."""
 
     def cut_off(self, driver_connection: Any) -> None:
-        """End a connection at once, whatever it is doing; who waits for it gets an error."""
+        """Terminate a connection at once. A call that waits for it gets an error."""
 
     def signal(self, watched: Callable[[AsyncEngine], AsyncEngine]) -> Signal:
-        """Tells waiting coroutines, also of other processes, that something was committed.
+        """Return the signal that wakes waiting coroutines, also of other processes, after commits.
 
-        An engine of its own is to be `watched`, so that its connections can be cut off.
+        An engine that the signal creates is passed to `watched`, so that its connections can be
+        terminated.
         """
 
     def translate(self, error: BaseException) -> ReplayDBError | None:
-        """The typed error for what a driver raised; None where it is not the driver's."""
+        """Return the typed error for an error of the driver; None for other errors."""
 
     def is_conflict(self, error: BaseException) -> bool:
-        """Whether the transaction lost a race, left nothing behind and may simply run again."""
+        """Whether the transaction lost a race and was rolled back, so that it can be run again."""
 
     def is_outage(self, error: BaseException) -> bool:
-        """Whether the database, or the way to it, was gone, and may come back by itself."""
+        """Whether the database or the network was unavailable, and may recover by itself."""
 
     async def check_target(self) -> None:
-        """Refuse, before anything is opened, what cannot work (such as a file on NFS)."""
+        """Refuse a target that cannot work, such as a file on NFS, before anything is opened."""
 
     def examine(self, connection: Connection) -> list[Finding]:
-        """What is good, and what is not, of the engine and the database. Reads only."""
+        """Return the findings of a health check of the engine and the database. Reads only."""
 
     def damage(self, connection: Connection) -> list[tuple[str, str]]:
-        """Where the engine finds that its pages, indexes or values can not be right, and why."""
+        """Return where the engine finds damaged pages, indexes or values, and what is wrong."""
 
     def check_roles(self) -> None:
-        """Raise `NotSupportedError` where nobody has a role."""
+        """Raise `NotSupportedError` if the engine has no roles."""
 
     def role_statements(
         self, connection: Connection, prefix: str, tables: Sequence[str]
     ) -> list[ExecutableDDLElement]:
-        """What makes the roles that operators give to users, who may all read these tables."""
+        """Return the statements that create roles for users. All of them may read these tables."""
 
     async def lock_schema(self, connection: AsyncConnection) -> None:
-        """Let one migration run at a time, until the transaction ends."""
+        """Let only one migration run until the transaction ends."""
 
     def share_schema(self, connection: Connection) -> None:
-        """Keep whoever would lock the schema waiting, until the transaction ends."""
+        """Block `lock_schema` of other transactions until the transaction ends."""
 
     async def check_integrity(self, connection: AsyncConnection) -> None:
-        """Inside a migration's transaction: raise where rows refer to rows that are gone."""
+        """Raise if rows refer to rows that do not exist. Called in a migration's transaction."""
 
     async def size(self) -> int:
-        """Bytes that the tables take where they are stored, indexes and free space included."""
+        """Return the bytes that the tables take on disk, including indexes and free space."""
         ...
 
     async def vacuum(self) -> None:
-        """Write the tables anew, without the space of rows that are gone; others wait.
+        """Rewrite the tables without the space of deleted rows. Other transactions wait.
 
         Raises:
             DatabaseError: The driver's error, typed.
         """
 
     def now(self, connection: Connection) -> datetime:
-        """The time that leases and deadlines go by, the same for every client."""
+        """Return the time for leases and deadlines, from one clock for all clients."""
 
     def allocate_group_ids(self, connection: Connection, count: int) -> Sequence[int]:
-        """Ids for new groups, ascending, never given twice."""
+        """Return ascending ids for new groups, none of which is ever returned again."""
 
     def last_ids(self, connection: Connection) -> dict[str, int | None]:
         """Return the last generated id of each table of `schema.GENERATED`, 0 before the first.
@@ -183,4 +187,4 @@ class Backend(Protocol):
         """Generate only ids after these, by table. Sequences that are past them do not change."""
 
     def read_payloads(self, connection: Connection, ids: Sequence[int]) -> list[dict[str, Any]]:
-        """Rows of `payload` of some groups, their `data` as bytes or as a view of them."""
+        """Return the rows of `payload` of groups, with `data` as bytes or as a view of bytes."""

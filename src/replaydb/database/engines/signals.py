@@ -1,7 +1,7 @@
-"""How a waiting coroutine learns that something was committed, here or in another process.
+"""Signals that wake waiting coroutines after a commit of this process or another one.
 
-A signal is a hint: it may come late or twice, and waiting is bounded by `RECHECK_SECONDS` even
-if it never comes. What is true is only ever read from the tables.
+A signal is a hint: it may come late, twice or never, so a wait ends after `RECHECK_SECONDS`. The
+state is always read from the tables.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from replaydb.cancellation import to_the_end
+from replaydb.cancellation import run_to_completion
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ RECHECK_SECONDS = 1.0
 
 
 class Signal(ABC):
-    """Wakes everybody who waits; nothing runs while nobody does."""
+    """Wakes all waiting coroutines. It watches other processes only while one waits."""
 
     def __init__(self) -> None:
         self._next = asyncio.Event()
@@ -29,7 +29,7 @@ class Signal(ABC):
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[None]:
-        """Watch for commits of other processes until the block ends."""
+        """Keep a watch for commits of other processes running until the block ends."""
         self._listeners += 1
         try:
             yield
@@ -39,26 +39,26 @@ class Signal(ABC):
                 await self._stop_watching()
 
     def ticket(self) -> asyncio.Event:
-        """Set by the first change from now on: take it before looking, wait on it after."""
+        """Return an event that the next commit sets. Get it before a read, and wait on it after."""
         return self._next
 
     async def wait(self, ticket: asyncio.Event, timeout: float) -> None:
-        """Until the ticket's change, `timeout` seconds or the time to look again anyway."""
+        """Wait until the ticket is set, but at most `timeout` or `RECHECK_SECONDS` seconds."""
         if self._source is None or self._source.done():
             self._source = asyncio.create_task(self._watch())
             self._source.add_done_callback(_note_end)
-        # Not `wait_for`: in Python 3.11 it loses a cancellation that comes with the change.
+        # Not `wait_for`: in Python 3.11 it loses a cancellation that arrives with the event.
         with suppress(TimeoutError):
             async with asyncio.timeout(min(timeout, RECHECK_SECONDS)):
                 await ticket.wait()
 
     def announce(self) -> None:
-        """Something was committed by this process. Never blocks, never fails."""
+        """Signal a commit of this process. Never blocks and never fails."""
         self._wake()
         self._publish()
 
     async def aclose(self) -> None:
-        """Stop watching; tell others what has not been told yet, and those who wait to look."""
+        """Wake all waiting coroutines, stop watching, and send signals that are still due."""
         self._wake()
         await self._stop_watching()
 
@@ -70,7 +70,7 @@ class Signal(ABC):
         source, self._source = self._source, None
         if source is not None:
             source.cancel()
-            await to_the_end(asyncio.wait([source]))
+            await run_to_completion(asyncio.wait([source]))
 
     @abstractmethod
     async def _watch(self) -> None:
@@ -78,10 +78,10 @@ class Signal(ABC):
 
     @abstractmethod
     def _publish(self) -> None:
-        """Let other processes know."""
+        """Signal a commit to other processes."""
 
 
 def _note_end(source: asyncio.Task[None]) -> None:
-    """Whoever waits looks now and then anyway, and watches anew after that."""
+    """Log the failure of a watch. Waits end after `RECHECK_SECONDS`, and then restart it."""
     if not source.cancelled() and (error := source.exception()) is not None:
-        logger.info("nobody tells of commits of other processes for a while: %s", error)
+        logger.info("signals of commits of other processes were interrupted: %s", error)

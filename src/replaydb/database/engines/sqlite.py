@@ -1,4 +1,4 @@
-"""SQLite: one file, one writer at a time, readers that never wait for it."""
+"""The SQLite engine: one file, one writer at a time, and readers that never wait for it."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from sqlalchemy.pool import AsyncAdaptedQueuePool, ConnectionPoolEntry, NullPool
 from sqlalchemy.schema import ExecutableDDLElement
 from sqlalchemy.util import await_
 
-from replaydb.cancellation import to_the_end
+from replaydb.cancellation import run_to_completion
 from replaydb.database.engines import (
     sqlite_checkup,
     sqlite_damage,
-    sqlite_sql,  # noqa: F401 - how its SQL is written
+    sqlite_sql,  # noqa: F401 - registers the compilation of its SQL
 )
 from replaydb.database.engines.protocol import T, Work
 from replaydb.database.engines.signals import Signal
@@ -59,16 +59,16 @@ from replaydb.errors import (
 )
 from replaydb.results import Finding
 
-#: Connections that read: some for draws, as many for everything else.
+#: Connections for reads: half of them for draws, the others for everything else.
 READERS = 8
-#: How long SQLite itself waits for others, during which a call can be neither ended nor cancelled.
+#: How long SQLite itself waits for a lock. Meanwhile a call cannot be ended or cancelled.
 BUSY_SECONDS = 0.5
-#: How long a writer waits for writers of other processes before it gives up.
+#: How long a writer waits for writers of other processes before it fails.
 LOCK_SECONDS = 60.0
-#: Waiting coroutines look for commits of other processes this often: (at first, when idle).
+#: Interval at which waiting coroutines poll for commits of other processes: at first, when idle.
 WATCH_SECONDS = (0.002, 0.05)
 
-#: Writers wait for each other in `_begin_immediate`, not inside SQLite.
+#: Writers wait for other processes in `_begin_immediate`, not inside SQLite.
 _WAIT_IN_LOOP = "PRAGMA busy_timeout = 0"
 
 _NETWORK_FILESYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "fuse.sshfs",
@@ -80,8 +80,8 @@ class SqliteBackend:
 
     has_one_connection = False
     concurrent_writes = 1
-    small_draw_bytes = 4 << 20  # a millisecond or two
-    turn_seconds = 0.006  # they look every 5 ms: see `_pauses`
+    small_draw_bytes = 4 << 20  # read in one or two milliseconds
+    turn_seconds = 0.006  # waiting writers try every 5 ms: see `_pauses`
     settling_seconds = math.inf  # a commit is always answered
 
     def __init__(
@@ -103,35 +103,35 @@ class SqliteBackend:
 
     @property
     def shown(self) -> str:
-        """There is nothing to hide."""
+        """The URL. It has no password."""
         return self._url.set(drivername="sqlite").render_as_string()
 
     @property
     def file(self) -> Path:
-        """The database."""
+        """The file of the database."""
         return self._path
 
     def is_new_file(self) -> bool:
-        """As the file system has it."""
+        """Whether the file does not exist or is empty."""
         return self._file.is_new()
 
     def writer_engine(self) -> AsyncEngine:
-        """One connection, for which the writers of this process take turns."""
+        """Return an engine with one connection, which the writers of this process share."""
         return self._engine(
             self._pragmas(_WAIT_IN_LOOP),
             begin=_begin_immediate,
             poolclass=AsyncAdaptedQueuePool,
             pool_size=1,
             max_overflow=0,
-            pool_timeout=None,  # the call has an end
+            pool_timeout=None,  # the call has a deadline
         )
 
     def reader_engine(self) -> AsyncEngine:
-        """A few connections that cannot write."""
+        """Return an engine with a few connections that cannot write."""
         return self._engine(
             [
                 *(() if self.read_only else self._pragmas()),
-                # Payloads pass through it once: what is in the processor's cache is large enough.
+                # Payloads are read once: a page cache that fits into the processor's is enough.
                 "PRAGMA cache_size = -256",
                 "PRAGMA query_only = ON",
             ],
@@ -143,7 +143,7 @@ class SqliteBackend:
         )
 
     def migration_engine(self) -> AsyncEngine:
-        """Foreign keys are off: rebuilding a table would otherwise delete its children."""
+        """Return an engine without foreign keys: rebuilding a table would delete its child rows."""
         return self._engine(
             self._pragmas("PRAGMA foreign_keys = OFF", _WAIT_IN_LOOP),
             begin=_begin_immediate,
@@ -152,10 +152,10 @@ class SqliteBackend:
         )
 
     async def begin(self, connection: AsyncConnection, end: float) -> None:
-        """Nothing yet: BEGIN goes along with the first statement."""
+        """Do nothing yet: BEGIN runs with the first statement."""
 
     async def run(self, connection: AsyncConnection, work: Work[T], end: float) -> T:
-        """All of it in the thread of the connection: a hop costs more than most statements."""
+        """Run work in the thread of the connection: a hop costs more than most statements."""
         return await _driver_of(connection).run(connection.run_sync(work), end)
 
     async def finish(
@@ -163,11 +163,11 @@ class SqliteBackend:
         connection: AsyncConnection,
         work: Work[T],
         end: float,
-        hear_by: float,
+        answer_by: float,
         *,
         unless: Callable[[T], bool] | None = None,
     ) -> T:
-        """COMMIT goes along too."""
+        """Run work and COMMIT in the thread of the connection."""
 
         def whole(connection: Connection) -> T:
             result = work(connection)
@@ -177,25 +177,25 @@ class SqliteBackend:
 
         return await self.run(connection, whole, end)
 
-    async def commit(self, connection: AsyncConnection, end: float, hear_by: float) -> None:
-        """Nothing can come between a commit and its answer."""
+    async def commit(self, connection: AsyncConnection, end: float, answer_by: float) -> None:
+        """Commit. The answer to it cannot be lost."""
         await connection.commit()
 
     async def abandon(self, connection: AsyncConnection) -> None:
-        """A file always answers."""
+        """Roll back. A file always answers."""
         with suppress(Exception):  # the error that led here matters more
             await connection.rollback()
 
     def cut_off(self, driver_connection: Any) -> None:
-        """Interrupt the statement."""
+        """Interrupt the statement that runs, and run no more."""
         cast("EagerConnection", driver_connection).cut_off()
 
     def signal(self, watched: Callable[[AsyncEngine], AsyncEngine]) -> Signal:
-        """Watches the file's change counter."""
+        """Return a signal that polls the change counter of the file."""
         return _SqliteSignal(self._file)
 
     def translate(self, error: BaseException) -> ReplayDBError | None:
-        """By the error's name, never by its text."""
+        """Choose the type by the error's name, never by its text."""
         cause = error.orig if isinstance(error, DBAPIError) else error
         name = getattr(cause, "sqlite_errorname", None)
         if isinstance(cause, MemoryError):
@@ -203,11 +203,11 @@ class SqliteBackend:
         if isinstance(cause, OSError):
             return DatabaseUnavailableError(f"{self._path}: {cause.strerror or cause}")
         if name is None:
-            # Damage in a file comes back as it is: JSON that is none, text that is not UTF-8.
+            # Damage in a file raises such errors: invalid JSON, or text that is not UTF-8.
             damage = isinstance(cause, sqlite3.Error | json.JSONDecodeError | UnicodeDecodeError)
             return DatabaseError(f"{self._path}: {cause}") if damage else None
         kind: type[DatabaseError] = DatabaseError
-        if name in ("SQLITE_FULL", "SQLITE_IOERR_SHMSIZE"):  # the latter: no room for the -shm
+        if name in ("SQLITE_FULL", "SQLITE_IOERR_SHMSIZE"):  # the latter: no space for the -shm
             kind = DatabaseFullError
         elif name.startswith("SQLITE_READONLY"):
             kind = DatabaseReadOnlyError
@@ -216,17 +216,17 @@ class SqliteBackend:
         return kind(f"{self._path}: {cause} ({name})")
 
     def is_conflict(self, error: BaseException) -> bool:
-        """Never: a writer that has begun is alone."""
+        """Return False: after its BEGIN there is no other writer."""
         return False
 
     def is_outage(self, error: BaseException) -> bool:
-        """Another process was in the way: rarely, when it recovers or resets the log."""
+        """Whether another process blocked the call, as while it resets or recovers the log."""
         cause = error.orig if isinstance(error, DBAPIError) else error
         name = getattr(cause, "sqlite_errorname", None) or ""
         return name.startswith(("SQLITE_BUSY", "SQLITE_PROTOCOL"))
 
     async def check_target(self) -> None:
-        """WAL needs shared memory, which network filesystems do not have."""
+        """Refuse network filesystems. WAL needs shared memory, which they do not provide."""
         try:
             kind = await asyncio.to_thread(_filesystem_of, self._path)
         except RuntimeError as error:
@@ -238,47 +238,47 @@ class SqliteBackend:
             )
 
     def examine(self, connection: Connection) -> list[Finding]:
-        """The library, the file, its log and its disk."""
+        """Check the library, the file, its log and its disk."""
         return list(sqlite_checkup.findings(connection, self._path))
 
     def damage(self, connection: Connection) -> list[tuple[str, str]]:
-        """By its own check; and values of other kinds than their columns, which it takes."""
+        """Run SQLite's own check, and find values that their columns cannot have."""
         return list(sqlite_damage.damage(connection))
 
     def check_roles(self) -> None:
-        """The file system says who may do what."""
+        """Raise: a file has permissions instead of roles."""
         raise NotSupportedError(
-            f"{self._path}: a file has no roles; its permissions say who may read and write it, "
-            "and Store.open(url, read_only=True) only looks"
+            f"{self._path}: SQLite has no roles; set the permissions of the file, or open it with "
+            "Store.open(url, read_only=True)"
         )
 
     def role_statements(
         self, connection: Connection, prefix: str, tables: Sequence[str]
     ) -> list[ExecutableDDLElement]:
-        """There are none."""
+        """Return nothing: there are no roles."""
         return []
 
     async def lock_schema(self, connection: AsyncConnection) -> None:
-        """Nothing to do: BEGIN IMMEDIATE already let one writer in."""
+        """Do nothing: BEGIN IMMEDIATE excludes other writers."""
 
     def share_schema(self, connection: Connection) -> None:
-        """Nothing to do: whoever writes is alone."""
+        """Do nothing: a write transaction excludes other writers."""
 
     async def check_integrity(self, connection: AsyncConnection) -> None:
-        """What foreign keys would have refused, had they been on."""
+        """Check the foreign keys, which were off."""
         broken = (await connection.exec_driver_sql("PRAGMA foreign_key_check")).all()
         if broken:
             raise DatabaseError(
-                f"{self._path}: {len(broken)} rows would refer to rows that are gone, "
+                f"{self._path}: {len(broken)} rows would refer to rows that do not exist, "
                 f"the first in table {broken[0][0]!r}"
             )
 
     async def size(self) -> int:
-        """The file, and commits that have not been moved into it."""
+        """Return the size of the file and of its write-ahead log."""
         return await asyncio.to_thread(self._file.size)
 
     async def vacuum(self) -> None:
-        """The whole file; it shrinks when the log that this leaves is moved into it."""
+        """Rewrite the file. It shrinks when the write-ahead log is checkpointed."""
         connect = partial(self._file.connect, timeout=LOCK_SECONDS)
         try:
             connection = await EagerConnection.open(connect, _begin_deferred)
@@ -289,26 +289,26 @@ class SqliteBackend:
                 connection.cut_off()
                 raise
             finally:
-                await to_the_end(connection.close())
+                await run_to_completion(connection.close())
         except sqlite3.Error as error:
             raise self.translate(error) or error from error
 
     def now(self, connection: Connection) -> datetime:
-        """This machine's: every client of the file is on it."""
+        """Return the time of this machine, which all clients of the file share."""
         return datetime.now(UTC)
 
     def allocate_group_ids(self, connection: Connection, count: int) -> Sequence[int]:
-        """As AUTOINCREMENT does: after its own counter and the largest id, if that is larger."""
+        """Return the ids after AUTOINCREMENT's counter and after the largest id of a group."""
         last = connection.scalar(_LAST_GROUP_ID) or 0
         return range(last + 1, last + 1 + count)
 
     def last_ids(self, connection: Connection) -> dict[str, int | None]:
-        """AUTOINCREMENT's own counters; a table has one from its first row on."""
+        """Read AUTOINCREMENT's counters. A table has one once it has had a row."""
         last = {row.name: row.seq for row in execute(connection, _LAST_IDS)}
         return {one.name: last.get(one.name, 0) if one in _COUNTED else None for one in GENERATED}
 
     def advance_sequences(self, connection: Connection, ids: Mapping[str, int]) -> None:
-        """The same counters."""
+        """Advance AUTOINCREMENT's counters."""
         last = self.last_ids(connection)
         for name, value in ids.items():
             if (found := last[name]) is not None and found < value:
@@ -316,7 +316,7 @@ class SqliteBackend:
                 execute(connection, insert(_SEQUENCE).values(name=name, seq=value))
 
     def read_payloads(self, connection: Connection, ids: Sequence[int]) -> list[dict[str, Any]]:
-        """Large ones as blobs."""
+        """Read the rows, with large payloads as blobs."""
         return read_payloads(connection, ids)
 
     def _pragmas(self, *more: str) -> list[str]:
@@ -383,9 +383,9 @@ def _begin_deferred(connection: sqlite3.Connection, check: Callable[[], None]) -
 
 
 def _begin_immediate(connection: sqlite3.Connection, check: Callable[[], None]) -> None:
-    """BEGIN IMMEDIATE, waiting for other processes.
+    """Run BEGIN IMMEDIATE, and wait for writers of other processes.
 
-    Inside SQLite's own busy handler a cancelled coroutine could not end the wait.
+    In SQLite's own busy handler, a cancelled coroutine could not end the wait.
     """
     deadline = time.monotonic() + LOCK_SECONDS
     for pause in _pauses():
@@ -396,7 +396,7 @@ def _begin_immediate(connection: sqlite3.Connection, check: Callable[[], None]) 
                 raise
             if time.monotonic() > deadline:
                 raise DatabaseUnavailableError(
-                    f"another process has had the write lock for {LOCK_SECONDS:g} s (SQLITE_BUSY)"
+                    f"another process has held the write lock for {LOCK_SECONDS:g} s (SQLITE_BUSY)"
                 ) from error
             time.sleep(pause)
             check()
@@ -405,7 +405,7 @@ def _begin_immediate(connection: sqlite3.Connection, check: Callable[[], None]) 
 
 
 def _pauses() -> Iterator[float]:
-    """Seconds, up to 5 ms, with jitter so that waiters do not march in step."""
+    """Yield pauses of up to 5 ms, in seconds, with jitter so that waiting processes spread out."""
     longest = 0.0005
     while True:
         yield random.uniform(longest / 2, longest)  # noqa: S311
@@ -417,7 +417,7 @@ _LAST_IDS = select(_SEQUENCE.c.name, func.max(_SEQUENCE.c.seq).label("seq")).gro
     _SEQUENCE.c.name
 )
 _LAST_GROUP_ID: Select[int] = select(
-    func.max(  # of two values: the larger one
+    func.max(  # with two arguments: the larger one
         func.coalesce(
             select(func.max(_SEQUENCE.c.seq))
             .where(_SEQUENCE.c.name == episode_group.name)
@@ -427,7 +427,7 @@ _LAST_GROUP_ID: Select[int] = select(
         func.coalesce(select(func.max(episode_group.c.id)).scalar_subquery(), 0),
     )
 )
-#: Tables that never generate an id twice, whatever is deleted.
+#: Tables that never generate an id twice, even after deletions.
 _COUNTED = frozenset(one for one in GENERATED if one.dialect_options["sqlite"]["autoincrement"])
 
 
@@ -454,19 +454,19 @@ class _SqliteSignal(Signal):
                 seen = version
                 await asyncio.sleep(pause)
         finally:
-            await to_the_end(connection.close())
+            await run_to_completion(connection.close())
 
     def _publish(self) -> None:
-        """The file itself tells."""
+        """Do nothing: a commit changes `PRAGMA data_version`."""
 
 
 def _filesystem_of(path: Path) -> str | None:
-    """Type of the filesystem that holds `path`, where the system lists its mounts."""
+    """Return the type of the filesystem that holds `path`; None if mounts are not listed."""
     try:
         mounts = Path("/proc/self/mounts").read_text(encoding="utf8").splitlines()
     except OSError:
         return None
-    resolved = Path(os.path.realpath(path))  # which does not fail where links form a loop
+    resolved = Path(os.path.realpath(path))  # does not fail on a loop of links
     best, kind = -1, None
     for mount in mounts:
         _, point, filesystem, *_ = mount.split(" ")

@@ -1,4 +1,4 @@
-"""What may be wrong with SQLite here, or with the file of a database."""
+"""Health check of the SQLite library and of a database file, for `replaydb doctor`."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from sqlalchemy import Connection
 
 from replaydb.results import Finding
 
-#: Of the last two lines of releases that were mended before it was known: from which patch on.
-_MENDED_EARLIER = {(3, 44): 6, (3, 50): 7}
-_MENDED = (3, 51, 3)
+#: Earlier release branches with the fix of the WAL-reset bug, and their first patch that has it.
+_FIXED_EARLIER = {(3, 44): 6, (3, 50): 7}
+_FIXED = (3, 51, 3)
 
 GB = 1 << 30
-#: Free space on the disk below which nothing can be relied on.
+#: Free space on the disk below which puts are likely to fail.
 LEAST_FREE = GB // 4
-#: A log that has become so long is not moved into the file any more: somebody reads all the time.
+#: A log this long is no longer checkpointed, because some transaction is always reading.
 LONG_LOG = GB // 4
-#: Free pages that are worth giving back: so many bytes, and this part of the file.
+#: Free pages that are worth a vacuum: more bytes than this, and more than this share of the file.
 MUCH_FREE, FREE_SHARE = GB // 16, 0.5
 PAGE_SIZE = 16384
 
 
 def findings(connection: Connection, path: Path) -> Iterator[Finding]:
-    """What is good, and what is not, of the library, the file and its disk."""
+    """Yield the findings about the library, the file and its disk."""
     yield _library(connection)
     yield _journal(connection)
     yield _pages(connection)
@@ -38,14 +38,14 @@ def findings(connection: Connection, path: Path) -> Iterator[Finding]:
 def _library(connection: Connection) -> Finding:
     text = str(connection.exec_driver_sql("SELECT sqlite_version()").scalar_one())
     major, minor, patch = (int(part) for part in text.split(".")[:3])
-    mended_at = _MENDED_EARLIER.get((major, minor))
-    if (major, minor, patch) >= _MENDED or (mended_at is not None and patch >= mended_at):
+    fixed_at = _FIXED_EARLIER.get((major, minor))
+    if (major, minor, patch) >= _FIXED or (fixed_at is not None and patch >= fixed_at):
         return Finding("good", "SQLite", text)
     return Finding(
         "warning",
         "SQLite",
-        f"{text} can, very rarely, damage a file that several processes write "
-        "(the WAL-reset fault, sqlite.org/wal.html)",
+        f"{text} can, very rarely, corrupt a file that several processes write "
+        "(the WAL-reset bug, sqlite.org/wal.html)",
         "use a Python with SQLite 3.51.3, 3.50.7 or 3.44.6, or newer; until then keep backups",
     )
 
@@ -53,12 +53,12 @@ def _library(connection: Connection) -> Finding:
 def _journal(connection: Connection) -> Finding:
     mode = connection.exec_driver_sql("PRAGMA journal_mode").scalar_one()
     if mode == "wal":
-        return Finding("good", "journal", "a write-ahead log: who reads waits for nobody")
+        return Finding("good", "journal", "a write-ahead log: readers do not wait for writers")
     return Finding(
         "warning",
         "journal",
-        f"journal_mode is {mode}: who reads and who writes wait for each other",
-        "open the store once to write, which makes it a write-ahead log, and let nobody change it",
+        f"journal_mode is {mode}: readers and writers wait for each other",
+        "open the store once for writing, which sets it to wal, and do not change it",
     )
 
 
@@ -71,15 +71,15 @@ def _pages(connection: Connection) -> Finding:
         return Finding(
             "warning",
             "file",
-            f"{_mb(free * size)} of {_mb(pages * size)} hold nothing: they are used again, "
-            "but not given back",
-            "if the space is needed elsewhere: replaydb vacuum",
+            f"{_mb(free * size)} of {_mb(pages * size)} are free: SQLite reuses this space, but "
+            "does not shrink the file",
+            "to return the space to the file system, run replaydb vacuum",
         )
     if size != PAGE_SIZE:
         return Finding(
             "warning",
             "file",
-            f"its pages have {size} bytes: payloads are read faster from pages of {PAGE_SIZE}",
+            f"its page size is {size} bytes: payloads are read faster from pages of {PAGE_SIZE}",
             "replaydb copy into a new file",
         )
     return Finding("good", "file", f"{_mb(pages * size)}, of which {_mb(free * size)} are free")
@@ -89,12 +89,12 @@ def _log(path: Path) -> Finding:
     log = path.with_name(f"{path.name}-wal")
     size = log.stat().st_size if log.exists() else 0
     if size <= LONG_LOG:
-        return Finding("good", "log", f"{_mb(size)} are still to be moved into the file")
+        return Finding("good", "log", f"{_mb(size)} are not checkpointed into the file yet")
     return Finding(
         "warning",
         "log",
-        f"{log.name} has {_mb(size)}: somebody has been reading without a break",
-        "end the program that has a transaction open; the next commits then shorten it",
+        f"the size of {log.name} is {_mb(size)}: some transaction is always reading",
+        "end the program that keeps a transaction open; later commits then shorten the log",
     )
 
 
@@ -105,27 +105,27 @@ def _disk(path: Path) -> Finding:
             "bad",
             "disk",
             f"{_mb(free)} are free: puts are about to fail",
-            "make room, or move the store; replaydb prune and vacuum free some of its own",
+            "free space on the disk, with replaydb prune and vacuum too, or move the store",
         )
     if free < path.stat().st_size:
         return Finding(
             "warning",
             "disk",
-            f"{_mb(free)} are free, less than the file has: neither a vacuum nor a copy would fit",
-            "make room before either is needed",
+            f"{_mb(free)} are free, less than the size of the file: a vacuum or copy does not fit",
+            "free space before you need either",
         )
     return Finding("good", "disk", f"{_mb(free)} are free")
 
 
 def _rights(path: Path) -> Finding:
-    as_who = os.access in os.supports_effective_ids
-    if all(os.access(one, os.W_OK, effective_ids=as_who) for one in (path, path.parent)):
+    effective_ids = os.access in os.supports_effective_ids
+    if all(os.access(one, os.W_OK, effective_ids=effective_ids) for one in (path, path.parent)):
         return Finding("good", "rights", "this user may write")
     return Finding(
         "warning",
         "rights",
-        "this user may only read: SQLite writes the file, and a log beside it",
-        "whoever puts or draws needs to write both the file and its folder",
+        "this user may only read: SQLite writes to the file and to a log beside it",
+        "to put or draw, give the user write permission on the file and on its folder",
     )
 
 

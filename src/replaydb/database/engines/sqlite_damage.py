@@ -1,4 +1,4 @@
-"""What SQLite's own check finds, and values of other kinds than their columns, which it takes."""
+"""Damage in a SQLite file: SQLite's own check, and values that their columns cannot have."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from sqlalchemy import (
 from replaydb.database.column_types import GeneratedText, UtcDateTime, is_json
 from replaydb.database.schema import metadata
 
-#: Rows of a table that are told.
+#: At most this many rows of a table are reported.
 MOST_ROWS = 1000
 
 
 def damage(connection: Connection) -> Iterator[tuple[str, str]]:
-    """Where something is wrong, and what."""
+    """Yield where the file is damaged, and what is wrong."""
     for (message,) in connection.exec_driver_sql("PRAGMA integrity_check"):
         if message != "ok":
             yield "the file", str(message)
     for one in metadata.sorted_tables:
         if len(one.primary_key):  # views have none
-            yield from _misplaced(connection, one)
+            yield from _mistyped(connection, one)
 
 
-def _misplaced(connection: Connection, of: Table) -> Iterator[tuple[str, str]]:
-    """Rows in which something is of another kind than its column."""
-    wrong = {one.name: test for one in of.columns if (test := _is_other(one)) is not None}
-    keys = [func.quote(key) for key in of.primary_key]  # as it is: it may be what is wrong
+def _mistyped(connection: Connection, of: Table) -> Iterator[tuple[str, str]]:
+    """Yield the rows of a table with values that their columns cannot have."""
+    wrong = {one.name: test for one in of.columns if (test := _is_mistyped(one)) is not None}
+    keys = [func.quote(key) for key in of.primary_key]  # literally: the key may be damaged
     rows = connection.execute(
         select(*keys, *wrong.values()).where(or_(*wrong.values())).limit(MOST_ROWS)
     )
@@ -49,11 +49,11 @@ def _misplaced(connection: Connection, of: Table) -> Iterator[tuple[str, str]]:
         named = zip(of.primary_key, key, strict=True)
         where = ", ".join(f"{column.name} {value}" for column, value in named)
         names = [name for name, is_wrong in zip(wrong, flags, strict=True) if is_wrong]
-        yield f"table {of.name}, {where}", f"{', '.join(names)}: no value of its column"
+        yield f"table {of.name}, {where}", f"{', '.join(names)}: not a valid value of the column"
 
 
-def _is_other(one: Column[object]) -> ColumnElement[bool] | None:
-    """Whether a value is none that a column can have; None: this is looked at elsewhere."""
+def _is_mistyped(one: Column[object]) -> ColumnElement[bool] | None:
+    """Return whether a column has an invalid value; None if its type is checked elsewhere."""
     found = func.typeof(one)
     match one.type:
         case kind if is_json(kind):

@@ -1,4 +1,4 @@
-"""aiosqlite with one hop to its thread for a statement, or none within a transaction."""
+"""aiosqlite connections with one thread hop per statement, or one per transaction."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import aiosqlite
 from sqlalchemy.dialects.sqlite.aiosqlite import AsyncAdapt_aiosqlite_connection
 from sqlalchemy.util import await_
 
-from replaydb.cancellation import to_the_end
+from replaydb.cancellation import run_to_completion
 from replaydb.errors import DatabaseUnavailableError
 from replaydb.memory import take
 
 T = TypeVar("T")
 
-#: Bytes of a blob that are read at once: few enough to be in the processor's cache still when they
-#: are copied to where they stay.
+#: Bytes of a blob that are read at once: few enough to be still in the processor's cache when they
+#: are copied to their destination.
 BLOB_CHUNK = 1 << 16
 
-#: Begins a transaction, in the thread of the connection. Where it has to wait for somebody, it
-#: calls its second argument now and then, which raises when the wait is to end.
+#: Begins a transaction, in the thread of the connection. While it waits for a lock, it calls its
+#: second argument regularly, which raises if the wait must end.
 Begin = Callable[[sqlite3.Connection, Callable[[], None]], None]
 
 
@@ -33,11 +33,11 @@ class _StoppedError(Exception):
 
 
 class EagerConnection(aiosqlite.Connection):
-    """A connection whose cursors run a statement and read all its rows in one go.
+    """A connection whose cursors run a statement and fetch all its rows in one thread hop.
 
-    A hop costs more than most of our statements (`docs/benchmarks.md`), and SQLAlchemy, which
-    reads all rows anyway, takes one each to make a cursor, execute, fetch and close. There is no
-    streaming: read long tables in pages.
+    A hop costs more than most of our statements (`docs/benchmarks.md`). SQLAlchemy's own driver
+    needs one each to create a cursor, execute, fetch and close, and reads all rows anyway. There is
+    no streaming: read long tables in pages.
     """
 
     _begin: Begin
@@ -58,43 +58,43 @@ class EagerConnection(aiosqlite.Connection):
         connection._thread.daemon = True
         try:
             connection._thread.start()
-        except RuntimeError as error:  # there is no other sign of it
+        except RuntimeError as error:  # it has no more specific type
             raise DatabaseUnavailableError(f"no connection can be opened: {error}") from error
         try:
             await connection._connect()
         except BaseException:
-            # aiosqlite does not wait for its thread, which may outlive the event loop it tells.
+            # aiosqlite does not wait for its thread, which might report to a closed event loop.
             if (ending := connection.stop()) is not None:
-                await to_the_end(asyncio.wait([ending]))
+                await run_to_completion(asyncio.wait([ending]))
             raise
         return connection
 
     def begin_soon(self) -> None:
-        """A transaction begins; BEGIN itself goes along with its first statement."""
+        """Begin a transaction. BEGIN itself runs with its first statement."""
         self._is_to_begin = True
-        if not self.is_here:  # there `run` may have been stopped
+        if not self.is_here:  # in the thread, `run` may have been stopped
             self._stopped = False
 
     async def commit(self) -> None:
-        """Keep what was done."""
+        """Commit the transaction."""
         self._is_to_begin = False
         await self.in_thread(self._conn.commit)
 
     async def rollback(self) -> None:
-        """Undo what is open, if anything is: the pool asks after every transaction.
+        """Roll back an open transaction. The pool calls this after every transaction.
 
-        A connection whose statement was cancelled, and may still run, is closed and not asked.
+        A connection whose statement was cancelled, and may still run, is closed instead.
         """
         self._is_to_begin = False
         if self._conn.in_transaction:
             await self.in_thread(self._conn.rollback)
 
     async def run(self, coroutine: Coroutine[Any, Any, T], end: float) -> T:
-        """Run a coroutine that waits for nothing but this connection, all of it in its thread.
+        """Run a coroutine in the thread of the connection. It may wait only for this connection.
 
-        Its statements then need no hop at all. Who cancels, or whose time is up, interrupts the
-        statement that runs and waits until the thread is out of it: nobody may touch a connection
-        that another thread uses.
+        Its statements need no further hops. A cancellation or a timeout interrupts the running
+        statement and waits until the thread has left it, because a connection must not be used by
+        two threads.
 
         Raises:
             TimeoutError: It was stopped at `end`, a time of the event loop.
@@ -113,23 +113,23 @@ class EagerConnection(aiosqlite.Connection):
                 raise TimeoutError
         try:
             return running.result()
-        except _StoppedError:  # the database was cut off
+        except _StoppedError:  # `cut_off` was called
             raise TimeoutError from None
 
     def stop(self) -> asyncio.Future[Any] | None:
-        """End the thread, once: after that nothing it is asked to do is ever answered."""
+        """End the thread, only once: calls that are sent to it later would never be answered."""
         if not self._ended:
             self._ended = True
             self._ending = super().stop()
         return self._ending
 
     def cut_off(self) -> None:
-        """Let what runs fail, and nothing more be run."""
+        """Interrupt the running statement, and refuse further ones."""
         self._stopped = True
         self._conn.interrupt()
 
     def read_blob(self, table: str, column: str, rowid: int) -> memoryview:
-        """A blob, in the thread of the connection."""
+        """Read a blob. Call this in the thread of the connection."""
         self._check()
         with self._conn.blobopen(table, column, rowid, readonly=True) as blob:
             data = take(len(blob))
@@ -143,7 +143,7 @@ class EagerConnection(aiosqlite.Connection):
         return threading.current_thread() is self._thread
 
     async def in_thread(self, work: Callable[..., object], *arguments: Any) -> None:
-        """Do something in the thread of the connection, which may be this one."""
+        """Run a function in the thread of the connection, which may be the current thread."""
         if self.is_here:
             work(*arguments)
             return
@@ -154,7 +154,11 @@ class EagerConnection(aiosqlite.Connection):
             raise
 
     def sql_cursor(self) -> sqlite3.Cursor:
-        """A cursor, in the thread: the transaction begins, unless nobody waits for it any more."""
+        """Return a cursor, and begin the transaction if necessary. Call this in the thread.
+
+        Raises:
+            _StoppedError: The transaction was cancelled.
+        """
         self._check()
         if self._is_to_begin:
             self._begin(self._conn, self._check)
@@ -166,7 +170,7 @@ class EagerConnection(aiosqlite.Connection):
         while not running.done():
             with suppress(asyncio.CancelledError):
                 await asyncio.wait([running])
-        running.exception()  # seen: who is cancelled is told of that instead
+        running.exception()  # retrieved: the caller gets the cancellation or the timeout instead
 
     def _check(self) -> None:
         if self._stopped:
@@ -174,17 +178,17 @@ class EagerConnection(aiosqlite.Connection):
 
 
 class AdaptedConnection(AsyncAdapt_aiosqlite_connection):
-    """The connection as SQLAlchemy has it."""
+    """Adapter of the connection for SQLAlchemy."""
 
     __slots__ = ()
 
     def cursor(self, server_side: bool = False) -> Any:
-        """One that has all its rows as soon as it has executed."""
+        """Return a cursor that has fetched all its rows when `execute` returns."""
         return _Cursor(self, self.driver_connection)
 
 
 class _Cursor:
-    """What SQLAlchemy, or who goes past it, asks of a cursor of the Python DB-API."""
+    """The methods of a DB-API cursor that SQLAlchemy and `prepared` use."""
 
     arraysize = 1
     description: Any = None
@@ -214,10 +218,10 @@ class _Cursor:
         return self._rows.pop(0) if self._rows else None
 
     def close(self) -> None:
-        """It was closed in its thread."""
+        """Do nothing: the cursor was closed in its thread."""
 
     async def _async_soft_close(self) -> None:
-        """The same, when SQLAlchemy asks."""
+        """Do nothing, as `close`."""
 
     def _in_thread(self, *call: Any) -> None:
         if self._connection.is_here:
@@ -241,7 +245,7 @@ class _Cursor:
 
 
 def _finish(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that never has to wait."""
+    """Run a coroutine that never waits."""
     try:
         coroutine.send(None)
     except StopIteration as end:

@@ -1,4 +1,4 @@
-"""The file of a SQLite database: opening it, and finding out what it holds without its locks."""
+"""The file of a SQLite database: opening it, and reading its header without taking locks."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from replaydb.errors import (
     NotSupportedError,
 )
 
-#: How many files an error names.
+#: At most this many files are named in an error.
 _SHOWN_FILES = 5
 
 
 class DatabaseFile:
-    """A file, the same one for all connections of a store.
+    """The file that all connections of a store use.
 
     Attributes:
-        path: Where it is, absolute: it stays the same when the process goes to another folder.
-        is_immutable: Whether it had to be read as one that does not change. SQLite then looks for
-            no changes: a connection is to be used once, so that the next one sees them.
+        path: Absolute path, which does not depend on the current folder of the process.
+        is_immutable: Whether it had to be opened with `immutable=1`. SQLite then does not detect
+            changes, so each connection is used only once and the next one sees them.
     """
 
     def __init__(self, path: Path, *, read_only: bool) -> None:
@@ -40,22 +40,22 @@ class DatabaseFile:
     def connect(
         self, pragmas: Sequence[str] = (), *, timeout: float, create: bool = False
     ) -> GuardedConnection:
-        """Open it.
+        """Open a connection.
 
         Args:
             pragmas: Statements that configure the connection.
             timeout: Seconds to wait inside SQLite for locks.
-            create: Make it if it is not there.
+            create: Create the file if it does not exist.
 
         Raises:
-            DatabaseUnavailableError: There is no such file or folder, it is not a file, or not the
-                same one as before; or one of its files was changed behind SQLite's back.
-            DatabaseReadOnlyError: It cannot be read without writing beside it.
-            NotSupportedError: The filesystem cannot hold a write-ahead log.
-            sqlite3.Error: SQLite's own reasons.
+            DatabaseUnavailableError: The file or its folder does not exist, it is not a file, it is
+                another file than before, or one of its files was changed without SQLite.
+            DatabaseReadOnlyError: It cannot be read without creating files beside it.
+            NotSupportedError: The filesystem does not support a write-ahead log.
+            sqlite3.Error: Any other error of SQLite.
         """
         if not (create and self.is_new()):
-            self._look()
+            self._stat()
         elif not self.path.parent.is_dir():
             raise DatabaseUnavailableError(f"{self.path}: there is no such folder")
         check_usable(self.path)
@@ -66,9 +66,12 @@ class DatabaseFile:
             for pragma in pragmas:
                 row = connection.execute(pragma).fetchone()
                 if "journal_mode" in pragma and row != ("wal",):
-                    raise NotSupportedError(f"{self.path}: this filesystem cannot hold a WAL")
+                    raise NotSupportedError(
+                        f"{self.path}: this filesystem does not support write-ahead logging; use a "
+                        "local disk"
+                    )
             if self._identity is None:
-                found = self._look()
+                found = self._stat()
                 self._identity = found.st_dev, found.st_ino
             connection.guard(self)
         except BaseException:
@@ -77,30 +80,30 @@ class DatabaseFile:
         return connection
 
     def check(self) -> os.stat_result:
-        """Find the file at its path.
+        """Check that the file that was opened is still at its path. Returns its status.
 
         Raises:
-            DatabaseUnavailableError: What was opened is no longer there.
+            DatabaseUnavailableError: It was deleted or replaced.
         """
-        found = self._look()
+        found = self._stat()
         if (found.st_dev, found.st_ino) != self._identity:
             raise DatabaseReplacedError(
-                f"{self.path}: it was replaced by another file while it was open; "
-                "open the store again"
+                f"{self.path}: it was replaced by another file while it was open; close the store "
+                "and open it again"
             )
         return found
 
     def header(self) -> tuple[int, int]:
-        """Read `user_version` and `schema_version` from the file, without what its -wal file has.
+        """Read `user_version` and `schema_version` from the file, ignoring its -wal file.
 
-        Nothing but SQLite may open the file for that: if a process closes any descriptor of a file,
-        POSIX drops all locks that the process has on it, and so those of its other connections.
+        Only SQLite may open the file: when a process closes any descriptor of a file, POSIX drops
+        all locks of the process on it, including those of other SQLite connections.
 
         Raises:
             sqlite3.Error: It is not a database, or cannot be read.
         """
         with closing(self._opened("mode=ro&immutable=1", 0.0)) as connection:
-            # A checkpoint may be writing a larger number of pages than the file has yet.
+            # During a checkpoint, the header may name more pages than the file has.
             connection.execute("PRAGMA writable_schema = ON")
             version, schema = (
                 connection.execute(pragma).fetchone()[0]
@@ -109,10 +112,10 @@ class DatabaseFile:
             return version, schema
 
     def is_new(self) -> bool:
-        """Whether nothing is at the path yet, or an empty file.
+        """Whether the file does not exist or is empty.
 
         Raises:
-            DatabaseUnavailableError: The path cannot be used, such as one that is too long.
+            DatabaseUnavailableError: The path is invalid, for example too long.
         """
         try:
             found = os.stat(self.path)
@@ -123,11 +126,11 @@ class DatabaseFile:
             raise _unusable(self.path, error) from error
 
     def size(self) -> int:
-        """Bytes of it, and of commits that have not been moved into it."""
+        """Return the bytes of the file and of its -wal file."""
         return self.path.stat().st_size + self._num_in_wal()
 
-    def _look(self) -> os.stat_result:
-        """What the system knows of the file."""
+    def _stat(self) -> os.stat_result:
+        """Return the status of the file, or raise if it is not a file."""
         try:
             found = os.stat(self.path)
         except (FileNotFoundError, NotADirectoryError) as error:
@@ -140,7 +143,7 @@ class DatabaseFile:
         return found
 
     def _not_there(self) -> str:
-        """That there is no such file, and which there are: a name is easily misspelt."""
+        """Return the message for a missing file, which names databases in its folder."""
         try:
             files = sorted(path.name for path in self.path.parent.iterdir() if _is_database(path))
         except OSError:
@@ -149,7 +152,7 @@ class DatabaseFile:
         return f"there is no such file{others}"
 
     def _num_in_wal(self) -> int:
-        """Bytes of commits that have not been moved into the file."""
+        """Return the size of the -wal file in bytes; 0 if there is none."""
         with suppress(FileNotFoundError):
             return os.stat(f"{self.path.resolve()}-wal").st_size
         return 0
@@ -159,7 +162,7 @@ class DatabaseFile:
             _uri(self.path, how),
             uri=True,
             timeout=timeout,
-            # The driver's own transactions are off: BEGIN is ours.
+            # Disable the driver's implicit transactions: replaydb runs BEGIN itself.
             isolation_level=None,
             # SQLAlchemy sets attributes from the thread of the event loop.
             check_same_thread=False,
@@ -167,9 +170,10 @@ class DatabaseFile:
         )
 
     def _readable(self, connection: GuardedConnection, timeout: float) -> GuardedConnection:
-        """The connection, or where its folder cannot be written one that needs no file beside it.
+        """Return the connection, or an immutable one if its folder cannot be written.
 
-        While somebody writes, the files beside it are there.
+        While another process writes, the -wal and -shm files exist, and an ordinary connection
+        works.
         """
         try:
             connection.execute("PRAGMA schema_version")
@@ -179,8 +183,8 @@ class DatabaseFile:
                 raise
             if self._num_in_wal():
                 raise DatabaseReadOnlyError(
-                    f"{self.path}: there are commits in its -wal file, which cannot be read where "
-                    "nothing can be written; copy both files to a folder that can be"
+                    f"{self.path}: there are commits in its -wal file, which SQLite cannot read in "
+                    "a folder that is not writable; copy both files to a writable folder"
                 ) from error
         else:
             return connection
@@ -197,9 +201,9 @@ def _uri(path: Path, how: str) -> str:
 
 
 def _is_database(path: Path) -> bool:
-    """Whether it is one, by SQLite's own reading: see `DatabaseFile.header`."""
+    """Whether SQLite can read a file. Only SQLite opens it: see `DatabaseFile.header`."""
     with suppress(OSError, sqlite3.Error):
-        if path.is_file() and path.stat().st_size:  # not a pipe, which would never end
+        if path.is_file() and path.stat().st_size:  # reading a pipe would never end
             with closing(sqlite3.connect(_uri(path, "mode=ro&immutable=1"), uri=True)) as one:
                 one.execute("PRAGMA user_version")
                 return True

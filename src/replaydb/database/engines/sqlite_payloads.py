@@ -1,4 +1,4 @@
-"""Payloads from a SQLite file: small ones with their rows, large ones as blobs."""
+"""Reads of payloads from SQLite: small ones with their rows, large ones as blobs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from replaydb.memory import LEAST_BYTES
 
 
 def read_payloads(connection: Connection, ids: Sequence[int]) -> list[dict[str, Any]]:
-    """Rows of `payload` of some groups.
+    """Return the rows of `payload` of groups.
 
-    The driver makes each value anew, after SQLite has put it together from its pages: megabytes
-    take a third of the time as blobs, which are copied from the pages to where they stay.
+    SQLite assembles the value of a column from its pages, and the driver then copies it. A blob is
+    copied only once, from the pages to its destination. For megabytes this takes a third of the
+    time.
     """
     driver = cast("EagerConnection", connection.connection.driver_connection)
     rows = [row._asdict() for row in execute(connection, _select_small_payloads(ids))]
@@ -31,9 +32,9 @@ def read_payloads(connection: Connection, ids: Sequence[int]) -> list[dict[str, 
 
 @prepared
 def _select_small_payloads(ids: Any) -> Select[Any]:
-    """Parts of the payloads of some groups; of large ones all but their data."""
+    """Select the rows of `payload` of groups, without the data of large ones."""
     data = payload.c.data
-    # Of what is no blob the length says nothing, and it can not be opened as one.
+    # A value of another type cannot be opened as a blob, and its length has another unit.
     is_large = and_(func.typeof(data) == "blob", func.length(data) >= LEAST_BYTES)
     return select(
         *[each for each in payload.c if each is not data],

@@ -1,4 +1,4 @@
-"""The expressions of `expressions.py` as SQLite has them."""
+"""Compilation of the expressions of `expressions.py` for SQLite."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _compile_among(element: among, compiler: SQLCompiler, **kw: Any) -> str:
 
 @compiles(comes_after, "sqlite")
 def _compile_comes_after(element: comes_after, compiler: SQLCompiler, **kw: Any) -> str:
-    """It compares a row by its first column only, where the second is the rowid."""
+    """Compare each column. In a row comparison, SQLite uses no index for the rowid."""
     column, value, id_column, last = (compiler.process(one, **kw) for one in element.clauses)
     return f"({column} = {value} AND {id_column} > {last})"
 
@@ -75,9 +75,9 @@ def _compile_seconds_between(element: seconds_between, compiler: SQLCompiler, **
 
 @compiles(json_part, "sqlite")
 def _compile_json_part(element: json_part, compiler: SQLCompiler, **kw: Any) -> str:
-    """By json_each, whose keys are unescaped; paths of json_extract cannot name every key.
+    """Use json_each, whose keys are unescaped: paths of json_extract cannot name every key.
 
-    What is damaged has no parts, instead of failing whoever asks.
+    Invalid JSON has no parts. It does not make the query fail.
     """
     column, *steps = (compiler.process(clause, **kw) for clause in element.clauses)
     tables = [f"json_each(CASE WHEN json_valid({column}) THEN {column} END) AS part_0"]
@@ -91,7 +91,7 @@ def _compile_json_part(element: json_part, compiler: SQLCompiler, **kw: Any) -> 
     return f"(SELECT {value.format(last)} FROM {', '.join(tables)} WHERE {where})"  # noqa: S608
 
 
-#: What is asked of the row of `json_each`: its value, and whether it is of the kind.
+#: For each kind, the value from a row of `json_each` and the condition that it has the kind.
 _JSON_KINDS = {
     json_text: ("{}.value", "{}.type = 'text'"),
     json_integer: ("{0}.value", "{0}.type = 'integer' AND typeof({0}.value) = 'integer'"),

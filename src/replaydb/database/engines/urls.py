@@ -1,7 +1,7 @@
-"""Database URLs: what may stand in them, and what of it may be shown.
+"""Parsing and validation of database URLs, without showing passwords.
 
-The driver of PostgreSQL reads most of a URL itself. What is done here is what it does otherwise
-than libpq, and what must happen first: refusing what it would misread, and hiding the password.
+The PostgreSQL driver parses most of a URL itself. This module handles what the driver does
+differently from libpq, refuses what the driver would misread, and hides passwords.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ CONNECT_SECONDS = 10.0
 
 _SCHEME = re.compile(r"([A-Za-z]\w*)(?:\+\w+)?://")
 _SECRETS = {"password", "sslpassword"}
-#: Parameters that name a file, which must be there.
+#: Parameters that name a file, which must exist.
 _FILES = {"sslrootcert", "sslcert", "sslkey", "sslcrl", "passfile"}
-#: Parameters of the session, which the server is told.
+#: Parameters of the session, which are sent to the server.
 _SESSION = ("application_name", "options")
 _CHOICES: Mapping[str, tuple[str, ...]] = {
     "sslmode": ("disable", "allow", "prefer", "require", "verify-ca", "verify-full"),
@@ -36,7 +36,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     ),
     "pgbouncer": ("true", "false"),
 }
-#: The others that the driver understands.
+#: Other parameters that the driver supports.
 _OTHERS = {
     *("user", "dbname", "database", "krbsrvname", "gsslib"),
     *("ssl_min_protocol_version", "ssl_max_protocol_version"),
@@ -45,15 +45,15 @@ _KNOWN = {"host", "port", "connect_timeout", *_SECRETS, *_FILES, *_SESSION, *_CH
 
 
 def as_text(url: str | URL) -> str:
-    """The URL as it would be typed, with its password.
+    """Return the URL as text, with its password.
 
     Raises:
-        InvalidURLError: It is neither text nor a URL of SQLAlchemy, or has characters that no
-            engine can be given.
+        InvalidURLError: It is neither text nor a SQLAlchemy URL, or has characters that no engine
+            accepts.
     """
     if not isinstance(url, str | URL):
         raise InvalidURLError("url", EXPECTED, type(url).__name__)
-    with suppress(UnicodeEncodeError):  # which would repeat the password, also as a context
+    with suppress(UnicodeEncodeError):  # its text would show the password, also as a context
         text = url if isinstance(url, str) else url.render_as_string(hide_password=False)
         text.encode()
         if "\0" in text:
@@ -63,20 +63,20 @@ def as_text(url: str | URL) -> str:
 
 
 def engine_of(url: str | URL) -> str:
-    """What stands before `://`, without the driver.
+    """Return the scheme of a URL, without the driver.
 
     Raises:
-        InvalidURLError: It is no URL.
+        InvalidURLError: It is not a URL.
     """
     found = _SCHEME.match(as_text(url))
     if found is None:
-        # The text is not repeated: what is no URL may hold a password.
+        # The text is not repeated, because it may contain a password.
         raise InvalidURLError("url", EXPECTED, "something that is not a URL")
     return found[1].lower()
 
 
 def sqlite_url(url: str | URL) -> URL:
-    """A URL that names a file and nothing else.
+    """Return a URL that names a file and nothing else.
 
     Raises:
         InvalidURLError: It has a host or parameters.
@@ -89,28 +89,29 @@ def sqlite_url(url: str | URL) -> URL:
     if parsed is None:
         raise InvalidURLError("url", expected, "something else")
     if parsed.host or parsed.username or parsed.password:
-        raise InvalidURLError("url", expected, "a host: two slashes where there should be three")
+        raise InvalidURLError("url", expected, "a host: write three slashes instead of two")
     if not parsed.database or parsed.database == ":memory:":
         raise NotSupportedError("an in-memory SQLite database cannot be shared; name a file")
     if "\0" in parsed.database:
         raise InvalidURLError("url", "no NUL character", "one")
-    if "?" in as_text(url):  # also before what SQLAlchemy takes for no parameter: `?mode`
+    if "?" in as_text(url):  # SQLAlchemy would ignore a parameter without a value, as in `?mode`
         raise InvalidURLError("url", f"{expected}, without parameters", "a question mark")
     return parsed
 
 
 @dataclass(frozen=True, slots=True)
 class PostgresqlURL:
-    """Where a PostgreSQL database is, and how to connect.
+    """A parsed PostgreSQL URL.
 
     Attributes:
-        dsn: For the driver: all but hosts, settings and what only we know. Holds the password.
-        hosts: Host or folder of the socket, and port; tried in this order. Empty: as the driver
-            finds them, such as in `PGHOST`.
-        kinds: `target_session_attrs`, each tried on all hosts; None is the driver's default.
-        connect_seconds: For each host; None waits as long as the system does.
+        dsn: URL for the driver, without hosts, settings and replaydb's own parameters. Contains the
+            password.
+        hosts: Hosts, or folders of sockets, with their ports, in the order of attempts. Empty: the
+            driver finds them, such as in `PGHOST`.
+        kinds: Values of `target_session_attrs`, each tried on all hosts; None: driver's default.
+        connect_seconds: Timeout for each host; None: the timeout of the operating system.
         settings: Parameters of the session.
-        through_pgbouncer: Whether a PgBouncer that pools transactions stands between.
+        through_pgbouncer: Whether connections go through a PgBouncer that pools transactions.
         shown: The URL without passwords.
     """
 
@@ -124,24 +125,24 @@ class PostgresqlURL:
 
     @classmethod
     def of(cls, url: str | URL) -> Self:
-        """Take a URL apart.
+        """Parse a URL.
 
         Raises:
-            InvalidURLError: A part cannot be used; no value that may be a password is shown.
+            InvalidURLError: A part is invalid. The error shows no value that may be a password.
         """
         text = as_text(url)
         if "%00" in text:
             raise _refused("no NUL character", "one, as %00")
         parts = _split(text)
-        login, at, places = parts.netloc.rpartition("@")
-        # First: without an @, what looks like parameters may be the end of a password.
-        hosts = _hosts(unquote(place) for place in places.split(","))
+        login, at, addresses = parts.netloc.rpartition("@")
+        # Before the parameters: without an @, they may be the rest of a password.
+        hosts = _hosts(unquote(address) for address in addresses.split(","))
         given = _parameters(parts.query)
         shown_query = {name: value for name, value in given.items() if name not in _SECRETS}
         ports = given.pop("port", "")
         if others := _hosts(given.pop("host", "").split(",")):
             if hosts:
-                raise _refused("hosts in one place", "a host and the parameter 'host'")
+                raise _refused("hosts only once", "a host and the parameter 'host'")
             hosts = others
         kind = given.pop("target_session_attrs", None)
         wait = _seconds(given.pop("connect_timeout", str(CONNECT_SECONDS)))
@@ -157,7 +158,7 @@ class PostgresqlURL:
             settings=settings,
             through_pgbouncer=through_pgbouncer,
             shown=(
-                f"postgresql://{user}{hidden}{at or (hidden and '@')}{places}{parts.path}"
+                f"postgresql://{user}{hidden}{at or (hidden and '@')}{addresses}{parts.path}"
                 f"{_query(shown_query)}"
             ),
         )
@@ -166,16 +167,16 @@ class PostgresqlURL:
 def _split(text: str) -> SplitResult:
     rest = text.partition("://")[2]
     parts = None
-    with suppress(ValueError):  # which would repeat what it is about, also as a context
+    with suppress(ValueError):  # its text would repeat the URL, also as a context
         parts = urlsplit(f"postgresql://{rest}")
     if parts is not None:
-        # A password that holds one of these has been cut in two, and any part may be of it.
+        # A password with one of these characters was split, and any part may belong to it.
         login, at, _ = parts.netloc.rpartition("@")
         if rest.count("@") == len(at) and not set("[]") & set(login) and not parts.fragment:
             return parts
     raise _refused(
         "@ : / ? # [ ] in a user, password or parameter to be percent-encoded (@ as %40)",
-        "one that is not",
+        "a URL in which one is not",
     )
 
 
@@ -184,7 +185,7 @@ def _parameters(query: str) -> dict[str, str]:
     given: dict[str, str] = {}
     for name, value in pairs:
         if name not in _KNOWN:
-            # Behind a password it may be the rest of it.
+            # After a password, the name may be the rest of it.
             hidden = _SECRETS & given.keys()
             shown = (
                 "another (& in a password is %26)"
@@ -197,23 +198,23 @@ def _parameters(query: str) -> dict[str, str]:
         if name in _CHOICES and value not in _CHOICES[name]:
             raise _refused(f"{name} to be one of {', '.join(_CHOICES[name])}", f"another {name}")
         if name in _FILES and not Path(value).is_file():
-            raise _refused(f"{name} to be a file", f"{value!r}, which is none")
+            raise _refused(f"{name} to be an existing file", repr(value))
         given[name] = value
     return given
 
 
-def _hosts(places: Iterable[str]) -> list[tuple[str, int | None]]:
-    """Hosts with the ports that stand behind them."""
+def _hosts(addresses: Iterable[str]) -> list[tuple[str, int | None]]:
+    """Parse addresses into hosts and ports."""
     found = []
-    listed = list(places)
-    for place in listed:
-        if place.startswith("/"):  # the folder of a socket
-            host, port = place, ""
-        elif place.startswith("["):
-            host, _, port = place.removeprefix("[").partition("]")
+    listed = list(addresses)
+    for address in listed:
+        if address.startswith("/"):  # the folder of a socket
+            host, port = address, ""
+        elif address.startswith("["):
+            host, _, port = address.removeprefix("[").partition("]")
             port = port.removeprefix(":")
         else:
-            host, _, port = place.partition(":")
+            host, _, port = address.partition(":")
         if host:
             found.append((host, _port(port)))
         elif port or len(listed) > 1:
@@ -230,16 +231,16 @@ def _with_ports(
     if len(listed) == 1:
         listed *= len(hosts)
     if len(listed) != len(hosts):
-        raise _refused("one port, or as many as hosts", f"{len(listed)} for {len(hosts)} hosts")
+        raise _refused("one port, or one per host", f"{len(listed)} for {len(hosts)} hosts")
     return tuple((host, port or other) for (host, port), other in zip(hosts, listed, strict=True))
 
 
 def _port(text: str) -> int | None:
     if not text:
         return None
-    # Not shown: `postgresql://USER:PASSWORD/DATABASE` has the password there.
+    # Not shown: in `postgresql://USER:PASSWORD/DATABASE` it is the password.
     if not (text.isascii() and text.isdecimal() and 0 < int(text) < 65536):
-        raise _refused("HOST:PORT with a port from 1 to 65535", "something else behind the colon")
+        raise _refused("HOST:PORT with a port from 1 to 65535", "something else after the colon")
     return int(text)
 
 
@@ -248,7 +249,7 @@ def _seconds(text: str) -> float | None:
     with suppress(ValueError):
         wait = float(text)
     if not 0 <= wait < float("inf"):
-        raise _refused("connect_timeout in seconds, 0 for none", repr(text))
+        raise _refused("connect_timeout in seconds, 0 for no limit", repr(text))
     return wait or None
 
 

@@ -1,6 +1,5 @@
-"""What a store does, as functions of a connection: each runs statements in the caller's
-transaction, none begins or ends one.
+"""Operations on a store, as functions of a connection.
 
-Whatever changes groups takes a `LockedBuffer`, got from `locking`; what only reads takes the
-connection.
-"""  # noqa: D205
+Each runs statements in the caller's transaction; none begins or ends one. Functions that change
+groups take a `LockedBuffer` from `locking`; functions that only read take the connection.
+"""

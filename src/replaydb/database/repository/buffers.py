@@ -1,4 +1,4 @@
-"""Runs, buffers and tasks: found by name, made when new."""
+"""Rows of runs, buffers and tasks: lookup by name, and creation."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class BufferRow:
     Attributes:
         id: Its id.
         name: Its name.
-        policy_version: The policy being trained.
-        policy_lineage: The lineage its versions count in; None until a named run advances it.
+        policy_version: Version of the policy being trained.
+        policy_lineage: Lineage of that version; None until a named run advances it.
         limited_inserts: Groups put since the rate limit was set.
         limited_samples: Groups drawn since the rate limit was set.
         settings: Its settings.
-        outside: Whether its payloads are outside the database.
-        pending_tags: Tags whose index is not what the settings say, by name: below which id groups
-            are still to be done.
+        uses_payload_store: Whether new payloads are stored outside the database.
+        pending_tags: Tags whose index is still being filled or emptied. The value is the id below
+            which groups have not been processed.
     """
 
     id: int
@@ -52,17 +52,17 @@ class BufferRow:
     limited_inserts: int
     limited_samples: int
     settings: BufferSettings
-    outside: bool
+    uses_payload_store: bool
     pending_tags: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def indexed_tags(self) -> frozenset[str]:
-        """Tags whose index has every group."""
+        """Tags whose index covers every group."""
         return frozenset(self.settings.indexed_tags) - self.pending_tags.keys()
 
     @classmethod
     def of(cls, row: Any) -> Self:
-        """From the table."""
+        """Convert a row of the table."""
         return cls(
             row.id,
             row.name,
@@ -71,14 +71,14 @@ class BufferRow:
             row.limited_inserts,
             row.limited_samples,
             BufferSettings.from_json(row.settings),
-            bool(row.outside),
+            bool(row.uses_payload_store),
             row.pending_tags or {},
         )
 
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """Identity of a run, and the lineage in which its policy versions count."""
+    """Id of a run, and the lineage of its policy versions."""
 
     id: int
     lineage: str | None
@@ -91,7 +91,7 @@ def find_or_add_run(
     metadata: Mapping[str, Any],
     now: datetime,
 ) -> RunRow:
-    """The run of this name, made if there is none."""
+    """Return the run of this name; create it if it does not exist."""
     rows = execute(connection, select_run(name))
     if rows:
         return RunRow(rows[0].id, rows[0].lineage)
@@ -100,13 +100,13 @@ def find_or_add_run(
 
 
 def find(connection: Connection, name: str) -> BufferRow | None:
-    """The buffer of this name, if there is one."""
+    """Return the buffer of this name; None if it does not exist."""
     rows = execute(connection, select_buffer_named(name))
     return BufferRow.of(rows[0]) if rows else None
 
 
 def create(connection: Connection, name: str, settings: BufferSettings, now: datetime) -> None:
-    """A new, empty buffer at policy version 0."""
+    """Insert an empty buffer at policy version 0."""
     values = {
         "name": name,
         "settings": settings.to_json(),
@@ -119,11 +119,11 @@ def create(connection: Connection, name: str, settings: BufferSettings, now: dat
 
 
 def state(connection: Connection, buffer_id: int, name: str, *, lock: bool = False) -> BufferRow:
-    """Policy version and settings as they are now.
+    """Return the current row of a buffer.
 
     Raises:
-        UnknownBufferError: The buffer was deleted, or its id belongs to another buffer because an
-            older state of the database took over.
+        UnknownBufferError: The buffer was deleted, or its id belongs to another buffer because the
+            database was replaced by an older state.
     """
     statement = lock_buffer if lock else select_buffer
     rows = execute(connection, statement(buffer_id))
@@ -132,13 +132,13 @@ def state(connection: Connection, buffer_id: int, name: str, *, lock: bool = Fal
     return BufferRow.of(rows[0])
 
 
-def pin(connection: Connection, buffer_id: int) -> None:
-    """Let a snapshot begin, which it does with its first statement."""
+def begin_snapshot(connection: Connection, buffer_id: int) -> None:
+    """Run the first statement of a transaction, which takes its snapshot."""
     execute(connection, select_buffer(buffer_id))
 
 
 def save_limits(connection: Connection, state: BufferRow) -> None:
-    """Write back what a locked buffer's rate limit goes by; without a limit nothing is counted."""
+    """Write back the counters of a locked buffer's rate limit, if it has one."""
     if state.settings.rate_limit is not None:
         values = {
             "limited_inserts": state.limited_inserts,
@@ -148,17 +148,17 @@ def save_limits(connection: Connection, state: BufferRow) -> None:
 
 
 def task_names(connection: Connection, buffer_id: int) -> list[str]:
-    """Tasks a buffer has seen."""
+    """Return the names of the tasks of a buffer."""
     return [row.task_name for row in execute(connection, select_task_names(buffer_id))]
 
 
 def ensure_tasks(
     connection: Connection, buffer_id: int, name: str, wanted: Collection[str]
 ) -> None:
-    """Make the tasks that the buffer has not seen. To be called before any task is locked."""
+    """Insert the tasks that the buffer does not have yet. Call it before any task is locked."""
     settings = (state(connection, buffer_id, name, lock=True)).settings
-    seen = task_names(connection, buffer_id)
-    missing = [task_name for task_name in wanted if task_name not in seen]
+    existing = task_names(connection, buffer_id)
+    missing = [task_name for task_name in wanted if task_name not in existing]
     if missing:
         execute_many(
             connection,
@@ -188,18 +188,18 @@ def ensure_tasks(
 
 
 def available(connection: Connection, buffer_id: int) -> dict[str, int]:
-    """Groups of every task that can be drawn, or could be once upkeep has been done."""
+    """Return per task the number of groups that can be drawn now, or could be after maintenance."""
     rows = execute(connection, select_available(buffer_id))
     return {row.task_name: row.num_available + row.num_leased + row.num_pending for row in rows}
 
 
 def buffer_names(connection: Connection) -> list[str]:
-    """Every buffer's name, sorted."""
+    """Return the names of all buffers, sorted."""
     return [row.name for row in execute(connection, select_buffer_names())]
 
 
 def all_buffers(connection: Connection) -> list[BufferInfo]:
-    """Every buffer, by name."""
+    """Return all buffers, sorted by name."""
     rows = execute(connection, select_buffers())
     return [
         BufferInfo(
@@ -214,6 +214,6 @@ def all_buffers(connection: Connection) -> list[BufferInfo]:
 
 
 def all_runs(connection: Connection) -> list[RunInfo]:
-    """Every run, the oldest first."""
+    """Return all runs, oldest first."""
     rows = execute(connection, select_runs())
     return [RunInfo(**row._asdict()) for row in rows]

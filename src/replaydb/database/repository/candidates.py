@@ -1,4 +1,4 @@
-"""Choosing among the rows that a draw has read: arithmetic only."""
+"""Selection among the candidate rows of a draw: arithmetic only, no SQL."""
 
 from __future__ import annotations
 
@@ -9,65 +9,65 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from replaydb.database.repository.portions import Drawn
-from replaydb.database.repository.tasks import TaskAccount
-from replaydb.database.statements.pools import Clock
+from replaydb.database.repository.draw_request import Drawn
+from replaydb.database.repository.tasks import TaskState
+from replaydb.database.statements.candidates import Clock
 from replaydb.episodes import GroupStatus
 from replaydb.policies import Prioritized, SimplePolicy, Uniform
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Rows of one pool in the order of the policy; arrays are [rows].
+    """Rows of one partition in the order of the sampling strategy; arrays are [rows].
 
     Attributes:
-        account: Their task.
+        task: Their task.
         status: Their status.
         ids: Group ids.
         staleness: Their staleness.
-        keys: What the policy sorts by, the smallest first: `orders.sort_key`, or the time from the
-            task's clock to arrival.
+        keys: Sort keys, smallest first: `ordered_reads.sort_key`, or the exponential key minus the
+            task's clock.
         weights: Sampling weights.
-        eligible: False: to be passed over.
-        walked: The clock whose stored arrivals the keys are: what is taken or passed needs new
-            ones. None: the keys are of a column, or were made for this draw.
+        eligible: False: the group is passed over.
+        clock: The clock whose stored keys were read: groups that are taken or passed over need new
+            ones. None: the keys are of a column, or were generated for this draw.
     """
 
-    account: TaskAccount
+    task: TaskState
     status: GroupStatus
     ids: NDArray[np.int64]
     staleness: Sequence[int | None]
     keys: NDArray[np.float64]
     weights: NDArray[np.float64]
     eligible: NDArray[np.bool_]
-    walked: Clock | None
+    clock: Clock | None
 
     @classmethod
     def of(
         cls,
-        account: TaskAccount,
+        task: TaskState,
         status: GroupStatus,
         rows: Sequence[Any],
         keys: NDArray[np.float64],
         *,
         eligible: NDArray[np.bool_] | None = None,
-        walked: Clock | None = None,
+        clock: Clock | None = None,
     ) -> Candidates:
-        """From rows that were read."""
+        """Convert rows; by default all are eligible."""
         return cls(
-            account,
+            task,
             status,
             np.array([row.id for row in rows], np.int64),
             [row.staleness for row in rows],
             keys,
             np.array([row.weight for row in rows], np.float64),
             np.ones(len(rows), np.bool_) if eligible is None else eligible,
-            walked,
+            clock,
         )
 
 
 def first(candidates: Sequence[Candidates], count: int, *, newest_first: bool) -> NDArray[np.int64]:
-    """Positions, in all rows laid end to end, of the first eligible ones, in order."""
+    """Return the positions of the first eligible rows, in order, among all rows concatenated."""
     eligible = np.flatnonzero(np.concatenate([part.eligible for part in candidates]))
     keys = np.concatenate([part.keys for part in candidates])[eligible]
     ids = np.concatenate([part.ids for part in candidates])[eligible]
@@ -75,22 +75,22 @@ def first(candidates: Sequence[Candidates], count: int, *, newest_first: bool) -
 
 
 def elapsed_until(candidates: Iterable[Candidates], chosen: NDArray[np.int64]) -> float:
-    """Time until the last of the arrivals chosen; groups of weight 0 never arrive."""
+    """Return the largest finite key of the rows chosen; keys of groups of weight 0 are infinite."""
     keys = np.concatenate([part.keys for part in candidates])[chosen]
     finite = keys[np.isfinite(keys)]
     return float(finite.max(initial=0.0))
 
 
-def odds(
-    policy: SimplePolicy, accounts: Sequence[TaskAccount], weights: NDArray[np.float64]
+def probabilities_and_weights(
+    policy: SimplePolicy, task_states: Sequence[TaskState], weights: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Probabilities and importance weights of groups of these sampling weights."""
+    """Return the probabilities and importance weights of groups of these sampling weights."""
     ones = np.ones(len(weights))
     match policy:
         case Uniform():
-            return ones / max(1, sum(account.num_available for account in accounts)), ones
+            return ones / max(1, sum(task.num_available for task in task_states)), ones
         case Prioritized():
-            total = sum(account.total_weight for account in accounts)
+            total = sum(task.total_weight for task in task_states)
             drawable = weights > 0.0
             if not drawable.any():
                 return np.zeros(len(weights)), ones
@@ -104,22 +104,26 @@ def odds(
 
 def batch_of(
     policy: SimplePolicy,
-    accounts: Sequence[TaskAccount],
+    task_states: Sequence[TaskState],
     candidates: Sequence[Candidates],
     chosen: NDArray[np.int64],
 ) -> Drawn:
-    """What was chosen, by positions in all rows laid end to end."""
+    """Return the rows chosen, given their positions among all rows concatenated."""
     ids = np.concatenate([part.ids for part in candidates])[chosen].tolist()
     staleness = [value for part in candidates for value in part.staleness]
     weights = np.concatenate([part.weights for part in candidates])[chosen]
-    return Drawn(ids, [staleness[i] for i in chosen], *odds(policy, accounts, weights))
+    return Drawn(
+        ids,
+        [staleness[i] for i in chosen],
+        *probabilities_and_weights(policy, task_states, weights),
+    )
 
 
-def waits(account: TaskAccount, clock: Clock, rows: Sequence[Any]) -> NDArray[np.float64]:
-    """From what the clock shows to the arrival of each row."""
-    return np.array([row.key for row in rows], np.float64) - account.time(clock)
+def remaining_times(task: TaskState, clock: Clock, rows: Sequence[Any]) -> NDArray[np.float64]:
+    """Return the key of each row minus the value of the clock."""
+    return np.array([row.key for row in rows], np.float64) - task.time(clock)
 
 
 def rates(clock: Clock | None, weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """At which rates groups of these weights arrive on a clock."""
+    """Return the rates of the exponential keys of groups of these weights."""
     return weights if clock == "priority" else np.ones(len(weights))

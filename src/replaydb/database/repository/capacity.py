@@ -1,4 +1,4 @@
-"""Keeping a buffer within its capacity: room is made before anything comes in."""
+"""Capacity limits and eviction: space is freed before groups are added."""
 
 from __future__ import annotations
 
@@ -10,41 +10,41 @@ from typing import Any, assert_never
 from sqlalchemy import ColumnElement, Connection
 
 from replaydb.database.column_types import Damaged
-from replaydb.database.repository import aging, buffers, groups, orders, tasks, transitions
-from replaydb.database.repository.candidates import waits
+from replaydb.database.repository import aging, buffers, groups, ordered_reads, tasks, transitions
+from replaydb.database.repository.candidates import remaining_times
 from replaydb.database.repository.locked import LockedBuffer
-from replaydb.database.repository.tasks import TaskAccount
+from replaydb.database.repository.tasks import TaskState
 from replaydb.database.schema import IDLE, group
-from replaydb.database.statements.pools import Order, Pool, order_of
+from replaydb.database.statements.candidates import Order, Partition, order_of
 from replaydb.database.statements.selections import selection
 from replaydb.episodes import GroupStatus
 from replaydb.errors import BufferFullError, InvalidInputError
 from replaydb.policies import Lifo, Uniform
 from replaydb.settings import BufferSettings, Capacity
 
-#: Victims are looked up this many at a time, at least.
+#: Minimum number of groups read at a time to choose victims.
 PAGE = 16
 
-#: Can not be drawn, so they go first, the oldest first, and nothing has to go for them.
-DEAD = (GroupStatus.EXPIRED, GroupStatus.FAILED, GroupStatus.FILTERED)
+#: Groups that can not be drawn: they are evicted first, oldest first, and evict no other groups.
+UNSAMPLABLE = (GroupStatus.EXPIRED, GroupStatus.FAILED, GroupStatus.FILTERED)
 
 
 @dataclass(slots=True)
 class Size:
-    """An amount of what capacity limits."""
+    """Groups, tokens and bytes: the measures that a capacity limits."""
 
     groups: int = 0
     tokens: int = 0
     bytes: int = 0
 
     def add(self, tokens: int, num_bytes: int) -> None:
-        """One group more."""
+        """Add one group."""
         self.groups += 1
         self.tokens += tokens
         self.bytes += num_bytes
 
     def over(self, capacity: Capacity) -> Size:
-        """By how much this exceeds a capacity, in each measure."""
+        """Return by how much this exceeds a capacity, in each measure."""
         return Size(
             *(
                 0 if limit is None else max(0, amount - limit)
@@ -60,32 +60,32 @@ class Size:
         return self.groups > 0 or self.tokens > 0 or self.bytes > 0
 
 
-def make_room(
+def free_space(
     buffer: LockedBuffer,
     incoming: Mapping[str, Size],
     *,
-    spared: Sequence[int] = (),
+    protected: Sequence[int] = (),
     rivals: Collection[int] = (),
 ) -> None:
-    """Evict what it takes for groups of some tasks, which can be drawn, to come in.
+    """Evict groups until new samplable groups of some tasks fit.
 
-    The tasks must be locked; with a capacity of the whole buffer, all its tasks.
+    The tasks must be locked; if the whole buffer has a capacity, all its tasks must be.
 
     Args:
         buffer: The buffer.
-        incoming: How much comes in, by task.
-        spared: Ids of groups that do not go.
-        rivals: Ids of newcomers that are in already, and may be evicted like all others.
+        incoming: Size of the new groups, by task.
+        protected: Ids of groups that must not be evicted.
+        rivals: Ids of new groups that are already inserted, and can be evicted like all others.
 
     Raises:
-        InvalidInputError: They would not even fit into an empty buffer.
-        BufferFullError: Too much of what is stored is leased or still arriving.
+        InvalidInputError: The new groups would not fit into an empty buffer.
+        BufferFullError: Too many of the stored groups are leased or pending.
     """
     for task_name, size in incoming.items():
         limit = buffer.settings.capacity_of(task_name)
         if limit is not None:
-            mine = [buffer.accounts[task_name]]
-            _fit(buffer, mine, size, limit, f"task {task_name!r}", spared, frozenset(rivals))
+            mine = [buffer.task_states[task_name]]
+            _fit(buffer, mine, size, limit, f"task {task_name!r}", protected, frozenset(rivals))
     limit = buffer.settings.capacity
     if limit is not None:
         everything = Size(
@@ -93,24 +93,26 @@ def make_room(
             sum(size.tokens for size in incoming.values()),
             sum(size.bytes for size in incoming.values()),
         )
-        mine = list(buffer.accounts.values())
-        _fit(buffer, mine, everything, limit, "the buffer", spared, frozenset(rivals))
+        mine = list(buffer.task_states.values())
+        _fit(buffer, mine, everything, limit, "the buffer", protected, frozenset(rivals))
 
 
-def shed(buffer: LockedBuffer, rivals: Collection[int] = ()) -> None:
-    """Evict what it takes after groups have come in for which no room was made.
+def evict_excess(buffer: LockedBuffer, rivals: Collection[int] = ()) -> None:
+    """Evict groups after new ones were inserted without `free_space`.
 
-    Those are the ones that can not be drawn, of which the newest may go at once; and, where the
-    best are kept, all that can be evicted: the `rivals`, by their ids.
+    No space is freed for groups that can not be drawn: the newest of them may be evicted at once.
+    Nor is it freed, in a buffer that keeps the best groups, for the `rivals`: new groups that can
+    be evicted, by id.
 
     Raises:
-        BufferFullError: A rival would go only because of what is leased or still arriving.
+        BufferFullError: A rival would be evicted only because the other groups are leased or
+            pending.
     """
-    make_room(buffer, dict.fromkeys(buffer.accounts, Size()), rivals=rivals)
+    free_space(buffer, dict.fromkeys(buffer.task_states, Size()), rivals=rivals)
 
 
 def check_fits(buffer: LockedBuffer, task_name: str, size: Size) -> None:
-    """Refuse what would not fit into an empty buffer.
+    """Check that a group would fit into an empty buffer.
 
     Raises:
         InvalidInputError: It is larger than a capacity.
@@ -120,23 +122,23 @@ def check_fits(buffer: LockedBuffer, task_name: str, size: Size) -> None:
         (buffer.settings.capacity, "the buffer"),
     ):
         if limit is not None and size.over(limit):
-            raise InvalidInputError("groups", f"no more at once than {limit} of {where}", size)
+            raise InvalidInputError("groups", f"at most {limit}, the capacity of {where}", size)
 
 
 def evict_old(buffer: LockedBuffer) -> None:
-    """Evict groups of locked tasks that have outlived `time_to_live`."""
+    """Evict groups of locked tasks that are older than `time_to_live`."""
     if buffer.settings.time_to_live is None:
         return
     cutoff = buffer.now - timedelta(seconds=buffer.settings.time_to_live)
-    pools = _pools(buffer, buffer.accounts.values(), [*DEAD, *IDLE])
+    partitions = _partitions(buffer, buffer.task_states.values(), [*UNSAMPLABLE, *IDLE])
     stay, most = 0, PAGE
     while True:
-        rows = orders.first_of_all(buffer.connection, pools, Order(group.id), most)
+        rows = ordered_reads.first_of_all(buffer.connection, partitions, Order(group.id), most)
         known = [row for row in rows if not isinstance(row.created_at, Damaged)]
         old = [row.id for row in known if row.created_at < cutoff]
         _evict(buffer, old, "outlived time_to_live")
-        # Ids ascend with age, but for what was put while a clock was wrong. So the search ends
-        # with a page that is all young, and in which nothing claims to be of the future.
+        # Ids are in order of age, except for groups put while a clock was wrong. So the search
+        # ends at a page in which no group is old, and none has a time in the future.
         young = {row.id for row in known if cutoff <= row.created_at <= buffer.now}
         if len(rows) < most or all(row.id in young for row in rows[stay:]):
             return
@@ -147,33 +149,37 @@ def evict_old(buffer: LockedBuffer) -> None:
 def has_old(
     connection: Connection, buffer_id: int, settings: BufferSettings, now: datetime
 ) -> bool:
-    """Whether the first group that may be evicted has outlived `time_to_live`."""
+    """Whether the first group that can be evicted is older than `time_to_live`."""
     if settings.time_to_live is None:
         return False
     names = buffers.task_names(connection, buffer_id)
-    pools = [Pool(buffer_id, name, status.value) for name in names for status in (*DEAD, *IDLE)]
+    partitions = [
+        Partition(buffer_id, name, status.value)
+        for name in names
+        for status in (*UNSAMPLABLE, *IDLE)
+    ]
     cutoff = now - timedelta(seconds=settings.time_to_live)
-    first = orders.first_of_all(connection, pools, Order(group.id), 1)
+    first = ordered_reads.first_of_all(connection, partitions, Order(group.id), 1)
     return any(not isinstance(row.created_at, Damaged) and row.created_at < cutoff for row in first)
 
 
 def _fit(
     buffer: LockedBuffer,
-    accounts: Sequence[TaskAccount],
+    task_states: Sequence[TaskState],
     incoming: Size,
     limit: Capacity,
     where: str,
-    spared: Sequence[int],
+    protected: Sequence[int],
     rivals: frozenset[int],
 ) -> None:
     if incoming.over(limit):
-        raise InvalidInputError("groups", f"no more at once than {limit} of {where}", incoming)
+        raise InvalidInputError("groups", f"at most {limit}, the capacity of {where}", incoming)
     full = BufferFullError(
-        f"no room in {where}: all that is stored is leased or still arriving ({limit})"
+        f"no space in {where}: all stored groups are leased or pending ({limit})"
     )
     refused = False
-    while excess := _total(accounts, incoming).over(limit):
-        victims = _victims(buffer, accounts, excess, spared)
+    while excess := _total(task_states, incoming).over(limit):
+        victims = _victims(buffer, task_states, excess, protected)
         if not victims:
             raise full
         losers = rivals.intersection(victims)
@@ -181,46 +187,49 @@ def _fit(
         _evict(buffer, old, f"evicted: {buffer.settings.eviction}")
         _evict(buffer, sorted(losers), f"refused: {buffer.settings.eviction}")
         refused = refused or bool(losers)
-    if refused and not _has_idle(buffer, accounts):
-        raise full  # None of those who stay is better.
+    if refused and not _has_idle(buffer, task_states):
+        raise full  # the groups that remain can not be evicted, so they are not better
 
 
-def _has_idle(buffer: LockedBuffer, accounts: Sequence[TaskAccount]) -> bool:
-    pools = _pools(buffer, accounts, IDLE)
-    return bool(orders.first_of_all(buffer.connection, pools, Order(group.id), 1))
+def _has_idle(buffer: LockedBuffer, task_states: Sequence[TaskState]) -> bool:
+    partitions = _partitions(buffer, task_states, IDLE)
+    return bool(ordered_reads.first_of_all(buffer.connection, partitions, Order(group.id), 1))
 
 
-def _total(accounts: Iterable[TaskAccount], incoming: Size) -> Size:
-    stored = list(accounts)
+def _total(task_states: Iterable[TaskState], incoming: Size) -> Size:
+    stored = list(task_states)
     return Size(
-        incoming.groups + sum(account.stored_groups for account in stored),
-        incoming.tokens + sum(account.stored_tokens for account in stored),
-        incoming.bytes + sum(account.stored_bytes for account in stored),
+        incoming.groups + sum(task.stored_groups for task in stored),
+        incoming.tokens + sum(task.stored_tokens for task in stored),
+        incoming.bytes + sum(task.stored_bytes for task in stored),
     )
 
 
 def _victims(
-    buffer: LockedBuffer, accounts: Sequence[TaskAccount], excess: Size, spared: Sequence[int]
+    buffer: LockedBuffer, task_states: Sequence[TaskState], excess: Size, protected: Sequence[int]
 ) -> list[int]:
-    """The next groups to go, no more than the excess takes; several calls may be needed."""
+    """Return the next groups to evict, no more than the excess requires.
+
+    Several calls may be needed.
+    """
     limit = max(PAGE, excess.groups)
-    others = ~selection(buffer.id, ids=spared) if spared else None
-    for account in accounts:
-        if account.is_expiring:  # what is too stale goes first
-            aging.expire(buffer, account, limit)
-    pools = _pools(buffer, accounts, DEAD)
-    rows = orders.first_of_all(buffer.connection, pools, Order(group.id), limit, others)
+    others = ~selection(buffer.id, ids=protected) if protected else None
+    for task in task_states:
+        if task.is_expiring:  # groups that are too stale are evicted first
+            aging.expire(buffer, task, limit)
+    partitions = _partitions(buffer, task_states, UNSAMPLABLE)
+    rows = ordered_reads.first_of_all(buffer.connection, partitions, Order(group.id), limit, others)
     if not rows:
-        pools = _pools(buffer, accounts, IDLE)
+        partitions = _partitions(buffer, task_states, IDLE)
         order = _by_eviction(buffer)
         if order.clock is not None:
-            return _at_random(buffer, accounts, order, excess, others)
-        rows = orders.first_of_all(buffer.connection, pools, order, limit, others)
+            return _at_random(buffer, task_states, order, excess, others)
+        rows = ordered_reads.first_of_all(buffer.connection, partitions, order, limit, others)
     return _enough(rows, excess)
 
 
 def _enough(rows: Iterable[Any], excess: Size) -> list[int]:
-    """The first of these groups, as many as the excess takes."""
+    """Return the ids of the first groups whose sizes together cover the excess."""
     freed, chosen = Size(), []
     for row in rows:
         chosen.append(row.id)
@@ -236,43 +245,44 @@ def _enough(rows: Iterable[Any], excess: Size) -> list[int]:
 
 def _at_random(
     buffer: LockedBuffer,
-    accounts: Sequence[TaskAccount],
+    task_states: Sequence[TaskState],
     order: Order,
     excess: Size,
     eligible: ColumnElement[bool] | None,
 ) -> list[int]:
-    """Victims by the uniform clocks: whoever would be drawn next goes.
+    """Choose victims by the uniform clocks: the groups that `Uniform` would draw next.
 
-    The clocks move on to the last of them, as in a draw. Exponential waits are memoryless, so
-    groups that stay, and those that come in, arrive from there on as if nobody had looked. Where
-    some are spared, and for statuses that keep no arrivals, waits are made for this once.
+    The clocks advance to the key of the last victim, as in a draw. Exponential waiting times are
+    memoryless, so the remaining and the new groups keep the right distribution from there on. If
+    some groups are protected, and for statuses without stored keys, keys are generated for this
+    call alone.
     """
     limit = max(PAGE, excess.groups)
-    rate = float(sum(account.num_available for account in accounts))
-    arrivals: list[tuple[float, Any]] = []
-    for account in accounts:
-        tasks.set_back_if_late(buffer.connection, account, "uniform", rate)
-        for pool in _pools(buffer, [account], IDLE):
-            if pool.status == GroupStatus.COMPLETED and eligible is None:
-                rows = orders.first(buffer.connection, pool, order, limit)
-                times = waits(account, "uniform", rows)
+    rate = float(sum(task.num_available for task in task_states))
+    keyed: list[tuple[float, Any]] = []
+    for task in task_states:
+        tasks.set_back_if_late(buffer.connection, task, "uniform", rate)
+        for partition in _partitions(buffer, [task], IDLE):
+            if partition.status == GroupStatus.COMPLETED and eligible is None:
+                rows = ordered_reads.first(buffer.connection, partition, order, limit)
+                times = remaining_times(task, "uniform", rows)
             else:
-                most, by_age = account.stored_groups, Order(group.id)
-                rows = orders.first(buffer.connection, pool, by_age, most, eligible)
-                times = account.exponentials(buffer.settings, len(rows))
-            arrivals.extend(zip(times.tolist(), rows, strict=True))
-    arrivals.sort(key=lambda arrival: (arrival[0], arrival[1].id))
-    chosen = _enough((row for _, row in arrivals[:limit]), excess)
+                most, by_age = task.stored_groups, Order(group.id)
+                rows = ordered_reads.first(buffer.connection, partition, by_age, most, eligible)
+                times = task.exponentials(buffer.settings, len(rows))
+            keyed.extend(zip(times.tolist(), rows, strict=True))
+    keyed.sort(key=lambda pair: (pair[0], pair[1].id))
+    chosen = _enough((row for _, row in keyed[:limit]), excess)
     if chosen and eligible is None:
-        elapsed, _ = arrivals[len(chosen) - 1]
-        for account in accounts:
-            account.advance_clock("uniform", elapsed)
-            tasks.set_back_if_late(buffer.connection, account, "uniform")
+        elapsed, _ = keyed[len(chosen) - 1]
+        for task in task_states:
+            task.advance_clock("uniform", elapsed)
+            tasks.set_back_if_late(buffer.connection, task, "uniform")
     return chosen
 
 
 def _by_eviction(buffer: LockedBuffer) -> Order:
-    """Order of the victims."""
+    """Return the order in which groups are evicted."""
     match buffer.settings.eviction:
         case "oldest":
             return Order(group.id)
@@ -292,12 +302,12 @@ def _by_eviction(buffer: LockedBuffer) -> Order:
             assert_never(buffer.settings.eviction)
 
 
-def _pools(
-    buffer: LockedBuffer, accounts: Iterable[TaskAccount], statuses: Iterable[GroupStatus]
-) -> list[Pool]:
+def _partitions(
+    buffer: LockedBuffer, task_states: Iterable[TaskState], statuses: Iterable[GroupStatus]
+) -> list[Partition]:
     return [
-        Pool(buffer.id, account.task_name, status.value)
-        for account in accounts
+        Partition(buffer.id, task.task_name, status.value)
+        for task in task_states
         for status in statuses
     ]
 

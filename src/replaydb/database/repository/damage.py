@@ -1,7 +1,7 @@
-"""Groups that failed because what is stored of them was damaged, and their way back.
+"""Groups that failed because their stored data is damaged, and their restoration.
 
 Damage may be repaired later, for instance when a disk or a bucket is restored. The reason of such a
-group therefore starts with the status that it had.
+group therefore starts with its previous status.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from replaydb.database.statements.recount import select_failed_as_damaged
 from replaydb.episodes import GroupStatus
 
 _REASON = re.compile(r"damaged \(was (\w+)\): ")
-#: What earlier versions gave as the reason, where a later read can find the bytes intact.
+#: Reasons that earlier versions recorded for damage that can be repaired later.
 _EARLIER_REASON = re.compile(
     r"checksum is -?\d+, not -?\d+|pack [0-9a-f]{32} (is missing|ends before byte \d+)"
 )
@@ -30,7 +30,7 @@ class Failed(NamedTuple):
     """A group that failed because of damage.
 
     Attributes:
-        status: The status to which it can be restored.
+        status: The status to restore.
         num_bytes: Size of its payload.
     """
 
@@ -39,7 +39,13 @@ class Failed(NamedTuple):
 
 
 def fail(buffer: LockedBuffer, rows: Sequence[Any], reasons: Mapping[int, str]) -> None:
-    """Fail groups, given by their scalars, and keep what is wrong with them by id."""
+    """Mark groups as failed.
+
+    Args:
+        buffer: The buffer.
+        rows: Scalars of the groups.
+        reasons: Description of the damage, by group id.
+    """
     changes = []
     for row in rows:
         before = row.leased_from or row.group_status
@@ -51,7 +57,13 @@ def fail(buffer: LockedBuffer, rows: Sequence[Any], reasons: Mapping[int, str]) 
 def failed(
     connection: Connection, buffer_id: int, ids: Sequence[int] | None = None
 ) -> dict[int, Failed]:
-    """Groups of a buffer, or those of some ids, that failed because of damage: by ascending id."""
+    """Return the groups of a buffer that failed because of damage, in ascending order of ids.
+
+    Args:
+        connection: In any transaction.
+        buffer_id: The buffer.
+        ids: Only these groups; None: all.
+    """
     found = {}
     for row in execute(connection, select_failed_as_damaged(buffer_id, ids)):
         status = _status_before(row)
@@ -61,10 +73,9 @@ def failed(
 
 
 def restore(buffer: LockedBuffer, ids: Sequence[int]) -> None:
-    """Give intact groups of a buffer that is locked whole the status they had.
+    """Restore the previous status of groups that are intact again, as `Buffer.update` would.
 
-    Those that did not stay failed until now are left as they are. What else changes with the status
-    is what `Buffer.update` changes.
+    All tasks of the buffer must be locked. Groups that are no longer failed are left unchanged.
     """
     by_status: dict[GroupStatus, list[int]] = {}
     for group_id, one in failed(buffer.connection, buffer.id, ids).items():
@@ -74,7 +85,7 @@ def restore(buffer: LockedBuffer, ids: Sequence[int]) -> None:
 
 
 def _status_before(row: Any) -> GroupStatus | None:
-    """The status a group is restored to; None: it did not fail because of damage."""
+    """Return the status to restore; None if the group did not fail because of damage."""
     if match := _REASON.match(row.status_reason):
         try:
             status = GroupStatus(match[1])
@@ -84,5 +95,5 @@ def _status_before(row: Any) -> GroupStatus | None:
         status = GroupStatus.ABORTED if row.completed_at is None else GroupStatus.COMPLETED
     else:
         return None
-    # Its deadline is gone: it can only be resumed.
+    # The deadline was removed, so generation can only be resumed.
     return GroupStatus.ABORTED if status is GroupStatus.PENDING else status

@@ -1,4 +1,4 @@
-"""Drawing groups: by arrival clocks, or in the order of an index (`docs/sampling.md`)."""
+"""Draws: by exponential keys, or in the order of an index (`docs/sampling.md`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from replaydb.database.repository import (
     leases,
     limits,
     lineage,
-    orders,
+    ordered_reads,
     tags,
     tasks,
     transitions,
@@ -29,11 +29,19 @@ from replaydb.database.repository.candidates import (
     elapsed_until,
     first,
     rates,
-    waits,
+    remaining_times,
 )
+from replaydb.database.repository.draw_request import Drawn, DrawRequest, Quota
 from replaydb.database.repository.locked import LockedBuffer
-from replaydb.database.repository.portions import Drawn, DrawRequest, Portion
-from replaydb.database.repository.tasks import GroupSums, TaskAccount, waiting
+from replaydb.database.repository.tasks import GroupSums, TaskState, waiting_times
+from replaydb.database.statements.candidates import (
+    Order,
+    Partition,
+    order_of,
+    select_among,
+    select_by_key,
+    select_eligible,
+)
 from replaydb.database.statements.episode_group import (
     claim_groups,
     mark_leased,
@@ -41,39 +49,32 @@ from replaydb.database.statements.episode_group import (
     mark_sampled_and_rekey,
     rekey,
 )
-from replaydb.database.statements.pools import (
-    Order,
-    Pool,
-    order_of,
-    select_among,
-    select_arrivals,
-    select_eligible,
-)
-from replaydb.database.statements.selections import UNHELD, selection
+from replaydb.database.statements.selections import WITHOUT_LEASE, selection
 from replaydb.episodes import GroupStatus
 from replaydb.errors import NotEnoughGroupsError
 from replaydb.results import DrawOutcome
 
-#: A walk along a clock gives way to one scan of the eligible groups once it has passed this many
-#: rows for every group wanted (so that fewer than about one in ten is eligible), and some.
-WALK_PER_GROUP = 10
-WALK_AT_LEAST = 200
-#: In the time of looking up one group by its id, a scan passes so many. A walk that has met fewer
-#: among the rows it takes to judge gives way at once where an index of tags has them.
-SCAN_PER_LOOKUP = 16
-ENOUGH_TO_JUDGE = 64
-#: So it does before the clock would get so late, in times between two arrivals: to set a clock
-#: back is to write every group of the task, which batches that take tiny weights would need often.
-LONGEST_WALK = 2.0**-6 * tasks.LATEST
+#: A read by key is abandoned for one scan of the eligible groups after this many rows per group
+#: wanted (so fewer than about one in ten is eligible), and at least the second number.
+KEYS_READ_PER_GROUP = 10
+KEYS_READ_AT_LEAST = 200
+#: A scan reads this many groups in the time of one lookup by id. If fewer of the first
+#: `KEYS_READ_TO_ESTIMATE` rows are eligible, the read is abandoned at once if a tag index has them.
+SCANNED_PER_LOOKUP = 16
+KEYS_READ_TO_ESTIMATE = 64
+#: A read by key is also abandoned before the clock would advance further than this, in mean
+#: distances between two keys. Setting a clock back rewrites every group of the task, and batches
+#: that take tiny weights would need it often.
+MAX_CLOCK_ADVANCE = 2.0**-6 * tasks.MAX_CLOCK
 
 
 def draw(buffer: LockedBuffer, request: DrawRequest) -> Drawn:
-    """Take groups of locked tasks, count them and give them new arrivals.
+    """Take groups of locked tasks, count them and give them new keys.
 
     Raises:
         NotEnoughGroupsError: There are fewer than wanted at least, or none at all; what was done
             is to be rolled back.
-        RateLimitedError: The buffer's rate limit does not let so many out now.
+        RateLimitedError: The buffer's rate limit does not allow a draw of this size now.
     """
     if not request.is_claim:
         aging.check_expired(buffer)
@@ -83,15 +84,15 @@ def draw(buffer: LockedBuffer, request: DrawRequest) -> Drawn:
         lease_id = leases.create(buffer, request.lease.owner, request.lease.ttl)
     drawing = _Drawing(buffer, request, lease_id)
     parts = []
-    for position, portion in enumerate(request.portions):
-        parts.append(drawing.take(portion, request.least(position, len(drawing.taken))))
+    for position, quota in enumerate(request.quotas):
+        parts.append(drawing.take(quota, request.least(position, len(drawing.taken))))
         drawing.taken.extend(parts[-1].ids)
     if not drawing.taken:
         raise NotEnoughGroupsError(request.count, 0)
-    drawn = replace(Drawn.together(parts), lease_id=lease_id)
+    drawn = replace(Drawn.concatenate(parts), lease_id=lease_id)
     backend, stored = buffer.scope.backend, None
     # Before what is archived loses its payload.
-    if backend.has_one_connection or buffer.row.outside:
+    if backend.has_one_connection or buffer.row.uses_payload_store:
         stored = groups.fetch(backend, buffer.connection, buffer.id, drawn.ids)
     retired = drawing.retire()
     if not request.is_claim:
@@ -108,7 +109,7 @@ def draw(buffer: LockedBuffer, request: DrawRequest) -> Drawn:
 
 
 class _Drawing:
-    """One draw under way: reading candidates, choosing among them, and settling the choice."""
+    """One draw in progress: reads candidates, chooses among them, and updates the chosen groups."""
 
     def __init__(self, buffer: LockedBuffer, request: DrawRequest, lease_id: int | None) -> None:
         self._buffer = buffer
@@ -117,39 +118,39 @@ class _Drawing:
         self._lease_id = lease_id
         self.taken: list[int] = []
 
-    def take(self, portion: Portion, least: int) -> Drawn:
-        """The first eligible groups of a portion, over all its tasks.
+    def take(self, quota: Quota, least: int) -> Drawn:
+        """Take the first eligible groups of a quota, over all its tasks.
 
         Raises:
             NotEnoughGroupsError: There are not even `least`.
         """
-        order = order_of(portion.policy)
-        accounts = [
-            account
-            for name, account in self._buffer.accounts.items()
-            if portion.tasks is None or name in portion.tasks
+        order = order_of(quota.policy)
+        task_states = [
+            task
+            for name, task in self._buffer.task_states.items()
+            if quota.tasks is None or name in quota.tasks
         ]
-        for account in accounts:
-            tasks.sum_anew_if_rounded(self._connection, account)
+        for task in task_states:
+            tasks.recompute_weight_if_inexact(self._connection, task)
         if order.clock is not None:
             # Among the arrivals of other tasks a clock may be too late that is not for its own.
-            rate = sum(account.rate(order.clock) for account in accounts)
-            for account in accounts:
-                tasks.set_back_if_late(self._connection, account, order.clock, rate)
+            rate = sum(task.rate(order.clock) for task in task_states)
+            for task in task_states:
+                tasks.set_back_if_late(self._connection, task, order.clock, rate)
         candidates = [
-            self._candidates(portion, order, account, status)
-            for account in accounts
+            self._candidates(quota, order, task, status)
+            for task in task_states
             for status in self._request.statuses
-            if status is not GroupStatus.COMPLETED or account.num_available
+            if status is not GroupStatus.COMPLETED or task.num_available
         ]
         available = sum(int(part.eligible.sum()) for part in candidates)
         if available < least:
-            raise NotEnoughGroupsError(least, available, portion.task_name, portion=portion)
+            raise NotEnoughGroupsError(least, available, quota.task_name, quota=quota)
         if available == 0:
-            return Drawn.nothing()
-        chosen = first(candidates, portion.count, newest_first=order.newest_first)
+            return Drawn.empty()
+        chosen = first(candidates, quota.count, newest_first=order.newest_first)
         elapsed = elapsed_until(candidates, chosen)
-        drawn = batch_of(portion.policy, accounts, candidates, chosen)
+        drawn = batch_of(quota.policy, task_states, candidates, chosen)
         end = 0
         for part in candidates:
             start, end = end, end + len(part.ids)
@@ -158,7 +159,7 @@ class _Drawing:
         return drawn
 
     def record(self, drawn: Drawn) -> int:
-        """Enter the draw in the lineage. Returns its id there."""
+        """Record the draw in the lineage. Return its id."""
         facts = {
             "buffer_id": self._buffer.id,
             "run_id": self._buffer.scope.run.id,
@@ -181,7 +182,7 @@ class _Drawing:
         return lineage.record(self._connection, facts, rows)
 
     def retire(self) -> list[int]:
-        """Archive what has been drawn as often as it may be; what is leased waits for its ack."""
+        """Archive groups that have reached `max_times_sampled`; leased ones wait for their ack."""
         settings = self._buffer.settings
         limit = settings.draw_limit
         if limit is None or self._lease_id is not None:
@@ -193,142 +194,144 @@ class _Drawing:
         transitions.archive(self._buffer, done, reason, keep_payload=keep)
         return [row.id for row in done]
 
-    def _pool(self, account: TaskAccount, status: GroupStatus) -> Pool:
-        return Pool(self._buffer.id, account.task_name, status.value)
+    def _partition(self, task: TaskState, status: GroupStatus) -> Partition:
+        return Partition(self._buffer.id, task.task_name, status.value)
 
     def _candidates(
-        self, portion: Portion, order: Order, account: TaskAccount, status: GroupStatus
+        self, quota: Quota, order: Order, task: TaskState, status: GroupStatus
     ) -> Candidates:
-        eligible = portion.eligible
+        eligible = quota.eligible
         if self.taken:
             others = ~selection(self._buffer.id, ids=self.taken)
             eligible = others if eligible is None else eligible & others
         if self._request.is_claim:
-            eligible = UNHELD if eligible is None else eligible & UNHELD
-        pool = self._pool(account, status)
+            eligible = WITHOUT_LEASE if eligible is None else eligible & WITHOUT_LEASE
+        partition = self._partition(task, status)
         if order.clock is None:
-            few = _few_in_order(account.stored_groups, portion.count)
-            rows = self._looked_up(pool, order, eligible, few)
+            most = _max_lookups_in_order(task.stored_groups, quota.count)
+            rows = self._look_up(partition, order, eligible, most)
             if rows is None:
-                rows = orders.first(self._connection, pool, order, portion.count, eligible)
-            keys = np.array([orders.sort_key(order, row) for row in rows], np.float64)
-            return Candidates.of(account, status, rows, keys)
+                rows = ordered_reads.first(
+                    self._connection, partition, order, quota.count, eligible
+                )
+            keys = np.array([ordered_reads.sort_key(order, row) for row in rows], np.float64)
+            return Candidates.of(task, status, rows, keys)
         if status is GroupStatus.COMPLETED:
-            walked = self._walk(pool, order, account, portion.count, eligible)
-            if walked is not None:
-                return walked
+            found = self._read_by_key(partition, order, task, quota.count, eligible)
+            if found is not None:
+                return found
         # Other statuses keep no arrivals.
-        return self._scan(pool, order, account, eligible)
+        return self._scan(partition, order, task, eligible)
 
-    def _walk(
+    def _read_by_key(
         self,
-        pool: Pool,
+        partition: Partition,
         order: Order,
-        account: TaskAccount,
+        task: TaskState,
         count: int,
         eligible: ColumnElement[bool] | None,
     ) -> Candidates | None:
-        """The first arrivals of a task, up to `count` eligible ones, and whom they passed.
+        """Read the groups of a task by key, up to `count` eligible ones and those passed over.
 
-        None where so few are eligible, or they arrive so late, that a scan is the shorter way.
+        Returns:
+            None if so few are eligible, or their keys are so large, that a scan is faster.
         """
         assert order.clock is not None  # noqa: S101
-        time, rate = account.time(order.clock), account.rate(order.clock)
-        horizon = LONGEST_WALK / rate if rate > 0.0 else math.inf
+        time, rate = task.time(order.clock), task.rate(order.clock)
+        horizon = MAX_CLOCK_ADVANCE / rate if rate > 0.0 else math.inf
         page = count if eligible is None else 2 * count
-        longest = max(WALK_PER_GROUP * count, WALK_AT_LEAST)
+        longest = max(KEYS_READ_PER_GROUP * count, KEYS_READ_AT_LEAST)
         rows: list[Any] = []
         found = 0
         judged = False
         while found < count:
             after = (rows[-1].key, rows[-1].id) if rows else None
-            statement = select_arrivals(pool, order, page, eligible, after)
+            statement = select_by_key(partition, order, page, eligible, after)
             more = execute(self._connection, statement)
             rows.extend(more)
             # What never arrives is not late: it comes when nothing else is left.
             late = [row for row in more if horizon < row.key - time < math.inf]
             found += sum(row.eligible for row in more) - sum(row.eligible for row in late)
             at_end = len(more) < page
-            if not judged and found < count and len(rows) >= ENOUGH_TO_JUDGE:
+            if not judged and found < count and len(rows) >= KEYS_READ_TO_ESTIMATE:
                 judged = True
-                if found * SCAN_PER_LOOKUP < len(rows) and self._are_few(account, eligible):
+                if found * SCANNED_PER_LOOKUP < len(rows) and self._is_selective(task, eligible):
                     longest = 0
             if found < count and (late or (len(rows) >= longest and not at_end)):
-                self._give_up(order, account, rows, horizon)
+                self._abandon(order, task, rows, horizon)
                 return None
             if at_end:
                 break
-        keys = waits(account, order.clock, rows)
+        keys = remaining_times(task, order.clock, rows)
         verdicts = np.array([bool(row.eligible) for row in rows], np.bool_)
         return Candidates.of(
-            account,
+            task,
             GroupStatus.COMPLETED,
             rows,
             keys,
             eligible=verdicts,
-            walked=order.clock,
+            clock=order.clock,
         )
 
-    def _give_up(
-        self, order: Order, account: TaskAccount, rows: Sequence[Any], horizon: float
-    ) -> None:
-        """End a walk. Why it ends says something about the arrivals it saw: none may stay.
+    def _abandon(self, order: Order, task: TaskState, rows: Sequence[Any], horizon: float) -> None:
+        """Abandon a read by key. The reason depends on the keys that were read: none may stay.
 
         Of those behind the horizon it only says that they are behind it, as the clock will.
         """
         assert order.clock is not None  # noqa: S101
         passed = Candidates.of(
-            account,
+            task,
             GroupStatus.COMPLETED,
             rows,
-            waits(account, order.clock, rows),
+            remaining_times(task, order.clock, rows),
             eligible=np.zeros(len(rows), np.bool_),
-            walked=order.clock,
+            clock=order.clock,
         )
         elapsed = min(elapsed_until([passed], np.arange(len(rows))), horizon)
         self._settle(order, passed, np.zeros(0, np.int64), elapsed)
 
     def _scan(
         self,
-        pool: Pool,
+        partition: Partition,
         order: Order,
-        account: TaskAccount,
+        task: TaskState,
         eligible: ColumnElement[bool] | None,
     ) -> Candidates:
-        """Every eligible group of a pool, with arrivals made for this draw alone."""
-        rows = self._looked_up(pool, order, eligible, _few(account))
+        """Read every eligible group of a partition, with keys generated for this draw alone."""
+        rows = self._look_up(partition, order, eligible, _max_lookups(task))
         if rows is None:
-            rows = execute(self._connection, select_eligible(pool, eligible))
+            rows = execute(self._connection, select_eligible(partition, eligible))
         weights = np.array([row.weight for row in rows], np.float64)
-        variates = account.exponentials(self._buffer.settings, len(rows))
-        keys = waiting(variates, rates(order.clock, weights))
-        return Candidates.of(account, GroupStatus(pool.status), rows, keys)
+        variates = task.exponentials(self._buffer.settings, len(rows))
+        keys = waiting_times(variates, rates(order.clock, weights))
+        return Candidates.of(task, GroupStatus(partition.status), rows, keys)
 
-    def _looked_up(
-        self, pool: Pool, order: Order, eligible: ColumnElement[bool] | None, most: int
+    def _look_up(
+        self, partition: Partition, order: Order, eligible: ColumnElement[bool] | None, most: int
     ) -> Sequence[Any] | None:
-        """Every eligible group of a pool, as `select_among` has them.
+        """Read every eligible group of a partition by id, as rows of `select_among`.
 
-        None where no index of tags tells that there are so few.
+        Returns:
+            None unless a tag index shows that there are up to `most`.
         """
         ids = tags.look_up(self._connection, self._buffer.row, eligible, most)
         if ids is None:
             return None
-        return execute(self._connection, select_among(pool, order, ids, eligible))
+        return execute(self._connection, select_among(partition, order, ids, eligible))
 
-    def _are_few(self, account: TaskAccount, eligible: ColumnElement[bool] | None) -> bool:
-        return tags.are_few(self._connection, self._buffer.row, eligible, _few(account))
+    def _is_selective(self, task: TaskState, eligible: ColumnElement[bool] | None) -> bool:
+        return tags.is_selective(self._connection, self._buffer.row, eligible, _max_lookups(task))
 
     def _settle(
         self, order: Order, part: Candidates, chosen: NDArray[np.int64], elapsed: float
     ) -> None:
-        """Count what was chosen of a pool; move its clock, and whoever that clock has passed."""
-        account = part.account
+        """Count or lease the groups chosen, advance the clock, and set new keys of those passed."""
+        task = part.task
         ids = part.ids[chosen].tolist()
         if self._request.is_claim:
             execute(self._connection, claim_groups(ids, self._lease_id))
             return
-        account.num_sampled += len(ids)
+        task.num_sampled += len(ids)
         if self._lease_id is not None and ids:
             version = self._buffer.row.policy_version
             execute(
@@ -337,24 +340,24 @@ class _Drawing:
             )
             sums = GroupSums(len(ids), float(part.weights[chosen].sum()), 0, 0)
             # The sizes stay: what is leased is stored like what can be drawn.
-            account.move(part.status, GroupStatus.LEASED, sums)
-        elif part.walked is None and ids:
+            task.move(part.status, GroupStatus.LEASED, sums)
+        elif part.clock is None and ids:
             execute(self._connection, mark_sampled(ids, self._buffer.now))
-        if part.walked is None:
+        if part.clock is None:
             return
 
-        account.advance_clock(part.walked, elapsed)
-        tasks.set_back_if_late(self._connection, account, part.walked)
+        task.advance_clock(part.clock, elapsed)
+        tasks.set_back_if_late(self._connection, task, part.clock)
         passed = np.flatnonzero(~part.eligible & (part.keys <= elapsed))
         # What is leased gets its next arrival when it comes back.
         again = passed if self._lease_id is not None else np.concatenate([chosen, passed])
-        variates = account.exponentials(self._buffer.settings, len(again))
-        arrivals = account.time(part.walked) + waiting(
-            variates, rates(part.walked, part.weights[again])
+        variates = task.exponentials(self._buffer.settings, len(again))
+        keys = task.time(part.clock) + waiting_times(
+            variates, rates(part.clock, part.weights[again])
         )
         changes = [
-            {"group_id": group_id, "arrival": arrival, "now": self._buffer.now}
-            for group_id, arrival in zip(part.ids[again].tolist(), arrivals.tolist(), strict=True)
+            {"group_id": group_id, "new_key": key, "now": self._buffer.now}
+            for group_id, key in zip(part.ids[again].tolist(), keys.tolist(), strict=True)
         ]
         counted = changes[: len(again) - len(passed)]
         skipped = changes[len(counted) :]
@@ -362,14 +365,15 @@ class _Drawing:
         execute_many(self._connection, rekey(order), skipped)
 
 
-def _few(account: TaskAccount) -> int:
-    """How many groups are looked up sooner than all of a task are read."""
-    return max(WALK_AT_LEAST, account.stored_groups // SCAN_PER_LOOKUP)
+def _max_lookups(task: TaskState) -> int:
+    """Return how many groups can be looked up by id faster than all of a task are scanned."""
+    return max(KEYS_READ_AT_LEAST, task.stored_groups // SCANNED_PER_LOOKUP)
 
 
-def _few_in_order(stored: int, count: int) -> int:
-    """How many eligible groups are looked up sooner than `count` of them are met in an order.
+def _max_lookups_in_order(stored: int, count: int) -> int:
+    """Return how many groups can be looked up faster than `count` of them are found in an order.
 
-    Of m among n groups those are met after about n * count / m, each read in less time.
+    Of m among n groups, `count` are found after reading about n * count / m rows, each of which
+    takes less time than a lookup.
     """
-    return min(tags.FEW_IN_ORDER, math.isqrt(stored * count) // 4)
+    return min(tags.MAX_LOOKUPS_IN_ORDER, math.isqrt(stored * count) // 4)

@@ -1,4 +1,4 @@
-"""Groups that are stored: counting them, reading them back, and changing their priorities."""
+"""Stored groups: counts, reads and priorities."""
 
 from __future__ import annotations
 
@@ -15,9 +15,13 @@ from replaydb.database.records import PUTTABLE, Facts, Stored, status
 from replaydb.database.repository import buffers, packs, tags, tasks
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import LockedBuffer
-from replaydb.database.repository.tasks import waiting
+from replaydb.database.repository.tasks import waiting_times
 from replaydb.database.schema import group
-from replaydb.database.statements.counts import count_groups, count_groups_ahead, count_groups_up_to
+from replaydb.database.statements.counts import (
+    count_groups,
+    count_groups_in_flight,
+    count_groups_up_to,
+)
 from replaydb.database.statements.episode_group import (
     select_facts,
     select_ids,
@@ -33,7 +37,7 @@ from replaydb.results import BufferStats, EpisodeInfo, GroupTotals, TaskCounters
 
 
 def stats(connection: Connection, buffer_id: int, name: str, *, sums: bool) -> BufferStats:
-    """Everything countable about a buffer; with sums over its groups, or without."""
+    """Return the statistics of a buffer; totals per task and status only with `sums`."""
     state = buffers.state(connection, buffer_id, name)
     counters = execute(connection, select_task_counters(buffer_id))
     found = execute(connection, select_totals(buffer_id)) if sums else ()
@@ -69,7 +73,7 @@ def _counters(facts: dict[str, Any], policy_version: int) -> TaskCounters:
 
 
 def count(connection: Connection, condition: ColumnElement[bool], most: int | None = None) -> int:
-    """How many groups meet a condition; of more than `most`, so many."""
+    """Return the number of groups that meet a condition; `most` if there are more."""
     statement = count_groups(condition) if most is None else count_groups_up_to(condition, most)
     [(number,)] = execute(connection, statement)
     return int(number)
@@ -83,9 +87,9 @@ def count_up_to(
     eligible: ColumnElement[bool] | None,
     most: int,
 ) -> int:
-    """How many groups meet all conditions; of more than `most`, so many."""
-    ids = tags.look_up(connection, row, eligible, max(most, tags.FEW_IN_ORDER))
-    if ids is None and task_names is None:  # named, they and their statuses are ranges of an index
+    """Return the number of groups that meet all conditions; `most` if there are more."""
+    ids = tags.look_up(connection, row, eligible, max(most, tags.MAX_LOOKUPS_IN_ORDER))
+    if ids is None and task_names is None:  # named tasks and statuses are ranges of an index
         task_names = buffers.task_names(connection, row.id)
     if ids is None and status_names is None:
         status_names = list(GroupStatus)
@@ -96,7 +100,7 @@ def count_up_to(
 def episodes(
     connection: Connection, buffer_id: int, group_id: int, position: int, limit: int
 ) -> list[EpisodeInfo]:
-    """Scalars of the episodes of a group, from a position on."""
+    """Return the scalars of up to `limit` episodes of a group, starting at a position."""
     rows = execute(connection, select_episode_page(buffer_id, group_id, position, limit))
     return [EpisodeInfo(**row._asdict()) for row in rows]
 
@@ -104,7 +108,7 @@ def episodes(
 def texts(
     connection: Connection, buffer_id: int, group_ids: Sequence[int]
 ) -> dict[int, dict[int, str]]:
-    """Texts of episodes of groups, by id and position. Ids not in the buffer are left out."""
+    """Return the texts of episodes, by group id and position. Unknown ids are omitted."""
     known = ids(connection, selection(buffer_id, ids=group_ids))
     found: dict[int, dict[int, str]] = {}
     for row in sorted(execute(connection, select_transcripts(known))):
@@ -112,14 +116,14 @@ def texts(
     return found
 
 
-#: Groups that can be put elsewhere.
+#: Groups that can be copied to another buffer.
 COPYABLE = group.group_status.in_(sorted(PUTTABLE - {GroupStatus.ARCHIVED}))
 
 
 def ids_by_name(
     connection: Connection, buffer_id: int, names: Sequence[int] | Sequence[str]
 ) -> dict[int | str, int]:
-    """Ids of groups that are named by id or by uid; uids that the buffer has not are left out."""
+    """Return the ids of groups named by id or by uid. Unknown uids are omitted."""
     if not names or isinstance(names[0], int):
         return {name: name for name in names if isinstance(name, int)}
     found = execute(connection, select_known_uids(buffer_id, names))
@@ -128,51 +132,51 @@ def ids_by_name(
 
 
 def ids(connection: Connection, condition: ColumnElement[bool]) -> Sequence[int]:
-    """Ids of the groups that meet a condition."""
+    """Return the ids of the groups that meet a condition."""
     return [row.id for row in execute(connection, select_ids(condition))]
 
 
 def scalars(connection: Connection, buffer_id: int, ids: Sequence[int]) -> Sequence[Any]:
-    """What scheduling needs to know of groups. Ids that are not in the buffer are left out."""
+    """Return the scalars of groups that scheduling uses. Ids not in the buffer are omitted."""
     return execute(connection, select_scalars_by_id(buffer_id, ids))
 
 
-def count_ahead(
+def count_in_flight(
     connection: Connection,
     state: BufferRow,
     tasks: frozenset[str] | None,
     runs: frozenset[str] | None,
     max_staleness: int,
 ) -> int:
-    """Groups that are still to be trained: arriving, leased, or never drawn."""
+    """Return the number of groups still to be trained: pending, leased, or never drawn."""
     putters = of_lineage(state.policy_lineage) if runs is None else filters.of_runs(sorted(runs))
-    statement = count_groups_ahead(state.id, tasks, putters, max_staleness)
+    statement = count_groups_in_flight(state.id, tasks, putters, max_staleness)
     [(number,)] = execute(connection, statement)
     return int(number)
 
 
 def facts(connection: Connection, buffer_id: int, ids: Sequence[int]) -> Sequence[Facts]:
-    """Rows of groups, without payloads. Ids that are not in the buffer are left out."""
+    """Return the rows of groups, without payloads. Ids not in the buffer are omitted."""
     return [row._asdict() for row in execute(connection, select_facts(buffer_id, ids))]
 
 
 def stored(backend: Backend, connection: Connection, rows: Sequence[Facts]) -> Stored:
-    """Everything that is stored of groups, from their rows."""
+    """Return everything stored of groups, given their rows."""
     # A draw that archives a group may have dropped its text, which the snapshot still has.
-    spoken = [
+    with_text = [
         row["id"]
         for row in rows
         if row["has_transcript"] or row["group_status"] == GroupStatus.ARCHIVED.value
     ]
     parts = payloads(backend, connection, [row["id"] for row in rows])
     texts: Sequence[Facts] = ()
-    if spoken:
-        texts = [row._asdict() for row in execute(connection, select_transcripts(spoken))]
+    if with_text:
+        texts = [row._asdict() for row in execute(connection, select_transcripts(with_text))]
     return Stored(rows, parts, texts)
 
 
 def payloads(backend: Backend, connection: Connection, ids: Sequence[int]) -> list[dict[str, Any]]:
-    """Rows of the payloads of groups; the name of its pack is in `pack`, where one is in a pack."""
+    """Return the payload rows of groups. Rows of parts in packs have the pack's name as `pack`."""
     parts = backend.read_payloads(connection, ids)
     if packed := {part["pack_id"] for part in parts if isinstance(part["pack_id"], int)}:
         names = packs.names(connection, packed)
@@ -182,33 +186,37 @@ def payloads(backend: Backend, connection: Connection, ids: Sequence[int]) -> li
 
 
 def fetch(backend: Backend, connection: Connection, buffer_id: int, ids: Sequence[int]) -> Stored:
-    """What is stored of groups, by their ids. Those that are not in the buffer are left out."""
+    """Return everything stored of groups, given their ids. Ids not in the buffer are omitted."""
     return stored(backend, connection, facts(connection, buffer_id, ids))
 
 
 def update_priorities(
     buffer: LockedBuffer, rows: Sequence[Any], priorities: Mapping[int, float]
 ) -> int:
-    """Give groups of locked tasks, by their scalars, new priorities and, with them, new arrivals.
+    """Set the priorities of groups of locked tasks, and give them new exponential keys.
+
+    Args:
+        buffer: The buffer.
+        rows: Scalars of the groups.
+        priorities: New priorities, by group id.
 
     Returns:
-        How many.
+        The number of groups.
     """
     by_task: dict[str, list[Any]] = {}
     for row in rows:
         by_task.setdefault(row.task_name, []).append(row)
     changes = []
     for task_name, mine in by_task.items():
-        account = buffer.accounts[task_name]
+        task = buffer.task_states[task_name]
         weights = np.array([buffer.settings.weight(priorities[row.id]) for row in mine])
         for row, weight in zip(mine, weights.tolist(), strict=True):
             if row.group_status == GroupStatus.COMPLETED.value:
-                account.add_weight(-row.weight)
-                account.add_weight(weight)
-        tasks.set_back_if_late(buffer.connection, account, "priority")
-        keys = account.priority_clock + waiting(
-            account.exponentials(buffer.settings, len(mine)), weights
-        )
+                task.add_weight(-row.weight)
+                task.add_weight(weight)
+        tasks.set_back_if_late(buffer.connection, task, "priority")
+        variates = task.exponentials(buffer.settings, len(mine))
+        keys = task.priority_clock + waiting_times(variates, weights)
         for row, weight, key in zip(mine, weights.tolist(), keys.tolist(), strict=True):
             changes.append(
                 {

@@ -1,7 +1,7 @@
-"""Keeping history within bounds: archived groups, and the record of draws.
+"""Bounded retention of history: archived groups and recorded draws.
 
-Whoever has tasks locked lets the oldest go, some at a time. A call lets more go than it has added,
-so that what is kept stays at its bound, or comes down to it.
+Each call that locks tasks deletes some of the oldest. It deletes more than it adds, so the history
+stays within its bound, or shrinks to it.
 """
 
 from __future__ import annotations
@@ -15,77 +15,81 @@ from replaydb.database.column_types import Damaged
 from replaydb.database.prepared import execute
 from replaydb.database.repository import transitions
 from replaydb.database.repository.locked import LockedBuffer
-from replaydb.database.repository.tasks import TaskAccount
+from replaydb.database.repository.tasks import TaskState
 from replaydb.database.statements.history import (
     delete_draws,
     select_archived,
     select_archived_beyond,
     select_draws_beyond,
-    select_draws_over,
+    select_ended_draws,
 )
 from replaydb.settings import Keep
 
-#: What a call lets go beyond twice what it has added.
-GROUPS_IN_PASSING = 16
-DRAWS_IN_PASSING = 4
-#: Tasks in which a call looks for what is too old.
+#: A call deletes up to this many more than twice the number that it has added.
+EXTRA_GROUPS = 16
+EXTRA_DRAWS = 4
+#: Tasks in which a call searches for archived groups that are too old.
 TASKS = 16
 
 
-def trim(buffer: LockedBuffer, before: Mapping[str, TaskAccount]) -> None:
-    """Let go of some history that is beyond its bounds.
+def trim(buffer: LockedBuffer, before: Mapping[str, TaskState]) -> None:
+    """Delete some of the history that is beyond its bounds.
 
     Args:
-        buffer: In which all else is done.
-        before: Its accounts as the call found them.
+        buffer: The buffer, after all other changes of the call.
+        before: States of its tasks before the call.
     """
     keep = buffer.settings.keep_archived
     if keep is not None and keep.count is not None:
-        _count_archived(buffer, before, keep.count)
+        _trim_archived_by_count(buffer, before, keep.count)
     if keep is not None and keep.seconds is not None:
-        _age_archived(buffer, before, keep.seconds)
+        _trim_archived_by_age(buffer, before, keep.seconds)
     keep = buffer.settings.keep_draws
     if keep is not None:
         _trim_draws(buffer, before, keep)
 
 
-def _count_archived(buffer: LockedBuffer, before: Mapping[str, TaskAccount], count: int) -> None:
-    """Keep the newest so many of each task into which groups came.
+def _trim_archived_by_count(
+    buffer: LockedBuffer, before: Mapping[str, TaskState], count: int
+) -> None:
+    """Keep the newest `count` archived groups of each task that groups were put into.
 
-    They are counted with every so many groups that come in: more rows cannot have become archived,
-    in the long run.
+    They are counted once per `_period(count)` groups put. In the long run, no more groups are
+    archived than are put.
     """
     period = _period(count)
-    for name, account in buffer.accounts.items():
-        passed = account.num_inserted // period - before[name].num_inserted // period
+    for name, task in buffer.task_states.items():
+        passed = task.num_inserted // period - before[name].num_inserted // period
         if passed > 0:
-            most = GROUPS_IN_PASSING + 2 * passed * period
+            most = EXTRA_GROUPS + 2 * passed * period
             rows = execute(buffer.connection, select_archived_beyond(buffer.id, name, count, most))
             transitions.erase(buffer, [row.id for row in rows])
 
 
-def _age_archived(buffer: LockedBuffer, before: Mapping[str, TaskAccount], seconds: float) -> None:
-    """Keep, of some tasks, what was put since then."""
-    names = list(buffer.accounts)
+def _trim_archived_by_age(
+    buffer: LockedBuffer, before: Mapping[str, TaskState], seconds: float
+) -> None:
+    """Delete archived groups of some tasks that were put more than `seconds` ago."""
+    names = list(buffer.task_states)
     for name in random.sample(names, min(TASKS, len(names))):
-        added = buffer.accounts[name].num_inserted - before[name].num_inserted
-        most = GROUPS_IN_PASSING + 2 * added
+        added = buffer.task_states[name].num_inserted - before[name].num_inserted
+        most = EXTRA_GROUPS + 2 * added
         rows = execute(buffer.connection, select_archived(buffer.id, name, most))
         transitions.erase(buffer, _before(rows, buffer.now - timedelta(seconds=seconds)))
 
 
-def _trim_draws(buffer: LockedBuffer, before: Mapping[str, TaskAccount], keep: Keep) -> None:
+def _trim_draws(buffer: LockedBuffer, before: Mapping[str, TaskState], keep: Keep) -> None:
     ids: list[int] = []
     if keep.seconds is not None:
-        rows = execute(buffer.connection, select_draws_over(buffer.id, DRAWS_IN_PASSING))
+        rows = execute(buffer.connection, select_ended_draws(buffer.id, EXTRA_DRAWS))
         ids += _before(rows, buffer.now - timedelta(seconds=keep.seconds))
     drew = any(
-        account.num_sampled > before[name].num_sampled for name, account in buffer.accounts.items()
+        task.num_sampled > before[name].num_sampled for name, task in buffer.task_states.items()
     )
     if drew and keep.count is not None:
         period = _period(keep.count)
-        if random.randrange(period) == 0:  # noqa: S311 - their ids are those of all buffers
-            most = DRAWS_IN_PASSING + 2 * period
+        if random.randrange(period) == 0:  # noqa: S311 - ids of draws are shared by all buffers
+            most = EXTRA_DRAWS + 2 * period
             beyond = select_draws_beyond(buffer.id, keep.count, most)
             ids += [row.id for row in execute(buffer.connection, beyond)]
     if ids:
@@ -93,11 +97,14 @@ def _trim_draws(buffer: LockedBuffer, before: Mapping[str, TaskAccount], keep: K
 
 
 def _period(count: int) -> int:
-    """With how many that come in they are counted, which takes a walk past all that is kept."""
+    """Return how many insertions happen between two counts, since a count scans all entries."""
     return min(max(count // 16, 1), 64)
 
 
 def _before(rows: Sequence[Any], cutoff: datetime) -> list[int]:
-    """Ids of what is older; they ascend with age, but for what was put while a clock was wrong."""
+    """Return the ids of rows created before a time. Rows without a readable time are omitted.
+
+    Every row is compared: ids are not in order of age if rows were put while a clock was wrong.
+    """
     known = (row for row in rows if not isinstance(row.created_at, Damaged))
     return [row.id for row in known if row.created_at < cutoff]

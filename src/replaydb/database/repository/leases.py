@@ -1,4 +1,4 @@
-"""Exclusive holds on groups: taken by a draw, ended by ack, nack or time."""
+"""Leases: creation by a draw, extension, and their end by ack, nack, revocation or expiry."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from replaydb.database.engines.protocol import Backend
 from replaydb.database.prepared import execute, inserted_id
 from replaydb.database.records import STATUSES
 from replaydb.database.repository import groups, lineage, transitions
+from replaydb.database.repository.draw_request import Drawn
 from replaydb.database.repository.locked import LockedBuffer
-from replaydb.database.repository.portions import Drawn
 from replaydb.database.repository.transitions import Change
 from replaydb.database.statements.episode_group import select_scalars
 from replaydb.database.statements.lease import (
@@ -24,9 +24,9 @@ from replaydb.database.statements.lease import (
     end_overdue_leases,
     extend_lease,
     insert_lease,
-    select_held,
-    select_held_among,
-    select_holders,
+    select_lease_owners,
+    select_leased,
+    select_leased_among,
     select_leases,
 )
 from replaydb.database.statements.selections import EXPIRING, TOO_STALE, overdue
@@ -41,7 +41,7 @@ DEFAULT_FAILURES = 3
 
 
 def create(buffer: LockedBuffer, owner: str, ttl: float) -> int:
-    """A lease that holds nothing yet. Returns its id."""
+    """Insert a lease without groups. Return its id."""
     values = {
         "buffer_id": buffer.id,
         "owner": owner,
@@ -51,10 +51,10 @@ def create(buffer: LockedBuffer, owner: str, ttl: float) -> int:
     return inserted_id(buffer.connection, insert_lease(), values)
 
 
-def known(
+def list_leases(
     connection: Connection, buffer_id: int, now: datetime, *, expired: bool
 ) -> list[LeaseInfo]:
-    """Leases that have not expired, or also those that have and still hold something."""
+    """Return leases that have not expired; with `expired`, also expired ones that have groups."""
     by_lease: dict[int, list[Any]] = {}
     for row in execute(connection, select_leases(buffer_id, now, expired=expired)):
         by_lease.setdefault(row.id, []).append(row)
@@ -73,8 +73,8 @@ def known(
     ]
 
 
-def holding(backend: Backend, connection: Connection, buffer_id: int, lease_id: int) -> Drawn:
-    """What a lease holds, with everything stored of it, as the draw that took it left it.
+def fetch_leased(backend: Backend, connection: Connection, buffer_id: int, lease_id: int) -> Drawn:
+    """Return the groups of a lease and everything stored of them, in the order of their draw.
 
     Raises:
         LeaseExpiredError: It is over, or there is none of that id in the buffer.
@@ -100,7 +100,7 @@ def holding(backend: Backend, connection: Connection, buffer_id: int, lease_id: 
 def extend(
     connection: Connection, buffer_id: int, lease_id: int, now: datetime, ttl: float
 ) -> None:
-    """Let a lease last `ttl` seconds from now.
+    """Extend a lease to `ttl` seconds from now.
 
     Raises:
         LeaseExpiredError: It is over.
@@ -111,12 +111,12 @@ def extend(
 
 
 def ack(buffer: LockedBuffer, lease_id: int, ids: Sequence[int] | None) -> None:
-    """What was leased was used: archive it, or return it to be drawn again.
+    """Acknowledge leased groups: archive them, or return them to be drawn again.
 
     Raises:
         LeaseExpiredError: The lease is over, or does not hold one of the ids.
     """
-    rows = _held(buffer, lease_id, ids)
+    rows = _leased(buffer, lease_id, ids)
     settings, limit = buffer.settings, buffer.settings.draw_limit
     done, again = _split(
         rows,
@@ -128,7 +128,7 @@ def ack(buffer: LockedBuffer, lease_id: int, ids: Sequence[int] | None) -> None:
     keep = settings.archived_payload == "keep"
     lineage.settle(buffer, _ids(rows), DrawOutcome.ACKED, None)
     transitions.retire(buffer, done, "acked", keep_payload=keep)
-    _give_back(buffer, [(row, {"attempts": 0}) for row in again])
+    _return(buffer, [(row, {"attempts": 0}) for row in again])
     _delete_if_empty(buffer, lease_id)
 
 
@@ -140,27 +140,27 @@ def nack(
     *,
     attempts: int = 1,
 ) -> None:
-    """What was leased was not used: give it back, one attempt older (or so many).
+    """Return leased groups unused; their attempt count is incremented (by `attempts`).
 
     Raises:
         LeaseExpiredError: The lease is over, or does not hold one of the ids.
     """
-    rows = _held(buffer, lease_id, ids)
+    rows = _leased(buffer, lease_id, ids)
     _undo(buffer, rows, reason or "nacked", attempts)
     lineage.settle(buffer, _ids(rows), DrawOutcome.NACKED, reason)
     _delete_if_empty(buffer, lease_id)
 
 
 def fail(buffer: LockedBuffer, lease_id: int, ids: Sequence[int], reason: str) -> None:
-    """End a lease because of some of its groups: only these are one attempt older.
+    """End a lease because some of its groups failed: only their attempt counts are incremented.
 
     Raises:
         LeaseExpiredError: The lease is over, or does not hold one of the ids.
     """
-    rows, blamed = _held(buffer, lease_id, None), set(ids)
-    if lost := blamed - set(_ids(rows)):
+    rows, wanted = _leased(buffer, lease_id, None), set(ids)
+    if lost := wanted - set(_ids(rows)):
         raise LeaseExpiredError(lease_id, sorted(lost))
-    failed, others = _split(rows, lambda row: row.id in blamed)
+    failed, others = _split(rows, lambda row: row.id in wanted)
     limit = buffer.settings.max_attempts or DEFAULT_FAILURES
     _undo(buffer, failed, reason, limit=limit)
     lineage.settle(buffer, _ids(failed), DrawOutcome.NACKED, reason)
@@ -170,12 +170,12 @@ def fail(buffer: LockedBuffer, lease_id: int, ids: Sequence[int], reason: str) -
 
 
 def reject(buffer: LockedBuffer, lease_id: int, ids: Sequence[int] | None, reason: str) -> None:
-    """What was leased is of no use, to anybody: it is not drawn again.
+    """Filter leased groups out: they are not drawn again.
 
     Raises:
         LeaseExpiredError: The lease is over, or does not hold one of the ids.
     """
-    rows = _held(buffer, lease_id, ids)
+    rows = _leased(buffer, lease_id, ids)
     changes = [(row, {"status_reason": reason}) for row in rows]
     transitions.move(buffer, changes, GroupStatus.FILTERED)
     lineage.settle(buffer, _ids(rows), DrawOutcome.REJECTED, reason)
@@ -183,8 +183,8 @@ def reject(buffer: LockedBuffer, lease_id: int, ids: Sequence[int] | None, reaso
 
 
 def revoke(buffer: LockedBuffer, lease_id: int, reason: str) -> list[int]:
-    """Take back what a lease holds, over or not, one attempt older. Returns the ids."""
-    found = execute(buffer.connection, select_held(buffer.id, lease_id))
+    """End a lease, expired or not, and increment the attempt counts of its groups. Return ids."""
+    found = execute(buffer.connection, select_leased(buffer.id, lease_id))
     if not found:
         return []
     rows = [row for row in found if row.id is not None]
@@ -195,27 +195,27 @@ def revoke(buffer: LockedBuffer, lease_id: int, reason: str) -> list[int]:
 
 
 def reap(buffer: LockedBuffer) -> None:
-    """Give back the groups, of locked tasks, whose lease has expired."""
+    """Release the groups of locked tasks whose lease has expired."""
     connection, now = buffer.connection, buffer.now
     if execute(connection, end_overdue_leases(buffer.id, now)) == 0:
         return
-    condition = overdue(buffer.id, buffer.accounts, now)
+    condition = overdue(buffer.id, buffer.task_states, now)
     rows = execute(connection, select_scalars(condition))
     if rows:
-        for holder in execute(connection, select_holders(condition)):
-            text = f"lease {holder.id} of {holder.owner!r} expired, {holder.held} groups come back"
+        for one in execute(connection, select_lease_owners(condition)):
+            text = f"lease {one.id} of {one.owner!r} expired, {one.num_groups} groups released"
             buffer.report(logging.WARNING, text)
         _undo(buffer, rows, LEASE_EXPIRED)
         lineage.settle(buffer, _ids(rows), DrawOutcome.EXPIRED, None)
     execute(connection, delete_overdue_leases(buffer.id, now))
 
 
-def _held(buffer: LockedBuffer, lease_id: int, ids: Sequence[int] | None) -> Sequence[Any]:
-    """The groups that a lease holds."""
+def _leased(buffer: LockedBuffer, lease_id: int, ids: Sequence[int] | None) -> Sequence[Any]:
+    """Return the scalars of all or some groups of a lease that has not expired."""
     statement = (
-        select_held(buffer.id, lease_id)
+        select_leased(buffer.id, lease_id)
         if ids is None
-        else select_held_among(buffer.id, lease_id, ids)
+        else select_leased_among(buffer.id, lease_id, ids)
     )
     found = execute(buffer.connection, statement)
     if not found or found[0].expires_at <= buffer.now:
@@ -233,7 +233,7 @@ def _undo(
     attempts: int = 1,
     limit: int | None = None,
 ) -> None:
-    """End leases without an ack: the draw does not count, the attempt does."""
+    """Release groups without an ack: their draw is uncounted, their attempts are incremented."""
     limit = buffer.settings.max_attempts if limit is None else limit
 
     def undone(rows: Sequence[Any], why: str) -> list[Change]:
@@ -257,14 +257,14 @@ def _undo(
     )
     last = undone(failed, f"{reason} (attempt {limit} of {limit})")
     transitions.move(buffer, last, GroupStatus.FAILED)
-    _give_back(buffer, undone(again, reason))
+    _return(buffer, undone(again, reason))
     if failed:
         ids = ", ".join(map(str, _ids(failed)))
         buffer.report(logging.WARNING, f"groups {ids} failed at their last attempt: {reason}")
 
 
-def _give_back(buffer: LockedBuffer, changes: Sequence[Change]) -> None:
-    """Groups get the status they were leased from, unless they have become too stale for it.
+def _return(buffer: LockedBuffer, changes: Sequence[Change]) -> None:
+    """Return groups to the status they were leased from, or expire those that are too stale.
 
     What was claimed while it arrives has kept its status, and goes on arriving.
     """
@@ -295,5 +295,5 @@ def _ids(rows: Sequence[Any]) -> list[int]:
 
 
 def _split(rows: Sequence[Any], first: Callable[[Any], bool]) -> tuple[list[Any], list[Any]]:
-    """The rows that meet a condition, and the others."""
+    """Return the rows that meet a condition, and the others."""
     return [row for row in rows if first(row)], [row for row in rows if not first(row)]

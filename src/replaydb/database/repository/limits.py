@@ -1,4 +1,4 @@
-"""Rate limits: whether puts and draws may go on. The buffer and all its tasks must be locked."""
+"""Rate limits of puts and draws. The buffer and all its tasks must be locked."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from replaydb.settings import MinSize, Queue, SamplesPerInsert
 
 
 def check_put(buffer: LockedBuffer, count: int) -> None:
-    """Whether `count` groups more may come in.
+    """Check that `count` more groups may be put.
 
     Raises:
-        RateLimitedError: Not now.
-        InvalidInputError: Never.
+        RateLimitedError: They may not be put now.
+        InvalidInputError: The limit can never admit this many groups at once.
     """
     limit = buffer.settings.rate_limit
     match limit:
@@ -23,11 +23,11 @@ def check_put(buffer: LockedBuffer, count: int) -> None:
             return
         case Queue(size=size):
             if count > size:
-                raise InvalidInputError("groups", f"no more at once than {limit} lets in", count)
-            arriving = sum(account.num_pending for account in buffer.accounts.values())
-            waiting = _available(buffer) + arriving
+                raise InvalidInputError("groups", f"no more at once than {limit} admits", count)
+            pending = sum(task.num_pending for task in buffer.task_states.values())
+            waiting = _available(buffer) + pending
             if waiting + count > size:
-                aging.check_expired(buffer)  # what is too stale does not wait
+                aging.check_expired(buffer)  # groups that are too stale do not count
                 raise RateLimitedError(f"{waiting} groups wait to be drawn ({limit})")
         case SamplesPerInsert():
             inserts = buffer.row.limited_inserts + count
@@ -35,7 +35,7 @@ def check_put(buffer: LockedBuffer, count: int) -> None:
                 return
             highest = limit.min_size * limit.ratio + limit.error_buffer
             if count * limit.ratio > 2 * limit.error_buffer:
-                raise InvalidInputError("groups", f"no more at once than {limit} lets in", count)
+                raise InvalidInputError("groups", f"no more at once than {limit} admits", count)
             if inserts * limit.ratio - buffer.row.limited_samples > highest:
                 raise RateLimitedError(
                     f"{buffer.row.limited_inserts} groups put, {buffer.row.limited_samples} drawn: "
@@ -46,11 +46,11 @@ def check_put(buffer: LockedBuffer, count: int) -> None:
 
 
 def check_draw(buffer: LockedBuffer, count: int) -> None:
-    """Whether `count` groups may be drawn.
+    """Check that `count` groups may be drawn.
 
     Raises:
-        RateLimitedError: Not now.
-        InvalidInputError: Never.
+        RateLimitedError: They may not be drawn now.
+        InvalidInputError: The limit can never admit this many groups at once.
     """
     limit = buffer.settings.rate_limit
     match limit:
@@ -62,7 +62,7 @@ def check_draw(buffer: LockedBuffer, count: int) -> None:
                 raise RateLimitedError(f"{available} groups can be drawn ({limit})")
         case SamplesPerInsert():
             if count > 2 * limit.error_buffer:
-                raise InvalidInputError("n", f"at most what {limit} lets out at once", count)
+                raise InvalidInputError("n", f"no more at once than {limit} admits", count)
             inserts, samples = buffer.row.limited_inserts, buffer.row.limited_samples + count
             lowest = limit.min_size * limit.ratio - limit.error_buffer
             if inserts < limit.min_size or inserts * limit.ratio - samples < lowest:
@@ -75,4 +75,4 @@ def check_draw(buffer: LockedBuffer, count: int) -> None:
 
 
 def _available(buffer: LockedBuffer) -> int:
-    return sum(account.num_available for account in buffer.accounts.values())
+    return sum(task.num_available for task in buffer.task_states.values())

@@ -1,4 +1,4 @@
-"""What was drawn when, where datasets stand, and what became of prompts."""
+"""Lineage: recorded draws and their outcomes, cursors, and statistics of prompts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from replaydb.database.statements.buffer import insert_cursor, select_cursor, up
 from replaydb.database.statements.draw import (
     insert_draw,
     insert_draw_groups,
-    lose_drawn,
+    mark_drawn_lost,
     select_drawn_groups,
     select_draws,
     select_steps,
@@ -30,7 +30,13 @@ _OUTCOMES = frozenset(DrawOutcome)
 def record(
     connection: Connection, facts: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]
 ) -> int:
-    """Enter a draw: columns of `draw`, and of `draw_group` in order. Returns its id."""
+    """Record a draw. Return its id.
+
+    Args:
+        connection: Connection of the transaction.
+        facts: Columns of `draw`.
+        groups: Columns of `draw_group`, in the order of the batch.
+    """
     draw_id = inserted_id(connection, insert_draw(), dict(facts))
     rows = [
         {"draw_id": draw_id, "position": position, **group} for position, group in enumerate(groups)
@@ -42,21 +48,21 @@ def record(
 def settle(
     buffer: LockedBuffer, ids: Sequence[int], outcome: DrawOutcome, reason: str | None
 ) -> None:
-    """Enter what became of groups that were leased until now."""
+    """Record the outcome of groups whose lease ends."""
     if ids:
         settled = settle_groups(ids, outcome.value, reason, buffer.now)
         execute(buffer.connection, settled)
 
 
-def lose(buffer: LockedBuffer, draw_id: int, damaged: Mapping[int, str]) -> None:
-    """Enter which groups of a draw could not be read, and why."""
+def record_lost(buffer: LockedBuffer, draw_id: int, damaged: Mapping[int, str]) -> None:
+    """Record that groups of a draw could not be read, with the reason by group id."""
     for reason in sorted(set(damaged.values())):
         ids = [group_id for group_id, why in damaged.items() if why == reason]
-        execute(buffer.connection, lose_drawn(draw_id, ids, reason, buffer.now))
+        execute(buffer.connection, mark_drawn_lost(draw_id, ids, reason, buffer.now))
 
 
 def draws(connection: Connection, buffer_id: int, **which: Any) -> list[DrawInfo]:
-    """Draws of a buffer, the newest first; `which` as `select_draws` takes it."""
+    """Return draws of a buffer, newest first. `which` has the arguments of `select_draws`."""
     found = execute(connection, select_draws(buffer_id, **which))
     members: dict[int, list[Any]] = {row.id: [] for row in found}
     for row in execute(connection, select_drawn_groups(list(members))):
@@ -94,13 +100,13 @@ def _outcome(member: Any) -> DrawOutcome | None:
 
 
 def steps(connection: Connection, buffer_id: int, **which: Any) -> list[int]:
-    """Steps that groups of a buffer were drawn for, ascending; `which` as `select_steps` has it."""
+    """Return the steps of draws of a buffer, ascending. `which`: arguments of `select_steps`."""
     found = execute(connection, select_steps(buffer_id, **which))
     return sorted(row.step for row in found)
 
 
 def find_draw(connection: Connection, buffer_id: int, draw_id: int) -> DrawInfo | None:
-    """One draw of a buffer."""
+    """Return one draw of a buffer; None if it is not recorded."""
     found = draws(
         connection,
         buffer_id,
@@ -115,14 +121,14 @@ def find_draw(connection: Connection, buffer_id: int, draw_id: int) -> DrawInfo 
 
 
 def cursor(connection: Connection, buffer_id: int, name: str) -> Any:
-    """Value of a cursor; None where there is none."""
+    """Return the value of a cursor; None if it does not exist."""
     rows = execute(connection, select_cursor(buffer_id, name))
     return rows[0].value if rows else None
 
 
 def set_cursors(buffer: LockedBuffer, cursors: Mapping[str, Any]) -> None:
-    """Write cursors; of two clients that make the same one, the loser of the race runs again."""
-    for name, value in sorted(cursors.items()):  # in one order, so that nobody deadlocks
+    """Write cursors. If two transactions create the same cursor, one of them is retried."""
+    for name, value in sorted(cursors.items()):  # in a fixed order, to avoid deadlocks
         values = {"value": value, "updated_at": buffer.now}
         if execute(buffer.connection, update_cursor(buffer.id, name, values)) == 0:
             row = {"buffer_id": buffer.id, "name": name, **values}
@@ -130,6 +136,6 @@ def set_cursors(buffer: LockedBuffer, cursors: Mapping[str, Any]) -> None:
 
 
 def prompts(connection: Connection, condition: ColumnElement[bool]) -> list[PromptInfo]:
-    """What became of every prompt."""
+    """Return the statistics of every prompt of the groups that meet a condition."""
     rows = execute(connection, select_prompts(condition))
     return [PromptInfo(**row._asdict()) for row in rows]

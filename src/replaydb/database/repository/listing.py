@@ -1,4 +1,4 @@
-"""What is known of groups, in the order of any column, a page at a time."""
+"""Group metadata, sorted by any column, in pages (`Buffer.find`)."""
 
 from __future__ import annotations
 
@@ -14,16 +14,20 @@ from replaydb.database.prepared import execute
 from replaydb.database.records import check_scalars
 from replaydb.database.repository import groups
 from replaydb.database.repository.buffers import BufferRow
-from replaydb.database.repository.tags import FEW, FEW_IN_ORDER, look_up_now
+from replaydb.database.repository.tags import (
+    MAX_LOOKUPS,
+    MAX_LOOKUPS_IN_ORDER,
+    look_up_in_snapshot,
+)
+from replaydb.database.statements.candidates import Order, Partition
 from replaydb.database.statements.pages import (
     INDEXED,
     select_keys,
     select_page,
-    select_pools,
-    select_pools_of,
+    select_partitions,
+    select_partitions_of,
     select_shown,
 )
-from replaydb.database.statements.pools import Order, Pool
 from replaydb.database.statements.selections import selection
 from replaydb.episodes import GroupStatus
 from replaydb.errors import CorruptPayloadError
@@ -32,16 +36,16 @@ from replaydb.results import GroupInfo
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Which groups to show.
+    """Selection and order of the groups of a page.
 
     Attributes:
-        names: Groups by id or by uid; None: all there are.
+        names: Groups by id or by uid; None: all groups.
         tasks: Only groups of these tasks.
         statuses: Only groups of these statuses.
-        eligible: Only groups that meet this.
-        order: By what they are sorted; those without a value come last.
-        after: Key and id of the group that was the last of the page before.
-        limit: How many at most.
+        eligible: Only groups that meet this condition.
+        order: Sort order; groups without a value come last.
+        after: Key and id of the last group of the previous page.
+        limit: Maximum number of groups.
     """
 
     names: Sequence[int] | Sequence[str] | None
@@ -53,46 +57,51 @@ class Listing:
     limit: int | None
 
 
-def find(connection: Connection, seen: BufferRow, listing: Listing) -> list[GroupInfo]:
-    """The groups of a page, of a buffer as this process last saw it.
+def find(connection: Connection, cached: BufferRow, listing: Listing) -> list[GroupInfo]:
+    """Return the groups of a page.
+
+    Args:
+        connection: A snapshot.
+        cached: Row of the buffer as cached in this process.
+        listing: Selection and order of the groups.
 
     Raises:
-        CorruptPayloadError: What is stored of some cannot be read.
+        CorruptPayloadError: Stored values of some groups cannot be read.
     """
     if listing.names is None:
-        most = FEW if listing.limit is None else FEW_IN_ORDER
-        ids = look_up_now(connection, seen, listing.eligible, most)
+        most = MAX_LOOKUPS if listing.limit is None else MAX_LOOKUPS_IN_ORDER
+        ids = look_up_in_snapshot(connection, cached, listing.eligible, most)
     else:
-        ids = list(groups.ids_by_name(connection, seen.id, listing.names).values())
+        ids = list(groups.ids_by_name(connection, cached.id, listing.names).values())
     if ids is None:
-        rows = _in_pools(connection, seen.id, listing)
+        rows = _in_partitions(connection, cached.id, listing)
     else:
-        rows = _among(connection, seen.id, ids, listing)
-    return _shown(connection, seen.id, [row.id for row in rows[: listing.limit]])
+        rows = _among(connection, cached.id, ids, listing)
+    return _shown(connection, cached.id, [row.id for row in rows[: listing.limit]])
 
 
-def _in_pools(connection: Connection, buffer_id: int, listing: Listing) -> list[Any]:
-    """The first groups of each task and status, from their indexes, and of those the first."""
+def _in_partitions(connection: Connection, buffer_id: int, listing: Listing) -> list[Any]:
+    """Return the first groups of each task and status, read from their indexes and merged."""
     statuses = list(GroupStatus) if listing.statuses is None else listing.statuses
     rows: list[Any] = []
-    pools = select_pools(buffer_id)
+    partitions = select_partitions(buffer_id)
     if listing.tasks is not None:
-        pools = select_pools_of(buffer_id, sorted(listing.tasks))
-    for task in execute(connection, pools):
+        partitions = select_partitions_of(buffer_id, sorted(listing.tasks))
+    for task in execute(connection, partitions):
         for status in statuses:
             if getattr(task, status):
-                pool = Pool(buffer_id, task.task_name, str(status))
-                rows.extend(_first(connection, pool, listing))
+                partition = Partition(buffer_id, task.task_name, str(status))
+                rows.extend(_first(connection, partition, listing))
     return _sorted(rows, listing.order)
 
 
-def _first(connection: Connection, pool: Pool, listing: Listing) -> list[Any]:
+def _first(connection: Connection, partition: Partition, listing: Listing) -> list[Any]:
     order, limit = listing.order, listing.limit
     rows: list[Any] = []
     for unknown, after, equals in _reads(order, listing.after):
         left = None if limit is None else limit - len(rows)
         statement = select_page(
-            pool, order, left, listing.eligible, after, unknown=unknown, equals=equals
+            partition, order, left, listing.eligible, after, unknown=unknown, equals=equals
         )
         rows.extend(execute(connection, statement))
         if limit is not None and len(rows) >= limit:
@@ -103,7 +112,7 @@ def _first(connection: Connection, pool: Pool, listing: Listing) -> list[Any]:
 def _reads(
     order: Order, after: tuple[Any, int] | None
 ) -> Iterator[tuple[bool, tuple[Any, int] | None, bool]]:
-    """The arguments `unknown`, `after` and `equals` of the reads that give a page, in order."""
+    """Yield the arguments `unknown`, `after` and `equals` of the reads of a page, in order."""
     if after is None or after[0] is not None:
         if after is not None and order.column in INDEXED:
             yield False, after, True
@@ -116,7 +125,7 @@ def _reads(
 def _among(
     connection: Connection, buffer_id: int, ids: Sequence[int], listing: Listing
 ) -> list[Any]:
-    """Those of some groups, sorted here."""
+    """Return the groups with these ids that meet the conditions of a listing, sorted in Python."""
     condition = selection(
         buffer_id,
         ids=ids,
@@ -129,7 +138,7 @@ def _among(
 
 
 def _sorted(rows: Iterable[Any], order: Order, after: tuple[Any, int] | None = None) -> list[Any]:
-    """Rows in order, those without a key last; only what comes after a key and an id."""
+    """Sort rows, those without a key last; keep only rows that come after a key and an id."""
     known: list[Any] = []
     unknown: list[Any] = []
     for row in rows:

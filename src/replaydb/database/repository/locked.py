@@ -1,4 +1,4 @@
-"""A buffer that is locked: what every change of groups goes through."""
+"""The locked buffer, through which all changes of groups are made."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from replaydb.database.engines.protocol import Backend
 from replaydb.database.repository.buffers import BufferRow, RunRow
 from replaydb.database.repository.packs import Share, Shares
-from replaydb.database.repository.tasks import TaskAccount
+from replaydb.database.repository.tasks import TaskState
 from replaydb.settings import BufferSettings
 
 logger = logging.getLogger(__name__)
@@ -23,16 +23,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Scope:
-    """Who works in which buffer.
+    """Buffer and run of a call.
 
     Attributes:
-        backend: Of the database.
-        buffer_id: The buffer.
-        buffer_name: Its name.
-        run: The run that calls.
-        row: The buffer as this process last saw it.
-        saw: Told of the buffer whenever it is read.
-        news: What upkeep has done, for the log: level and text.
+        backend: Backend of the database.
+        buffer_id: Id of the buffer.
+        buffer_name: Name of the buffer.
+        run: The run of the caller.
+        row: Row of the buffer as cached in this process.
+        on_read: Called with the row of the buffer whenever it is read.
+        messages: Log messages about maintenance, as level and text.
     """
 
     backend: Backend
@@ -40,30 +40,30 @@ class Scope:
     buffer_name: str
     run: RunRow
     row: BufferRow
-    saw: Callable[[BufferRow], None]
-    news: list[tuple[int, str]] = field(default_factory=list)
+    on_read: Callable[[BufferRow], None]
+    messages: list[tuple[int, str]] = field(default_factory=list)
 
-    def log_news(self) -> None:
-        """To be called after the commit: what is not kept is no news."""
-        for level, text in self.news:
+    def log_messages(self) -> None:
+        """Log the messages. Call this after the commit, so that only durable changes are logged."""
+        for level, text in self.messages:
             logger.log(level, "buffer %r: %s", self.buffer_name, text)
 
 
 class LockedBuffer:
-    """A buffer, some of whose tasks are locked until the transaction ends.
+    """A buffer with some tasks locked until the transaction ends.
 
-    Got from `tasks_locked`, `buffer_locked` and `lease_locked` of `repository.locking`, which
-    write its accounts back, and whatever else has changed here.
+    Made by the context managers of `repository.locking`, which write changed task counters, and
+    all other changes recorded here, back to the tables.
 
     Attributes:
-        connection: In whose transaction.
-        scope: Who works in it.
-        id: Its id.
-        row: It as it is now.
-        accounts: Its locked tasks, by name.
-        shares: What changes in packs.
+        connection: Connection of the transaction.
+        scope: Buffer and run of the call.
+        id: Id of the buffer.
+        row: Current row of the buffer.
+        task_states: Locked tasks, by name.
+        shares: Changes of the counters of packs.
         cursors: Cursors to write, by name.
-        news: As of `Scope`, of this transaction.
+        messages: Log messages of this transaction, as level and text.
     """
 
     def __init__(
@@ -71,22 +71,22 @@ class LockedBuffer:
         connection: Connection,
         scope: Scope,
         row: BufferRow,
-        accounts: dict[str, TaskAccount],
+        task_states: dict[str, TaskState],
     ) -> None:
         self.connection = connection
         self.scope = scope
         self.id = row.id
         self.row = row
-        self.accounts = accounts
+        self.task_states = task_states
         self.shares: Shares = {}
         self.cursors: dict[str, Any] = {}
-        self.news: list[tuple[int, str]] = []
+        self.messages: list[tuple[int, str]] = []
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
-        """Undo everything the block has changed if it raises, in the tables and in this object.
+        """Roll back the changes of the block, in the tables and in this object, if it raises.
 
-        Every attribute is restored, so that a new one cannot be forgotten.
+        All attributes are restored, including any that are added to the class later.
         """
         before = {name: _copy(value) for name, value in vars(self).items()}
         try:
@@ -98,29 +98,29 @@ class LockedBuffer:
 
     @property
     def settings(self) -> BufferSettings:
-        """Its settings."""
+        """Settings of the buffer."""
         return self.row.settings
 
     @cached_property
     def now(self) -> datetime:
-        """The time by the database's clock, once the locks are held."""
+        """Time of the database's clock, read once, while the locks are held."""
         return self.scope.backend.now(self.connection)
 
     @property
-    def compares(self) -> bool:
-        """Whether the policy versions of the run that calls compare with the buffer's."""
+    def is_comparable(self) -> bool:
+        """Whether policy versions of the caller's run are comparable with the buffer's."""
         mine, followed = self.scope.run.lineage, self.row.policy_lineage
         return mine is None or followed is None or mine == followed
 
     def is_too_stale(self, task_name: str, staleness: int | None, version_span: int | None) -> bool:
-        """Whether a group expires. One of unknown staleness does not.
+        """Return whether a group exceeds the `max_staleness` of its task.
 
         Args:
-            task_name: Its task.
-            staleness: That of its oldest token.
-            version_span: By how many versions its newest token is newer.
+            task_name: Task of the group.
+            staleness: Staleness of its oldest token; None: unknown, so the group does not expire.
+            version_span: Version of its newest token minus that of its oldest.
         """
-        limit = self.accounts[task_name].max_staleness
+        limit = self.task_states[task_name].max_staleness
         if limit is None or staleness is None:
             return False
         if self.settings.expire_by == "newest_token":
@@ -128,16 +128,16 @@ class LockedBuffer:
         return staleness > limit
 
     def report(self, level: int, text: str) -> None:
-        """Something for the log, if what it tells of is kept."""
-        self.news.append((level, text))
+        """Add a log message, which is logged after the commit."""
+        self.messages.append((level, text))
 
 
 def _copy(value: Any) -> Any:
-    """A copy of what is changed in place; anything else, such as a connection, as it is."""
+    """Copy values that are changed in place; return others, such as a connection, as they are."""
     if isinstance(value, dict):
         return {key: _copy(one) for key, one in value.items()}
     if isinstance(value, list):
         return list(value)
-    if isinstance(value, BufferRow | Share | TaskAccount):
+    if isinstance(value, BufferRow | Share | TaskState):
         return replace(value)
     return value

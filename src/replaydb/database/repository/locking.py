@@ -1,9 +1,9 @@
-"""The right to change groups: locks, in the one order that everybody takes them in.
+"""Context managers that lock a buffer or its tasks for changes.
 
-The buffer comes first, then its tasks by id, then groups. Whoever is in one of these blocks may
-change groups of the locked tasks and the accounts of those; when it ends, the accounts that have
-changed are written back, and last of all those of packs. Before that, cursors are written and
-history is trimmed.
+Locks are always taken in the same order: the buffer, its tasks by id, then groups. Inside a block,
+groups of the locked tasks and the counters of these tasks can be changed. When the block ends,
+cursors are written, history is trimmed, and changed task counters are written back; the counters of
+packs come last.
 """
 
 from __future__ import annotations
@@ -19,41 +19,41 @@ from replaydb.database.repository import (
     buffers,
     history,
     lineage,
+    maintenance,
     packs,
     tasks,
-    upkeep,
 )
 from replaydb.database.repository.buffers import BufferRow
 from replaydb.database.repository.locked import LockedBuffer, Scope
-from replaydb.database.repository.tasks import TaskAccount
+from replaydb.database.repository.tasks import TaskState
 
 
 @contextmanager
 def tasks_locked(
     connection: Connection, scope: Scope, names: Collection[str] | None
 ) -> Iterator[LockedBuffer]:
-    """Lock some or all tasks, or the whole buffer where its settings ask for that.
+    """Lock some or all tasks, or the whole buffer if its settings require that.
 
-    What time has brought about in them is done first: leases, deadlines, time to live. Tasks
-    that do not exist are left out.
+    Maintenance of the tasks is done first: leases, deadlines, time to live. Tasks that do not
+    exist are omitted.
 
     Raises:
-        LostRaceError: The settings ask for other locks than were taken.
+        LostRaceError: The settings were changed, and now require other locks than were taken.
     """
-    seen = scope.row.settings
-    if seen.is_exclusive:
-        # The buffer first: whoever makes a task locks it too, so there is none to miss.
+    cached = scope.row.settings
+    if cached.is_exclusive:
+        # The buffer first. A transaction that inserts a task locks it too, so no task is missed.
         row = buffers.state(connection, scope.buffer_id, scope.buffer_name, lock=True)
-        accounts = tasks.lock(connection, scope.buffer_id)
+        task_states = tasks.lock(connection, scope.buffer_id)
     else:
-        accounts = tasks.lock(connection, scope.buffer_id, names)
-        # Read after the locks are held: nobody can advance the policy now.
+        task_states = tasks.lock(connection, scope.buffer_id, names)
+        # Read while the locks are held, so no other transaction can advance the policy.
         row = buffers.state(connection, scope.buffer_id, scope.buffer_name)
     scope.row = row
-    if row.settings.is_exclusive != seen.is_exclusive:
-        raise LostRaceError("settings that decide what must be locked were changed")
-    with _entered(connection, scope, row, accounts) as buffer:
-        upkeep.sweep(buffer)
+    if row.settings.is_exclusive != cached.is_exclusive:
+        raise LostRaceError("another transaction changed settings that determine the locks")
+    with _writing_back(connection, scope, row, task_states) as buffer:
+        maintenance.sweep(buffer)
         yield buffer
 
 
@@ -61,17 +61,17 @@ def tasks_locked(
 def buffer_locked(connection: Connection, scope: Scope) -> Iterator[LockedBuffer]:
     """Lock the buffer and all its tasks."""
     row = buffers.state(connection, scope.buffer_id, scope.buffer_name, lock=True)
-    accounts = tasks.lock(connection, scope.buffer_id)
-    with _entered(connection, scope, row, accounts) as buffer:
+    task_states = tasks.lock(connection, scope.buffer_id)
+    with _writing_back(connection, scope, row, task_states) as buffer:
         yield buffer
 
 
 @contextmanager
 def lease_locked(connection: Connection, scope: Scope, lease_id: int) -> Iterator[LockedBuffer]:
-    """Lock the tasks of which a lease holds groups."""
-    accounts = tasks.lock_leased(connection, scope.buffer_id, lease_id)
+    """Lock the tasks of the groups of a lease."""
+    task_states = tasks.lock_leased(connection, scope.buffer_id, lease_id)
     row = buffers.state(connection, scope.buffer_id, scope.buffer_name)
-    with _entered(connection, scope, row, accounts) as buffer:
+    with _writing_back(connection, scope, row, task_states) as buffer:
         yield buffer
 
 
@@ -79,29 +79,29 @@ def lease_locked(connection: Connection, scope: Scope, lease_id: int) -> Iterato
 def behind_locked(
     connection: Connection, scope: Scope, most: int, *, expiring: bool
 ) -> Iterator[LockedBuffer]:
-    """Lock some of the tasks that have not followed the policy: see `aging`."""
-    accounts = tasks.lock_some_behind(connection, scope.buffer_id, most, expiring=expiring)
+    """Lock up to `most` tasks that are behind the policy version: see `aging`."""
+    task_states = tasks.lock_some_behind(connection, scope.buffer_id, most, expiring=expiring)
     row = buffers.state(connection, scope.buffer_id, scope.buffer_name)
-    with _entered(connection, scope, row, accounts) as buffer:
+    with _writing_back(connection, scope, row, task_states) as buffer:
         yield buffer
 
 
 @contextmanager
-def _entered(
-    connection: Connection, scope: Scope, row: BufferRow, accounts: dict[str, TaskAccount]
+def _writing_back(
+    connection: Connection, scope: Scope, row: BufferRow, task_states: dict[str, TaskState]
 ) -> Iterator[LockedBuffer]:
-    scope.saw(row)
-    scope.news.clear()  # a transaction that lost a race is run again
-    before = {name: replace(account) for name, account in accounts.items()}
+    scope.on_read(row)
+    scope.messages.clear()  # a transaction that lost a race is run again
+    before = {name: replace(task) for name, task in task_states.items()}
     counted = (row.limited_inserts, row.limited_samples)
-    buffer = LockedBuffer(connection, scope, row, accounts)
+    buffer = LockedBuffer(connection, scope, row, task_states)
     yield buffer
     lineage.set_cursors(buffer, buffer.cursors)
     history.trim(buffer, before)
     row = buffer.row  # another object after a savepoint that was rolled back
     if (row.limited_inserts, row.limited_samples) != counted:
         buffers.save_limits(connection, row)
-    changed = [account for name, account in buffer.accounts.items() if account != before[name]]
+    changed = [task for name, task in buffer.task_states.items() if task != before[name]]
     tasks.save(connection, changed)
     packs.save(connection, buffer.shares, lambda: buffer.now)
-    scope.news.extend(buffer.news)
+    scope.messages.extend(buffer.messages)

@@ -1,4 +1,4 @@
-"""Numbers for loggers."""
+"""Metrics of a buffer for experiment loggers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from replaydb.episodes import GroupStatus
 
 _Rows = Sequence[Mapping[str, Any]]
 
-#: Groups that were generated, but will not be trained on.
+#: Statuses of groups that were generated but will not be trained on.
 _DROPPED = (GroupStatus.EXPIRED, GroupStatus.FAILED, GroupStatus.FILTERED)
 
 
@@ -33,15 +33,15 @@ def collect(
     *,
     sums: bool,
 ) -> dict[str, float]:
-    """Everything about a buffer that a logger plots, by name; `docs/training.md` has the list.
+    """Return the metrics of a buffer by name; `docs/training.md` lists them.
 
     Args:
         connection: A snapshot.
-        buffer_id: Which buffer.
-        buffer_name: Its name.
-        num_draws: How many of the last draws count as recent.
-        now: What ages are measured from.
-        sums: Whether to sum over all groups.
+        buffer_id: Id of the buffer.
+        buffer_name: Name of the buffer.
+        num_draws: Number of the last draws that count as recent.
+        now: Time from which ages are measured.
+        sums: Whether to include sums over all groups.
 
     Raises:
         UnknownBufferError: The buffer was deleted.
@@ -55,17 +55,16 @@ def collect(
     state = buffers.state(connection, buffer_id, buffer_name)
     numbers = {
         **(_generated(rows) | _stored(rows, tasks) if sums else {}),
-        **_kept(tasks),
+        **_from_counters(tasks),
         "buffer/policy_version": state.policy_version,
         **_replayed(drawn, tasks),
         **_trained(drawn),
-        **_counted(tasks),
+        **_cumulative(tasks),
     }
     return {name: float(number) for name, number in numbers.items() if number is not None}
 
 
-def _kept(tasks: _Rows) -> dict[str, Any]:
-    """By the accounts of the tasks."""
+def _from_counters(tasks: _Rows) -> dict[str, Any]:
     return {
         "gen/groups": _sum(tasks, "num_inserted"),
         "buffer/groups": _sum(tasks, "num_groups"),
@@ -86,27 +85,29 @@ def _generated(rows: _Rows) -> dict[str, Any]:
 
 
 def _stored(rows: _Rows, tasks: _Rows) -> dict[str, Any]:
-    kept = [row for row in rows if row["group_status"] != GroupStatus.ARCHIVED]
-    ready = [row for row in rows if row["group_status"] == GroupStatus.COMPLETED]
+    unarchived = [row for row in rows if row["group_status"] != GroupStatus.ARCHIVED]
+    completed = [row for row in rows if row["group_status"] == GroupStatus.COMPLETED]
     dropped = [row for row in rows if row["group_status"] in _DROPPED]
     total = _sum(rows, "num_groups")
     numbers = {
-        "buffer/episodes": _sum(kept, "num_episodes"),
+        "buffer/episodes": _sum(unarchived, "num_episodes"),
         "buffer/dropped": _sum(dropped, "num_groups"),
         "buffer/deleted": max(0, _sum(tasks, "num_inserted") - total),
-        "buffer/unsampled": _sum(ready, "num_unsampled"),
-        "buffer/age_mean": _ratio(_sum(ready, "age_sum"), _sum(ready, "num_groups")),
-        "buffer/age_max": _max(ready, "age_max"),
+        "buffer/unsampled": _sum(completed, "num_unsampled"),
+        "buffer/age_mean": _ratio(_sum(completed, "age_sum"), _sum(completed, "num_groups")),
+        "buffer/age_max": _max(completed, "age_max"),
         "buffer/wait_mean": _ratio(_sum(rows, "wait_sum"), _sum(rows, "num_waited")),
         "buffer/wait_max": _max(rows, "wait_max"),
-        "buffer/reward_mean": _ratio(_sum(ready, "reward_sum"), _sum(ready, "num_rewarded")),
-        "buffer/staleness_mean": _ratio(
-            _sum(ready, "staleness_sum"), _sum(ready, "num_known_staleness")
+        "buffer/reward_mean": _ratio(
+            _sum(completed, "reward_sum"), _sum(completed, "num_rewarded")
         ),
-        "buffer/staleness_max": _max(ready, "staleness_max"),
+        "buffer/staleness_mean": _ratio(
+            _sum(completed, "staleness_sum"), _sum(completed, "num_known_staleness")
+        ),
+        "buffer/staleness_max": _max(completed, "staleness_max"),
     }
     for name, *_ in STALENESS_BINS:
-        numbers[f"buffer/staleness/{name}"] = _sum(ready, f"staleness_{name}")
+        numbers[f"buffer/staleness/{name}"] = _sum(completed, f"staleness_{name}")
     for status in GroupStatus:
         mine = [row for row in rows if row["group_status"] == status]
         numbers[f"buffer/status/{status.value}"] = _sum(mine, "num_groups")
@@ -145,8 +146,8 @@ def _trained(drawn: Mapping[str, Any]) -> dict[str, Any]:
     return numbers
 
 
-def _counted(tasks: _Rows) -> dict[str, Any]:
-    """What only grows, by task."""
+def _cumulative(tasks: _Rows) -> dict[str, Any]:
+    """Return the counters that never decrease, in total and by task."""
     numbers = {"train/drawn": _sum(tasks, "num_sampled")}
     for task in tasks:
         numbers[f"gen/task/{task['task_name']}"] = task["num_inserted"]

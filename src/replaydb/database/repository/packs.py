@@ -1,9 +1,10 @@
-"""Which packs there are, and how much in each is still of use.
+"""Rows of packs, with the number of live parts and bytes of each.
 
-A pack without live parts is marked for deletion, and only such a pack is: every statement here that
-writes the number of live parts writes the mark with it. A marked pack is removed a grace later, so
-that what was drawn meanwhile can still be read. Until its removal has begun, parts that are in it
-may be taken into use, which saves it.
+A part is live while a row of `payload` refers to it. A pack is marked for deletion exactly while it
+has no live parts: every statement here that writes the number of live parts also writes the mark. A
+marked pack is removed after the grace period, so that draws that have read its rows can still read
+the pack. Until its removal begins, a transaction may refer to its parts again, which clears the
+mark.
 """
 
 from __future__ import annotations
@@ -19,47 +20,47 @@ from sqlalchemy import Connection
 from replaydb.database.prepared import Bound, execute, execute_many
 from replaydb.database.records import PayloadRecord
 from replaydb.database.statements.pack import (
+    begin_pack_removal,
     change_packs,
     delete_packs,
-    doom_packs,
     insert_pack,
-    insert_place,
+    insert_payload_store,
     lock_miscounted,
     mark_unused,
     move_member,
     recount_packs,
     select_any_payload,
-    select_condemned,
-    select_condemned_total,
-    select_doomed,
     select_known_packs,
     select_members,
     select_miscounted,
     select_mostly_dead,
     select_pack_names,
-    select_place,
+    select_payload_store,
+    select_removable,
+    select_removable_total,
     select_removed_orphans,
+    select_removing,
     select_share,
     select_staying,
     select_unmarked_total,
-    update_place,
+    update_payload_store,
 )
 from replaydb.database.statements.payload import release_payloads
 from replaydb.errors import InvalidInputError
 
-#: A pack that is in no table and was written longer ago may be taken for what a crash left.
+#: A pack without a row that was written longer ago than this may be treated as an orphan.
 FRESH_SECONDS = 3600.0
-#: How long an orphan that was removed is remembered: longer than anybody may still commit it.
+#: How long the row of a removed orphan is kept: longer than a put may still commit the pack.
 REMEMBERED_SECONDS = 2 * FRESH_SECONDS
-#: How long a pack stays to which nothing refers, where nobody said.
+#: Default grace period: how long a pack is kept after it was marked for deletion.
 GRACE_SECONDS = 3600.0
 
 
 class PackGoneError(Exception):
-    """Packs cannot be used any more: what is in them is to be written anew.
+    """Packs can no longer be used: their payloads must be written again.
 
     Attributes:
-        ids: Ids of these packs.
+        ids: Ids of those that have a committed row. Those without one can never be used.
     """
 
     def __init__(self, ids: Collection[int]) -> None:
@@ -67,13 +68,13 @@ class PackGoneError(Exception):
         self.ids = ids
 
 
-class PlaceRow(NamedTuple):
-    """Where packs are.
+class PayloadStoreRow(NamedTuple):
+    """The row of `payload_place`: the payload store that this database uses.
 
     Attributes:
-        url: Without secrets.
-        store_uid: Tells this store from others that are in the same folder or bucket.
-        grace_seconds: How long a pack stays to which nothing refers.
+        url: Its URL, without secrets.
+        store_uid: Identifies this store among others in the same folder or bucket.
+        grace_seconds: How long a pack is kept after it was marked for deletion.
     """
 
     url: str
@@ -83,73 +84,73 @@ class PlaceRow(NamedTuple):
 
 @dataclass(slots=True)
 class Share:
-    """A part of what is in a pack; what goes from it is negative."""
+    """Live parts and bytes of a pack, or a change of them, which may be negative."""
 
     parts: int = 0
     bytes: int = 0
 
     def add(self, num_bytes: int, sign: int = 1) -> None:
-        """One part more, or less."""
+        """Add a part of this size, or subtract it if `sign` is -1."""
         self.parts += sign
         self.bytes += sign * num_bytes
 
 
-#: What changes in packs, by their ids.
+#: Changes of packs, by pack id.
 Shares = dict[int, Share]
 
 
-def place(connection: Connection) -> PlaceRow | None:
-    """Where packs are; None: payloads are in the database."""
-    rows = execute(connection, select_place())
-    return PlaceRow(rows[0].url, rows[0].store_uid, rows[0].grace_seconds) if rows else None
+def payload_store(connection: Connection) -> PayloadStoreRow | None:
+    """Return the payload store of the database; None if payloads are in the database."""
+    rows = execute(connection, select_payload_store())
+    return PayloadStoreRow(rows[0].url, rows[0].store_uid, rows[0].grace_seconds) if rows else None
 
 
-def settle_place(connection: Connection, url: str, store_uid: str) -> PlaceRow:
-    """Have payloads outside the database from now on; where somebody was quicker, where they said.
+def record_payload_store(connection: Connection, url: str, store_uid: str) -> PayloadStoreRow:
+    """Record the payload store, unless another process has. Returns the one that is recorded.
 
     Raises:
         InvalidInputError: There are payloads in the database.
     """
-    found = place(connection)
+    found = payload_store(connection)
     if found is None:
         check_no_payloads(connection, url)
-        found = PlaceRow(url, store_uid, GRACE_SECONDS)
-        execute_many(connection, insert_place(), [{"id": 1, **found._asdict()}])
+        found = PayloadStoreRow(url, store_uid, GRACE_SECONDS)
+        execute_many(connection, insert_payload_store(), [{"id": 1, **found._asdict()}])
     return found
 
 
 def check_no_payloads(connection: Connection, url: str) -> None:
-    """Refuse to have payloads elsewhere from now on.
+    """Check that a payload store can be recorded.
 
     Raises:
-        InvalidInputError: There are some in the database.
+        InvalidInputError: There are payloads in the database.
     """
     if execute(connection, select_any_payload()):
-        expected = "None, as this store has its payloads in the database (`replaydb copy` moves it)"
+        expected = "None, since this store has its payloads in the database (see `replaydb copy`)"
         raise InvalidInputError("payloads", expected, url)
 
 
 def relocate(connection: Connection, url: str) -> None:
-    """Record that packs are at another URL now."""
-    execute(connection, update_place(url=url))
+    """Record the new URL of the payload store."""
+    execute(connection, update_payload_store(url=url))
 
 
 def set_grace(connection: Connection, seconds: float) -> None:
-    """Change how long a pack stays to which nothing refers."""
-    execute(connection, update_place(grace_seconds=seconds))
+    """Set the grace period of packs that are marked for deletion."""
+    execute(connection, update_payload_store(grace_seconds=seconds))
 
 
 def enter(connection: Connection, payloads: Iterable[PayloadRecord]) -> Shares:
-    """Enter the packs of payloads that are in no table yet, as if all of these came in.
+    """Insert rows for packs that have none, and count all their payloads as live.
 
     Returns:
-        What was counted of each, by its id.
+        The parts and bytes that were counted, by pack id.
 
     Raises:
-        PackGoneError: One may have been taken for what a crash left.
+        PackGoneError: A pack may have been removed as an orphan.
     """
     counted: Shares = {}
-    members = [one for one in payloads if one.pack is not None and not one.pack.is_kept]
+    members = [one for one in payloads if one.pack is not None and not one.pack.is_committed]
     for new in {one.pack: None for one in members}:
         assert new is not None  # noqa: S101
         if time.monotonic() - new.written_at > FRESH_SECONDS:
@@ -166,7 +167,13 @@ def enter(connection: Connection, payloads: Iterable[PayloadRecord]) -> Shares:
 
 
 def settle(shares: Shares, counted: Shares, payloads: Iterable[PayloadRecord]) -> None:
-    """Correct what was counted of packs to the payloads that did come in."""
+    """Change `shares` so that the payloads that were stored count, and not all that were entered.
+
+    Args:
+        shares: Changes that `save` will write.
+        counted: The result of `enter`.
+        payloads: The payloads that were stored.
+    """
     for pack_id, share in counted.items():
         mine = shares.setdefault(pack_id, Share())
         mine.parts -= share.parts
@@ -178,17 +185,17 @@ def settle(shares: Shares, counted: Shares, payloads: Iterable[PayloadRecord]) -
 
 
 def release(connection: Connection, ids: Sequence[int], shares: Shares) -> None:
-    """Delete the payloads of groups, and count what goes from packs."""
+    """Delete the payloads of groups, and subtract them from the live parts of packs."""
     for row in connection.execute(release_payloads(ids)).all():
         if row.pack_id is not None:
             shares.setdefault(row.pack_id, Share()).add(row.pack_length, -1)
 
 
 def save(connection: Connection, shares: Shares, now: Callable[[], datetime]) -> None:
-    """Write what has changed in packs, in the order of their ids: nobody waits in a circle.
+    """Write the changes of packs, in the order of their ids to prevent deadlocks.
 
     Raises:
-        PackGoneError: Some that were to be taken into use are being removed.
+        PackGoneError: Packs that get more live parts are being removed.
     """
     changes = {pack_id: one for pack_id, one in sorted(shares.items()) if one != Share()}
     if not changes:
@@ -207,23 +214,27 @@ def save(connection: Connection, shares: Shares, now: Callable[[], datetime]) ->
 
 
 def recount(connection: Connection, now: datetime) -> int:
-    """Correct counters and marks of packs to what refers to them. Returns how many were wrong."""
-    # Who takes parts into a pack, or out of it, counts that last: once these are locked, whatever
-    # is not counted yet can not be seen either.
+    """Correct the counters and marks of packs to the rows that refer to them.
+
+    Returns:
+        The number of packs that were wrong.
+    """
+    # A transaction that adds or removes parts updates the counters last. So once the packs are
+    # locked, parts that are not counted yet are not visible either.
     execute(connection, lock_miscounted())
     return execute(connection, recount_packs(now))
 
 
 def miscounted(connection: Connection) -> Sequence[Any]:
-    """Packs whose `live_parts` and `live_bytes` are not the `parts` and `bytes` that there are.
+    """Return packs whose `live_parts` and `live_bytes` differ from the actual `parts` and `bytes`.
 
-    Also those that are marked for deletion though they have live parts, or not marked without any.
+    Includes packs with live parts that are marked for deletion, and unmarked packs without any.
     """
     return execute(connection, select_miscounted())
 
 
 def unmarked_total(connection: Connection) -> Any:
-    """Number of `packs` without live parts and without a mark for deletion, and their `bytes`.
+    """Return the number of unmarked `packs` without live parts, and their `bytes`.
 
     Earlier versions left such packs. Nothing removes them until they are marked.
     """
@@ -232,58 +243,58 @@ def unmarked_total(connection: Connection) -> Any:
 
 
 def mark_unmarked(connection: Connection, now: datetime) -> None:
-    """Mark the packs of `unmarked_total` for deletion. Their grace begins now."""
+    """Mark the packs of `unmarked_total` for deletion. Their grace period begins now."""
     execute(connection, mark_unused(now))
 
 
 def names(connection: Connection, ids: Collection[int]) -> dict[int, str]:
-    """Names of packs, by their ids."""
+    """Return the names of packs by id."""
     found = execute(connection, select_pack_names(sorted(ids)))
     return {row.id: row.name for row in found}
 
 
-def condemned(connection: Connection, now: datetime, limit: int) -> Sequence[int]:
-    """Packs whose grace is over, at most so many: a look that locks nothing."""
+def removable(connection: Connection, now: datetime, limit: int) -> Sequence[int]:
+    """Return ids of marked packs whose grace period is over, up to a limit. Takes no locks."""
     cutoff, forgotten = _cutoff(connection, now), now - timedelta(seconds=REMEMBERED_SECONDS)
-    return [row.id for row in execute(connection, select_condemned(cutoff, forgotten, limit))]
+    return [row.id for row in execute(connection, select_removable(cutoff, forgotten, limit))]
 
 
-def condemned_total(connection: Connection, now: datetime) -> Any:
-    """How many `packs` there are whose grace is over, and their `bytes`."""
-    [total] = execute(connection, select_condemned_total(_cutoff(connection, now)))
+def removable_total(connection: Connection, now: datetime) -> Any:
+    """Return the number of marked `packs` whose grace period is over, and their `bytes`."""
+    [total] = execute(connection, select_removable_total(_cutoff(connection, now)))
     return total
 
 
-def doom(connection: Connection, ids: Sequence[int], now: datetime) -> dict[int, str]:
-    """Let condemned packs be used no more.
+def begin_removal(connection: Connection, ids: Sequence[int], now: datetime) -> dict[int, str]:
+    """Let no transaction use these packs any more, if their grace period is over.
 
     Returns:
-        Names of those whose objects are to be removed now, by their ids.
+        Names of the objects to remove now, by pack id.
     """
-    execute(connection, doom_packs(ids, _cutoff(connection, now)))
-    return {row.id: row.name for row in execute(connection, select_doomed(ids))}
+    execute(connection, begin_pack_removal(ids, _cutoff(connection, now)))
+    return {row.id: row.name for row in execute(connection, select_removing(ids))}
 
 
-def forget(connection: Connection, ids: Collection[int]) -> None:
-    """Take out of the tables what was removed."""
+def delete_rows(connection: Connection, ids: Collection[int]) -> None:
+    """Delete the rows of packs whose objects were removed."""
     execute(connection, delete_packs(sorted(ids)))
 
 
 def known(connection: Connection, pack_names: Sequence[str]) -> set[str]:
-    """Which of some packs there are, in use or not."""
+    """Return which of these packs have a row, except orphans that were claimed for removal."""
     return {row.name for row in execute(connection, select_known_packs(pack_names))}
 
 
 def claim_orphans(connection: Connection, names: Collection[str], now: datetime) -> dict[int, str]:
-    """Enter objects that are in no table as being removed: nobody can take them into use then.
+    """Insert rows of orphans as packs that are being removed, so that no transaction can use them.
 
     These rows have no bytes. They stay for `REMEMBERED_SECONDS`. So a transaction that is about to
     commit such a pack finds the row after the object was removed, and writes its payloads again.
 
     Args:
-        connection: In whose transaction; where somebody was quicker it is run again.
-        names: Of the objects.
-        now: The time.
+        connection: A write transaction. If another one inserts a name first, it is run again.
+        names: Names of the objects.
+        now: The current time.
 
     Returns:
         Names of the objects to remove now, by the ids of their rows.
@@ -295,12 +306,12 @@ def claim_orphans(connection: Connection, names: Collection[str], now: datetime)
 
 
 def mostly_dead(connection: Connection, share: float, limit: int) -> Sequence[Any]:
-    """Rows of packs of which at most a share (0 to 1) of the bytes is of use, at most so many."""
+    """Return packs of which at most a share (0 to 1) of the bytes is live, up to a limit."""
     return execute(connection, select_mostly_dead(share, limit))
 
 
 def members(connection: Connection, pack_id: int) -> Sequence[Any]:
-    """What is still of use in a pack: `checksum`, `pack_offset`, `pack_length` and whose it is."""
+    """Return the live parts of a pack: `group_id`, `part`, `checksum`, offset and length."""
     return execute(connection, select_members(pack_id))
 
 
@@ -312,21 +323,24 @@ def repoint(
     offsets: Mapping[int, int],
     now: datetime,
 ) -> int:
-    """Let parts be read from a new pack, where copies of them are. Returns how many were moved.
+    """Make the rows of parts refer to their copies in a new pack.
 
-    Parts that were deleted or moved meanwhile stay out of it. A pack that ends without live parts,
-    the old one or the new one, is marked for deletion.
+    Parts that were deleted or moved meanwhile are skipped. If the old or the new pack ends up
+    without live parts, it is marked for deletion.
 
     Args:
-        connection: In whose transaction.
-        old_id: The pack they were in.
+        connection: A write transaction.
+        old_id: Id of the pack that the parts are in.
         name: Name of the new pack.
-        num_bytes: Its size.
-        offsets: Where a part is in the new pack, by where it was in the old one.
-        now: The time.
+        num_bytes: Size of the new pack.
+        offsets: Offset of each part in the new pack, by its offset in the old one.
+        now: The current time.
+
+    Returns:
+        The number of parts that were moved.
     """
     new_id = _insert(connection, name, num_bytes, now, Share())
-    if new_id is None:  # taken for an orphan
+    if new_id is None:  # it was claimed as an orphan
         return 0
     rows = [
         {"old_pack": old_id, "old_offset": old, "new_pack": new_id, "new_offset": new}
@@ -351,7 +365,7 @@ def _insert(
     *,
     removing: bool = False,
 ) -> int | None:
-    """Enter a pack. Returns its id, or None where there is one of that name."""
+    """Insert a pack. Returns its id, or None if the name is taken."""
     values = {
         "name": name,
         "created_at": now,
@@ -366,6 +380,6 @@ def _insert(
 
 
 def _cutoff(connection: Connection, now: datetime) -> datetime:
-    found = place(connection)
+    found = payload_store(connection)
     grace = GRACE_SECONDS if found is None else found.grace_seconds
     return now - timedelta(seconds=grace)

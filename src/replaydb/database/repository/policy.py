@@ -1,4 +1,4 @@
-"""The policy clock of a buffer, and what follows from its settings."""
+"""Advances of the policy version, and changes of settings."""
 
 from __future__ import annotations
 
@@ -18,25 +18,29 @@ from replaydb.database.statements.episode_group import (
 from replaydb.database.statements.selections import selection
 from replaydb.errors import InvalidInputError, InvalidSettingsError
 
-#: Groups that follow the policy in the transaction that moves it.
+#: Groups updated in the transaction that advances the policy version.
 AT_ONCE = 1000
 
 
 def advance(buffer: LockedBuffer, version: int, *, rewind: bool, take_over: bool) -> int:
-    """Move the policy version, which every live group is to follow: see `aging`.
+    """Set the policy version. The rows of live groups are updated in steps: see `aging`.
 
     Returns:
-        How many groups had expired before, ever.
+        The number of groups that had ever expired before this call.
+
+    Raises:
+        InvalidInputError: The buffer follows another lineage, or the version is lower than the
+            buffer's, and the argument that permits it was not given.
     """
     row, run = buffer.row, buffer.scope.run
-    if not (buffer.compares or take_over):
+    if not (buffer.is_comparable or take_over):
         raise InvalidInputError(
             "run",
-            f"a run of lineage {row.policy_lineage!r}, whose policy this buffer follows "
+            f"a run of lineage {row.policy_lineage!r}, which this buffer follows "
             "(or take_over=True)",
-            f"one of lineage {run.lineage!r}",
+            f"a run of lineage {run.lineage!r}",
         )
-    if version < row.policy_version and buffer.compares and not rewind:
+    if version < row.policy_version and buffer.is_comparable and not rewind:
         raise InvalidInputError(
             "version",
             f"at least the buffer's policy version {row.policy_version} (or rewind=True)",
@@ -45,7 +49,7 @@ def advance(buffer: LockedBuffer, version: int, *, rewind: bool, take_over: bool
     lineage = run.lineage or row.policy_lineage
     values = {"policy_version": version, "policy_lineage": lineage}
     execute(buffer.connection, update_buffer(buffer.id, values))
-    num_outdated = sum(account.num_outdated for account in buffer.accounts.values())
+    num_outdated = sum(task.num_outdated for task in buffer.task_states.values())
     if (version, lineage) == (row.policy_version, row.policy_lineage):
         return num_outdated
     if lineage is not None and lineage != row.policy_lineage:
@@ -66,13 +70,13 @@ def advance(buffer: LockedBuffer, version: int, *, rewind: bool, take_over: bool
 
 
 def apply_settings(buffer: LockedBuffer, changes: Mapping[str, Any]) -> BufferRow:
-    """Store changed settings, and bring the buffer's groups in line with them.
+    """Store changed settings and update the groups accordingly.
 
     Returns:
-        The buffer as it is now.
+        The current row of the buffer.
 
     Raises:
-        InvalidSettingsError: Unknown or impossible.
+        InvalidSettingsError: A setting is unknown or invalid.
     """
     before = buffer.settings
     settings = before.updated(changes)
@@ -83,25 +87,25 @@ def apply_settings(buffer: LockedBuffer, changes: Mapping[str, Any]) -> BufferRo
     if settings.rate_limit != before.rate_limit:
         values |= {"limited_inserts": 0, "limited_samples": 0}
     execute(buffer.connection, update_buffer(buffer.id, values))
-    for account in buffer.accounts.values():
-        account.max_staleness = settings.max_staleness_of(account.task_name)
+    for task in buffer.task_states.values():
+        task.max_staleness = settings.max_staleness_of(task.task_name)
         if settings.seed != before.seed:
-            account.random_counter = 0
+            task.random_counter = 0
     tags.plan(buffer, before.indexed_tags)
     if (settings.max_staleness, settings.expire_by) != (before.max_staleness, before.expire_by):
-        for account in buffer.accounts.values():
-            account.is_expiring = account.max_staleness is not None
+        for task in buffer.task_states.values():
+            task.is_expiring = task.max_staleness is not None
         aging.step(buffer, AT_ONCE)
     if settings.priority_exponent != before.priority_exponent:
-        _reweigh(buffer)
+        _recompute_weights(buffer)
     return buffer.row
 
 
-def _reweigh(buffer: LockedBuffer) -> None:
-    """Every group keeps its priority, under another exponent.
+def _recompute_weights(buffer: LockedBuffer) -> None:
+    """Recompute the weights of all groups from their priorities, after a change of the exponent.
 
     Raises:
-        InvalidSettingsError: One of them would have a weight that cannot be drawn by.
+        InvalidSettingsError: A weight would be out of range.
     """
     condition = selection(buffer.id)
     rows = execute(buffer.connection, select_scalars(condition))
@@ -109,4 +113,4 @@ def _reweigh(buffer: LockedBuffer) -> None:
     try:
         groups.update_priorities(buffer, rows, priorities)
     except InvalidInputError as error:
-        raise InvalidSettingsError(f"of a group that is stored, {error}") from None
+        raise InvalidSettingsError(f"the priority of a stored group is invalid: {error}") from None

@@ -1,4 +1,4 @@
-"""Storing groups."""
+"""Puts: insertion, replacement and renewal of groups."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ from replaydb.errors import DuplicateGroupError, ReplayDBError
 
 OnDuplicate = Literal["error", "ignore", "replace", "renew"]
 
-#: What puts new content where other content is stored.
+#: Values of `on_duplicate` that replace stored content.
 _OVERWRITING = ("replace", "renew")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Put:
-    """Groups, and cursors, that are stored together or not at all; no uid occurs twice.
+    """Groups and cursors that are stored together or not at all; no uid occurs twice.
 
     It is equal to itself only: to compare all there is of several would take longer than a put.
 
@@ -72,7 +72,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class _Ids:
-    """Ids of groups by uid: those stored before, and those given to new and renewed ones."""
+    """Ids of groups by uid: of groups stored before, and of new and renewed ones."""
 
     stored: Mapping[str, int]
     new: Mapping[str, int]
@@ -101,8 +101,8 @@ def put(
 
     payloads = [part for put in puts for record in put.records for part in record.payloads]
     counted = packs.enter(connection, payloads)
-    # What is large is written before the locks are taken: a client that is stuck in the middle of
-    # it holds up nobody. Only what waits to be let in is not sent again with every try.
+    # Payloads and episodes are written before the locks are taken: a client that stalls in the
+    # middle of them blocks no other. Puts that a limit refused are not sent again with every try.
     early = [put for put in puts if not (_known(put, stored) or put.was_refused)]
     _insert_children(connection, [record for put in early for record in put.records], ids)
     if unseen := task_names - known_tasks:
@@ -154,44 +154,44 @@ class _Session:
     rows: list[dict[str, Any]] = field(default_factory=list)
 
     def store(self, put: Put, *, written: bool) -> None:
-        """Take in one put, or raise: in a limited buffer everything is as it was then."""
+        """Store one put. If this raises in a limited buffer, everything is rolled back."""
         if not self.buffer.settings.is_limited:
-            rows, _ = self._take_in(put, written=written)
+            rows, _ = self._count(put, written=written)
             self.rows += rows
             return
         with self.buffer.savepoint():
-            rows, rivals = self._take_in(put, written=written)
+            rows, rivals = self._count(put, written=written)
             self._write(rows)  # what is in can be a victim: of the next put, or at once
-            capacity.shed(self.buffer, rivals)
+            capacity.evict_excess(self.buffer, rivals)
 
     def flush(self) -> None:
-        """Write the rows taken in so far."""
+        """Write the rows of the puts stored so far."""
         self._write(self.rows)
         self.rows = []
 
     def _write(self, rows: Sequence[dict[str, Any]]) -> None:
-        """Write rows of groups, with arrivals from now on."""
+        """Write rows of groups, with new keys."""
         by_task: dict[str, list[dict[str, Any]]] = {}
         for row in rows:
             by_task.setdefault(row["task_name"], []).append(row)
         for name, mine in by_task.items():
-            account = self.buffer.accounts[name]
+            task = self.buffer.task_states[name]
             for clock in tasks.CLOCKS:
-                tasks.set_back_if_late(self.buffer.connection, account, clock)
+                tasks.set_back_if_late(self.buffer.connection, task, clock)
             weights = np.array([row["weight"] for row in mine])
-            waits = (wait.tolist() for wait in account.waits(self.buffer.settings, weights))
+            waits = (wait.tolist() for wait in task.waits(self.buffer.settings, weights))
             for row, uniform, prioritized in zip(mine, *waits, strict=True):
-                row["uniform_key"] = account.uniform_clock + uniform
-                row["priority_key"] = account.priority_clock + prioritized
+                row["uniform_key"] = task.uniform_clock + uniform
+                row["priority_key"] = task.priority_clock + prioritized
         execute_many(self.buffer.connection, insert_groups(), rows)
         if rows and self.buffer.settings.indexed_tags:
             tags.enter(self.buffer, [row["id"] for row in rows])
 
-    def _take_in(self, put: Put, *, written: bool) -> tuple[list[dict[str, Any]], list[int]]:
-        """Enter a put in the accounts.
+    def _count(self, put: Put, *, written: bool) -> tuple[list[dict[str, Any]], list[int]]:
+        """Check a put against the limits, free space for it, and count it.
 
         Returns:
-            Rows of its groups to write, and ids of those for which no room was made: see `shed`.
+            Rows of its groups to write, and ids of those without freed space: see `evict_excess`.
         """
         stored = self.ids.stored
         accepted = _accepted(put, stored)
@@ -208,7 +208,7 @@ class _Session:
         for record in rivals:
             (size,) = _sizes([record]).values()
             capacity.check_fits(self.buffer, record.task_name, size)
-        capacity.make_room(
+        capacity.free_space(
             self.buffer, _sizes(record for record in usable if not self._is_rival(record))
         )
         if not written:
@@ -222,7 +222,7 @@ class _Session:
         return rows, [self.ids[record] for record in rivals]
 
     def _delete_replaced(self, ids: Sequence[int]) -> dict[int, dict[str, Any]]:
-        """Delete groups whose place others take. Returns what those keep of each, by id."""
+        """Delete groups that are replaced. Return the columns that their successors keep, by id."""
         condition = selection(self.buffer.id, ids=ids)
         kept = {
             row.id: {
@@ -236,10 +236,10 @@ class _Session:
     def _group_rows(
         self, records: Sequence[GroupRecord], of_run: RunRow | None
     ) -> list[dict[str, Any]]:
-        """Rows as the buffer's state has it, entered in the accounts of their tasks."""
+        """Return rows of groups, and add them to the counters of their tasks."""
         rows = []
         for task_name in dict.fromkeys(record.task_name for record in records):
-            account = self.buffer.accounts[task_name]
+            task = self.buffer.task_states[task_name]
             members = [record for record in records if record.task_name == task_name]
             for record in members:
                 weight = self.buffer.settings.weight(record.facts["priority"])
@@ -248,7 +248,7 @@ class _Session:
                     "buffer_id": self.buffer.id,
                     "run_id": (of_run or self.buffer.scope.run).id,
                     "weight": weight,
-                    **self._standing(record, of_run),
+                    **self._status_columns(record, of_run),
                     "created_at": self.buffer.now,
                 }
                 row["completed_at"] = self.buffer.now if record.is_completed else None
@@ -257,34 +257,35 @@ class _Session:
                 if record.time_limit is not None:
                     row["deadline"] = self.buffer.now + record.time_limit
                 sums = GroupSums(1, weight, row["num_tokens"], row["num_bytes"])
-                account.enter(row["group_status"], sums)
-                account.num_inserted += 1
+                task.enter(row["group_status"], sums)
+                task.num_inserted += 1
                 rows.append(row)
         return sorted(rows, key=lambda row: int(row["id"]))
 
     def _is_usable(self, record: GroupRecord, of_run: RunRow | None) -> bool:
-        """Whether it is worth the place of another group."""
-        standing = self._standing(record, of_run)
-        return standing["group_status"] not in (*capacity.DEAD, GroupStatus.ARCHIVED)
+        """Return whether space is freed for a group by evicting others."""
+        columns = self._status_columns(record, of_run)
+        return columns["group_status"] not in (*capacity.UNSAMPLABLE, GroupStatus.ARCHIVED)
 
     def _is_rival(self, record: GroupRecord) -> bool:
-        """Whether it must win its place; what is still arriving can not lose it."""
+        """Return whether a group can itself be evicted for space; pending groups can not."""
         pending = record.facts["group_status"] == GroupStatus.PENDING
         return self.buffer.settings.keeps_best and not pending
 
-    def _standing(self, record: GroupRecord, of_run: RunRow | None) -> dict[str, Any]:
-        """How its version compares at arrival, and whether that is already too stale.
+    def _status_columns(self, record: GroupRecord, of_run: RunRow | None) -> dict[str, Any]:
+        """Return the status, staleness and comparable version of a group when it is put.
 
-        That of a copy does where its lineage is the buffer's, and not where nobody knows.
+        A copied group keeps its comparable version if its lineage is that of the buffer. If the
+        lineage is unknown, its version is not comparable.
         """
         oldest, newest = (record.facts[f"{bound}_policy_version"] for bound in ("min", "max"))
         span = None if oldest is None else newest - oldest
         if of_run is None:
-            compares = self.buffer.compares
+            is_comparable = self.buffer.is_comparable
         else:
-            compares = of_run.lineage is not None
-            compares &= of_run.lineage == self.buffer.row.policy_lineage
-        if not compares:
+            is_comparable = of_run.lineage is not None
+            is_comparable &= of_run.lineage == self.buffer.row.policy_lineage
+        if not is_comparable:
             oldest = None
         staleness = None if oldest is None else self.buffer.row.policy_version - oldest
         status, reason = record.facts["group_status"], None
@@ -300,12 +301,12 @@ class _Session:
 
 
 def _known(put: Put, stored: Mapping[str, int]) -> list[GroupRecord]:
-    """Groups of a put whose uid is stored already."""
+    """Return the groups of a put whose uid is stored already."""
     return [record for record in put.records if record.uid in stored]
 
 
 def _accepted(put: Put, stored: Mapping[str, int]) -> list[GroupRecord]:
-    """Groups of a put that are stored, if it is let in."""
+    """Return the groups of a put that are stored if it is admitted."""
     return [
         record
         for record in put.records
@@ -314,7 +315,7 @@ def _accepted(put: Put, stored: Mapping[str, int]) -> list[GroupRecord]:
 
 
 def _sizes(records: Iterable[GroupRecord]) -> dict[str, Size]:
-    """What groups take up, by task."""
+    """Return the total size of groups, by task."""
     sizes: dict[str, Size] = {}
     for record in records:
         size = sizes.setdefault(record.task_name, Size())
@@ -323,7 +324,7 @@ def _sizes(records: Iterable[GroupRecord]) -> dict[str, Size]:
 
 
 def _insert_children(connection: Connection, records: Iterable[GroupRecord], ids: _Ids) -> None:
-    """Everything large, which needs no lock."""
+    """Insert the large rows of groups (payloads, episodes, texts), which needs no lock."""
     rows = [(ids[record], record) for record in records]
     parts = [part.row(i, part.part) for i, record in rows for part in record.payloads]
     execute_many(connection, insert_payloads(), parts)
@@ -337,7 +338,7 @@ def _insert_children(connection: Connection, records: Iterable[GroupRecord], ids
 
 
 def _delete_children(connection: Connection, ids: Sequence[int]) -> None:
-    """Of groups that do not come in after all."""
+    """Delete the rows inserted by `_insert_children` for groups that were refused."""
     for statement in (
         delete_payloads,
         delete_episodes,

@@ -1,4 +1,4 @@
-"""Rows of two databases compared, and those of one made like those of the other."""
+"""Comparison of rows between two databases, and application of the differences."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from replaydb.database.prepared import execute, execute_many
 from replaydb.database.schema import payload
 from replaydb.database.statements.rows import (
     OF,
+    clear_references,
     columns,
     count_rows,
     delete_rows,
     families,
-    forget,
     insert_rows,
     json_positions,
     key_length,
@@ -37,13 +37,13 @@ Values = tuple[Any, ...]
 
 @dataclass(slots=True)
 class Difference:
-    """What it takes to make rows of a table like others.
+    """Changes that make rows of a table equal to the wanted rows.
 
     Attributes:
         table: The table.
-        missing: Rows that are not there.
-        changed: Rows that are, as they are and as they should be.
-        surplus: Keys of rows that should not be there.
+        missing: Rows to insert.
+        changed: Rows to update, as (current, wanted).
+        surplus: Keys of rows to delete.
     """
 
     table: Table
@@ -53,51 +53,54 @@ class Difference:
 
     @property
     def num_rows(self) -> int:
-        """How many rows differ."""
+        """Number of rows that differ."""
         return len(self.missing) + len(self.changed) + len(self.surplus)
 
 
 def roots(connection: Connection, of: Table, after: int, most: int) -> list[Values]:
-    """Rows of a table that gives ids, after one of these, up to so many."""
+    """Return up to `most` rows of a table with generated ids, in order, after an id."""
     found = connection.execute(select_roots(of), {"after": after, "most": most})
     return [tuple(row) for row in found]
 
 
 def children(connection: Connection, of: Table, after: int, last: int) -> list[Values]:
-    """Rows that hang on those with ids from `after`, excluded, to `last`."""
+    """Return the rows that belong to rows with ids above `after`, up to `last`."""
     found = connection.execute(select_children(of), {"after": after, "last": last})
     return [tuple(row) for row in found]
 
 
 def end_of_page(connection: Connection, of: Table, after: int, most: int) -> int | None:
-    """The id of the last of up to so many rows after an id, or of what rows hang on."""
+    """Return the largest id among the next `most` rows after an id; None if there is no row.
+
+    In a child table it is the id of the parent row.
+    """
     found = connection.execute(select_ids(of), {"after": after, "most": most})
     return max((row[0] for row in found), default=None)
 
 
 def compare(of: Table, wanted: Sequence[Values], found: Sequence[Values]) -> Difference:
-    """How rows of a table differ from those that are wanted.
+    """Return how rows of a table differ from the wanted rows.
 
     Raises:
-        DatabaseError: Something stands in one that is wanted that cannot be there.
+        DatabaseError: A wanted row has a value that cannot be read.
     """
     difference, width = Difference(of), key_length(of)
-    there = {row[:width]: row for row in found}
+    existing = {row[:width]: row for row in found}
     for row in wanted:
-        other = there.pop(row[:width], None)
+        other = existing.pop(row[:width], None)
         if other == row:
             continue
         _check(of, row)
         if other is None:
             difference.missing.append(row)
-        elif not _means_the_same(of, other, row):
+        elif not _are_equivalent(of, other, row):
             difference.changed.append((other, row))
-    difference.surplus.extend(there)
+    difference.surplus.extend(existing)
     return difference
 
 
-def _means_the_same(of: Table, found: Values, wanted: Values) -> bool:
-    """PostgreSQL's JSON is written anew as it is read: words may differ that mean the same."""
+def _are_equivalent(of: Table, found: Values, wanted: Values) -> bool:
+    """Compare rows. JSON read from PostgreSQL is serialized again, so texts may differ."""
     texts = json_positions(of)
     return all(
         a == b or (i in texts and None not in (a, b) and _is_same_json(a, b))
@@ -106,7 +109,7 @@ def _means_the_same(of: Table, found: Values, wanted: Values) -> bool:
 
 
 def _is_same_json(*texts: str) -> bool:
-    """To Python 1, 1.0 and True are equal."""
+    """Compare JSON texts by value. Python considers 1, 1.0 and True equal, JSON does not."""
     try:
         a, b = map(json.loads, texts)
     except ValueError:
@@ -122,15 +125,15 @@ def _check(of: Table, row: Values) -> None:
 
 
 def apply(connection: Connection, differences: Sequence[Difference]) -> None:
-    """Make rows of a family of tables like others: of its root first. Payloads are only removed.
+    """Apply differences to a family of tables, its root first. Payload rows are only deleted.
 
-    What is in packs is not counted: see `packs.recount`.
+    The counters of packs are not updated: see `packs.recount`.
     """
     for one in differences:
-        gone = one.surplus
+        surplus = one.surplus
         if one.table is payload:
-            gone = [*gone, *(row[: key_length(payload)] for row, _ in one.changed)]
-        _delete(connection, one.table, gone)
+            surplus = [*surplus, *(row[: key_length(payload)] for row, _ in one.changed)]
+        _delete(connection, one.table, surplus)
     for one in differences:
         if one.table is not payload:
             names = [each.name for each in columns(one.table)]
@@ -139,18 +142,18 @@ def apply(connection: Connection, differences: Sequence[Difference]) -> None:
             _update(connection, one.table, one.changed)
 
 
-def _delete(connection: Connection, of: Table, gone: Sequence[Values]) -> None:
-    if not gone:
+def _delete(connection: Connection, of: Table, surplus: Sequence[Values]) -> None:
+    if not surplus:
         return
     if any(of is family.root for family in families()):
-        for statement in forget(of, [key for (key,) in gone]):
+        for statement in clear_references(of, [key for (key,) in surplus]):
             execute(connection, statement)
     names = [OF + key.name for key in keys(of)]
-    connection.execute(delete_rows(of), [dict(zip(names, key, strict=True)) for key in gone])
+    connection.execute(delete_rows(of), [dict(zip(names, key, strict=True)) for key in surplus])
 
 
 def _update(connection: Connection, of: Table, changed: Sequence[tuple[Values, Values]]) -> None:
-    """Only columns in which some differ: most of what changes is in no index."""
+    """Update only columns in which some rows differ: most of these columns are in no index."""
     shown = columns(of)
     differing = [
         i
@@ -166,12 +169,12 @@ def _update(connection: Connection, of: Table, changed: Sequence[tuple[Values, V
 
 
 def count(connection: Connection, of: Table) -> int:
-    """How many rows a table has."""
+    """Return the number of rows of a table."""
     [(number,)] = execute(connection, count_rows(of))
     return int(number)
 
 
 def first_in_use(connection: Connection) -> str | None:
-    """The name of a table that has rows; None: the store is empty."""
+    """Return the name of the first table that has rows; None if the store is empty."""
     tables = [one for family in families() for one in (family.root, *family.children)]
     return next((one.name for one in tables if execute(connection, select_any(one))), None)

@@ -1,4 +1,4 @@
-"""Sequences of generated ids, compared with the ids that rows have."""
+"""Id sequences that are behind the ids of existing rows: detection and repair."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def behind(
 
     Args:
         backend: The engine.
-        connection: In whose transaction.
-        least: Ids that sequences must be past as well, by table.
+        connection: Connection of the transaction.
+        least: Ids that the sequences must also be past, by table.
     """
     # Other transactions may insert between the two statements: the sequences are read last.
     largest, last = _largest(connection), backend.last_ids(connection)

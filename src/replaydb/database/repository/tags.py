@@ -1,4 +1,4 @@
-"""The index of tags: kept with the groups, filled and emptied a little at a time, looked up."""
+"""The tag index: updates with the groups, incremental fill and removal, lookups."""
 
 from __future__ import annotations
 
@@ -27,38 +27,38 @@ from replaydb.database.statements.tag import (
 )
 from replaydb.database.tag_lookups import Lookup, conjuncts, lookups_in
 
-#: Groups that are entered in an index, or taken out, in one transaction.
+#: Groups that are added to an index, or removed, in one transaction.
 CHUNK = 1000
-#: Groups that are looked up one by one, at most, instead of reading all there are; and instead of
-#: reading them in some order until there are enough.
-FEW = 20_000
-FEW_IN_ORDER = 1000
+#: Maximum number of groups that are looked up by id instead of scanning all groups.
+MAX_LOOKUPS = 20_000
+#: The same, instead of reading groups in some order until there are enough.
+MAX_LOOKUPS_IN_ORDER = 1000
 
 
 def enter(buffer: LockedBuffer, ids: Sequence[int]) -> None:
-    """Enter new groups in the indexes of their buffer."""
+    """Add new groups to the tag indexes of their buffer."""
     for name in buffer.settings.indexed_tags:
         execute(buffer.connection, insert_tags(name, ids))
 
 
-def enter_anew(buffer: LockedBuffer, ids: Sequence[int], names: Collection[str]) -> None:
-    """Enter what some tags of groups are now; those that are not to have an index only go."""
+def reindex(buffer: LockedBuffer, ids: Sequence[int], names: Collection[str]) -> None:
+    """Replace the index entries of some tags of groups. Tags without an index are only removed."""
     execute(buffer.connection, delete_tags(ids, sorted(names)))
     for name in sorted(set(names) & set(buffer.settings.indexed_tags)):
         execute(buffer.connection, insert_tags(name, ids))
 
 
 def plan(buffer: LockedBuffer, before: Collection[str]) -> None:
-    """Note which indexes are to be filled, or emptied, where the settings had others before."""
+    """Record which indexes must be filled or emptied after `indexed_tags` was changed."""
     changed = set(before) ^ set(buffer.settings.indexed_tags)
     if changed:
         _save(buffer, {**buffer.row.pending_tags, **dict.fromkeys(changed, checks.INT64[1])})
 
 
-def go_on(buffer: LockedBuffer) -> None:
-    """Fill and empty indexes a little further, from the newest group to the oldest.
+def continue_indexing(buffer: LockedBuffer) -> None:
+    """Fill and empty pending indexes for the next chunk of groups, from newest to oldest.
 
-    What is put or changed meanwhile is entered by those who do so.
+    Groups that are put or changed meanwhile are indexed by the calls that do so.
     """
     pending = dict(buffer.row.pending_tags)
     if not pending:
@@ -68,7 +68,7 @@ def go_on(buffer: LockedBuffer) -> None:
     rows = execute(buffer.connection, select_ids_below(before, CHUNK))
     mine = [row.id for row in rows if row.buffer_id == buffer.id]
     if mine:
-        enter_anew(buffer, mine, names)
+        reindex(buffer, mine, names)
     for name in names:
         if len(rows) < CHUNK:
             del pending[name]
@@ -85,16 +85,16 @@ def _save(buffer: LockedBuffer, pending: dict[str, int]) -> None:
 def look_up(
     connection: Connection, row: BufferRow, where: ColumnElement[bool] | None, most: int
 ) -> Sequence[int] | None:
-    """Every group that meets a filter, and maybe others, if an index tells that they are few.
+    """Return a superset of the groups that meet a filter, if a tag index shows that it is small.
 
     Args:
-        connection: That of a transaction in which the buffer stays as it is.
-        row: The buffer, as it is in that transaction.
+        connection: Connection of a transaction in which the buffer's row does not change.
+        row: Row of the buffer in that transaction.
         where: The filter.
-        most: How many groups are few.
+        most: Maximum number of groups.
 
     Returns:
-        Their ids; None where there are more, or no index of what is asked.
+        Their ids; None if there are more, or no index applies to the filter.
     """
     lookup = _rarest(connection, row, where, most)
     if lookup is None:
@@ -102,15 +102,15 @@ def look_up(
     return [group_id for (group_id,) in execute(connection, select_tagged(row.id, lookup))]
 
 
-def are_few(
+def is_selective(
     connection: Connection, row: BufferRow, where: ColumnElement[bool] | None, most: int
 ) -> bool:
-    """Whether `look_up` would find any."""
+    """Return whether `look_up` would return ids."""
     return _rarest(connection, row, where, most) is not None
 
 
 def mistagged(connection: Connection, row: BufferRow, most: int) -> dict[int, str]:
-    """Groups that an index does not have as they are, up to so many of each: the tag, by id."""
+    """Return the name of the tag of wrong index entries by group id, up to `most` per index."""
     return {
         group_id: name
         for name in sorted(row.indexed_tags)
@@ -129,19 +129,22 @@ def _rarest(
     return found
 
 
-def look_up_now(
-    connection: Connection, seen: BufferRow, where: ColumnElement[bool] | None, most: int
+def look_up_in_snapshot(
+    connection: Connection, cached: BufferRow, where: ColumnElement[bool] | None, most: int
 ) -> Sequence[int] | None:
-    """The same in a snapshot, of a buffer as this process last saw it, and of prompts."""
-    if not lookups_in(where, seen.settings.indexed_tags):
-        return _of_prompt(connection, seen.id, where, most)
-    return look_up(connection, buffers.state(connection, seen.id, seen.name), where, most)
+    """As `look_up`, in a snapshot and with a cached row; also uses the index of prompts."""
+    if not lookups_in(where, cached.settings.indexed_tags):
+        return _of_prompt(connection, cached.id, where, most)
+    return look_up(connection, buffers.state(connection, cached.id, cached.name), where, most)
 
 
 def _of_prompt(
     connection: Connection, buffer_id: int, where: ColumnElement[bool] | None, most: int
 ) -> Sequence[int] | None:
-    """The groups of the prompt that a filter names, if there are few; None where it names none."""
+    """Return the ids of the groups of the prompt that a filter names.
+
+    None if it names no prompt, or there are more than `most` groups.
+    """
     for part in conjuncts(where):
         match part:
             case BinaryExpression(operator=operators.eq, right=BindParameter(value=str(uid))):
@@ -151,9 +154,9 @@ def _of_prompt(
     return None
 
 
-def narrowed(connection: Connection, seen: BufferRow, which: Selection) -> ColumnElement[bool]:
-    """A selection, by the ids of the groups where an index tells that they are few."""
+def narrowed(connection: Connection, cached: BufferRow, which: Selection) -> ColumnElement[bool]:
+    """Return the condition of a selection, by ids if an index shows that there are few groups."""
     if which.ids is None and which.uids is None:
-        ids = look_up_now(connection, seen, which.where, FEW)
+        ids = look_up_in_snapshot(connection, cached, which.where, MAX_LOOKUPS)
         return replace(which, ids=ids).condition
     return which.condition

@@ -1,4 +1,4 @@
-"""The accounts of tasks: clocks, counters, and the right to change them."""
+"""Task states: the clocks and counters of tasks, and their row locks."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, Row
 
 from replaydb.database.prepared import execute, execute_many
-from replaydb.database.repository.arrivals import exponentials
-from replaydb.database.statements.pools import Clock, Pool, set_arrivals_back
+from replaydb.database.repository.exponentials import exponentials
+from replaydb.database.statements.candidates import Clock, Partition, shift_keys
 from replaydb.database.statements.task import (
     lock_aging_tasks,
     lock_all_tasks,
@@ -28,40 +28,42 @@ from replaydb.episodes import GroupStatus
 from replaydb.errors import DatabaseError
 from replaydb.settings import BufferSettings
 
-#: The latest that a clock may show, in times between two arrivals: its last bit is up to 2**-16 of
-#: such a time then.
-LATEST = 2.0**36
-#: A sum of weights is made anew when rounding may have changed it by this part.
-LARGEST_SUM_ERROR = 2.0**-20
+#: Maximum value of a clock, in mean distances between two keys. Its last bit is then up to 2**-16
+#: of such a distance.
+MAX_CLOCK = 2.0**36
+#: A sum of weights is recomputed when its relative rounding error may exceed this.
+MAX_SUM_ERROR = 2.0**-20
 
 CLOCKS: tuple[Clock, ...] = get_args(Clock)
 
 
 @dataclass(slots=True)
-class TaskAccount:
+class TaskState:
     """A locked row of the `task` table.
 
     Attributes:
-        task_id: Its row.
-        buffer_id: Its buffer.
-        task_name: Its name.
+        task_id: Id of the row.
+        buffer_id: Id of the buffer.
+        task_name: Name of the task.
         max_staleness: Groups staler than this expire; None: never.
-        uniform_clock: Time of the last arrival taken by `Uniform`.
-        priority_clock: Time of the last arrival taken by `Prioritized`.
-        random_counter: Where the seeded stream of exponentials goes on.
-        num_available: Samplable groups.
+        uniform_clock: Key up to which `Uniform` has drawn.
+        priority_clock: Key up to which `Prioritized` has drawn.
+        random_counter: Position of the seeded stream of exponential variates.
+        num_available: Number of samplable groups.
         total_weight: Sum of their weights.
-        weight_error: Bound of what rounding has done to that sum.
-        num_pending: Groups whose episodes still arrive.
-        num_leased: Groups that somebody holds.
-        stored_groups: Groups that are not archived; so the next two.
-        stored_tokens: Their tokens.
-        stored_bytes: Bytes of their payloads.
-        num_inserted: Groups ever put.
-        num_sampled: Groups ever drawn, counted once a draw.
-        num_outdated: Groups that the policy has left behind, ever.
-        is_expiring: Whether groups may be left that are too stale: nothing is drawn until then.
-        aged_to: Up to this id the column `staleness` of live groups is up to date; None: of all.
+        weight_error: Bound of the rounding error of that sum.
+        num_pending: Number of pending groups.
+        num_leased: Number of leased groups.
+        stored_groups: Number of groups that are not archived.
+        stored_tokens: Tokens of these groups.
+        stored_bytes: Payload bytes of these groups.
+        num_inserted: Number of groups ever put.
+        num_sampled: Number of groups ever drawn, counted once per draw.
+        num_outdated: Number of groups that ever expired because the policy version advanced.
+        is_expiring: Whether there may be groups that are too stale and have not expired yet. Until
+            they have, nothing is drawn.
+        aged_to: Id up to which the column `staleness` of live groups is up to date; None: it is up
+            to date for all groups.
     """
 
     task_id: int
@@ -87,28 +89,28 @@ class TaskAccount:
 
     @property
     def is_behind(self) -> bool:
-        """Whether its groups have not followed the policy yet."""
+        """Whether rows of its groups have not been updated to the policy version yet."""
         return self.is_expiring or self.aged_to is not None
 
     def time(self, clock: Clock) -> float:
-        """What a clock shows."""
+        """Return the value of a clock."""
         return self.uniform_clock if clock == "uniform" else self.priority_clock
 
     def advance_clock(self, clock: Clock, elapsed: float) -> None:
-        """Let time pass on one clock."""
+        """Advance one clock by `elapsed`."""
         if clock == "uniform":
             self.uniform_clock += elapsed
         else:
             self.priority_clock += elapsed
 
     def rate(self, clock: Clock) -> float:
-        """How many groups arrive on a clock in a unit of its time, at most."""
+        """Return an upper bound of the sum of the rates of all groups on a clock."""
         if clock == "uniform":
             return float(self.num_available)
         return self.total_weight + self.weight_error
 
     def exponentials(self, settings: BufferSettings, count: int) -> NDArray[np.float64]:
-        """The next `count` variates of this task's stream."""
+        """Return the next `count` variates of this task's stream, float64 [count]."""
         variates, self.random_counter = exponentials(
             settings.seed, self.task_name, self.random_counter, count
         )
@@ -117,15 +119,18 @@ class TaskAccount:
     def waits(
         self, settings: BufferSettings, weights: NDArray[np.float64]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """How long, by the uniform and the priority clock, groups wait that become samplable.
+        """Generate waiting times for groups that become samplable: the keys relative to the clocks.
 
-        The exponential is memoryless, so a group that comes now waits from now.
+        The exponential distribution is memoryless, so the times start at the present clocks.
+
+        Returns:
+            Times by the uniform and by the priority clock, both float64 [weights].
         """
         uniform, prioritized = self.exponentials(settings, 2 * len(weights)).reshape(2, -1)
-        return uniform, waiting(prioritized, weights)
+        return uniform, waiting_times(prioritized, weights)
 
     def enter(self, status: str, sums: GroupSums, by: int = 1) -> None:
-        """Groups came to have a status; `by=-1`: they no longer have it."""
+        """Count groups that get a status, or with `by=-1` groups that leave it."""
         match status:
             case GroupStatus.COMPLETED:
                 self.num_available += by * sums.num_groups
@@ -140,11 +145,11 @@ class TaskAccount:
             self.stored_bytes += by * sums.num_bytes
 
     def add_weight(self, weight: float, terms: int = 1) -> None:
-        """The sum of weights changes, in a way that rounding cannot spoil for long.
+        """Add to the sum of weights, and to the bound of its rounding error.
 
-        A large weight that comes and goes takes the digits of the small ones with it, so `save`
-        sums anew when the error could be seen. A weight that is itself a sum of several `terms`
-        was rounded as often.
+        A large weight that is added and removed rounds away digits of the small ones, so `save`
+        recomputes the sum before the error becomes visible. A weight that is itself the sum of
+        `terms` weights has been rounded that often.
         """
         before = self.total_weight
         self.total_weight += weight
@@ -153,18 +158,18 @@ class TaskAccount:
             self.total_weight = self.weight_error = 0.0
 
     def leave(self, status: str, sums: GroupSums) -> None:
-        """Groups no longer have a status."""
+        """Uncount groups that leave a status."""
         self.enter(status, sums, by=-1)
 
     def move(self, before: str, after: str, sums: GroupSums) -> None:
-        """Groups have another status."""
+        """Count groups that change from one status to another."""
         self.leave(before, sums)
         self.enter(after, sums)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSums:
-    """What some groups add to an account."""
+    """Contribution of some groups to the counters of a task."""
 
     num_groups: int
     weight: float
@@ -173,7 +178,7 @@ class GroupSums:
 
     @classmethod
     def of(cls, rows: Sequence[Any]) -> Self:
-        """Of rows that have the scalars of a group each."""
+        """Sum over rows with the scalars of groups."""
         return cls(
             len(rows),
             sum(row.weight for row in rows),
@@ -182,94 +187,95 @@ class GroupSums:
         )
 
 
-def waiting(variates: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Waiting times of Poisson processes of these rates; infinite where the rate is 0."""
+def waiting_times(
+    variates: NDArray[np.float64], weights: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Scale variates of Exp(1) to rates `weights`; infinite if the rate is 0. All are [n]."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(weights > 0.0, variates / weights, np.inf)
 
 
 def lock(
     connection: Connection, buffer_id: int, names: Collection[str] | None = None
-) -> dict[str, TaskAccount]:
-    """Lock some or all tasks until the transaction ends; those that do not exist are left out."""
+) -> dict[str, TaskState]:
+    """Lock some or all tasks until the transaction ends. Tasks that do not exist are omitted."""
     statement = lock_all_tasks(buffer_id) if names is None else lock_tasks(buffer_id, sorted(names))
-    return _accounts(execute(connection, statement))
+    return _task_states(execute(connection, statement))
 
 
-def read(connection: Connection, buffer_id: int) -> dict[str, TaskAccount]:
-    """All tasks as they are, to look at only."""
-    return _accounts(execute(connection, select_tasks(buffer_id)))
+def read(connection: Connection, buffer_id: int) -> dict[str, TaskState]:
+    """Read all tasks without locking them."""
+    return _task_states(execute(connection, select_tasks(buffer_id)))
 
 
-def lock_leased(connection: Connection, buffer_id: int, lease_id: int) -> dict[str, TaskAccount]:
-    """Lock the tasks of which a lease holds groups."""
-    return _accounts(execute(connection, lock_leased_tasks(buffer_id, lease_id)))
+def lock_leased(connection: Connection, buffer_id: int, lease_id: int) -> dict[str, TaskState]:
+    """Lock the tasks of the groups of a lease."""
+    return _task_states(execute(connection, lock_leased_tasks(buffer_id, lease_id)))
 
 
 def lock_some_behind(
     connection: Connection, buffer_id: int, most: int, *, expiring: bool
-) -> dict[str, TaskAccount]:
-    """Lock some of the tasks that are expiring, or of those whose column is behind the policy."""
+) -> dict[str, TaskState]:
+    """Lock up to `most` tasks that are expiring, or whose column `staleness` is behind."""
     statement = lock_expiring_tasks if expiring else lock_aging_tasks
-    return _accounts(execute(connection, statement(buffer_id, most)))
+    return _task_states(execute(connection, statement(buffer_id, most)))
 
 
-class _Accounts(dict[str, TaskAccount]):
-    def __missing__(self, task_name: str) -> TaskAccount:
+class _TaskStates(dict[str, TaskState]):
+    def __missing__(self, task_name: str) -> TaskState:
         raise DatabaseError(
             f"damaged: a group names the task {task_name!r:.80}, which the buffer does not have"
         )
 
 
-def _accounts(rows: Iterable[Row[Any]]) -> dict[str, TaskAccount]:
-    accounts = _Accounts()
+def _task_states(rows: Iterable[Row[Any]]) -> dict[str, TaskState]:
+    task_states = _TaskStates()
     for row in rows:
         facts = row._asdict()
-        accounts[row.task_name] = TaskAccount(task_id=facts.pop("id"), **facts)
-    return accounts
+        task_states[row.task_name] = TaskState(task_id=facts.pop("id"), **facts)
+    return task_states
 
 
 def set_back_if_late(
-    connection: Connection, account: TaskAccount, clock: Clock, rate: float | None = None
+    connection: Connection, task: TaskState, clock: Clock, rate: float | None = None
 ) -> None:
-    """Set a clock back to 0, with all its arrivals, where it shows too late a time to add to.
+    """Set a clock back to 0, and shift all its keys, if its value is too large to add to.
 
-    Arrivals are `1 / rate` apart, on a clock that ticks in units of its last bit. A clock that
-    ticks too coarsely for that must be set back *before* an arrival is computed from it: what
-    rounding has taken is not there to be set back. To be called when the account counts whatever
-    is to arrive, and every arrival that was computed is in the table.
+    Keys are `1 / rate` apart on average; the resolution of a clock is its last bit. A clock that
+    is too coarse must be set back *before* a key is computed from it, since shifting does not
+    restore rounded digits. Call this when the counters include all groups that get keys, and every
+    key computed so far is in the table.
 
     Args:
-        connection: Of the transaction in which the task is locked.
-        account: Of the task.
-        clock: Which of its clocks.
-        rate: Of the arrivals that are told apart; by default of the task's own.
+        connection: Connection of the transaction in which the task is locked.
+        task: The task.
+        clock: One of its clocks.
+        rate: Total rate of the keys that must be distinguished; by default the task's own.
     """
-    time = account.time(clock)
-    if time * (account.rate(clock) if rate is None else rate) > LATEST:
-        pool = Pool(account.buffer_id, account.task_name, GroupStatus.COMPLETED.value)
-        execute(connection, set_arrivals_back(pool, clock, time))
-        account.advance_clock(clock, -time)
+    time = task.time(clock)
+    if time * (task.rate(clock) if rate is None else rate) > MAX_CLOCK:
+        partition = Partition(task.buffer_id, task.task_name, GroupStatus.COMPLETED.value)
+        execute(connection, shift_keys(partition, clock, time))
+        task.advance_clock(clock, -time)
 
 
-def sum_anew_if_rounded(connection: Connection, account: TaskAccount) -> None:
-    """Sum the weights of a task again where rounding may have spoilt the sum that is kept."""
-    if account.weight_error > LARGEST_SUM_ERROR * account.total_weight:
-        statement = select_total_weight(account.buffer_id, account.task_name)
+def recompute_weight_if_inexact(connection: Connection, task: TaskState) -> None:
+    """Recompute the sum of weights of a task if its rounding error may be too large."""
+    if task.weight_error > MAX_SUM_ERROR * task.total_weight:
+        statement = select_total_weight(task.buffer_id, task.task_name)
         [(total,)] = execute(connection, statement)
-        account.total_weight, account.weight_error = total or 0.0, 0.0
+        task.total_weight, task.weight_error = total or 0.0, 0.0
 
 
-# Not its name, which as a parent key would make SQLite look at every group of the task.
-_SAVED = [
-    field.name for field in fields(TaskAccount) if field.name not in ("buffer_id", "task_name")
-]
+# Without the name: it is a parent key, so updating it would make SQLite read every group of the
+# task.
+_SAVED = [field.name for field in fields(TaskState) if field.name not in ("buffer_id", "task_name")]
 
 
-def save(connection: Connection, accounts: Iterable[TaskAccount]) -> None:
-    """Write accounts back."""
+def save(connection: Connection, task_states: Iterable[TaskState]) -> None:
+    """Write task states back."""
     rows = []
-    for account in accounts:
-        sum_anew_if_rounded(connection, account)
-        rows.append({name: getattr(account, name) for name in _SAVED})
+    for task in task_states:
+        recompute_weight_if_inexact(connection, task)
+        rows.append({name: getattr(task, name) for name in _SAVED})
     execute_many(connection, update_tasks(), rows)

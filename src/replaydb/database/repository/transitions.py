@@ -1,7 +1,7 @@
-"""Groups changing status, with the accounts of their tasks changing alike.
+"""Status transitions of groups, with the matching updates of task counters.
 
-Every function takes a locked buffer, and groups of its locked tasks only: their scalars, read
-under those locks, or a condition that selects them.
+Every function takes a locked buffer, and groups of its locked tasks only: either their scalars,
+read while the locks are held, or a condition that selects them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from sqlalchemy import ColumnElement
 from replaydb.database.prepared import execute, execute_many
 from replaydb.database.repository import packs, tasks
 from replaydb.database.repository.locked import LockedBuffer
-from replaydb.database.repository.tasks import GroupSums, TaskAccount
+from replaydb.database.repository.tasks import GroupSums, TaskState
 from replaydb.database.staleness import LIVE
-from replaydb.database.statements.draw import lose_leased
+from replaydb.database.statements.draw import mark_leased_lost
 from replaydb.database.statements.episode_group import (
     age_groups_by_id,
     archive_groups,
@@ -34,7 +34,7 @@ from replaydb.database.statements.payload import delete_payloads, delete_transcr
 from replaydb.database.statements.selections import of_tasks
 from replaydb.episodes import GroupStatus
 
-#: A group's scalars, and what else is to change with its status: the same columns for all.
+#: Scalars of a group, and other columns to change with its status: the same ones for all groups.
 Change = tuple[Any, Mapping[str, Any]]
 
 
@@ -43,7 +43,7 @@ def move(
     changes: Sequence[Change],
     status: GroupStatus,
 ) -> None:
-    """Give groups, which nobody holds any more, a status from which they are not drawn."""
+    """Set a status other than completed, and end any lease on the groups."""
     _leave(buffer, [row for row, _ in changes], status)
     new = [_changed(row, status, values) for row, values in changes]
     execute_many(buffer.connection, update_each_group(), new)
@@ -53,25 +53,25 @@ def reopen(
     buffer: LockedBuffer,
     changes: Sequence[Change],
 ) -> None:
-    """Make groups, which nobody holds any more, samplable, with arrivals from now on."""
+    """Make groups samplable, with new keys, and end any lease on them."""
     status = GroupStatus.COMPLETED
-    _recount(buffer.accounts, [row for row, _ in changes], status)
+    _recount(buffer.task_states, [row for row, _ in changes], status)
     by_task: dict[str, list[Change]] = {}
     for change in changes:
         by_task.setdefault(change[0].task_name, []).append(change)
     new = []
     for task_name, mine in by_task.items():
-        account = buffer.accounts[task_name]
+        task = buffer.task_states[task_name]
         for clock in tasks.CLOCKS:
-            tasks.set_back_if_late(buffer.connection, account, clock)
+            tasks.set_back_if_late(buffer.connection, task, clock)
         weights = np.array([row.weight for row, _ in mine], np.float64)
-        waits = (wait.tolist() for wait in account.waits(buffer.settings, weights))
+        waits = (wait.tolist() for wait in task.waits(buffer.settings, weights))
         for (row, values), uniform, prioritized in zip(mine, *waits, strict=True):
-            arrivals = {
-                "uniform_key": account.uniform_clock + uniform,
-                "priority_key": account.priority_clock + prioritized,
+            keys = {
+                "uniform_key": task.uniform_clock + uniform,
+                "priority_key": task.priority_clock + prioritized,
             }
-            new.append(_changed(row, status, values) | arrivals)
+            new.append(_changed(row, status, values) | keys)
     execute_many(buffer.connection, update_each_group(), new)
 
 
@@ -82,7 +82,7 @@ def archive(
     *,
     keep_payload: bool,
 ) -> None:
-    """Take groups, given by their scalars, out of use but not out of the tables."""
+    """Archive groups, given by their scalars, with or without their payloads."""
     if not rows:
         return
     _leave(buffer, rows, GroupStatus.ARCHIVED)
@@ -91,7 +91,7 @@ def archive(
         execute(buffer.connection, archive_groups(ids, reason, buffer.now))
         return
     execute(buffer.connection, archive_scalars(ids, reason, buffer.now))
-    if buffer.row.outside:
+    if buffer.row.uses_payload_store:
         packs.release(buffer.connection, ids, buffer.shares)
     else:
         execute(buffer.connection, delete_payloads(ids))
@@ -105,19 +105,19 @@ def retire(
     *,
     keep_payload: bool,
 ) -> None:
-    """Take groups out for good: archived, or deleted where nothing is to be left of what goes."""
+    """Archive groups, or delete them, as the setting `on_evict` says."""
     if buffer.settings.on_evict == "archive":
         archive(buffer, rows, reason, keep_payload=keep_payload)
         return
-    _recount(buffer.accounts, rows, GroupStatus.ARCHIVED)
+    _recount(buffer.task_states, rows, GroupStatus.ARCHIVED)
     erase(buffer, [row.id for row in rows])
 
 
 def erase(buffer: LockedBuffer, ids: Sequence[int]) -> None:
-    """Delete groups that no account has any more."""
+    """Delete groups that task counters no longer include."""
     if not ids:
         return
-    if buffer.row.outside:
+    if buffer.row.uses_payload_store:
         packs.release(buffer.connection, ids, buffer.shares)
     execute(buffer.connection, delete_groups_by_id(ids))
 
@@ -125,7 +125,7 @@ def erase(buffer: LockedBuffer, ids: Sequence[int]) -> None:
 def expire(buffer: LockedBuffer, rows: Sequence[Any], reason: str) -> None:
     """Expire idle groups, given by their scalars."""
     if rows:
-        _recount(buffer.accounts, rows, GroupStatus.EXPIRED)
+        _recount(buffer.task_states, rows, GroupStatus.EXPIRED)
         ids = [row.id for row in rows]
         execute(buffer.connection, expire_groups(ids, reason, buffer.row.policy_version))
 
@@ -135,9 +135,9 @@ def delete(
     condition: ColumnElement[bool],
     reason: str,
 ) -> int:
-    """Delete groups with everything that hangs on them. Returns how many.
+    """Delete groups and everything that belongs to them. Return the number of groups.
 
-    The reason goes to those who hold some of them. A lease of which nothing is left is over.
+    Draws that had leased some of them record the reason. Leases without groups are deleted.
     """
     leases = execute(buffer.connection, select_leases_of(condition))
     num_deleted = _delete(buffer, condition, reason)
@@ -147,43 +147,45 @@ def delete(
 
 
 def replace(buffer: LockedBuffer, condition: ColumnElement[bool]) -> None:
-    """Delete groups whose uids are put again. Leases stay: it may be their holder who does it."""
+    """Delete groups that are replaced by a put. Leases stay, since their holder may do the put."""
     _delete(buffer, condition, "replaced")
 
 
 def _delete(buffer: LockedBuffer, condition: ColumnElement[bool], reason: str) -> int:
-    condition &= of_tasks(buffer.accounts)  # a task made since is not locked
+    condition &= of_tasks(buffer.task_states)  # tasks created meanwhile are not locked
     sums = execute(buffer.connection, select_sums(condition))
     for row in sums:
-        buffer.accounts[row.task_name].leave(row.group_status, _sums(row))
+        buffer.task_states[row.task_name].leave(row.group_status, _sums(row))
     if any(row.group_status == GroupStatus.LEASED for row in sums):
-        execute(buffer.connection, lose_leased(condition, reason, buffer.now))
-    if buffer.row.outside:
-        going = [row.id for row in execute(buffer.connection, select_ids(condition))]
-        packs.release(buffer.connection, going, buffer.shares)
+        execute(buffer.connection, mark_leased_lost(condition, reason, buffer.now))
+    if buffer.row.uses_payload_store:
+        ids = [row.id for row in execute(buffer.connection, select_ids(condition))]
+        packs.release(buffer.connection, ids, buffer.shares)
     return int(execute(buffer.connection, delete_groups(condition)))
 
 
 def _leave(buffer: LockedBuffer, rows: Sequence[Any], status: GroupStatus) -> None:
-    """Enter in the accounts that groups get a status. What ages no more keeps its staleness."""
-    _recount(buffer.accounts, rows, status)
-    if status not in LIVE and any(account.is_behind for account in buffer.accounts.values()):
+    """Count groups under a new status. Groups that stop aging get their final staleness."""
+    _recount(buffer.task_states, rows, status)
+    if status not in LIVE and any(task.is_behind for task in buffer.task_states.values()):
         ids = [row.id for row in rows if row.group_status in LIVE]
         execute(buffer.connection, age_groups_by_id(ids, buffer.row.policy_version))
 
 
-def _recount(accounts: Mapping[str, TaskAccount], rows: Sequence[Any], status: GroupStatus) -> None:
+def _recount(
+    task_states: Mapping[str, TaskState], rows: Sequence[Any], status: GroupStatus
+) -> None:
     alike: dict[tuple[str, str], list[Any]] = {}
     for row in rows:
         alike.setdefault((row.task_name, row.group_status), []).append(row)
     for (task_name, before), some in alike.items():
-        accounts[task_name].move(before, status, GroupSums.of(some))
+        task_states[task_name].move(before, status, GroupSums.of(some))
 
 
 def _changed(row: Any, status: GroupStatus, values: Mapping[str, Any]) -> dict[str, Any]:
     new = {"group_id": row.id, "group_status": status.value, "lease_id": None, "leased_from": None}
     if status is not GroupStatus.PENDING:
-        new["deadline"] = None  # that was for what is still to arrive
+        new["deadline"] = None  # deadlines apply to pending groups only
     return new | dict(values)
 
 

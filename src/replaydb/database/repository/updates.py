@@ -1,4 +1,4 @@
-"""What a user changes of groups by hand: priorities, tags, statuses."""
+"""Manual updates of groups: priorities, tags and statuses (`Buffer.update`)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 from replaydb.database.prepared import execute, execute_many
 from replaydb.database.records import is_gone
-from replaydb.database.repository import capacity, groups, transitions, upkeep
+from replaydb.database.repository import capacity, groups, maintenance, transitions
 from replaydb.database.repository.capacity import Size
 from replaydb.database.repository.locked import LockedBuffer
-from replaydb.database.repository.tags import enter_anew
+from replaydb.database.repository.tags import reindex
 from replaydb.database.repository.transitions import Change
 from replaydb.database.statements.episode_group import (
     mark_completed,
@@ -30,15 +30,15 @@ from replaydb.errors import (
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """New values for some groups; None: as they are.
+    """New values for some groups; None leaves a value unchanged.
 
     Attributes:
-        names: The groups, by id or by uid; those that are not there are passed over.
-        statuses: Only groups of these; None: of all.
-        priorities: As many as names. Of a group named twice, the last counts.
-        tags: Laid over the tags of every group.
-        status: Of every group.
-        reason: Why it has that status.
+        names: The groups, by id or by uid; unknown ones are skipped.
+        statuses: Only groups of these statuses; None: of any status.
+        priorities: One for each name. If a group is named twice, the last one is used.
+        tags: Merged into the tags of every group.
+        status: New status of every group.
+        reason: New `status_reason` of every group.
     """
 
     names: Sequence[int] | Sequence[str]
@@ -50,16 +50,16 @@ class Update:
 
 
 def apply(buffer: LockedBuffer, update: Update) -> int:
-    """Change groups of a buffer that is locked whole. Returns how many there were.
+    """Update groups of a buffer with all its tasks locked. Return the number of groups.
 
     Raises:
-        GroupLeasedError: Some are held, and so have no other status.
-        PayloadGoneError: Some have no payload any more, and so stay archived.
-        InvalidInputError: Some have no episode, and so cannot be completed.
-        BufferFullError: There is no room for what comes back from the archive.
-        CorruptPayloadError: The tags of some cannot be read.
+        GroupLeasedError: Some groups are leased, so their status cannot be changed.
+        PayloadGoneError: Some groups have lost their payload, so they stay archived.
+        InvalidInputError: Some groups have no episodes, so they cannot be completed.
+        BufferFullError: There is no space for groups that return from the archive.
+        CorruptPayloadError: The tags of some groups cannot be read.
     """
-    upkeep.sweep(buffer)
+    maintenance.sweep(buffer)
     found = groups.ids_by_name(buffer.connection, buffer.id, update.names)
     rows = groups.scalars(buffer.connection, buffer.id, sorted(set(found.values())))
     if update.statuses is not None:
@@ -70,28 +70,28 @@ def apply(buffer: LockedBuffer, update: Update) -> int:
         new = {found[name]: priority for name, priority in named if name in found}
         groups.update_priorities(buffer, rows, new)
     if update.tags:
-        _lay_over(buffer, ids, update.tags)
+        _merge_tags(buffer, ids, update.tags)
     if update.reason is not None:
         reasons = [{"group_id": group_id, "status_reason": update.reason} for group_id in ids]
         execute_many(buffer.connection, update_each_group(), reasons)
     if update.status is not None:
-        # Read again: their weights may be others now.
+        # Read again, since their weights may have changed.
         rows = groups.scalars(buffer.connection, buffer.id, ids)
-        _give_status(buffer, rows, update.status, update.reason)
+        _set_status(buffer, rows, update.status, update.reason)
     return len(ids)
 
 
-def _lay_over(buffer: LockedBuffer, ids: Sequence[int], tags: Mapping[str, Any]) -> None:
+def _merge_tags(buffer: LockedBuffer, ids: Sequence[int], tags: Mapping[str, Any]) -> None:
     rows = execute(buffer.connection, select_tags(ids))
     if damaged := [row.id for row in rows if not isinstance(row.tags, dict)]:
         raise CorruptPayloadError("tags can not be read", damaged)
     new = [{"group_id": row.id, "tags": {**row.tags, **tags}} for row in rows]
     execute_many(buffer.connection, update_each_group(), new)
     if indexed := tags.keys() & set(buffer.settings.indexed_tags):
-        enter_anew(buffer, ids, indexed)
+        reindex(buffer, ids, indexed)
 
 
-def _give_status(
+def _set_status(
     buffer: LockedBuffer, rows: Sequence[Any], status: GroupStatus, reason: str | None
 ) -> None:
     _check(rows, status)
@@ -103,13 +103,13 @@ def _give_status(
     by_status: dict[GroupStatus, list[Change]] = {}
     incoming: dict[str, Size] = {}
     for row in moving:
-        into, values = _standing(buffer, row, status, reason)
+        into, values = _new_values(buffer, row, status, reason)
         by_status.setdefault(into, []).append((row, values))
-        if row.group_status == GroupStatus.ARCHIVED and into not in capacity.DEAD:
+        if row.group_status == GroupStatus.ARCHIVED and into not in capacity.UNSAMPLABLE:
             size = incoming.setdefault(row.task_name, Size())
             size.add(row.num_tokens, row.num_bytes)
     if incoming:
-        capacity.make_room(buffer, incoming, spared=[row.id for row in rows])
+        capacity.free_space(buffer, incoming, protected=[row.id for row in rows])
     for into, changes in by_status.items():
         if into is GroupStatus.COMPLETED:
             transitions.reopen(buffer, changes)
@@ -118,13 +118,13 @@ def _give_status(
         else:
             transitions.move(buffer, changes, into)
     if any(row.group_status == GroupStatus.ARCHIVED for row in moving):
-        capacity.shed(buffer)
+        capacity.evict_excess(buffer)
 
 
 def _check(rows: Sequence[Any], status: GroupStatus) -> None:
-    """Refuse what cannot be."""
-    if held := [row.id for row in rows if row.group_status == GroupStatus.LEASED]:
-        raise GroupLeasedError(held)
+    """Check that groups can get a status."""
+    if leased := [row.id for row in rows if row.group_status == GroupStatus.LEASED]:
+        raise GroupLeasedError(leased)
     if status is GroupStatus.ARCHIVED:
         return
     if gone := [row.id for row in rows if not row.num_bytes and is_gone(row._asdict())]:
@@ -132,16 +132,16 @@ def _check(rows: Sequence[Any], status: GroupStatus) -> None:
     empty = [row.id for row in rows if not row.num_episodes]
     if empty and status is GroupStatus.COMPLETED:
         shown = f"groups {', '.join(map(str, empty))} without episodes"
-        raise InvalidInputError("status", "groups with episodes, to be completed", shown)
+        raise InvalidInputError("status", "only groups with episodes for 'completed'", shown)
 
 
-def _standing(
+def _new_values(
     buffer: LockedBuffer, row: Any, status: GroupStatus, reason: str | None
 ) -> tuple[GroupStatus, dict[str, Any]]:
-    """The status that a group gets, and what else changes: it may be too stale to be drawn."""
+    """Return the new status of a group, expired if it is too stale, and other columns to change."""
     staleness = row.staleness
     attempts = 0 if status is GroupStatus.COMPLETED else row.attempts
-    if status in EXPIRING:  # what is not of use has ceased to age
+    if status in EXPIRING:  # groups of other statuses did not age, so their staleness is old
         oldest = row.comparable_version
         staleness = None if oldest is None else buffer.row.policy_version - oldest
         if buffer.is_too_stale(row.task_name, staleness, row.version_span):

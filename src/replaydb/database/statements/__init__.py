@@ -1,5 +1,5 @@
 """SQLAlchemy Core statements, one small function each. Values are bound, never written in.
 
-Those of one table are in the file of its name; what reads groups in an order is in `pools` and
-`pages`, what sums them up in `counts` and `statistics`.
+Statements on one table are in the module of its name. Ordered reads of groups are in `candidates`
+and `pages`, aggregates in `counts` and `statistics`.
 """

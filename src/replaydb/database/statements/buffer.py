@@ -1,4 +1,4 @@
-"""Runs, buffers and their cursors."""
+"""Statements on runs, buffers and their cursors."""
 
 from __future__ import annotations
 
@@ -18,53 +18,53 @@ from replaydb.database.schema import (
     run,
 )
 
-#: Rows of buffers, with whether payloads that are put from now on are outside the database.
-_select_buffer = select(buffer, payload_place.c.id.is_not(None).label("outside")).select_from(
-    buffer.outerjoin(payload_place, true())
-)
+#: Rows of buffers, with whether new payloads are stored outside the database.
+_select_buffer = select(
+    buffer, payload_place.c.id.is_not(None).label("uses_payload_store")
+).select_from(buffer.outerjoin(payload_place, true()))
 
 
 def select_run(name: str) -> Select[Any]:
-    """Row of a run."""
+    """Select the row of a run."""
     return select(run).where(run.c.name == name)
 
 
 def select_runs() -> Select[Any]:
-    """Runs, the oldest first."""
+    """Select all runs, oldest first."""
     return select(run).order_by(run.c.id)
 
 
 @cache
 def insert_run() -> Insert:
-    """One run, as a dict of its columns; returns its id."""
+    """Insert a run, given as a dict of its columns. Returns its id."""
     return insert(run).returning(run.c.id)
 
 
 def select_buffer_named(name: str) -> Select[Any]:
-    """Row of a buffer, by name."""
+    """Select the row of a buffer by name."""
     return _select_buffer.where(buffer.c.name == name)
 
 
 @prepared
 def select_buffer(buffer_id: Any) -> Select[Any]:
-    """Row of a buffer, by id."""
+    """Select the row of a buffer by id."""
     return _select_buffer.where(buffer.c.id == buffer_id)
 
 
 @prepared
 def lock_buffer(buffer_id: Any) -> Select[Any]:
-    """Row of a buffer, by id, locked against every change of it."""
+    """Select the row of a buffer by id, locked against changes."""
     mine = _select_buffer.where(buffer.c.id == buffer_id)
     return mine.with_for_update(key_share=True, of=buffer)
 
 
 def select_buffer_names() -> Select[Any]:
-    """Names of all buffers."""
+    """Select the names of all buffers."""
     return select(buffer.c.name).order_by(buffer.c.name)
 
 
 def select_buffers() -> Select[Any]:
-    """Buffers by name, with the number of their groups of any status."""
+    """Select all buffers, sorted by name, with their number of groups of any status."""
     groups = (
         select(func.count())
         .select_from(episode_group)
@@ -76,7 +76,7 @@ def select_buffers() -> Select[Any]:
 
 @cache
 def insert_buffer() -> Insert:
-    """One buffer, as a dict of its columns."""
+    """Insert a buffer, given as a dict of its columns."""
     return insert(buffer)
 
 
@@ -87,22 +87,22 @@ def update_buffer(buffer_id: int, values: Mapping[str, Any]) -> Update:
 
 @cache
 def insert_policy_change() -> Insert:
-    """A version that a buffer's policy came to, as a dict of its columns."""
+    """Insert a change of the policy version of a buffer, given as a dict of its columns."""
     return insert(policy_change)
 
 
 def select_cursor(buffer_id: int, name: str) -> Select[Any]:
-    """Value of a cursor."""
+    """Select the value of a cursor."""
     return select(cursor.c.value).where(cursor.c.buffer_id == buffer_id, cursor.c.name == name)
 
 
 def update_cursor(buffer_id: int, name: str, values: Mapping[str, Any]) -> Update:
-    """Change a cursor."""
+    """Update a cursor."""
     mine = (cursor.c.buffer_id == buffer_id) & (cursor.c.name == name)
     return update(cursor).where(mine).values(dict(values))
 
 
 @cache
 def insert_cursor() -> Insert:
-    """One cursor, as a dict of its columns."""
+    """Insert a cursor, given as a dict of its columns."""
     return insert(cursor)

@@ -1,4 +1,4 @@
-"""Counting groups. Where a limit is given, no more rows are read than that."""
+"""Counts of groups. A limit also bounds the number of rows that are read."""
 
 from __future__ import annotations
 
@@ -15,46 +15,46 @@ from replaydb.episodes import GroupStatus
 
 
 def count_groups(condition: ColumnElement[bool]) -> Select[int]:
-    """How many."""
+    """Count the groups that meet a condition."""
     return select(func.count()).select_from(episode_group).where(condition)
 
 
 def count_groups_up_to(condition: ColumnElement[bool], most: int) -> Select[int]:
-    """How many, reading no more of them than so many."""
+    """Count up to `most` groups that meet a condition."""
     some = select(group.id).where(condition).limit(most).subquery()
     return select(func.count()).select_from(some)
 
 
-def count_groups_ahead(
+def count_groups_in_flight(
     buffer_id: int,
     tasks: Collection[str] | None,
     putters: ColumnElement[bool],
     max_staleness: int,
 ) -> Select[int]:
-    """Groups that are still to be trained: arriving, leased, or never drawn."""
-    in_hand = (GroupStatus.PENDING.value, GroupStatus.LEASED.value)
-    unseen = (group.group_status == GroupStatus.COMPLETED.value) & (group.times_sampled == 0)
+    """Count the groups still to be trained: pending, leased, or never drawn."""
+    unfinished = (GroupStatus.PENDING.value, GroupStatus.LEASED.value)
+    undrawn = (group.group_status == GroupStatus.COMPLETED.value) & (group.times_sampled == 0)
     mine = selection(buffer_id, tasks=tasks)
     staleness = current_staleness(buffer_id)
     fresh = staleness.is_(None) | (staleness <= max_staleness)
-    return count_groups(mine & (group.group_status.in_(in_hand) | unseen) & fresh & putters)
+    return count_groups(mine & (group.group_status.in_(unfinished) | undrawn) & fresh & putters)
 
 
 def count_status(
     buffer_id: int, tasks: Collection[str] | None, status: GroupStatus, most: int
 ) -> Select[int]:
-    """How many groups have a status."""
+    """Count up to `most` groups of a status."""
     some = _some(buffer_id, tasks, [status], most).subquery()
     return select(func.count()).select_from(some)
 
 
-def count_held(buffer_id: int, tasks: Collection[str] | None, most: int) -> Select[Any]:
-    """Who holds groups, leased or claimed while they arrive, and how many."""
-    held = _some(buffer_id, tasks, [GroupStatus.LEASED, GroupStatus.PENDING], most)
+def count_leased_by_owner(buffer_id: int, tasks: Collection[str] | None, most: int) -> Select[Any]:
+    """Count leased groups, and claimed pending ones, by the owner of the lease."""
+    some = _some(buffer_id, tasks, [GroupStatus.LEASED, GroupStatus.PENDING], most)
     return (
-        select(lease.c.owner, func.count().label("held"))
+        select(lease.c.owner, func.count().label("num_groups"))
         .join_from(lease, episode_group, group.lease_id == lease.c.id)
-        .where(group.id.in_(held))
+        .where(group.id.in_(some))
         .group_by(lease.c.owner)
         .order_by(func.count().desc(), lease.c.owner)
     )
@@ -67,7 +67,7 @@ def count_passed(
     conditions: Mapping[str, ColumnElement[bool]],
     most: int,
 ) -> Select[Any]:
-    """How many groups do not meet conditions: each counts for the first that it does not meet."""
+    """Count groups by the first condition that they do not meet."""
     some = _some(buffer_id, tasks, statuses, most)
     columns: list[Any] = []
     met: list[ColumnElement[bool]] = []

@@ -1,4 +1,4 @@
-"""Draws that were made, and what became of their groups."""
+"""Statements on recorded draws and the outcomes of their groups."""
 
 from __future__ import annotations
 
@@ -20,38 +20,39 @@ _drawn = draw_group.c
 
 @cache
 def insert_draw() -> Insert:
-    """One draw, as a dict of its columns; returns its id."""
+    """Insert a draw, given as a dict of its columns. Returns its id."""
     return insert(draw).returning(draw.c.id)
 
 
 @cache
 def insert_draw_groups() -> Insert:
-    """The groups of a draw, as dicts of their columns."""
+    """Insert the groups of a draw, given as dicts of their columns."""
     return insert(draw_group)
 
 
 @prepared
 def settle_groups(ids: Any, outcome: Any, reason: Any, now: Any) -> Update:
-    """What has become of groups that were leased: a group is leased by one draw at most."""
+    """Record the outcome of leased groups. A group is leased by at most one draw."""
     return _settle(among(_drawn.group_id, ids) & IS_LEASED, outcome, reason, now)
 
 
-def lose_leased(condition: ColumnElement[bool], reason: str, now: datetime) -> Update:
-    """Record as lost, among some groups, those that are leased: they are never given back."""
-    held = select(group.id).where(condition, group.group_status == GroupStatus.LEASED.value)
-    lost = _drawn.group_id.in_(held) & IS_LEASED
+def mark_leased_lost(condition: ColumnElement[bool], reason: str, now: datetime) -> Update:
+    """Record the outcome lost for the groups that are leased, among those meeting a condition."""
+    leased = select(group.id).where(condition, group.group_status == GroupStatus.LEASED.value)
+    lost = _drawn.group_id.in_(leased) & IS_LEASED
     return _settle(lost, DrawOutcome.LOST.value, reason, now)
 
 
-def lose_drawn(draw_id: int, ids: Sequence[int], reason: str, now: datetime) -> Update:
-    """Record as lost the groups that one draw took, but could not read.
+def mark_drawn_lost(draw_id: int, ids: Sequence[int], reason: str, now: datetime) -> Update:
+    """Record the outcome lost for groups that one draw took but could not read.
 
-    Another draw may have leased some since: what was taken from it is lost to it too.
+    Another draw may have leased some of them since. If they were taken from its lease, they are
+    lost for that draw too.
     """
-    taken = select(group.id).where(
+    unleased = select(group.id).where(
         among(group.id, ids), group.group_status != GroupStatus.LEASED.value
     )
-    theirs = IS_LEASED & _drawn.group_id.in_(taken)
+    theirs = IS_LEASED & _drawn.group_id.in_(unleased)
     lost = among(_drawn.group_id, ids) & ((_drawn.draw_id == draw_id) | theirs)
     return _settle(lost, DrawOutcome.LOST.value, reason, now)
 
@@ -71,7 +72,7 @@ def select_draws(
     before: int | None,
     limit: int,
 ) -> Select[Any]:
-    """Draws of a buffer, the newest first."""
+    """Select draws of a buffer, newest first."""
     statement = (
         select(draw, run.c.name.label("run_name"))
         .outerjoin_from(draw, run, run.c.id == draw.c.run_id)
@@ -99,7 +100,7 @@ def select_steps(
     below: int | None,
     limit: int,
 ) -> Select[Any]:
-    """Steps that groups were drawn for: the first ones above a step, or the last below one."""
+    """Select the steps of draws: the first ones above a step, or the last ones below a step."""
     which = select(draw.c.step).where(draw.c.buffer_id == buffer_id, draw.c.step.is_not(None))
     if runs is not None:
         which = which.where(draw.c.run_id.in_(select(run.c.id).where(among(run.c.name, runs))))
@@ -112,7 +113,7 @@ def select_steps(
 
 
 def select_drawn_groups(draw_ids: Sequence[int]) -> Select[Any]:
-    """Groups of some draws, in the order of each batch."""
+    """Select the groups of draws, in the order of each batch."""
     return (
         select(draw_group)
         .where(among(draw_group.c.draw_id, draw_ids))

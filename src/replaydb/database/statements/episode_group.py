@@ -1,4 +1,4 @@
-"""Groups: their rows, and how they change."""
+"""Statements on rows of groups: reads, inserts, updates and deletes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from replaydb.database.expressions import among, as_stored, comes_after, total
 from replaydb.database.prepared import prepared
 from replaydb.database.schema import episode_group, group
 from replaydb.database.staleness import IS_LIVE, LIVE, current_staleness
-from replaydb.database.statements.pools import Order
+from replaydb.database.statements.candidates import Order
 from replaydb.database.statements.selections import comparable_runs, selection, too_stale
 from replaydb.episodes import GroupStatus
 
@@ -60,7 +60,7 @@ _FACTS = (
     group.archived_at,
     group.times_replaced,
 )
-#: What scheduling needs to know of a group.
+#: Columns of a group that scheduling uses.
 SCALARS = (
     group.id,
     group.task_name,
@@ -85,42 +85,42 @@ SCALARS = (
 
 @prepared
 def select_known_uids(buffer_id: Any, uids: Any) -> Select[Any]:
-    """Ids of the groups that the buffer already holds."""
+    """Select the ids of groups that are in the buffer, by uid."""
     return select(group.group_uid, group.id).where(
         group.buffer_id == buffer_id, among(group.group_uid, uids)
     )
 
 
 def select_ids(condition: ColumnElement[bool]) -> Select[int]:
-    """Ids of the groups selected."""
+    """Select the ids of groups, in order."""
     return select(group.id).where(condition).order_by(group.id)
 
 
 @prepared
 def select_facts(buffer_id: Any, ids: Any) -> Select[Any]:
-    """What is known of some groups without reading their payloads."""
+    """Select the rows of groups, without payloads, by id."""
     return select(*_FACTS).where(selection(buffer_id, ids=ids))
 
 
 def select_scalars(condition: ColumnElement[bool]) -> Select[Any]:
-    """What scheduling needs to know of groups, in the order of ids."""
+    """Select the scalars of groups that scheduling uses, in order of ids."""
     return select(*SCALARS).where(condition).order_by(group.id)
 
 
 @prepared
 def select_scalars_by_id(buffer_id: Any, ids: Any) -> Select[Any]:
-    """What scheduling needs to know of groups, by their ids, in the order of ids."""
+    """Select the scalars of groups that scheduling uses, by id, in order of ids."""
     return select_scalars(selection(buffer_id, ids=ids))
 
 
 @prepared
 def select_tags(ids: Any) -> Select[Any]:
-    """Tags of some groups."""
+    """Select the tags of groups by id."""
     return select(group.id, as_stored(group.tags).label("tags")).where(among(group.id, ids))
 
 
 def select_kept_on_replace(condition: ColumnElement[bool]) -> Select[Any]:
-    """What a group keeps when other content takes its place."""
+    """Select the columns that a group keeps when its content is replaced."""
     times = group.times_replaced + 1
     return select(group.id, group.attempts, group.created_at, times.label("times_replaced")).where(
         condition
@@ -128,7 +128,7 @@ def select_kept_on_replace(condition: ColumnElement[bool]) -> Select[Any]:
 
 
 def select_sums(condition: ColumnElement[bool]) -> Select[Any]:
-    """Per task and status: what groups add to an account."""
+    """Select the contribution of groups to task counters, per task and status."""
     return (
         select(
             group.task_name,
@@ -145,24 +145,24 @@ def select_sums(condition: ColumnElement[bool]) -> Select[Any]:
 
 @cache
 def insert_groups() -> Insert:
-    """Groups, as dicts of their columns."""
+    """Insert groups, given as dicts of their columns."""
     return insert(episode_group)
 
 
 def update_groups(condition: ColumnElement[bool], values: Mapping[Any, Any]) -> Update:
-    """Give every group selected the values named."""
+    """Set the same values for all groups that meet a condition."""
     return update(episode_group).where(condition).values(dict(values))
 
 
 @cache
 def update_each_group() -> Update:
-    """Give groups values of their own: dicts of `group_id` and the columns that change."""
+    """Update groups, given as dicts of `group_id` and the columns to change."""
     return update(episode_group).where(group.id == bindparam("group_id"))
 
 
 @prepared
 def archive_groups(ids: Any, reason: Any, now: Any) -> Update:
-    """Take groups out of use."""
+    """Archive groups."""
     values = {
         group.group_status: GroupStatus.ARCHIVED.value,
         group.lease_id: None,
@@ -176,14 +176,14 @@ def archive_groups(ids: Any, reason: Any, now: Any) -> Update:
 
 @prepared
 def archive_scalars(ids: Any, reason: Any, now: Any) -> Update:
-    """Take groups out of use whose payloads are deleted."""
-    gone = {group.has_transcript: False, group.num_bytes: 0}
-    return archive_groups.build(ids, reason, now).values(gone)
+    """Archive groups whose payloads are deleted."""
+    empty = {group.has_transcript: False, group.num_bytes: 0}
+    return archive_groups.build(ids, reason, now).values(empty)
 
 
 @prepared
 def mark_completed(ids: Any, now: Any) -> Update:
-    """Enter when groups were completed that never were before."""
+    """Set the time of completion of groups that do not have one."""
     missing = among(group.id, ids) & group.completed_at.is_(None)
     return update(episode_group).where(missing).values({group.completed_at: now})
 
@@ -193,9 +193,9 @@ _NOW = group.last_sampled_at.type
 
 @prepared
 def mark_leased(ids: Any, lease: Any, now: Any, policy_version: Any) -> Update:
-    """Put groups into somebody's hands; counts as a draw until it is given back undone."""
+    """Lease groups. This counts as a draw unless the groups are released unused."""
     values = {
-        # That of a group which had expired or failed was left as it was then.
+        # The staleness of expired and failed groups has not been updated since they became so.
         group.staleness: policy_version - group.comparable_version,
         group.leased_from: group.group_status,
         group.group_status: GroupStatus.LEASED.value,
@@ -206,13 +206,13 @@ def mark_leased(ids: Any, lease: Any, now: Any, policy_version: Any) -> Update:
 
 @prepared
 def claim_groups(ids: Any, lease: Any) -> Update:
-    """Put groups that still arrive into somebody's hands; they stay what they are."""
+    """Claim pending groups for a lease. Their status stays pending."""
     return update(episode_group).where(among(group.id, ids)).values({group.lease_id: lease})
 
 
 @prepared
 def mark_sampled(ids: Any, now: Any) -> Update:
-    """Count one more draw of each group."""
+    """Count one draw of each group."""
     return (
         update(episode_group).where(among(group.id, ids)).values(_sampled(type_coerce(now, _NOW)))
     )
@@ -220,17 +220,17 @@ def mark_sampled(ids: Any, now: Any) -> Update:
 
 @cache
 def mark_sampled_and_rekey(order: Order) -> Update:
-    """Count one more draw of groups, with new arrivals: `group_id`, `arrival`, `now`."""
+    """Count one draw of groups, and set new keys: dicts of `group_id`, `new_key` and `now`."""
     return rekey(order).values(_sampled(bindparam("now", type_=_NOW)))
 
 
 @cache
 def rekey(order: Order) -> Update:
-    """A new arrival for groups that were passed over: dicts of `group_id` and `arrival`."""
+    """Set new keys of groups that were passed over: dicts of `group_id` and `new_key`."""
     return (
         update(episode_group)
         .where(group.id == bindparam("group_id"))
-        .values({order.column: bindparam("arrival")})
+        .values({order.column: bindparam("new_key")})
     )
 
 
@@ -243,9 +243,10 @@ def _sampled(now: ColumnElement[Any]) -> dict[Any, Any]:
 
 
 def relate_versions(buffer_id: int, lineage: str, policy_version: int) -> tuple[Update, ...]:
-    """Let only versions of one lineage compare with those of a buffer that follows it from now on.
+    """Set which groups have a comparable version when a buffer begins to follow a lineage.
 
-    Those of the groups stay what they were, and so does the staleness of what ages no more.
+    Versions of the groups themselves do not change, nor does the staleness of groups that no
+    longer age.
     """
     comparable = comparable_runs(lineage)
     mine = (group.buffer_id == buffer_id) & group.run_id.in_(comparable)
@@ -267,7 +268,7 @@ def relate_versions(buffer_id: int, lineage: str, policy_version: int) -> tuple[
 def select_too_stale(
     buffer_id: Any, task_name: Any, status: Any, oldest_fresh: Any, most: Any
 ) -> Select[Any]:
-    """Scalars of some idle groups of a task whose oldest version is no longer fresh."""
+    """Select the scalars of up to `most` idle groups of a task whose oldest version is too old."""
     condition = too_stale(buffer_id, task_name, oldest_fresh) & (group.group_status == status)
     in_order = group.comparable_version, group.id
     return select(*SCALARS).where(condition).order_by(*in_order).limit(most)
@@ -277,14 +278,14 @@ def select_too_stale(
 def select_all_too_stale(
     buffer_id: Any, task_name: Any, status: Any, oldest_fresh: Any, most: Any
 ) -> Select[Any]:
-    """The same, of those whose newest version is not fresh either."""
+    """As `select_too_stale`, but only groups whose newest version is too old as well."""
     some = select_too_stale.build(buffer_id, task_name, status, oldest_fresh, most)
     return some.where(group.max_policy_version < oldest_fresh)
 
 
 @prepared
 def expire_groups(ids: Any, reason: Any, policy_version: Any) -> Update:
-    """Groups that the policy has left behind."""
+    """Expire groups, with their final staleness."""
     values = {
         group.group_status: GroupStatus.EXPIRED.value,
         group.status_reason: reason,
@@ -295,9 +296,9 @@ def expire_groups(ids: Any, reason: Any, policy_version: Any) -> Update:
 
 @prepared
 def select_end_of_step(buffer_id: Any, task_name: Any, after: Any, skip: Any) -> Select[int]:
-    """An id up to which a task has more live groups of some status than `skip`, after another id.
+    """Select an id up to which a task has `skip + 1` live groups of some status, after another id.
 
-    NULL where it has not so many of any.
+    NULL if it has fewer of every status.
     """
     ends = []
     for status in LIVE:
@@ -320,7 +321,7 @@ def select_end_of_step(buffer_id: Any, task_name: Any, after: Any, skip: Any) ->
 
 @prepared
 def age_groups(of_buffer: Any, of_task: Any, after: Any, last: Any, policy_version: Any) -> Update:
-    """Bring the staleness of live groups of a task up to date, in a range of ids."""
+    """Update the staleness of live groups of a task, in a range of ids."""
     return _aged(policy_version).where(
         group.buffer_id == of_buffer,
         group.task_name == of_task,
@@ -331,7 +332,7 @@ def age_groups(of_buffer: Any, of_task: Any, after: Any, last: Any, policy_versi
 
 @prepared
 def age_groups_by_id(ids: Any, policy_version: Any) -> Update:
-    """Bring the staleness of some live groups up to date."""
+    """Update the staleness of live groups by id."""
     return _aged(policy_version).where(among(group.id, ids))
 
 
@@ -342,11 +343,11 @@ def _aged(policy_version: ColumnElement[int]) -> Update:
 
 
 def delete_groups(condition: ColumnElement[bool]) -> Delete:
-    """Delete groups with everything that belongs to them."""
+    """Delete groups and everything that belongs to them."""
     return delete(episode_group).where(condition)
 
 
 @prepared
 def delete_groups_by_id(ids: Any) -> Delete:
-    """Delete groups, by their ids, with everything that belongs to them."""
+    """Delete groups, by id, and everything that belongs to them."""
     return delete(episode_group).where(among(group.id, ids))

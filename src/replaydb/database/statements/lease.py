@@ -1,4 +1,4 @@
-"""Leases and the groups they hold."""
+"""Statements on leases and their groups."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from replaydb.episodes import GroupStatus
 
 @cache
 def insert_lease() -> Insert:
-    """One lease, as a dict of its columns; returns its id."""
+    """Insert a lease, given as a dict of its columns. Returns its id."""
     return insert(lease).returning(lease.c.id)
 
 
 def select_leases(
     buffer_id: int, now: datetime, lease_id: int | None = None, *, expired: bool = False
 ) -> Select[Any]:
-    """Leases that have not expired, or one of them: a row for each group, as its draw took it.
+    """Select leases that have not expired, or one of them: a row per group, in order of the draw.
 
-    A lease that holds nothing is one row, without a group. With `expired` also those that have, as
-    long as they hold something.
+    A lease without groups is one row without a group. With `expired`, expired leases that still
+    have groups are included.
     """
     live = lease.c.expires_at > now
     drawn = draw_group.c
@@ -64,27 +64,27 @@ def select_leases(
 
 @prepared
 def extend_lease(of_buffer: Any, lease_id: Any, now: Any, end: Any) -> Update:
-    """Move the end of a lease that has not expired."""
+    """Extend a lease that has not expired."""
     mine = _of_buffer(of_buffer, lease_id)
     return update(lease).where(mine, lease.c.expires_at > now).values(expires_at=end)
 
 
 @prepared
-def select_held(buffer_id: Any, lease_id: Any) -> Select[Any]:
-    """End of a lease, locked, with the scalars of every group it holds, in the order of ids.
+def select_leased(buffer_id: Any, lease_id: Any) -> Select[Any]:
+    """Select the end of a lease and the scalars of its groups, in order of ids. Locks the lease.
 
-    A lease that holds nothing is one row, without a group.
+    A lease without groups is one row without a group.
     """
-    return _held(buffer_id, lease_id)
+    return _leased(buffer_id, lease_id)
 
 
 @prepared
-def select_held_among(buffer_id: Any, lease_id: Any, ids: Any) -> Select[Any]:
-    """End of a lease, locked, with the scalars of some groups it holds, in the order of ids."""
-    return _held(buffer_id, lease_id, among(group.id, ids))
+def select_leased_among(buffer_id: Any, lease_id: Any, ids: Any) -> Select[Any]:
+    """As `select_leased`, but only groups with these ids."""
+    return _leased(buffer_id, lease_id, among(group.id, ids))
 
 
-def _held(buffer_id: Any, lease_id: Any, some: ColumnElement[bool] | None = None) -> Select[Any]:
+def _leased(buffer_id: Any, lease_id: Any, some: ColumnElement[bool] | None = None) -> Select[Any]:
     mine = (group.lease_id == lease_id) & (true() if some is None else some)
     return (
         select(lease.c.expires_at, *SCALARS)
@@ -101,7 +101,7 @@ def _of_buffer(buffer_id: Any, lease_id: Any) -> ColumnElement[bool]:
 
 @prepared
 def end_overdue_leases(of_buffer: Any, now: Any) -> Update:
-    """Put an end to expired leases: no heartbeat that is just under way can revive them."""
+    """End expired leases, so that a concurrent heartbeat cannot extend them."""
     return (
         update(lease)
         .where(lease.c.buffer_id == of_buffer, lease.c.expires_at <= now)
@@ -111,21 +111,21 @@ def end_overdue_leases(of_buffer: Any, now: Any) -> Update:
 
 @prepared
 def select_any_overdue(of_buffer: Any, now: Any) -> Select[bool]:
-    """Whether a lease that holds groups, or the deadline of a pending one, has run out."""
+    """Select whether a lease with groups has expired, or the deadline of a pending group passed."""
     expired = select(lease.c.id).where(lease.c.buffer_id == of_buffer, lease.c.expires_at <= now)
-    held = select(group.id).where(group.lease_id.is_not(None), group.lease_id.in_(expired))
-    awaited = select(group.id).where(
+    leased = select(group.id).where(group.lease_id.is_not(None), group.lease_id.in_(expired))
+    overdue = select(group.id).where(
         group.buffer_id == of_buffer,
         group.deadline <= now,
         group.group_status == GroupStatus.PENDING.value,
     )
-    return select(held.exists() | awaited.exists())
+    return select(leased.exists() | overdue.exists())
 
 
-def select_holders(condition: ColumnElement[bool]) -> Select[Any]:
-    """Who holds some groups, and how many."""
+def select_lease_owners(condition: ColumnElement[bool]) -> Select[Any]:
+    """Select the leases of groups that meet a condition, with owner and number of groups."""
     return (
-        select(lease.c.id, lease.c.owner, func.count().label("held"))
+        select(lease.c.id, lease.c.owner, func.count().label("num_groups"))
         .join_from(lease, episode_group, group.lease_id == lease.c.id)
         .where(condition)
         .group_by(lease.c.id, lease.c.owner)
@@ -134,20 +134,22 @@ def select_holders(condition: ColumnElement[bool]) -> Select[Any]:
 
 
 def select_leases_of(condition: ColumnElement[bool]) -> Select[Any]:
-    """Leases by which some of these groups were drawn; who claimed one that arrives is no part."""
+    """Select the leases of leased groups that meet a condition, without claims of pending ones."""
     leased = group.group_status == GroupStatus.LEASED.value
     return select(group.lease_id).where(condition, leased).distinct()
 
 
 @prepared
 def delete_lease_if_empty(lease_id: Any) -> Delete:
-    """A lease, if it holds nothing any more."""
-    return delete(lease).where(lease.c.id == lease_id, ~_HOLDS)
+    """Delete a lease if it has no groups."""
+    return delete(lease).where(lease.c.id == lease_id, ~_HAS_GROUPS)
 
 
 def delete_overdue_leases(buffer_id: int, now: datetime) -> Delete:
-    """Expired leases that hold nothing any more."""
-    return delete(lease).where(lease.c.buffer_id == buffer_id, lease.c.expires_at <= now, ~_HOLDS)
+    """Delete expired leases without groups."""
+    return delete(lease).where(
+        lease.c.buffer_id == buffer_id, lease.c.expires_at <= now, ~_HAS_GROUPS
+    )
 
 
-_HOLDS = select(group.id).where(group.lease_id == lease.c.id).exists()
+_HAS_GROUPS = select(group.id).where(group.lease_id == lease.c.id).exists()

@@ -1,4 +1,4 @@
-"""Packs: objects outside the database that hold parts of payloads."""
+"""Statements on packs: objects outside the database that hold parts of payloads."""
 
 from __future__ import annotations
 
@@ -33,37 +33,37 @@ from replaydb.database.expressions import among
 from replaydb.database.prepared import prepared
 from replaydb.database.schema import pack, payload, payload_place
 
-#: Whether a pack may be given more to hold.
+#: Whether payloads may refer to a pack: its removal has not begun.
 _STAYS = pack.c.removing == false()
 #: A pack is marked for deletion exactly while it has no live parts: see `_mark`.
 _IS_UNMARKED = (pack.c.live_parts == 0) & pack.c.condemned_at.is_(None)
 _IS_MISMARKED = _IS_UNMARKED | ((pack.c.live_parts != 0) & pack.c.condemned_at.is_not(None))
 
 
-def select_place() -> Select[Any]:
-    """Where packs are."""
+def select_payload_store() -> Select[Any]:
+    """Select the row of the payload store."""
     return select(payload_place)
 
 
 @cache
-def insert_place() -> Insert:
-    """Where packs are, as a dict of columns."""
+def insert_payload_store() -> Insert:
+    """Insert the row of the payload store, as a dict of columns."""
     return insert(payload_place)
 
 
-def update_place(**values: Any) -> Update:
-    """Change what is known of where packs are."""
+def update_payload_store(**values: Any) -> Update:
+    """Update columns of the row of the payload store."""
     return update(payload_place).values(**values)
 
 
 def select_any_payload() -> Select[Any]:
-    """A payload, if there is one."""
+    """Select one payload, if any exists."""
     return select(payload.c.group_id).limit(1)
 
 
 @cache
 def insert_pack() -> Insert:
-    """One pack, as a dict of its columns; returns its id, or no row where its name is taken."""
+    """Insert a pack, as a dict of its columns; returns its id, or no row if its name is taken."""
     columns = [column for column in pack.c if column is not pack.c.id]
     values = select(*(bindparam(column.name, type_=column.type) for column in columns))
     name = bindparam("name", type_=pack.c.name.type)
@@ -73,7 +73,7 @@ def insert_pack() -> Insert:
 
 @cache
 def change_packs() -> Update:
-    """Count what came to packs, and what went: `parts` and `bytes`, at the time `now`."""
+    """Add `parts` and `bytes`, which may be negative, to the counters of a pack at time `now`."""
     left = pack.c.live_parts + bindparam("parts", type_=BigInteger())
     now = bindparam("now", type_=UtcDateTime())
     return (
@@ -89,19 +89,19 @@ def change_packs() -> Update:
 
 @prepared
 def select_pack_names(ids: Any) -> Select[Any]:
-    """Names of packs."""
+    """Select the ids and names of packs."""
     return select(pack.c.id, pack.c.name).where(among(pack.c.id, ids))
 
 
 def select_staying(ids: Sequence[int]) -> Select[Any]:
-    """Those packs that nobody removes."""
+    """Select which of these packs are not being removed."""
     return select(pack.c.id).where(among(pack.c.id, ids), _STAYS)
 
 
-def select_condemned(cutoff: datetime, forgotten: datetime, limit: int) -> Select[Any]:
-    """Packs to which nothing has referred since a time, the first to go first.
+def select_removable(cutoff: datetime, forgotten: datetime, limit: int) -> Select[Any]:
+    """Select packs that were marked for deletion by `cutoff`, the oldest mark first.
 
-    Of the orphans that were removed, those that were removed by `forgotten`.
+    Rows of removed orphans are selected only if they were marked by `forgotten`.
     """
     is_due = (pack.c.num_bytes > 0) | (pack.c.condemned_at <= forgotten)
     return (
@@ -112,45 +112,45 @@ def select_condemned(cutoff: datetime, forgotten: datetime, limit: int) -> Selec
     )
 
 
-def select_condemned_total(cutoff: datetime) -> Select[Any]:
-    """How many packs nothing has referred to since a time, and how large they are."""
+def select_removable_total(cutoff: datetime) -> Select[Any]:
+    """Count the packs that were marked for deletion by `cutoff`, and their bytes."""
     return _totals().where(pack.c.condemned_at <= cutoff, pack.c.num_bytes > 0)
 
 
-def doom_packs(ids: Sequence[int], cutoff: datetime) -> Update:
-    """Let nothing be put into packs any more, of those to which nothing refers yet.
+def begin_pack_removal(ids: Sequence[int], cutoff: datetime) -> Update:
+    """Begin the removal of the packs that were marked by `cutoff` and have no references.
 
-    What is removed cannot be brought back, so a count that was damaged is not relied on.
+    A removal cannot be undone, so the references are checked too: a counter may be damaged.
     """
-    condemned = (pack.c.live_parts == 0, pack.c.condemned_at <= cutoff, _STAYS)
+    is_marked = (pack.c.live_parts == 0, pack.c.condemned_at <= cutoff, _STAYS)
     referred_to = exists().where(payload.c.pack_id == pack.c.id)
     return (
-        update(pack).where(among(pack.c.id, ids), *condemned, ~referred_to).values(removing=true())
+        update(pack).where(among(pack.c.id, ids), *is_marked, ~referred_to).values(removing=true())
     )
 
 
-def select_doomed(ids: Sequence[int]) -> Select[Any]:
-    """Which of these packs are being removed."""
+def select_removing(ids: Sequence[int]) -> Select[Any]:
+    """Select which of these packs are being removed."""
     return select(pack.c.id, pack.c.name).where(among(pack.c.id, ids), pack.c.removing == true())
 
 
 def delete_packs(ids: Sequence[int]) -> Delete:
-    """Forget packs that were removed."""
+    """Delete the rows of packs that were removed."""
     return delete(pack).where(among(pack.c.id, ids), pack.c.removing == true())
 
 
 def select_known_packs(names: Sequence[str]) -> Select[Any]:
-    """Which of these packs there are, but for orphans that were taken for removal."""
+    """Select which of these packs exist, except orphans that were claimed for removal."""
     return select(pack.c.name).where(among(pack.c.name, names), pack.c.num_bytes > 0)
 
 
 def select_removed_orphans(names: Sequence[str]) -> Select[Any]:
-    """Those of these packs that were taken for removal as orphans."""
+    """Select which of these packs were claimed for removal as orphans."""
     return select(pack.c.id, pack.c.name).where(among(pack.c.name, names), pack.c.num_bytes == 0)
 
 
 def select_mostly_dead(share: float, limit: int) -> Select[Any]:
-    """Packs of which at most this share of the bytes is still of use, the largest loss first."""
+    """Select packs of which at most this share of the bytes is live, most dead bytes first."""
     return (
         select(pack)
         .where(pack.c.live_parts > 0, pack.c.live_bytes <= share * pack.c.num_bytes, _STAYS)
@@ -160,7 +160,7 @@ def select_mostly_dead(share: float, limit: int) -> Select[Any]:
 
 
 def select_members(pack_id: int) -> Select[Any]:
-    """What is in a pack and still of use, in its order."""
+    """Select the live parts of a pack, by offset."""
     return (
         select(
             payload.c.group_id,
@@ -176,7 +176,7 @@ def select_members(pack_id: int) -> Select[Any]:
 
 @cache
 def move_member() -> Update:
-    """Let what was in `old_pack` at `old_offset` be read from `new_pack` at `new_offset`."""
+    """Move the part in `old_pack` at `old_offset` to `new_pack` at `new_offset`."""
     return (
         update(payload)
         .where(
@@ -191,7 +191,7 @@ def move_member() -> Update:
 
 
 def select_share(pack_id: int) -> Select[Any]:
-    """How much in a pack is still of use."""
+    """Count the live parts of a pack, and their bytes."""
     size = func.coalesce(func.sum(payload.c.pack_length), 0)
     return select(func.count().label("parts"), size.label("bytes")).where(
         payload.c.pack_id == pack_id
@@ -199,7 +199,7 @@ def select_share(pack_id: int) -> Select[Any]:
 
 
 def select_unmarked_total() -> Select[Any]:
-    """Number and bytes of the packs without live parts that are not marked for deletion."""
+    """Count the packs without live parts that are not marked for deletion, and their bytes."""
     return _totals().where(_IS_UNMARKED)
 
 
@@ -209,15 +209,15 @@ def mark_unused(now: datetime) -> Update:
 
 
 def lock_miscounted() -> Select[Any]:
-    """Packs whose counters or mark do not match the rows that refer to them, locked."""
+    """Select and lock packs whose counters or mark do not match the rows that refer to them."""
     return select_miscounted().with_for_update(of=pack)
 
 
 def select_miscounted() -> Select[Any]:
-    """Packs whose counters or mark do not match the rows that refer to them, with those counts."""
+    """Select packs whose counters or mark do not match the rows that refer to them, and counts."""
     parts, size = _referring()
-    said = (pack.c.id, pack.c.name, pack.c.live_parts, pack.c.live_bytes)
-    found = select(*said, parts.label("parts"), size.label("bytes"))
+    stored = (pack.c.id, pack.c.name, pack.c.live_parts, pack.c.live_bytes)
+    found = select(*stored, parts.label("parts"), size.label("bytes"))
     return found.where(_STAYS, _is_wrong(parts, size)).order_by(pack.c.id)
 
 
@@ -236,7 +236,7 @@ def _is_wrong(parts: ColumnElement[int], size: ColumnElement[int]) -> ColumnElem
 
 
 def _mark(live_parts: ColumnElement[int], now: Any) -> ColumnElement[Any]:
-    """The deletion mark of a pack that has this number of live parts. An earlier mark stays."""
+    """Return the deletion mark of a pack with this number of live parts. An earlier mark stays."""
     return case((live_parts == 0, func.coalesce(pack.c.condemned_at, now)), else_=null())
 
 

@@ -1,4 +1,4 @@
-"""Groups in the order of a column, a page at a time, without their payloads."""
+"""Keyset pages of groups, sorted by a column, without payloads."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from replaydb.database.expressions import among, as_stored, comes_after, comes_b
 from replaydb.database.prepared import prepared
 from replaydb.database.schema import IS_IDLE, episode_group, group, run, task
 from replaydb.database.staleness import current_staleness
-from replaydb.database.statements.pools import Order, Pool
+from replaydb.database.statements.candidates import Order, Partition
 from replaydb.database.statements.selections import selection
 from replaydb.episodes import GroupStatus
 
-#: All that a user may see of a group.
+#: Columns of a group that users can see.
 SHOWN: tuple[ColumnElement[Any], ...] = (
     group.id,
     group.group_uid,
@@ -56,24 +56,24 @@ SHOWN: tuple[ColumnElement[Any], ...] = (
 
 @prepared
 def select_shown(buffer_id: Any, ids: Any) -> Select[Any]:
-    """What a user may see of some groups."""
+    """Select the columns of groups that users can see, by id."""
     statement = select(*SHOWN).outerjoin_from(episode_group, run, group.run_id == run.c.id)
     return statement.where(selection(buffer_id, ids=ids))
 
 
 @prepared
 def select_ids_of_prompt(buffer_id: Any, prompt_uid: Any, most: Any) -> Select[Any]:
-    """The groups of a prompt, so many at most."""
+    """Select up to `most` ids of groups of a prompt."""
     mine = (group.buffer_id == buffer_id) & (group.prompt_uid == prompt_uid)
     return select(group.id).where(mine).limit(most)
 
 
 @prepared
-def select_pools(buffer_id: Any) -> Select[Any]:
-    """The tasks of a buffer, and for every status whether there are groups of it.
+def select_partitions(buffer_id: Any) -> Select[Any]:
+    """Select the tasks of a buffer, and for every status whether there are groups of it.
 
-    One look into the index of arrivals each, whose order no other has, as for pages: PostgreSQL
-    would hope that the first group of all is of the task, and read all where there is none.
+    Each is one lookup in `ix_episode_group_arrival`, forced by an order that no other index has.
+    Otherwise PostgreSQL might scan all groups for a first match, and there may be none.
     """
     mine = select(group.id).where(group.buffer_id == buffer_id, group.task_name == task.c.task_name)
     first = mine.order_by(group.group_status, group.id).limit(1)
@@ -88,23 +88,23 @@ def select_pools(buffer_id: Any) -> Select[Any]:
 
 
 @prepared
-def select_pools_of(buffer_id: Any, names: Any) -> Select[Any]:
-    """The same of some tasks."""
-    return select_pools.build(buffer_id).where(among(task.c.task_name, names))
+def select_partitions_of(buffer_id: Any, names: Any) -> Select[Any]:
+    """As `select_partitions`, for some tasks."""
+    return select_partitions.build(buffer_id).where(among(task.c.task_name, names))
 
 
 def select_keys(condition: ColumnElement[bool], column: Column[Any]) -> Select[Any]:
-    """The groups that meet a condition, as (id, key) in no order."""
+    """Select the groups that meet a condition, as (id, key), in no order."""
     return select(group.id, _key(column).label("key")).where(condition)
 
 
 def _key(column: Column[Any]) -> ColumnElement[Any]:
-    """What groups are sorted by."""
+    """Return the expression that groups are sorted by for a column."""
     return current_staleness() if column is group.staleness else column
 
 
 def select_page(
-    pool: Pool,
+    partition: Partition,
     order: Order,
     limit: int | None,
     eligible: ColumnElement[bool] | None,
@@ -113,48 +113,48 @@ def select_page(
     unknown: bool,
     equals: bool = False,
 ) -> Select[Any]:
-    """A page of the groups of a pool in an order, as (id, key).
+    """Select a page of the groups of a partition in an order, as (id, key).
 
     Args:
-        pool: Of which groups.
+        partition: The groups.
         order: Sort order.
-        limit: Rows at most.
-        eligible: Only these.
+        limit: Maximum number of rows.
+        eligible: Only groups that meet this condition.
         after: Key and id of the group before the page; None for the first page.
-        unknown: Take the groups whose key is NULL instead of the others.
-        equals: Of an indexed column, take those with the key of `after` and later ids; otherwise
-            those with later keys. Two reads, as SQLite looks for an id in an index only where the
-            column before it has one value.
+        unknown: Select the groups whose key is NULL instead of the others.
+        equals: For an indexed column, select groups with the key of `after` and later ids;
+            otherwise groups with later keys. These are two reads, since SQLite seeks an id in an
+            index only if the column before it has a single value.
     """
     column = order.column
     key = _key(column)
     by_age = column is group.id or (unknown and column is group.last_sampled_at)
-    condition = (group.buffer_id == pool.buffer_id) & (group.task_name == pool.task_name)
+    condition = (group.buffer_id == partition.buffer_id) & (group.task_name == partition.task_name)
     if by_age:
-        # The index of arrivals has the order of a range of statuses, and no other has that of ids.
+        # Only `ix_episode_group_arrival` has this order: a range of statuses, then ids.
         columns: list[ColumnElement[Any]] = [group.group_status, group.id]
         if after is None:
-            condition &= group.group_status.between(pool.status, pool.status)
+            condition &= group.group_status.between(partition.status, partition.status)
     else:
         columns = [key, group.id]
-        condition &= group.group_status == pool.status
-        condition = condition & IS_IDLE if pool.is_idle else condition
+        condition &= group.group_status == partition.status
+        condition = condition & IS_IDLE if partition.is_idle else condition
     if column.nullable:
         condition &= key.is_(None) if unknown else key.is_not(None)
     if after is not None:
-        condition &= _beyond(pool, order, after, by_age=by_age, unknown=unknown, equals=equals)
+        condition &= _beyond(partition, order, after, by_age=by_age, unknown=unknown, equals=equals)
     if eligible is not None:
-        condition &= func.coalesce(eligible, literal(False))  # no reason for another index
+        condition &= func.coalesce(eligible, literal(False))  # so that no other index is used
     ordered = (sorted_by.desc() if order.descending else sorted_by for sorted_by in columns)
     return select_keys(condition, column).order_by(*ordered).limit(limit)
 
 
-#: Columns that have an index of their own, in which idle groups are in their order.
+#: Columns with an index in which idle groups are sorted by them.
 INDEXED = {group.priority, group.comparable_version, group.times_sampled, group.last_sampled_at}
 
 
 def _beyond(
-    pool: Pool,
+    partition: Partition,
     order: Order,
     after: tuple[Any, int],
     *,
@@ -162,11 +162,11 @@ def _beyond(
     unknown: bool,
     equals: bool,
 ) -> ColumnElement[bool]:
-    """What comes after a key and an id."""
+    """Condition for groups that come after a key and an id."""
     key, last = _key(order.column), literal(after[0], order.column.type)
     of_equals = comes_before if order.descending else comes_after
     if by_age:
-        status = literal(pool.status, group.group_status.type)
+        status = literal(partition.status, group.group_status.type)
         return of_equals(group.group_status, status, group.id, after[1])
     if equals:
         return of_equals(key, last, group.id, after[1])

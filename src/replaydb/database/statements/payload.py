@@ -1,4 +1,4 @@
-"""What hangs on groups: episodes, payloads and texts."""
+"""Statements on episodes, payload parts and texts of groups."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ from replaydb.database.schema import episode, episode_group, group, payload, tra
 
 @cache
 def insert_episodes() -> Insert:
-    """Episodes, as dicts of their columns."""
+    """Insert episodes, given as dicts of their columns."""
     return insert(episode)
 
 
 @cache
 def insert_payloads() -> Insert:
-    """Payload parts, as dicts of their columns."""
+    """Insert payload parts, given as dicts of their columns."""
     return insert(payload)
 
 
 @cache
 def insert_transcripts() -> Insert:
-    """Texts, as dicts of their columns."""
+    """Insert texts, given as dicts of their columns."""
     return insert(transcript)
 
 
 @prepared
 def select_payloads(ids: Any) -> Select[Any]:
-    """Parts of the payloads of some groups."""
+    """Select the payload parts of groups."""
     return select(payload).where(among(payload.c.group_id, ids))
 
 
 @prepared
 def select_transcripts(ids: Any) -> Select[Any]:
-    """Texts of the episodes of some groups."""
+    """Select the texts of the episodes of groups."""
     return select(transcript).where(among(transcript.c.group_id, ids))
 
 
 def select_positions(ids: Sequence[int]) -> Select[Any]:
-    """Which episodes of some groups there are."""
+    """Select the positions of the episodes of groups."""
     return select(episode.c.group_id, episode.c.position).where(among(episode.c.group_id, ids))
 
 
 def select_episodes(ids: Sequence[int]) -> Select[Any]:
-    """What the scalars of groups are made from, in the order of the episodes."""
+    """Select the columns from which scalars of groups are computed, in order of the episodes."""
     columns = (
         episode.c.group_id,
         episode.c.reward,
@@ -67,7 +67,7 @@ def select_episodes(ids: Sequence[int]) -> Select[Any]:
 
 @prepared
 def select_episode_page(buffer_id: Any, group_id: Any, position: Any, most: Any) -> Select[Any]:
-    """Scalars of the episodes of a group of a buffer, from a position on."""
+    """Select the scalars of up to `most` episodes of a group, starting at a position."""
     shown = (column for column in episode.c if column is not episode.c.metadata)
     return (
         select(*shown)
@@ -89,14 +89,14 @@ def delete_payloads(ids: Any) -> Delete:
 
 
 def release_payloads(ids: Sequence[int]) -> ReturningDelete[*tuple[Any, ...]]:
-    """Delete the payloads of groups, and say how much goes from which pack."""
-    gone = delete(payload).where(among(payload.c.group_id, ids))
-    return gone.returning(payload.c.pack_id, payload.c.pack_length)
+    """Delete the payloads of groups. Returns the pack and length of each part."""
+    deleted = delete(payload).where(among(payload.c.group_id, ids))
+    return deleted.returning(payload.c.pack_id, payload.c.pack_length)
 
 
 @prepared
 def delete_episodes(ids: Any) -> Delete:
-    """Scalars of the episodes of some groups."""
+    """Delete the episode rows of groups."""
     return delete(episode).where(among(episode.c.group_id, ids))
 
 

@@ -1,4 +1,4 @@
-"""What must agree with each other, compared by the engine: only what does not is read."""
+"""Consistency checks in SQL: the engine compares the tables, only differences are read."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from replaydb.database.statements.selections import selection
 from replaydb.episodes import GroupStatus
 
 
-def count_anew(buffer_id: int) -> Select[Any]:
-    """What the accounts of the tasks of a buffer should say, where they have groups."""
+def recount_tasks(buffer_id: int) -> Select[Any]:
+    """Compute the counters of the tasks of a buffer, except tasks without groups."""
     status = group.group_status
     is_stored = status != GroupStatus.ARCHIVED.value
     weight = case((status == GroupStatus.COMPLETED.value, group.weight), else_=0.0)
@@ -53,19 +53,19 @@ def count_anew(buffer_id: int) -> Select[Any]:
 
 
 def orphans() -> Iterator[tuple[str, str, Select[int]]]:
-    """For every reference of a table to another: names of both, how many rows refer to nothing."""
+    """Yield, for every foreign key, the names of both tables and a count of rows without parent."""
     for table in metadata.sorted_tables:
         for key in sorted(table.foreign_key_constraints, key=lambda one: str(one.name)):
             parent = key.referred_table.alias()
             pairs = [(one.parent, parent.c[one.column.name]) for one in key.elements]
             known = and_(*(mine.is_not(None) for mine, _ in pairs))
-            there = exists().where(*(mine == theirs for mine, theirs in pairs))
-            count = select(func.count()).select_from(table).where(known, ~there)
+            has_parent = exists().where(*(mine == theirs for mine, theirs in pairs))
+            count = select(func.count()).select_from(table).where(known, ~has_parent)
             yield table.name, key.referred_table.name, count
 
 
 def select_miscounted_groups(most: int) -> Select[Any]:
-    """Groups whose scalars are not what their episodes, payloads and texts come to."""
+    """Select groups whose scalars differ from the totals of their episodes, payloads and texts."""
     episodes = select(
         episode.c.group_id, func.count().label("number"), _total(episode.c.num_tokens).label("size")
     )
@@ -80,17 +80,17 @@ def select_miscounted_groups(most: int) -> Select[Any]:
         func.coalesce(stored.c.size, 0).label("bytes"),
         texts.label("has_text"),
     )
-    said = (group.num_episodes, group.num_tokens, group.num_bytes, group.has_transcript)
+    recorded = (group.num_episodes, group.num_tokens, group.num_bytes, group.has_transcript)
     is_lost = (
         (group.group_status != GroupStatus.ARCHIVED.value)
         & (group.num_episodes > 0)
         & stored.c.number.is_(None)
     )
     wrong = is_lost
-    for one, other in zip(said, found, strict=True):
+    for one, other in zip(recorded, found, strict=True):
         wrong |= one != other.element
     return (
-        select(group.id, *said, *found)
+        select(group.id, *recorded, *found)
         .select_from(episode_group)
         .outerjoin(members, members.c.group_id == group.id)
         .outerjoin(stored, stored.c.group_id == group.id)
@@ -100,11 +100,11 @@ def select_miscounted_groups(most: int) -> Select[Any]:
     )
 
 
-def select_misheld_groups(most: int) -> Select[int]:
-    """Groups that are leased and have no lease of their buffer, or the other way round."""
+def select_mismatched_leases(most: int) -> Select[int]:
+    """Select groups whose status, lease and `leased_from` contradict each other."""
     is_leased = group.group_status == GroupStatus.LEASED.value
-    is_arriving = group.group_status == GroupStatus.PENDING.value  # claimed by a lease, or not
-    wrong = (is_leased != group.lease_id.is_not(None)) & ~is_arriving
+    is_pending = group.group_status == GroupStatus.PENDING.value  # may be claimed by a lease
+    wrong = (is_leased != group.lease_id.is_not(None)) & ~is_pending
     wrong |= is_leased != group.leased_from.is_not(None)
     wrong |= lease.c.buffer_id != group.buffer_id
     return (
@@ -117,7 +117,7 @@ def select_misheld_groups(most: int) -> Select[int]:
 
 
 def select_groups_of_stray_texts(most: int) -> Select[int]:
-    """Groups with texts of episodes that are not there."""
+    """Select groups with texts of episodes that do not exist."""
     text = transcript.c
     mine = (episode.c.group_id == text.group_id) & (episode.c.position == text.position)
     stray = exists().where(text.group_id == group.id, ~exists().where(mine))
@@ -125,7 +125,7 @@ def select_groups_of_stray_texts(most: int) -> Select[int]:
 
 
 def select_failed_as_damaged(buffer_id: int, ids: Sequence[int] | None = None) -> Select[Any]:
-    """Groups of a buffer, or those of some ids, whose reason to be failed may be damage."""
+    """Select failed groups of a buffer, all or by id, whose reason may be damage."""
     reason = group.status_reason
     begins = (
         reason.startswith(text, autoescape=True) for text in ("damaged (", "checksum ", "pack ")

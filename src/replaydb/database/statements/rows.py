@@ -1,6 +1,7 @@
-"""Rows of any table as they are, by ranges of ids: what a copy of a whole store is made of.
+"""Generic statements on rows of any table, by ranges of ids, for copies of whole stores.
 
-Most tables give ids; a row of any other hangs on one row of those, by the first column of its key.
+Most tables generate ids. A row of any other table belongs to one row of these, by the first column
+of its key.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeEngine, UserDefinedType
 
-from replaydb.database.column_types import GeneratedText, is_json, kept, tolerant
+from replaydb.database.column_types import GeneratedText, is_json, tolerant, unconverted
 from replaydb.database.expressions import among
 from replaydb.database.schema import (
     GENERATED,
@@ -46,16 +47,16 @@ from replaydb.database.schema import (
     payload_place,
 )
 
-#: Each database has its own: they say where in it payloads are, and who has committed there.
+#: Tables that are not copied: they describe payload locations and commits of one database.
 OWN_TABLES = (payload_place, pack, commit_proof)
-#: What rows of payloads have in the place of their bytes.
+#: Name of the column that rows of payloads have instead of their bytes.
 LENGTH = "length"
-#: Before the name of a column: what it is in the row that is changed.
+#: Prefix of parameters for the key columns of the row that is changed.
 OF = "of_"
 
 
 class _JsonText(UserDefinedType[str]):
-    """JSON as text, in which 1, 1.0 and true differ."""
+    """JSON as text, to distinguish 1, 1.0 and true."""
 
     cache_ok = True
 
@@ -63,15 +64,15 @@ class _JsonText(UserDefinedType[str]):
         return "JSON"
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any]:
-        """The driver of PostgreSQL has read it."""
+        """Serialize the value, which the driver of PostgreSQL has parsed."""
         return lambda value: value if value is None else json.dumps(value)
 
 
 class _KeptText(_JsonText):
-    """SQLite has the text itself, or its bytes, or a number that an earlier version has put."""
+    """JSON in SQLite: stored as text, as bytes, or as a number written by an earlier version."""
 
     def bind_processor(self, dialect: Dialect) -> Callable[[Any], Any]:
-        return lambda value: value if value is None else kept(value)
+        return lambda value: value if value is None else unconverted(value)
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any]:
         def read(value: Any) -> Any:
@@ -84,11 +85,11 @@ class _KeptText(_JsonText):
 
 @dataclass(frozen=True)
 class Family:
-    """A table that gives ids, and those whose rows hang on its rows.
+    """A table that generates ids, and the tables whose rows belong to its rows.
 
     Attributes:
-        root: Its key is `id`.
-        children: The first column of their keys is the id of a row of it.
+        root: The table; its key is `id`.
+        children: Tables whose first key column is the id of a row of `root`.
     """
 
     root: Table
@@ -97,7 +98,7 @@ class Family:
 
 @cache
 def families() -> tuple[Family, ...]:
-    """All tables but `OWN_TABLES`, after those that they refer to."""
+    """Return all tables except `OWN_TABLES`, each after the tables that it refers to."""
     tables = [one for one in metadata.sorted_tables if len(one.primary_key)]  # views have no key
     roots = [one for one in tables if one not in OWN_TABLES and len(one.primary_key) == 1]
     return tuple(
@@ -112,13 +113,16 @@ def _parent_key(child: Table) -> Column[Any] | None:
 
 
 def key_length(of: Table) -> int:
-    """How many columns are its key: the first ones."""
+    """Return the number of key columns of a table; these are the first ones."""
     return len(of.primary_key)
 
 
 @cache
 def columns(of: Table) -> tuple[ColumnClause[Any], ...]:
-    """What of rows is compared and copied, the key first; of payloads all but where they are."""
+    """Return the columns that are compared and copied, the key first.
+
+    For payloads these are all columns except the bytes and their location.
+    """
     own = _plain(of).c
     if of is not payload:
         return tuple(own)
@@ -128,7 +132,7 @@ def columns(of: Table) -> tuple[ColumnClause[Any], ...]:
 
 @cache
 def json_positions(of: Table) -> tuple[int, ...]:
-    """Which of its columns are JSON."""
+    """Return the positions of JSON columns among `columns`."""
     return tuple(i for i, one in enumerate(columns(of)) if isinstance(one.type, _JsonText))
 
 
@@ -145,7 +149,7 @@ def _plain_type(kind: TypeEngine[Any]) -> TypeEngine[Any]:
 
 @cache
 def select_roots(of: Table) -> Select[Any]:
-    """Rows after an id, `after`, up to `most`, in the order of ids."""
+    """Select up to `most` rows after the id `after`, in order of ids."""
     key = columns(of)[0]
     return (
         select(*columns(of)).where(key > bindparam("after")).order_by(key).limit(bindparam("most"))
@@ -154,31 +158,31 @@ def select_roots(of: Table) -> Select[Any]:
 
 @cache
 def select_ids(of: Table) -> Select[Any]:
-    """The first column of the keys of rows after an id, `after`, up to `most` of them."""
+    """Select the first key column of up to `most` rows after the id `after`."""
     key = columns(of)[0]
     return select(key).where(key > bindparam("after")).order_by(key).limit(bindparam("most"))
 
 
 @cache
 def select_children(of: Table) -> Select[Any]:
-    """Rows that hang on rows with ids from `after`, excluded, to `last`."""
+    """Select the rows that belong to rows with ids above `after`, up to `last`."""
     key = columns(of)[0]
     return select(*columns(of)).where(key > bindparam("after"), key <= bindparam("last"))
 
 
 def count_rows(of: Table) -> Select[int]:
-    """How many rows there are."""
+    """Count the rows of a table."""
     return select(func.count()).select_from(of)
 
 
 def select_any(of: Table) -> Select[Any]:
-    """A row, if there is one."""
+    """Select the first key column of any row, if there is one."""
     return select(next(iter(of.primary_key))).limit(1)
 
 
 @cache
 def select_largest_ids() -> Select[Any]:
-    """The largest id of each table that generates ids, by its name; NULL without rows."""
+    """Select the largest id of each table that generates ids, by its name; NULL without rows."""
     return select(
         *(select(func.max(one.c.id)).scalar_subquery().label(one.name) for one in GENERATED)
     )
@@ -186,19 +190,19 @@ def select_largest_ids() -> Select[Any]:
 
 @cache
 def insert_rows(of: Table) -> Insert:
-    """Rows, as dicts of their columns."""
+    """Insert rows, given as dicts of their columns."""
     return insert(_plain(of))
 
 
 @cache
 def update_rows(of: Table) -> Update:
-    """Rows, as dicts of the columns that change, and of the key with `OF` before each name."""
+    """Update rows, given as dicts of the columns to change, and of the key with the prefix `OF`."""
     return update(_plain(of)).where(_has_key(of))
 
 
 @cache
 def delete_rows(of: Table) -> Delete:
-    """Rows, as dicts of the key with `OF` before each name; what hangs on them goes along."""
+    """Delete rows, and rows that belong to them, given as dicts of the key with the prefix `OF`."""
     return delete(_plain(of)).where(_has_key(of))
 
 
@@ -207,12 +211,12 @@ def _has_key(of: Table) -> Any:
 
 
 def keys(of: Table) -> Sequence[ColumnClause[Any]]:
-    """The columns of its key."""
+    """Return the key columns of a table."""
     return columns(of)[: key_length(of)]
 
 
-def forget(root: Table, ids: Sequence[int]) -> list[Update]:
-    """Let nothing refer to rows that would not go along with them."""
+def clear_references(root: Table, ids: Sequence[int]) -> list[Update]:
+    """Set foreign keys without ON DELETE that refer to these rows to NULL."""
     return [
         update(other).where(among(key.parent, ids)).values({key.parent.name: null()})
         for other in metadata.sorted_tables

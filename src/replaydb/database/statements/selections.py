@@ -1,4 +1,4 @@
-"""Which groups: conditions, of which statements are made."""
+"""Conditions that select groups, for use in statements."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Selection:
 
     @property
     def condition(self) -> ColumnElement[bool]:
-        """As one condition."""
+        """All conditions as one."""
         return selection(
             self.buffer_id,
             ids=self.ids,
@@ -47,10 +47,10 @@ def selection(
     statuses: Collection[str] | None = None,
     where: ColumnElement[bool] | None = None,
 ) -> ColumnElement[bool]:
-    """The groups of a buffer that meet every condition given."""
+    """Return the condition for groups of a buffer that meet every condition given."""
     condition = group.buffer_id == buffer_id
     if ids is not None:
-        # SQLite, which has no statistics, would take any index of buffers before that of ids.
+        # Without statistics, SQLite would prefer an index of buffers to the primary key.
         condition = (group.buffer_id + 0 == buffer_id) & among(group.id, ids)
     if uids is not None:
         condition &= among(group.group_uid, uids)
@@ -61,29 +61,32 @@ def selection(
     return condition if where is None else condition & where
 
 
-#: Groups that no lease holds: not leased, nor claimed while they arrive.
-UNHELD = group.lease_id.is_(None)
+#: Groups that are neither leased nor claimed.
+WITHOUT_LEASE = group.lease_id.is_(None)
 
 
 def of_tasks(names: Collection[str]) -> ColumnElement[bool]:
-    """The groups of some tasks."""
+    """Return the condition for groups of tasks."""
     return among(group.task_name, sorted(names))
 
 
 def of_lineage(lineage: str | None) -> ColumnElement[bool]:
-    """Groups of runs whose versions compare in a buffer that follows a lineage; None: of all."""
+    """Return the condition for groups whose versions are comparable with those of a lineage.
+
+    None: all groups.
+    """
     if lineage is None:
         return true()
     return group.run_id.is_(None) | group.run_id.in_(comparable_runs(lineage))
 
 
 def comparable_runs(lineage: str) -> Select[int]:
-    """Ids of the runs whose versions compare with those of a lineage."""
+    """Select the ids of runs whose versions are comparable with those of a lineage."""
     return select(run.c.id).where((run.c.lineage == lineage) | run.c.lineage.is_(None))
 
 
 def past_deadline(buffer_id: int, tasks: Collection[str], now: datetime) -> ColumnElement[bool]:
-    """Groups of some tasks that should have had all their episodes by now."""
+    """Return the condition for pending groups of tasks whose deadline has passed."""
     return (
         (group.buffer_id == buffer_id)
         & (group.deadline <= now)
@@ -92,13 +95,13 @@ def past_deadline(buffer_id: int, tasks: Collection[str], now: datetime) -> Colu
     )
 
 
-#: Statuses from which a group expires; what is pending or leased is in somebody's hands.
+#: Statuses from which a group expires. Pending and leased groups do not: they are in use.
 EXPIRING = tuple(status.value for status in IDLE)
 TOO_STALE = "staler than max_staleness"
 
 
 def too_stale(buffer_id: Any, task_name: Any, oldest_fresh: Any) -> ColumnElement[bool]:
-    """Idle groups of a task whose oldest token is of a version below the oldest that is fresh."""
+    """Return the condition for idle groups of a task whose oldest version is below a bound."""
     return and_(
         group.buffer_id == buffer_id,
         group.task_name == task_name,
@@ -108,6 +111,6 @@ def too_stale(buffer_id: Any, task_name: Any, oldest_fresh: Any) -> ColumnElemen
 
 
 def overdue(buffer_id: int, tasks: Collection[str], now: datetime) -> ColumnElement[bool]:
-    """Groups of some tasks whose lease has expired."""
+    """Return the condition for groups of tasks whose lease has expired."""
     expired = select(lease.c.id).where(lease.c.buffer_id == buffer_id, lease.c.expires_at <= now)
     return group.lease_id.in_(expired) & among(group.task_name, sorted(tasks))

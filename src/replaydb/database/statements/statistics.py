@@ -1,4 +1,4 @@
-"""What people and loggers want to know of a buffer: each one pass."""
+"""Statistics of a buffer for users and loggers, each computed in one pass."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from replaydb.episodes import GroupStatus
 
 
 def select_totals(buffer_id: int) -> Select[Any]:
-    """Sizes and staleness of every task and status."""
+    """Select counts, sizes, staleness and rewards per task and status."""
     staleness = current_staleness(buffer_id)
     return _by_status(
         buffer_id,
@@ -40,10 +40,10 @@ def select_totals(buffer_id: int) -> Select[Any]:
 
 
 def select_task_counters(buffer_id: int) -> Select[Any]:
-    """What happened to every task, and the versions of what can be drawn."""
+    """Select the counters of every task, and the version range of its samplable groups."""
 
     def version(pick: Callable[[Any], Any]) -> Label[int | None]:
-        """By the index, of which it is one end."""
+        """Read the extreme version from one end of its index."""
         return (
             select(pick(group.comparable_version))
             .where(
@@ -76,7 +76,7 @@ def select_task_counters(buffer_id: int) -> Select[Any]:
 
 
 def select_prompts(condition: ColumnElement[bool]) -> Select[Any]:
-    """What became of the groups of every prompt."""
+    """Select counts, outcomes and rewards of groups per prompt and task."""
 
     def number(status: GroupStatus) -> ColumnElement[int]:
         return func.count(case((group.group_status == status.value, 1)))
@@ -103,7 +103,7 @@ def select_prompts(condition: ColumnElement[bool]) -> Select[Any]:
     )
 
 
-#: Bins of staleness: their names, and the least and the most of each.
+#: Bins of staleness: name, minimum and maximum.
 STALENESS_BINS: tuple[tuple[str, int, int], ...] = (
     ("below_0", -(2**62), -1),
     ("0", 0, 0),
@@ -117,9 +117,9 @@ STALENESS_BINS: tuple[tuple[str, int, int], ...] = (
 
 
 def sum_last_draws(buffer_id: int, limit: int) -> Select[Any]:
-    """Sums over the groups of the last draws of a buffer: one row.
+    """Select sums over the groups of the last `limit` draws of a buffer, as one row.
 
-    A group is replayed by a draw if it was trained on from an earlier one.
+    A draw replays a group if the group was trained on in an earlier draw.
     """
     row = _last_drawn(buffer_id, limit).c
     again = row.replayed == 1
@@ -143,7 +143,7 @@ def sum_last_draws(buffer_id: int, limit: int) -> Select[Any]:
 
 
 def _last_drawn(buffer_id: int, limit: int) -> Subquery:
-    """The groups of the last draws of a buffer that were trained on."""
+    """Select the groups of the last draws of a buffer that were trained on."""
     recent = (
         select(draw.c.id, draw.c.created_at)
         .where(draw.c.buffer_id == buffer_id)
@@ -185,12 +185,12 @@ def _last_drawn(buffer_id: int, limit: int) -> Subquery:
 
 
 def sum_by_status(buffer_id: int, since: datetime | None, now: datetime) -> Select[Any]:
-    """Sums over the groups of every task and status.
+    """Select sums over the groups per task and status.
 
     Args:
-        buffer_id: Which buffer.
-        since: Groups put from then on are the recent ones; None: all of them.
-        now: What ages are measured from.
+        buffer_id: Id of the buffer.
+        since: Groups put from this time on are recent; None: all groups are.
+        now: Time from which ages are measured.
     """
     age = seconds_between(group.created_at, literal(now, UtcDateTime()))
     waited = seconds_between(group.completed_at, group.first_sampled_at)
@@ -220,7 +220,7 @@ def sum_by_status(buffer_id: int, since: datetime | None, now: datetime) -> Sele
 
 
 def _by_status(buffer_id: int, *sums: ColumnElement[Any]) -> Select[Any]:
-    """Sizes of every task and status, and what else is summed over its groups."""
+    """Select counts and sizes per task and status, and further aggregates."""
     return (
         select(
             group.task_name,

@@ -1,4 +1,4 @@
-"""The index of tags."""
+"""Statements on the tag index."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _tag = group_tag.c
 
 
 def insert_tags(name: str, ids: Sequence[int]) -> Bound[Insert]:
-    """Enter one tag of some groups, as a filter reads it."""
+    """Insert the index entries of one tag of groups, with the values that filters compare."""
     return Bound(_insert(name), {"ids": ids})
 
 
@@ -55,7 +55,7 @@ def _entries(name: str) -> Select[Any]:
 
 
 def select_mistagged(buffer_id: int, name: str, most: int) -> Select[int]:
-    """Ids of groups whose entry in the index of a tag is not what the tag is."""
+    """Select the ids of groups whose index entry differs from the tag."""
     row = _entries(name).where(group.buffer_id == buffer_id).subquery().c
     return (
         select(row.id)
@@ -72,18 +72,18 @@ def select_mistagged(buffer_id: int, name: str, most: int) -> Select[int]:
 
 @prepared
 def delete_tags(ids: Any, names: Any) -> Delete:
-    """Take tags of some groups out."""
+    """Delete the index entries of tags of groups."""
     return delete(group_tag).where(among(_tag.group_id, ids), among(_tag.name, names))
 
 
 def count_tagged(buffer_id: int, lookup: Lookup, most: int) -> Select[int]:
-    """How many groups a look-up gives, reading no more of them than so many."""
+    """Count up to `most` groups that a lookup finds."""
     some = select(_tag.group_id).where(_found(buffer_id, lookup)).limit(most).subquery()
     return select(func.count()).select_from(some)
 
 
 def select_tagged(buffer_id: int, lookup: Lookup) -> Select[int]:
-    """Ids of the groups that a look-up gives."""
+    """Select the ids of the groups that a lookup finds."""
     return select(_tag.group_id).where(_found(buffer_id, lookup))
 
 
@@ -96,7 +96,7 @@ def _found(buffer_id: int, lookup: Lookup) -> ColumnElement[bool]:
 
 @prepared
 def select_ids_below(before: Any, most: Any) -> Select[Any]:
-    """Groups of any buffer with ids below one, the largest first, as (id, buffer_id)."""
+    """Select groups of any buffer with ids below one, largest first, as (id, buffer_id)."""
     return (
         select(group.id, group.buffer_id)
         .where(group.id < before)

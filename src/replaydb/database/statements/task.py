@@ -1,4 +1,4 @@
-"""The accounts of tasks."""
+"""Statements on tasks: locks, clocks and counters."""
 
 from __future__ import annotations
 
@@ -14,65 +14,65 @@ from replaydb.episodes import GroupStatus
 
 
 def select_task_names(buffer_id: int) -> Select[str]:
-    """Tasks a buffer has seen."""
+    """Select the names of the tasks of a buffer."""
     return select(task.c.task_name).where(task.c.buffer_id == buffer_id)
 
 
 @cache
 def insert_tasks() -> Insert:
-    """Tasks, as dicts of their columns."""
+    """Insert tasks, given as dicts of their columns."""
     return insert(task)
 
 
 @prepared
 def lock_tasks(buffer_id: Any, names: Any) -> Select[Any]:
-    """Accounts of some tasks, locked; always in the same order, so nobody deadlocks.
+    """Select and lock some tasks, always in the same order, to avoid deadlocks.
 
-    Rows that refer to a locked one may still be inserted (`key_share`), here as for buffers: a
-    foreign key must not wait for what its own transaction may be holding up.
+    Rows that refer to a locked row can still be inserted (`key_share`), as for buffers: a foreign
+    key check must not wait for a lock that may itself wait for its transaction.
     """
     return lock_all_tasks.build(buffer_id).where(among(task.c.task_name, names))
 
 
 @prepared
 def lock_all_tasks(buffer_id: Any) -> Select[Any]:
-    """Accounts of all tasks, in the same way."""
+    """As `lock_tasks`, for all tasks."""
     return select_tasks.build(buffer_id).with_for_update(key_share=True)
 
 
 @prepared
 def lock_leased_tasks(buffer_id: Any, lease_id: Any) -> Select[Any]:
-    """Accounts of the tasks of which a lease holds groups, in the same way."""
+    """As `lock_tasks`, for the tasks of the groups of a lease."""
     names = select(group.task_name).where(group.lease_id == lease_id)
     return lock_all_tasks.build(buffer_id).where(task.c.task_name.in_(names))
 
 
 @prepared
 def lock_expiring_tasks(buffer_id: Any, most: Any) -> Select[Any]:
-    """Accounts of some tasks that have groups left that are too stale, in the same way."""
+    """As `lock_tasks`, for up to `most` tasks that may have groups that are too stale."""
     return lock_all_tasks.build(buffer_id).where(task.c.is_expiring).limit(most)
 
 
 @prepared
 def lock_aging_tasks(buffer_id: Any, most: Any) -> Select[Any]:
-    """Accounts of some tasks of which a column is behind the policy, in the same way."""
+    """As `lock_tasks`, for up to `most` tasks whose column `staleness` is behind."""
     return lock_all_tasks.build(buffer_id).where(task.c.aged_to.is_not(None)).limit(most)
 
 
 @prepared
 def select_tasks(buffer_id: Any) -> Select[Any]:
-    """Accounts of all tasks, in the same order, not locked."""
+    """Select all tasks in the same order, without locks."""
     return select(task).where(task.c.buffer_id == buffer_id).order_by(task.c.id)
 
 
 def select_available(buffer_id: int) -> Select[Any]:
-    """How many groups of every task can be drawn, are leased, or are still arriving."""
+    """Select how many groups of every task can be drawn, are leased, or are pending."""
     columns = (task.c.task_name, task.c.num_available, task.c.num_leased, task.c.num_pending)
     return select(*columns).where(task.c.buffer_id == buffer_id)
 
 
 def select_total_weight(buffer_id: int, task_name: str) -> Select[float]:
-    """Sum of the weights of the groups of a task that can be drawn."""
+    """Select the sum of the weights of the samplable groups of a task."""
     return select(func.sum(group.weight)).where(
         group.buffer_id == buffer_id,
         group.task_name == task_name,
@@ -82,5 +82,5 @@ def select_total_weight(buffer_id: int, task_name: str) -> Select[float]:
 
 @cache
 def update_tasks() -> Update:
-    """Accounts, each a dict of `task_id` and the columns that change."""
+    """Update tasks, given as dicts of `task_id` and the columns to change."""
     return update(task).where(task.c.id == bindparam("task_id"))

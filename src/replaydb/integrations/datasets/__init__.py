@@ -1,8 +1,8 @@
-"""Hugging Face datasets: completions in, training sets in TRL's formats out.
+"""Hugging Face datasets: import of completions, and export of training sets in TRL's formats.
 
-Completions that were generated elsewhere become groups with `put_dataset`; what is stored becomes
-sets for supervised fine-tuning, preferences or prompts with `sft_dataset`, `dpo_dataset` and
-`grpo_dataset`. Neither holds more than a page of groups in memory.
+`put_dataset` stores completions that were generated elsewhere as groups. `sft_dataset`,
+`dpo_dataset` and `grpo_dataset` convert stored groups to datasets for supervised fine-tuning,
+preference optimization and GRPO. At most one page of groups is in memory at a time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows of a dataset as groups."""
+"""Import of dataset rows as groups (`put_dataset`)."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import numpy as np
 from replaydb import Episode, EpisodeGroup, InvalidInputError, blocking
 from replaydb.integrations.datasets.outgoing import MESSAGES
 
-#: Groups that are put in one transaction, with where the dataset stands.
+#: Groups per put; each put commits them with the position in the dataset.
 PAGE = 64
 
-#: How far above 0 a logprob may be, of probabilities that are rounded.
+#: How far above 0 a logprob may be because probabilities are rounded.
 ROUNDING = 0.01
 
-#: Columns that may have messages of chats.
+#: Columns that can contain chat messages.
 _MESSAGES = {"prompt", "completion", "completions"}
 
-#: Columns with a value for each completion of a prompt, and what each has of them.
+#: Columns with one value per completion of a prompt, and the column for a single completion.
 _SEVERAL = {
     "completions": "completion",
     "completion_ids": "completion_ids",
@@ -41,44 +41,49 @@ def put_dataset(
     tags: Sequence[str] = (),
     progress: Callable[[int, int | None], object] | None = None,
 ) -> int:
-    """Put the completions of a dataset, as groups; called again, it goes on where it was.
+    """Put the completions of a dataset into a buffer, as groups. Call it again to resume.
 
-    A row is one completion (`completion`, `reward`), and goes into a group with those of the same
-    prompt that follow it, or has all of its prompt (`completions`, `rewards`: lists). Prompts and
-    completions are text, or messages of a chat: `prompt`, and one message of the assistant. Tokens
-    come from `prompt_ids` and `completion_ids`, with `logprobs` where they are known; or all from
-    the tokenizer, where a row has none of these three. `prompt_uid` names the prompt; rewards may
-    be None, or not there. Rows are read as Python values, whatever the format of the dataset.
-    Keys of messages that are None are left out, since Arrow adds them to messages that lack keys of
-    others; except in columns of type `Json`, where nobody but the user adds them.
+    A row is either one completion (`completion`, `reward`) or all completions of a prompt
+    (`completions`, `rewards`: lists). Consecutive rows of one completion with the same prompt form
+    a group. `prompt` and completions are text, or chat messages, in which case a completion is one
+    assistant message.
 
-    With each page of groups, `buffer.cursor(f"dataset/{name}")` is how many rows are put, and a
-    group's uid is `name` and its first row, so an import that was broken off, or runs twice, puts
-    each row once.
+    Tokens are taken from `prompt_ids` and `completion_ids`, with `logprobs` if they are known. If a
+    row has none of these three columns, the tokenizer provides the tokens. `prompt_uid` identifies
+    the prompt. Rewards may be None or missing.
+
+    Rows are read as Python values, whatever the format of the dataset. Keys of messages that are
+    None are removed, because Arrow adds them to messages that lack keys of other messages. Columns
+    of type `Json` keep them, because Arrow adds no keys there.
+
+    Each page of groups is committed with the cursor `dataset/{name}`, the number of rows put so
+    far. The uid of a group is `{name}/{number of its first row}`. An import that was interrupted,
+    or runs twice at the same time, therefore puts each row once.
 
     Args:
         buffer: A buffer of `replaydb.blocking`.
         dataset: A `Dataset` or an `IterableDataset`, in the same order each time.
-        name: What it is called in the buffer.
-        task_name: The task of its groups; by default its name.
-        tokenizer: Of transformers; its chat template, where prompts are messages.
-        tags: Columns that become tags of the group, as its first row has them.
-        progress: Called after each page with how many rows are put, and how many there are, which
-            is None of an `IterableDataset`.
+        name: Name of the dataset in the buffer.
+        task_name: Task of its groups; by default `name`.
+        tokenizer: A tokenizer of transformers. Its chat template is used if prompts are messages.
+        tags: Columns that become tags of a group, with the values of its first row.
+        progress: Called after each page with the number of rows put so far and the total number of
+            rows, which is None for an `IterableDataset`.
 
     Returns:
-        How many groups were handed to the buffer now.
+        The number of groups that this call passed to the buffer, including groups that a concurrent
+        import has already stored.
 
     Raises:
-        InvalidInputError: A row lacks a column, or cannot be read. Its page is not put, nor what
-            follows; the pages before are.
+        InvalidInputError: A row lacks a column or cannot be read. Pages before it are stored; its
+            page and later ones are not.
     """
     if not isinstance(dataset, datasets.Dataset | datasets.IterableDataset):
         raise InvalidInputError("dataset", "a Dataset or an IterableDataset", type(dataset))
     key = f"dataset/{name}"
     start = end = buffer.cursor(name=key) or 0
     if isinstance(dataset, datasets.Dataset) and start >= len(dataset):
-        return 0  # which `skip` refuses
+        return 0  # `skip` raises an error for such a start
     num_rows = len(dataset) if isinstance(dataset, datasets.Dataset) else None
     total, page = 0, []
     for _, members in groupby(enumerate(_rows(dataset, start), start), key=_prompt):
@@ -96,11 +101,11 @@ def put_dataset(
 def _rows(
     dataset: datasets.Dataset | datasets.IterableDataset, start: int
 ) -> Iterator[dict[str, Any]]:
-    """Yield rows as Python values, whatever format the dataset has, without absent keys."""
+    """Yield rows as Python values in any dataset format, without the keys that Arrow added."""
     features = dataset.features or {}
     if isinstance(dataset, datasets.IterableDataset):
         dataset = dataset.with_format(None)
-    elif dataset.format["type"] != "custom":  # a transform of the user makes the rows
+    elif dataset.format["type"] != "custom":  # a user transform produces the rows
         chosen = {name: dataset.format[name] for name in ("columns", "output_all_columns")}
         dataset = dataset.with_format(None, **chosen)
     for row in dataset.skip(start):
@@ -111,20 +116,20 @@ def _rows(
 
 
 def _plain(value: Any) -> Any:
-    """Return arrays, tensors and their scalars as lists and numbers, also inside of others."""
+    """Convert arrays, tensors and their scalars to lists and numbers, also in nested values."""
     found = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(found, Mapping):
         return {name: _plain(each) for name, each in found.items()}
     if isinstance(found, list) and found and not isinstance(found[0], int | float | str):
         return [_plain(each) for each in found]
-    return found  # tokens, which are many, are not looked at one by one
+    return found  # long lists of tokens are not converted one by one
 
 
 def _without_absent(value: Any, feature: Any) -> Any:
     """Return messages without the keys that Arrow added.
 
-    Objects of one column have the same keys there: those that a message lacks are None. A null in
-    a column of JSON is one that somebody wrote.
+    In Arrow all objects of a column have the same keys; keys that a message lacks are None. A null
+    in a `Json` column was written by the user.
     """
     if isinstance(feature, datasets.Json):
         return value
@@ -141,7 +146,7 @@ def _without_absent(value: Any, feature: Any) -> Any:
 
 
 def _prompt(numbered: tuple[int, Mapping[str, Any]]) -> Any:
-    """What rows of one group have in common."""
+    """Return the key that the rows of one group share."""
     number, row = numbered
     if _has_several(row):
         return number
@@ -185,14 +190,14 @@ def _group(
 
 
 def _completions(where: str, row: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """A row for each completion of a row."""
+    """Yield a row for each completion of a row."""
     if not _has_several(row):
         yield row
         return
     lists = {one: row[many] for many, one in _SEVERAL.items() if row.get(many) is not None}
     if not lists.keys() & {"completion", "completion_ids"}:
         raise InvalidInputError(
-            where, "completions or completion_ids: lists, as rewards is", list(row)
+            where, "completions or completion_ids as lists, like rewards", list(row)
         )
     counts = {
         one: len(values) if _is_list(values) else repr(values) for one, values in lists.items()
@@ -213,19 +218,18 @@ def _episode(where: str, row: Mapping[str, Any], tokenizer: Any) -> Episode:
     text, metadata = (None, {}) if completion is None else _text(where, completion)
     if prompt_ids is None or ids is None:
         for of_tokens in ("prompt_ids", "completion_ids", "logprobs"):
-            if row.get(of_tokens) is not None:  # which those of the tokenizer need not be
+            if row.get(of_tokens) is not None:  # the tokenizer's tokens may differ
                 raise InvalidInputError(
                     where, f"prompt_ids and completion_ids, both, with {of_tokens}", list(row)
                 )
         if tokenizer is None:
-            raise InvalidInputError(
-                "tokenizer", f"one, where {where} has no prompt_ids and completion_ids", None
-            )
+            expected = f"a tokenizer, because {where} lacks prompt_ids or completion_ids"
+            raise InvalidInputError("tokenizer", expected, None)
         try:
             prompt_ids, ids = _tokens(where, prompt, completion, tokenizer)
         except InvalidInputError:
             raise
-        except Exception as error:  # of any kind: templates are programs
+        except Exception as error:  # a template is a program and can raise anything
             expected = "a prompt and a completion that the tokenizer and its chat template accept"
             raise InvalidInputError(where, expected, repr(error)) from error
     episode = Episode(
@@ -237,14 +241,15 @@ def _episode(where: str, row: Mapping[str, Any], tokenizer: Any) -> Episode:
         text=text,
     )
     if episode.logprobs is not None and np.any(episode.logprobs > ROUNDING):
-        raise InvalidInputError(f"logprobs of {where}", "none above 0", episode.logprobs.max())
+        highest = episode.logprobs.max()
+        raise InvalidInputError(f"logprobs of {where}", "values of at most 0", highest)
     return episode
 
 
 def _text(where: str, completion: Any) -> tuple[str | None, dict[str, str]]:
-    """Return the text of a completion, and metadata with its message if that is more than a text.
+    """Return the text of a completion, and metadata with its message if it is more than text.
 
-    A completion is text, or one message of the assistant.
+    A completion is text, or one assistant message.
     """
     if isinstance(completion, str):
         return completion, {}
@@ -259,7 +264,7 @@ def _text(where: str, completion: Any) -> tuple[str | None, dict[str, str]]:
     if not fields:
         return content, {}
     try:
-        # Not as ASCII, in which neighbouring unpaired surrogates read as one character.
+        # Not ASCII: two escaped unpaired surrogates in a row would be read as one character.
         return content, {MESSAGES: json.dumps(completion, ensure_ascii=False)}
     except (TypeError, ValueError) as error:
         raise InvalidInputError(f"completion of {where}", f"{expected} as JSON", error) from error
@@ -268,11 +273,11 @@ def _text(where: str, completion: Any) -> tuple[str | None, dict[str, str]]:
 def _tokens(
     where: str, prompt: Any, completion: Any, tokenizer: Any
 ) -> tuple[list[int], list[int]]:
-    """Tokens as an engine has them: those of the prompt, and after them those of the completion."""
+    """Return the tokens of a prompt, and of the completion that follows it."""
     if isinstance(prompt, str):
         text, message = _text(where, completion)
-        if message:  # which a template would have to write
-            expected = "text, or a message with nothing but a text, as the prompt is text"
+        if message:  # only a chat template could render it
+            expected = "text, or a message with text only, because the prompt is text"
             raise InvalidInputError(f"completion of {where}", expected, completion)
         ending = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -285,7 +290,7 @@ def _tokens(
     whole = tokenizer.apply_chat_template([*prompt, answer], tokenize=False)
     if not whole.startswith(begun):
         raise InvalidInputError(
-            f"prompt of {where}", "one that its chat template begins the answer with", repr(begun)
+            f"prompt of {where}", "a chat template whose output starts with the prompt", repr(begun)
         )
     prompt_ids, ids = (
         tokenizer(part, add_special_tokens=False)["input_ids"]

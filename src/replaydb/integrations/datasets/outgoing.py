@@ -1,4 +1,4 @@
-"""Stored groups as training sets of TRL."""
+"""Export of stored groups as training sets in TRL's formats."""
 
 from __future__ import annotations
 
@@ -28,33 +28,34 @@ from replaydb import (
 )
 from replaydb.training import merge_turns
 
-#: Groups that are read at once.
+#: Groups per page.
 PAGE = 64
 
-#: Metadata of an episode whose value is the messages of a chat completion, as JSON text. Trainers
-#: write it if the completion is more than a text of the assistant, such as one that calls tools.
+#: Metadata key of an episode whose value is the messages of a chat completion, as JSON text.
+#: Trainers write it if the completion is more than an assistant's text, such as a tool call.
 MESSAGES = "completion_json"
 
-#: Groups that were fit for training, also those that were trained on already.
+#: Statuses of groups that were fit for training, whether they were trained on or not.
 STATUSES = ("completed", "leased", "archived")
 
 Row = dict[str, Any]
 
 
 class Selection(TypedDict, total=False):
-    """Which groups a set is made of, and how it is given.
+    """Options of a training set: which groups it contains, and whether it is a file or a stream.
 
     Attributes:
         tasks: Only groups of these tasks.
         runs: Only groups that these runs put.
-        where: Only groups that meet this expression over `replaydb.col`.
-        statuses: Of groups; by default those that were fit for training, also if they have been
-            trained on (`completed`, `leased`, `archived`), and in `grpo_dataset` the `filtered`.
-        tags: Tags that become columns, such as the answer that a reward function compares with;
-            None where a group does not have them; of one type in all groups.
-        streaming: Give an `IterableDataset`, which reads the buffer anew, page by page, each time
-            it is iterated. By default a `Dataset`: what is stored now, written to a file of Arrow.
-        cache_dir: Folder of that file; by default that of `datasets`.
+        where: Only groups that match this expression over `replaydb.col`.
+        statuses: Only groups of these statuses. By default those of groups that were fit for
+            training, whether they were trained on or not (`completed`, `leased`, `archived`), and
+            in `grpo_dataset` also `filtered`.
+        tags: Tags that become columns, such as the answer that a reward function compares with.
+            A column has one type in all groups, and None for groups without the tag.
+        streaming: Return an `IterableDataset`, which reads the buffer page by page in each
+            iteration. By default a `Dataset` is returned, a snapshot in an Arrow file.
+        cache_dir: Folder of that file; by default the cache folder of `datasets`.
     """
 
     tasks: str | Iterable[str] | None
@@ -75,22 +76,25 @@ def sft_dataset(
     tokenizer: Any = None,
     **selection: Unpack[Selection],
 ) -> datasets.Dataset | datasets.IterableDataset:
-    """The best completion of each group: columns `prompt`, `completion` and `reward`.
+    """Return the best completion of each group: columns `prompt`, `completion` and `reward`.
 
-    Prompts are as they were put: text, or messages, and then the completion is a message too.
+    Prompts are returned as they were put. If they are messages, completions are messages too.
 
     Args:
-        url: The store's.
+        url: URL of the store.
         buffer: Name of the buffer.
         min_reward: Only completions with at least this reward.
-        tokens: Give the very tokens that were sampled instead: columns `input_ids`,
-            `completion_mask` and `reward`; turns are merged, which may make several rows.
-        tokenizer: Decodes the tokens of completions, and prompts, that have no text.
+        tokens: Return the sampled tokens instead: columns `input_ids`, `completion_mask` and
+            `reward`. Turns are merged, which can result in several rows per completion.
+        tokenizer: Decodes the tokens of completions and prompts that have no text.
         selection: See `Selection`.
 
+    Returns:
+        A `Dataset`, or an `IterableDataset` with `streaming=True`.
+
     Raises:
-        InvalidInputError: There is nothing to train on; a group has no text and there is no
-            tokenizer; or prompts are text in one group and messages in another.
+        InvalidInputError: No group was selected; a group has no text and there is no tokenizer; or
+            prompts are text in one group and messages in another.
     """
     where = col.reward_max.is_not(None) if min_reward is None else col.reward_max >= min_reward
     rows = partial(_token_rows if tokens else _best_rows, tokenizer=tokenizer)
@@ -105,15 +109,20 @@ def dpo_dataset(
     tokenizer: Any = None,
     **selection: Unpack[Selection],
 ) -> datasets.Dataset | datasets.IterableDataset:
-    """The best and the worst of each group: columns `prompt`, `chosen`, `rejected` and `margin`.
+    """Return preference pairs: columns `prompt`, `chosen`, `rejected` and `margin`.
+
+    A pair is the best and the worst completion of a group.
 
     Args:
-        url: The store's.
+        url: URL of the store.
         buffer: Name of the buffer.
-        min_margin: Only groups whose rewards are further apart than this; by default all but those
-            whose rewards are equal.
+        min_margin: Only groups whose highest and lowest reward differ by more than this; by
+            default all groups whose rewards are not equal.
         tokenizer: See `sft_dataset`.
         selection: See `Selection`.
+
+    Returns:
+        A `Dataset`, or an `IterableDataset` with `streaming=True`.
 
     Raises:
         InvalidInputError: See `sft_dataset`.
@@ -131,29 +140,32 @@ def grpo_dataset(
     tokenizer: Any = None,
     **selection: Unpack[Selection],
 ) -> datasets.Dataset | datasets.IterableDataset:
-    """Prompts by difficulty: columns `prompt`, `prompt_uid` and `solve_rate`.
+    """Return prompts by difficulty: columns `prompt`, `prompt_uid` and `solve_rate`.
 
-    The solve rate of a prompt is that of its newest group: the share of its completions with a
-    reward that were solved. Groups without a `prompt_uid` are prompts of their own. The uids that
-    were seen are kept in memory while it reads.
+    The solve rate of a prompt is the share of solved completions among the completions with a
+    reward in its newest group. Each group without a `prompt_uid` is a prompt of its own. The uids
+    read so far are kept in memory.
 
     Args:
-        url: The store's.
+        url: URL of the store.
         buffer: Name of the buffer.
-        solve_rate: The lowest and the highest, both included.
-        solved: A completion with at least this reward is.
+        solve_rate: Lowest and highest solve rate, both inclusive.
+        solved: Lowest reward of a solved completion.
         tokenizer: See `sft_dataset`.
         selection: See `Selection`.
 
+    Returns:
+        A `Dataset`, or an `IterableDataset` with `streaming=True`.
+
     Raises:
-        InvalidInputError: See `sft_dataset`; or no rate is between the bounds.
+        InvalidInputError: See `sft_dataset`; or `solve_rate` is not 0 <= lowest <= highest <= 1.
     """
     low, high = solve_rate
     if not 0.0 <= low <= high <= 1.0:
         raise InvalidInputError("solve_rate", "0 <= lowest <= highest <= 1", solve_rate)
     rows = partial(_prompts, low=low, high=high, solved=solved, tokenizer=tokenizer)
     where = col.reward_max.is_not(None)
-    # Those that teach nothing, all solved or none, are often `filtered`: they tell the rate best.
+    # Trainers often filter zero-variance groups, whose solve rate is 0 or 1.
     selection.setdefault("statuses", (*STATUSES, "filtered"))
     return _dataset(url, buffer, rows, where, selection, newest_of_prompt=True)
 
@@ -203,7 +215,7 @@ def _prompt(group: StoredGroup, tokenizer: Any) -> str | list[dict[str, Any]]:
     if tokenizer is None or group.prompt_ids is None:
         raise InvalidInputError(
             f"prompt of group {group.group_uid!r}",
-            "one that it was put with, or tokenizer= to decode its tokens",
+            "a stored prompt, or tokenizer= to decode its tokens",
             "none",
         )
     text: str = tokenizer.decode(group.prompt_ids.tolist())
@@ -220,7 +232,7 @@ def _completion(group: StoredGroup, i: int, tokenizer: Any) -> str | list[dict[s
         if tokenizer is None:
             raise InvalidInputError(
                 f"text of episode {i} of group {group.group_uid!r}",
-                "one that it was put with, or tokenizer= to decode its tokens",
+                "a stored text, or tokenizer= to decode its tokens",
                 "none",
             )
         ids = group.episodes[i].response_ids.tolist()
@@ -229,7 +241,7 @@ def _completion(group: StoredGroup, i: int, tokenizer: Any) -> str | list[dict[s
 
 
 def _messages(where: str, stored: Any) -> list[dict[str, Any]]:
-    """Return the messages of a completion that were stored as JSON text."""
+    """Parse the messages of a completion from JSON text."""
     try:
         messages = json.loads(stored)
     except (TypeError, ValueError):
@@ -241,7 +253,7 @@ def _messages(where: str, stored: Any) -> list[dict[str, Any]]:
 
 @dataclass(kw_only=True)
 class _Rows:
-    """Rows of groups, read page by page; opens the store itself, so it may go to any process."""
+    """Rows of groups, read page by page. It opens the store itself, so any process can run it."""
 
     url: str = field(repr=False)  # it may hold a password
     buffer: str
@@ -277,7 +289,7 @@ class _Rows:
         order = col.id.desc() if self.newest_of_prompt else col.id
         which = dict(self.which)
         if newest := buffer.find(**which, order_by=col.id.desc(), limit=1):
-            which["where"] &= col.id <= newest[0].id  # what comes in meanwhile is for another time
+            which["where"] &= col.id <= newest[0].id  # excludes groups put during the iteration
         seen: set[tuple[str, str | None]] = set()
         page = buffer.find(**which, order_by=order, limit=PAGE)
         while page:
@@ -287,7 +299,7 @@ class _Rows:
                 wanted = [one.id for one in page]
             try:
                 yield from buffer.get(wanted)
-            except (UnknownGroupError, PayloadGoneError) as error:  # evicted since they were found
+            except (UnknownGroupError, PayloadGoneError) as error:  # deleted or evicted meanwhile
                 yield from error.batch or ()
             page = buffer.find(**which, order_by=order, limit=PAGE, after=page[-1])
 
@@ -295,7 +307,7 @@ class _Rows:
 def _check_file_keeps(row: Row, group_uid: str) -> None:
     """Refuse messages that `datasets` would change when it writes a file.
 
-    Its JSON has null in the place of NaN, and integers beyond 64 bits are read back as text.
+    It writes NaN as null, and reads integers beyond 64 bits as text.
     """
     for name, value in row.items():
         if isinstance(value, list) and value and isinstance(value[0], Mapping):
@@ -306,13 +318,13 @@ def _check_file_keeps(row: Row, group_uid: str) -> None:
             if kept != value:
                 raise InvalidInputError(
                     f"{name} of group {group_uid!r}",
-                    "valid UTF-8 and finite numbers of 64 bits; streaming=True needs neither",
+                    "valid UTF-8 and finite 64-bit numbers (not needed with streaming=True)",
                     repr(value),
                 )
 
 
 def _is_new(prompt: tuple[str, str | None], seen: set[tuple[str, str | None]]) -> bool:
-    """Whether it was not seen before; prompts without a uid never were."""
+    """Return whether a prompt is new, and record it in `seen`. Prompts without uid are new."""
     if prompt in seen:
         return False
     if prompt[1] is not None:
@@ -331,7 +343,7 @@ def _dataset(
 ) -> datasets.Dataset | datasets.IterableDataset:
     given = selection.get("where")
     streaming = selection.get("streaming", False)
-    where &= col.num_bytes > 0  # archived groups may have no episodes any more
+    where &= col.num_bytes > 0  # archived groups can have lost their episodes
     rows = _Rows(
         url=url,
         buffer=buffer,
@@ -347,9 +359,9 @@ def _dataset(
         },
     )
     if not list(islice(rows(), 1)):
-        raise InvalidInputError("dataset", "groups to make rows of", "none")
-    # What is stored changes under the same arguments, so no earlier file may be taken for it; and
-    # `from_generator` of an IterableDataset would make a fingerprint of every part of a filter.
+        raise InvalidInputError("dataset", "at least one selected group", "none")
+    # The result changes under equal arguments, so a cached file must not be reused. In addition,
+    # `IterableDataset.from_generator` would compute a fingerprint of every part of a filter.
     stream = GeneratorDatasetInputStream(
         rows,
         streaming=streaming,
@@ -363,8 +375,8 @@ def _dataset(
             raise error.__cause__ from None
         if isinstance(error.__cause__, TypeError | ValueError):
             expected = (
-                "columns whose first 1,000 rows are of the type of all, and text of valid UTF-8; "
-                "streaming=True needs neither"
+                "columns whose first 1,000 rows have the type of all rows, and valid UTF-8 "
+                "(not needed with streaming=True)"
             )
             raise InvalidInputError("dataset", expected, str(error.__cause__)) from error
         raise

@@ -1,14 +1,14 @@
-"""Completions of inference engines as episodes: vLLM, SGLang, and servers with OpenAI's API.
+"""Conversion of inference engine outputs to episodes: vLLM, SGLang, OpenAI-compatible servers.
 
-Nothing of these packages is imported: what they return is read by the names of its fields, whether
-it is an object, or JSON as it came over HTTP.
+None of these packages is imported. Their outputs, Python objects or JSON from HTTP responses, are
+read by field name.
 
     completions = from_vllm(llm.generate(prompt, SamplingParams(n=8, logprobs=0))[0])
     rewards = [grade(one.text) for one in completions]
     await buffer.put(to_group("gsm8k", completions, rewards=rewards))
 
-A token that was sampled has a logprob above minus infinity. Where a server says otherwise (None,
-NaN, -inf, or vLLM's -9999.0 over HTTP) it did not record one, and the logprob is NaN.
+A sampled token has a logprob above minus infinity. If a server reports None, NaN, -inf, or vLLM's
+-9999.0 over HTTP, it did not record the logprob, which is then NaN.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Completions, whatever engine they are from."""
+"""Completions of any inference engine, and groups of them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class Completion:
 
     Attributes:
         prompt_ids: Tokens of the prompt.
-        response_ids: Tokens that were sampled, a stop token included; none where it was aborted
+        response_ids: Sampled tokens, including a stop token; empty if the completion was aborted
             before the first.
-        logprobs: One for each of `response_ids`, NaN where the engine has none.
-        text: What the engine made of the tokens; None where it did not.
-        finish_reason: Why it ended: "stop", "length", "abort", or "tool_calls".
-        policy_version: The version of the weights, where the server reports a number.
-        prompt: Text of the prompt, where the engine returns it.
-        metadata: What else it said: `request_id`, `stop_reason` (the string or token that it
-            stopped at), `tool_calls`, `reasoning`.
+        logprobs: One per token of `response_ids`, NaN if the engine has none.
+        text: The decoded tokens; None if the engine did not decode them.
+        finish_reason: Why the completion ended: "stop", "length", "abort", or "tool_calls".
+        policy_version: Version of the weights, if the server reports a number.
+        prompt: Text of the prompt, if the engine returns it.
+        metadata: Other reported values: `request_id`, `stop_reason` (the string or token at which
+            generation stopped), `tool_calls`, `reasoning`.
     """
 
     prompt_ids: Sequence[int]
@@ -36,11 +36,11 @@ class Completion:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def episode(self, **fields: Any) -> Episode:
-        """It as an `Episode`; fields, such as `reward`, take the place of its own or are added."""
+        """Return it as an `Episode`; `fields`, such as `reward`, replace or extend its own."""
         return Episode(**{**self._fields(), "text": self.text, **fields})
 
     def turn(self, **fields: Any) -> Turn:
-        """It as a `Turn` of an agent's episode; fields as for `episode`."""
+        """Return it as a `Turn` of an agent's episode; `fields` as for `episode`."""
         return Turn(**{**self._fields(), **fields})
 
     def _fields(self) -> dict[str, Any]:
@@ -62,28 +62,31 @@ def to_group(
     policy_version: int | None = None,
     **fields: Any,
 ) -> EpisodeGroup:
-    """The completions of one prompt as a group; `aborted` as soon as one of them was.
+    """Combine the completions of one prompt into a group; `aborted` if one of them was aborted.
 
     Args:
-        task_name: Its task.
-        completions: All of one prompt.
-        rewards: One for each, or None for a completion that has none; by default none has.
-        policy_version: The version that sampled, where the server does not report it.
-        fields: What else `EpisodeGroup` takes.
+        task_name: Task of the group.
+        completions: All completions of one prompt.
+        rewards: One per completion, None for a completion without reward; by default all are None.
+        policy_version: Version of the weights that sampled, if the server does not report it.
+        fields: Other arguments of `EpisodeGroup`.
 
     Raises:
-        InvalidInputError: The prompts differ, or there are not as many rewards as completions.
+        InvalidInputError: The prompts differ, or `rewards` and `completions` have different
+            lengths.
     """
     several = list(completions)
     scores = [None] * len(several) if rewards is None else list(rewards)
     if len(scores) != len(several):
-        raise InvalidInputError("rewards", f"as many as completions, {len(several)}", len(scores))
+        raise InvalidInputError(
+            "rewards", f"one for each of {len(several)} completions", len(scores)
+        )
     if different := [one for one in several if list(one.prompt_ids) != list(several[0].prompt_ids)]:
         position = several.index(different[0])
         raise InvalidInputError(
             f"completions[{position}].prompt_ids",
-            "the prompt of the others",
-            f"another one of {len(different[0].prompt_ids)} tokens",
+            "the same prompt for all completions",
+            f"another prompt of {len(different[0].prompt_ids)} tokens",
         )
     of_all = {} if policy_version is None else {"policy_version": policy_version}
     if any(one.finish_reason == "abort" for one in several):

@@ -1,4 +1,4 @@
-"""What answers are read with: their fields by name, and what is wrong said by its name."""
+"""Reading and validation of response fields, with errors that name the field."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from typing import Any
 
 from replaydb import InvalidInputError
 
-#: What vLLM's HTTP server writes for logprobs that it does not have, or that are lower.
+#: The value that vLLM's HTTP server writes for logprobs that are missing or lower.
 _VLLM_FLOOR = -9999.0
 
-#: How far above 0 a logprob may be, of probabilities that are rounded.
+#: How far above 0 a logprob may be because probabilities are rounded.
 _ROUNDING = 0.01
 
 
 def parsed(response: Any) -> Any:
-    """An answer, of its JSON where that is text or bytes."""
+    """Return a response, parsed if it is JSON text or bytes."""
     if not isinstance(response, str | bytes):
         return response
     try:
         return json.loads(response)
     except ValueError as error:
-        raise InvalidInputError("response", "an answer, or its JSON", str(error)) from None
+        raise InvalidInputError("response", "a response, or its JSON", str(error)) from None
 
 
 def get(holder: Any, name: str) -> Any:
-    """A field of an object or of JSON; None where there is none."""
+    """Return a field of an object or of JSON; None if it is missing."""
     return holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
 
 
 def first(*values: Any) -> Any:
-    """The first that is not None, or None."""
+    """Return the first value that is not None, or None."""
     return next((value for value in values if value is not None), None)
 
 
 def in_order(name: str, several: Any) -> list[tuple[str, Any]]:
-    """Completions by their index, each with where it stood."""
+    """Return completions sorted by their index, each with its path in the response."""
     if not isinstance(several, Sequence) or isinstance(several, str):
         raise InvalidInputError(name, "a list of completions", repr(several))
     placed = [(f"{name}[{i}]", one) for i, one in enumerate(several)]
@@ -50,7 +50,7 @@ def in_order(name: str, several: Any) -> list[tuple[str, Any]]:
 
 
 def token_ids(where: str, value: Any, expected: str) -> list[int]:
-    """Token ids, or an error that says what gives them."""
+    """Return token ids. `expected` names the option that returns them, for the error."""
     if value is None:
         raise InvalidInputError(where, f"token ids: {expected}", "none")
     try:
@@ -59,22 +59,22 @@ def token_ids(where: str, value: Any, expected: str) -> list[int]:
         raise InvalidInputError(where, "a list of token ids", repr(value)) from None
 
 
-def as_many(where: str, ids: Sequence[int], counted: Any) -> None:
-    """Refuse more or fewer tokens than the engine says it sampled."""
+def check_count(where: str, ids: Sequence[int], counted: Any) -> None:
+    """Refuse another number of tokens than the engine reports as sampled."""
     if counted is not None and counted != len(ids):
         raise InvalidInputError(where, f"the {counted} tokens that were sampled", len(ids))
 
 
 def finished(where: str, reason: Any, expected: str) -> str:
-    """Why a completion ended, or an error that says when it will have."""
-    kind = get(reason, "type") if isinstance(reason, Mapping) else reason  # SGLang says more
+    """Return why a completion ended; `expected` is for the error if it has not ended."""
+    kind = get(reason, "type") if isinstance(reason, Mapping) else reason  # SGLang's is an object
     if kind is None:
         raise InvalidInputError(where, expected, "None")
     return str(kind)
 
 
 def aligned(where: str, values: Any, ids: Sequence[int], expected: str) -> Sequence[Any]:
-    """As many values as there are tokens; none are needed for no token."""
+    """Return one value per token. Without tokens, `values` can be None."""
     if values is None and ids:
         raise InvalidInputError(where, f"logprobs: {expected}", "none")
     found = [] if values is None else values
@@ -86,7 +86,7 @@ def aligned(where: str, values: Any, ids: Sequence[int], expected: str) -> Seque
 
 
 def floats(where: str, logprobs: Iterable[Any]) -> list[float]:
-    """Logprobs, NaN where there is none."""
+    """Return logprobs as floats; missing ones are NaN."""
     found = []
     for i, one in enumerate(logprobs):
         if one is not None and (not isinstance(one, Real) or float(one) > _ROUNDING):
@@ -96,7 +96,7 @@ def floats(where: str, logprobs: Iterable[Any]) -> list[float]:
 
 
 def version(reported: Any) -> int | None:
-    """The version a server reports, where it is a number; SGLang's is text, "default" at first."""
+    """Return a reported version if it is a number. SGLang reports text, initially "default"."""
     text = str(reported)
     if not text.isascii() or not text.isdigit():
         return None
@@ -105,6 +105,6 @@ def version(reported: Any) -> int | None:
     return int(text)
 
 
-def said(**facts: Any) -> dict[str, Any]:
-    """Facts without those that there is nothing to say about."""
-    return {name: fact for name, fact in facts.items() if fact not in (None, "", [])}
+def non_empty(**values: Any) -> dict[str, Any]:
+    """Return the values that are not None, "" or []."""
+    return {name: value for name, value in values.items() if value not in (None, "", [])}

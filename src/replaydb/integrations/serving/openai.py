@@ -1,4 +1,4 @@
-"""What servers with OpenAI's chat and completions API return."""
+"""Responses of servers with OpenAI's chat and completions APIs."""
 
 from __future__ import annotations
 
@@ -9,49 +9,50 @@ from replaydb import InvalidInputError
 from replaydb.integrations.serving.completion import Completion
 from replaydb.integrations.serving.fields import (
     aligned,
-    as_many,
+    check_count,
     finished,
     first,
     floats,
     get,
     in_order,
+    non_empty,
     parsed,
-    said,
     token_ids,
     version,
 )
 from replaydb.integrations.serving.sglang import sampled
 
-#: Of a streamed answer: text that goes on, and lists with an entry for each token.
-_END_TO_END = frozenset(
+#: Fields of stream chunks that are concatenated: texts, and lists with an entry per token.
+_CONCATENATED = frozenset(
     [
         *("arguments", "content", "reasoning", "reasoning_content", "text"),
         *("token_ids", "token_logprobs", "tokens"),
     ]
 )
 
-_LOGPROBS = "those of logprobs=True (of the completions API: logprobs=1)"
-_FINAL = "why it ended: a stream is whole with its last chunk"
-_IDS = "those of vLLM's return_token_ids=True, or SGLang's return_meta_info=True"
+_LOGPROBS = "request them with logprobs=True (in the completions API: logprobs=1)"
+_FINAL = "a finish reason: a stream is complete only with its last chunk"
+_IDS = "request them with vLLM's return_token_ids=True, or SGLang's return_meta_info=True"
 _PROMPT = (
-    "those of vLLM's return_token_ids=True or SGLang's return_prompt_token_ids=True, "
-    "or prompt_ids= as they were sent"
+    "request them with vLLM's return_token_ids=True or SGLang's return_prompt_token_ids=True, "
+    "or pass prompt_ids= as they were sent"
 )
 
 
 def from_openai(response: Any, *, prompt_ids: Iterable[int] | None = None) -> list[Completion]:
-    """The choices of an answer of OpenAI's chat or completions API, in the order of their index.
+    """Convert a response of OpenAI's chat or completions API to completions, sorted by index.
 
-    OpenAI itself returns no token ids. vLLM does with `return_token_ids` (or, in the logprobs, with
-    `return_tokens_as_token_ids`), SGLang with `return_meta_info` and `return_prompt_token_ids`.
+    OpenAI itself returns no token ids. vLLM returns them with `return_token_ids` (or, in the
+    logprobs, with `return_tokens_as_token_ids`), SGLang with `return_meta_info` and
+    `return_prompt_token_ids`.
 
     Args:
-        response: The answer, as an object or JSON, or all chunks of a streamed one.
-        prompt_ids: Tokens of the prompt, where the server does not return them.
+        response: The response, as an object or JSON, or all chunks of a stream.
+        prompt_ids: Tokens of the prompt, if the server does not return them.
 
     Raises:
-        InvalidInputError: Tokens or logprobs are missing, there are more or fewer than were
-            sampled by `usage`, or it is not finished.
+        InvalidInputError: Tokens or logprobs are missing, their number differs from `usage`, or
+            the response is not finished.
     """
     response = parsed(response)
     if get(response, "choices") is None:
@@ -78,7 +79,7 @@ def from_openai(response: Any, *, prompt_ids: Iterable[int] | None = None) -> li
                 finished(f"{where}.finish_reason", get(one, "finish_reason"), _FINAL),
                 version(first(get(meta, "weight_version"), of_all)),
                 get(response, "prompt_text"),
-                said(
+                non_empty(
                     request_id=first(get(response, "id"), get(response, "request_id")),
                     stop_reason=first(get(one, "stop_reason"), get(one, "matched_stop")),
                     tool_calls=calls,
@@ -87,12 +88,12 @@ def from_openai(response: Any, *, prompt_ids: Iterable[int] | None = None) -> li
             )
         )
     sampled_in_all = [token for one in found for token in one.response_ids]
-    as_many("choices", sampled_in_all, get(get(response, "usage"), "completion_tokens"))
+    check_count("choices", sampled_in_all, get(get(response, "usage"), "completion_tokens"))
     return found
 
 
 def _chosen(where: str, choice: Any) -> tuple[list[int], list[float]]:
-    """Tokens and logprobs of a choice of OpenAI's API, with vLLM's additions."""
+    """Return tokens and logprobs of a choice of OpenAI's API, with vLLM's additions."""
     logprobs = get(choice, "logprobs")
     content = get(logprobs, "content")
     if content is None:  # the completions API
@@ -106,12 +107,12 @@ def _chosen(where: str, choice: Any) -> tuple[list[int], list[float]]:
     found = token_ids(f"{where}.token_ids", named if ids is None else ids, _IDS)
     logprobs = floats(f"{where}.logprobs", aligned(f"{where}.logprobs", values, found, _LOGPROBS))
     if named is not None and named != found:
-        raise InvalidInputError(f"{where}.logprobs", f"those of the tokens {found}", named)
+        raise InvalidInputError(f"{where}.logprobs", f"logprobs of the tokens {found}", named)
     return found, logprobs
 
 
 def _named(where: str, tokens: Any) -> list[int] | None:
-    """The ids that vLLM has written in the place of texts, where it has."""
+    """Return the ids that vLLM wrote in place of token texts, or None."""
     if not tokens or not all(str(one).startswith("token_id:") for one in tokens):
         return None
     try:
@@ -123,14 +124,14 @@ def _named(where: str, tokens: Any) -> list[int] | None:
 def _content(message: Any, *, beside: Any) -> Any:
     """Return the text of a message; None if it is empty beside a tool call or reasoning.
 
-    Streams begin with an empty content, and some servers write one. Others write null.
+    Streams and some servers report "" for a message without text, others null.
     """
     content = get(message, "content")
     return None if beside and content == "" else content
 
 
 def _calls(where: str, tool_calls: Any) -> list[Any]:
-    """Return tool calls as JSON, without the index that they have in streams and in SGLang."""
+    """Return tool calls as JSON, without the index that streams and SGLang add."""
     try:
         calls = [
             call if isinstance(call, Mapping) else call.model_dump(exclude_none=True)
@@ -143,9 +144,9 @@ def _calls(where: str, tool_calls: Any) -> list[Any]:
 
 
 def _joined(chunks: Any) -> dict[str, Any]:
-    """The chunks of a streamed answer as the answer that would have come at once."""
+    """Join the chunks of a stream into the response that would have been returned at once."""
     if isinstance(chunks, Mapping) or not isinstance(chunks, Iterable):
-        raise InvalidInputError("choices", "an answer that has some, or chunks", repr(chunks))
+        raise InvalidInputError("choices", "a response with choices, or chunks", repr(chunks))
     whole: dict[str, Any] = {}
     for i, chunk in enumerate(chunks):
         try:
@@ -154,7 +155,7 @@ def _joined(chunks: Any) -> dict[str, Any]:
                 raise InvalidInputError(f"[{i}].id", f"{whole['id']!r}, as before", delta["id"])
             _append(whole, delta)
         except (AttributeError, KeyError, TypeError):
-            expected = "a chunk of a streamed answer"
+            expected = "a chunk of a stream"
             raise InvalidInputError(f"[{i}]", expected, repr(chunk)) from None
     return whole
 
@@ -162,15 +163,15 @@ def _joined(chunks: Any) -> dict[str, Any]:
 def _append(whole: dict[str, Any], delta: Mapping[str, Any]) -> None:
     for name, value in delta.items():
         if name in ("choices", "tool_calls"):
-            pieces = whole.setdefault(name, [])
-            for piece in value or []:
-                known = [one for one in pieces if one["index"] == piece["index"]]
+            entries = whole.setdefault(name, [])
+            for entry in value or []:
+                known = [one for one in entries if one["index"] == entry["index"]]
                 if not known:
-                    pieces.append({})
-                _append(known[0] if known else pieces[-1], piece)
+                    entries.append({})
+                _append(known[0] if known else entries[-1], entry)
         elif isinstance(value, Mapping):
             _append(whole.setdefault(name, {}), value)
-        elif name in _END_TO_END and whole.get(name) is not None and value is not None:
+        elif name in _CONCATENATED and whole.get(name) is not None and value is not None:
             whole[name] += value
         elif value is not None:
-            whole[name] = value[:] if name in _END_TO_END else value
+            whole[name] = value[:] if name in _CONCATENATED else value

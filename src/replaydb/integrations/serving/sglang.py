@@ -1,4 +1,4 @@
-"""What SGLang's own API returns."""
+"""Responses of SGLang's own API."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from typing import Any
 from replaydb import InvalidInputError
 from replaydb.integrations.serving.completion import Completion
 from replaydb.integrations.serving.fields import (
-    as_many,
+    check_count,
     finished,
     floats,
     get,
+    non_empty,
     parsed,
-    said,
     token_ids,
     version,
 )
 
-_LOGPROBS = "those of return_logprob=True (over OpenAI's API: logprobs=True)"
-_FINAL = "why it ended: only the last answer of a stream says so"
+_LOGPROBS = "request them with return_logprob=True (in OpenAI's API: logprobs=True)"
+_FINAL = "a finish reason: only the last response of a stream has it"
 
 
 def from_sglang(response: Any, *, prompt_ids: Iterable[int] | None = None) -> list[Completion]:
-    """The completions of an answer to `/generate`, or of `Engine.generate`; a list with n > 1.
+    """Convert a response of `/generate` or `Engine.generate` to completions.
 
     Args:
-        response: One answer, or the list of them, as objects or JSON.
-        prompt_ids: The tokens that were sent as `input_ids`. By default those of
-            `input_token_logprobs`, which are there with `return_logprob` and `logprob_start_len=0`.
+        response: One response, or a list of them (n > 1), as objects or JSON.
+        prompt_ids: The tokens that were sent as `input_ids`. By default they are read from
+            `input_token_logprobs`, which needs `return_logprob` and `logprob_start_len=0`.
 
     Raises:
-        InvalidInputError: Tokens or logprobs are missing, there are more or fewer than were
-            sampled by `completion_tokens`, or it is not finished.
+        InvalidInputError: Tokens or logprobs are missing, their number differs from
+            `completion_tokens`, or the response is not finished.
     """
     response = parsed(response)
     one_alone = isinstance(response, Mapping)
     if not one_alone and not isinstance(response, Sequence):
-        raise InvalidInputError("response", "an answer, or a list of them", repr(response))
+        raise InvalidInputError("response", "a response, or a list of them", repr(response))
     several = [response] if one_alone else list(response)
     given = None if prompt_ids is None else list(prompt_ids)
     found = []
@@ -54,14 +54,14 @@ def from_sglang(response: Any, *, prompt_ids: Iterable[int] | None = None) -> li
                 get(one, "text"),
                 finished(f"{where}meta_info.finish_reason", reason, _FINAL),
                 version(get(meta, "weight_version")),
-                metadata=said(request_id=get(meta, "id"), stop_reason=get(reason, "matched")),
+                metadata=non_empty(request_id=get(meta, "id"), stop_reason=get(reason, "matched")),
             )
         )
     return found
 
 
 def sampled(where: str, meta: Any, output_ids: Any) -> tuple[list[int], list[float]]:
-    """Tokens and logprobs of SGLang's `meta_info`: (logprob, token id, text) of each."""
+    """Return tokens and logprobs of SGLang's `meta_info`: (logprob, token id, text) per token."""
     steps = get(meta, "output_token_logprobs")
     if steps is None and get(meta, "completion_tokens") != 0:
         expected = f"tokens and logprobs: {_LOGPROBS}"
@@ -71,19 +71,20 @@ def sampled(where: str, meta: Any, output_ids: Any) -> tuple[list[int], list[flo
     if output_ids is not None and token_ids("output_ids", output_ids, "") != ids:
         raise InvalidInputError(
             where,
-            f"those of the {len(output_ids)} output tokens",
-            f"those of {len(ids)} others",
+            f"logprobs of the {len(output_ids)} output tokens",
+            f"logprobs of {len(ids)} other tokens",
         )
-    as_many(where, ids, get(meta, "completion_tokens"))
+    check_count(where, ids, get(meta, "completion_tokens"))
     return ids, floats(where, logprobs)
 
 
 def _steps(where: str, steps: Any) -> tuple[list[int], list[Any]]:
-    """Tokens and logprobs of (logprob, token id, text) of each."""
+    """Return tokens and logprobs of a list of (logprob, token id, text)."""
     try:
         ids, logprobs = [step[1] for step in steps], [step[0] for step in steps]
     except (IndexError, KeyError, TypeError):
-        raise InvalidInputError(where, "(logprob, token id, text) of each", repr(steps)) from None
+        expected = "(logprob, token id, text) for each token"
+        raise InvalidInputError(where, expected, repr(steps)) from None
     return token_ids(where, ids, ""), logprobs
 
 
@@ -92,8 +93,8 @@ def _prompt(where: str, meta: Any) -> list[int]:
     if len(ids) != get(meta, "prompt_tokens"):
         raise InvalidInputError(
             f"{where}.input_token_logprobs",
-            f"those of all {get(meta, 'prompt_tokens')} tokens of the prompt, which are there "
-            "with return_logprob=True and logprob_start_len=0; or prompt_ids= as they were sent",
+            f"all {get(meta, 'prompt_tokens')} tokens of the prompt: request them with "
+            "return_logprob=True and logprob_start_len=0, or pass prompt_ids= as they were sent",
             f"{len(ids)}",
         )
     return ids

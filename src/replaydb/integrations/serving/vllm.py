@@ -1,4 +1,4 @@
-"""What vLLM's Python API returns."""
+"""Outputs of vLLM's Python API."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from replaydb.integrations.serving.fields import (
     floats,
     get,
     in_order,
-    said,
+    non_empty,
     token_ids,
 )
 
-_PROMPT = "those that vLLM has of every prompt but prompt_embeds"
-_LOGPROBS = "those of SamplingParams(logprobs=0)"
-_FINAL = "why it ended: an output is whole when `finished`, or with output_kind=FINAL_ONLY"
+_PROMPT = "vLLM reports them for every prompt except prompt_embeds"
+_LOGPROBS = "request them with SamplingParams(logprobs=0)"
+_FINAL = "a finish reason: an output is complete if `finished`, or with output_kind=FINAL_ONLY"
 
 
 def from_vllm(output: Any) -> list[Completion]:
-    """The completions of a finished `RequestOutput`, in the order of their index.
+    """Convert a finished `RequestOutput` to completions, sorted by index.
 
     Raises:
-        InvalidInputError: Tokens or logprobs are missing, or it is not finished.
+        InvalidInputError: Tokens or logprobs are missing, or the output is not finished.
     """
     prompt_ids = token_ids("prompt_token_ids", get(output, "prompt_token_ids"), _PROMPT)
     found = []
     for where, one in in_order("outputs", get(output, "outputs")):
-        ids = token_ids(f"{where}.token_ids", get(one, "token_ids"), "those of a CompletionOutput")
+        ids = token_ids(f"{where}.token_ids", get(one, "token_ids"), "a CompletionOutput has them")
         steps = aligned(f"{where}.logprobs", get(one, "logprobs"), ids, _LOGPROBS)
         logprobs = []
         for i, (token, step) in enumerate(zip(ids, steps, strict=True)):
             if step is not None and not (isinstance(step, Mapping) and token in step):
                 raise InvalidInputError(
-                    f"{where}.logprobs[{i}]", f"that of the sampled token {token}", repr(step)
+                    f"{where}.logprobs[{i}]", f"a logprob of the sampled token {token}", repr(step)
                 )
             logprobs.append(None if step is None else get(step[token], "logprob"))
         found.append(
@@ -48,7 +48,7 @@ def from_vllm(output: Any) -> list[Completion]:
                 get(one, "text"),
                 finished(f"{where}.finish_reason", get(one, "finish_reason"), _FINAL),
                 prompt=get(output, "prompt"),
-                metadata=said(
+                metadata=non_empty(
                     request_id=get(output, "request_id"), stop_reason=get(one, "stop_reason")
                 ),
             )

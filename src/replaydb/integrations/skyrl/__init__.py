@@ -1,13 +1,13 @@
-"""SkyRL: its generator made durable, and its outputs as groups, with their turns.
+"""SkyRL: durable generator, and conversion of its outputs to groups with turns.
 
-StoredGenerator        a generator whose outputs are stored as they are generated, and served again
-                       after a restart
-CheckpointedGroups     a mix-in for trainers: what was trained is settled when it is checkpointed
-to_groups              a `GeneratorOutput` as groups; `to_generator_output` is the way back
-merge_stepwise_output  turns as rows, with SkyRL's rule and the names of its metrics; raises
+StoredGenerator        a generator whose outputs are stored when they are generated, and served
+                       again after a restart
+CheckpointedGroups     a mixin for trainers that settles trained groups with each checkpoint
+to_groups              converts a `GeneratorOutput` to groups; `to_generator_output` converts back
+merge_stepwise_output  merges turns to rows by SkyRL's rule, and returns its metrics; raises
                        UnmergeableOutputError
 
-`docs/integrations/skyrl.md` has the lines to change.
+See `docs/integrations/skyrl.md` for usage.
 """
 
 from replaydb.integrations.skyrl.generator import CheckpointedGroups, StoredGenerator

@@ -1,4 +1,4 @@
-"""SkyRL's generators, durable, and their trainer, which says what was used."""
+"""A durable SkyRL generator, and a trainer mixin that settles its groups with checkpoints."""
 
 from __future__ import annotations
 
@@ -15,24 +15,26 @@ import replaydb as rdb
 from replaydb import blocking
 from replaydb.integrations.skyrl.outputs import to_generator_output, to_groups
 
-#: The tag that names the checkpoint which has a group.
+#: The tag of a group that names the checkpoint that includes it.
 _CHECKPOINT = "checkpoint"
 
 
 class StoredGenerator(GeneratorInterface):
-    """A SkyRL generator whose outputs survive the trainer.
+    """A SkyRL generator whose outputs survive the trainer process.
 
-    What it generates for training is stored, a group for each prompt, before the trainer sees it.
-    A prompt that a process before this one generated, and whose group is not settled, is answered
-    from the store. Everything else of the wrapped generator is as it was.
+    Outputs for training are stored, one group per prompt, before the trainer receives them. A
+    prompt is answered from the store if an earlier process generated it and its group is not
+    settled. All other attributes are those of the wrapped generator.
 
     Args:
-        generator: The generator.
-        buffer: Where the groups are kept; one for each training run.
-        max_staleness: Stored groups that were scheduled more global steps ago are generated anew.
+        generator: The wrapped generator.
+        buffer: The buffer for the groups; one per training run.
+        max_staleness: Prompts whose stored groups were scheduled more global steps ago than this
+            are generated again. By default stored groups of any age are used.
 
     Attributes:
-        now: The global step, where it may have gone on since the input was made.
+        now: Returns the current global step, which can be later than the step of the input. None
+            to use the step of the input.
     """
 
     def __init__(
@@ -51,15 +53,22 @@ class StoredGenerator(GeneratorInterface):
         self._quiet = {"disable_tqdm"} & parameters.keys()
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_generator":  # a copy asks for it before it has one
+        if name == "_generator":  # `copy` looks it up before it is set
             raise AttributeError(name)
         return getattr(self._generator, name)
 
     async def generate(self, input_batch: Any, disable_tqdm: bool = False) -> GeneratorOutput:
-        """Generate, and store what was generated; or read what was stored.
+        """Return stored outputs, and generate and store the missing ones.
+
+        Outputs that are not for training are generated and not stored.
+
+        Args:
+            input_batch: The input of SkyRL's generator.
+            disable_tqdm: Passed to the wrapped generator if it has this parameter.
 
         Raises:
-            InvalidInputError: Something generated cannot be stored: a reward, say, is not finite.
+            InvalidInputError: An output cannot be stored, for example because a reward is not
+                finite.
         """
         options = dict.fromkeys(self._quiet, disable_tqdm)
         metadata, ids = input_batch.get("batch_metadata"), input_batch.get("trajectory_ids")
@@ -81,11 +90,11 @@ class StoredGenerator(GeneratorInterface):
         return to_generator_output([(stored | made)[uid] for uid in dict.fromkeys(uids)])
 
     def mark(self, uids: Iterable[str], checkpoint: str) -> None:
-        """Say which prompts a checkpoint that is about to be written has.
+        """Record which prompts a checkpoint includes, before it is written.
 
         Args:
-            uids: Uids of the prompts that were trained or filtered.
-            checkpoint: A name for it, to be given to `settle`.
+            uids: Uids of the prompts that were trained on or filtered.
+            checkpoint: A name for the checkpoint, to be passed to `settle`.
         """
         found = self._unsettled(set(uids))
         self._buffer.update([one.id for one in found], tags={_CHECKPOINT: checkpoint})
@@ -97,13 +106,14 @@ class StoredGenerator(GeneratorInterface):
         *,
         checkpoint: str | None = None,
     ) -> None:
-        """Say which prompts a checkpoint says were used: their groups are not served again.
+        """Settle the groups of prompts that a checkpoint includes: they are not served again.
 
         Args:
-            consumed: Uids of the prompts that were trained or filtered; groups become archived.
-            filtered: Those of them that were dropped; groups become `filtered`.
-            checkpoint: Only groups that were marked with it. Uids come again in every epoch, so
-                a group may be newer than a checkpoint that has its uid.
+            consumed: Uids of the prompts that were trained on or filtered; their groups become
+                `archived`.
+            filtered: Uids of the filtered prompts; their groups become `filtered`.
+            checkpoint: Only groups that were marked with this name. Uids repeat in every epoch, so
+                a group can be newer than a checkpoint that includes its uid.
         """
         dropped = set(filtered)
         ended: dict[str, list[int]] = {"archived": [], "filtered": []}
@@ -113,11 +123,11 @@ class StoredGenerator(GeneratorInterface):
             self._buffer.update(ids, status=status, reason="checkpointed")
 
     def consumed_uids(self) -> set[str]:
-        """Prompts of which a group was settled, trained or filtered, in any process."""
+        """Return the uids of prompts with a settled (trained or filtered) group, of any process."""
         return self._uids("archived", "filtered")
 
     def filtered_uids(self) -> set[str]:
-        """Prompts of which a group was dropped, in any process."""
+        """Return the uids of prompts with a filtered group, of any process."""
         return self._uids("filtered")
 
     def _uids(self, *statuses: str) -> set[str]:
@@ -129,7 +139,7 @@ class StoredGenerator(GeneratorInterface):
         return [group for group in found if group.prompt_uid in uids]
 
     def _stored(self, uids: Sequence[str], step: int) -> dict[str, rdb.EpisodeGroup]:
-        """Groups that are not settled, of processes before this one, by the uid of their prompt."""
+        """Return unsettled groups of earlier processes, by the uid of their prompt."""
         which: list[sa.ColumnElement[bool]] = [rdb.col.prompt_uid.in_(sorted(set(uids)))]
         if self._max_staleness is not None:
             which.append(rdb.col.min_policy_version >= step - self._max_staleness)
@@ -145,10 +155,10 @@ class StoredGenerator(GeneratorInterface):
 
 
 class CheckpointedGroups:
-    """A mix-in for `FullyAsyncRayPPOTrainer`: groups are settled with the checkpoint.
+    """A mixin for `FullyAsyncRayPPOTrainer` that settles groups with each checkpoint.
 
-    It stands before the trainer, `class Trainer(CheckpointedGroups, FullyAsyncRayPPOTrainer)`,
-    whose generator is a `StoredGenerator`.
+    Name it before the trainer: `class Trainer(CheckpointedGroups, FullyAsyncRayPPOTrainer)`. The
+    trainer's generator must be a `StoredGenerator`.
     """
 
     async_train_dataloader: Any
@@ -158,11 +168,11 @@ class CheckpointedGroups:
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        # A worker makes its input, and then waits until staleness lets it begin.
+        # A worker creates its input, and then waits until the staleness limit lets it start.
         self.generator.now = lambda: self.global_step
 
     def save_checkpoints(self) -> Any:
-        """Save, and then settle what the checkpoint says was consumed and filtered."""
+        """Save a checkpoint, then settle the groups of its consumed and filtered prompts."""
         loader = self.async_train_dataloader
         consumed, filtered = loader.get_consumed_uids_list(), loader.get_filtered_uids_list()
         checkpoint = _checkpoint(self.global_step, self.epoch)
@@ -172,7 +182,7 @@ class CheckpointedGroups:
         return saved
 
     def load_checkpoints(self) -> Any:
-        """Load, and settle what a process that died after saving had not."""
+        """Load a checkpoint, and settle groups that a process left unsettled when it died."""
         loaded = super().load_checkpoints()  # type: ignore[misc]
         step, _, consumed, filtered, epoch = loaded
         self.generator.settle(consumed or (), filtered or (), checkpoint=_checkpoint(step, epoch))
@@ -180,12 +190,12 @@ class CheckpointedGroups:
 
 
 def _checkpoint(step: int, epoch: int | None) -> str:
-    """An epoch may end between steps, with a checkpoint of the step that is next."""
+    """Return the name of a checkpoint. Two epochs can have a checkpoint of the same step."""
     return f"step {step} of epoch {epoch}"
 
 
 def _rows(batch: Mapping[str, Any], indices: Sequence[int]) -> dict[str, Any]:
-    """Some rows of a generator's input."""
+    """Return the selected rows of a generator's input."""
     return {
         name: [of[i] for i in indices] if isinstance(of, list) else of for name, of in batch.items()
     }

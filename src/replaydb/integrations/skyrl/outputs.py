@@ -1,4 +1,4 @@
-"""SkyRL's `GeneratorOutput` as groups, with their turns, and back."""
+"""Conversion of SkyRL's `GeneratorOutput` to groups with turns, and back."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ _TASK = "skyrl"
 _EXPERTS = "rollout_expert_indices"
 _OF_TURNS = ("response_ids", "rewards", "loss_masks", "stop_reasons", "rollout_logprobs")
 _METRICS = "env_metrics"
-_SPLITS = "trajectory_time_splits"  # lists of numbers by name; every other field is one list
+_SPLITS = "trajectory_time_splits"  # a dict of lists; every other field is one list
 _OF_ROWS = ("is_last_step", "trajectory_generation_times", _SPLITS, _METRICS)
 _ARRAYS = ("pixel_values", "image_grid_thw", _EXPERTS)
-_LISTS = "lists"  # metadata: which arrays were lists
+_LISTS = "lists"  # metadata: names of the arrays that were lists
 
 Row = dict[str, Any]
 
 
 class UnmergeableOutputError(rdb.InvalidInputError, AssertionError, TypeError):
-    """An output that SkyRL's `merge_stepwise_output` does not merge either.
+    """The output cannot be merged; SkyRL's `merge_stepwise_output` refuses it as well.
 
-    It is also an error of the types that SkyRL's function raises for such an output.
+    The base classes include the errors that SkyRL's function raises for such an output.
     """
 
 
 def to_groups(
     output: GeneratorOutput, uids: Sequence[str] | None = None, *, step: int | None = None
 ) -> list[rdb.EpisodeGroup]:
-    """A generator's output as groups: one for each prompt, an episode for each trajectory.
+    """Convert a generator's output to groups, one per prompt, with one episode per trajectory.
 
-    The rows of a step-wise trajectory are its turns; any other has one.
+    The rows of a step-wise trajectory become its turns; any other trajectory has one turn.
 
     Args:
-        output: The output; rows of a prompt stand together, as SkyRL has them.
-        uids: Prompt of each row; by default that of its trajectory id.
-        step: The global step it was scheduled in, which is its policy version.
+        output: The output. Rows of a prompt must be adjacent, as in SkyRL.
+        uids: Uid of the prompt of each row; by default taken from `trajectory_ids`.
+        step: The global step in which the output was scheduled, used as its policy version.
 
     Raises:
-        InvalidInputError: Rows say nothing of their prompts; or something cannot be stored, such
-            as a reward that is not finite.
+        InvalidInputError: Rows have neither `uids` nor `trajectory_ids`, or a value cannot be
+            stored, such as a reward that is not finite.
     """
     rows = _rows(output)
     is_step_wise = output.get("is_last_step") is not None
@@ -67,24 +67,24 @@ def to_groups(
 
 
 def to_generator_output(groups: Iterable[rdb.EpisodeGroup]) -> GeneratorOutput:
-    """Stored groups as a generator's output, in their order; logprobs are those of float32."""
+    """Convert stored groups to a generator's output, in order. Logprobs have float32 precision."""
     return concatenate_generator_outputs([_to_output(group) for group in groups])
 
 
 def merge_stepwise_output(output: GeneratorOutput) -> tuple[GeneratorOutput, dict[str, float]]:
-    """Merge the turns of each trajectory as long as each prompt continues what was before.
+    """Merge consecutive turns of each trajectory whose prompt extends the turns before it.
 
-    Rows are those of SkyRL's function of this name. They also keep what that loses: rows after the
-    last `is_last_step`, times and metrics of environments, and rewards of earlier turns. If each
-    reward is one number and an earlier turn has one other than 0, the rewards become those of
-    tokens, and that of a turn is on its last token in the loss.
+    Returns the same rows as SkyRL's function of this name, and keeps more: rows after the last
+    `is_last_step`, times and metrics of environments, and rewards of earlier turns. If each reward
+    is one number and an earlier turn has a reward other than 0, rewards become per-token rewards,
+    and the reward of a turn is on its last token in the loss.
 
     Returns:
-        The output, and numbers of rows by the names of SkyRL's metrics.
+        The merged output, and counts of rows under the names of SkyRL's metrics.
 
     Raises:
-        UnmergeableOutputError: `trajectory_ids` or `is_last_step` are missing; or it has expert
-            indices or images, for which there is no merged form.
+        UnmergeableOutputError: `trajectory_ids` or `is_last_step` are missing, or the output has
+            expert indices or images, which cannot be merged.
     """
     for name in ("trajectory_ids", "is_last_step"):
         if output.get(name) is None:
@@ -117,9 +117,9 @@ def _tokens_of(row: Row) -> rdb.Turn:
 
 
 def _merged(turns: Sequence[Row], *, spread: bool) -> Row:
-    """Return one row of turns, each of which begins with all tokens of those before it.
+    """Return one row for turns that each start with all tokens of the turns before it.
 
-    Values are those of the turns, unchanged. `spread` makes rewards of turns those of tokens.
+    Values are copied unchanged. `spread` converts rewards of turns to per-token rewards.
     """
     prompt = turns[0]["prompt_token_ids"]
     fills = {"loss_masks": 0, "rollout_logprobs": 0.0, "rewards": 0.0}
@@ -156,7 +156,7 @@ def _rows(output: Mapping[str, Any]) -> list[Row]:
 
 
 def _to_json(field: str, value: Any) -> str:
-    """Return metrics as text, as JSON columns take no NaN. Numbers of numpy become Python's."""
+    """Return metrics as JSON text, because JSON columns accept no NaN."""
     try:
         return json.dumps(value, default=_plain)
     except (TypeError, ValueError) as error:
@@ -164,7 +164,7 @@ def _to_json(field: str, value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a number for a scalar, and lists for an array or a tensor."""
+    """Convert a scalar to a number, and an array or tensor to lists."""
     if isinstance(value, np.generic | np.ndarray | torch.Tensor):
         return value.tolist()
     raise TypeError(type(value).__name__)
@@ -179,7 +179,7 @@ def _row(output: Mapping[str, Any], i: int) -> Row:
 
 
 def _column(name: str, rows: Sequence[Row]) -> Any:
-    """Return a field of all rows as SkyRL has it; None if a row does not have it."""
+    """Return a field of all rows in SkyRL's form; None if no row has it."""
     values: list[Any] = [row.get(name) for row in rows]
     if all(value is None for value in values) or (name == _SPLITS and None in values):
         return None
@@ -189,7 +189,7 @@ def _column(name: str, rows: Sequence[Row]) -> Any:
 
 
 def _trajectories(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """Rows up to each last step; those after the last one are a trajectory that was cut off."""
+    """Yield the rows of each trajectory. The last one can be cut off, without a last step."""
     some: list[Row] = []
     for row in rows:
         if some and (
@@ -258,7 +258,7 @@ def _to_output(group: rdb.EpisodeGroup) -> GeneratorOutput:
 
 
 def _array(name: str, array: Any, is_list: bool) -> Any:
-    """Return it as it was: expert indices are an array or a list, everything else a tensor."""
+    """Restore an array: expert indices are an array or a list, all others are tensors."""
     if is_list:
         return array.tolist()
     return np.array(array) if name == _EXPERTS else to_tensor(array)

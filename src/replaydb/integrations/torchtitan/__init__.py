@@ -1,11 +1,11 @@
-"""torchtitan (`torchtitan.experiments.rl`): its work buffer, and its rollouts, in a store.
+"""torchtitan (`torchtitan.experiments.rl`): durable work buffer, and conversion of rollouts.
 
-RolloutGroupWorkBuffer    the controller's buffer; work of every state survives a restart
-to_group                  a `RolloutGroup` as an `EpisodeGroup`; `to_rollout_group` is the way back
-to_training_samples       the rows that a trainer takes, of a stored group
-to_training_sample        one row; `from_training_sample` is the way back
+RolloutGroupWorkBuffer    the controller's buffer; work in every state survives a restart
+to_group                  converts a `RolloutGroup` to a group; `to_rollout_group` converts back
+to_training_samples       returns the training rows of a stored group
+to_training_sample        converts one episode to a row; `from_training_sample` converts back
 
-`docs/integrations/torchtitan.md` has the lines to change.
+See `docs/integrations/torchtitan.md` for usage.
 """
 
 from replaydb.integrations.torchtitan.buffer import RolloutGroupWorkBuffer

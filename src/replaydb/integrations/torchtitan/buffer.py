@@ -1,4 +1,4 @@
-"""torchtitan's work buffer, in a store."""
+"""torchtitan's work buffer of rollout groups, in a store."""
 
 from __future__ import annotations
 
@@ -26,39 +26,37 @@ from replaydb.integrations.values import is_same
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-#: Taken by `take_finalized`: a group that failed, and so has no rollouts, is one too.
+#: Statuses that `take_finalized` takes. A failed group, which has no rollouts, is finalized too.
 _FINALIZED = ("completed", "failed")
 _IN_BUFFER = ("pending", *_FINALIZED)
-#: What has a slot; "leased" is what was taken and not released yet.
+#: Statuses of groups that take a slot; "leased" groups were taken and not released yet.
 _ACTIVE = (*_IN_BUFFER, "leased")
-#: Another has the group, or had it; or the buffer was closed meanwhile.
+#: Another process has or had the group, or the buffer was closed meanwhile.
 _DROPPED = (rdb.LeaseExpiredError, rdb.NotEnoughGroupsError, rdb.StoreClosedError)
 
 
 class RolloutGroupWorkBuffer(work_buffer.RolloutGroupWorkBuffer):
-    """torchtitan's work buffer in a store: what waits, is in flight or finalised is still there
-    after a restart.
+    """torchtitan's work buffer in a store. Waiting, in-flight and finalized work is durable.
 
-    In flight and taken are leases, which this process extends while it lives. Where it dies, what
-    it had in flight waits again, and what it had taken is finalised again, `ttl` seconds later at
-    most. Several processes may work on one buffer.
+    Groups that are in flight or taken are leased, and this process extends the leases while it is
+    alive. If it dies, its groups in flight wait again, and groups that it had taken are finalized
+    again, after at most `ttl` seconds. Several processes can share one buffer.
 
-    A `group_id` that is known, also from before a restart, is passed over by `add_work` and takes
-    no slot; so a data loop that counts from 0 again goes through what was there without
-    generating it twice.
-    """  # noqa: D205
+    `add_work` skips a `group_id` that is already known, even from before a restart, and assigns no
+    slot to it. A data loop that counts from 0 again therefore generates nothing twice.
+    """
 
     @dataclass(kw_only=True, slots=True)
     class Config(work_buffer.RolloutGroupWorkBuffer.Config):
-        """Where the work is kept.
+        """Configuration of the store.
 
         Attributes:
-            url: Of the store, as `replaydb.Store.open` takes it.
-            buffer: Name of the buffer; one for each training run.
-            run: Name of the run, as `replaydb.Store.open` takes it.
-            sample_type: What the rollouter's dataset gives: a dataclass, or anything else that
-                pydantic can write as JSON and read back. By default it is JSON as it is.
-            ttl: Seconds that work in the hands of a process that died stays there.
+            url: URL of the store, as for `replaydb.Store.open`.
+            buffer: Name of the buffer; one per training run.
+            run: Name of the run, as for `replaydb.Store.open`.
+            sample_type: Type of the samples of the rollouter's dataset: a dataclass, or another
+                type that pydantic can write as JSON and read back. By default samples are JSON.
+            ttl: Seconds until the work of a process that died is available again.
         """
 
         url: str
@@ -77,10 +75,10 @@ class RolloutGroupWorkBuffer(work_buffer.RolloutGroupWorkBuffer):
             raise rdb.InvalidInputError("ttl", "more than 0", config.ttl)
         self._config = config
         self._samples = _Samples(config.sample_type)
-        # For `metrics`, which cannot wait; and so what is wrong with the store is said at once.
+        # For `metrics`, which is not a coroutine. It also reports an unusable store at once.
         self._blocking = blocking.Store.open(config.url, run=config.run)
         try:
-            self._gauged = self._blocking.buffer(config.buffer)
+            self._blocking_buffer = self._blocking.buffer(config.buffer)
         except BaseException:
             self._blocking.close()
             raise
@@ -88,11 +86,11 @@ class RolloutGroupWorkBuffer(work_buffer.RolloutGroupWorkBuffer):
         self._store: rdb.Store | None = None
         self._opening = asyncio.Lock()
         self._claimed: dict[int, rdb.Lease] = {}
-        self._taken: deque[rdb.Lease] = deque()  # a group that was lost may be there twice
+        self._taken: deque[rdb.Lease] = deque()  # a lost group can be in it twice
         self._peak = 0
 
     async def wait_for_slot(self) -> bool:
-        """Wait until a group may be added; False once the buffer is closed."""
+        """Wait for a free slot. Return False once the buffer is closed."""
         with suppress(rdb.StoreClosedError):
             buffer = await self._open()
             most = self._max_active_rollout_groups
@@ -100,13 +98,13 @@ class RolloutGroupWorkBuffer(work_buffer.RolloutGroupWorkBuffer):
         return False
 
     async def add_work(self, work: work_buffer.RolloutGroupWork) -> None:
-        """Store a group that waits to be generated, and take a slot; a known one is passed over.
+        """Store a waiting group, and take a slot. A known group is skipped.
 
-        Once the buffer is closed nothing is stored: the data loop of the next life comes to it.
+        Nothing is stored once the buffer is closed: the data loop adds the group after a restart.
 
         Raises:
             RuntimeError: There is no free slot.
-            InvalidInputError: The sample would not come back as it is.
+            InvalidInputError: The sample would not be read back unchanged.
         """
         sample = self._samples.to_json(work.sample)
         uid, tags = str(work.group_id), {"group_id": work.group_id}
@@ -119,21 +117,21 @@ class RolloutGroupWorkBuffer(work_buffer.RolloutGroupWorkBuffer):
             self._peak = max(self._peak, active + 1)
 
     async def claim_next(self) -> work_buffer.RolloutGroupWork | None:
-        """Take the oldest group that waits, to generate it; None once the buffer is closed.
+        """Claim the oldest waiting group for generation. Return None once the buffer is closed.
 
         Raises:
-            InvalidInputError: Its sample was stored by another `sample_type`.
+            InvalidInputError: Its sample was stored with another `sample_type`.
         """
         with suppress(rdb.StoreClosedError):
-            return await self._hold(self._claim, self._work, statuses="pending", timeout=None)
+            return await self._lease_one(self._claim, self._work, statuses="pending", timeout=None)
         return None
 
     async def finalize_work(self, rollout_group: RolloutGroup) -> None:
-        """Store what was generated; it is dropped where another has the group by now, or had.
+        """Store a generated group. It is dropped if another process has or had the group.
 
         Raises:
-            InvalidInputError: It cannot be stored: a reward, say, is not finite. The group waits
-                again.
+            InvalidInputError: The group cannot be stored, for example because a reward is not
+                finite. It waits again.
         """
         group_id = rollout_group.group_id
         try:
@@ -144,11 +142,11 @@ class RolloutGroupWorkBuffer(work_buffer.RolloutGroupWorkBuffer):
                 await (await self._open()).put(group, on_duplicate="replace")
         except _DROPPED as error:
             logger.warning("rollout group %d was dropped: %s", group_id, error)
-        if not self._closed:  # or `close` gives it back
+        if not self._closed:  # otherwise `close` releases it
             self._claimed.pop(group_id, None)
 
     async def take_finalized(self) -> RolloutGroup | None:
-        """Take the oldest finalised group of the window; None once the buffer is closed."""
+        """Take the oldest finalized group of the window. Return None once the buffer is closed."""
         with suppress(rdb.StoreClosedError):
             buffer = await self._open()
             while True:
@@ -157,21 +155,25 @@ class RolloutGroupWorkBuffer(work_buffer.RolloutGroupWorkBuffer):
                     end = head.tags["group_id"] + self._window_size
                     window = rdb.col.tags["group_id"] < end
                     which = {"statuses": _FINALIZED, "where": window, "timeout": 1}
-                    with suppress(rdb.NotEnoughGroupsError):  # the head may be another's by now
-                        return await self._hold(self._taken.append, _finalized, **which)
+                    with suppress(rdb.NotEnoughGroupsError):  # another process took the head
+                        return await self._lease_one(self._taken.append, _finalized, **which)
         return None
 
     async def release_active_groups(self, count: int, *, reason: str) -> None:
-        """Free the slots of groups that were taken.
+        """Free the slots of groups that this process took.
 
-        Those that are "trained" were taken first, and are archived. For any other reason it is
-        those that were taken last, and they are `filtered`, with the reason. A group that was lost
-        meanwhile (this process did not extend its lease) is in the buffer again, and keeps its
-        slot. Once the buffer is closed nothing is released.
+        With the reason "trained", the groups that were taken first become `archived`. With any
+        other reason, the groups that were taken last become `filtered`, with that reason. A group
+        that was lost (this process did not extend its lease in time) is in the buffer again and
+        keeps its slot. Nothing is released once the buffer is closed.
+
+        Args:
+            count: Number of groups.
+            reason: Why they are released.
 
         Raises:
             ValueError: The count is negative.
-            RuntimeError: This process has not taken so many.
+            RuntimeError: This process has taken fewer groups.
         """
         if self._closed:
             return
@@ -193,31 +195,32 @@ class RolloutGroupWorkBuffer(work_buffer.RolloutGroupWorkBuffer):
         structured_logger.log_trace_scalar({f"rollout_buffer/released/{reason}": float(count)})
 
     async def close(self) -> None:
-        """Give back what is in hand, close the store, and so wake everybody who waits.
+        """Release claimed and taken groups, and close the store, which ends all waiting calls.
 
-        The work stays there: what was in flight waits again, what was taken is finalised again.
+        The work is kept: groups in flight wait again, taken groups are finalized again.
         """
         if self._closed:
             return
         self._closed = True
         if self._store is not None:
-            await self._store.close()  # first, or who waits here would take what is given back
+            await self._store.close()  # first, or waiting calls would take the released groups
 
-        def give_back() -> None:
+        def release() -> None:
             for lease in (*self._claimed.values(), *self._taken):
-                self._gauged.revoke(lease.id, reason="the work buffer was closed")
+                self._blocking_buffer.revoke(lease.id, reason="the work buffer was closed")
             self._blocking.close()
 
-        await asyncio.to_thread(give_back)
+        await asyncio.to_thread(release)
 
     def metrics(self) -> list[m.Metric]:
-        """What is in the buffer now, under torchtitan's names; the peak is this process's.
+        """Return the current counts of groups under torchtitan's names.
 
-        Once it is closed it is empty.
+        The peak is the one seen by this process. All groups count as absent once the buffer is
+        closed.
         """
         groups: list[rdb.GroupInfo] = []
         with suppress(rdb.StoreClosedError):
-            groups = self._gauged.find(statuses=_ACTIVE)
+            groups = self._blocking_buffer.find(statuses=_ACTIVE)
         pending = [one.lease_id for one in groups if one.status == "pending"]
         values = {
             "num_groups_waiting": pending.count(None),
@@ -240,13 +243,13 @@ class RolloutGroupWorkBuffer(work_buffer.RolloutGroupWorkBuffer):
                 self._store = await rdb.Store.open(self._config.url, run=self._config.run)
             return await self._store.buffer(self._config.buffer)
 
-    async def _hold(
+    async def _lease_one(
         self,
         keep: Callable[[rdb.Lease], None],
         decode: Callable[[rdb.StoredGroup], T],
         **which: Any,
     ) -> T:
-        """Decode one group, and keep it until its lease is ended."""
+        """Lease and decode one group, and pass the lease to `keep`, which must end it later."""
         buffer = await self._open()
         lease = await buffer.lease(1, ttl=self._config.ttl, **which).__aenter__()
         try:
@@ -269,19 +272,19 @@ class RolloutGroupWorkBuffer(work_buffer.RolloutGroupWorkBuffer):
         self._claimed[lease.batch[0].tags["group_id"]] = lease
 
     async def _claim_of(self, group_id: int) -> rdb.Lease:
-        """The claim of a group, taken anew where it was lost or never taken."""
+        """Return the claim of a group; claim it again if the claim was lost or never made."""
         lease = self._claimed.get(group_id)
         if lease is not None:
             with suppress(rdb.LeaseExpiredError):
                 await lease.extend()
                 return lease
         which = rdb.col.group_uid == str(group_id)
-        await self._hold(self._claim, lambda group: group, statuses="pending", where=which)
+        await self._lease_one(self._claim, lambda group: group, statuses="pending", where=which)
         return self._claimed[group_id]
 
 
 def _finalized(group: rdb.StoredGroup) -> RolloutGroup:
-    """The rollouts of a group; none if it failed because they could not be decoded."""
+    """Return the rollouts of a group; none if it failed because they could not be decoded."""
     try:
         return to_rollout_group(group)
     except Exception:
@@ -292,7 +295,7 @@ def _finalized(group: rdb.StoredGroup) -> RolloutGroup:
 
 
 class _Samples:
-    """Samples of a dataset as JSON, and back."""
+    """Conversion of dataset samples to JSON, and back."""
 
     def __init__(self, kind: Any) -> None:
         try:
@@ -302,7 +305,7 @@ class _Samples:
             raise rdb.InvalidInputError("sample_type", expected, repr(kind)) from error
 
     def to_json(self, sample: Any) -> str:
-        """Return the JSON of a sample that comes back from it as it is."""
+        """Return a sample as JSON. Refuse it if it would not be read back unchanged."""
         cause: Exception | None = None
         try:
             text: str = self._adapter.dump_json(sample, warnings=False).decode()
@@ -311,13 +314,13 @@ class _Samples:
         except (PydanticSerializationError, ValidationError) as error:
             cause = error
         kind = type(sample).__name__
-        expected = "a sample that JSON of `sample_type` gives back equal in values and types"
+        expected = "a sample that JSON of `sample_type` preserves, equal in values and types"
         raise rdb.InvalidInputError("sample", expected, kind) from cause
 
     def from_json(self, text: str) -> Any:
-        """Return the sample of some JSON."""
+        """Return a sample from its JSON."""
         try:
             return self._adapter.validate_json(text)
         except ValidationError as error:
-            expected = "the type of the samples that the buffer has"
+            expected = "the type of the stored samples"
             raise rdb.InvalidInputError("sample_type", expected, text[:100]) from error

@@ -1,4 +1,4 @@
-"""Rollouts and training samples of torchtitan, and what they are in a store."""
+"""Conversion of torchtitan's rollouts and training samples to groups and episodes, and back."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ import replaydb as rdb
 from replaydb.integrations.values import Arrays, decode, encode
 from replaydb.training import merge_turns
 
-#: The task of all groups: a rollouter mixes what it mixes.
+#: The task of all groups: mixing tasks is left to the rollouter.
 TASK = "rollouts"
 
 
 def to_group(
     group: RolloutGroup, *, prompt: str | Iterable[Mapping[str, Any]] | None = None
 ) -> rdb.EpisodeGroup:
-    """A rollout group as it is stored: an episode for each rollout, a turn for each turn.
+    """Convert a rollout group to a group with one episode per rollout and one turn per turn.
 
-    One without rollouts is `failed`. Tokens of a turn are of its oldest policy version, the last
-    of them of its newest: torchtitan does not say where in between the weights changed.
+    A group without rollouts is `failed`. The tokens of a turn get its oldest policy version, except
+    the last, which gets its newest: torchtitan does not report where the weights changed.
 
     Args:
         group: The group, as the rollouter returns it.
-        prompt: Kept with it, to roll it again.
+        prompt: Stored with the group, to generate it again.
 
     Raises:
-        InvalidInputError: A reward or an advantage is not finite, a message or a reward holds a
-            value that `replaydb.integrations.values` cannot encode, or a metric is of no type that
-            torchtitan has.
+        InvalidInputError: A reward or an advantage is not finite, a message or a reward contains a
+            value that `replaydb.integrations.values` cannot encode, or a metric does not have one
+            of torchtitan's types.
     """
     return rdb.EpisodeGroup(
         TASK,
@@ -48,7 +48,7 @@ def to_group(
 
 
 def to_rollout_group(group: rdb.EpisodeGroup) -> RolloutGroup:
-    """A stored group as torchtitan's trainer takes it; logprobs are those of float32."""
+    """Convert a stored group to a rollout group. Logprobs have float32 precision."""
     group_id = group.tags["group_id"]
     return RolloutGroup(
         group_id=group_id,
@@ -58,10 +58,11 @@ def to_rollout_group(group: rdb.EpisodeGroup) -> RolloutGroup:
 
 
 def to_training_samples(group: rdb.EpisodeGroup) -> list[TrainingSample]:
-    """The rows of a group: those of torchtitan's `rollout_to_training_samples`.
+    """Return the training rows of a group, as torchtitan's `rollout_to_training_samples` does.
 
-    The lowest version of a row is that of any of its turns, where torchtitan takes that of the
-    first; and what has nothing in the loss is left out, where it raises.
+    There are two differences. The lowest version of a row is the lowest of all its turns;
+    torchtitan takes the version of the first turn. Rows without tokens in the loss are left out;
+    torchtitan raises `ValueError` for them.
 
     Raises:
         InvalidInputError: An episode has no advantage.
@@ -79,14 +80,16 @@ def to_training_samples(group: rdb.EpisodeGroup) -> list[TrainingSample]:
 
 
 def to_training_sample(row: rdb.Episode, *, turn_id: int = 0) -> TrainingSample:
-    """A row, in the loss of which each token has the advantage of the episode, or its own.
+    """Convert an episode to a training row.
+
+    Each token in the loss gets the advantage of the episode, or its own if it has one.
 
     Args:
-        row: An episode without turns, of `to_group` or of `from_training_sample`.
-        turn_id: Which turn of the rollout the row begins with, if it does not say so.
+        row: An episode without turns, of `to_group` or `from_training_sample`.
+        turn_id: Turn of the rollout with which the row starts, if the metadata does not contain it.
 
     Raises:
-        InvalidInputError: It has no advantage.
+        InvalidInputError: The episode has no advantage.
     """
     advantages = row.token_extras.get("token_advantages")
     if advantages is None:
@@ -107,7 +110,7 @@ def to_training_sample(row: rdb.Episode, *, turn_id: int = 0) -> TrainingSample:
 
 
 def from_training_sample(sample: TrainingSample) -> rdb.Episode:
-    """A row as an episode, with the advantages of its tokens as an extra, `token_advantages`."""
+    """Convert a row to an episode, with its token advantages as the extra `token_advantages`."""
     return rdb.Episode(
         token_ids=sample.token_ids,
         loss_mask=sample.loss_mask,
@@ -149,14 +152,14 @@ def _to_rollout(episode: rdb.Episode, group_id: int) -> Rollout:
     )
 
 
-#: What a turn has beside its tokens.
+#: Fields of a turn that are stored as metadata.
 _OF_TURNS = ("prompt_messages", "completion_message", "env_messages", "env_rewards")
 
 
 def _to_turn(turn: RolloutTurn, arrays: Arrays) -> rdb.Turn:
     metadata = {name: encode(name, getattr(turn, name), arrays) for name in _OF_TURNS}
     metadata["metrics"] = _to_json(turn.metrics)
-    if len(turn.completion_token_ids) < 2:  # no token would be of the newest
+    if len(turn.completion_token_ids) < 2:  # no token has the newest version
         metadata["max_policy_version"] = turn.max_policy_version
     return rdb.Turn(
         prompt_ids=turn.prompt_token_ids,
@@ -184,14 +187,14 @@ def _to_rollout_turn(
 
 
 def _versions(of: RolloutTurn | TrainingSample, size: int) -> Any:
-    """Of each token: the oldest, and of the last one the newest."""
+    """Return the version of each token: the oldest, and the newest for the last token."""
     if of.min_policy_version == of.max_policy_version or size < 2:
         return of.min_policy_version
     return [of.min_policy_version] * (size - 1) + [of.max_policy_version]
 
 
 def _versions_of(turn: rdb.Turn) -> tuple[int | None, int | None]:
-    """The oldest and the newest."""
+    """Return the oldest and the newest version of a turn."""
     versions = turn.policy_version
     if isinstance(versions, np.ndarray):
         return int(versions.min()), int(versions.max())
@@ -199,7 +202,7 @@ def _versions_of(turn: rdb.Turn) -> tuple[int | None, int | None]:
 
 
 def _to_json(metrics: list[m.Metric]) -> str:
-    """Text, since sums of nothing are infinite, which no JSON column takes."""
+    """Return metrics as JSON text, because JSON columns refuse the infinity of empty metrics."""
     kinds = {type(one.value).__name__ for one in metrics}
     if unknown := sorted(kinds - set(m.__all__)):
         raise rdb.InvalidInputError("metrics", "values of torchtitan's types", unknown)

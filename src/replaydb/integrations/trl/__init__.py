@@ -1,10 +1,10 @@
-"""TRL: GRPO whose generations are stored, and replayed where a group teaches nothing.
+"""TRL: GRPO with stored generations, and replay in place of zero-variance groups.
 
 grpo        `GRPOTrainer` with replay
-outputs     its fields of a generation as groups, and back
+outputs     conversion of its generation fields to groups, and back
 async_grpo  a durable rollout buffer for `AsyncGRPOTrainer`, which is experimental in TRL; not
             imported here
-samples     its samples as groups, and back
+samples     conversion of its samples to groups, and back
 chats       chat completions in the metadata of episodes
 """
 

@@ -1,4 +1,4 @@
-"""A rollout buffer for `AsyncGRPOTrainer` whose samples survive the processes that use it."""
+"""A durable rollout buffer for `AsyncGRPOTrainer`."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from replaydb.integrations.decoding import decoded
 from replaydb.integrations.trl.samples import to_group, to_sample
 
 DAY_SECONDS = 86_400.0
-#: Samples that are leased at once: a transaction for each would be most of what a sample costs.
+#: Samples per lease: a transaction for each would dominate the cost of a sample.
 PREFETCH = 32
 
 
-#: Where `trainer_state.json` of a checkpoint names the samples that it has since the one before.
+#: Key of `trainer_state.json` with the samples trained on since the previous checkpoint.
 STATE = "replaydb"
 
 
 class _GroupId(int):
-    """A `group_id` that knows its sample's place: the one thing that goes all the way with it."""
+    """A `group_id` with the stored location of its sample: TRL passes only this field on."""
 
     lease_id: int
     stored_id: int
@@ -43,19 +43,19 @@ class _GroupId(int):
 
 
 class RolloutBuffer:
-    """What `AsyncGRPOTrainer` and its worker use as a queue: a buffer of a store.
+    """A durable queue of samples between `AsyncGRPOTrainer` and its worker, stored in a buffer.
 
-    A sample that was put stays until `done`, or, with `attach`, until a checkpoint has it: what was
-    taken and not trained on is given out again after a restart. No two consumers are given the
-    same sample. It can be pickled; each process opens the store by itself.
+    A sample is kept until `done` or, with `attach`, until a checkpoint includes it. Samples that
+    were taken and not trained on are returned again after a restart. Two consumers never get the
+    same sample. The object can be pickled; each process opens the store itself.
 
     Args:
-        url: As of `Store.open`.
+        url: URL of the store, as for `Store.open`.
         run: Name of the run.
         name: Name of the buffer.
-        maxsize: Samples that may wait; 0 for any number, as of `queue.Queue`. What a consumer has
-            fetched ahead, up to `PREFETCH` and to `maxsize`, does not count.
-        ttl: Seconds after which what a consumer has taken goes back, unless it is extended.
+        maxsize: Maximum number of waiting samples; 0 means unlimited, as for `queue.Queue`. Samples
+            that a consumer has prefetched, up to `PREFETCH` and `maxsize`, do not count.
+        ttl: Seconds after which samples that a consumer has taken are released, unless extended.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class RolloutBuffer:
         self._owner: str | None = None
         self._lock = threading.Lock()
         self._ready: deque[RolloutSample] = deque()
-        self._held: dict[int, set[int]] = {}  # by their leases, the ids of groups
+        self._leased: dict[int, set[int]] = {}  # ids of groups by the id of their lease
         self._is_stale: Callable[[RolloutSample], bool] = lambda sample: False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class RolloutBuffer:
         """Store a sample.
 
         Raises:
-            queue.Full: `maxsize` samples wait already.
+            queue.Full: `maxsize` samples are already waiting.
             InvalidInputError: The sample cannot be stored.
         """
         try:
@@ -111,22 +111,22 @@ class RolloutBuffer:
             raise queue.Full from None
 
     def get(self, block: bool = True, timeout: float | None = None) -> RolloutSample:
-        """The oldest sample that nobody has, held until `done` or the end of its lease.
+        """Return the oldest available sample, leased until `done` or the end of its lease.
 
-        Its `group_id` is the one that it was put with, or, where it was put by another buffer or
-        before a restart, below 0: numbers of a worker that starts anew begin at 0 again.
+        Its `group_id` is the original one. It is below 0 if the sample was put by another buffer
+        or before a restart, because a restarted worker counts from 0 again.
 
         Args:
             block: Whether to wait.
-            timeout: Seconds to wait at most; None waits for ever.
+            timeout: Maximum number of seconds to wait; None waits forever.
 
         Raises:
-            queue.Empty: There is none, or none in time; where it does not wait, also while another
-                thread gets one.
+            queue.Empty: No sample was available in time. With `block=False`, also if another
+                thread is in this call.
         """
         limit = timeout if block else 0
         begin = time.monotonic()
-        # Who holds the lock may wait for ever.
+        # The thread that has the lock can wait forever.
         if not self._lock.acquire(timeout=-1 if limit is None else limit):
             raise queue.Empty
         try:
@@ -136,8 +136,8 @@ class RolloutBuffer:
             sample = self._ready.popleft()
         finally:
             self._lock.release()
-        if self._is_stale(sample):  # and so passed over by the trainer that gets it
-            self._let_go(blocking.Lease.reject, [sample.group_id], reason="too stale")
+        if self._is_stale(sample):  # the trainer skips it
+            self._end_leases(blocking.Lease.reject, [sample.group_id], reason="too stale")
         return sample
 
     def _take(self, timeout: float | None) -> None:
@@ -149,7 +149,7 @@ class RolloutBuffer:
         except (NotEnoughGroupsError, RateLimitedError):
             raise queue.Empty from None
         samples = decoded(lease, to_sample)
-        self._held[lease.id] = set(lease.batch.ids)
+        self._leased[lease.id] = set(lease.batch.ids)
         for group, sample in zip(lease.batch, samples, strict=True):
             known = group.episodes[0].metadata["source"] == self._source
             sample.group_id = _GroupId(sample.group_id if known else ~sample.group_id)
@@ -158,45 +158,51 @@ class RolloutBuffer:
             self._ready.append(sample)
 
     def qsize(self) -> int:
-        """How many samples wait, those included that were fetched ahead."""
+        """Return the number of waiting samples, including prefetched ones."""
         return self._buffer.count(statuses="completed") + len(self._ready)
 
     def done(self, group_ids: Iterable[int]) -> None:
-        """Let samples go that nobody needs again, such as those that a checkpoint has.
+        """Acknowledge samples that are not needed again, such as those that a checkpoint includes.
 
         Args:
-            group_ids: The very `group_id` of each, as `get` gave it.
+            group_ids: The `group_id` object of each sample, as returned by `get`.
 
         Raises:
-            InvalidInputError: A number that is not from `get`; nothing was let go.
-            LeaseExpiredError: A sample was held for longer than `ttl`; somebody may have it again.
+            InvalidInputError: A number is not an object that `get` returned; no sample was
+                acknowledged.
+            LeaseExpiredError: A sample was leased for longer than `ttl`; another consumer can have
+                it now.
         """
-        self._let_go(blocking.Lease.ack, group_ids)
+        self._end_leases(blocking.Lease.ack, group_ids)
 
-    def _let_go(self, how: Callable[..., None], group_ids: Iterable[Any], **more: str) -> None:
+    def _end_leases(self, how: Callable[..., None], group_ids: Iterable[Any], **more: str) -> None:
         chosen: dict[int, set[int]] = defaultdict(set)
         for group_id in group_ids:
             if not isinstance(group_id, _GroupId):
-                raise InvalidInputError("group_ids", "the very group_id that `get` gave", group_id)
+                expected = "the group_id object that `get` returned, not a copy"
+                raise InvalidInputError("group_ids", expected, group_id)
             chosen[group_id.lease_id].add(group_id.stored_id)
         for lease_id, ids in chosen.items():
             how(self._buffer.open_lease(lease_id, ttl=self._given["ttl"]), ids, **more)
-            held = self._held.pop(lease_id, set()) - ids  # another consumer's are not held here
-            if held:
-                self._held[lease_id] = held
+            others = self._leased.pop(lease_id, set()) - ids  # empty for another consumer's lease
+            if others:
+                self._leased[lease_id] = others
 
     def attach(self, trainer: Any) -> None:
-        """Become the rollout buffer of an `AsyncGRPOTrainer`, before it trains.
+        """Become the rollout buffer of an `AsyncGRPOTrainer`. Call this before it trains.
 
-        Samples are let go when a checkpoint is saved that has them, so `ttl` must be longer than
-        the time from one to the next; samples too stale for the trainer, when it gets them. The
-        checkpoint names them in its `trainer_state.json`. When training starts, samples that the
-        checkpoint which it resumes from names are let go, and all others that were taken for the
-        same `output_dir`, by this process or a killed one, are given out again. On other processes
-        than the main one, which takes no samples, it does nothing.
+        Samples are acknowledged when a checkpoint that includes them is saved, so `ttl` must be
+        longer than the time between checkpoints. Samples that are too stale for the trainer are
+        rejected when it gets them. The checkpoint names its samples in `trainer_state.json`.
+
+        When training starts, samples named by the checkpoint that it resumes from are
+        acknowledged. All other samples that were taken for the same `output_dir`, by this process
+        or a killed one, are returned again.
+
+        Only the main process takes samples. In other processes this does nothing.
 
         Args:
-            trainer: The trainer, whose worker puts samples here from now on.
+            trainer: The trainer. Its worker puts samples into this buffer from now on.
         """
         if not trainer.accelerator.is_main_process:
             return
@@ -209,45 +215,50 @@ class RolloutBuffer:
         trainer.add_callback(_Settling(self, trainer))
 
     def resume(self, trained: Iterable[str]) -> None:
-        """Let go of samples that a checkpoint has, and let all others be given out again.
+        """Acknowledge the samples that a checkpoint includes, and release all others.
 
-        The others are those that this buffer, or a trainer with the same `output_dir`, had taken.
+        The others are the samples that this buffer, or a trainer with the same `output_dir`, had
+        taken.
 
         Args:
-            trained: Their `group_uid` in the store.
+            trained: `group_uid` of the samples in the checkpoint.
         """
         uids = list(trained)
         ids = {one.id for one in self._buffer.find(uids=uids)}
-        held, self._held = self._held, {}
+        leased, self._leased = self._leased, {}
         self._ready.clear()
         for lease in self._buffer.leases():
-            if lease.owner == self._owner or lease.id in held:
+            if lease.owner == self._owner or lease.id in leased:
                 if done := ids.intersection(lease.group_ids):
                     self._buffer.open_lease(lease.id, ttl=self._given["ttl"]).ack(done)
                 self._buffer.revoke(lease.id, reason="training started again")
-        # Their lease may have ended since.
+        # Their lease can have ended since.
         self._buffer.update(uids=uids, statuses="completed", status="archived")
 
     def extend(self) -> None:
-        """Let all that is held last `ttl` seconds from now."""
-        for lease_id in self._held:
+        """Extend all leases to `ttl` seconds from now."""
+        for lease_id in self._leased:
             self._buffer.open_lease(lease_id, ttl=self._given["ttl"])
 
     def give_back(self, reason: str) -> None:
-        """Let what was taken and not let go be given out again, to whoever comes first."""
-        held, self._held = self._held, {}
+        """Release samples that were taken and not acknowledged. Any consumer can get them.
+
+        Args:
+            reason: Recorded with the samples.
+        """
+        leased, self._leased = self._leased, {}
         self._ready.clear()
-        for lease_id in held:
+        for lease_id in leased:
             self._buffer.revoke(lease_id, reason=reason)
 
     def close(self) -> None:
-        """Give back what was taken and not let go, and close the store."""
+        """Release samples that were taken and not acknowledged, and close the store."""
         self.give_back("the buffer was closed")
         self._store.close()
 
 
 class _Collated(set[int]):
-    """Groups that were collated, as upstream counts them, and the samples of each micro-batch."""
+    """Collated groups, as upstream counts them, and the samples of each micro-batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -260,7 +271,7 @@ class _Collated(set[int]):
 
 
 class _Settling(TrainerCallback):
-    """Lets samples go once a checkpoint has what was learned from them."""
+    """Acknowledges samples once a checkpoint includes the steps that trained on them."""
 
     def __init__(self, buffer: RolloutBuffer, trainer: Any) -> None:
         self._buffer = buffer
@@ -268,26 +279,26 @@ class _Settling(TrainerCallback):
         self._trained: list[Any] = []
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Give out again what was taken before and is not in the checkpoint, if there is one."""
+        """Release samples that were taken before and are not in the checkpoint, if there is one."""
         self._buffer.resume(state.stateful_callbacks.get(STATE, {}).get("trained", []))
         self._collated.batches.clear()
         self._trained = []
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A micro-batch was trained on: the oldest, as some are collated ahead."""
+        """Record the oldest micro-batch as trained on; later ones are collated ahead."""
         self._trained += self._collated.batches.popleft()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A step is done, and may be saved next.
+        """Name the trained samples in the state that the next checkpoint saves.
 
-        The checkpoint itself names its samples: the process may be killed once it is complete and
-        before `on_save`, which other callbacks can delay.
+        The process can be killed when the checkpoint is complete and before `on_save`, which other
+        callbacks can delay.
         """
         self.on_substep_end(args, state, control, **kwargs)
         state.stateful_callbacks[STATE] = {"trained": [one.stored_uid for one in self._trained]}
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """There is a checkpoint."""
+        """Acknowledge the trained samples: a checkpoint was saved."""
         self._buffer.done(self._trained)
         self._buffer.extend()
         self._trained = []

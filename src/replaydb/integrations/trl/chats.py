@@ -1,4 +1,4 @@
-"""Chat completions: readable text, and the messages themselves in the metadata of an episode."""
+"""Chat completions: readable text, and their messages in the metadata of an episode."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 from replaydb.errors import InvalidInputError
 
-#: Key of the metadata whose value is the messages of a chat completion, as JSON text. It is text
-#: because a tool call may hold numbers that JSON columns refuse, such as NaN or 70-bit integers.
+#: Metadata key whose value is the messages of a chat completion, as JSON text. It is text because a
+#: tool call can contain numbers that JSON columns refuse, such as NaN or 70-bit integers.
 MESSAGES = "completion_json"
 
 
 def to_text(completion: Any) -> str | None:
-    """Return the text that determines a completion; None if it is more than that.
+    """Return the text of a completion; None if the completion is more than text.
 
-    It is a text, or a single message of the assistant with nothing but a text.
+    A completion with text only is a string, or a single assistant message without other fields.
     """
     match completion:
         case str():
@@ -27,13 +27,13 @@ def to_text(completion: Any) -> str | None:
 
 
 def to_metadata(completion: Any) -> dict[str, str]:
-    """Return the metadata entry that holds the messages of a completion.
+    """Return the metadata entry with the messages of a completion.
 
-    What a tool returned may be no JSON. It becomes text, as it did in the tokens. The JSON text is
-    not ASCII, in which two unpaired surrogates that are neighbours read as one character.
+    Tool results that are not JSON become text, as they did in the tokens. The JSON text is not
+    ASCII, because two escaped unpaired surrogates in a row would be read as one character.
 
     Raises:
-        InvalidInputError: A key of an object is no text, or the messages contain themselves.
+        InvalidInputError: A key of an object is not text, or the messages contain themselves.
     """
     try:
         return {MESSAGES: json.dumps(completion, default=str, ensure_ascii=False)}
@@ -42,5 +42,5 @@ def to_metadata(completion: Any) -> dict[str, str]:
 
 
 def from_metadata(metadata: Mapping[str, Any]) -> Any:
-    """Return the messages that `to_metadata` stored."""
+    """Return the messages from the metadata entry of `to_metadata`."""
     return json.loads(metadata[MESSAGES])

@@ -1,4 +1,4 @@
-"""`GRPOTrainer` with replay: what it generates is stored, and replaces what teaches nothing."""
+"""`GRPOTrainer` with replay: generations are stored, and replace zero-variance groups."""
 
 from __future__ import annotations
 
@@ -31,37 +31,39 @@ if TYPE_CHECKING:
 else:
     _Trainer = object
 
-#: Statuses of the groups that are archived when training starts again before them.
+#: Statuses of the groups that are archived when training starts again at or before their step.
 _RETIRABLE = (GroupStatus.COMPLETED, GroupStatus.EXPIRED, GroupStatus.FILTERED)
 
-#: Rewards that are this close are equal.
+#: Rewards that differ by at most this much are equal.
 TOLERANCE = 1e-6
 
 
 class ReplayMixin(_Trainer):
-    """Stores every generation of a `GRPOTrainer`, and replays groups; to be named before it.
+    """A mixin that stores every generation of a `GRPOTrainer` and replays groups.
 
-    While training, each process stores the groups that it generated, with rewards, advantages and
-    the log probabilities of the policy that generated them. A group whose rewards are all equal
-    teaches nothing; in its place comes a stored one, of an earlier step, whose rewards differ, as
-    long as there is one. Nothing is stored or replayed in evaluation.
+    Name it before the trainer class: `class MyReplayTrainer(ReplayMixin, MyTrainer)`.
 
-    Where TRL does not compute `old_per_token_logps`, since generation is on-policy, this does, by
-    one more forward pass for each generation: without them a replayed group would be trained on as
-    if the policy of today had written it.
+    During training, each process stores the groups that it generated, with rewards, advantages and
+    the log probabilities of the policy that generated them. A zero-variance group (all rewards
+    equal) is replaced by a stored group of an earlier step whose rewards differ, as long as there
+    is one. Nothing is stored or replayed during evaluation.
+
+    If TRL does not compute `old_per_token_logps`, because generation is on-policy, this class
+    computes them with one more forward pass per generation. Without them a replayed group would be
+    trained on as if the current policy had generated it.
 
     Args:
-        args: Those of the trainer, as are `kwargs`.
-        buffer: Where groups go, and replay comes from. Its run must be named for a trainer that
-            is to go on from a checkpoint: what it generates anew then takes the place of what it
-            had generated at the same step.
-        replay: The policy by which stored groups are chosen, no `Mix`; `Prioritized()` by default.
-            Priorities are `sum |advantage| * std(rewards)`.
+        args: Arguments of the trainer, as are `kwargs`.
+        buffer: The buffer that groups are stored in and replayed from. To resume from a checkpoint,
+            its run must have a name: groups that are generated again then replace the groups of
+            the same step.
+        replay: The sampling strategy for stored groups, other than `Mix`; by default
+            `Prioritized()`. Priorities are `sum |advantage| * std(rewards)`.
 
     Raises:
-        InvalidInputError: The settings of the trainer, or of the buffer, do not go with replay.
-        NotSupportedError: While training: the trainer made fields that are not stored, such as
-            pixels. Nothing was stored of that step.
+        InvalidInputError: The settings of the trainer or of the buffer do not permit replay.
+        NotSupportedError: During training: the trainer produced fields that cannot be stored, such
+            as pixels. Nothing of that step was stored.
     """
 
     def __init__(
@@ -87,7 +89,7 @@ class ReplayMixin(_Trainer):
                 1,
             )
         policy = Prioritized() if replay is None else replay
-        Share(1, policy)  # refuses what is none
+        Share(1, policy)  # validates the sampling strategy
         super().__init__(*args, **kwargs)
         size = self.args.per_device_train_batch_size * self.args.steps_per_generation
         if size % self.num_generations:
@@ -136,7 +138,7 @@ class ReplayMixin(_Trainer):
         return rewards
 
     def _text(self, completion: Any, ids: list[int]) -> str:
-        """Return a completion as readable text: if it calls tools, all of its tokens."""
+        """Return a completion as readable text. If it calls tools, this is all of its tokens."""
         text = chats.to_text(completion)
         return str(self._tokenizer.decode(ids)) if text is None else text
 
@@ -162,12 +164,12 @@ class ReplayMixin(_Trainer):
                 device=self.accelerator.device,
             )
         mask = outputs["completion_mask"] * outputs.get("tool_mask", 1)
-        # every process takes part, whether it replayed or not
+        # collective call: all processes must take part, even without replay
         total = self.accelerator.gather(mask.sum()).sum()
         return {**outputs, "num_items_in_batch": total}
 
     def _behaviour_logps(self, outputs: Mapping[str, Tensor]) -> Tensor:
-        """Log probabilities of the completions by the policy that has just written them [B, C]."""
+        """Return log probabilities [B, C] of the completions by the policy that generated them."""
         options = self.args.gradient_checkpointing_kwargs
         with torch.no_grad(), disable_gradient_checkpointing(self.model, options):
             logps: Tensor = self._get_per_token_logps_and_entropies(
@@ -180,7 +182,7 @@ class ReplayMixin(_Trainer):
         return logps
 
     def _name(self, groups: list[EpisodeGroup]) -> None:
-        """Give groups the same names again where a step is repeated, by whatever process."""
+        """Name groups by step and position, so that a repeated step uses the same names."""
         step = self.state.global_step
         if self._generations[0] != step:
             self._generations = (step, count())
@@ -189,7 +191,7 @@ class ReplayMixin(_Trainer):
             group.group_uid = f"{self._buffer.run}/{step}/{nth}/{i}"
 
     def _replays(self, fresh: list[EpisodeGroup], signature: str) -> dict[int, EpisodeGroup]:
-        """Store groups, and get others for the positions of those that teach nothing."""
+        """Store groups, and return replacements for zero-variance groups by position."""
         step = self.state.global_step
         if self.accelerator.is_main_process and self._buffer.policy_version != step:
             self._buffer.advance_policy(step, rewind=True)
@@ -199,25 +201,25 @@ class ReplayMixin(_Trainer):
             self._replay,
             tolerance=TOLERANCE,
             where=(col.reward_max - col.reward_min > TOLERANCE)
-            & (col.max_policy_version < step)  # no neighbours, also of other processes
+            & (col.max_policy_version < step)  # not of this step, in any process
             & (col.tags["trl_fields"] == signature),
             priority=priorities.advantage_times_std,
             on_duplicate="replace",
             step=step,
         )
         replayed = set(made.replayed_ids)
-        places = [i for i in range(len(fresh)) if i not in made.missing]
+        positions = [i for i in range(len(fresh)) if i not in made.missing]
         metrics = self._metrics["train"]
         metrics["replay/uninformative"].append(len(made.filtered_ids) / len(fresh))
         metrics["replay/replayed"].append(len(replayed) / len(fresh))
-        return {i: one for i, one in zip(places, made.batch, strict=True) if one.id in replayed}
+        return {i: one for i, one in zip(positions, made.batch, strict=True) if one.id in replayed}
 
     def _retire(self, step: int) -> None:
-        """Archive the groups that this run stored at `step`, where training starts, or later.
+        """Archive the groups that this run stored at `step`, at which training starts, or later.
 
         A process generated them after the checkpoint and then ended, so they are not part of the
-        training that continues. New groups do not replace all of them by name: the steps at which
-        this process generates may differ, and so may the number of processes.
+        training that continues. New groups do not replace all of them by name, because the steps
+        at which this process generates, and the number of processes, can differ.
         """
         if self.accelerator.is_main_process:
             left = self._buffer.find(
@@ -233,13 +235,13 @@ class ReplayMixin(_Trainer):
 
 
 class _Resuming(TrainerCallback):
-    """Retires the groups of an earlier process when training starts."""
+    """Archives later groups of an earlier process when training starts."""
 
     def __init__(self, trainer: ReplayMixin) -> None:
         self._trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Training starts at `state.global_step`."""
+        """Archive the groups of `state.global_step`, at which training starts, and later."""
         self._trainer._retire(state.global_step)
 
 
@@ -248,5 +250,5 @@ class ReplayGRPOTrainer(ReplayMixin, GRPOTrainer):
 
 
 def _number(value: float) -> float | None:
-    """A reward; None where there is none."""
+    """Return a reward; None for NaN, which is a missing reward."""
     return None if math.isnan(value) else value

@@ -1,4 +1,4 @@
-"""What `GRPOTrainer` makes of a generation, as groups, and groups as what it trains on."""
+"""Conversion of `GRPOTrainer`'s generation outputs to groups, and back."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from replaydb.integrations.trl import chats
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: The log probabilities of the policy that wrote, as the trainer and as an engine computes them.
+#: Log probabilities of the policy that generated, computed by the trainer and by an engine.
 OLD, SAMPLING = "old_per_token_logps", "sampling_per_token_logps"
 _RATIO = "importance_sampling_ratio"
 _MASKS = frozenset({"completion_mask", "tool_mask"})
-#: Fields that have a value for each token of the completions.
+#: Fields with one value per token of the completions.
 _PER_TOKEN = _MASKS | {OLD, SAMPLING, _RATIO, "ref_per_token_logps"}
 _OTHERS = {"prompt_ids", "prompt_mask", "completion_ids", "advantages", "num_items_in_batch"}
 
 
 class Scored(NamedTuple):
-    """What the reward functions of a process were given, and said, for each of B completions.
+    """Inputs and results of the reward functions of a process, for each of B completions.
 
     Attributes:
         prompts: Text or messages.
         completions: Text or messages.
         completion_ids: Their tokens, unpadded.
         texts: The completions as readable text.
-        rewards: By the names of the functions; None where one had nothing to say.
-        totals: Their weighted sum; None where no function had anything to say.
+        rewards: Rewards by function name; None if a function returned none.
+        totals: Their weighted sum; None if no function returned a reward.
     """
 
     prompts: list[Any]
@@ -45,21 +45,21 @@ class Scored(NamedTuple):
 
 
 def check(outputs: Mapping[str, Any]) -> None:
-    """Refuse what could not be stored and come back as it was.
+    """Refuse outputs that could not be stored and returned unchanged.
 
     Raises:
-        NotSupportedError: There are other fields.
-        InvalidInputError: Advantages are not one for each completion.
+        NotSupportedError: A field is unknown.
+        InvalidInputError: There is not one advantage per completion.
     """
     if unknown := sorted(outputs.keys() - _PER_TOKEN - _OTHERS):
         raise NotSupportedError(f"fields that cannot be replayed: {', '.join(unknown)}")
     shape = list(outputs["advantages"].shape)
     if len(shape) != 1:
-        raise InvalidInputError("advantages", "one for each completion", shape)
+        raise InvalidInputError("advantages", "one per completion, of shape [B]", shape)
 
 
 def signature(fields: Mapping[str, Tensor], ratio_mode: str) -> str:
-    """Which fields a stored group must have to stand among those of a trainer."""
+    """Return the fields that a stored group must have to be replayed by a trainer, as text."""
     mode = [ratio_mode] if _RATIO in fields else []
     return " ".join(sorted(_PER_TOKEN & fields.keys()) + mode)
 
@@ -67,7 +67,7 @@ def signature(fields: Mapping[str, Tensor], ratio_mode: str) -> str:
 def to_groups(
     fields: Mapping[str, Tensor], scored: Scored, *, size: int, version: int, tags: dict[str, Any]
 ) -> list[EpisodeGroup]:
-    """Groups of `size` completions as they are stored: unpadded, and copied from the device."""
+    """Convert a generation to groups of `size` completions, unpadded, on the CPU."""
     width = fields["completion_ids"].size(1)
     columns = {name: _stored(name, fields[name], width) for name in _PER_TOKEN & fields.keys()}
     logprobs = columns.pop(SAMPLING if SAMPLING in fields else OLD)
@@ -77,7 +77,7 @@ def to_groups(
     completions, advantages = fields["completion_ids"].cpu(), fields["advantages"].tolist()
 
     def episode(i: int) -> Episode:
-        # Not by completion_mask, which is empty where truncated completions are masked.
+        # Not from completion_mask, which is empty if truncated completions are masked.
         length = len(scored.completion_ids[i])
         metadata: dict[str, Any] = {"rewards": scored.rewards[i]}
         if chats.to_text(scored.completions[i]) is None:
@@ -110,13 +110,13 @@ def to_groups(
 def to_fields(
     groups: list[EpisodeGroup], fields: Mapping[str, Tensor], *, ratio_mode: str, **padding: Any
 ) -> dict[str, Tensor]:
-    """Groups, fresh and stored, as the trainer has them.
+    """Convert fresh and stored groups to the trainer's fields.
 
     Args:
         groups: The groups, which have the same fields.
-        fields: What they take the place of.
-        ratio_mode: `vllm_importance_sampling_mode`.
-        padding: As for `Batch.split`.
+        fields: The fields of the fresh generation, whose names and dtypes the result has.
+        ratio_mode: `vllm_importance_sampling_mode` of the trainer.
+        padding: Arguments of `Batch.split`.
     """
     split = Batch(groups).split(**padding)
     columns: dict[str, Any] = {
@@ -128,7 +128,7 @@ def to_fields(
         **split.token_extras,
     }
     if _RATIO in fields:
-        # Of padding it is 1: VESPO adds up the logarithms of whole rows.
+        # 1 in padding, because VESPO sums the logarithms of whole rows.
         columns[_RATIO] = columns[_RATIO].masked_fill(~split.response_mask, 1.0)
         if ratio_mode.startswith("sequence"):
             columns[_RATIO] = columns[_RATIO][:, :1]
@@ -138,6 +138,6 @@ def to_fields(
 
 
 def _stored(name: str, field: Tensor, width: int) -> Tensor:
-    """A field of the tokens on the CPU [B, C]; masks as bytes, everything else as float32."""
+    """Return a per-token field on the CPU [B, C]; masks as uint8, all others as float32."""
     kind = torch.uint8 if name in _MASKS else torch.float32
     return field.detach().to("cpu", kind).expand(-1, width)

@@ -1,4 +1,4 @@
-"""`RolloutSample`s of `AsyncGRPOTrainer` to groups and back."""
+"""Conversion of `AsyncGRPOTrainer`'s `RolloutSample` to groups, and back."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from replaydb.integrations.trl import chats
 
 
 def to_group(sample: RolloutSample, source: str = "") -> EpisodeGroup:
-    """A sample as it is stored: a group of one, as upstream puts them one by one.
+    """Convert a sample to a group of one episode: upstream puts samples one by one.
 
     Args:
-        sample: The sample; its messages and metrics must be JSON, NaN metrics apart.
-        source: Whose numbers its `group_id` is one of. Samples of one group share a `prompt_uid`.
+        sample: The sample. Its messages and metrics must be JSON, except for NaN metrics.
+        source: Identifies the buffer that numbered its `group_id`. Samples with the same source and
+            `group_id` share a `prompt_uid`.
 
     Raises:
         InvalidInputError: The sample cannot be stored.
@@ -50,7 +51,7 @@ def to_group(sample: RolloutSample, source: str = "") -> EpisodeGroup:
 
 
 def to_sample(group: EpisodeGroup) -> RolloutSample:
-    """The sample that `to_group` made a group of."""
+    """Convert a group of `to_group` back to its sample."""
     (episode,) = group.episodes
     data = episode.metadata
     return RolloutSample(

@@ -1,11 +1,11 @@
-"""verl (V1 trainer): generated groups outlive the trainer, its queue and its machine.
+"""verl (V1 trainer): generated groups survive the trainer, its queue and its machine.
 
 - `DurableReplayBuffer` and `DurableReplayBufferAsync` for `trainer.v1.sampler.custom_sampler`
 - `DurableAgentLoopManager` for `actor_rollout_ref.rollout.agent.agent_loop_manager_class`
 - `AckOnCheckpoint` for `trainer.checkpoint_callback_class`
 - `to_tensordict`, `from_tensordict`, `to_dataproto`, `from_dataproto`
 
-`docs/integrations/verl.md` has the lines of the configuration.
+See `docs/integrations/verl.md` for the configuration.
 """
 
 from replaydb.integrations.verl.generation import DurableAgentLoopManager, DurableGeneration

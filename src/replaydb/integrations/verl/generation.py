@@ -1,4 +1,4 @@
-"""Agent loop managers that generate what is not there yet, and nothing twice."""
+"""Agent loop managers that generate only prompts without a stored answer."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from replaydb import InvalidInputError
 from replaydb.integrations.verl.journal import TRAIN, Journal
 from replaydb.integrations.verl.rows import rows
 
-#: What a dispatch adds to a prompt, and what differs from one to the next.
+#: Fields that a dispatch adds to a prompt; they differ between dispatches.
 _OF_DISPATCH = {"uid", "global_steps", "dummy_tensor"}
 
 
 class DurableGeneration:
-    """To be mixed into a manager, before its class: `class Mine(DurableGeneration, MyManager)`.
+    """A mixin for agent loop managers. Name it first: `class Mine(DurableGeneration, MyManager)`.
 
-    The first prompts that come after a restart say at which step it goes on; what happened after
-    that step is undone in the store. A prompt that was answered then is answered from the store
-    when the dataset comes to it again, and only the others are generated.
+    The first prompts after a restart contain the step at which training resumes. Later steps are
+    undone in the store. A prompt that was answered in these steps is answered from the store when
+    the dataset reaches it again; only the others are generated.
 
     Args:
-        config: The whole configuration, with `trainer.v1.sampler.sampler_kwargs`.
-        arguments: What the manager takes besides.
+        config: The complete configuration, with `trainer.v1.sampler.sampler_kwargs`.
+        arguments: Other arguments of the manager.
 
     Raises:
         InvalidInputError: `url` or `run` of the sampler is missing.
@@ -42,7 +42,7 @@ class DurableGeneration:
         self._known: tuple[set[str], dict[str | None, list[str]]] | None = None
 
     def generate_sequences(self, prompts: TensorDict) -> None:
-        """Put what is stored into the queue, and have the rest generated."""
+        """Put stored groups into the queue, and generate the others."""
         if tu.get(prompts, "validate", False):
             super().generate_sequences(prompts)  # type: ignore[misc]
             return
@@ -71,14 +71,14 @@ class DurableGeneration:
 
 
 class DurableAgentLoopManager(DurableGeneration, AgentLoopManagerTQ):
-    """verl's own manager, with `DurableGeneration`."""
+    """verl's own manager with `DurableGeneration`."""
 
 
 def prompt_uid(row: dict[str, Any]) -> str:
-    """The name of a prompt: the same for the same row of the dataset, whenever it is asked for.
+    """Return an id of a prompt that is the same for the same row of the dataset in any request.
 
     Raises:
-        InvalidInputError: Something in the row has no content that could be compared.
+        InvalidInputError: The row contains a value without comparable content.
     """
     content = {name: value for name, value in row.items() if name not in _OF_DISPATCH}
     text = json.dumps(content, sort_keys=True, default=_content)

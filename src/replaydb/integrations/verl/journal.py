@@ -1,4 +1,4 @@
-"""The groups of a run that are generated and not yet trained, kept in a buffer of its name."""
+"""Journal of the generated groups of a run, in a buffer with its name."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from replaydb.integrations.verl.rows import Fields, rows, to_fields, to_group
 
 logger = logging.getLogger(__name__)
 
-#: The partition of TransferQueue that is trained on.
+#: The partition of TransferQueue with training data.
 TRAIN = "train"
-#: Where verl's configuration has the settings of a sampler.
+#: The key of verl's configuration with the settings of a sampler.
 WHERE = "trainer.v1.sampler.sampler_kwargs"
-#: What was taken is settled by a checkpoint or a restart, never by the clock.
+#: Leases end with a checkpoint or a restart, never by time.
 FOREVER = 1e9
 
 _TAKEN = sorted(set(GroupStatus) - {GroupStatus.COMPLETED})
 
 
 class Journal:
-    """What is in the train partition, and what became of it, so that another process can go on.
+    """Groups of the train partition and their outcome, so that another process can continue.
 
-    A group is `completed` while it waits, `leased` from the step that takes it to the checkpoint
-    that has this step, then `archived`.
+    A group is `completed` while it waits, `leased` from the step that takes it until a checkpoint
+    includes this step, then `archived`.
     """
 
     def __init__(self, url: str, run: str) -> None:
@@ -52,7 +52,7 @@ class Journal:
 
     @classmethod
     def of(cls, sampler_kwargs: Mapping[str, Any]) -> tuple[Self, dict[str, Any]]:
-        """The one that a sampler's settings name, and those of them that are not about it.
+        """Open the journal that a sampler's settings name. Return it and the other settings.
 
         Raises:
             InvalidInputError: `url` or `run` is missing.
@@ -67,7 +67,7 @@ class Journal:
         self._store.close()
 
     def keep(self) -> None:
-        """Store what is finished in the queue and not stored yet."""
+        """Store finished groups of the queue that are not stored yet."""
         with self._lock:
             queue = tq.kv_list(TRAIN).get(TRAIN, {})
             finished = _finished(queue)
@@ -78,14 +78,14 @@ class Journal:
             self._kept = set(finished)
 
     def taken(self, uids: Collection[str]) -> set[str]:
-        """Those that somebody has taken or evicted already."""
+        """Return the uids of groups that were already taken or evicted, by any sampler."""
         return {one.group_uid for one in self._buffer.find(uids=uids, statuses=_TAKEN)}
 
     def take(self, uids: Collection[str], step: int) -> None:
-        """Hold groups for a step, all of them or none.
+        """Lease groups for a step, all of them or none.
 
         Raises:
-            NotEnoughGroupsError: Somebody else has taken one of them.
+            NotEnoughGroupsError: Another sampler has taken one of them.
         """
         known = self._buffer.find(uids=uids)
         if known:
@@ -93,32 +93,32 @@ class Journal:
             self._buffer.lease(len(known), ttl=FOREVER, owner=self._run, where=where, step=step)
 
     def drop(self, uids: Collection[str], status: str) -> None:
-        """Groups that wait are not to be trained on.
+        """Exclude waiting groups from training, by setting their status.
 
         Raises:
-            GroupLeasedError: Somebody else has taken one of them in this moment.
+            GroupLeasedError: Another sampler took one of them at the same time.
         """
         waiting = self._buffer.find(uids=uids, statuses=GroupStatus.COMPLETED)
         self._buffer.update([one.id for one in waiting], status=status)
 
     def advance(self, step: int) -> None:
-        """The policy has been trained up to a step."""
+        """Record the step up to which the policy has been trained."""
         self._buffer.advance_policy(step, rewind=True)
 
     def settle(self, step: int) -> None:
-        """What steps up to this one took is trained, and in a checkpoint."""
+        """Acknowledge the groups of steps up to this one, which a checkpoint includes."""
         for lease in self._leases():
             if lease.step is not None and lease.step <= step:
                 self._buffer.ack(lease.id)
 
     def rewind(self, step: int) -> tuple[set[str], dict[str | None, list[str]]]:
-        """Undo what happened after a step, the last that the trainer resumed with.
+        """Undo all steps after `step`, the last step of the checkpoint that the trainer resumed.
 
-        What was asked for up to this step is in the queue when it returns.
+        Afterwards the queue has all answered groups that were requested up to this step.
 
         Returns:
-            Uids of the groups that had to be put there; and, by their prompt, the uids of those
-            that were asked for later. The dataset will come to their prompts again.
+            Uids of the groups that were put back into the queue; and, by prompt, uids of the groups
+            that were requested later. The dataset will reach their prompts again.
         """
         self.settle(step)
         for lease in self._leases():
@@ -126,27 +126,27 @@ class Journal:
         self.advance(step)
         queue = tq.kv_list(TRAIN).get(TRAIN, {})
         queued = _finished(queue)
-        # What later steps trained may have lost its payload.
+        # Groups that later steps trained on can have lost their payload.
         trained = self._buffer.find(uids=queued.keys(), statuses=GroupStatus.ARCHIVED)
-        anew = [_read(one.group_uid, queue) for one in trained]
-        self._buffer.put([group for group in anew if group is not None], on_duplicate="replace")
+        reread = [_read(one.group_uid, queue) for one in trained]
+        self._buffer.put([group for group in reread if group is not None], on_duplicate="replace")
         self._buffer.update(uids=queued.keys(), status=GroupStatus.COMPLETED)
         ahead, behind = defaultdict(list), set()
         for one in self._buffer.find(statuses=GroupStatus.COMPLETED):
-            asked = one.tags["global_steps"]
-            if asked is None or asked > step:
+            requested = one.tags["global_steps"]
+            if requested is None or requested > step:
                 ahead[one.prompt_uid].append(one.group_uid)
             elif one.group_uid not in queued:
                 behind.add(one.group_uid)
-        # Until the dataset has come to their prompts, at whatever step.
+        # Unknown until the dataset reaches their prompts.
         later = [uid for uids in ahead.values() for uid in uids]
         self._buffer.update(uids=later, tags={"global_steps": None})
         self._put_back(self._buffer.get(uids=behind))
-        logger.info("%d groups put back, %d that will be asked for", len(behind), len(later))
+        logger.info("%d groups put back, %d stored for later requests", len(behind), len(later))
         return behind, ahead
 
     def restore(self, uids: Collection[str], step: int) -> None:
-        """Put groups into the queue that are asked for again, in this step."""
+        """Put groups into the queue whose prompts are requested again, in this step."""
         self._buffer.update(uids=uids, tags={"global_steps": step})
         self._put_back(self._buffer.get(uids=uids))
 
@@ -157,8 +157,8 @@ class Journal:
         for group in groups:
             [fields] = decoded_sample(self._buffer, [group], _fields)
             for episode, row in zip(group.episodes, fields, strict=True):
-                told = episode.metadata["verl"]
-                tq.kv_batch_put([told["key"]], TRAIN, fields=row, tags=[told["tag"]])
+                original = episode.metadata["verl"]
+                tq.kv_batch_put([original["key"]], TRAIN, fields=row, tags=[original["tag"]])
             tq.kv_batch_put([group.group_uid], TRAIN, tags=[group.tags])
 
 
@@ -170,7 +170,7 @@ def _fields(group: StoredGroup) -> list[TensorDict]:
 
 
 def _finished(queue: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Tags of the prompts that have all their trajectories."""
+    """Return the tags of prompts whose trajectories are complete, by key."""
     return {
         key: tag
         for key, tag in queue.items()
@@ -179,14 +179,14 @@ def _finished(queue: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, 
 
 
 def _read(uid: str, queue: Mapping[str, Mapping[str, Any]]) -> EpisodeGroup | None:
-    """A group of the queue; None if it has no trajectory, or somebody takes it at this moment."""
+    """Read a group from the queue. None if it has no trajectory, or is being taken right now."""
     sessions = defaultdict(list)
     for key in queue:
         if key.startswith(f"{uid}_"):
             sessions[key.split("_")[1]].append(key)
     trajectories: dict[str, tuple[Fields, Mapping[str, Any]]] = {}
     try:
-        # Asked for at once, trajectories come with the fields that all of them have, and no others.
+        # A request for several trajectories returns only the fields that all of them have.
         alike: dict[frozenset[str], list[str]] = defaultdict(list)
         for keys in sessions.values():
             alike[frozenset(tq.get_client().kv_retrieve_meta(keys, TRAIN).field_names)] += keys
@@ -204,7 +204,7 @@ def _read(uid: str, queue: Mapping[str, Mapping[str, Any]]) -> EpisodeGroup | No
 
 
 def _order(key: str) -> list[int]:
-    """Session and index of a trajectory."""
+    """Return session and index of a trajectory."""
     return [int(part) for part in key.split("_")[1:]]
 
 

@@ -1,4 +1,4 @@
-"""Trajectories as TransferQueue holds them, and as episodes: the same fields, bit for bit."""
+"""Conversion of TransferQueue trajectories to episodes, and back, bit for bit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Fields = dict[str, Any]
 
 
 def rows(table: TensorDict) -> list[Fields]:
-    """The rows of a TensorDict, each with its own length of what is ragged."""
+    """Return the rows of a TensorDict. Ragged fields keep the length of each row."""
     found: list[Fields] = [{} for _ in range(len(table))]
     for name, column in table.items():
         cells: Sequence[Any]
@@ -35,7 +35,7 @@ def rows(table: TensorDict) -> list[Fields]:
 def to_group(
     uid: str, trajectories: Mapping[str, tuple[Fields, Mapping[str, Any]]], tag: Mapping[str, Any]
 ) -> EpisodeGroup:
-    """A prompt's trajectories, fields and tag by key, as a group; its tags are the prompt's tag."""
+    """Convert a prompt's trajectories (by key: fields and tag) to a group with the prompt's tag."""
     sources = [fields.get("data_source") for fields, _ in trajectories.values()]
     return EpisodeGroup(
         next((source for source in sources if isinstance(source, str) and source), "verl"),
@@ -49,10 +49,11 @@ def to_group(
 def to_episode(
     key: str, fields: Fields, tag: Mapping[str, Any], prompt_tag: Mapping[str, Any]
 ) -> Episode:
-    """One trajectory.
+    """Convert a trajectory to an episode.
 
-    Its policy version is the lowest that made a token, `min_global_steps`; where the agent loop
-    does not report that, the one of the step that asked for the prompt, which is no higher.
+    Its policy version is `min_global_steps`, the lowest that generated a token. If the agent loop
+    does not report it, it is the version of the step that requested the prompt, which is not
+    higher.
 
     Raises:
         InvalidInputError: `prompts` or `responses` are missing, or a field cannot be stored.
@@ -80,20 +81,20 @@ def to_episode(
         for name, value in fields.items()
         if name not in given
     }
-    told = {"key": key, "tag": dict(tag), "usual": given, "fields": others}
-    return Episode(**core, extras=arrays, metadata={"verl": told})
+    original = {"key": key, "tag": dict(tag), "usual": given, "fields": others}
+    return Episode(**core, extras=arrays, metadata={"verl": original})
 
 
 def to_fields(uid: str, episode: Episode) -> Fields:
-    """The fields of a trajectory.
+    """Return the fields of a trajectory.
 
-    Those of an episode that was not stored from verl are the usual ones, with its reward at its
-    last token.
+    An episode that does not come from verl has the standard fields, with its reward at its last
+    token.
     """
-    told, usual = episode.metadata.get("verl"), _usual(episode)
-    if told is not None:
-        others = {name: decode(value, episode.extras) for name, value in told["fields"].items()}
-        return {name: usual[name] for name in told["usual"]} | others
+    original, usual = episode.metadata.get("verl"), _usual(episode)
+    if original is not None:
+        others = {name: decode(value, episode.extras) for name, value in original["fields"].items()}
+        return {name: usual[name] for name in original["usual"]} | others
     if episode.reward is not None:
         usual["rm_scores"] = torch.zeros(len(usual["responses"]))
         usual["rm_scores"][-1:] = episode.reward
@@ -101,7 +102,7 @@ def to_fields(uid: str, episode: Episode) -> Fields:
 
 
 def _usual(episode: Episode) -> Fields:
-    """What verl makes of prompt, response, mask, logprobs and scores."""
+    """Return the standard fields that verl derives from prompt, response, mask and logprobs."""
     prompt = episode.prompt_length
     tokens = to_tensor(episode.token_ids.astype(np.int64))
     mask = to_tensor(episode.loss_mask[prompt:].astype(np.int64))

@@ -1,4 +1,4 @@
-"""Samplers of verl's V1 trainer that lose nothing, and the callback that says what is safe."""
+"""Durable samplers for verl's V1 trainer, and the callback that acknowledges checkpoints."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ T = TypeVar("T")
 Metrics: TypeAlias = dict[str, Any]
 Sampled: TypeAlias = tuple[KVBatchMeta, Metrics]
 
-#: verl's own settings of a sampler, which `sampler_kwargs` may have beside `url` and `run`.
+#: verl's own settings of a sampler, which `sampler_kwargs` can contain besides `url` and `run`.
 _SETTINGS = set(inspect.signature(ReplayBuffer.__init__).parameters)
 
 
 class DurableReplayBuffer(ReplayBuffer):
     """verl's sampler for synchronous training; groups are stored as soon as they are finished.
 
-    A thread stores them also while the trainer trains. What a batch takes is leased for its step
-    before anything of it leaves the queue, so no other sampler gets it.
+    A thread stores them, also during training steps. The groups of a batch are leased for its step
+    before they leave the queue, so no other sampler gets them.
 
     Args:
-        sampler_kwargs: `url` of the store, and `run`, a name for the experiment, which its buffer
-            has too. Everything else goes to verl's sampler, such as `poll_interval`.
-        arguments: What verl gives to every sampler.
+        sampler_kwargs: `url` of the store, and `run`, the name of the experiment and of its buffer.
+            All other keys, such as `poll_interval`, are passed to verl's sampler.
+        arguments: The arguments that verl passes to every sampler.
 
     Raises:
         InvalidInputError: `url` or `run` is missing, or verl's sampler has no such setting.
@@ -54,11 +54,11 @@ class DurableReplayBuffer(ReplayBuffer):
         self._watcher.start()
 
     def checkpointed(self, step: int) -> None:
-        """Groups that steps up to this one took are trained, and in a checkpoint."""
+        """Acknowledge the groups of steps up to this one, which a checkpoint includes."""
         self._journal.settle(step)
 
     def close(self) -> None:
-        """Stop storing what is finished, and close the store."""
+        """Stop storing finished groups, and close the store."""
         self._closed.set()
         self._watcher.join()
         self._journal.close()
@@ -69,7 +69,7 @@ class DurableReplayBuffer(ReplayBuffer):
             self._step = global_steps
             self._journal.advance(global_steps - 1)
         sample: Callable[..., Sampled] = super().sample
-        return _until_nobody_interferes(sample, global_steps, partition_id, batch_size)
+        return _retry_on_conflict(sample, global_steps, partition_id, batch_size)
 
     def _sync_metadata_from_transfer_queue(self) -> None:
         super()._sync_metadata_from_transfer_queue()
@@ -102,23 +102,23 @@ class DurableReplayBuffer(ReplayBuffer):
                 self._journal.keep()
             except AssertionError:  # the queue is closed
                 return
-            except Exception:  # the next sample raises it, if it is still so
+            except Exception:  # the next sample raises it if it persists
                 logger.exception("finished groups could not be stored")
 
 
 class DurableReplayBufferAsync(DurableReplayBuffer, ReplayBufferAsync):
-    """verl's sampler for asynchronous training, with everything of `DurableReplayBuffer`."""
+    """verl's sampler for asynchronous training, otherwise like `DurableReplayBuffer`."""
 
     def wait_for_sampleable(
         self, global_steps: int, partition_id: str, target_count: int
     ) -> tuple[set[str], Metrics]:
         """See `verl.trainer.ppo.v1.replay_buffer.ReplayBufferAsync.wait_for_sampleable`."""
         wait: Callable[..., tuple[set[str], Metrics]] = super().wait_for_sampleable
-        return _until_nobody_interferes(wait, global_steps, partition_id, target_count)
+        return _retry_on_conflict(wait, global_steps, partition_id, target_count)
 
 
 class AckOnCheckpoint(CheckpointCallback):
-    """Tells the sampler which steps no restart will repeat."""
+    """Checkpoint callback that acknowledges the groups of all steps in a checkpoint."""
 
     def on_save(
         self,
@@ -137,14 +137,14 @@ class AckOnCheckpoint(CheckpointCallback):
         if not isinstance(sampler, DurableReplayBuffer):
             where = "trainer.v1.sampler.custom_sampler.name"
             raise InvalidInputError(where, "a sampler of replaydb", type(sampler).__name__)
-        if async_save:  # this one is still being written: the tracker names the last that is
+        if async_save:  # still being written: the tracker names the last complete checkpoint
             tracker = Path(checkpoint_dir).parent / "latest_checkpointed_iteration.txt"
             global_step = int(tracker.read_text()) if tracker.exists() else 0
         sampler.checkpointed(global_step)
 
 
-def _until_nobody_interferes(call: Callable[..., T], *arguments: Any) -> T:
-    """Begin anew where another sampler took a group between the look at it and the hold of it."""
+def _retry_on_conflict(call: Callable[..., T], *arguments: Any) -> T:
+    """Call again if another sampler took a group between its selection and its lease."""
     while True:
         try:
             return call(*arguments)

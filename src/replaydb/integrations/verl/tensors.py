@@ -1,4 +1,4 @@
-"""Groups as verl's tensors: a TensorDict of the V1 trainer, or a padded DataProto."""
+"""Conversion of groups to verl's tensors, TensorDict or padded DataProto, and back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from replaydb import EpisodeGroup, InvalidInputError
 from replaydb.integrations.verl.rows import Fields, rows, to_fields, to_group
 
-#: What a padded batch has of every trajectory, and on which side it is padded.
+#: Fields of a padded batch, and the side on which each is padded.
 _SIDES = {
     "prompts": "left",
     "responses": "right",
@@ -24,24 +24,24 @@ _SIDES = {
     "rm_scores": "right",
     "rollout_log_probs": "right",
 }
-#: What is made anew from prompts and responses.
-_MADE = {"input_ids", "position_ids", "loss_mask"}
+#: Fields that are derived from prompts and responses.
+_DERIVED = {"input_ids", "position_ids", "loss_mask"}
 
 
 def to_tensordict(groups: Iterable[EpisodeGroup]) -> TensorDict:
-    """The trajectories of groups (or of a batch), a row each, as the V1 trainer reads them.
+    """Convert groups (or a batch) to a TensorDict of the V1 trainer, one row per trajectory.
 
-    Fields of different lengths are nested tensors. Groups that verl did not make have the usual
-    fields, with the reward at the last token as `rm_scores`.
+    Fields of different lengths are nested tensors. Groups that verl did not create have the
+    standard fields, with the reward at the last token of `rm_scores`.
 
     Raises:
-        InvalidInputError: There are none, or not all have the same fields.
+        InvalidInputError: There are no trajectories, or not all have the same fields.
     """
     return list_of_dict_to_tensordict(_table(groups))
 
 
 def from_tensordict(table: TensorDict) -> list[EpisodeGroup]:
-    """Groups by the `uid` of the rows, in the order of their first row.
+    """Convert the rows of a TensorDict to groups by `uid`, in the order of their first rows.
 
     Raises:
         InvalidInputError: `uid`, `prompts` or `responses` are missing.
@@ -50,18 +50,22 @@ def from_tensordict(table: TensorDict) -> list[EpisodeGroup]:
 
 
 def to_dataproto(groups: Iterable[EpisodeGroup], pad_token_id: int) -> DataProto:
-    """The trajectories of groups (or of a batch), padded: prompts left, responses right.
+    """Convert groups (or a batch) to a padded DataProto: prompts left, responses right.
 
     With P and R the longest prompt and response: `prompts` [B, P]; `responses`, `response_mask`
-    and, where they are known, `rm_scores` and `rollout_log_probs` [B, R]; `input_ids`,
+    and, if they are known, `rm_scores` and `rollout_log_probs` [B, R]; `input_ids`,
     `attention_mask` and `position_ids` [B, P + R], positions counted as for text. All other
     fields are in `non_tensor_batch`.
 
+    Args:
+        groups: The groups.
+        pad_token_id: Padding of `prompts` and `responses`.
+
     Raises:
-        InvalidInputError: There are none, or not all have the same fields.
+        InvalidInputError: There are no trajectories, or not all have the same fields.
     """
     table = _table(groups)
-    columns = {name: [row[name] for row in table] for name in table[0].keys() - _MADE}
+    columns = {name: [row[name] for row in table] for name in table[0].keys() - _DERIVED}
 
     def padded(name: str, cells: list[torch.Tensor], fill: int = 0) -> torch.Tensor:
         return pad_sequence(cells, True, fill, _SIDES[name])
@@ -81,10 +85,10 @@ def to_dataproto(groups: Iterable[EpisodeGroup], pad_token_id: int) -> DataProto
 
 
 def from_dataproto(data: DataProto) -> list[EpisodeGroup]:
-    """Groups of a padded batch, without its padding, by `uid`.
+    """Convert a padded batch to groups by `uid`, without padding.
 
-    Tensors of as many columns as prompts, as responses or as both have lose their padding by
-    `attention_mask`; those that came later, such as advantages, are kept as fields.
+    Tensors with as many columns as prompts, responses or both lose their padding, according to
+    `attention_mask`. Tensors that the trainer added, such as advantages, are kept as fields.
 
     Raises:
         InvalidInputError: `uid`, `prompts`, `responses` or `attention_mask` are missing.
@@ -118,7 +122,7 @@ def _table(groups: Iterable[EpisodeGroup]) -> list[Fields]:
         for episode in group.episodes
     ]
     if not table:
-        raise InvalidInputError("groups", "at least one", "none")
+        raise InvalidInputError("groups", "at least one trajectory", "none")
     for i, row in enumerate(table):
         if differing := sorted(row.keys() ^ table[0].keys()):
             raise InvalidInputError(f"trajectories[{i}]", "the fields of the first", differing)

@@ -1,4 +1,4 @@
-"""XTuner v1: its replay buffer, kept in a database."""
+"""XTuner v1: its replay buffer, stored in a database."""
 
 from replaydb.integrations.xtuner.buffer import SqlReplayBuffer, SqlReplayBufferConfig, load_dump
 from replaydb.integrations.xtuner.storage import SqlReplayPolicy, SqlStorage

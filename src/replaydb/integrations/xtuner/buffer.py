@@ -1,4 +1,4 @@
-"""XTuner's replay buffer on a database, its config, and its dumps."""
+"""XTuner's replay buffer in a database, its config, and import of its dumps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from replaydb.integrations.xtuner.storage import Consume, SqlReplayPolicy, SqlSt
 
 
 class SqlReplayBuffer(upstream.ReplayBuffer):
-    """XTuner's replay buffer; what it has to do as one, it does in one transaction."""
+    """XTuner's replay buffer in a database. Atomic operations run in one transaction."""
 
     _policy: SqlReplayPolicy
     _storage: SqlStorage
@@ -33,16 +33,16 @@ class SqlReplayBuffer(upstream.ReplayBuffer):
         current_train_step: int | None = None,
         **options: Any,
     ) -> None:
-        """Store a group; members that are too stale are cleared, as XTuner does.
+        """Store a group. Members that are too stale are cleared, as in XTuner.
 
         Args:
             items: The states of the group.
-            task_name: Their task.
-            current_train_step: The train step that will use them.
-            options: What else XTuner's `put` takes, such as thresholds.
+            task_name: Task of the group.
+            current_train_step: The train step that will use the group.
+            options: Other arguments of XTuner's `put`, such as thresholds.
 
         Raises:
-            InvalidInputError: A state holds something that cannot be stored.
+            InvalidInputError: A state contains a value that cannot be stored.
         """
         if current_train_step is not None:
             await self._storage.begin(current_train_step)
@@ -51,10 +51,14 @@ class SqlReplayBuffer(upstream.ReplayBuffer):
     async def take_batch(
         self, task_batch_sizes: Mapping[str, int], *, group_status: Status = Status.COMPLETED
     ) -> tuple[dict[str, list[list[RolloutState]]], dict[str, int]]:
-        """Take up to so many groups of each task, all of them at once.
+        """Take groups of all tasks in one transaction.
+
+        Args:
+            task_batch_sizes: Maximum number of groups, by task.
+            group_status: Status of the groups.
 
         Returns:
-            The groups by task, and how many these are. A task whose size is not above 0 has none.
+            The groups and their number, by task. Tasks with a size of 0 or less have no groups.
         """
         batch: dict[str, list[list[RolloutState]]] = {task: [] for task in task_batch_sizes}
         sizes = {task: size for task, size in task_batch_sizes.items() if size > 0}
@@ -73,21 +77,21 @@ class SqlReplayBuffer(upstream.ReplayBuffer):
         task_token_stale_thresholds: Mapping[str, int] | None = None,
         **options: Any,
     ) -> dict[str, int]:
-        """Move to a train step, and have expire what is too stale for it, as XTuner does.
+        """Set the train step, and expire groups that are too stale for it, as in XTuner.
 
-        A member of a group expires if its oldest token has reached the threshold of its task, or if
-        all of its tokens that are trained on have reached the token threshold. Its response is
-        cleared; the other members are kept. Groups of tasks whose expired groups are not retryable
-        are deleted instead, and their trace sessions released. Only groups with a token that is
-        old enough are read and written.
+        A member of a group expires if the staleness of its oldest token has reached the threshold
+        of its task, or if all of its tokens in the loss have reached the token threshold. Its
+        response is cleared; the other members are kept. If expired groups of a task are not
+        retryable, they are deleted instead, and their trace sessions are released. Only groups
+        with a token that is old enough are read and written.
 
         Args:
             task_stale_thresholds: By task, the staleness at which states expire. Staleness is
                 `current_train_step` minus the model step of the oldest token, minus one.
             current_train_step: The train step.
-            task_token_stale_thresholds: By task, the staleness at which single tokens expire; tasks
-                without one have no such rule.
-            options: What else XTuner's method takes: `statuses` and
+            task_token_stale_thresholds: By task, the staleness at which single tokens expire. The
+                rule does not apply to tasks without a threshold.
+            options: Other arguments of XTuner's method: `statuses` and
                 `expired_groups_retryable_by_task`.
 
         Returns:
@@ -104,7 +108,7 @@ class SqlReplayBuffer(upstream.ReplayBuffer):
             for task, threshold in thresholds.items():
                 if not isinstance(threshold, int | float) or not threshold > 0:
                     raise InvalidInputError(f"{field}[{task!r}]", "above 0", threshold)
-        if task_token_stale_thresholds is not None:  # sources before August 2026 have no such rule
+        if task_token_stale_thresholds is not None:  # XTuner before August 2026 has no such rule
             options["task_token_stale_thresholds"] = task_token_stale_thresholds
         await self._storage.begin(current_train_step)
         await self._storage.move_to(current_train_step)
@@ -123,34 +127,34 @@ class SqlReplayBuffer(upstream.ReplayBuffer):
         return expired
 
     def __len__(self) -> int:
-        """Return the number of groups, which is 0 until this object was used.
+        """Return the number of groups, or 0 if this object was not used yet.
 
         XTuner resumes from a checkpoint that does not include the buffer only if the buffer that it
-        has just built is empty. What earlier processes stored counts from the first other call on.
+        has just built is empty. Groups of earlier processes count after the first other call.
         """
         return len(self._storage) if self._storage.is_used else 0
 
     async def save(self, path: str | Path) -> None:
-        """Say that a checkpoint has what was taken so far. No file is written."""
+        """Record that a checkpoint includes the groups taken so far. No file is written."""
         await self._storage.let_go(used=True)
 
     async def resume(self, path: str | Path) -> None:
-        """Have back what was taken since the last `save`, also by a process that was killed."""
+        """Release groups taken since the last `save`, also by a process that was killed."""
         await self._storage.let_go(used=False)
 
 
 class SqlReplayBufferConfig(upstream.AsyncReplayBufferConfig):
-    """Takes the place of XTuner's `AsyncReplayBufferConfig` and `SyncReplayBufferConfig`.
+    """Replacement for XTuner's `AsyncReplayBufferConfig` and `SyncReplayBufferConfig`.
 
     Attributes:
-        url: The database, as for `replaydb.Store.open`.
+        url: URL of the database, as for `replaydb.Store.open`.
         name: Name of the buffer.
-        order: "staleness" takes the stalest first, as XTuner's asynchronous config; "fifo" the
-            oldest, as its synchronous one.
-        consume: When what is taken is used up: at once, as in XTuner; when `save` says that a
-            checkpoint has it, until when `resume` gives it back; or never, so that completed
-            groups can be taken again.
-        owner: Who takes; consumers that resume on their own have names of their own.
+        order: "staleness" takes the stalest groups first, as XTuner's asynchronous config; "fifo"
+            takes the oldest, as its synchronous config.
+        consume: When taken groups are used up. "taken": at once, as in XTuner. "saved": when `save`
+            records that a checkpoint includes them; until then `resume` releases them. "never":
+            completed groups can be taken again.
+        owner: Name of the consumer. Consumers that resume independently need different names.
         run: Name of the run, as for `replaydb.Store.open`.
         lineage: The run that this one continues, as for `replaydb.Store.open`.
     """
@@ -164,7 +168,7 @@ class SqlReplayBufferConfig(upstream.AsyncReplayBufferConfig):
     lineage: str | None = None
 
     def build(self) -> SqlReplayBuffer:
-        """Open the buffer, with everything that an earlier process has left in it.
+        """Open the buffer. Groups of earlier processes are still in it.
 
         Raises:
             InvalidInputError: The buffer follows a run that this one does not continue.
@@ -182,9 +186,9 @@ class SqlReplayBufferConfig(upstream.AsyncReplayBufferConfig):
 
 
 class _Aged:
-    """The items of a storage that a refresh may change, in the place of the whole storage.
+    """A view of a storage with only the items that a refresh can change.
 
-    It has what XTuner's refresh calls, and no more.
+    It implements the methods that XTuner's refresh calls.
     """
 
     def __init__(self, storage: SqlStorage, from_: Mapping[str, float], train_step: int) -> None:
@@ -196,7 +200,7 @@ class _Aged:
         self._undated: list[tuple[RolloutState, Any]] = []
 
     async def get(self, query: Any) -> list[StorageItem]:
-        """The items that a query for one task finds, if they have a token that is old enough."""
+        """Return the items that match a query for one task and have a token that is old enough."""
         [task] = selection(query).tasks or []
         aged = {"staleness": {"$gte": self._from[task]}}
         found = await self._storage.get({"$and": [query, aged]})
@@ -209,7 +213,7 @@ class _Aged:
         return found
 
     async def update(self, items: list[StorageItem]) -> None:
-        """Write the items that have changed."""
+        """Write the items that changed."""
         for state, steps in self._undated:
             if state.status is not Status.EXPIRED:
                 state.response_model_steps = steps
@@ -217,27 +221,28 @@ class _Aged:
         await self._storage.update(changed)
 
     async def delete(self, uids: list[int]) -> None:
-        """Delete items. Those that another trainer has just taken keep their trace sessions."""
+        """Delete items. Items that another trainer has just taken keep their trace sessions."""
         for uid in await self._storage.discard(uids):
             self._items[uid].item.clear()
 
 
 def _state_of(item: StorageItem) -> Any:
-    """What a refresh changes about an item."""
+    """Return the parts of an item that a refresh can change."""
     return item.status, [(one.status, one.seq_staleness) for one in item.item]
 
 
 def load_dump(path: str | Path) -> dict[str, Any]:
-    """What XTuner's `save` wrote, a pickle, without running what it says.
+    """Read a dump of XTuner's `save`, which is a pickle, without running code from it.
 
-    Only XTuner's own data classes and arrays of numbers are made of it; anything else that it names
-    is refused. `SqlStorage.load_state_dict` takes what is returned.
+    Only XTuner's own data classes and arrays of numbers are created; all other objects that the
+    dump names are refused. Pass the result to `SqlStorage.load_state_dict`.
 
     Args:
         path: The file, `replay_buffer.pth`, or its folder.
 
     Raises:
-        InvalidInputError: It holds something else, or is no such file.
+        InvalidInputError: The file is not such a dump, or contains other objects.
+        OSError: The file cannot be read.
     """
     file = Path(path)
     file = file / "replay_buffer.pth" if file.is_dir() else file
@@ -254,7 +259,7 @@ def load_dump(path: str | Path) -> dict[str, Any]:
 
 
 def _safe() -> list[Any]:
-    """What a dump may name."""
+    """Return the classes and functions that a dump can name."""
     own = [thing for thing in vars(rl_data).values() if isinstance(thing, type)]
     numbers = [np.dtype(code) for code in np.typecodes["AllInteger"] + "?efdg"]
     empty = np.empty(0)
@@ -265,5 +270,5 @@ def _safe() -> list[Any]:
         np.ndarray,
         np.dtype,
         *{type(number) for number in numbers},
-        empty.__reduce__()[0],  # numpy's _reconstruct, which has another place in every version
+        empty.__reduce__()[0],  # numpy's _reconstruct, whose module differs between versions
     ]

@@ -1,4 +1,4 @@
-"""XTuner's query language, as expressions over `replaydb.col` with bound values."""
+"""Compilation of XTuner's queries to expressions over `replaydb.col` with bound values."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from sqlalchemy import ColumnElement
 import replaydb as rdb
 from replaydb.errors import InvalidInputError
 
-#: The tag of a group whose status in XTuner has no counterpart, with that status.
+#: The tag that holds an XTuner status without a counterpart here.
 STATUS_TAG = "xtuner_status"
-#: Statuses without a counterpart, and what such a group is instead: nothing draws it by mistake.
+#: XTuner statuses without a counterpart, and the status used instead; it is not drawn by default.
 STANDS_FOR = {"init": "aborted", "archived": "filtered"}
-#: Statuses of groups that XTuner knows of. What was taken is leased, or archived.
+#: Statuses of groups that XTuner sees. Taken groups are leased or archived.
 LIVE = ("completed", "aborted", "expired", "failed", "filtered")
 
 _TAG: ColumnElement[str] = rdb.col.tags[STATUS_TAG].as_string()
@@ -46,12 +46,12 @@ _OPERATORS: dict[str, Any] = {
 
 
 class Selection(NamedTuple):
-    """What a query asks for, as the arguments of that name of a buffer's calls.
+    """A compiled query, as arguments of `Buffer.find` and `Buffer.count`.
 
     Attributes:
-        tasks: Names of tasks; None: of all.
+        tasks: Names of tasks; None for all.
         statuses: Statuses.
-        where: The rest of the query; None: nothing.
+        where: The remaining conditions; None if there are none.
     """
 
     tasks: list[str] | None
@@ -60,9 +60,9 @@ class Selection(NamedTuple):
 
 
 def selection(query: Any) -> Selection:
-    """What a query asks for: a dict, or a tree of XTuner's nodes.
+    """Compile a query, which is a dict or a tree of XTuner's nodes.
 
-    Tasks and statuses that it names are told apart from the rest, since there are indexes for them.
+    Conditions on tasks and statuses are separated from the rest, because they use an index.
 
     Raises:
         InvalidInputError: A field or an operator is unknown, or its value cannot be compared.
@@ -83,7 +83,7 @@ def selection(query: Any) -> Selection:
 
 
 def _conjuncts(query: Any) -> Iterator[tuple[str, str, Any]]:
-    """Conditions that all have to hold: field, operator, value. Alternatives have no field."""
+    """Yield the conditions of a conjunction: field, operator, value. "$or" has no field."""
     for key, value in _dict_of(query).items():
         if key in ("$and", "$or") and not isinstance(value, list):
             raise InvalidInputError(key, "a list", repr(value))
@@ -99,7 +99,7 @@ def _conjuncts(query: Any) -> Iterator[tuple[str, str, Any]]:
 
 
 def _dict_of(query: Any) -> dict[str, Any]:
-    """A query as a dict, also where it is a node of the tree that XTuner makes of one."""
+    """Return a query as a dict; it can be a dict or a node of XTuner's query tree."""
     if isinstance(query, dict):
         return query
     if hasattr(query, "relation"):  # a LogicNode
@@ -108,7 +108,7 @@ def _dict_of(query: Any) -> dict[str, Any]:
         is_between = hasattr(query, "lower")  # a BetweenNode
         value = [query.lower, query.upper] if is_between else query.value
         return {query.field: {query.op: value}}
-    raise InvalidInputError("query", "a dict or a node of XTuner's", repr(query))
+    raise InvalidInputError("query", "a dict or a query node of XTuner", repr(query))
 
 
 def _condition(field: str, name: str, value: Any) -> ColumnElement[bool]:
@@ -127,10 +127,10 @@ def _condition(field: str, name: str, value: Any) -> ColumnElement[bool]:
         raise InvalidInputError(field, "numbers or text to compare with", repr(value))
     try:
         if name == "$between" and (len(value) != 2 or value[0] > value[1]):
-            raise InvalidInputError(field, "two bounds in their order", repr(value))
+            raise InvalidInputError(field, "two bounds in ascending order", repr(value))
         condition: ColumnElement[bool] = _OPERATORS[name](_COLUMNS[field], _plain(value))
     except (TypeError, sa.exc.ArgumentError) as error:
-        raise InvalidInputError(field, f"what {name} can compare", repr(value)) from error
+        raise InvalidInputError(field, f"a value that {name} can compare", repr(value)) from error
     return condition
 
 
@@ -140,7 +140,7 @@ def _all_of(query: Any) -> ColumnElement[bool]:
 
 
 def _plain(value: Any) -> Any:
-    """Values as columns have them, not as members of an enumeration."""
+    """Replace members of enumerations by their values."""
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
     return value.value if isinstance(value, Enum) else value

@@ -1,4 +1,4 @@
-"""XTuner's rollout states as episodes, and back."""
+"""Conversion of XTuner's rollout states to episodes, and back."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ import replaydb as rdb
 from replaydb.errors import InvalidInputError
 from replaydb.integrations.values import create, from_extras, to_extras
 
-#: The extra of an episode that has the state, without what is in columns, as JSON.
+#: The extra of an episode with the state as JSON, without the fields that columns hold.
 _STATE = "xtuner"
-#: XTuner's own data classes and enumerations, which values may hold.
+#: XTuner's own data classes and enumerations, which values can contain.
 _CLASSES: dict[str, type] = {
     name: value
     for name, value in vars(rl_data).items()
@@ -27,10 +27,10 @@ _CLASSES: dict[str, type] = {
     and issubclass(value, BaseModel | Enum)
     and value.__module__ == rl_data.__name__
 }
-#: What ids of tokens and policy versions can be in a column.
+#: Range of token ids and policy versions in a column.
 _LEAST, _MOST = -(2**31) + 1, 2**31 - 1
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
-#: Fields that become columns of tokens of the response, if they have one value for each.
+#: Fields that become per-token columns of the response, if they have one value per token.
 _PER_TOKEN: dict[str, tuple[str, type, float, float]] = {
     "logprobs": ("logprobs", float, -_FLOAT32_MAX, _FLOAT32_MAX),
     "response_mask": ("loss_mask", int, 0, 1),
@@ -41,15 +41,15 @@ _PER_TOKEN: dict[str, tuple[str, type, float, float]] = {
 def to_episode(state: RolloutState, version: int) -> rdb.Episode:
     """Convert a state to an episode.
 
-    Fields become columns if these give them back as they are. Everything else is kept as JSON and
-    arrays, and so are logprobs that are more precise than their column, which is float32.
+    Fields become columns if the columns preserve them exactly. All others are stored as JSON and
+    arrays, and so are logprobs beyond float32, the precision of their column.
 
     Args:
         state: The state.
-        version: Its policy version if it does not say which model made its tokens.
+        version: Policy version of the episode if the state has no model steps for its tokens.
 
     Raises:
-        InvalidInputError: It is no `RolloutState`, or holds an object that cannot be stored.
+        InvalidInputError: It is not a `RolloutState`, or contains an object that cannot be stored.
     """
     fields, columns = _fields(state), {}
     for name in ("prompt_ids", "response_ids"):
@@ -75,7 +75,7 @@ def to_episode(state: RolloutState, version: int) -> rdb.Episode:
 
 
 def fingerprint(states: Iterable[RolloutState]) -> str:
-    """Return a digest of the contents of states, without their staleness, which time changes."""
+    """Return a digest of states, without their staleness, which changes over time."""
     digest = hashlib.sha256()
     for state in states:
         fields = _fields(state)
@@ -89,9 +89,9 @@ def fingerprint(states: Iterable[RolloutState]) -> str:
 
 
 def to_state(episode: rdb.Episode) -> RolloutState:
-    """Return the state that `to_episode` was given.
+    """Convert an episode of `to_episode` back to its state.
 
-    What references referred to is put into Ray again, if Ray runs.
+    Objects of Ray references are put into Ray again, if Ray is running.
     """
     fields = from_extras(episode.extras, _STATE, _CLASSES)
     start = episode.prompt_length
@@ -110,13 +110,13 @@ def to_state(episode: rdb.Episode) -> RolloutState:
 
 
 def _fields(state: RolloutState) -> dict[str, Any]:
-    if type(state) is not RolloutState:  # whose fields could not come back
+    if type(state) is not RolloutState:  # fields of a subclass could not be restored
         raise InvalidInputError("items", "states of the class RolloutState", repr(type(state)))
     return dict(state)
 
 
 def _is_column(values: Any, kind: type, least: float, most: float) -> bool:
-    """Whether a column gives values back as they are."""
+    """Whether a column preserves the values exactly."""
     if type(values) is not list or not set(map(type, values)) <= {kind}:
         return False
     return not values or bool(least <= min(values) and max(values) <= most)
@@ -128,5 +128,5 @@ def _is_float32(values: list[float]) -> bool:
 
 
 def _is_reward(score: Any) -> bool:
-    """Whether it can be the reward of an episode; others are in the state alone."""
+    """Whether a score can be the reward of an episode; others are only in the state."""
     return isinstance(score, int | float) and abs(score) <= _FLOAT32_MAX

@@ -1,4 +1,4 @@
-"""XTuner's storage and replay policies, on a buffer."""
+"""XTuner's storage and replay policies, on a replaydb buffer."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from replaydb.integrations.xtuner.states import fingerprint, to_episode, to_stat
 from replaydb.policies import SimplePolicy
 
 T = TypeVar("T")
-#: When what is taken is used up: at once; when the trainer has saved a checkpoint; never.
+#: When taken groups are used up: at once; when the trainer has saved a checkpoint; never.
 Consume = Literal["taken", "saved", "never"]
-#: Seconds of a lease that ends with the call; and of one that ends with a checkpoint, whenever
-#: there is one.
+#: Duration in seconds of a lease that ends with the call, and of a lease that ends with a
+#: checkpoint.
 TAKE_SECONDS, SAVE_SECONDS = 60.0, 1e9
 
 
 class SqlStorage(StorageBackend):
-    """A storage of XTuner's in a database; its calls work in threads.
+    """A storage backend of XTuner in a database. Its calls run in threads.
 
-    A uid is the id of a group, and so is a timestamp_id: later ones are higher. The policy version
-    of the buffer is XTuner's train step less one, so that staleness is the same number here.
+    `uid` and `timestamp_id` of an item are the id of its group; later ids are higher. The policy
+    version of the buffer is XTuner's train step minus one, so staleness is the same number.
 
     Attributes:
         buffer: The buffer of replaydb.
-        is_used: Whether an item was stored, read or counted by this object.
+        is_used: Whether this object has stored, read or counted an item.
 
     Raises:
-        InvalidInputError: The buffer follows the policy of another lineage: the staleness of what
-            this run puts would be unknown.
+        InvalidInputError: The buffer follows the policy of another lineage, so groups put by this
+            run would have no staleness.
     """
 
     def __init__(
@@ -64,25 +64,25 @@ class SqlStorage(StorageBackend):
             raise
         self._consume = consume
         self._owner = owner
-        self._held: list[blocking.Lease] = []
+        self._leased: list[blocking.Lease] = []
         self._has_begun = consume != "saved"
         self.is_used = False
 
     def close(self) -> None:
-        """Let go of the database. What is stored stays; what is held is held on."""
+        """Close the database connection. Stored groups and leases are kept."""
         self._store.close()
 
     async def _run(self, work: Callable[..., T], /, *args: Any, **named: Any) -> T:
-        """Call what blocks, in a thread."""
+        """Run a blocking function in a thread."""
         self.is_used = True
         return await asyncio.to_thread(work, *args, **named)
 
     async def put(self, item: StorageItem) -> int:
-        """Store an item. It survives the death of any process from then on."""
+        """Store an item, and return its uid. It is durable when this returns."""
         return await self._run(self._put, item)
 
     async def get(self, query: Any) -> list[StorageItem]:
-        """The items that a query finds, the oldest first."""
+        """Return the items that match a query, oldest first."""
 
         def work() -> list[StorageItem]:
             ids = [one.id for one in self._find(selection(query))]
@@ -91,7 +91,7 @@ class SqlStorage(StorageBackend):
             except (UnknownGroupError, PayloadGoneError) as error:  # deleted or taken meanwhile
                 groups = list(error.batch or [])
             except CorruptPayloadError as error:
-                # A draw raises the same, and marks the groups as failed: the next call passes on.
+                # A draw raises the same error and marks the groups failed, so the next call works.
                 damaged = rdb.col.id.in_(error.group_ids)
                 which: dict[str, Any] = {"statuses": LIVE, "where": damaged, "at_least": 0}
                 self.buffer.lease(len(error.group_ids), ttl=TAKE_SECONDS, **which)
@@ -102,17 +102,18 @@ class SqlStorage(StorageBackend):
         return await self._run(work)
 
     async def count(self, query: Any) -> int:
-        """How many items a query finds."""
+        """Return the number of items that match a query."""
         return await self._run(lambda: self.buffer.count(**selection(query)._asdict()))
 
     async def delete(self, uids: list[int]) -> None:
-        """Delete items; those that are gone are passed over."""
+        """Delete items. Uids that do not exist are ignored."""
         await self._run(self.buffer.delete, uids)
 
     async def update(self, items: list[StorageItem]) -> None:
-        """Put new content in the place of items, all of them at once; they keep their uids.
+        """Replace the content of items in one transaction; they keep their uids.
 
-        What somebody else has taken is passed over. Until it returns, nobody finds the items.
+        Items that another process has taken are skipped. The others cannot be found until this
+        returns.
         """
 
         def work() -> None:
@@ -122,16 +123,16 @@ class SqlStorage(StorageBackend):
                 one.id: self._group(by_id[one.id], one.group_uid)
                 for one in self.buffer.find(**which)
             }
-            # Held, or what is taken between the two calls would be there again.
+            # Leased, because a group taken between the two calls would be restored otherwise.
             with self.buffer.lease(len(new), ttl=TAKE_SECONDS, at_least=0, **which) as lease:
-                held = [new[one.id] for one in lease.batch if one.id in new]
-                self.buffer.put(held, on_duplicate="replace")
+                leased = [new[one.id] for one in lease.batch if one.id in new]
+                self.buffer.put(leased, on_duplicate="replace")
 
         if items:
             await self._run(work)
 
     async def discard(self, uids: list[int]) -> list[int]:
-        """Delete items, apart from those that somebody has taken, whose uids are returned."""
+        """Delete items that no process has taken, and return the uids of the others."""
 
         def work() -> list[int]:
             mine = rdb.col.id.in_(uids)
@@ -144,31 +145,31 @@ class SqlStorage(StorageBackend):
     async def take(
         self, count: int | Mapping[str, int], query: Any, policy: SimplePolicy
     ) -> list[StorageItem]:
-        """Take the first items that a query finds, in one transaction.
+        """Take the first items that match a query, in one transaction.
 
         Args:
-            count: How many at most; or how many of each task.
-            query: What to take.
-            policy: In what order.
+            count: Maximum number of items, in total or by task.
+            query: The query.
+            policy: The order of the items.
         """
         return await self._run(self._take, count, selection(query), policy)
 
     async def move_to(self, train_step: int) -> None:
-        """Have staleness be that of a train step, which may be an earlier one."""
+        """Set the train step that staleness refers to; it can be an earlier one."""
         await self._run(self._move_to, train_step)
 
     async def begin(self, train_step: int) -> None:
-        """Settle what an earlier process of this owner held, once the trainer says where it is.
+        """Settle leases of earlier processes of this owner, once the trainer reports its step.
 
-        `let_go` does so if the trainer resumes from a checkpoint that includes the buffer. If not,
-        what was taken for earlier steps is part of the trainer's state, and what was taken for this
-        step and later ones goes back.
+        If the trainer resumes from a checkpoint that includes the buffer, `let_go` does this. If
+        not, groups taken for earlier steps are part of the trainer's state and are acknowledged;
+        groups taken for this step and later ones are released.
         """
 
         def work() -> None:
-            held = {lease.id for lease in self._held}
+            own = {lease.id for lease in self._leased}
             for found in self._leases():
-                if found.id in held:
+                if found.id in own:
                     continue
                 if found.step is not None and found.step < train_step:
                     self.buffer.ack(found.id)
@@ -181,12 +182,12 @@ class SqlStorage(StorageBackend):
             await self._run(work)
 
     async def let_go(self, *, used: bool) -> None:
-        """End the hold on what was taken: it was used; or not, also by a process that died."""
+        """Acknowledge the groups that this object took (`used`), or release all of this owner."""
 
         def work() -> None:
-            while self._held and used:
-                self._held.pop().ack()
-            self._held.clear()
+            while self._leased and used:
+                self._leased.pop().ack()
+            self._leased.clear()
             if not used:
                 for found in self._leases():
                     self.buffer.revoke(found.id, reason="resumed from a checkpoint")
@@ -195,17 +196,18 @@ class SqlStorage(StorageBackend):
         await self._run(work)
 
     def __len__(self) -> int:
+        """Return the number of items that were not taken."""
         return self.buffer.count(statuses=LIVE)
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing but where the items are: they are durable."""
+        """Return the name of the buffer; the items themselves are durable."""
         return {"buffer": self.buffer.name}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing, for what `state_dict` gave; or put the items of XTuner's `NaiveStorage`.
+        """Import the items of XTuner's `NaiveStorage`. A state of `state_dict` is ignored.
 
-        They keep their order. Items that an earlier call has put are passed over: those of the
-        same uid and content.
+        The items keep their order. Items that were already imported, which have the same uid and
+        content, are skipped.
 
         Raises:
             InvalidInputError: It is the state of another storage.
@@ -214,7 +216,7 @@ class SqlStorage(StorageBackend):
         if state == self.state_dict():
             return
         if "items" not in state:
-            raise InvalidInputError("state", "that of a NaiveStorage", f"one with {sorted(state)}")
+            raise InvalidInputError("state", "the state of a NaiveStorage", f"keys {sorted(state)}")
         items = sorted(state["items"], key=lambda item: item.timestamp_id)
         groups = [
             self._group(item, f"imported/{item.uid}/{fingerprint(item.item)}") for item in items
@@ -229,7 +231,7 @@ class SqlStorage(StorageBackend):
         self.buffer.advance_policy(max(train_step - 1, 0), rewind=True)
 
     def _leases(self) -> list[rdb.LeaseInfo]:
-        """What this owner holds, also in a process that died."""
+        """Return all leases of this owner, also of processes that died."""
         return [one for one in self.buffer.leases() if one.owner == self._owner]
 
     def _find(self, which: Selection) -> list[rdb.GroupInfo]:
@@ -238,25 +240,25 @@ class SqlStorage(StorageBackend):
     def _take(
         self, count: int | Mapping[str, int], which: Selection, policy: SimplePolicy
     ) -> list[StorageItem]:
-        if not which.statuses:  # as of a query for two at once
+        if not which.statuses:  # such as a query for two statuses at once
             return []
-        asked: dict[str, Any] = {"tasks": which.tasks, "where": which.where, "at_least": 0}
+        options: dict[str, Any] = {"tasks": which.tasks, "where": which.where, "at_least": 0}
         if self._consume == "never" and which.statuses == ["completed"]:
-            batch = self.buffer.sample(count, policy, **asked)
+            batch = self.buffer.sample(count, policy, **options)
             return decoded_sample(self.buffer, batch, self._item)
-        is_held = self._consume == "saved"
+        until_saved = self._consume == "saved"
         lease = self.buffer.lease(
             count,
             policy,
-            ttl=SAVE_SECONDS if is_held else TAKE_SECONDS,
+            ttl=SAVE_SECONDS if until_saved else TAKE_SECONDS,
             owner=self._owner,
             statuses=which.statuses,
             step=self.buffer.policy_version + 1,
-            **asked,
+            **options,
         )
         items = decoded(lease, self._item)
-        if is_held:
-            self._held.append(lease)
+        if until_saved:
+            self._leased.append(lease)
         else:
             lease.ack()
         return items
@@ -285,11 +287,11 @@ class SqlStorage(StorageBackend):
         try:
             self.buffer.advance_policy(version)
         except InvalidInputError as error:
-            if error.field != "version":  # or somebody was quicker
+            if error.field != "version":  # else another process was faster
                 raise
 
     def _item(self, group: rdb.StoredGroup) -> StorageItem:
-        """The item of a group, with the status and the staleness that it had when it was read."""
+        """Return the item of a group, with its status and staleness at the time of the read."""
         status = (group.leased_from or group.status).value
         tag = str(group.tags.get(STATUS_TAG))
         states = [to_state(episode) for episode in group.episodes]
@@ -298,7 +300,7 @@ class SqlStorage(StorageBackend):
                 newer = (episode.min_policy_version or 0) - (group.min_policy_version or 0)
                 state.seq_staleness = group.staleness - newer
         if status == "expired" and all(one.status is not Status.EXPIRED for one in states):
-            for state in states:  # `max_staleness` of the buffer made the whole group expire
+            for state in states:  # expired as a group by `max_staleness` of the buffer
                 state.status = Status.EXPIRED
                 reset_rollout_response(state)
         return StorageItem(
@@ -312,7 +314,7 @@ class SqlStorage(StorageBackend):
 
 
 def _status(item: StorageItem) -> str:
-    """The status of an item: not completed, if one of its states has yet to begin, or was used."""
+    """Return the status of an item. It is not completed if a state is INIT or ARCHIVED."""
     members = {state.status.value for state in item.item}
     if item.status is Status.COMPLETED:
         for status in STANDS_FOR:
@@ -322,10 +324,10 @@ def _status(item: StorageItem) -> str:
 
 
 class SqlReplayPolicy(ReplayPolicy):
-    """A replay policy of XTuner's whose order and limit are the database's.
+    """A replay policy of XTuner whose order and limit are applied by the database.
 
     Attributes:
-        order: `Fifo()`, or `StalestFirst()`, where the oldest of equals is first.
+        order: `Fifo()`, or `StalestFirst()`, which takes the oldest of equally stale items first.
     """
 
     def __init__(self, order: SimplePolicy) -> None:
@@ -339,7 +341,7 @@ class SqlReplayPolicy(ReplayPolicy):
     async def get(
         self, count: int, query: Any, storage_backend: SqlStorage
     ) -> list[list[RolloutState]]:
-        """Take the first `count` items that a query finds."""
+        """Take the first `count` items that match a query."""
         if count <= 0:
             return []
         return [item.item for item in await storage_backend.take(count, query, self.order)]

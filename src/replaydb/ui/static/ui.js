@@ -1,17 +1,17 @@
-// Draws the charts of a page in the colours of the theme, and follows the store.
+// Draws charts in the colors of the theme, and polls the parts of the overview for updates.
 "use strict";
 
-const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 function draw(root) {
-  const axis = { color: colour("--soft"), gridcolor: colour("--line"),
-    zerolinecolor: colour("--line"), automargin: true };
+  const axis = { color: color("--soft"), gridcolor: color("--line"),
+    zerolinecolor: color("--line"), automargin: true };
   for (const data of root.querySelectorAll(".chart script[type='application/json']")) {
     const chart = JSON.parse(data.textContent);
     const layout = { ...chart.layout, autosize: true, margin: { t: 8, r: 8, b: 40, l: 48 },
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-      colorway: ["--one", "--two", "--three", "--four", "--five", "--six"].map(colour),
-      font: { color: colour("--fore"), family: "system-ui, sans-serif" },
+      colorway: ["--one", "--two", "--three", "--four", "--five", "--six"].map(color),
+      font: { color: color("--fore"), family: "system-ui, sans-serif" },
       dragmode: false,
       legend: { orientation: "h", x: 0, y: 1, yanchor: "bottom", ...chart.layout.legend },
       xaxis: { ...axis, ...chart.layout.xaxis }, yaxis: { ...axis, ...chart.layout.yaxis } };
@@ -20,7 +20,7 @@ function draw(root) {
   }
 }
 
-// Puts new text in the place of old, and leaves open, scrolled and focused what was.
+// Replaces the content of a region; keeps open details, scroll positions and focus.
 function replace(region, text) {
   const fresh = document.createElement("template");
   fresh.innerHTML = text;
@@ -39,40 +39,41 @@ function replace(region, text) {
   draw(region);
 }
 
-// A screen reader is told when it has changed, and nothing else of what follows.
-function tell(id, text) {
-  const place = document.getElementById(id);
-  if (place.textContent !== text) place.textContent = text;
+// Updates a live region only if its text has changed, so that screen readers announce it once.
+function announce(id, text) {
+  const element = document.getElementById(id);
+  if (element.textContent !== text) element.textContent = text;
 }
 
 function follow(region, pause) {
   let tag = null;
-  const follows = () => pause.getAttribute("aria-pressed") === "false";
-  const look = async () => {
-    if (!document.hidden && follows()) {
+  const isLive = () => pause.getAttribute("aria-pressed") === "false";
+  const poll = async () => {
+    if (!document.hidden && isLive()) {
       try {
-        const answer = await fetch(region.dataset.live, tag ? { headers: { "If-None-Match": tag } } : {});
-        const text = await answer.text();
-        if (answer.ok && follows()) { // Pause may have been pressed while it was on its way
-          tag = answer.headers.get("ETag");
+        const response = await fetch(region.dataset.live, tag ? { headers: { "If-None-Match": tag } } : {});
+        const text = await response.text();
+        if (response.ok && isLive()) { // Pause may have been pressed during the request
+          tag = response.headers.get("ETag");
           replace(region, text);
-          const said = region.querySelector("[data-status]");
-          if (said) tell("status", said.textContent.trim());
+          const status = region.querySelector("[data-status]");
+          if (status) announce("status", status.textContent.trim());
         }
-        if (answer.status === 404) {
-          tell("problem", "This buffer is not there any more: what is shown is old.");
+        if (response.status === 404) {
+          announce("problem", "This buffer was deleted. The data on this page is out of date.");
           return;
         }
-        const fine = answer.ok || answer.status === 304;
-        tell("problem", fine ? "" : "The store does not answer: what is shown is old.");
+        const fine = response.ok || response.status === 304;
+        announce("problem", fine ? "" : "The store does not respond. The data on this page is out of date.");
       } catch {
-        tell("problem", "The pages are not served any more: what is shown is old.");
+        announce("problem", "The server does not respond. The data on this page is out of date.");
       }
     }
-    setTimeout(look, 1000 * Number(region.dataset.every));
+    setTimeout(poll, 1000 * Number(region.dataset.every));
   };
-  setTimeout(look, 1000 * Number(region.dataset.every));
+  setTimeout(poll, 1000 * Number(region.dataset.every));
 }
+
 
 const regions = document.querySelectorAll("[data-live]");
 if (regions.length) {

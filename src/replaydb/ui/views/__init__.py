@@ -1,1 +1,1 @@
-"""What can be looked at: a module for each view."""
+"""Views of the web UI, one module per page."""

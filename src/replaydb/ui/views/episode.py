@@ -1,4 +1,4 @@
-"""An episode whole, a part at a time, and two of them against each other."""
+"""Episode page, and comparison of two episodes."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from replaydb.ui.tokens import (
     Part,
     Span,
     Token,
+    decoded_text,
     highest_advantage,
     legend,
     own_advantages,
-    pieces_of,
-    said_by,
+    texts_in_range,
     texts_of,
     tokens_of,
 )
@@ -44,20 +44,20 @@ from replaydb.ui.views.group import (
     prompt_of,
 )
 
-#: Tokens, and signs, of each completion that are compared word by word.
-MOST_DECODED, MOST_SIGNS = 200_000, 1_000_000
-#: Turns that a table has.
-MOST_TURNS = 100
+#: Maximum number of tokens, and of characters, of a completion that is compared word by word.
+MAX_DECODED, MAX_CHARACTERS = 200_000, 1_000_000
+#: Maximum number of turns in the table.
+MAX_TURNS = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
-    """What is known of an episode.
+class EpisodeSummary:
+    """Facts of an episode.
 
     Attributes:
-        info: As it is stored.
-        advantage: As it was stored, or as GRPO has it.
-        ended: Why it ended; None where that is not known.
+        info: Its stored columns.
+        advantage: Its stored advantage, or the GRPO advantage if none are stored in the group.
+        ended: Its finish reason; None if unknown.
     """
 
     info: EpisodeInfo
@@ -67,29 +67,30 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeView:
-    """An episode, for a page or a download.
+    """A part of an episode, for the page.
 
     Attributes:
         group: Its group.
-        of: What is known of it.
-        computed: Whether its advantage is that of GRPO, as none are stored.
-        count: How many episodes there are.
-        problem: Why there are no tokens; None where there are.
+        summary: Facts of the episode.
+        computed: Whether the advantage is computed by GRPO, because none are stored.
+        count: Number of episodes of the group.
+        problem: Why the tokens cannot be read; None if they can.
         show: "text" or "tokens".
-        by: What the colours of tokens stand for.
-        part: Which part it is; None where there are neither tokens nor text.
-        prompt: What it answers, where that is known as text alone.
-        turns: The first of them, where what each says is not known.
-        texts: What each stretch of the part is, the turn it is the answer of, and what it says.
-        tokens: The same, token by token.
-        own_advantages: Whether each token has its own.
-        legend: Colours, and what they stand for.
-        metadata: What it was put with.
-        restarts: Turns, from 1, whose prompt does not begin with all tokens before it.
+        by: The value that the colors of tokens represent.
+        part: The displayed part; None if there are neither tokens nor text.
+        prompt: The prompt as stored text, on the first part if there is no tokenizer.
+        turns: The first turns, on the first part if there is no tokenizer to decode them.
+        texts: For each span of the part its name, the turn if it is the response of one, and its
+            text.
+        tokens: The spans of the part with their tokens.
+        own_advantages: Whether advantages per token are stored.
+        legend: CSS classes with the values that they represent.
+        metadata: Metadata of the episode.
+        restarts: Numbers, from 1, of turns whose prompt does not start with all previous tokens.
     """
 
     group: GroupInfo
-    of: Side
+    summary: EpisodeSummary
     computed: bool
     count: int
     problem: str | None
@@ -107,9 +108,9 @@ class EpisodeView:
 
 
 async def episode(request: Request) -> Response:
-    """An episode as text, or as tokens coloured by what is known of them."""
+    """Show an episode as text, or as tokens colored by one of their values."""
     buffer = await buffer_of(request)
-    view = await look(
+    view = await load_episode(
         buffer,
         number_of(request, "group"),
         number_of(request, "position"),
@@ -119,41 +120,41 @@ async def episode(request: Request) -> Response:
         decode=request.app.state.decode,
     )
     choices = get_args(By)
-    return page(request, "episode.html", one=view, info=view.of.info, choices=choices)
+    return page(request, "episode.html", one=view, info=view.summary.info, choices=choices)
 
 
 async def download(request: Request) -> Response:
-    """What is known of it, and its text."""
-    return await _said(request, ("position",))
+    """Download the row of the episode, with its text."""
+    return await _download_texts(request, ("position",))
 
 
 async def download_two(request: Request) -> Response:
-    """The same of both."""
-    return await _said(request, ("a", "b"))
+    """Download the rows of two episodes, with their texts."""
+    return await _download_texts(request, ("a", "b"))
 
 
-async def _said(request: Request, fields: Sequence[str]) -> Response:
+async def _download_texts(request: Request, fields: Sequence[str]) -> Response:
     buffer = await buffer_of(request)
     info = await info_of(buffer, number_of(request, "group"))
-    known = await buffer.episodes(info.id, limit=info.num_episodes)
-    places = [_known(info, known, number_of(request, field)).position for field in fields]
-    return await downloads.answer(request, queries.select_said(buffer.name, info.id, places))
+    infos = await buffer.episodes(info.id, limit=info.num_episodes)
+    positions = [_find_info(info, infos, number_of(request, field)).position for field in fields]
+    return await downloads.answer(request, queries.select_texts(buffer.name, info.id, positions))
 
 
 async def download_tokens(request: Request) -> Response:
-    """Its tokens, a row each. They are in no view: there is no SQL that gives them."""
+    """Download the tokens of an episode, one row each. There is no view for them, so no SQL."""
     buffer = await buffer_of(request)
-    whole = await _read(buffer, number_of(request, "group"))
-    position = whole.info_of(number_of(request, "position")).position
-    if whole.content.problem is not None:
-        raise InvalidInputError("group", "one whose tokens can be read", whole.content.problem)
+    loaded = await _load_group(buffer, number_of(request, "group"))
+    position = loaded.info_of(number_of(request, "position")).position
+    if loaded.content.problem is not None:
+        raise InvalidInputError("group", "a group with readable tokens", loaded.content.problem)
     url = request.app.state.url
     return await downloads.answer_rows(
-        request, lambda: queries.tokens(url, buffer.name, whole.group.id, position)
+        request, lambda: queries.tokens(url, buffer.name, loaded.group.id, position)
     )
 
 
-async def look(
+async def load_episode(
     buffer: Buffer,
     group_id: int,
     position: int,
@@ -163,28 +164,28 @@ async def look(
     number: int = 0,
     decode: Decode | None = None,
 ) -> EpisodeView:
-    """A part of an episode.
+    """Load a part of an episode.
 
     Args:
-        buffer: In which it is.
-        group_id: Its group.
-        position: Its place there.
+        buffer: The buffer.
+        group_id: The group of the episode.
+        position: Position of the episode in the group.
         show: "text" or "tokens".
-        by: What the colours of tokens stand for.
-        number: Which part, from 0.
-        decode: What decodes tokens.
+        by: The value that the colors of tokens represent.
+        number: Number of the part, from 0.
+        decode: Decodes tokens; None without a tokenizer.
 
     Raises:
-        UnknownGroupError: The group is not there.
+        UnknownGroupError: There is no such group.
         HTTPException: The group has no such episode.
     """
-    whole = await _read(buffer, group_id)
-    here = whole.side(position)
-    content = whole.content
+    loaded = await _load_group(buffer, group_id)
+    summary = loaded.summary(position)
+    content = loaded.content
     one, text = content.episodes.get(position), content.texts.get(position)
-    count = whole.group.num_episodes
+    count = loaded.group.num_episodes
     show = show if one is not None else "text"
-    view = EpisodeView(whole.group, here, whole.computed, count, content.problem, show, by)
+    view = EpisodeView(loaded.group, summary, loaded.computed, count, content.problem, show, by)
     if one is None:
         part, texts = texts_of(None, text, number, None)
         return replace(view, part=part, texts=texts) if texts else view
@@ -192,38 +193,40 @@ async def look(
         view = replace(view, restarts=[turn + 1 for _, turn in restarts(flatten([one]))])
     if show == "text":
         part, texts = texts_of(one, text, number, decode)
-        begins = decode is None and part.number == 0
+        show_turns = decode is None and part.number == 0
         return replace(
             view,
             part=part,
-            prompt=whole.prompt if begins else None,
-            turns=one.turns[:MOST_TURNS] if begins else (),
+            prompt=loaded.prompt if show_turns else None,
+            turns=one.turns[:MAX_TURNS] if show_turns else (),
             texts=texts,
             metadata=one.metadata,
         )
     part = Part.of(number, one.num_tokens, TOKENS)
-    most = max(highest_advantage(it, whole.advantages[i]) for i, it in content.episodes.items())
+    max_advantage = max(
+        highest_advantage(it, loaded.advantages[i]) for i, it in content.episodes.items()
+    )
     return replace(
         view,
         part=part,
-        tokens=list(tokens_of(one, part, by, decode, here.advantage, most)),
+        tokens=list(tokens_of(one, part, by, decode, summary.advantage, max_advantage)),
         own_advantages=own_advantages(one) is not None,
-        legend=legend(one, by, most),
+        legend=legend(one, by, max_advantage),
         metadata=one.metadata,
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Whole:
-    """A group with what its episodes are.
+class _LoadedGroup:
+    """A group with its episodes.
 
     Attributes:
-        group: What is known of it.
-        infos: What is known of its episodes.
-        content: What can be read of these.
-        advantages: By position, as they were stored, or as GRPO has them.
-        computed: Whether they are those of GRPO, as none are stored.
-        prompt: What they answer, where it was put as text or messages.
+        group: Columns of the group.
+        infos: Columns of its episodes.
+        content: Tokens and texts of its episodes, as far as they can be read.
+        advantages: Advantages by position, stored or computed by GRPO.
+        computed: Whether the advantages are computed by GRPO, because none are stored.
+        prompt: The prompt as text, if it is stored as text or messages.
     """
 
     group: GroupInfo
@@ -234,22 +237,22 @@ class _Whole:
     prompt: str | None
 
     def info_of(self, position: int) -> EpisodeInfo:
-        """What is known of an episode.
+        """Return the columns of an episode.
 
         Raises:
-            HTTPException: It is not there.
+            HTTPException: There is no such episode.
         """
-        return _known(self.group, self.infos, position)
+        return _find_info(self.group, self.infos, position)
 
-    def side(self, position: int) -> Side:
-        """The same, and what follows from the others; raises as `info_of`."""
+    def summary(self, position: int) -> EpisodeSummary:
+        """Return the facts of an episode. Raises as `info_of`."""
         info = self.info_of(position)
-        return Side(
+        return EpisodeSummary(
             info, self.advantages[position], ended(info, self.content.episodes.get(position))
         )
 
 
-def _known(group: GroupInfo, infos: Iterable[EpisodeInfo], position: int) -> EpisodeInfo:
+def _find_info(group: GroupInfo, infos: Iterable[EpisodeInfo], position: int) -> EpisodeInfo:
     for one in infos:
         if one.position == position:
             return one
@@ -257,44 +260,44 @@ def _known(group: GroupInfo, infos: Iterable[EpisodeInfo], position: int) -> Epi
     raise HTTPException(404, reason)
 
 
-async def _read(buffer: Buffer, group_id: int) -> _Whole:
+async def _load_group(buffer: Buffer, group_id: int) -> _LoadedGroup:
     info = await info_of(buffer, group_id)
-    known = await buffer.episodes(group_id, limit=info.num_episodes)
-    content = await contents(buffer, info, known)
+    infos = await buffer.episodes(group_id, limit=info.num_episodes)
+    content = await contents(buffer, info, infos)
     prompt = prompt_of(content.stored, None).text
-    return _Whole(info, known, content, *advantages_of(known), prompt)
+    return _LoadedGroup(info, infos, content, *advantages_of(infos), prompt)
 
 
 @dataclass(frozen=True, slots=True)
 class CompareView:
-    """Two episodes of a group, for a page or a download.
+    """A comparison of two episodes of a group, for the page.
 
     Attributes:
         group: Their group.
-        a: The one.
-        b: The other.
-        computed: Whether advantages are those of GRPO, as none are stored.
+        a: Facts of the first episode.
+        b: Facts of the second episode.
+        computed: Whether advantages are computed by GRPO, because none are stored.
         by: "words" or "tokens".
-        not_by_words: Why it is not by words, which was asked for; None where it is.
-        problem: Why there are no tokens; None where there are.
-        found: What differs; None where there are no texts either.
-        other_tokens: Whether tokens differ, though no word does.
+        not_by_words: Why a comparison by words was requested but is not possible; else None.
+        problem: Why the tokens cannot be read; None if they can.
+        found: The comparison; None if there are neither tokens nor texts.
+        tokens_differ: Whether tokens differ although the texts are equal.
     """
 
     group: GroupInfo
-    a: Side
-    b: Side
+    a: EpisodeSummary
+    b: EpisodeSummary
     computed: bool
     by: str
     not_by_words: str | None = None
     problem: str | None = None
     found: Comparison | None = None
-    other_tokens: bool = False
+    tokens_differ: bool = False
 
 
 async def compare(request: Request) -> Response:
-    """Where two episodes of a group differ."""
-    two = await look_at_two(
+    """Show the differences between two episodes of a group."""
+    two = await load_comparison(
         await buffer_of(request),
         number_of(request, "group"),
         number_of(request, "a"),
@@ -305,7 +308,7 @@ async def compare(request: Request) -> Response:
     return page(request, "compare.html", two=two, found=two.found)
 
 
-async def look_at_two(
+async def load_comparison(
     buffer: Buffer,
     group_id: int,
     a: int,
@@ -314,63 +317,71 @@ async def look_at_two(
     by: str = "words",
     decode: Decode | None = None,
 ) -> CompareView:
-    """Where two episodes of a group differ.
+    """Compare two episodes of a group.
+
+    Args:
+        buffer: The buffer.
+        group_id: The group of the episodes.
+        a: Position of the first episode in the group.
+        b: Position of the second episode in the group.
+        by: "words" or "tokens".
+        decode: Decodes tokens; None without a tokenizer.
 
     Raises:
-        UnknownGroupError: The group is not there.
+        UnknownGroupError: There is no such group.
         HTTPException: The group has no such episode.
     """
-    whole = await _read(buffer, group_id)
-    one, other = (whole.side(position) for position in (a, b))
-    content, places = whole.content, (a, b)
-    view = CompareView(whole.group, one, other, whole.computed, by, problem=content.problem)
+    loaded = await _load_group(buffer, group_id)
+    one, other = (loaded.summary(position) for position in (a, b))
+    content, positions = loaded.content, (a, b)
+    view = CompareView(loaded.group, one, other, loaded.computed, by, problem=content.problem)
     if content.problem is not None:
         view, decode = replace(view, by="words"), None
-    why = _not_by_words(content, places, decode) if view.by == "words" else None
+    why = _not_by_words(content, positions, decode) if view.by == "words" else None
     if why is not None and content.problem is not None:
         return view
     if why is not None:
         view = replace(view, by="tokens", not_by_words=why)
     find = _by_words if view.by == "words" else _by_tokens
-    found = await asyncio.to_thread(find, content, places, decode)
-    ids = [it.response_ids for i, it in content.episodes.items() if i in places]
-    other_tokens = found.same and len(ids) == 2 and not np.array_equal(ids[0], ids[1])
-    return replace(view, found=found, other_tokens=other_tokens)
+    found = await asyncio.to_thread(find, content, positions, decode)
+    ids = [it.response_ids for i, it in content.episodes.items() if i in positions]
+    tokens_differ = found.same and len(ids) == 2 and not np.array_equal(ids[0], ids[1])
+    return replace(view, found=found, tokens_differ=tokens_differ)
 
 
-def _not_by_words(content: Contents, places: Sequence[int], decode: Decode | None) -> str | None:
-    """Why two episodes cannot be compared by words; None where they can."""
+def _not_by_words(content: Contents, positions: Sequence[int], decode: Decode | None) -> str | None:
+    """Return why two episodes cannot be compared by words, or None if they can."""
     if decode is not None:
-        is_long = any(len(content.episodes[it].response_ids) > MOST_DECODED for it in places)
-        return f"one has more than {MOST_DECODED:,} tokens" if is_long else None
-    texts = [content.texts.get(it) for it in places]
+        is_long = any(len(content.episodes[it].response_ids) > MAX_DECODED for it in positions)
+        return f"an episode has more than {MAX_DECODED:,} tokens" if is_long else None
+    texts = [content.texts.get(it) for it in positions]
     if None in texts:
-        return "one was put without text"
-    is_long = any(len(text or "") > MOST_SIGNS for text in texts)
-    return f"one has more than {MOST_SIGNS:,} signs" if is_long else None
+        return "an episode has no stored text"
+    is_long = any(len(text or "") > MAX_CHARACTERS for text in texts)
+    return f"an episode has more than {MAX_CHARACTERS:,} characters" if is_long else None
 
 
-def _by_words(content: Contents, places: Sequence[int], decode: Decode | None) -> Comparison:
+def _by_words(content: Contents, positions: Sequence[int], decode: Decode | None) -> Comparison:
     left, right = (
         words(
             content.texts[it]
             if decode is None
-            else said_by(ids := content.episodes[it].response_ids, 0, len(ids), decode)
+            else decoded_text(ids := content.episodes[it].response_ids, 0, len(ids), decode)
         )
-        for it in places
+        for it in positions
     )
     return compared(left, right, lambda side, i, j: list(side[i:j]), count_words)
 
 
-def _by_tokens(content: Contents, places: Sequence[int], decode: Decode | None) -> Comparison:
-    def says(ids: Any, start: int, end: int) -> list[str]:
-        texts = pieces_of(ids, start, end, decode)
+def _by_tokens(content: Contents, positions: Sequence[int], decode: Decode | None) -> Comparison:
+    def item_texts(ids: Any, start: int, end: int) -> list[str]:
+        texts = texts_in_range(ids, start, end, decode)
         if decode is None:
             return texts
-        ids = ids[start:end].tolist()  # a token that is no part of a sign is there as its id
+        ids = ids[start:end].tolist()  # a token that decodes to no text is shown as its id
         return [
             text or ("" if decode([it]) else f"⟨{it}⟩") for text, it in zip(texts, ids, strict=True)
         ]
 
-    left, right = (content.episodes[it].response_ids for it in places)
-    return compared(left, right, says)
+    left, right = (content.episodes[it].response_ids for it in positions)
+    return compared(left, right, item_texts)

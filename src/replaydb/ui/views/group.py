@@ -1,4 +1,4 @@
-"""Why this reward, and what did we do with it?"""
+"""Group page: prompt, episodes and history of a group."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from replaydb.results import DrawInfo, DrawOutcome, EpisodeInfo, GroupInfo, Leas
 from replaydb.training import advantages
 from replaydb.ui import downloads, queries
 from replaydb.ui.pages import buffer_of, number_of, optional_number, page
-from replaydb.ui.tokens import Excerpt, excerpt, said_by
+from replaydb.ui.tokens import Excerpt, decoded_text, excerpt
 
-#: Rows of a table.
+#: Rows per table.
 ROWS = 100
-#: Episodes of whom a page has a part of the text.
+#: Episodes per page with an excerpt of their text.
 EXCERPTS = 16
-#: Episodes that advantages are computed over, at most.
-MOST_EPISODES = 4096
-#: Bytes of a group that are read for a page, and seconds that they may take.
-MOST_BYTES, READ_SECONDS = 64_000_000, 10.0
+#: GRPO advantages are computed for groups with fewer episodes than this.
+MAX_EPISODES = 4096
+#: Maximum size in bytes of a group that is read for a page, and maximum seconds to read it.
+MAX_BYTES, READ_SECONDS = 64_000_000, 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,26 +47,26 @@ class EpisodeRow:
     """An episode of a group.
 
     Attributes:
-        info: What is known of it.
-        advantage: As it was stored, or as GRPO has it.
-        ended: Why it ended; None where that is not known.
-        said: The beginning and the end of what it says; None where that is not known.
+        info: Its stored columns.
+        advantage: Its stored advantage, or the GRPO advantage if none are stored in the group.
+        ended: Its finish reason; None if unknown.
+        excerpt: Beginning and end of its text; None without a text.
     """
 
     info: EpisodeInfo
     advantage: float | None
     ended: str | None
-    said: Excerpt | None
+    excerpt: Excerpt | None
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What the episodes of a group answer.
+    """The prompt of a group.
 
     Attributes:
-        text: As text; None where that is not known.
-        ids: Its tokens, where it is not known as text.
-        left_out: Tokens of it that are not shown.
+        text: The prompt as text; None if only its tokens are known.
+        ids: Its token ids, if the text is not known.
+        left_out: Number of tokens that are not shown.
     """
 
     text: str | None = None
@@ -81,24 +81,24 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that a group went through.
+    """An event in the history of a group.
 
     Attributes:
-        at: When it began.
-        what: What it was.
-        run_name: The run that did it.
-        step: The trainer step that it was for.
-        draw_id: The draw that it was.
-        probability: With which it was drawn.
-        weight: That it had in its batch.
-        staleness: At the draw.
-        outcome: What became of it.
-        reason: Why.
-        ended_at: When.
+        at: Time of the event.
+        description: Description of the event.
+        run_name: The run that caused it.
+        step: The trainer step of a draw.
+        draw_id: Id of a draw.
+        probability: Probability with which the group was drawn.
+        weight: Weight of the group in the batch.
+        staleness: Staleness of the group at the draw.
+        outcome: Outcome of the draw.
+        reason: Reason of the outcome, or of the group's status.
+        ended_at: Time of the outcome.
     """
 
     at: datetime
-    what: str
+    description: str
     run_name: str | None = None
     step: int | None = None
     draw_id: int | None = None
@@ -112,18 +112,18 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """A group, for a page or a download.
+    """A group, for the page.
 
     Attributes:
-        info: What is known of it.
-        episodes: Those of this page.
-        next_episode: The first of the next page; None where this is the last.
-        computed: Whether the advantages are those of GRPO, as none are stored.
-        problem: Why there is no more of it than this; None where all of it is there.
-        prompt: What its episodes answer.
-        events: Its life, the first first.
-        older: Draws before this one are on the next page; None where all are here.
-        lease: Who holds it.
+        info: Its stored columns.
+        episodes: The episodes on this page.
+        next_episode: Position of the first episode of the next page; None on the last page.
+        computed: Whether the advantages are computed by GRPO, because none are stored.
+        problem: Why the tokens cannot be read; None if they can.
+        prompt: Its prompt.
+        events: Its history, oldest event first.
+        older: Draws before this id are on the next page; None if there are none.
+        lease: The lease that holds the group, if any.
     """
 
     info: GroupInfo
@@ -138,9 +138,9 @@ class GroupView:
 
 
 async def group(request: Request) -> Response:
-    """A group: its episodes side by side, and its life."""
+    """Show a group: its episodes side by side, and its history."""
     buffer = await buffer_of(request)
-    view = await look(
+    view = await load_group(
         buffer,
         number_of(request, "id"),
         first=optional_number(request, "first") or 0,
@@ -151,13 +151,13 @@ async def group(request: Request) -> Response:
 
 
 async def download(request: Request) -> Response:
-    """Its episodes, as rows of `episode_overview`."""
+    """Download the episodes of a group, as rows of `episode_overview`."""
     buffer = await buffer_of(request)
     info = await info_of(buffer, number_of(request, "id"))
     return await downloads.answer(request, queries.select_episodes(buffer.name, info.id))
 
 
-async def look(
+async def load_group(
     buffer: Buffer,
     group_id: int,
     *,
@@ -165,23 +165,23 @@ async def look(
     before: int | None = None,
     decode: Decode | None = None,
 ) -> GroupView:
-    """What there is to say of a group.
+    """Load a group with a page of its episodes and draws.
 
     Args:
-        buffer: In which it is.
-        group_id: Its id.
-        first: The first episode to show.
-        before: Only draws before this one.
-        decode: What decodes tokens.
+        buffer: The buffer.
+        group_id: Id of the group.
+        first: Position of the first episode.
+        before: Only draws before this id.
+        decode: Decodes tokens; None without a tokenizer.
 
     Raises:
-        UnknownGroupError: It is not there.
+        UnknownGroupError: There is no such group.
     """
     info = await info_of(buffer, group_id)
-    known = await buffer.episodes(group_id, limit=MOST_EPISODES)
-    content = await contents(buffer, info, known)
-    values, computed = advantages_of(known)
-    shown = [one for one in known if one.position >= first]
+    infos = await buffer.episodes(group_id, limit=MAX_EPISODES)
+    content = await contents(buffer, info, infos)
+    values, computed = advantages_of(infos)
+    shown = [one for one in infos if one.position >= first]
     rows = [
         _row(one, values[one.position], content, decode, i < EXCERPTS)
         for i, one in enumerate(shown[:ROWS])
@@ -202,10 +202,10 @@ async def look(
 
 
 async def info_of(buffer: Buffer, group_id: int) -> GroupInfo:
-    """What is known of a group.
+    """Return the columns of a group.
 
     Raises:
-        UnknownGroupError: It is not there.
+        UnknownGroupError: There is no such group.
     """
     found = await buffer.find([group_id])
     if not found:
@@ -214,38 +214,39 @@ async def info_of(buffer: Buffer, group_id: int) -> GroupInfo:
 
 
 async def read(buffer: Buffer, info: GroupInfo) -> tuple[StoredGroup | None, str | None]:
-    """A group with its tokens; or None, and why there are none."""
-    if info.num_bytes > MOST_BYTES:
-        return None, f"Its tokens are more than a page reads: {MOST_BYTES:,} bytes."
+    """Return a group with its tokens and None, or None and the reason why they cannot be read."""
+    if info.num_bytes > MAX_BYTES:
+        return None, f"The tokens are not shown: the group has more than {MAX_BYTES:,} bytes."
     try:
         async with asyncio.timeout(READ_SECONDS):
             [stored] = await buffer.get([info.id])
-    except TimeoutError:  # an object store that does not answer is asked again for a minute
-        place = buffer._payloads.url or "the database"
-        return None, f"Its tokens cannot be read: {place}: no answer in {READ_SECONDS:g} seconds"
+    except TimeoutError:  # requests to an object store are retried for a minute
+        location = buffer._payloads.url or "the database"
+        reason = f"{location}: no response in {READ_SECONDS:g} seconds"
+        return None, f"The tokens cannot be read: {reason}"
     except (
         PayloadsUnavailableError,
-        DatabaseReadOnlyError,  # as a folder that is not to be opened is called
-        InvalidURLError,  # what this machine would need to ask an object store
+        DatabaseReadOnlyError,  # raised for a folder without read permission
+        InvalidURLError,  # a setting for the object store is missing on this machine
         NotSupportedError,
     ) as error:
-        return None, f"Its tokens cannot be read: {error}"
+        return None, f"The tokens cannot be read: {error}"
     except PayloadGoneError:
-        return None, "Its tokens are gone: what is known of it besides is left."
+        return None, "The tokens were dropped. The other data of the group is still stored."
     except CorruptPayloadError as error:
-        return None, f"Its tokens are damaged: {error.reason}"
+        return None, f"The tokens are damaged: {error.reason}"
     return stored, None
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What the episodes of a group are, as far as that can be read.
+    """Tokens and texts of a group, as far as they can be read.
 
     Attributes:
-        stored: The group with its tokens; None where there are none.
-        episodes: The same, by position.
-        texts: What they were put with as text, by position; without tokens too.
-        problem: Why there are no tokens; None where there are.
+        stored: The group with its tokens; None if they cannot be read.
+        episodes: Its episodes by position.
+        texts: Stored texts by position, also if the tokens cannot be read.
+        problem: Why the tokens cannot be read; None if they can.
     """
 
     stored: StoredGroup | None
@@ -254,43 +255,43 @@ class Contents:
     problem: str | None
 
 
-async def contents(buffer: Buffer, info: GroupInfo, known: Sequence[EpisodeInfo]) -> Contents:
-    """Tokens and texts of a group, of which these episodes have arrived."""
+async def contents(buffer: Buffer, info: GroupInfo, infos: Sequence[EpisodeInfo]) -> Contents:
+    """Read tokens and texts of a group with these episodes."""
     stored, problem = await read(buffer, info)
     if stored is None:
-        texts = await buffer.texts([info.id])
-        return Contents(None, {}, texts.get(info.id, {}), problem)
-    episodes = dict(zip(positions(known), stored.episodes, strict=False))
-    said = {i: one.text for i, one in episodes.items() if one.text is not None}
-    return Contents(stored, episodes, said, None)
+        by_group = await buffer.texts([info.id])
+        return Contents(None, {}, by_group.get(info.id, {}), problem)
+    episodes = dict(zip(positions(infos), stored.episodes, strict=False))
+    texts = {i: one.text for i, one in episodes.items() if one.text is not None}
+    return Contents(stored, episodes, texts, None)
 
 
-def positions(known: Sequence[EpisodeInfo]) -> list[int]:
-    """Positions of the episodes that have arrived, in order."""
-    return [one.position for one in known]
+def positions(infos: Sequence[EpisodeInfo]) -> list[int]:
+    """Return the positions of the episodes in order."""
+    return [one.position for one in infos]
 
 
-def advantages_of(known: Sequence[EpisodeInfo]) -> tuple[Mapping[int, float | None], bool]:
-    """Advantages by position, and whether they are those of GRPO, as none are stored."""
-    given = {one.position: one.advantage for one in known}
-    computed = bool(known) and all(value is None for value in given.values())
-    return _grpo(known) if computed else given, computed
+def advantages_of(infos: Sequence[EpisodeInfo]) -> tuple[Mapping[int, float | None], bool]:
+    """Return advantages by position, and whether they are computed, because none are stored."""
+    stored = {one.position: one.advantage for one in infos}
+    computed = bool(infos) and all(value is None for value in stored.values())
+    return _grpo(infos) if computed else stored, computed
 
 
-def _grpo(known: Sequence[EpisodeInfo]) -> Mapping[int, float | None]:
-    """Advantages by position; None for all where the group is too large."""
-    rewards = [math.nan if one.reward is None else one.reward for one in known]
-    if len(known) >= MOST_EPISODES:
-        return dict.fromkeys(positions(known))
+def _grpo(infos: Sequence[EpisodeInfo]) -> Mapping[int, float | None]:
+    """Compute GRPO advantages by position; None for all episodes if the group is too large."""
+    rewards = [math.nan if one.reward is None else one.reward for one in infos]
+    if len(infos) >= MAX_EPISODES:
+        return dict.fromkeys(positions(infos))
     found = advantages.grpo(np.array(rewards), np.zeros(len(rewards), np.int64))
     return {
         one.position: None if one.reward is None else float(value)
-        for one, value in zip(known, found, strict=True)
+        for one, value in zip(infos, found, strict=True)
     }
 
 
 def ended(info: EpisodeInfo, one: Episode | None) -> str | None:
-    """Why an episode ended: where that was not said, why its last turn did."""
+    """Return the finish reason of an episode; if there is none, that of its last turn."""
     if info.finish_reason is None and one is not None and one.turns:
         return one.turns[-1].finish_reason
     return info.finish_reason
@@ -304,12 +305,12 @@ def _row(
     with_text: bool,
 ) -> EpisodeRow:
     one, text = content.episodes.get(info.position), content.texts.get(info.position)
-    said = excerpt(one, text, decode) if with_text else None
-    return EpisodeRow(info, advantage, ended(info, one), said)
+    shown = excerpt(one, text, decode) if with_text else None
+    return EpisodeRow(info, advantage, ended(info, one), shown)
 
 
 def prompt_of(stored: StoredGroup | None, decode: Decode | None) -> Prompt:
-    """What the episodes of a group answer."""
+    """Return the prompt of a group: its text or messages, or else its tokens."""
     prompt, ids = (None, None) if stored is None else (stored.prompt, stored.prompt_ids)
     if isinstance(prompt, str):
         return Prompt(prompt)
@@ -317,26 +318,26 @@ def prompt_of(stored: StoredGroup | None, decode: Decode | None) -> Prompt:
         return Prompt("\n\n".join(_message(message) for message in prompt))
     if ids is None:
         return Prompt()
-    left_out = max(0, len(ids) - MOST_PROMPT)
+    left_out = max(0, len(ids) - MAX_PROMPT_TOKENS)
     if decode is not None:
-        return Prompt(said_by(ids, 0, len(ids) - left_out, decode), (), left_out)
-    return Prompt(None, ids[:MOST_PROMPT].tolist(), left_out)
+        return Prompt(decoded_text(ids, 0, len(ids) - left_out, decode), (), left_out)
+    return Prompt(None, ids[:MAX_PROMPT_TOKENS].tolist(), left_out)
 
 
-#: Tokens of a prompt that are shown.
-MOST_PROMPT = 2000
+#: Maximum number of tokens of a prompt that are shown.
+MAX_PROMPT_TOKENS = 2000
 
 
 def _message(message: Mapping[str, object]) -> str:
-    """A chat message: who says what, and whatever else there is, such as calls of tools."""
+    """Format a chat message: role, content and other fields such as tool calls."""
     content = message.get("content")
-    said = content if isinstance(content, str) else _json(content) if content else ""
+    text = content if isinstance(content, str) else _json(content) if content else ""
     more = [
         f"{name}: {_json(value)}"
         for name, value in message.items()
         if name not in ("role", "content") and value is not None
     ]
-    return "\n".join([f"{message.get('role', '?')}: {said}".rstrip(), *more])
+    return "\n".join([f"{message.get('role', '?')}: {text}".rstrip(), *more])
 
 
 def _json(value: object) -> str:
@@ -346,20 +347,20 @@ def _json(value: object) -> str:
 def _events(info: GroupInfo, draws: Sequence[DrawInfo]) -> Sequence[Event]:
     events = [Event(info.created_at, "put", info.run_name)]
     if info.completed_at is not None and info.completed_at != info.created_at:
-        what = "replaced" if info.times_replaced else "complete"
-        events.append(Event(info.completed_at, what))
-    events += [_drawn(info, draw) for draw in draws]
+        description = "replaced" if info.times_replaced else "completed"
+        events.append(Event(info.completed_at, description))
+    events += [_draw_event(info, draw) for draw in draws]
     if info.archived_at is not None:
         events.append(Event(info.archived_at, "archived", reason=info.status_reason))
     return sorted(events, key=lambda event: event.at)
 
 
-def _drawn(info: GroupInfo, draw: DrawInfo) -> Event:
+def _draw_event(info: GroupInfo, draw: DrawInfo) -> Event:
     i = draw.group_ids.index(info.id)
     same = draw.times_replaced[i] == info.times_replaced
     return Event(
         draw.created_at,
-        "drawn" if same else "drawn, with what was replaced since",
+        "drawn" if same else "drawn, content replaced since",
         draw.run_name,
         draw.step,
         draw.id,

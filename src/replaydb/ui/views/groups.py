@@ -1,4 +1,4 @@
-"""Find the groups that I mean."""
+"""Groups page: filtered and sorted list of groups."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from replaydb.errors import (
 from replaydb.results import GroupInfo
 from replaydb.store import Store
 from replaydb.ui import downloads, queries, readable
-from replaydb.ui.addresses import BOUNDS, INDEXED, Groups
+from replaydb.ui.addresses import BOUNDS, INDEXED, GroupQuery
 from replaydb.ui.pages import buffer_of, page, store_of
 
-#: Groups on a page.
+#: Groups per page.
 PAGE = 50
-#: Groups are counted up to here, and as long as this, in seconds.
-MOST_COUNTED = 10_000
+#: Maximum number of groups that are counted, and maximum seconds to count them.
+MAX_COUNTED = 10_000
 COUNT_SECONDS = 0.15
-#: Texts are looked for in so many groups at most, and as long as this, in seconds.
-MOST_LOOKED_THROUGH = 1000
-LOOK_SECONDS = 2.0
-#: Tokens of a group that are decoded to look for one.
-MOST_DECODED = 1_000_000
-#: Characters of a completion around what was looked for.
-AROUND = 60
+#: Maximum number of groups that a text search reads for a page, and maximum seconds.
+MAX_SEARCHED = 1000
+SEARCH_SECONDS = 2.0
+#: Maximum number of tokens of a group that a text search decodes.
+MAX_DECODED = 1_000_000
+#: Characters of a completion before and after a match.
+CONTEXT = 60
 
-#: What the table calls the columns that it can be sorted by, in its order.
+#: Headings of the sortable columns of the table, in its order.
 _HEADINGS = {
     "num_episodes": "episodes",
     "num_tokens": "tokens",
@@ -55,8 +55,8 @@ _HEADINGS = {
     "last_sampled_at": "last drawn",
     "priority": "priority",
 }
-#: Fields that say together where a page begins.
-_PLACE = {"after", "before", "at"}
+#: Query parameters that together are the position of a page.
+_POSITION = {"after", "before", "at"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,43 +65,43 @@ class Found:
 
     Attributes:
         rows: The groups.
-        has_more: Whether others come after them.
-        has_fewer: Whether others come before them.
-        last: The last group that was looked at; the page after this one begins after it.
-        snippets: What their completions say around the text that was looked for, by id.
-        looked_through: Groups whose completions were read, where a text was looked for.
-        unreadable: Ids of groups that would be among them, whose columns are damaged.
+        has_next: Whether there is a next page.
+        has_previous: Whether there is a previous page.
+        last: The last group that was read; the next page begins after it.
+        snippets: By group id, the text before a match, the match, and the text after it.
+        num_searched: Number of groups whose completions a text search has read.
+        unreadable: Ids of groups that are omitted because their columns are damaged.
     """
 
     rows: Sequence[GroupInfo]
-    has_more: bool
-    has_fewer: bool
+    has_next: bool
+    has_previous: bool
     last: GroupInfo | None = None
     snippets: Mapping[int, tuple[str, str, str]] = field(default_factory=dict)
-    looked_through: int | None = None
+    num_searched: int | None = None
     unreadable: Sequence[int] = ()
 
 
 async def groups(request: Request) -> Response:
-    """A table of the groups of a buffer, filtered, sorted, a page at a time."""
-    said = request.query_params
-    if "" in said.values():  # forms send fields that are empty
-        rest = urlencode([it for it in said.multi_items() if it[1]])
+    """Show a page of the groups of a buffer, filtered and sorted."""
+    params = request.query_params
+    if "" in params.values():  # a form sends empty fields, too
+        rest = urlencode([it for it in params.multi_items() if it[1]])
         return RedirectResponse(f"./groups?{rest}", 303)
     buffer = await buffer_of(request)
-    asked, problem = _asked(said)
+    query, problem = _parse(params)
     decode = request.app.state.decode
     number, found = None, Found((), False, False)
     if problem is None:
-        where = await condition(store_of(request), asked)
-        number = await _number(buffer, asked, where)
-        found = await _found(buffer, asked, where, decode)
+        where = await condition(store_of(request), query)
+        number = await _count(buffer, query, where)
+        found = await _find(buffer, query, where, decode)
     return page(
         request,
         "groups.html",
         status=200 if problem is None else 400,
-        asked=asked,
-        said=said,
+        query=query,
+        params=params,
         problem=problem,
         found=found,
         headings=_HEADINGS,
@@ -109,108 +109,112 @@ async def groups(request: Request) -> Response:
         bounds=BOUNDS,
         statuses=list(GroupStatus),
         number=number,
-        most=MOST_COUNTED,
+        most=MAX_COUNTED,
         decodes=decode is not None,
     )
 
 
 def may_read_all(request: Request) -> bool:
-    """Whether a page of groups is asked for that may have to read every one of them."""
+    """Whether the request is for a page of groups that may have to read every group."""
     if request.url.path.rpartition("/")[2] != "groups":
         return False
     try:
-        return Groups.of(request.query_params).may_read_all
+        return GroupQuery.of(request.query_params).may_read_all
     except InvalidInputError:
         return False
 
 
-def _asked(said: QueryParams) -> tuple[Groups, InvalidInputError | None]:
-    """What an address asks for, without the fields that hold what they cannot, and the first one.
+def _parse(params: QueryParams) -> tuple[GroupQuery, InvalidInputError | None]:
+    """Parse the query parameters. Invalid ones are omitted; the error of the first is returned.
 
     Raises:
-        InvalidInputError: What is wrong is not in the address.
+        InvalidInputError: The error is not about a query parameter.
     """
     try:
-        asked = Groups.of(said)
-        _ = asked.condition, asked.place
+        query = GroupQuery.of(params)
+        _ = query.condition, query.position
     except InvalidInputError as error:
-        wrong = _PLACE if error.field in _PLACE else {error.field}
-        rest = [(name, value) for name, value in said.multi_items() if name not in wrong]
-        if len(rest) == len(said.multi_items()):
+        wrong = _POSITION if error.field in _POSITION else {error.field}
+        rest = [(name, value) for name, value in params.multi_items() if name not in wrong]
+        if len(rest) == len(params.multi_items()):
             raise
-        return _asked(QueryParams(rest))[0], error
-    return asked, None
+        return _parse(QueryParams(rest))[0], error
+    return query, None
 
 
 async def download(request: Request) -> Response:
-    """The groups that the page of the same address shows, on all its pages: see `downloads`."""
-    asked, name = Groups.of(request.query_params), (await buffer_of(request)).name
+    """Download all groups of the query, as rows of `group_overview`."""
+    query, name = GroupQuery.of(request.query_params), (await buffer_of(request)).name
     return await downloads.answer(
         request,
-        queries.select_groups(name, asked),
-        lambda: queries.groups(request.app.state.url, name, asked),
+        queries.select_groups(name, query),
+        lambda: queries.groups(request.app.state.url, name, query),
     )
 
 
-async def condition(store: Store, asked: Groups) -> ColumnElement[bool] | None:
-    """What has to be true of a group, also of the run that put it; but for tasks and statuses.
+async def condition(store: Store, query: GroupQuery) -> ColumnElement[bool] | None:
+    """Return the SQL condition of a query including its runs, without tasks, statuses and text.
 
     Raises:
-        InvalidInputError: The filter, or a tag, is none.
+        InvalidInputError: The filter or a tag is invalid.
     """
-    where = asked.condition
-    if not asked.run:
+    where = query.condition
+    if not query.run:
         return where
-    ids = [run.id for run in await store.runs() if run.name in asked.run]
+    ids = [run.id for run in await store.runs() if run.name in query.run]
     return filters.all_of([where, col.run_id.in_(ids) if ids else false()])
 
 
-async def _number(buffer: Buffer, asked: Groups, where: ColumnElement[bool] | None) -> int | None:
-    """How many there are, up to one more than are counted; None where that would take long."""
+async def _count(
+    buffer: Buffer, query: GroupQuery, where: ColumnElement[bool] | None
+) -> int | None:
+    """Return the number of groups, at most `MAX_COUNTED` + 1, or None if that takes too long."""
     try:
         async with asyncio.timeout(COUNT_SECONDS):
             return await buffer.count(
-                tasks=asked.task or None,
-                statuses=asked.status or None,
+                tasks=query.task or None,
+                statuses=query.status or None,
                 where=where,
-                limit=MOST_COUNTED + 1,
+                limit=MAX_COUNTED + 1,
             )
     except TimeoutError:
         return None
 
 
-async def _found(
-    buffer: Buffer, asked: Groups, where: ColumnElement[bool] | None, decode: Decode | None
+async def _find(
+    buffer: Buffer, query: GroupQuery, where: ColumnElement[bool] | None, decode: Decode | None
 ) -> Found:
-    listing = _Listing(buffer, asked, where)
-    mark = asked.place
-    if asked.text is not None:
-        return await _saying(listing, asked.text, mark, decode)
-    if mark is not None and asked.after is not None:
-        rows = await listing.read(PAGE + 1, after=mark)
-        return listing.page(rows[:PAGE], has_more=len(rows) > PAGE, has_fewer=True)
-    if mark is not None:
-        rows = await listing.read_back(PAGE + 1, before=mark)
+    listing = _Listing(buffer, query, where)
+    position = query.position
+    if query.text is not None:
+        return await _search(listing, query.text, position, decode)
+    if position is not None and query.after is not None:
+        rows = await listing.read(PAGE + 1, after=position)
+        return listing.page(rows[:PAGE], has_next=len(rows) > PAGE, has_previous=True)
+    if position is not None:
+        rows = await listing.read_back(PAGE + 1, before=position)
         if len(rows) > PAGE:
-            return listing.page(rows[-PAGE:], has_more=True, has_fewer=True)
+            return listing.page(rows[-PAGE:], has_next=True, has_previous=True)
     rows = await listing.read(PAGE + 1)
-    return listing.page(rows[:PAGE], has_more=len(rows) > PAGE, has_fewer=False)
+    return listing.page(rows[:PAGE], has_next=len(rows) > PAGE, has_previous=False)
 
 
 class _Listing:
-    """The groups of a buffer that were asked for, in order."""
+    """The sorted groups of a query."""
 
-    def __init__(self, buffer: Buffer, asked: Groups, where: ColumnElement[bool] | None) -> None:
+    def __init__(
+        self, buffer: Buffer, query: GroupQuery, where: ColumnElement[bool] | None
+    ) -> None:
         self.buffer = buffer
-        self._asked = asked
+        self._query = query
         self._where = where
         self.unreadable: set[int] = set()
 
-    def page(self, rows: Sequence[GroupInfo], *, has_more: bool, has_fewer: bool) -> Found:
-        """So many of them."""
+    def page(self, rows: Sequence[GroupInfo], *, has_next: bool, has_previous: bool) -> Found:
+        """Return a page with these rows."""
         last = rows[-1] if rows else None
         return Found(
-            rows, has_more, has_fewer, last, unreadable=sorted(self.unreadable, reverse=True)
+            rows, has_next, has_previous, last, unreadable=sorted(self.unreadable, reverse=True)
         )
 
     async def read(
@@ -221,22 +225,22 @@ class _Listing:
         backwards: bool = False,
         also: ColumnElement[bool] | None = None,
     ) -> list[GroupInfo]:
-        """The first, or those after a group; without those whose columns are damaged."""
-        column: ColumnElement[Any] = self._asked.column
+        """Read the first groups, or the next after a group, without damaged ones."""
+        column: ColumnElement[Any] = self._query.column
         return await readable.find(
             self.buffer,
             self.unreadable,
             where=filters.all_of([self._where, also]),
-            tasks=self._asked.task or None,
-            statuses=self._asked.status or None,
-            order_by=column if self._asked.ascending != backwards else column.desc(),
+            tasks=self._query.task or None,
+            statuses=self._query.status or None,
+            order_by=column if self._query.ascending != backwards else column.desc(),
             limit=limit,
             after=after,
         )
 
     async def read_back(self, limit: int, *, before: tuple[Any, int]) -> list[GroupInfo]:
-        """Those before a value and an id; those without a value come last in both directions."""
-        column, rows = self._asked.column, []
+        """Read the groups before a value and an id. NULLs are sorted last in both directions."""
+        column, rows = self._query.column, []
         known = column.is_not(None) if column.nullable else None
         if before[0] is None:
             rows = await self.read(limit, after=before, backwards=True)
@@ -247,46 +251,51 @@ class _Listing:
         return rows[::-1]
 
 
-async def _saying(
-    listing: _Listing, text: str, mark: tuple[Any, int] | None, decode: Decode | None
+async def _search(
+    listing: _Listing, text: str, position: tuple[Any, int] | None, decode: Decode | None
 ) -> Found:
-    """The next groups with a completion that says a text, as far as there is time to look."""
-    end = time.monotonic() + LOOK_SECONDS
+    """Search completions for a text, within the limits of groups and time."""
+    end = time.monotonic() + SEARCH_SECONDS
     rows: list[GroupInfo] = []
     last: GroupInfo | None = None
     snippets: dict[int, tuple[str, str, str]] = {}
-    looked = 0
+    num_searched = 0
     also = col.has_transcript.is_(True) if decode is None else None
     while True:
-        some = await listing.read(PAGE, after=last or mark, also=also)
-        is_over = len(some) < PAGE
+        some = await listing.read(PAGE, after=last or position, also=also)
+        is_exhausted = len(some) < PAGE
         for i, info in enumerate(some):
-            if (said := await _said_in(listing.buffer, info, text, decode)) is not None:
-                snippets[info.id] = said
+            if (match := await _match(listing.buffer, info, text, decode)) is not None:
+                snippets[info.id] = match
                 rows.append(info)
-            last, looked = info, looked + 1
+            last, num_searched = info, num_searched + 1
             if time.monotonic() > end:
-                is_over = is_over and i + 1 == len(some)
+                is_exhausted = is_exhausted and i + 1 == len(some)
                 break
-        if is_over or len(rows) >= PAGE or looked >= MOST_LOOKED_THROUGH or time.monotonic() > end:
-            found = listing.page(rows, has_more=not is_over, has_fewer=mark is not None)
-            return replace(found, snippets=snippets, looked_through=looked, last=last)
+        if (
+            is_exhausted
+            or len(rows) >= PAGE
+            or num_searched >= MAX_SEARCHED
+            or time.monotonic() > end
+        ):
+            found = listing.page(rows, has_next=not is_exhausted, has_previous=position is not None)
+            return replace(found, snippets=snippets, num_searched=num_searched, last=last)
 
 
-async def _said_in(
+async def _match(
     buffer: Buffer, info: GroupInfo, text: str, decode: Decode | None
 ) -> tuple[str, str, str] | None:
-    """What a group says around a text. Of one at a time, as texts may be large."""
-    known = (await buffer.texts([info.id])).get(info.id, {})
-    said = _snippet(known.values(), text)
-    if said is None and decode is not None and len(known) < info.num_episodes:
-        said = _snippet(await _decoded(buffer, info, decode), text)
-    return said
+    """Search one group. Its texts are read alone, as they may be large."""
+    stored = (await buffer.texts([info.id])).get(info.id, {})
+    match = _snippet(stored.values(), text)
+    if match is None and decode is not None and len(stored) < info.num_episodes:
+        match = _snippet(await _decoded(buffer, info, decode), text)
+    return match
 
 
 async def _decoded(buffer: Buffer, info: GroupInfo, decode: Decode) -> list[str]:
-    """What the episodes of a group say that were put without text, as far as that can be read."""
-    if info.num_tokens > MOST_DECODED:
+    """Return the decoded responses of episodes without stored text, if they can be read."""
+    if info.num_tokens > MAX_DECODED:
         return []
     try:
         [group] = await buffer.get([info.id])
@@ -297,15 +306,16 @@ async def _decoded(buffer: Buffer, info: GroupInfo, decode: Decode) -> list[str]
 
 
 def _snippet(texts: Iterable[str], wanted: str) -> tuple[str, str, str] | None:
-    """What stands before a text, the text as it stands there, and what stands after it."""
+    """Return the text before the first match, the match, and the text after it."""
     for text in texts:
-        place = _folded(text).find(_folded(wanted))
-        if place >= 0:
-            end = place + len(wanted)
-            return text[max(0, place - AROUND) : place], text[place:end], text[end : end + AROUND]
+        start = _folded(text).find(_folded(wanted))
+        if start >= 0:
+            end = start + len(wanted)
+            before, after = text[max(0, start - CONTEXT) : start], text[end : end + CONTEXT]
+            return before, text[start:end], after
     return None
 
 
 def _folded(text: str) -> str:
-    """A text in small letters, each at its place: of all signs only İ becomes two."""
+    """Convert to lower case without changing positions: only İ would become two characters."""
     return text.replace("İ", "i").lower()

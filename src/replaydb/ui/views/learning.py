@@ -1,4 +1,4 @@
-"""What a sample of the groups says about a buffer: cheap however many there are."""
+"""Statistics of a sample of groups for the overview. Their cost is independent of buffer size."""
 
 from __future__ import annotations
 
@@ -18,35 +18,36 @@ from replaydb.results import GroupInfo
 from replaydb.ui.charts import Chart, axis, label
 from replaydb.ui.readable import find
 
-#: Groups of a sample, spread evenly over the ids, and ids that are tried for them: most may be of
-#: groups of other buffers.
+#: Groups of a sample, spread evenly over the ids, and ids that are looked up for it: many ids may
+#: belong to groups of other buffers.
 SAMPLED, TRIED = 1000, 10_000
-#: Groups that are the newest.
+#: Number of recent groups.
 NEWEST = 100
-#: Points of a line, and lines of a chart.
-MOST_POINTS, MOST_LINES = 50, 6
-#: Groups of a fifth whose deviation says something.
-LEAST_FIFTH = 4
-#: Versions each of which has its own tick.
-MOST_TICKS = 12
+#: Maximum number of points of a line, and of lines of a chart.
+MAX_POINTS, MAX_LINES = 50, 6
+#: Minimum number of groups in a fifth to estimate the noise of its mean.
+MIN_FIFTH = 4
+#: Maximum number of versions that each get a tick.
+MAX_TICKS = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Lately:
-    """The newest groups of a task.
+class RecentGroups:
+    """Statistics of the recent groups of a task.
 
     Attributes:
-        num_groups: How many of them have rewards.
+        num_groups: Number of recent groups with rewards.
         reward_mean: Mean of their mean rewards.
-        reward_std: Mean of the deviations within the groups.
-        even: Share of those with several episodes whose rewards are all equal: they teach nothing.
-        num_tokens: Mean tokens of a group.
+        reward_std: Mean of the standard deviations within the groups.
+        zero_variance: Share of zero-variance groups (all rewards equal) among the groups with
+            several episodes; None without such groups.
+        num_tokens: Mean number of tokens of a group.
     """
 
     num_groups: int
     reward_mean: float
     reward_std: float
-    even: float | None
+    zero_variance: float | None
     num_tokens: float
 
 
@@ -55,39 +56,40 @@ class Trend:
     """Rewards of a task over time.
 
     Attributes:
-        before: Mean of the oldest fifth of its groups.
-        lately: Mean of the newest fifth.
-        noise: How far these may be apart by chance; None where that is not known.
+        oldest: Mean reward of the oldest fifth of its groups.
+        newest: Mean reward of the newest fifth.
+        noise: Differences up to this are not significant (two standard errors); None if there are
+            too few groups.
     """
 
-    before: float
-    lately: float
+    oldest: float
+    newest: float
     noise: float | None
 
     @property
     def direction(self) -> str | None:
-        """Where it goes; None where that cannot be told."""
+        """The direction of the trend; None if there are too few groups."""
         if self.noise is None:
             return None
-        if abs(self.lately - self.before) <= self.noise:
+        if abs(self.newest - self.oldest) <= self.noise:
             return "level"
-        return "↑ rising" if self.lately > self.before else "↓ falling"
+        return "↑ rising" if self.newest > self.oldest else "↓ falling"
 
     @property
     def kind(self) -> str:
-        """The class that colours it."""
+        """The CSS class of the direction."""
         return {"↑ rising": "good", "↓ falling": "bad"}.get(self.direction or "", "")
 
 
 @dataclass(frozen=True, slots=True)
-class Fate:
-    """What became of the groups of a task.
+class Outcomes:
+    """Outcomes of the sampled groups of a task.
 
     Attributes:
-        num_groups: How many were looked at.
-        statuses: How many have which.
-        num_drawn: How many were drawn.
-        num_replayed: How many were drawn more than once.
+        num_groups: Number of sampled groups.
+        statuses: Number of groups by status.
+        num_drawn: Number of groups that were drawn.
+        num_replayed: Number of groups that were drawn more than once.
     """
 
     num_groups: int
@@ -95,39 +97,40 @@ class Fate:
     num_drawn: int
     num_replayed: int
 
-    def said(self, number: int, *, is_all: bool) -> str:
-        """So many of them; of a sample only the share means something."""
+    def formatted(self, number: int, *, is_all: bool) -> str:
+        """Format a number of groups, or its share if the groups are a sample."""
         return f"{number:,}" if is_all else f"{number / self.num_groups:.1%}"
 
 
 @dataclass(frozen=True, slots=True)
 class Learning:
-    """What a sample says.
+    """Statistics of a sample of groups.
 
     Attributes:
-        num_sampled: Groups of the sample; where it is no larger than the newest it is these.
-        is_all: Whether these are all that there are.
-        newest_at: When the newest group was put.
-        num_newest: Groups that `lately` is about.
-        lately: The newest groups, by task.
-        trends: Rewards of every task, the one with the most groups first.
-        num_of_others: Groups of the sample whose policy versions are of other lineages than the
-            buffer follows.
-        fates: What became of groups, by task.
-        statuses: Those that groups have.
-        charts: Rewards, puts, staleness.
-        unreadable: Ids of groups that would be among them, whose columns are damaged.
-        problem: Why there is nothing to see; None where there is.
+        num_sampled: Number of groups in the sample. The sample is the recent groups if an even
+            sample would not be larger.
+        is_all: Whether the sample is all stored groups.
+        newest_at: When the newest group was added.
+        num_newest: Number of recent groups.
+        recent: Statistics of the recent groups, by task.
+        trends: Reward trends by task, the task with the most groups first.
+        num_of_others: Number of groups whose policy versions belong to another lineage than the
+            one that the buffer follows.
+        outcomes: Outcomes of the groups, by task.
+        statuses: The statuses that occur.
+        charts: Charts of rewards, added groups and staleness.
+        unreadable: Ids of groups that are omitted because their columns are damaged.
+        problem: Why there are no statistics; None if there are.
     """
 
     num_sampled: int = 0
     is_all: bool = True
     newest_at: datetime | None = None
     num_newest: int = 0
-    lately: Mapping[str, Lately] = field(default_factory=dict)
+    recent: Mapping[str, RecentGroups] = field(default_factory=dict)
     trends: Mapping[str, Trend] = field(default_factory=dict)
     num_of_others: int = 0
-    fates: Mapping[str, Fate] = field(default_factory=dict)
+    outcomes: Mapping[str, Outcomes] = field(default_factory=dict)
     statuses: Sequence[str] = ()
     charts: Sequence[Chart] = ()
     unreadable: Sequence[int] = ()
@@ -135,62 +138,62 @@ class Learning:
 
 
 async def learning(buffer: Buffer) -> Learning:
-    """Read the newest groups, and some of all."""
+    """Read the recent groups and a sample of all stored groups, and compute their statistics."""
     unreadable: set[int] = set()
     newest = await find(buffer, unreadable, order_by=col.id.desc(), limit=NEWEST)
     if not newest:
-        problem = "No group can be read." if unreadable else "Nothing has been put yet."
+        problem = "No group can be read." if unreadable else "No groups yet."
         return Learning(unreadable=sorted(unreadable), problem=problem)
     numbers = await buffer.metrics(totals=False)
-    put = numbers["gen/groups"]
+    num_added = numbers["gen/groups"]
     sample, step, is_all = newest, 1, len(newest) < NEWEST
-    if not is_all and put <= SAMPLED:
+    if not is_all and num_added <= SAMPLED:
         sample, is_all = await find(buffer, unreadable, limit=SAMPLED), True
     elif not is_all and (oldest := await find(buffer, unreadable, limit=1)):
         first, last = oldest[0].id, newest[0].id
         ids = last - first + 1
-        stretch = math.ceil(max(min(put, ids) / SAMPLED, ids / TRIED))
-        spread = await find(buffer, unreadable, ids=_spread(first, last, stretch))
-        if len(spread) > len(newest):  # fewer are among many of other buffers
-            sample, step, is_all = spread, stretch, stretch == 1
+        interval = math.ceil(max(min(num_added, ids) / SAMPLED, ids / TRIED))
+        spread = await find(buffer, unreadable, ids=_spread_ids(first, last, interval))
+        if len(spread) > len(newest):  # may be fewer if most ids belong to other buffers
+            sample, step, is_all = spread, interval, interval == 1
     charts = [
-        _rewards(sample),
-        _puts(sample, step),
-        _staleness(sample, numbers),
+        _reward_chart(sample),
+        _added_chart(sample, step),
+        _staleness_chart(sample, numbers),
     ]
     return Learning(
         len(sample),
         is_all,
         newest[0].created_at,
         len(newest),
-        _lately(newest),
+        _recent(newest),
         _trends(sample),
         sum(it.min_policy_version is not None and it.comparable_version is None for it in sample),
-        _fates(sample),
+        _outcomes(sample),
         sorted({it.status.value for it in sample}),
         [chart for chart in charts if chart is not None],
         sorted(unreadable),
     )
 
 
-def _lately(newest: Iterable[GroupInfo]) -> dict[str, Lately]:
+def _recent(newest: Iterable[GroupInfo]) -> dict[str, RecentGroups]:
     by_task: dict[str, list[GroupInfo]] = defaultdict(list)
     for group in newest:
         if group.reward_mean is not None:
             by_task[group.task_name].append(group)
     return {
-        name: Lately(
+        name: RecentGroups(
             len(mine),
             fmean(it.reward_mean or 0.0 for it in mine),
             fmean(it.reward_std or 0.0 for it in mine),
-            _even(mine),
+            _zero_variance(mine),
             fmean(it.num_tokens for it in mine),
         )
         for name, mine in sorted(by_task.items())
     }
 
 
-def _even(groups: Iterable[GroupInfo]) -> float | None:
+def _zero_variance(groups: Iterable[GroupInfo]) -> float | None:
     several = [it for it in groups if it.num_episodes > 1]
     return fmean(it.reward_min == it.reward_max for it in several) if several else None
 
@@ -206,20 +209,20 @@ def _trends(sample: Iterable[GroupInfo]) -> dict[str, Trend]:
 
 
 def _trend(rewards: Sequence[float]) -> Trend:
-    """Of rewards in the order of time; two standard errors count as chance."""
+    """Return the trend of rewards that are in the order of time."""
     number = max(1, len(rewards) // 5)
     first, last = rewards[:number], rewards[-number:]
     spread = (pvariance(first) + pvariance(last)) / number
-    noise = 2 * math.sqrt(spread) if number >= LEAST_FIFTH else None
+    noise = 2 * math.sqrt(spread) if number >= MIN_FIFTH else None
     return Trend(fmean(first), fmean(last), noise)
 
 
-def _fates(sample: Iterable[GroupInfo]) -> dict[str, Fate]:
+def _outcomes(sample: Iterable[GroupInfo]) -> dict[str, Outcomes]:
     by_task: dict[str, list[GroupInfo]] = defaultdict(list)
     for group in sample:
         by_task[group.task_name].append(group)
     return {
-        name: Fate(
+        name: Outcomes(
             len(mine),
             Counter(it.status.value for it in mine),
             sum(it.times_sampled > 0 for it in mine),
@@ -229,10 +232,10 @@ def _fates(sample: Iterable[GroupInfo]) -> dict[str, Fate]:
     }
 
 
-def _rewards(sample: Iterable[GroupInfo]) -> Chart | None:
-    """By policy version, a line for each of some tasks, those with the most groups.
+def _reward_chart(sample: Iterable[GroupInfo]) -> Chart | None:
+    """Plot rewards by policy version, one line for each of the tasks with the most groups.
 
-    Versions of other lineages than the buffer follows do not compare.
+    Groups whose versions belong to another lineage than the buffer's are omitted.
     """
     known = [
         (it.task_name, it.comparable_version, it.reward_mean)
@@ -248,7 +251,7 @@ def _rewards(sample: Iterable[GroupInfo]) -> Chart | None:
     for task, version, reward in known:
         sums[task][version - version % width].append(reward)
     by_size = [task for task, _ in Counter(it[0] for it in known).most_common()]
-    tasks = by_size[:MOST_LINES]
+    tasks = by_size[:MAX_LINES]
     means = {task: {x: fmean(sums[task][x]) for x in sorted(sums[task])} for task in tasks}
     ends = {x: min(x + width - 1, most) for task in tasks for x in means[task]}
     main = means[tasks[0]]
@@ -278,53 +281,51 @@ def _rewards(sample: Iterable[GroupInfo]) -> Chart | None:
             "xaxis": {
                 "title": {
                     "text": "oldest policy version of the group"
-                    + (f", {width} to a point" if width > 1 else "")
+                    + (f", {width} per point" if width > 1 else "")
                 },
-                "dtick": 1 if len(ends) <= MOST_TICKS and width == 1 else None,
+                "dtick": 1 if len(ends) <= MAX_TICKS and width == 1 else None,
             },
             "yaxis": axis("mean reward"),
         },
     )
 
 
-def _puts(sample: Sequence[GroupInfo], step: int) -> Chart | None:
-    """Groups put a second over time, of those that are still there."""
+def _added_chart(sample: Sequence[GroupInfo], step: int) -> Chart | None:
+    """Plot the rate of added groups over time, from the groups that are still stored."""
     times = [it.created_at.timestamp() for it in sample]
     start, seconds = min(times), max(times) - min(times)
     if seconds <= 0:
         return None
-    width = seconds / MOST_POINTS
-    counts = Counter(min(int((it - start) / width), MOST_POINTS - 1) for it in times)
-    middles = [datetime.fromtimestamp(start + (i + 0.5) * width, UTC) for i in range(MOST_POINTS)]
-    speeds = [counts[i] * step / width for i in range(MOST_POINTS)]
+    width = seconds / MAX_POINTS
+    counts = Counter(min(int((it - start) / width), MAX_POINTS - 1) for it in times)
+    middles = [datetime.fromtimestamp(start + (i + 0.5) * width, UTC) for i in range(MAX_POINTS)]
+    rates = [counts[i] * step / width for i in range(MAX_POINTS)]
     return Chart(
         title="Groups put over time",
-        summary=f"between {min(speeds):.3g} and {max(speeds):.3g} a second",
-        headings=["around (UTC)", "groups a second"],
-        rows=[
-            [f"{at:%Y-%m-%d %H:%M:%S}", speed] for at, speed in zip(middles, speeds, strict=True)
-        ],
+        summary=f"between {min(rates):.3g} and {max(rates):.3g} per second",
+        headings=["around (UTC)", "groups per second"],
+        rows=[[f"{at:%Y-%m-%d %H:%M:%S}", rate] for at, rate in zip(middles, rates, strict=True)],
         traces=[
             {
                 "type": "scatter",
                 "mode": "lines",
                 "x": [f"{at:%Y-%m-%d %H:%M:%S.%f}" for at in middles],
-                "y": speeds,
+                "y": rates,
             }
         ],
-        layout={"yaxis": {**axis("groups a second"), "rangemode": "tozero"}},
+        layout={"yaxis": {**axis("groups per second"), "rangemode": "tozero"}},
     )
 
 
-def _staleness(sample: Iterable[GroupInfo], numbers: Mapping[str, float]) -> Chart | None:
-    """Of what can be drawn, and of what was trained on, as shares."""
-    ready = [it.staleness for it in sample if it.status == GroupStatus.COMPLETED]
-    known = [it for it in ready if it is not None]
-    waiting = [sum(least <= it <= most for it in known) for _, least, most in STALENESS_BINS]
+def _staleness_chart(sample: Iterable[GroupInfo], numbers: Mapping[str, float]) -> Chart | None:
+    """Plot the distribution of the staleness of completed and of recently trained groups."""
+    completed = [it.staleness for it in sample if it.status == GroupStatus.COMPLETED]
+    known = [it for it in completed if it is not None]
+    available = [sum(least <= it <= most for it in known) for _, least, most in STALENESS_BINS]
     trained = [int(numbers[f"train/staleness/{name}"]) for name, *_ in STALENESS_BINS]
     counts = {
-        "can be drawn": [*waiting, len(ready) - len(known)],
-        "trained on lately": [*trained, int(numbers["train/groups"]) - sum(trained)],
+        "completed": [*available, len(completed) - len(known)],
+        "recently trained": [*trained, int(numbers["train/groups"]) - sum(trained)],
     }
     if not any(any(it[:-1]) for it in counts.values()):
         return None
@@ -338,7 +339,7 @@ def _staleness(sample: Iterable[GroupInfo], numbers: Mapping[str, float]) -> Cha
     return Chart(
         title="Staleness",
         summary="; ".join(
-            f"most of what {name}: {words[it.index(max(it))]}" for name, it in shares.items()
+            f"most {name} groups: {words[it.index(max(it))]}" for name, it in shares.items()
         ),
         headings=["policy versions behind", *shares],
         rows=[[word, *(f"{it[i]:.1%}" for it in shares.values())] for i, word in enumerate(words)],
@@ -354,17 +355,17 @@ def _staleness(sample: Iterable[GroupInfo], numbers: Mapping[str, float]) -> Cha
     )
 
 
-def _spread(first: int, last: int, step: int) -> list[int]:
-    """An id of each `step` in a row, by chance: tasks that take turns each have theirs.
+def _spread_ids(first: int, last: int, step: int) -> list[int]:
+    """Return a random id of each interval of `step` ids, the same ids for the same `step`.
 
-    The same ids each time, as long as `step` is the same.
+    Ids at fixed distances would miss tasks whose groups alternate.
     """
-    stretches = range(first // step, last // step + 1)
-    return [it * step + Random(it).randrange(step) for it in stretches]  # noqa: S311
+    intervals = range(first // step, last // step + 1)
+    return [it * step + Random(it).randrange(step) for it in intervals]  # noqa: S311
 
 
 def _width(least: int, most: int) -> int:
-    return max(1, math.ceil((most - least + 1) / MOST_POINTS))
+    return max(1, math.ceil((most - least + 1) / MAX_POINTS))
 
 
 def _first(means: Mapping[int, float]) -> float:

@@ -1,4 +1,4 @@
-"""Is it learning, is anything stuck, what was just trained?"""
+"""Overview page: blocked calls, key numbers, reward trend, tasks, leases and recent draws."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from starlette.responses import HTMLResponse, Response
 from replaydb.buffer import Buffer
 from replaydb.database.group_columns import col
 from replaydb.errors import InvalidInputError
-from replaydb.looks import Look, Rates, empty, end, followed, overdue, waits
+from replaydb.monitoring import BufferSnapshot, Rates, empty, end, followed, overdue, waits
 from replaydb.results import BufferStats, DrawInfo, LeaseInfo, RunInfo, TaskCounters
 from replaydb.ui import downloads, queries
 from replaydb.ui.pages import buffer_of, optional_number, page, rendered, store_of, text_of
 from replaydb.ui.readable import find
-from replaydb.ui.shared import Shared
+from replaydb.ui.shared import SharedCache
 from replaydb.ui.views.learning import learning
 
-#: Seconds that the list of buffers and runs is fresh.
+#: Seconds for which the list of buffers and runs is cached.
 STORE_SECONDS = 2.0
-#: Tasks and buffers that are shown, and of everything else.
-SHOWN_TASKS, SHOWN = 50, 10
-#: Draws that count as recent.
+#: Maximum number of displayed tasks and buffers, and of other rows.
+MAX_TASKS, MAX_ROWS = 50, 10
+#: Number of draws that count as recent.
 RECENT_DRAWS = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
-    """A draw in a line.
+class DrawRow:
+    """A row of the table of draws.
 
     Attributes:
-        info: What is recorded of it.
-        staleness: Mean at the draw; None where none is known.
-        outcomes: How many groups came to what.
+        info: The record of the draw.
+        staleness: Mean staleness at the draw; None if unknown.
+        outcomes: Number of groups by outcome.
     """
 
     info: DrawInfo
@@ -50,75 +50,75 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Now:
-    """A buffer at this moment.
+    """The current state of a buffer.
 
     Attributes:
-        at: When that is.
-        stats: By the accounts, without totals.
-        numbers: As of `Buffer.metrics`, without totals.
-        rates: Of every task.
-        held_up: What does not go on, and why.
-        empty: Tasks of which there is nothing to draw.
-        leases: All of them, the oldest first; also expired ones that hold groups.
-        draws: The newest.
+        at: When it was read.
+        stats: Its statistics from the task counters, without totals.
+        numbers: Its metrics as of `Buffer.metrics`, without totals.
+        rates: Rates by task.
+        blocked: Calls and groups that are blocked, with the reason.
+        empty: Tasks without groups to draw.
+        leases: All leases, oldest first, including expired ones whose groups were not returned yet.
+        draws: The newest draws.
     """
 
     at: datetime
     stats: BufferStats
     numbers: dict[str, float]
     rates: dict[str, Rates]
-    held_up: Sequence[str]
+    blocked: Sequence[str]
     empty: Sequence[str]
     leases: Sequence[LeaseInfo]
-    draws: Sequence[Drawn]
+    draws: Sequence[DrawRow]
 
     @property
     def tasks(self) -> Sequence[TaskCounters]:
-        """Those of which most was put."""
-        return sorted(self.stats.tasks, key=lambda it: -it.num_inserted)[:SHOWN_TASKS]
+        """The tasks with the most added groups."""
+        return sorted(self.stats.tasks, key=lambda it: -it.num_inserted)[:MAX_TASKS]
 
     @property
     def put_rate(self) -> float | None:
-        """Groups put a second; None where there was no earlier look."""
+        """Groups added per second; None without an earlier measurement."""
         known = [rate.puts for rate in self.rates.values() if rate.puts is not None]
         return sum(known) if known else None
 
     @property
     def num_of_unknown_staleness(self) -> int:
-        """Groups that were trained on lately and of which nobody knows how stale they were."""
+        """Number of recently trained groups of unknown staleness."""
         known = (n for name, n in self.numbers.items() if name.startswith("train/staleness/"))
         return int(self.numbers["train/groups"] - sum(known))
 
     def end(self, lease: LeaseInfo) -> str:
-        """When a lease ends, or since when it is over."""
+        """Return when a lease expires or has expired."""
         return end(lease, self.at)
 
     @property
     def draw_rate(self) -> float | None:
-        """Groups drawn a second; None where there was no earlier look."""
+        """Groups drawn per second; None without an earlier measurement."""
         known = [rate.draws for rate in self.rates.values() if rate.draws is not None]
         return sum(known) if known else None
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of the page that follows the store.
+    """A part of the page that is updated periodically.
 
     Attributes:
-        made: What it shows; parts that show the same are made at once.
-        template: How.
-        fresh: Seconds for which viewers share it.
-        every: Seconds after which a browser asks for it again.
+        load: Loads the data. Parts with the same function are rendered together.
+        template: Template that renders it.
+        fresh: Seconds for which it is cached and shared between viewers.
+        every: Polling interval of browsers in seconds.
     """
 
-    made: Callable[[Request, Buffer], Awaitable[object]]
+    load: Callable[[Request, Buffer], Awaitable[object]]
     template: str
     fresh: float
     every: int
 
 
 async def overview(request: Request) -> Response:
-    """The buffers of the store, or one of them as it changes."""
+    """Show the overview of a buffer, or the list of buffers if there are several."""
     names = await store_of(request).buffer_names()
     if "buffer" in request.query_params:
         buffer = await buffer_of(request)
@@ -131,21 +131,21 @@ async def overview(request: Request) -> Response:
         request,
         "overview.html",
         buffer_name=buffer.name,
-        others=[name for name in names if name != buffer.name][:SHOWN_TASKS],
+        others=[name for name in names if name != buffer.name][:MAX_TASKS],
         num_buffers=len(names),
         parts=[(name, PARTS[name], text) for name, text in zip(PARTS, texts, strict=True)],
     )
 
 
 async def download(request: Request) -> Response:
-    """The tasks of the buffer, or of all, as rows of `task_overview`."""
+    """Download the tasks of the buffer, or of all buffers, as rows of `task_overview`."""
     named = "buffer" in request.query_params
     name = (await buffer_of(request)).name if named else None
     return await downloads.answer(request, queries.select_tasks(name))
 
 
 async def live(request: Request) -> Response:
-    """A part of the overview as it is now, or that it is as it was (304)."""
+    """Return the current state of a part of the overview, or 304 if it has not changed."""
     name = text_of(request, "part")
     if name not in PARTS:
         raise InvalidInputError("part", " or ".join(PARTS), repr(name))
@@ -157,65 +157,68 @@ async def live(request: Request) -> Response:
 
 
 async def _text(request: Request, buffer: Buffer, name: str) -> Markup:
-    """A part of the page, shared by all who look at it."""
+    """Return the HTML of a part of the page, shared between viewers."""
     part = PARTS[name]
 
-    async def made() -> dict[str, Markup]:
-        shown = await part.made(request, buffer)
+    async def render() -> dict[str, Markup]:
+        data = await part.load(request, buffer)
         return {
-            each: rendered(request, one.template, buffer_name=buffer.name, it=shown)
+            each: rendered(request, one.template, buffer_name=buffer.name, it=data)
             for each, one in PARTS.items()
-            if one.made is part.made
+            if one.load is part.load
         }
 
-    texts = await _shared(request).answer((part.made, buffer.id), part.fresh, made)
+    texts = await _cache(request).get((part.load, buffer.id), part.fresh, render)
     return texts[name]
 
 
 async def _now(request: Request, buffer: Buffer) -> Now:
     stats, leases = await buffer.stats(totals=False), await buffer.leases(expired=True)
-    last = Look(stats, leases, time.monotonic())
+    last = BufferSnapshot(stats, leases, time.monotonic())
     return Now(
         at=datetime.now(UTC),
         stats=stats,
         numbers=await buffer.metrics(draws=RECENT_DRAWS, totals=False),
-        rates=followed(_looks(request, buffer), last),
-        held_up=await _held_up(buffer, stats, leases),
+        rates=followed(_snapshots(request, buffer), last),
+        blocked=await _blocked(buffer, stats, leases),
         empty=empty(stats),
         leases=sorted(leases, key=lambda it: it.acquired_at),
-        draws=[_drawn(info) for info in await buffer.draws(limit=SHOWN)],
+        draws=[_draw_row(info) for info in await buffer.draws(limit=MAX_ROWS)],
     )
 
 
-async def _held_up(buffer: Buffer, stats: BufferStats, leases: Sequence[LeaseInfo]) -> list[str]:
-    """Who waits, and what is over, and ends when somebody comes by."""
+async def _blocked(buffer: Buffer, stats: BufferStats, leases: Sequence[LeaseInfo]) -> list[str]:
+    """Describe blocked calls, expired leases and passed deadlines.
+
+    Expired leases and passed deadlines take effect in the next write transaction.
+    """
     at = datetime.now(UTC)
     expired, late = overdue(leases, at), []
     if any(task.num_pending for task in stats.tasks):
-        first = await find(buffer, set(), statuses="pending", order_by=col.deadline, limit=SHOWN)
+        first = await find(buffer, set(), statuses="pending", order_by=col.deadline, limit=MAX_ROWS)
         late = [it for it in first if it.deadline is not None and it.deadline <= at]
-    then = "with the next draw or put"
+    then = "by the next put, draw or update"
     return [
         *waits(stats, expired),
         *(
-            f"the lease {it.id} of {it.owner} has expired: its groups come back {then}"
+            f"lease {it.id} of {it.owner} has expired: its groups are released {then}"
             for it in expired
         ),
         *(f"the deadline of group {it.id} has passed: it completes or fails {then}" for it in late),
     ]
 
 
-def _drawn(info: DrawInfo) -> Drawn:
+def _draw_row(info: DrawInfo) -> DrawRow:
     known = [it for it in info.staleness if it is not None]
     outcomes = Counter("unknown" if it is None else str(it) for it in info.outcomes)
-    return Drawn(info, sum(known) / len(known) if known else None, outcomes)
+    return DrawRow(info, sum(known) / len(known) if known else None, outcomes)
 
 
 async def _learning(request: Request, buffer: Buffer) -> object:
     return await learning(buffer)
 
 
-#: In the order of the page: what it is looked at for comes first.
+#: Parts by name in the order of the page, the most important first.
 PARTS = {
     "headline": Part(_now, "overview_headline.html", fresh=2.0, every=3),
     "learning": Part(_learning, "overview_learning.html", fresh=10.0, every=15),
@@ -225,40 +228,40 @@ PARTS = {
 
 
 async def _store(request: Request, names: Sequence[str]) -> Response:
-    """Buffers, a page of them, and the newest runs, in a line each."""
+    """Show a page of the buffers of the store, and the newest runs."""
     store = store_of(request)
     first = optional_number(request, "first") or 0
-    end = first + SHOWN_TASKS
+    end = first + MAX_TASKS
 
-    async def about() -> list[tuple[BufferStats, list[str]]]:
+    async def load_buffers() -> list[tuple[BufferStats, list[str]]]:
         found = []
         for name in names[first:end]:
             buffer = await store.buffer(name, create=False)
             stats, leases = await buffer.stats(totals=False), await buffer.leases(expired=True)
-            found.append((stats, await _held_up(buffer, stats, leases)))
+            found.append((stats, await _blocked(buffer, stats, leases)))
         return found
 
-    async def newest() -> list[RunInfo]:
+    async def load_runs() -> list[RunInfo]:
         return (await store.runs())[::-1]
 
-    shared = _shared(request)
+    cache = _cache(request)
     return page(
         request,
         "buffers.html",
-        about=await shared.answer(("buffers", first), STORE_SECONDS, about),
-        before=max(0, first - SHOWN_TASKS) if first else None,
+        buffers=await cache.get(("buffers", first), STORE_SECONDS, load_buffers),
+        before=max(0, first - MAX_TASKS) if first else None,
         after=end if len(names) > end else None,
         num_buffers=len(names),
-        runs=await shared.answer("runs", STORE_SECONDS, newest),
-        shown=SHOWN,
+        runs=await cache.get("runs", STORE_SECONDS, load_runs),
+        max_rows=MAX_ROWS,
     )
 
 
-def _shared(request: Request) -> Shared:
-    shared: Shared = request.app.state.shared
-    return shared
+def _cache(request: Request) -> SharedCache:
+    cache: SharedCache = request.app.state.cache
+    return cache
 
 
-def _looks(request: Request, buffer: Buffer) -> deque[Look]:
-    looks: dict[int, deque[Look]] = request.app.state.looks
-    return looks.setdefault(buffer.id, deque())
+def _snapshots(request: Request, buffer: Buffer) -> deque[BufferSnapshot]:
+    snapshots: dict[int, deque[BufferSnapshot]] = request.app.state.snapshots
+    return snapshots.setdefault(buffer.id, deque())

@@ -1,4 +1,4 @@
-"""How a prompt went, over the versions of the policy."""
+"""Prompt page: rewards of a prompt by policy version."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from replaydb.ui.charts import Chart, axis, label
 from replaydb.ui.pages import buffer_of, optional_number, page, text_of
 from replaydb.ui.views.group import Prompt, prompt_of, read
 
-#: Rows of a table.
+#: Rows per table.
 ROWS = 100
-#: Groups of a prompt that are summed up, the newest.
-MOST_GROUPS = 1000
+#: Number of the newest groups of a prompt that are summarized.
+MAX_GROUPS = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What one policy version of one run made of a prompt.
+    """Groups of a prompt by one policy version of one run.
 
     Attributes:
-        run_name: The run; None where none was named.
-        version: Oldest policy version that made a token; None where unknown.
-        num_groups: Groups.
-        num_episodes: Their episodes.
-        reward_mean: Mean of their mean rewards.
+        run_name: The run; None if it has no name.
+        version: Oldest policy version that sampled a token; None if unknown.
+        num_groups: Number of groups.
+        num_episodes: Number of their episodes.
+        reward_mean: Mean of the mean rewards of the groups.
         reward_min: Lowest reward of an episode.
         reward_max: Highest reward of an episode.
     """
@@ -51,14 +51,14 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """How the attempts of a run went.
+    """Progress of a run on a prompt.
 
     Attributes:
-        run_name: The run; None where none was named.
-        first: The first attempt in which an episode solved it; None where none did.
-        since: The attempt from which on every reward was that of a solution; None where that of
-            the latest was not.
-        latest: The attempt of its newest version.
+        run_name: The run; None if it has no name.
+        first: The first attempt with an episode that solves the prompt; None if there is none.
+        since: The attempt since which all episodes solve the prompt; None if an episode of the
+            latest attempt does not.
+        latest: The attempt of the newest version.
     """
 
     run_name: str | None
@@ -69,46 +69,48 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class PromptView:
-    """A prompt, for a page.
+    """A prompt, for the page.
 
     Attributes:
         uid: Its uid.
-        task: Its task; None where it is one of several tasks.
-        said: What it says, as the newest group that has not lost its episodes has it.
-        totals: What became of it, by task.
-        groups: Its groups, the newest first.
-        more: Whether there are older ones than these.
-        solved: The reward from which an episode counts as a solution; None where nothing says.
-        always: The only reward that there was, of which nothing says whether it is a solution.
-        attempts: By run and version, the first first.
-        lines: By run, the one that put last first; of attempts of known versions with rewards.
+        task: Its task; None if several tasks have a prompt of this uid.
+        prompt: The prompt from the newest group with a payload.
+        totals: Its outcomes, by task.
+        groups: Its groups, newest first.
+        more: Whether there are more groups than these.
+        solved: The lowest reward that counts as solved; None if unknown.
+        constant: The reward of all episodes, if there is only one and no `solved` is given. It is
+            unknown whether it is a solution.
+        attempts: Attempts by run and version, oldest version first.
+        lines: Progress by run, the run that added groups last first. Only attempts with known
+            versions and rewards count.
     """
 
     uid: str
     task: str | None
-    said: Prompt
+    prompt: Prompt
     totals: Sequence[PromptInfo]
     groups: Sequence[GroupInfo]
     more: bool
     solved: float | None
-    always: float | None
+    constant: float | None
     attempts: Sequence[Attempt]
     lines: Sequence[Line]
 
 
 async def prompt(request: Request) -> Response:
-    """A prompt: its attempts over policy versions."""
+    """Show a prompt and its rewards by policy version."""
     buffer = await buffer_of(request)
     uid, task = text_of(request, "uid"), request.query_params.get("task") or None
     solved = _solved(request)
-    view = await look(buffer, uid, task=task, solved=solved, decode=request.app.state.decode)
+    view = await load_prompt(buffer, uid, task=task, solved=solved, decode=request.app.state.decode)
     start = optional_number(request, "first") or 0
     return page(
         request,
         "prompt.html",
-        prompt=view,
+        view=view,
         task=task,
-        asked=None if solved is None else plain(solved),
+        requested=None if solved is None else plain(solved),
         solved=None if view.solved is None else plain(view.solved),
         rows=view.groups[start : start + ROWS],
         next_rows=start + ROWS if len(view.groups) > start + ROWS else None,
@@ -117,7 +119,7 @@ async def prompt(request: Request) -> Response:
 
 
 async def download(request: Request) -> Response:
-    """What became of it, as rows of `prompt_overview`."""
+    """Download the outcomes of the prompt, as rows of `prompt_overview`."""
     buffer = await buffer_of(request)
     task = request.query_params.get("task") or None
     statement = queries.select_prompt(buffer.name, text_of(request, "uid"), task)
@@ -125,17 +127,17 @@ async def download(request: Request) -> Response:
 
 
 def _solved(request: Request) -> float | None:
-    said = request.query_params.get("solved")
-    if not said:
+    value = request.query_params.get("solved")
+    if not value:
         return None
     try:
-        number = float(said)
+        number = float(value)
     except ValueError:
-        raise InvalidInputError("solved", "a number", repr(said)) from None
+        raise InvalidInputError("solved", "a number", repr(value)) from None
     return checks.number("solved", number)
 
 
-async def look(
+async def load_prompt(
     buffer: Buffer,
     uid: str,
     *,
@@ -143,43 +145,41 @@ async def look(
     solved: float | None = None,
     decode: Decode | None = None,
 ) -> PromptView:
-    """What there is to say of a prompt. A uid may be that of a prompt in each of several tasks.
+    """Load a prompt. Several tasks may have a prompt of the same uid.
 
     Args:
-        buffer: In which its groups are.
-        uid: Its uid.
+        buffer: The buffer.
+        uid: The `prompt_uid` of its groups.
         task: Only groups of this task.
-        solved: The reward from which an episode solves it; by default the highest that one had,
-            where another had a lower one.
-        decode: What decodes tokens.
+        solved: The lowest reward that counts as solved. Default: the highest
+            reward of an episode, unless all rewards are equal.
+        decode: Decodes tokens; None without a tokenizer.
     """
     where = col.prompt_uid == uid
     totals = await buffer.prompts(tasks=task, where=where)
-    found = await buffer.find(
-        tasks=task, where=where, order_by=col.id.desc(), limit=MOST_GROUPS + 1
-    )
-    groups = found[:MOST_GROUPS]
+    found = await buffer.find(tasks=task, where=where, order_by=col.id.desc(), limit=MAX_GROUPS + 1)
+    groups = found[:MAX_GROUPS]
     rewards = {it for one in groups for it in (one.reward_min, one.reward_max) if it is not None}
-    always = min(rewards) if len(rewards) == 1 and solved is None else None
-    if solved is None and always is None:
+    constant = min(rewards) if len(rewards) == 1 and solved is None else None
+    if solved is None and constant is None:
         solved = max(rewards, default=None)
     attempts = _attempts(groups)
     task = totals[0].task_name if len(totals) == 1 else task
     return PromptView(
         uid,
         task,
-        Prompt() if task is None else await _said(buffer, groups, decode),
+        Prompt() if task is None else await _prompt(buffer, groups, decode),
         totals,
         groups,
-        len(found) > MOST_GROUPS,
+        len(found) > MAX_GROUPS,
         solved,
-        always,
+        constant,
         attempts,
         [] if solved is None else _lines(attempts, solved, groups),
     )
 
 
-async def _said(buffer: Buffer, groups: Iterable[GroupInfo], decode: Decode | None) -> Prompt:
+async def _prompt(buffer: Buffer, groups: Iterable[GroupInfo], decode: Decode | None) -> Prompt:
     newest = next((one for one in groups if one.num_bytes), None)
     stored, _ = (None, None) if newest is None else await read(buffer, newest)
     return prompt_of(stored, decode)
@@ -187,7 +187,7 @@ async def _said(buffer: Buffer, groups: Iterable[GroupInfo], decode: Decode | No
 
 def _attempts(groups: Iterable[GroupInfo]) -> list[Attempt]:
     by: dict[tuple[str | None, int | None], list[GroupInfo]] = {}
-    for one in sorted(groups, key=_age):
+    for one in sorted(groups, key=_version_and_id):
         by.setdefault((one.run_name, one.min_policy_version), []).append(one)
     return [
         Attempt(
@@ -203,7 +203,7 @@ def _attempts(groups: Iterable[GroupInfo]) -> list[Attempt]:
     ]
 
 
-def _age(one: GroupInfo) -> tuple[int, int]:
+def _version_and_id(one: GroupInfo) -> tuple[int, int]:
     version = -1 if one.min_policy_version is None else one.min_policy_version
     return version, one.id
 

@@ -1,4 +1,4 @@
-"""A run, and two of them side by side."""
+"""Run pages: list of runs, one run, and comparison of two runs."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from replaydb.ui import downloads, queries
 from replaydb.ui.charts import Chart, axis, label
 from replaydb.ui.pages import optional_number, page, store_of, text_of
 
-#: Rows of a table.
+#: Rows per table.
 ROWS = 100
-#: Tasks whose rewards are drawn, those with the most groups.
-MOST_TASKS = 6
+#: Maximum number of tasks with a reward chart.
+MAX_TASKS = 6
 
-#: A buffer and a task of it.
+#: Names of a buffer and of one of its tasks.
 Task = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class TaskOfRun:
-    """What a run put of a task, as far as it was looked at."""
+    """Totals of the sampled groups that a run has added to a task."""
 
     buffer_name: str
     task_name: str
@@ -44,21 +44,23 @@ class TaskOfRun:
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """A run, for a page or a download.
+    """A run, for the page. Large runs are sampled, and their numbers are estimates.
 
     Attributes:
-        stats: What was found out about it.
-        num_groups: How many of the groups that it put are still stored, about.
-        num_tokens: How many tokens these have, about.
-        num_draws: How many draws it made, about.
-        reward_mean: Mean of the mean rewards of these; None where they are of several tasks.
-        groups_per_hour: Of these, while it put any; None where that was no time.
-        staleness_mean: Of the groups that it trained on.
-        staleness_max: The highest of these.
-        staleness_unknown: Of which share of these it is not known; None where there are none.
-        tasks: What it put, by task.
-        rewards: Mean reward by policy version, of each task.
-        stale: How many groups it trained on, by staleness.
+        stats: Statistics of the sample.
+        num_groups: Estimated number of stored groups that the run has added.
+        num_tokens: Estimated number of tokens of these.
+        num_draws: Estimated number of draws of the run.
+        reward_mean: Mean of the mean rewards of the stored groups; None if they are of several
+            tasks.
+        groups_per_hour: Rate of the stored groups between the first and the last one; None if
+            these were added at the same time.
+        staleness_mean: Mean staleness of the groups that the run trained on.
+        staleness_max: Highest staleness of these.
+        staleness_unknown: Share of these with unknown staleness; None if there are none.
+        tasks: Totals by task.
+        rewards: Mean reward by policy version, for each task.
+        stale: Number of groups that the run trained on, by staleness.
     """
 
     stats: RunStats
@@ -80,32 +82,32 @@ class RunView:
         return self.stats.run
 
     @property
-    def whole(self) -> bool:
-        """Whether all groups and draws of it were looked at."""
+    def is_complete(self) -> bool:
+        """Whether the statistics include all groups and draws of the run."""
         return self.stats.share == self.stats.draw_share == 1.0
 
 
 async def run(request: Request) -> Response:
-    """A run: what it put, and what it trained on."""
+    """Show a run: its groups, and what it trained on."""
     [name] = await _names(request, ("name",))
-    view = await look(store_of(request), name)
-    return page(request, "run.html", run=view, charts=_charts([view]), most=MOST_TASKS)
+    view = await load_run(store_of(request), name)
+    return page(request, "run.html", run=view, charts=_charts([view]), max_tasks=MAX_TASKS)
 
 
 async def runs(request: Request) -> Response:
-    """Two runs side by side, or the runs that there are."""
+    """Compare two runs, or list all runs."""
     store = store_of(request)
     a, b = request.query_params.get("a"), request.query_params.get("b")
     if a and b:
-        both = [await look(store, name) for name in await _names(request, ("a", "b"))]
+        both = [await load_run(store, name) for name in await _names(request, ("a", "b"))]
         return page(
             request,
             "two_runs.html",
             runs=both,
             differences=differences(*(it.info.metadata for it in both)),
-            tasks=_beside(both),
+            tasks=_compare_tasks(both),
             charts=_charts(both),
-            most=MOST_TASKS,
+            max_tasks=MAX_TASKS,
         )
     known = sorted(await store.runs(), key=lambda it: it.id, reverse=True)
     first = optional_number(request, "first") or 0
@@ -114,23 +116,23 @@ async def runs(request: Request) -> Response:
 
 
 async def download(request: Request) -> Response:
-    """What it put, by buffer, task and policy version."""
-    return await _put(request, ("name",))
+    """Download totals of the stored groups of a run, by buffer, task and policy version."""
+    return await _download_groups(request, ("name",))
 
 
 async def download_all(request: Request) -> Response:
-    """What two runs put, or the runs that there are."""
+    """Download totals of the stored groups of two runs, or the list of runs."""
     if request.query_params.get("a") and request.query_params.get("b"):
-        return await _put(request, ("a", "b"))
+        return await _download_groups(request, ("a", "b"))
     return await downloads.answer(request, queries.select_runs())
 
 
-async def _put(request: Request, fields: Sequence[str]) -> Response:
-    return await downloads.answer(request, queries.select_put(await _names(request, fields)))
+async def _download_groups(request: Request, fields: Sequence[str]) -> Response:
+    return await downloads.answer(request, queries.select_run_groups(await _names(request, fields)))
 
 
 async def _names(request: Request, fields: Sequence[str]) -> Sequence[str]:
-    """The runs that the address names, which are there."""
+    """Return the run names in the query parameters, checked to exist."""
     known = {it.name for it in await store_of(request).runs()}
     names = [text_of(request, field) for field in fields]
     for name in names:
@@ -139,8 +141,8 @@ async def _names(request: Request, fields: Sequence[str]) -> Sequence[str]:
     return names
 
 
-async def look(store: Store, name: str) -> RunView:
-    """What there is to say of a run.
+async def load_run(store: Store, name: str) -> RunView:
+    """Load the statistics of a run.
 
     Raises:
         InvalidInputError: There is no such run.
@@ -175,14 +177,14 @@ async def look(store: Store, name: str) -> RunView:
 def differences(
     a: Mapping[str, object], b: Mapping[str, object]
 ) -> list[tuple[str, str | None, str | None]]:
-    """Names under which two JSON objects have different values, and these."""
-    said = [
+    """Return the names and both values of the entries in which two JSON objects differ."""
+    texts = [
         {name: json.dumps(it, ensure_ascii=False) for name, it in one.items()} for one in (a, b)
     ]
     return [
-        (name, said[0].get(name), said[1].get(name))
+        (name, texts[0].get(name), texts[1].get(name))
         for name in sorted({*a, *b})
-        if said[0].get(name) != said[1].get(name)
+        if texts[0].get(name) != texts[1].get(name)
     ]
 
 
@@ -221,10 +223,10 @@ def _task(key: Task, totals: Sequence[VersionTotals]) -> TaskOfRun:
     )
 
 
-def _beside(
+def _compare_tasks(
     both: Sequence[RunView],
 ) -> list[tuple[Task, TaskOfRun | None, TaskOfRun | None]]:
-    """Tasks of either run, with what each put of them."""
+    """Return the tasks of either run with the totals of both."""
     sides = [{(it.buffer_name, it.task_name): it for it in run.tasks} for run in both]
     return [(key, sides[0].get(key), sides[1].get(key)) for key in sorted({*sides[0], *sides[1]})]
 
@@ -235,9 +237,9 @@ def _charts(views: Sequence[RunView]) -> list[Chart]:
         {"type": "scatter", "mode": "lines+markers", "line": {"dash": dash}}
         for dash in ("solid", "dash")
     ]
-    bars = [  # a line would claim groups of a staleness that none had
-        {"type": "bar", "width": width, "offset": place * width - 0.4, "marker": {"pattern": it}}
-        for place, it in enumerate(({}, {"shape": "/"}))
+    bars = [  # not lines, which would interpolate between the values
+        {"type": "bar", "width": width, "offset": i * width - 0.4, "marker": {"pattern": it}}
+        for i, it in enumerate(({}, {"shape": "/"}))
     ]
     charts = [
         *(
@@ -247,11 +249,11 @@ def _charts(views: Sequence[RunView]) -> list[Chart]:
                 {view.info.name: view.rewards.get(task, {}) for view in views},
                 lines,
             )
-            for task, title in _drawn(views)
+            for task, title in _charted_tasks(views)
         ),
         _chart(
-            "Staleness of what it trained on"
-            + (", where it is known" if any(view.staleness_unknown for view in views) else ""),
+            "Staleness of trained groups"
+            + (", if known" if any(view.staleness_unknown for view in views) else ""),
             ("versions behind", "groups"),
             {view.info.name: view.stale for view in views},
             bars,
@@ -260,8 +262,8 @@ def _charts(views: Sequence[RunView]) -> list[Chart]:
     return [chart for chart in charts if chart.rows]
 
 
-def _drawn(views: Sequence[RunView]) -> Iterable[tuple[Task, str]]:
-    """Tasks whose rewards are drawn, and what they are called: those that all runs have first."""
+def _charted_tasks(views: Sequence[RunView]) -> Iterable[tuple[Task, str]]:
+    """Yield the tasks with a reward chart and their titles: first those that all runs have."""
     sizes: dict[Task, list[int]] = {}
     for view in views:
         for it in view.tasks:
@@ -269,7 +271,7 @@ def _drawn(views: Sequence[RunView]) -> Iterable[tuple[Task, str]]:
                 sizes.setdefault((it.buffer_name, it.task_name), []).append(it.num_groups)
     order = sorted(sizes, key=lambda task: (-len(sizes[task]), -sum(sizes[task]), task))
     buffers = {buffer for buffer, _ in sizes}
-    for buffer, task in order[:MOST_TASKS]:
+    for buffer, task in order[:MAX_TASKS]:
         yield (buffer, task), task if len(buffers) == 1 else f"{task} in {buffer}"
 
 
@@ -279,27 +281,27 @@ def _chart(
     lines: Mapping[str, Mapping[int, float]],
     styles: Sequence[Mapping[str, Any]],
 ) -> Chart:
-    x, y = axes
-    places = sorted({place for line in lines.values() for place in line})
+    x_title, y_title = axes
+    points = sorted({x for line in lines.values() for x in line})
     counts = [it for line in lines.values() for it in line.values() if isinstance(it, int)]
     return Chart(
         title,
-        f"{len(places)} points of {' and '.join(lines)}",
-        (x, *lines),
-        [(place, *(line.get(place) for line in lines.values())) for place in _few(places)],
+        f"{len(points)} points of {' and '.join(lines)}",
+        (x_title, *lines),
+        [(x, *(line.get(x) for line in lines.values())) for x in _thin(points)],
         [
             {"name": label(run), "x": list(line), "y": list(line.values()), **style}
             for (run, line), style in zip(lines.items(), styles, strict=False)
         ],
         {
-            "xaxis": axis(x, places),
-            "yaxis": axis(y, [0, *counts] if counts else ()),
-            "showlegend": len(lines) > 1,  # also where one of them has nothing to show
+            "xaxis": axis(x_title, points),
+            "yaxis": axis(y_title, [0, *counts] if counts else ()),
+            "showlegend": len(lines) > 1,  # even if one of them is empty
         },
     )
 
 
-def _few(places: Sequence[int]) -> Sequence[int]:
-    """So many as a table has rows, the last of them included."""
-    every = -(-len(places) // ROWS) or 1
-    return places[::-1][::every][::-1]
+def _thin(points: Sequence[int]) -> Sequence[int]:
+    """Return at most `ROWS` of the points at regular intervals, including the last one."""
+    every = -(-len(points) // ROWS) or 1
+    return points[::-1][::every][::-1]

@@ -1,4 +1,4 @@
-"""What made this update?"""
+"""Step pages: list of draws, and the composition of one trainer step or draw."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from replaydb.ui.charts import Chart, axis, label
 from replaydb.ui.pages import buffer_of, number_of, optional_number, page
 
 T = TypeVar("T")
-#: The run that put groups, None where that is not known, and the oldest policy version in them.
+#: The run that added a group and the oldest policy version in it; None if unknown.
 Source: TypeAlias = tuple[str | None, int | None]
 
-#: Rows of a table.
+#: Rows per table.
 ROWS = 100
-#: Draws of a step, and groups of these, that are summed up.
-MOST_DRAWS, MOST_GROUPS = 32, 4096
+#: Maximum number of draws of a step, and of their groups, that are summarized.
+MAX_DRAWS, MAX_GROUPS = 32, 4096
 
-# Plotly would make bars as wide as the least distance between two: of 18 and 20, from 17 to 21.
+# By default Plotly makes a bar as wide as the smallest distance between two bars.
 _BARS = {"type": "bar", "width": 0.8}
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class DrawnGroup:
     """A group of a draw.
 
     Attributes:
-        draw_id: The draw.
-        group_id: The group.
-        probability: With which it was drawn.
-        weight: That it had in its batch.
-        staleness: At the draw; None where it was unknown.
-        outcome: What became of it; None where that was not recorded.
-        reason: Why.
-        group: What is known of it; None where it is gone, or has other content since.
-        gone: "deleted" or "replaced" where nothing is known.
+        draw_id: Id of the draw.
+        group_id: Id of the group.
+        probability: Probability with which the group was drawn.
+        weight: Weight of the group in the batch.
+        staleness: Staleness at the draw; None if unknown.
+        outcome: Outcome; None if it was not recorded.
+        reason: Reason of the outcome.
+        group: Columns of the group; None if it was deleted or replaced since.
+        missing: "deleted" or "replaced" if `group` is None, else None.
     """
 
     draw_id: int
@@ -57,26 +57,26 @@ class Drawn:
     outcome: DrawOutcome | None
     reason: str | None
     group: GroupInfo | None
-    gone: str | None
+    missing: str | None
 
     @property
     def trained(self) -> bool:
-        """Whether the step trained on it, as far as is known."""
+        """Whether its outcome counts as trained on."""
         return self.outcome in TRAINED
 
     @property
-    def became(self) -> str:
-        """What became of it, in a word."""
+    def outcome_name(self) -> str:
+        """Name of the outcome."""
         return "unknown" if self.outcome is None else self.outcome.value
 
 
 @dataclass(frozen=True, slots=True)
-class Portion:
-    """Groups of a step that have something in common.
+class Subset:
+    """Totals of the groups of a step with the same task, or the same run and version.
 
     Attributes:
-        num_groups: How many.
-        share: Of all that are not gone.
+        num_groups: Number of groups.
+        share: Share of the groups of the step that are still stored unchanged.
         reward_mean: Mean of their mean rewards.
         weight: Sum of their weights.
     """
@@ -89,97 +89,99 @@ class Portion:
 
 @dataclass(frozen=True, slots=True)
 class StepView:
-    """What a run drew for a step, for a page.
+    """The draws of a run for a step, or a single draw, for the page.
 
     Attributes:
-        step: The step; None of a draw that was for none.
-        run_name: The run whose step it is; None where that is not known.
-        draws: Its draws, the newest first.
-        more: Whether there are more draws than these.
-        drawn: Groups of these draws.
-        times_sampled: How often the run sampled for the step, in these draws or others.
+        step: The step; None for a draw without a step.
+        run_name: The run; None if unknown.
+        draws: Its draws, newest first.
+        more: Whether there are more draws or groups than these.
+        drawn: The groups of these draws.
+        times_sampled: Number of draws by `sample` of the run for the step, including draws that are
+            not shown.
     """
 
     step: int | None
     run_name: str | None
     draws: Sequence[DrawInfo]
     more: bool
-    drawn: Sequence[Drawn]
+    drawn: Sequence[DrawnGroup]
     times_sampled: int
 
     @property
-    def counted(self) -> Sequence[Drawn]:
-        """What it trained on; where nothing is known of that, all."""
+    def counted(self) -> Sequence[DrawnGroup]:
+        """The groups trained on, or all drawn groups if none are known to be."""
         return self.trained or self.drawn
 
     @property
-    def is_doubtful(self) -> bool:
-        """Whether some of it may have trained an update that was lost, and taken again.
+    def is_ambiguous(self) -> bool:
+        """Whether an earlier draw may belong to an update that was lost and repeated.
 
-        Processes that share a step, and parts of a batch, are recorded alike.
+        The record does not distinguish this from processes that share a step, or from a batch that
+        was drawn in parts.
         """
         return self.times_sampled > 1 and DrawOutcome.SAMPLED.value in self.outcomes
 
     @property
-    def num_gone(self) -> int:
-        """How many of them are deleted, or have other content since."""
+    def num_missing(self) -> int:
+        """Number of counted groups that were deleted or replaced since."""
         return sum(one.group is None for one in self.counted)
 
     @property
-    def sources(self) -> Mapping[Source, Portion]:
-        """Runs and policy versions that these come from, of those that are not gone."""
-        found = _portions(self.counted, lambda it: (it.run_name, it.min_policy_version))
-        return {source: found[source] for source in sorted(found, key=_place)}
+    def sources(self) -> Mapping[Source, Subset]:
+        """Totals of the counted groups that are stored unchanged, by run and policy version."""
+        found = _subsets(self.counted, lambda it: (it.run_name, it.min_policy_version))
+        return {source: found[source] for source in sorted(found, key=_sort_key)}
 
     @property
-    def tasks(self) -> Mapping[str, Portion]:
-        """The same by task, the largest first."""
-        found = _portions(self.counted, lambda it: it.task_name)
+    def tasks(self) -> Mapping[str, Subset]:
+        """Totals of the counted groups that are stored unchanged, by task, largest first."""
+        found = _subsets(self.counted, lambda it: it.task_name)
         return dict(sorted(found.items(), key=lambda it: (-it[1].num_groups, it[0])))
 
     @property
     def staleness(self) -> Mapping[int | None, int]:
-        """How many of them were how stale."""
+        """Number of counted groups by staleness."""
         counts = Counter(one.staleness for one in self.counted)
         return dict(sorted(counts.items(), key=lambda it: it[0] or 0))
 
     @property
     def outcomes(self) -> Mapping[str, int]:
-        """How many groups came to what."""
-        return dict(sorted(Counter(one.became for one in self.drawn).items()))
+        """Number of drawn groups by outcome."""
+        return dict(sorted(Counter(one.outcome_name for one in self.drawn).items()))
 
     @property
-    def trained(self) -> Sequence[Drawn]:
-        """Groups that it trained on, as far as is known."""
+    def trained(self) -> Sequence[DrawnGroup]:
+        """The groups trained on, according to their outcomes."""
         return [one for one in self.drawn if one.trained]
 
     @property
     def reward_mean(self) -> float | None:
-        """Mean of the mean rewards of what it trained on, of what is not gone."""
+        """Mean of the mean rewards of the groups trained on that are stored unchanged."""
         return _mean(one.group.reward_mean for one in self.trained if one.group is not None)
 
     @property
     def staleness_mean(self) -> float | None:
-        """Mean staleness of what it trained on."""
+        """Mean staleness of the groups trained on."""
         return _mean(one.staleness for one in self.trained)
 
     @property
     def num_of_unknown_staleness(self) -> int:
-        """Of how many it is not known: of other lineages, or without versions."""
+        """Number of groups trained on without versions or with versions of other lineages."""
         return sum(one.staleness is None for one in self.trained)
 
     @property
     def staleness_max(self) -> int | None:
-        """The highest."""
+        """Highest staleness of the groups trained on."""
         return max((it.staleness for it in self.trained if it.staleness is not None), default=None)
 
 
 async def step(request: Request) -> Response:
-    """What was drawn for a step of a trainer, or by one draw."""
+    """Show the groups that were drawn for a trainer step, or by one draw."""
     buffer = await buffer_of(request)
     draw_id, first = optional_number(request, "draw"), optional_number(request, "first") or 0
     number = number_of(request, "step") if draw_id is None else None
-    views = await look(buffer, number, run=_run(request), draw_id=draw_id)
+    views = await load_step(buffer, number, run=_run(request), draw_id=draw_id)
     number, run = views[0].step, views[0].run_name if len(views) == 1 else None
     before = [] if number is None else await buffer.steps(runs=run, below=number, limit=1)
     after = [] if number is None else await buffer.steps(runs=run, above=number, limit=1)
@@ -198,7 +200,7 @@ async def step(request: Request) -> Response:
         "step.html",
         step=view,
         draw_id=draw_id,
-        asked=_run(request),
+        requested_run=_run(request),
         rows=view.drawn[first : first + ROWS],
         next_rows=first + ROWS if len(view.drawn) > first + ROWS else None,
         charts=_charts(view),
@@ -209,7 +211,7 @@ async def step(request: Request) -> Response:
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """A draw, as the list of steps has it."""
+    """A row of the table of draws."""
 
     draw: DrawInfo
     outcomes: Mapping[str, int]
@@ -218,7 +220,7 @@ class StepRow:
 
 
 async def download(request: Request) -> Response:
-    """The groups that were drawn for it, as rows of `training_history`."""
+    """Download the groups of a step or draw, as rows of `training_history`."""
     buffer = await buffer_of(request)
     draw = optional_number(request, "draw")
     statement = queries.select_drawn(
@@ -231,7 +233,7 @@ async def download(request: Request) -> Response:
 
 
 async def steps(request: Request) -> Response:
-    """Draws, the newest first."""
+    """List the draws of a buffer, newest first."""
     buffer = await buffer_of(request)
     before, run = optional_number(request, "before"), _run(request)
     draws = await buffer.draws(runs=run, before=before, limit=ROWS + 1)
@@ -244,7 +246,7 @@ async def steps(request: Request) -> Response:
 
 
 async def download_all(request: Request) -> Response:
-    """The groups of all its draws, as rows of `training_history`."""
+    """Download the groups of all draws of a buffer, as rows of `training_history`."""
     name, run = (await buffer_of(request)).name, _run(request)
     return await downloads.answer(
         request,
@@ -253,25 +255,29 @@ async def download_all(request: Request) -> Response:
     )
 
 
-async def look(
+async def load_step(
     buffer: Buffer,
     number: int | None,
     *,
     run: str | None = None,
     draw_id: int | None = None,
 ) -> list[StepView]:
-    """What each run drew for a step, the run that drew last first; of no run where none did.
+    """Load the draws for a step, separately for each run.
 
-    Steps of several runs are several updates, which have their number by chance.
+    Steps of the same number in several runs are different updates.
 
     Args:
-        buffer: From which.
+        buffer: The buffer.
         number: The step.
-        run: Only what this run drew.
-        draw_id: This draw instead.
+        run: Only draws of this run.
+        draw_id: Load this draw instead of a step.
+
+    Returns:
+        One view per run, the run with the newest draw first. A single empty view if nothing was
+        drawn.
 
     Raises:
-        UnknownDrawError: It is not recorded.
+        UnknownDrawError: The draw is not recorded.
     """
     shown: list[DrawInfo] = []
     if draw_id is not None:
@@ -281,12 +287,12 @@ async def look(
         number, run = shown[0].step, shown[0].run_name
     draws = shown
     if number is not None:
-        draws = await buffer.draws(step=number, runs=run, limit=MOST_DRAWS + 1)
+        draws = await buffer.draws(step=number, runs=run, limit=MAX_DRAWS + 1)
     sampled = Counter(draw.run_name for draw in draws if DrawOutcome.SAMPLED in draw.outcomes)
-    shown, cut = shown or draws[:MOST_DRAWS], draw_id is None and len(draws) > MOST_DRAWS
+    shown, cut = shown or draws[:MAX_DRAWS], draw_id is None and len(draws) > MAX_DRAWS
     known = await _groups(buffer, shown)
-    drawn = [one for draw in shown for one in _drawn(draw, known)][:MOST_GROUPS]
-    more = cut or sum(len(draw.group_ids) for draw in shown) > MOST_GROUPS
+    drawn = [one for draw in shown for one in _drawn_groups(draw, known)][:MAX_GROUPS]
+    more = cut or sum(len(draw.group_ids) for draw in shown) > MAX_GROUPS
     by: dict[str | None, list[DrawInfo]] = {}
     for draw in shown:
         by.setdefault(draw.run_name, []).append(draw)
@@ -306,18 +312,18 @@ async def look(
 
 
 async def _groups(buffer: Buffer, draws: Sequence[DrawInfo]) -> dict[int, GroupInfo]:
-    ids = list(dict.fromkeys(id_ for draw in draws for id_ in draw.group_ids))[:MOST_GROUPS]
+    ids = list(dict.fromkeys(id_ for draw in draws for id_ in draw.group_ids))[:MAX_GROUPS]
     return {info.id: info for info in await buffer.find(ids)}
 
 
-def _drawn(draw: DrawInfo, known: Mapping[int, GroupInfo]) -> Iterable[Drawn]:
+def _drawn_groups(draw: DrawInfo, known: Mapping[int, GroupInfo]) -> Iterable[DrawnGroup]:
     for i, id_ in enumerate(draw.group_ids):
-        info, gone = known.get(id_), None
+        info, missing = known.get(id_), None
         if info is None:
-            gone = "deleted"
+            missing = "deleted"
         elif info.times_replaced != draw.times_replaced[i]:
-            info, gone = None, "replaced"
-        yield Drawn(
+            info, missing = None, "replaced"
+        yield DrawnGroup(
             draw.id,
             id_,
             draw.probabilities[i],
@@ -326,28 +332,28 @@ def _drawn(draw: DrawInfo, known: Mapping[int, GroupInfo]) -> Iterable[Drawn]:
             draw.outcomes[i],
             draw.outcome_reasons[i],
             info,
-            gone,
+            missing,
         )
 
 
-def _portions(drawn: Iterable[Drawn], of: Callable[[GroupInfo], T]) -> dict[T, Portion]:
-    by: dict[T, list[tuple[Drawn, GroupInfo]]] = {}
+def _subsets(drawn: Iterable[DrawnGroup], key: Callable[[GroupInfo], T]) -> dict[T, Subset]:
+    by: dict[T, list[tuple[DrawnGroup, GroupInfo]]] = {}
     for one in drawn:
         if one.group is not None:
-            by.setdefault(of(one.group), []).append((one, one.group))
+            by.setdefault(key(one.group), []).append((one, one.group))
     total = sum(map(len, by.values()))
     return {
-        key: Portion(
+        value: Subset(
             len(several),
             len(several) / total,
             _mean(group.reward_mean for _, group in several),
             sum(one.weight for one, _ in several),
         )
-        for key, several in by.items()
+        for value, several in by.items()
     }
 
 
-def _place(source: Source) -> tuple[str, int]:
+def _sort_key(source: Source) -> tuple[str, int]:
     return source[0] or "", -1 if source[1] is None else source[1]
 
 
@@ -372,7 +378,7 @@ def _charts(view: StepView) -> list[Chart]:
     total = sum(count for _, count in known)
     of = "" if total == len(view.counted) else f", of {total} of {len(view.counted)} groups"
     stale = Chart(
-        f"Staleness when it was drawn{of}",
+        f"Staleness when drawn{of}",
         f"{total} groups, {known[0][0]} to {known[-1][0]} versions old",
         ("staleness", "groups"),
         known,
@@ -383,13 +389,13 @@ def _charts(view: StepView) -> list[Chart]:
         },
     )
     versions = [
-        (run or "", version, portion.num_groups)
-        for (run, version), portion in view.sources.items()
+        (run or "", version, subset.num_groups)
+        for (run, version), subset in view.sources.items()
         if version is not None
     ]
     runs = sorted({run for run, *_ in versions})
-    made = Chart(
-        "Policy versions that made it",
+    version_chart = Chart(
+        "Policy versions",
         f"{len(runs)} runs, {len({it for _, it, _ in versions})} versions",
         ("run", "version", "groups"),
         [(run or None, *rest) for run, *rest in versions],
@@ -397,8 +403,8 @@ def _charts(view: StepView) -> list[Chart]:
             _BARS
             | {
                 "name": label(run or "no run"),
-                "x": [it for of, it, _ in versions if of == run],
-                "y": [count for of, _, count in versions if of == run],
+                "x": [it for name, it, _ in versions if name == run],
+                "y": [count for name, _, count in versions if name == run],
             }
             for run in runs
         ],
@@ -408,4 +414,4 @@ def _charts(view: StepView) -> list[Chart]:
             "yaxis": axis("groups", [0, sum(count for *_, count in versions)]),
         },
     )
-    return [stale, made] if versions else [stale]
+    return [stale, version_chart] if versions else [stale]

@@ -81,13 +81,13 @@ class RolloutState(BaseModel):
     extra_fields: dict[str, Any] = {}
 
     def model_post_init(self, context: Any, /) -> None:
-        """The older name of an id and the newer one agree."""
+        """Keep the old and the new name of an id equal."""
         if self.rollout_id is None:
             self.rollout_id = self.uid
         self.uid = self.rollout_id
 
 
-#: Of the members of a group, the first of these that one has is the group's; else COMPLETED.
+#: The status of a group is the first of these that a member has, else COMPLETED.
 WORST_FIRST = (Status.FAILED, Status.ABORTED, Status.EXPIRED, Status.FILTERED)
 
 
@@ -97,7 +97,7 @@ def get_group_status(group: list[RolloutState]) -> Status:
 
 
 def reset_rollout_response(state: RolloutState) -> RolloutState:
-    """Leave only what it takes to roll the prompt again."""
+    """Reset all fields that are not needed to generate the response again."""
     state.tokens = None if state.prompt_ids is None else list(state.prompt_ids)
     state.response, state.response_ids, state.logprobs = "", [], []
     state.response_mask = state.routed_experts = state.reward = state.finish_reason = None
@@ -106,7 +106,7 @@ def reset_rollout_response(state: RolloutState) -> RolloutState:
 
 
 def discard_rollout_state(state: RolloutState) -> RolloutState:
-    """Leave the message and nothing else."""
+    """Reset all fields except the message."""
     for name, field in RolloutState.model_fields.items():
         if not field.is_required():
             setattr(state, name, field.get_default(call_default_factory=True))
@@ -114,7 +114,7 @@ def discard_rollout_state(state: RolloutState) -> RolloutState:
 
 
 def update_sample_version(state: RolloutState, model_step: int) -> RolloutState:
-    """Tokens of unknown origin come from a model step."""
+    """Assign a model step to tokens without one."""
     known = list(state.response_model_steps or [])
     missing = len(state.response_ids or []) - len(known)
     state.response_model_steps = known + [model_step] * missing
@@ -130,7 +130,7 @@ def refresh_seq_staleness(group: list[RolloutState], current_train_step: int) ->
 def fresh_masks(
     group: list[RolloutState], step: int, threshold: int | None
 ) -> list[list[int] | None]:
-    """Of each state, its mask without tokens that are too stale; None if that does not apply."""
+    """Return per state its mask without tokens that are too stale, or None if not applicable."""
     if threshold is None or any(one.input_ids or one.labels for one in group):
         return [None] * len(group)
 

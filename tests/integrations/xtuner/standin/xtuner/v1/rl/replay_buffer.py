@@ -1,4 +1,4 @@
-"""The replay buffer of XTuner v1: what it promises, in the fewest lines, its faults included."""
+"""A minimal replay buffer with the contract of XTuner v1's, including its faults."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class ReplayBuffer:
         token_threshold: int | None,
         retryable: bool,
     ) -> Status:
-        """Clear the members of a group that are too stale; the others are kept as they are."""
+        """Clear the members of a group that are too stale; the others are unchanged."""
         status = get_group_status(group)
         refreshed = (Status.COMPLETED, Status.ABORTED, Status.EXPIRED)
         if step is None or status not in refreshed:
@@ -224,7 +224,7 @@ class ReplayBuffer:
 
 
 class NaiveStorage(StorageBackend):
-    """In memory; it answers the one query that finds everything."""
+    """A storage in memory. It supports only the query that matches everything."""
 
     def __init__(self) -> None:
         self.items: dict[int, StorageItem] = {}

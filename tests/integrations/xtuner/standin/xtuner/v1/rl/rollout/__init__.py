@@ -1,1 +1,1 @@
-"""Stands in for XTuner, which is not on the index: its written contract, no code of its."""
+"""A stand-in for XTuner, which is not on an index: its documented contract, none of its code."""

@@ -8,7 +8,7 @@ from xtuner.v1.data_proto.rl_data import RolloutState, discard_rollout_state
 
 
 async def release_existing_sessions(session_ids: Iterable[str]) -> set[str]:
-    """Release those of the sessions that exist. Tests put what they note in its place."""
+    """Release those of the sessions that exist. Tests replace this function."""
     return set()
 
 

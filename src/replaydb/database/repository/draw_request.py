@@ -1,0 +1,140 @@
+"""Request and result types of a draw."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import ColumnElement
+
+from replaydb.database.records import Facts, Stored
+from replaydb.episodes import GroupStatus
+from replaydb.policies import SimplePolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """A part of a batch that is drawn on its own.
+
+    Attributes:
+        policy: Sampling strategy.
+        count: Number of groups.
+        tasks: Tasks to draw from; None: every task of the buffer.
+        eligible: Only groups that meet this condition.
+        task_name: The task that the quota is for, in errors.
+        conditions: The conditions that `eligible` combines, by the name under which an error
+            counts the groups that do not meet them.
+    """
+
+    policy: SimplePolicy
+    count: int
+    tasks: frozenset[str] | None
+    eligible: ColumnElement[bool] | None
+    task_name: str | None = None
+    conditions: Mapping[str, ColumnElement[bool]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTerms:
+    """Owner of the lease on the groups drawn, and its duration in seconds."""
+
+    owner: str
+    ttl: float
+
+
+@dataclass(frozen=True, slots=True)
+class DrawRequest:
+    """Arguments of a draw.
+
+    Attributes:
+        quotas: The parts of the batch, in order; no group is in two of them.
+        policy: Name of the sampling strategy in the lineage.
+        at_least: Minimum number of groups in total; with fewer, the draw fails.
+        step: The trainer step that the batch is for.
+        statuses: Statuses to draw from.
+        lease: Terms of the lease on the groups; None: they are not leased.
+    """
+
+    quotas: tuple[Quota, ...]
+    policy: str
+    at_least: int
+    step: int | None = None
+    statuses: tuple[GroupStatus, ...] = (GroupStatus.COMPLETED,)
+    lease: LeaseTerms | None = None
+
+    @property
+    def is_claim(self) -> bool:
+        """Whether it claims pending groups in order to generate them, which is not a draw."""
+        return self.statuses == (GroupStatus.PENDING,)
+
+    @property
+    def count(self) -> int:
+        """Total number of groups."""
+        return sum(quota.count for quota in self.quotas)
+
+    def least(self, position: int, taken: int) -> int:
+        """Return the minimum number of groups of a quota.
+
+        Args:
+            position: Its position among the quotas.
+            taken: Groups drawn for the quotas before it. The later ones are assumed to be filled.
+        """
+        return self.at_least - taken - sum(later.count for later in self.quotas[position + 1 :])
+
+    @property
+    def tasks(self) -> frozenset[str] | None:
+        """All tasks that the quotas draw from; None: every task of the buffer."""
+        named: set[str] = set()
+        for quota in self.quotas:
+            if quota.tasks is None:
+                return None
+            named |= quota.tasks
+        return frozenset(named)
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Result of a draw: groups in the order in which they were drawn.
+
+    Attributes:
+        ids: Their ids [n].
+        staleness: Their staleness [n]; None if unknown.
+        probabilities: Probability of each group to be the next one drawn, float64 [n]; 1 if the
+            sampling strategy is deterministic.
+        weights: Importance weights, float64 [n]; the largest of each quota is 1.
+        rows: Rows of the groups after the draw, in any order.
+        stored: Everything stored of the groups, if the draw has read it.
+        draw_id: Id of the record of the draw, if it is recorded.
+        lease_id: Id of the lease on the groups, if they are leased.
+    """
+
+    ids: list[int]
+    staleness: list[int | None]
+    probabilities: NDArray[np.float64]
+    weights: NDArray[np.float64]
+    rows: Sequence[Facts] = ()
+    stored: Stored | None = None
+    draw_id: int | None = None
+    lease_id: int | None = None
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Drawn]) -> Drawn:
+        """Combine the groups of several quotas into one batch."""
+        return cls(
+            [group_id for part in parts for group_id in part.ids],
+            [staleness for part in parts for staleness in part.staleness],
+            np.concatenate([part.probabilities for part in parts]),
+            np.concatenate([part.weights for part in parts]),
+        )
+
+    @classmethod
+    def empty(cls) -> Drawn:
+        """Return a result without groups."""
+        return cls([], [], np.zeros(0), np.zeros(0))
+
+    @property
+    def num_bytes(self) -> int:
+        """Total size of the payloads."""
+        return sum(row["num_bytes"] for row in self.rows)

@@ -1,0 +1,266 @@
+"""Incremental groups: episodes added one by one, and completion or deadline."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from sqlalchemy import Connection
+
+from replaydb.database.prepared import execute, execute_many
+from replaydb.database.records import EpisodeRecord, reward_facts
+from replaydb.database.repository import capacity, groups, packs, transitions
+from replaydb.database.repository.capacity import Size
+from replaydb.database.repository.locked import LockedBuffer
+from replaydb.database.repository.tasks import GroupSums
+from replaydb.database.repository.transitions import Change
+from replaydb.database.statements.episode_group import (
+    select_known_uids,
+    select_scalars,
+    update_each_group,
+)
+from replaydb.database.statements.payload import (
+    insert_episodes,
+    insert_payloads,
+    insert_transcripts,
+    select_episodes,
+    select_positions,
+)
+from replaydb.database.statements.selections import TOO_STALE, past_deadline
+from replaydb.episodes import GroupStatus
+from replaydb.errors import (
+    DuplicateEpisodeError,
+    GroupClosedError,
+    InvalidInputError,
+    ReplayDBError,
+    UnknownGroupError,
+)
+
+
+class _Added(NamedTuple):
+    """An episode with its group and position."""
+
+    group_id: int
+    position: int
+    record: EpisodeRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """An episode to add to a group.
+
+    Attributes:
+        group_uid: Uid of the group.
+        position: Position in the group; None: the first free one.
+        record: The episode, encoded.
+    """
+
+    group_uid: str
+    position: int | None
+    record: EpisodeRecord
+
+
+def targets(
+    connection: Connection, buffer_id: int, additions: Sequence[Addition]
+) -> dict[str, Any]:
+    """Return the scalars of the groups to add to, by uid. Unknown groups are omitted."""
+    uids = sorted({addition.group_uid for addition in additions})
+    known = execute(connection, select_known_uids(buffer_id, uids))
+    ids = {row.id: row.group_uid for row in known}
+    return {ids[row.id]: row for row in groups.scalars(connection, buffer_id, sorted(ids))}
+
+
+def add(
+    buffer: LockedBuffer, ids: Mapping[str, int], additions: Sequence[Addition]
+) -> list[GroupStatus | ReplayDBError]:
+    """Add episodes to pending groups of locked tasks, and complete the groups that have all.
+
+    Args:
+        buffer: The buffer.
+        ids: Ids of the groups, by uid.
+        additions: The episodes.
+
+    Returns:
+        For each addition the status of its group afterwards, or the error that prevented it.
+    """
+    found = {
+        row.id: row for row in groups.scalars(buffer.connection, buffer.id, sorted(ids.values()))
+    }
+    taken: dict[int, set[int]] = {group_id: set() for group_id in found}
+    for row in execute(buffer.connection, select_positions(list(found))):
+        taken[row.group_id].add(row.position)
+    outcomes: list[GroupStatus | ReplayDBError] = []
+    added: list[_Added] = []
+    for addition in additions:
+        group_id = ids.get(addition.group_uid, -1)
+        try:
+            position = _choose_position(addition, found.get(group_id), taken)
+        except ReplayDBError as error:
+            outcomes.append(error)
+            continue
+        taken[group_id].add(position)
+        added.append(_Added(group_id, position, addition.record))
+        outcomes.append(GroupStatus.PENDING)
+    counted = packs.enter(buffer.connection, [one.record.payload for one in additions])
+    packs.settle(buffer.shares, counted, [one.record.payload for one in added])
+    if not added:
+        return outcomes
+
+    incoming: dict[str, Size] = {}
+    for group_id, _, record in added:
+        size = incoming.setdefault(found[group_id].task_name, Size())
+        size.tokens += record.num_tokens
+        size.bytes += record.num_bytes
+    capacity.free_space(buffer, incoming)
+    _insert(buffer.connection, added)
+    closed = _complete(buffer, _summarise(buffer, found, added), {})
+    return [
+        closed.get(ids[addition.group_uid], outcome) if outcome is GroupStatus.PENDING else outcome
+        for addition, outcome in zip(additions, outcomes, strict=True)
+    ]
+
+
+def close_overdue(buffer: LockedBuffer) -> None:
+    """Complete or fail the groups of locked tasks whose deadline has passed."""
+    overdue = past_deadline(buffer.id, buffer.task_states, buffer.now)
+    for row in execute(buffer.connection, select_scalars(overdue)):
+        expected, missing = row.expected_episodes, row.expected_episodes - row.num_episodes
+        why = f"{missing} of {expected} episodes missing at the deadline"
+        reason = {"status_reason": why}
+        least = expected if row.min_episodes is None else row.min_episodes
+        if row.num_episodes >= least:
+            closed = _complete(buffer, [row.id], reason)
+            level, status = logging.INFO, closed[row.id]
+        else:
+            transitions.move(buffer, [(row, reason)], GroupStatus.FAILED)
+            level, status = logging.WARNING, GroupStatus.FAILED
+        buffer.report(level, f"group {row.id} is {status.value}: {why}")
+
+
+def _choose_position(addition: Addition, group: Any, taken: Mapping[int, set[int]]) -> int:
+    """Return the position of a new episode.
+
+    Raises:
+        UnknownGroupError: The group does not exist.
+        DuplicateEpisodeError: The position is taken.
+        GroupClosedError: The group is not pending, or has all its episodes.
+        InvalidInputError: The position is not below `expected_episodes`.
+    """
+    if group is None:
+        raise UnknownGroupError([addition.group_uid])
+    if addition.position is not None and addition.position in taken[group.id]:
+        raise DuplicateEpisodeError(addition.group_uid, addition.position)
+    full = len(taken[group.id]) >= (group.expected_episodes or 0)
+    if group.group_status != GroupStatus.PENDING or full:
+        raise GroupClosedError(addition.group_uid, group.group_status if not full else "full")
+    if addition.position is None:
+        return next(i for i in range(group.expected_episodes) if i not in taken[group.id])
+    if addition.position >= group.expected_episodes:
+        raise InvalidInputError(
+            "position", f"below expected_episodes = {group.expected_episodes}", addition.position
+        )
+    return addition.position
+
+
+def _insert(connection: Connection, added: Sequence[_Added]) -> None:
+    """Insert episodes, each as its own part of the payload."""
+    episodes, payloads, transcripts = [], [], []
+    for group_id, position, record in added:
+        episodes.append({"group_id": group_id, "position": position, **record.facts})
+        payloads.append(record.payload.row(group_id, position))
+        if record.text is not None:
+            transcripts.append({"group_id": group_id, "position": position, "text": record.text})
+    execute_many(connection, insert_episodes(), episodes)
+    execute_many(connection, insert_payloads(), payloads)
+    execute_many(connection, insert_transcripts(), transcripts)
+
+
+def _summarise(
+    buffer: LockedBuffer, found: Mapping[int, Any], added: Sequence[_Added]
+) -> list[int]:
+    """Recompute the scalars of groups from their episodes.
+
+    Returns:
+        Ids of the groups that have all their episodes now.
+    """
+    policy_version = buffer.row.policy_version if buffer.is_comparable else None
+    members: dict[int, list[Any]] = {group_id: [] for group_id, _, _ in added}
+    for row in execute(buffer.connection, select_episodes(sorted(members))):
+        members[row.group_id].append(row)
+    num_bytes = {group_id: found[group_id].num_bytes for group_id in members}
+    with_text = {group_id for group_id in members if found[group_id].has_transcript}
+    for group_id, _, record in added:
+        num_bytes[group_id] += record.num_bytes
+        if record.text is not None:
+            with_text.add(group_id)
+    changes = []
+    for group_id, rows in members.items():
+        group = found[group_id]
+        facts = _facts(rows, policy_version)
+        task = buffer.task_states[group.task_name]
+        task.leave(group.group_status, GroupSums.of([group]))
+        grown = GroupSums(1, group.weight, facts["num_tokens"], num_bytes[group_id])
+        task.enter(group.group_status, grown)
+        changes.append(
+            {
+                "group_id": group_id,
+                "num_bytes": num_bytes[group_id],
+                "has_transcript": group_id in with_text,
+                **facts,
+            }
+        )
+    execute_many(buffer.connection, update_each_group(), changes)
+    return [
+        group_id
+        for group_id, rows in members.items()
+        if len(rows) == found[group_id].expected_episodes
+    ]
+
+
+def _complete(
+    buffer: LockedBuffer, ids: Sequence[int], values: Mapping[str, Any]
+) -> dict[int, GroupStatus]:
+    """Make groups samplable, or expire those that are too stale. Return their statuses by id."""
+    if not ids:
+        return {}
+    # So far, attempts counted claims. For the completed group the count restarts.
+    common = {"attempts": 0, "status_reason": None, **values}
+    stale: list[Change] = []
+    fresh: list[Change] = []
+    for row in groups.scalars(buffer.connection, buffer.id, ids):
+        if buffer.is_too_stale(row.task_name, row.staleness, row.version_span):
+            stale.append((row, {**common, "status_reason": TOO_STALE}))
+        else:
+            fresh.append((row, {**common, "completed_at": buffer.now}))
+    transitions.move(buffer, stale, GroupStatus.EXPIRED)
+    transitions.reopen(buffer, fresh)
+    return {row.id: GroupStatus.EXPIRED for row, _ in stale} | {
+        row.id: GroupStatus.COMPLETED for row, _ in fresh
+    }
+
+
+def _facts(rows: Sequence[Any], policy_version: int | None) -> dict[str, Any]:
+    """Return the scalars of a group with these episodes.
+
+    Args:
+        rows: Rows of the episodes.
+        policy_version: Version of the buffer; None: versions of the group are not comparable.
+    """
+    rewards = np.array([row.reward for row in rows if row.reward is not None], np.float64)
+    known = all(row.min_policy_version is not None for row in rows)
+    oldest = min(row.min_policy_version for row in rows) if known else None
+    comparable = staleness = None
+    if policy_version is not None and oldest is not None:
+        comparable, staleness = oldest, policy_version - oldest
+    return {
+        "num_episodes": len(rows),
+        "num_tokens": sum(row.num_tokens for row in rows),
+        "min_policy_version": oldest,
+        "max_policy_version": max(row.max_policy_version for row in rows) if known else None,
+        "comparable_version": comparable,
+        "staleness": staleness,
+        **reward_facts(rewards),
+    }

@@ -1,0 +1,94 @@
+"""Ordered index reads of groups, merged over several tasks and statuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+from sqlalchemy import ColumnElement, Connection
+
+from replaydb.database.column_types import Damaged
+from replaydb.database.prepared import execute
+from replaydb.database.statements.candidates import (
+    Order,
+    Partition,
+    select_first,
+    select_oldest_equals,
+)
+
+
+def first(
+    connection: Connection,
+    partition: Partition,
+    order: Order,
+    limit: int,
+    eligible: ColumnElement[bool] | None = None,
+) -> list[Any]:
+    """Return the first groups of a partition. The order of groups with equal keys is unspecified.
+
+    Groups whose key is NULL come last.
+    """
+    if order.descending and not order.newest_first:
+        return _largest_and_oldest(connection, partition, order, limit, eligible)
+    rows: list[Any] = []
+    for unknown in (False, True) if order.column.nullable else (False,):
+        statement = select_first(partition, order, limit - len(rows), eligible, unknown=unknown)
+        rows.extend(execute(connection, statement))
+        if len(rows) == limit:
+            break
+    return rows
+
+
+def _largest_and_oldest(
+    connection: Connection,
+    partition: Partition,
+    order: Order,
+    limit: int,
+    eligible: ColumnElement[bool] | None,
+) -> list[Any]:
+    """Return the groups with the largest keys, the oldest first among equal keys.
+
+    No index has this order: an index that is read backwards has the newest of equal keys first, so
+    there may be older groups with the last key that was read. Reading one more row shows whether
+    there are other groups with that key. The column must not contain NULL.
+    """
+    statement = select_first(partition, order, limit + 1, eligible)
+    rows: list[Any] = list(execute(connection, statement))
+    if len(rows) <= limit:
+        return rows
+    following, last = rows.pop().key, rows[-1].key
+    if following == last:
+        rows = [row for row in rows if row.key != last]
+        statement = select_oldest_equals(partition, order, last, limit - len(rows), eligible)
+        rows.extend(execute(connection, statement))
+    return rows
+
+
+def sort_key(order: Order, row: Any) -> float:
+    """Return a number that sorts rows of `first`, also merged from several partitions."""
+    if row.key is None:
+        return np.inf
+    if isinstance(row.key, Damaged):
+        return -np.inf  # a time that cannot be read: the group was drawn at an unknown time
+    key = row.key.timestamp() if isinstance(row.key, datetime) else float(row.key)
+    return -key if order.descending else key
+
+
+def first_of_all(
+    connection: Connection,
+    partitions: Iterable[Partition],
+    order: Order,
+    limit: int,
+    eligible: ColumnElement[bool] | None = None,
+) -> list[Any]:
+    """Return the first groups of several partitions, merged in order."""
+    rows = [
+        row
+        for partition in partitions
+        for row in first(connection, partition, order, limit, eligible)
+    ]
+    sign = -1 if order.newest_first else 1
+    rows.sort(key=lambda row: (sort_key(order, row), sign * row.id))
+    return rows[:limit]

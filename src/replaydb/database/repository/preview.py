@@ -1,0 +1,150 @@
+"""Read-only preview of a draw (`Buffer.peek`). Takes no locks and writes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import ColumnElement, Connection, or_
+
+from replaydb.database import filters
+from replaydb.database.prepared import execute
+from replaydb.database.repository import aging, buffers, groups, ordered_reads, tasks
+from replaydb.database.repository.buffers import BufferRow
+from replaydb.database.repository.candidates import Candidates, batch_of, first, rates
+from replaydb.database.repository.draw_request import Drawn, DrawRequest, Quota
+from replaydb.database.repository.exponentials import exponentials
+from replaydb.database.repository.tags import (
+    MAX_LOOKUPS,
+    MAX_LOOKUPS_IN_ORDER,
+    look_up_in_snapshot,
+)
+from replaydb.database.repository.tasks import GroupSums, TaskState, waiting_times
+from replaydb.database.statements.candidates import (
+    Order,
+    Partition,
+    order_of,
+    select_among,
+    select_page_of_eligible,
+)
+from replaydb.database.statements.episode_group import select_sums
+from replaydb.database.statements.selections import selection
+from replaydb.episodes import GroupStatus
+from replaydb.errors import NotEnoughGroupsError
+
+#: Groups per page for which keys are generated.
+PAGE = 8192
+
+
+def peek(connection: Connection, cached: BufferRow, request: DrawRequest) -> Drawn:
+    """Return groups that a draw might take now.
+
+    For random sampling strategies, keys are generated for this call alone. The stored keys
+    determine the next draw: a caller that knew them, and changed groups accordingly, would bias it.
+
+    Args:
+        connection: A snapshot.
+        cached: Row of the buffer as cached in this process.
+        request: The draw to preview.
+
+    Raises:
+        NotEnoughGroupsError: There are fewer groups than `at_least`.
+    """
+    task_states = tasks.read(connection, cached.id)
+    fresh = _fresh(connection, cached, task_states)
+    parts: list[Drawn] = []
+    for position, quota in enumerate(request.quotas):
+        taken = [group_id for part in parts for group_id in part.ids]
+        of_fresh = replace(quota, eligible=filters.all_of([quota.eligible, fresh]))
+        parts.append(_quota(connection, cached, task_states.values(), of_fresh, taken))
+        available, least = len(parts[-1].ids), request.least(position, len(taken))
+        if available < least:
+            raise NotEnoughGroupsError(least, available, quota.task_name, quota=quota)
+    found = Drawn.concatenate(parts)
+    return replace(found, rows=groups.facts(connection, cached.id, found.ids))
+
+
+def _fresh(
+    connection: Connection, cached: BufferRow, task_states: Mapping[str, TaskState]
+) -> ColumnElement[bool] | None:
+    """Return the condition that excludes groups that a draw would expire first; None: no such.
+
+    Those groups are also subtracted from the task counters.
+    """
+    expiring = [task for task in task_states.values() if task.is_expiring]
+    if not expiring:
+        return None
+    row = buffers.state(connection, cached.id, cached.name)
+    stale = [aging.has_to_expire(row, task) for task in expiring]
+    for sums in execute(connection, select_sums(or_(*stale))):
+        left = GroupSums(sums.num_groups, sums.weight, sums.num_tokens, sums.num_bytes)
+        task_states[sums.task_name].move(sums.group_status, GroupStatus.EXPIRED, left)
+    return ~or_(*stale)
+
+
+def _quota(
+    connection: Connection,
+    cached: BufferRow,
+    task_states: Iterable[TaskState],
+    quota: Quota,
+    taken: Sequence[int],
+) -> Drawn:
+    order = order_of(quota.policy)
+    eligible = quota.eligible
+    if taken:
+        others = ~selection(cached.id, ids=taken)
+        eligible = others if eligible is None else eligible & others
+    mine = [task for task in task_states if quota.tasks is None or task.task_name in quota.tasks]
+    most = MAX_LOOKUPS_IN_ORDER if order.clock is None else MAX_LOOKUPS
+    ids = look_up_in_snapshot(connection, cached, quota.eligible, most)
+    candidates = []
+    for task in mine:
+        partition = Partition(cached.id, task.task_name, GroupStatus.COMPLETED.value)
+        if ids is not None:
+            rows = execute(connection, select_among(partition, order, ids, eligible))
+            keys = _keys(order, rows, partition)
+        elif order.clock is None:
+            rows = ordered_reads.first(connection, partition, order, quota.count, eligible)
+            keys = _keys(order, rows, partition)
+        else:
+            rows, keys = _first_by_new_key(connection, partition, order, quota.count, eligible)
+        candidates.append(Candidates.of(task, GroupStatus.COMPLETED, rows, keys))
+    if not any(len(part.ids) for part in candidates):
+        return Drawn.empty()
+    chosen = first(candidates, quota.count, newest_first=order.newest_first)
+    return batch_of(quota.policy, mine, candidates, chosen)
+
+
+def _keys(order: Order, rows: Sequence[Any], partition: Partition) -> NDArray[np.float64]:
+    """Return the sort keys of rows: keys generated for this call, or values of the sort column."""
+    if order.clock is None:
+        return np.array([ordered_reads.sort_key(order, row) for row in rows], np.float64)
+    weights = np.array([row.weight for row in rows], np.float64)
+    variates, _ = exponentials(None, partition.task_name, 0, len(rows))
+    return waiting_times(variates, rates(order.clock, weights))
+
+
+def _first_by_new_key(
+    connection: Connection,
+    partition: Partition,
+    order: Order,
+    count: int,
+    eligible: ColumnElement[bool] | None,
+) -> tuple[list[Any], NDArray[np.float64]]:
+    """Return the eligible groups of a partition with the smallest generated keys, and the keys."""
+    best: list[Any] = []
+    times = np.zeros(0)
+    last = 0
+    while True:
+        statement = select_page_of_eligible(partition, eligible, last, PAGE)
+        page = execute(connection, statement)
+        best.extend(page)
+        times = np.concatenate([times, _keys(order, page, partition)])
+        kept = np.argsort(times, kind="stable")[:count]
+        best, times = [best[i] for i in kept], times[kept]
+        if len(page) < PAGE:
+            return best, times
+        last = page[-1].id

@@ -1,0 +1,91 @@
+"""Statistics of a run, estimated from a bounded number of groups and draws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sqlalchemy import Column, Connection
+
+from replaydb.database.prepared import execute
+from replaydb.database.schema import draw, group
+from replaydb.database.statements.run_totals import count_drawn, select_ends, sum_draws, sum_put
+from replaydb.results import DrawOutcome, RunInfo, RunStats, VersionTotals
+
+#: Number of consecutive ids that are read together, since they are on the same pages.
+BLOCK = 64
+
+Ids = Sequence[int]
+
+
+def run_stats(connection: Connection, run: RunInfo, groups: int, draws: int) -> RunStats:
+    """Return the statistics of a run, from up to `groups` groups and `draws` draws of its time."""
+    put, _, share = _read_spread(
+        connection, group.id, groups, lambda ids: execute(connection, sum_put(ids, run.id))
+    )
+    found, ids, draw_share = _read_spread(
+        connection, draw.c.id, draws, lambda ids: execute(connection, sum_draws(ids, run.id))
+    )
+    drawn = execute(connection, count_drawn(ids, run.id)) if found else []
+    [drew] = found or [None]
+    return RunStats(
+        run,
+        share,
+        tuple(
+            VersionTotals(
+                row.buffer_name,
+                row.task_name,
+                row.min_policy_version,
+                row.num_groups,
+                row.num_episodes,
+                row.num_tokens,
+                row.reward_mean,
+            )
+            for row in put
+        ),
+        min((row.first_at for row in put), default=None),
+        max((row.last_at for row in put), default=None),
+        draw_share,
+        drew.num_draws if drew else 0,
+        drew.first_step if drew else None,
+        drew.last_step if drew else None,
+        drew.first_at if drew else None,
+        drew.last_at if drew else None,
+        {
+            (row.staleness, row.outcome and DrawOutcome(row.outcome)): row.num_groups
+            for row in drawn
+        },
+    )
+
+
+def _read_spread(
+    connection: Connection, column: Column[int], most: int, read: Callable[[Ids], Sequence[Any]]
+) -> tuple[list[Any], Ids, float]:
+    """Read up to `most` evenly spread ids of a table, first of all ids, then of the run's range.
+
+    Returns:
+        The rows about the run, the ids that were read, and their share of the run's range of ids.
+    """
+    [ends] = execute(connection, select_ends(column))
+    first, last = ends.first, ends.last
+    if first is None:
+        return [], [], 1.0
+    ids = _spread(first, last, most)
+    rows = [row for row in read(ids) if row.first is not None]
+    if rows and len(ids) < last - first + 1:
+        gap = (last - first) // max(1, most // BLOCK) + 1
+        first = max(first, min(row.first for row in rows) - gap)
+        last = min(last, max(row.last for row in rows) + gap)
+        ids = _spread(first, last, most)
+        rows = [row for row in read(ids) if row.first is not None]
+    return rows, ids, len(ids) / (last - first + 1)
+
+
+def _spread(first: int, last: int, most: int) -> Ids:
+    """Return up to `most` ids of a range, in evenly spaced blocks of consecutive ids."""
+    total = last - first + 1
+    if total <= most:
+        return range(first, last + 1)
+    count = max(1, most // BLOCK)
+    starts = (first + i * (total - BLOCK) // max(1, count - 1) for i in range(count))
+    return sorted({start + i for start in starts for i in range(min(BLOCK, most))})
