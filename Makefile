@@ -9,7 +9,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help browser demo quick test test-all check docs pictures lowest integrations torture mutants bench bench-peers clean
+.PHONY: help apt demo quick test test-all check docs pictures lowest integrations torture mutants bench bench-peers clean
 #: What pytest leaves out; `make test-all` empties it.
 MARKS := not nightly
 
@@ -54,7 +54,7 @@ integrations: $(INTEGRATIONS)/.installed ## Test the integrations with the real 
 quick: $(VENV)/.installed ## Run a minute of tests: on SQLite, without servers, browsers and other processes
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal --quick
 
-test: ## Everything in check, then tests on SQLite and PostgreSQL, and of the integrations (see browser)
+test: ## Everything in check, then tests on SQLite and PostgreSQL, and of the integrations (see apt)
 	$(MAKE) --jobs=2 check $(INTEGRATIONS)/.installed
 	$(BIN)/python -m pytest --numprocesses 3 --dist worksteal -m '$(MARKS)'
 	$(MAKE) integrations
@@ -63,11 +63,12 @@ test-all: ## Everything in test and lowest, and the longer and repeated tests (m
 	$(MAKE) lowest
 	$(MAKE) test MARKS=
 
-browser: ## Install Chromium for the tests of the pages, by apt, where there is none
-	@command -v chromium >/dev/null || { \
+apt: ## Install Chromium and PgBouncer for the tests, by apt, if they are missing
+	@PATH=$$PATH:/usr/sbin; command -v chromium > /dev/null && command -v pgbouncer > /dev/null || { \
 		root=$$([ $$(id -u) = 0 ] || echo sudo) && export DEBIAN_FRONTEND=noninteractive && \
 		$$root apt-get update --quiet --quiet && \
-		$$root apt-get install --quiet --quiet --yes --no-install-recommends chromium fonts-dejavu-core; }
+		$$root apt-get install --quiet --quiet --yes --no-install-recommends \
+			chromium fonts-dejavu-core pgbouncer; }
 
 torture: $(VENV)/.installed ## Inject faults against every guarantee for 15 minutes (SEED=N repeats a run, RECORD=1 writes its figures)
 	PYTHONPATH=tests $(BIN)/python -m torture $(if $(SEED),--seed $(SEED)) $(if $(RECORD),--record)

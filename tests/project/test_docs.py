@@ -330,7 +330,7 @@ def test_the_first_screen_of_the_readme_has_the_demo_and_the_tests() -> None:
 
 def test_the_installation_of_chromium_is_documented() -> None:
     text = (CHECKOUT / "CONTRIBUTING.md").read_text(encoding="utf8")
-    for command in ("make browser", ".venv/bin/playwright install chromium"):
+    for command in ("make apt", ".venv/bin/playwright install chromium"):
         assert command in MISSING
         assert f"`{command}`" in text
 

@@ -27,7 +27,7 @@ from replaydb.decoding import Decode
 from replaydb.ui import application
 
 MISSING = (
-    "Chromium is not installed. On Debian: make browser. "
+    "Chromium is not installed. On Debian: make apt. "
     "On other systems: .venv/bin/playwright install chromium"
 )
 

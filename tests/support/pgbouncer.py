@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 from replaydb.database.engines.urls import PostgresqlURL
 
-MISSING = "PgBouncer is not installed"
+MISSING = "PgBouncer is not installed. On Debian: make apt."
 #: Server connections that all clients share.
 POOL_SIZE = 5
 
