@@ -326,6 +326,27 @@ async def test_fresh_members_of_an_expired_group_are_kept(build: Open, how: str,
     assert {one.status for one in members} == {Status.EXPIRED}
 
 
+async def test_members_kept_in_an_expired_group_continue_to_age(build: Open) -> None:
+    """Refreshes at every step, as by a trainer, while the group waits to be generated again."""
+    buffer = build()
+    group = [state(1, response_model_steps=[1] * 3), state(2, response_model_steps=[0] * 3)]
+    await buffer.put(
+        group, "math", current_train_step=2, stale_threshold=9, token_stale_threshold=1
+    )
+    seen = []
+    for step in (2, 2, 3, 4):
+        await refreshed(buffer, step, tokens=1, math=9)
+        [item] = await buffer._storage.get({"status": Status.EXPIRED})
+        kept, cleared = item.item
+        seen.append((kept.status, kept.seq_staleness, cleared.seq_staleness))
+    assert seen == [
+        (Status.COMPLETED, 0, 0),
+        (Status.COMPLETED, 0, 0),
+        (Status.EXPIRED, 1, 0),
+        (Status.EXPIRED, 0, 0),
+    ]
+
+
 async def test_expiry_by_max_staleness_of_the_buffer(build: Open) -> None:
     """`max_staleness` expires a group with all its members."""
     buffer = build()

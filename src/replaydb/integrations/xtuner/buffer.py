@@ -202,8 +202,7 @@ class _Aged:
     async def get(self, query: Any) -> list[StorageItem]:
         """Return the items that match a query for one task and have a token that is old enough."""
         [task] = selection(query).tasks or []
-        aged = {"staleness": {"$gte": self._from[task]}}
-        found = await self._storage.get({"$and": [query, aged]})
+        found = await self._storage.get_aged(query, self._from[task])
         for item in found:
             self._items[item.uid], self._before[item.uid] = item, _state_of(item)
             for state in item.item:

@@ -83,23 +83,21 @@ class SqlStorage(StorageBackend):
 
     async def get(self, query: Any) -> list[StorageItem]:
         """Return the items that match a query, oldest first."""
+        return await self._run(self._get, selection(query))
 
-        def work() -> list[StorageItem]:
-            ids = [one.id for one in self._find(selection(query))]
-            try:
-                groups = self.buffer.get(ids)
-            except (UnknownGroupError, PayloadGoneError) as error:  # deleted or taken meanwhile
-                groups = list(error.batch or [])
-            except CorruptPayloadError as error:
-                # A draw raises the same error and marks the groups failed, so the next call works.
-                damaged = rdb.col.id.in_(error.group_ids)
-                which: dict[str, Any] = {"statuses": LIVE, "where": damaged, "at_least": 0}
-                self.buffer.lease(len(error.group_ids), ttl=TAKE_SECONDS, **which)
-                raise
-            there = [group for group in groups if group.status in LIVE]
-            return decoded_sample(self.buffer, there, self._item)
+    async def get_aged(self, query: Any, staleness: float) -> list[StorageItem]:
+        """Return the items that match a query and have a token of at least this staleness.
 
-        return await self._run(work)
+        The column `staleness` of expired groups does not follow the policy version any more, so
+        their staleness is computed from the version of their oldest token.
+        """
+        which = selection(query)
+        newest = self.buffer.policy_version - staleness
+        is_aged = (rdb.col.staleness >= staleness) | (
+            (rdb.col.group_status == "expired") & (rdb.col.comparable_version <= newest)
+        )
+        where = is_aged if which.where is None else which.where & is_aged
+        return await self._run(self._get, which._replace(where=where))
 
     async def count(self, query: Any) -> int:
         """Return the number of items that match a query."""
@@ -223,6 +221,22 @@ class SqlStorage(StorageBackend):
         ]
         self.buffer.put(groups, on_duplicate="ignore")
 
+    def _get(self, which: Selection) -> list[StorageItem]:
+        ids = [one.id for one in self._find(which)]
+        try:
+            groups = self.buffer.get(ids)
+        except (UnknownGroupError, PayloadGoneError) as error:  # deleted or taken meanwhile
+            groups = list(error.batch or [])
+        except CorruptPayloadError as error:
+            # A draw raises the same error and marks the groups failed, so the next call works.
+            damaged = rdb.col.id.in_(error.group_ids)
+            self.buffer.lease(
+                len(error.group_ids), ttl=TAKE_SECONDS, statuses=LIVE, where=damaged, at_least=0
+            )
+            raise
+        there = [group for group in groups if group.status in LIVE]
+        return decoded_sample(self.buffer, there, self._item)
+
     def _put(self, item: StorageItem) -> int:
         [uid] = self.buffer.put(self._group(item))
         return uid
@@ -293,12 +307,15 @@ class SqlStorage(StorageBackend):
     def _item(self, group: rdb.StoredGroup) -> StorageItem:
         """Return the item of a group, with its status and staleness at the time of the read."""
         status = (group.leased_from or group.status).value
+        oldest, staleness = group.min_policy_version or 0, group.staleness
+        if status == "expired" and staleness is not None:  # the stored value no longer changes
+            staleness = max(self.buffer.policy_version - oldest, 0)
         tag = str(group.tags.get(STATUS_TAG))
         states = [to_state(episode) for episode in group.episodes]
         for state, episode in zip(states, group.episodes, strict=True):
-            if group.staleness is not None:
-                newer = (episode.min_policy_version or 0) - (group.min_policy_version or 0)
-                state.seq_staleness = group.staleness - newer
+            if staleness is not None and not _is_cleared(state):  # cleared states do not age
+                newer = (episode.min_policy_version or 0) - oldest
+                state.seq_staleness = staleness - newer
         if status == "expired" and all(one.status is not Status.EXPIRED for one in states):
             for state in states:  # expired as a group by `max_staleness` of the buffer
                 state.status = Status.EXPIRED
@@ -309,8 +326,15 @@ class SqlStorage(StorageBackend):
             timestamp_id=group.id,
             task_name=group.task_name,
             status=Status(tag if STANDS_FOR.get(tag) == status else status),
-            staleness=group.staleness or 0,
+            staleness=max((state.seq_staleness for state in states), default=0)
+            if status == "expired"
+            else staleness or 0,
         )
+
+
+def _is_cleared(state: RolloutState) -> bool:
+    """Whether a state expired, so that its response will be generated again."""
+    return state.status is Status.EXPIRED and not state.response_ids
 
 
 def _status(item: StorageItem) -> str:
