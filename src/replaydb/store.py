@@ -94,7 +94,7 @@ class Store:
             migrate: What to do if the tables are missing or out of date. True upgrades them. False
                 raises `SchemaOutOfDateError`. None (default) creates the tables of a new SQLite
                 file and otherwise raises.
-            durability: Which failures committed data survives. "process" (default): the end of any
+            durability: Failures that committed data survives. "process" (default): the end of any
                 process. "full": also a power failure (`synchronous=FULL` on SQLite; on PostgreSQL
                 the server configuration decides in both cases).
             read_only: Whether to forbid writes. Calls that write then raise `DatabaseReadOnlyError`
@@ -283,9 +283,10 @@ class Store:
 
         A pack is one file or object that holds payloads. This deletes packs of puts that were
         killed before their commit, and unreferenced packs whose grace period has ended. (Puts also
-        delete the latter from time to time.) A pack of which at most half is still referenced
-        is rewritten without the rest. You can run this while other processes read and write, cancel
-        it at any point, and run it again. The time limit is one hour.
+        delete the latter from time to time.) If at most half of a pack is still referenced,
+        the pack is rewritten without its unreferenced payloads. You can run this while other
+        processes read and write, cancel it at any point, and run it again. The time limit is one
+        hour.
 
         Args:
             dry_run: Whether to only report what would be deleted.
@@ -295,7 +296,7 @@ class Store:
             progress: Function that is called repeatedly with the report so far.
 
         Returns:
-            The number and size of the packs found, by reason.
+            The number and total size of the packs found, for each reason to delete them.
 
         Raises:
             InvalidInputError: An argument is invalid, or payloads are stored in the database.

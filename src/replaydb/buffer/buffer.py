@@ -25,9 +25,8 @@ from replaydb.tracing import traced
 class Buffer(Putting, Sampling, Leasing, Managing, Pacing):
     """A named collection of episode groups in a store. Get it from `Store.buffer`.
 
-    Every call is one transaction: it takes effect completely or not at all, also if it is
-    cancelled. The documentation of a call says if it takes several transactions, as
-    `advance_policy` and `copy_to` do. Calls may run concurrently
+    Unless its documentation says otherwise, a call is one transaction: it takes effect completely
+    or not at all, also if it is cancelled. Calls may run concurrently
     in any number of asyncio tasks and processes.
 
     Besides the errors listed for each call, a call raises `UnknownBufferError` if the buffer was

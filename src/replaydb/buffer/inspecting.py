@@ -262,7 +262,7 @@ class Inspecting(BufferCore):
         )
 
     async def cursor(self, name: str) -> Any:
-        """Return the JSON value last written under a name by `put` or `ack`.
+        """Return the JSON value that `put` or `Lease.ack` last wrote under a name.
 
         Args:
             name: Name of the cursor.

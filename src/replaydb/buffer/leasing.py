@@ -159,8 +159,8 @@ class Leasing(Drawing):
     async def ack(self, lease_id: int) -> None:
         """Acknowledge all groups of a lease by its id, without loading its batch.
 
-        Use it if groups count as used only later, for example at the next checkpoint, so that you
-        need not keep their batch in memory until then. Any process can call it. See `Lease.ack` for
+        Use it to acknowledge groups later, for example at the next checkpoint, without keeping
+        their batch in memory until then. Any process can call it. See `Lease.ack` for
         the effect on the groups.
 
         Args:

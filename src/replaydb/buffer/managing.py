@@ -118,8 +118,8 @@ class Managing(Inspecting):
 
         You can set any status except `pending` and `leased`. Groups that leave the archive need
         capacity, as in a put. A group that becomes `completed` or `aborted` but is too stale
-        becomes `expired`. A `pending` group that gets a status accepts no more episodes, and a
-        claim on it ends.
+        becomes `expired`. A `pending` group whose status is set accepts no more episodes, and
+        a lease of it ends.
 
         Args:
             ids: Ids of the groups. Ids that do not exist are ignored.
@@ -170,11 +170,12 @@ class Managing(Inspecting):
     ) -> int:
         """Set the policy version that is being trained.
 
-        From then on the staleness of every live group is `version` minus its `comparable_version`,
-        and groups staler than their task allows are no longer drawn. Rows are updated in short
-        transactions until the call returns. Other calls can write between them. If the call is
-        interrupted between them, the version is set, and later puts and draws, or a repeated call,
-        update the remaining rows.
+        From then on, the staleness of every pending, completed, leased or aborted group is
+        `version` minus its `comparable_version`. Groups that exceed the `max_staleness` of their
+        task are no longer drawn. Rows are updated in short transactions until the call returns.
+        Other calls can write between them. If the call is interrupted between two of these
+        transactions, the new version is already in effect. Later puts and draws, or a repeated
+        call, update the remaining rows.
 
         Versions are comparable only within a lineage. The first named run that advances a buffer
         sets the lineage of the buffer. Groups put by runs of other lineages have unknown staleness
@@ -186,8 +187,9 @@ class Managing(Inspecting):
             rewind: Whether to allow a lower version, for a trainer that resumed from an older
                 checkpoint. Expired groups stay expired, and groups of later versions have negative
                 staleness.
-            take_over: Whether to switch the buffer to the lineage of this run, at any version. If
-                the buffer already follows this lineage, a lower version still needs `rewind`.
+            take_over: Whether to switch the buffer to the lineage of this run. `version` may then
+                be lower than the current version. If the buffer already follows this lineage, a
+                lower version still needs `rewind`.
 
         Returns:
             Number of groups that expired.

@@ -34,11 +34,12 @@ class Pacing(BufferCore):
     ) -> bool:
         """Wait until there are fewer groups than a number, or at least a number.
 
-        Expired leases, deadlines and `time_to_live` are applied first, as in a put or a draw.
+        First, as in a put or a draw, expired leases are released, and deadlines and `time_to_live`
+        take effect.
         Nothing is reserved: concurrent callers get the same answer.
 
         Args:
-            fewer_than: Wait until there are fewer groups than this, at least 1.
+            fewer_than: Wait until there are fewer groups than this number, which is 1 or more.
             at_least: Wait until there are at least this many groups. Give either `fewer_than` or
                 `at_least`.
             tasks: Count only groups of these tasks.
@@ -93,8 +94,9 @@ class Pacing(BufferCore):
         `max_staleness` while `ahead < (max_staleness + 1) * batch_size`. AReaL and SkyRL use the
         same admission rule. Here it counts stored groups, so it holds across restarts.
 
-        Groups that are already staler than `max_staleness` do not count as ahead. Without `runs`,
-        groups of runs of another lineage than the buffer follows do not count either. Nothing is
+        Groups that are already staler than `max_staleness` do not count as ahead. If `runs` is
+        not given, groups of runs with a different lineage from the buffer do not count either.
+        Nothing is
         reserved: concurrent callers get the same answer.
 
         Args:

@@ -100,8 +100,8 @@ class Putting(BufferCore):
                 function from group to number.
             cursor: JSON values by name, written in the same transaction, for example the position
                 in the dataset. `Buffer.cursor` reads them.
-            timeout: Seconds to wait for the rate limit, or for capacity while leased and pending
-                groups fill the buffer. None (default) waits indefinitely. 0 is one attempt.
+            timeout: Seconds to wait for the rate limit, or for capacity if the buffer is full of
+                leased and pending groups. None (default) waits indefinitely. 0 is one attempt.
 
         Returns:
             Ids of the groups, in the order of `groups`. With `eviction="lowest_priority"` a group

@@ -96,7 +96,7 @@ def all_of(conditions: Iterable[ColumnElement[bool] | None]) -> ColumnElement[bo
 
 
 def _known_column(element: Column[Any]) -> Column[Any] | None:
-    """Return the column of `replaydb.col` if this is the column or a pickled copy, else None."""
+    """Return the column of `replaydb.col` that `element` is or is an unpickled copy of, or None."""
     column, table = COLUMNS.get(element.key), element.table
     is_copy = (
         type(table) is Table and table is not episode_group and table.name == episode_group.name
@@ -158,7 +158,10 @@ class _Reader:
         return constant(self._value(element))
 
     def _value(self, element: Any) -> Any:
-        """Return the value of a parameter. A fixed name could replace an internal parameter."""
+        """Return the value of a parameter.
+
+        Parameters with a fixed name are refused, as it could be the name of an internal parameter.
+        """
         if (
             type(element) is not BindParameter
             or not element.unique
@@ -296,7 +299,7 @@ def _compared(operator: Operator, left: Part, right: Part) -> ColumnElement[bool
 
 
 def _or_any(value: Term, bound: int) -> ColumnElement[int]:
-    """Return a constant, or `bound`, which all rows meet, while stored staleness is outdated."""
+    """Return a constant, or while stored staleness is outdated, `bound`, which all rows meet."""
     behind = select(task.c.id).where(task.c.aged_to.is_not(None)).correlate(None).exists()
     return select(case((behind, bound), else_=value.sql)).correlate(None).scalar_subquery()
 

@@ -123,7 +123,7 @@ class GroupCommit(Generic[Item, Result]):
     If a shared transaction fails, each of its submissions is tried again in a separate
     transaction.
     A submission whose caller is cancelled or times out before the commit is not stored. If the
-    database cannot be reached, all submissions that were waiting when the attempt began fail.
+    database cannot be reached, an attempt fails all submissions that were waiting when it began.
 
     Args:
         commit: Runs items in one transaction.

@@ -108,8 +108,8 @@ class Payloads:
         """
         row = await self._database.read(packs.payload_store, end=end)
         if row is None:
-            expected = "None, unless the payloads are outside the database"
-            raise InvalidInputError("payloads", expected, url)
+            expected = "a store with payloads outside the database"
+            raise InvalidInputError("payloads", expected, "one with payloads in the database")
         payload_store = PayloadStore.at(url, row.store_uid)
         await payload_store.check(end)
         await self._database.write(
@@ -261,7 +261,7 @@ class Payloads:
 
     @asynccontextmanager
     async def _call(self) -> AsyncIterator[None]:
-        """Run the block as a call that `close` waits for, as for a transaction."""
+        """Run the block as a call. `close` waits for it."""
         if not self._open:
             raise StoreClosedError
         call = asyncio.timeout(None)
@@ -329,7 +329,7 @@ def _key(part: Facts) -> _Key:
 
 
 def _range(part: Facts) -> Range | PackDamage:
-    """Return the location of a part, or damage if its row has values of other types.
+    """Return the location of a part, or a `PackDamage` if a value in its row has the wrong type.
 
     SQLite accepts any type in any column.
     """
@@ -337,4 +337,4 @@ def _range(part: Facts) -> Range | PackDamage:
     numbers.append(part["checksum"])
     if isinstance(pack, str) and all(isinstance(number, int) for number in numbers):
         return Range(pack, *numbers)
-    return PackDamage(f"the row of the part names no range of a pack: {(pack, *numbers)!r:.80}")
+    return PackDamage(f"the stored location of the part is not valid: {(pack, *numbers)!r:.80}")

@@ -100,7 +100,7 @@ class Database:
         Args:
             work: Runs statements and processes their rows.
             end: Deadline of the call; by default `PATIENCE_SECONDS` from now.
-            answer_by: Returns the time by which a caller needs the result of the commit.
+            answer_by: Time of the event loop by which a caller needs the result of the commit.
             before_commit: Awaited after `work` and before the commit, with the result of `work`.
             is_needed: Whether to await `before_commit`, given the result of `work`; by default
                 always.
@@ -183,7 +183,7 @@ class Database:
         """Hold one of the slots that limit how many draws use a reader at the same time.
 
         A draw takes its slot before its write transaction. Otherwise it would hold locks while it
-        waits for the readers of other draws.
+        waits for a read connection that other draws use.
         """
         async with AsyncExitStack() as slot:
             async with self._call(end) as call:
@@ -194,7 +194,7 @@ class Database:
         """Close all connections. Idempotent.
 
         Running transactions end first, because disposing of an engine does not close connections
-        in use. The connections of those that have not ended by `end` are terminated.
+        in use. If a transaction has not ended by `end`, its connection is terminated.
         """
         self._open = False
         try:
@@ -289,8 +289,9 @@ class Database:
 
     async def _schema_problem(self) -> SchemaError | None:
         """Return why this version cannot use the tables, if they were changed after the opening."""
-        # If the revision cannot be read, the caller gets its original error. This opens a new
-        # connection, because the first statement of a transaction fails if tables are outdated.
+        # If the revision cannot be read, the caller gets its original error. The revision is
+        # read on a new connection, because with outdated tables even the first statement of an
+        # ordinary transaction fails.
         with suppress(Exception):
             async with asyncio.timeout(REVISION_SECONDS), revisions.reading(self.backend) as it:
                 return revisions.problem_of(self.backend, await revisions.inspect_schema(it))
@@ -345,7 +346,7 @@ class _Call:
         self._pause, self._longest = OUTAGE_SECONDS
 
     async def pause_after(self, error: Exception) -> None:
-        """Wait before the transaction is run again, or raise its error if it must not be."""
+        """Wait before the next attempt of the transaction, or raise the error of the last one."""
         backend = self._database.backend
         lost = isinstance(error, LostRaceError) or backend.is_conflict(error)
         if lost and self.races < ATTEMPTS - 1:

@@ -20,11 +20,11 @@ and compares the number. The number that it finds is final:
 Transaction ids prove less: after a crash that lost them, a server assigns them again, and so does a
 standby that is promoted without them.
 
-The same rows show that a server has lost commits, because a backup was restored, or a standby
-without the newest commits was promoted. Such a server generates the ids of the lost rows again. A
-process that still has those ids would act on rows of others. Therefore the first statement of each
-transaction also looks for the newest commits that were acknowledged to the same store. If one of
-them is missing, the transaction is refused.
+The same rows reveal whether a server has lost commits. This happens if a backup was restored, or if
+a standby without the newest commits was promoted. Such a server generates the ids of the lost rows
+again. A process that still has those ids would act on rows of others. Therefore the first statement
+of each transaction also looks for the newest commits that were acknowledged to the same store. If
+one of them is missing, the transaction is refused.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Transaction:
         began_at: When it began, by the clock of the server, in microseconds. If the same server
             process runs a transaction with another start time, that is a different one.
         readable_until: Time of the event loop until which the row is sure to exist.
-        earlier: Acknowledged commits that the server had to have when it began.
+        earlier: Acknowledged commits that the server had to have when the transaction began.
     """
 
     connection_uid: UUID
@@ -107,7 +107,8 @@ class Commit(NamedTuple):
 class Acknowledged:
     """The acknowledged commits that a server must have, by the uid of their connection.
 
-    If a transaction found a commit when it began, that commit precedes its own in the server's log.
+    When a transaction begins, it checks that the earlier commits are there. These precede its own
+    commit in the server's log.
     After the transaction is committed, a server that has it also has the earlier commit, so only
     the later one is stored here. The number of stored commits is at most the number of transactions
     that ran concurrently.
@@ -170,7 +171,8 @@ def transaction_of(connection: AsyncConnection) -> Transaction:
 async def was_committed(engine: AsyncEngine, transaction: Transaction, end: float) -> bool:
     """Return whether a transaction was committed. Retry until a server that accepts writes answers.
 
-    If the transaction is still in progress, its session has lost its client and is terminated.
+    If the transaction is still in progress, its session has lost its client. Terminate that
+    session.
 
     Args:
         engine: A READ COMMITTED engine that connects to the current primary.
