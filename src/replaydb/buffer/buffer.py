@@ -26,8 +26,8 @@ class Buffer(Putting, Sampling, Leasing, Managing, Pacing):
     """A named collection of episode groups in a store. Get it from `Store.buffer`.
 
     Unless its documentation says otherwise, a call is one transaction: it takes effect completely
-    or not at all, also if it is cancelled. Calls may run concurrently
-    in any number of asyncio tasks and processes.
+    or not at all, also if it is cancelled. Calls may run concurrently in any number of asyncio
+    tasks and processes.
 
     Besides the errors listed for each call, a call raises `UnknownBufferError` if the buffer was
     deleted, `StoreClosedError` after `Store.close`, and a `DatabaseError` if the database fails.

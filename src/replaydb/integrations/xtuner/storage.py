@@ -308,7 +308,7 @@ class SqlStorage(StorageBackend):
         """Return the item of a group, with its status and staleness at the time of the read."""
         status = (group.leased_from or group.status).value
         oldest, staleness = group.min_policy_version or 0, group.staleness
-        if status == "expired" and staleness is not None:  # the stored value no longer changes
+        if status == "expired" and staleness is not None:  # the stored value is not updated
             staleness = max(self.buffer.policy_version - oldest, 0)
         tag = str(group.tags.get(STATUS_TAG))
         states = [to_state(episode) for episode in group.episodes]
