@@ -19,6 +19,7 @@ from replaydb.database.engines.sqlite import SqliteBackend
 from support.buckets import Endpoint, running_endpoint
 from support.clock import Clock
 from support.compiling import compile_once
+from support.examples import choose_number
 from support.invariants import check_invariants
 from support.postgres import PostgresServer, running_server
 from support.proxy import Proxy, running_proxy
@@ -66,6 +67,10 @@ LONG_PATHS = (
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="the tests of `make quick`")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    choose_number(config)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

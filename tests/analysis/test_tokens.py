@@ -27,6 +27,7 @@ from support import samples
 from support.connections import transaction
 from support.decoded import decoded_group
 from support.engines import postgresql_nightly
+from support.examples import examples
 from support.groups import conversation, episode, group, groups, long_group
 
 Rows = list[dict[str, Any]]
@@ -147,7 +148,7 @@ async def test_every_field_of_every_episode(
     assert rows[-5]["group_status"] == "pending"
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=list(HealthCheck))
 @given(several=st.lists(samples.episode(), min_size=1, max_size=3), context=samples.contexts)
 def test_flat_episodes_become_list_columns(several: list[Episode], context: Any) -> None:
     """For one payload, and for two that are concatenated."""

@@ -14,6 +14,7 @@ from replaydb import Batch, Buffer, Episode, EpisodeGroup, Fifo, InvalidInputErr
 from replaydb.batch.tensors import SequenceTensors
 from replaydb.training import advantages, priorities
 from support.batches import batch_of, ragged_groups
+from support.examples import examples
 from support.groups import group, groups
 
 
@@ -72,7 +73,7 @@ def test_an_empty_batch() -> None:
     assert nothing.padded(0).token_ids.shape == (0, 0)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(ragged_groups)
 def test_tensors_of_stored_and_new_groups_are_equal(several: list[list[Episode]]) -> None:
     stored = batch_of(several)

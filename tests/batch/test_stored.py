@@ -15,6 +15,7 @@ from replaydb.episodes import Episode, EpisodeGroup
 from replaydb.episodes.flat import flatten
 from support import samples
 from support.batches import ROW, stored_group
+from support.examples import examples
 from support.groups import episode
 
 SCALARS = (
@@ -45,7 +46,7 @@ def test_texts_of_an_incomplete_group() -> None:
     assert [row["position"] for row in records.to_record(made, None).transcripts] == [0, 2]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.lists(samples.episode(), min_size=1, max_size=4))
 def test_scalars_equal_those_of_the_put_group(episodes: list[Episode]) -> None:
     """Whether it is stored in one part or several, and its row has the same values."""

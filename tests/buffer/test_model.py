@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import replaydb as rdb
 from replaydb import Buffer, SamplingPolicy, Store
+from support.examples import examples
 from support.groups import group
 from support.invariants import check_invariants
 
@@ -259,7 +260,9 @@ AT_FIRST = [
 
 
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(40),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(history=st.lists(operations, min_size=4, max_size=20))
 async def test_any_history(store: Store, url: str, history: list[tuple[Any, ...]]) -> None:

@@ -23,6 +23,7 @@ from replaydb import Buffer, Capacity, Lease, Store
 from replaydb.database.engines import backend_for
 from replaydb.operations import delete_buffer
 from support.clock import Clock
+from support.examples import examples
 from support.groups import episode, group
 from support.invariants import check_tables
 from support.model import FullError, Model, Row
@@ -378,7 +379,7 @@ def test_any_history(url: str, clock: Clock) -> None:
     run_state_machine_as_test(
         Here,
         settings=settings(
-            max_examples=24 if url.startswith("sqlite") else 12,
+            max_examples=examples(24 if url.startswith("sqlite") else 12),
             stateful_step_count=30,
             deadline=None,
             phases=[Phase.generate],  # shrinking a history takes minutes

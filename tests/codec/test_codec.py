@@ -19,12 +19,13 @@ from replaydb.episodes import Episode
 from replaydb.episodes.context import GroupContext
 from replaydb.episodes.flat import flatten
 from replaydb.errors import NotSupportedError
+from support.examples import examples
 from support.samples import DTYPES, array_of, contexts, episode, sample_episodes
 
 DATA = Path(__file__).parent.parent / "data"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(episode(), max_size=4), st.just(GroupContext()) | contexts, st.booleans())
 def test_round_trip(episodes: list[Episode], context: GroupContext, zstd: bool) -> None:
     flat = flatten(episodes, context)

@@ -21,6 +21,7 @@ from replaydb.episodes import Episode
 from replaydb.episodes.context import GroupContext
 from replaydb.episodes.flat import flatten
 from replaydb.errors import CorruptPayloadError
+from support.examples import examples
 from support.samples import arrays, episode, sample_episodes
 
 
@@ -240,7 +241,7 @@ def decodes_or_is_corrupt(data: bytes) -> None:
         assert not one.turns or sum(turn.num_tokens for turn in one.turns) == one.num_tokens
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(episode(), min_size=1, max_size=3), st.data())
 def test_fuzz_altered_bytes(episodes: list[Episode], data: st.DataObject) -> None:
     raw = bytearray(codec.encode(flatten(episodes)))
@@ -250,7 +251,7 @@ def test_fuzz_altered_bytes(episodes: list[Episode], data: st.DataObject) -> Non
     decodes_or_is_corrupt(bytes(raw))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     st.binary(max_size=200), st.sampled_from([b"", b"\x28\xb5\x2f\xfd", b"\x10" + bytes(7) + b"{"])
 )
@@ -265,7 +266,7 @@ NESTED = ["turn/counts", "turn/lengths", "token/a", "episode/a", "each/0/token/a
 NAMES = st.sampled_from([*PLAIN, *NESTED])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.dictionaries(NAMES, arrays(None).filter(lambda array: isinstance(array, np.ndarray))))
 def test_fuzz_foreign_tensors(tensors: dict[str, NDArray[Any]]) -> None:
     shown = {name.replace("/", "__"): array for name, array in tensors.items()}

@@ -27,11 +27,12 @@ from replaydb.database.terms import FUNCTIONS
 from support.conditions import KEYS, Condition, conditions, stored_tags
 from support.connections import transaction
 from support.engines import postgresql_nightly
+from support.examples import examples
 from support.groups import group
 
 
 @settings(
-    max_examples=25,
+    max_examples=examples(25),
     deadline=None,
     # No shrinking: the message shows the filter, and a smaller example takes minutes to find.
     phases=[Phase.explicit, Phase.generate],
@@ -325,7 +326,7 @@ REFUSED: list[Any] = [
 ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(condition=conditions)
 def test_a_pickled_filter_has_the_same_meaning(condition: Condition) -> None:
     sent, original = (

@@ -14,6 +14,7 @@ from replaydb.episodes import Episode, EpisodeGroup, GroupStatus
 from replaydb.episodes.rewards import RewardStats, reward_stats
 from replaydb.errors import InvalidInputError
 from support import samples
+from support.examples import examples
 
 A_NUMBER = "a finite number"
 MESSAGES = "text or a sequence of messages (JSON objects)"
@@ -129,7 +130,7 @@ def test_statuses_are_lower_case_names() -> None:
     assert group(status=GroupStatus.LEASED).status is group(status="leased").status
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(samples.episode(), max_size=4))
 def test_a_group_has_its_episodes(episodes: list[Episode]) -> None:
     made = group(episodes=episodes, status="failed")

@@ -21,6 +21,7 @@ from replaydb.exchange.formats import WRITERS, Format, names_of, rows_of
 from replaydb.exchange.groups import groups_in
 from support import samples
 from support.decoded import decoded_group
+from support.examples import examples
 from support.groups import group
 
 FORMATS: list[Format] = ["parquet", "jsonl"]
@@ -63,7 +64,7 @@ def any_group(draw: st.DrawFn) -> EpisodeGroup:
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=list(HealthCheck))
 @given(several=st.lists(any_group(), min_size=1, max_size=3))
 def test_groups_round_trip_to_the_same_bytes(
     tmp_path_factory: pytest.TempPathFactory, kind: Format, several: list[EpisodeGroup]

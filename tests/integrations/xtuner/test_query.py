@@ -14,6 +14,7 @@ from xtuner.v1.rl.replay_buffer import StorageItem
 from integrations.xtuner.conftest import Open
 from integrations.xtuner.states import state
 from replaydb.integrations.xtuner.query import selection
+from support.examples import examples
 
 TASKS = ["math", "code", "agent"]
 STATUSES = list(Status)
@@ -111,7 +112,7 @@ async def test_queries_find_the_same_items_as_python(build: Open) -> None:
 
     found: list[dict[str, Any]] = []
 
-    @settings(max_examples=50, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(50), database=None, suppress_health_check=list(HealthCheck))
     @given(queries)
     def collect(query: dict[str, Any]) -> None:
         found.append(moved(query))
