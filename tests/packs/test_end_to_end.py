@@ -17,10 +17,11 @@ import pytest
 import replaydb as rdb
 from replaydb import Buffer, EpisodeGroup, PayloadsUnavailableError, Store
 from support.clock import Clock
+from support.engines import postgresql_nightly
 from support.groups import groups, long_group
 from support.invariants import check_invariants, statuses
 from support.postgres import PostgresServer
-from support.s3 import S3Server
+from support.s3 import S3Server, credentials
 from support.workers import Worker, kill_all
 
 TOKENS = 2000
@@ -64,6 +65,7 @@ async def test_put_sample_lease_and_redraw(url: str, buffer: Buffer) -> None:
         assert [group.id for group in await there.redraw(draw.id)] == batch.ids
 
 
+@postgresql_nightly
 async def test_while_the_object_store_is_down(url: str, buffer: Buffer, s3: S3Server) -> None:
     await buffer.put(groups(4))
     s3.kill()
@@ -86,6 +88,7 @@ async def test_while_the_object_store_is_down(url: str, buffer: Buffer, s3: S3Se
 
 def put_and_log(url: str, log: Path, name: str) -> None:
     """Put groups without end, and log each acknowledged put."""
+    os.environ.update(credentials())  # the fork server may have started without them
     asyncio.run(_put_and_log(url, log, name))
 
 
